@@ -1,0 +1,6 @@
+//! taskgate: a reverse proxy that turns slow MCP tool calls into tasks.
+//!
+//! The modules in reading order. Each may use only what stands above it; `tests/tidy.rs` keeps that.
+
+pub mod metric;
+pub mod wire;

@@ -1,0 +1,37 @@
+//! Names of everything that is counted, in one place, so that a dashboard and the code cannot drift apart.
+//!
+//! Names only: any module may record under them through the `metrics` facade. `telemetry` describes each.
+
+/// Answers given, by `listener` and `status`.
+pub const HTTP_REQUESTS: &str = "taskgate_http_requests_total";
+/// Requests and connections turned away before a face saw them, by `reason`.
+pub const HTTP_REFUSED: &str = "taskgate_http_refused_total";
+/// Requests whose handler panicked.
+pub const HTTP_PANICS: &str = "taskgate_http_panics_total";
+/// Requests being answered now, by `listener`.
+pub const HTTP_IN_FLIGHT: &str = "taskgate_http_in_flight";
+/// Open connections, by `listener`.
+pub const CONNECTIONS: &str = "taskgate_connections";
+/// Failed accepts that made a listener pause, by `listener`.
+pub const ACCEPT_PAUSES: &str = "taskgate_accept_pauses_total";
+
+/// Handles created, by `upstream`.
+pub const TASKS_CREATED: &str = "taskgate_tasks_created_total";
+/// Unsettled tasks, by `upstream`.
+pub const TASKS_IN_FLIGHT: &str = "taskgate_tasks_in_flight";
+/// Settled tasks, by `upstream` and `outcome`.
+pub const TASKS_SETTLED: &str = "taskgate_tasks_settled_total";
+/// Age of a task when it settled, in seconds, by `upstream`.
+pub const TASK_AGE: &str = "taskgate_task_age_seconds";
+/// How calls left the grace period, by `upstream` and `result` (`plain` or `task`).
+pub const GRACE: &str = "taskgate_grace_total";
+/// Polls of tasks.
+pub const TASK_POLLS: &str = "taskgate_task_polls_total";
+/// Time an upstream call took, in seconds, by `upstream`.
+pub const UPSTREAM_REQUEST: &str = "taskgate_upstream_request_seconds";
+/// Upstream messages that belonged to no open call, by `upstream`.
+pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
+/// Bytes that kept tasks take.
+pub const STORE_BYTES: &str = "taskgate_store_bytes";
+/// Kept tasks.
+pub const STORE_ROWS: &str = "taskgate_store_rows";

@@ -1,0 +1,23 @@
+//! JSON-RPC and MCP text: envelopes, payloads carried verbatim, the strict scan, event streams.
+//!
+//! Knows no tokio, no http, no clock. Read [`scan`] first: whatever passes it reads the same to
+//! every JSON parser, which is why its bytes may be forwarded as they came.
+
+pub mod envelope;
+pub mod fault;
+pub mod framing;
+pub mod id;
+pub mod meta;
+pub mod method;
+pub mod object;
+pub mod payload;
+pub mod scan;
+pub mod version;
+
+pub use envelope::{Message, Notification, Request, Response};
+pub use fault::RpcError;
+pub use id::RequestId;
+pub use object::Object;
+pub use payload::Payload;
+pub use scan::{ScanError, ScanLimits};
+pub use version::ProtocolVersion;

@@ -1,0 +1,296 @@
+//! One JSON-RPC message: located in one pass, then told apart; and the same way back.
+//!
+//! Knows no method and no MCP rule beyond the envelope's. Read [`super::scan`] first.
+
+mod batch;
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::payload::write_string;
+use super::scan::{self, Member, Place};
+use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits};
+
+pub use batch::read_batch;
+
+/// Longest method name in bytes, decoded (reliability.md B95).
+const METHOD_BYTES_MAX: usize = 128;
+
+/// A message, told apart by its members.
+#[derive(Clone, Debug)]
+pub enum Message {
+    Request(Request),
+    Notification(Notification),
+    Response(Response),
+}
+
+/// A call that wants an answer. `params` is located in the same pass as the envelope.
+#[derive(Clone, Debug)]
+pub struct Request {
+    pub id: RequestId,
+    pub method: String,
+    pub params: Params,
+}
+
+/// A call that wants none.
+#[derive(Clone, Debug)]
+pub struct Notification {
+    pub method: String,
+    pub params: Params,
+}
+
+/// The member `params` as it stands.
+#[derive(Clone, Debug)]
+pub enum Params {
+    Absent,
+    Object(Object),
+    /// Array, string, number, boolean or `null`.
+    Other(Payload),
+}
+
+impl Params {
+    #[must_use]
+    pub const fn object(&self) -> Option<&Object> {
+        match self {
+            Self::Object(object) => Some(object),
+            Self::Absent | Self::Other(_) => None,
+        }
+    }
+}
+
+/// An answer.
+#[derive(Clone, Debug)]
+pub struct Response {
+    /// `None` where the id is `null` or unusable: such an answer belongs to nobody.
+    pub id: Option<RequestId>,
+    pub outcome: Result<Payload, RpcError>,
+    /// The result with its members located in the same pass, where it is an object.
+    pub result: Option<Object>,
+}
+
+/// Why a text is no message.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EnvelopeError {
+    /// The text itself is refused.
+    #[error("{error}")]
+    Scan { error: ScanError, id: Option<RequestId> },
+    /// Well-formed JSON that is no JSON-RPC message; `what` names the member.
+    #[error("{what}")]
+    Shape { what: &'static str, id: Option<RequestId> },
+    /// A top-level array.
+    #[error("a batch is not accepted here")]
+    Batch,
+}
+
+/// Reads one message in one pass.
+///
+/// # Errors
+/// See [`EnvelopeError`]; the id is there where it could be read and may be echoed (B80 to B95).
+pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> {
+    let outline = scan::scan(text, limits).map_err(|error| EnvelopeError::Scan { error, id: None })?;
+    let parts = Parts::gather(text, &outline.members);
+    if let Some(error) = outline.flaw {
+        return Err(EnvelopeError::Scan { error, id: parts.usable_id() });
+    }
+    match text[outline.root.start] {
+        b'{' => (),
+        b'[' => return Err(EnvelopeError::Batch),
+        _ => return Err(EnvelopeError::Shape { what: "a message is an object", id: None }),
+    }
+    let told = parts.tell_apart(&outline.members);
+    told.map_err(|what| EnvelopeError::Shape { what, id: parts.usable_id() })
+}
+
+/// Where the members of an envelope stand.
+#[derive(Debug)]
+struct Parts<'t> {
+    text: &'t Bytes,
+    jsonrpc: Option<Range<usize>>,
+    id: Option<Range<usize>>,
+    method: Option<Range<usize>>,
+    params: Option<Range<usize>>,
+    result: Option<Range<usize>>,
+    error: Option<Range<usize>>,
+    has_unknown: bool,
+}
+
+impl<'t> Parts<'t> {
+    fn gather(text: &'t Bytes, members: &[Member]) -> Self {
+        let mut parts = Self {
+            text,
+            jsonrpc: None,
+            id: None,
+            method: None,
+            params: None,
+            result: None,
+            error: None,
+            has_unknown: false,
+        };
+        for member in members.iter().filter(|member| member.place == Place::Root) {
+            let raw = std::str::from_utf8(&text[member.key.clone()]).expect("scanned text is UTF-8");
+            let part = match member.decode(raw).as_ref() {
+                "jsonrpc" => &mut parts.jsonrpc,
+                "id" => &mut parts.id,
+                "method" => &mut parts.method,
+                "params" => &mut parts.params,
+                "result" => &mut parts.result,
+                "error" => &mut parts.error,
+                _ => {
+                    parts.has_unknown = true;
+                    continue;
+                }
+            };
+            *part = Some(member.value.clone());
+        }
+        parts
+    }
+
+    /// The member `id`, if it may be echoed.
+    fn usable_id(&self) -> Option<RequestId> {
+        self.id.clone().and_then(|id| RequestId::from_payload(&self.payload(id)))
+    }
+
+    /// The message, or what is wrong with it.
+    fn tell_apart(&self, members: &[Member]) -> Result<Message, &'static str> {
+        if self.has_unknown {
+            return Err("an envelope has an unknown member");
+        }
+        let version = self.jsonrpc.clone().and_then(|span| self.string(span));
+        if version.as_deref() != Some("2.0") {
+            return Err("`jsonrpc` is not \"2.0\"");
+        }
+        match (&self.method, &self.params, &self.result, &self.error) {
+            (Some(method), params, None, None) => self.call(method.clone(), params.clone(), members),
+            (None, None, Some(result), None) => Ok(Message::Response(self.returned(result.clone(), members))),
+            (None, None, None, Some(error)) => {
+                let fault = self.object(error.clone(), Place::Error, members);
+                let fault = fault.as_ref().and_then(RpcError::from_object);
+                let fault = fault.ok_or("`error` is not an object with a whole `code` and a text `message`")?;
+                Ok(Message::Response(Response { id: self.usable_id(), outcome: Err(fault), result: None }))
+            }
+            (None, _, None, None) => Err("`method` is missing"),
+            (Some(_), ..) => Err("`method` stands beside `result` or `error`"),
+            (None, _, Some(_), Some(_)) => Err("`result` stands beside `error`"),
+            (None, Some(_), ..) => Err("`params` stands beside `result` or `error`"),
+        }
+    }
+
+    fn call(
+        &self,
+        method: Range<usize>,
+        params: Option<Range<usize>>,
+        members: &[Member],
+    ) -> Result<Message, &'static str> {
+        let id = self.usable_id();
+        if self.id.is_some() && id.is_none() {
+            return Err("`id` is neither a string nor a whole number of 64 bits, or too long");
+        }
+        let method = self.string(method).ok_or("`method` is not a string")?;
+        if method.is_empty() || method.len() > METHOD_BYTES_MAX || method.contains(char::is_control) {
+            return Err("`method` is empty, too long or holds control characters");
+        }
+        let method = method.into_owned();
+        let params = match params {
+            None => Params::Absent,
+            Some(span) => match self.object(span.clone(), Place::Params, members) {
+                Some(object) => Params::Object(object),
+                None => Params::Other(self.payload(span)),
+            },
+        };
+        Ok(match id {
+            Some(id) => Message::Request(Request { id, method, params }),
+            None => Message::Notification(Notification { method, params }),
+        })
+    }
+
+    fn returned(&self, result: Range<usize>, members: &[Member]) -> Response {
+        let outcome = Ok(self.payload(result.clone()));
+        Response { id: self.usable_id(), outcome, result: self.object(result, Place::Result, members) }
+    }
+
+    fn payload(&self, span: Range<usize>) -> Payload {
+        Payload::from_scanned(self.text.slice(span))
+    }
+
+    fn string(&self, span: Range<usize>) -> Option<Cow<'_, str>> {
+        scan::decode_string(&self.text[span])
+    }
+
+    fn object(&self, span: Range<usize>, place: Place, members: &[Member]) -> Option<Object> {
+        let base = span.start;
+        (self.text[base] == b'{').then(|| Object::located(self.payload(span), base, place, Arc::from(members)))
+    }
+}
+
+/// Writes a request.
+#[must_use]
+pub fn request(id: &RequestId, method: &str, params: Option<&Payload>) -> Bytes {
+    call(Some(id), method, params)
+}
+
+/// Writes a notification.
+#[must_use]
+pub fn notification(method: &str, params: Option<&Payload>) -> Bytes {
+    call(None, method, params)
+}
+
+/// Writes a successful answer.
+#[must_use]
+pub fn result(id: &RequestId, result: &Payload) -> Bytes {
+    let mut out = open(Some(id), result.len());
+    put(&mut out, "result", result.bytes());
+    close(out)
+}
+
+/// Writes an error answer; without an id the member is left out (MCP has no null id).
+#[must_use]
+pub fn error(id: Option<&RequestId>, error: &RpcError) -> Bytes {
+    let mut out = open(id, error.message.len() + error.data.as_ref().map_or(0, Payload::len) + 48);
+    put(&mut out, "error", b"{\"code\":");
+    out.extend_from_slice(error.code.to_string().as_bytes());
+    put(&mut out, "message", b"");
+    write_string(&mut out, &error.message);
+    if let Some(data) = &error.data {
+        put(&mut out, "data", data.bytes());
+    }
+    out.push(b'}');
+    close(out)
+}
+
+fn call(id: Option<&RequestId>, method: &str, params: Option<&Payload>) -> Bytes {
+    let mut out = open(id, method.len() + params.map_or(0, Payload::len));
+    put(&mut out, "method", b"");
+    write_string(&mut out, method);
+    if let Some(params) = params {
+        put(&mut out, "params", params.bytes());
+    }
+    close(out)
+}
+
+/// Begins an envelope; `room` is what the caller is about to write into it.
+fn open(id: Option<&RequestId>, room: usize) -> Vec<u8> {
+    let mut out = Vec::with_capacity(room + id.map_or(0, |id| id.as_json().len()) + 64);
+    out.extend_from_slice(b"{\"jsonrpc\":\"2.0\"");
+    if let Some(id) = id {
+        put(&mut out, "id", id.as_json().as_bytes());
+    }
+    out
+}
+
+/// Writes a member behind others; `key` needs no escapes.
+fn put(out: &mut Vec<u8>, key: &str, value: &[u8]) {
+    out.extend_from_slice(b",\"");
+    out.extend_from_slice(key.as_bytes());
+    out.extend_from_slice(b"\":");
+    out.extend_from_slice(value);
+}
+
+fn close(mut out: Vec<u8>) -> Bytes {
+    out.push(b'}');
+    out.into()
+}

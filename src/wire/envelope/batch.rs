@@ -1,0 +1,33 @@
+//! Arrays of messages, which 2025-03-26 alone has (protocol.md 1.2).
+
+use bytes::Bytes;
+
+use super::{EnvelopeError, Message, read};
+use crate::wire::scan::{self, ScanError, ScanLimits, walk};
+
+/// Reads an array of messages, or one message as a batch of one. The items are told apart each by
+/// itself: one that is no message leaves the others alone.
+///
+/// # Errors
+/// If the text is refused as a whole, is an empty array or has more than `messages_max` items.
+pub fn read_batch(
+    text: &Bytes,
+    limits: ScanLimits,
+    messages_max: usize,
+) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+    if !text.trim_ascii_start().starts_with(b"[") {
+        return read(text, limits).map(|message| vec![Ok(message)]);
+    }
+    let refused = |error| EnvelopeError::Scan { error, id: None };
+    let array_limits = ScanLimits { depth_max: limits.depth_max + 1, ..limits };
+    let outline = scan::scan(text, array_limits).and_then(scan::Outline::flawless).map_err(refused)?;
+    let array = text.slice(outline.root);
+    let spans: Vec<_> = walk::items(&array).take(messages_max.saturating_add(1)).collect();
+    if spans.is_empty() {
+        return Err(EnvelopeError::Shape { what: "a batch is empty", id: None });
+    }
+    if spans.len() > messages_max {
+        return Err(refused(ScanError::TooManyNodes { at: spans[messages_max].start }));
+    }
+    Ok(spans.into_iter().map(|span| read(&array.slice(span), limits)).collect())
+}

@@ -1,0 +1,45 @@
+//! The JSON-RPC error object and the codes in use (protocol.md 1.8).
+
+use super::{Object, Payload};
+
+pub const PARSE_ERROR: i64 = -32700;
+pub const INVALID_REQUEST: i64 = -32600;
+pub const METHOD_NOT_FOUND: i64 = -32601;
+pub const INVALID_PARAMS: i64 = -32602;
+pub const INTERNAL_ERROR: i64 = -32603;
+/// Resource not found, up to 2025-11-25 only.
+pub const RESOURCE_NOT_FOUND: i64 = -32002;
+pub const HEADER_MISMATCH: i64 = -32020;
+pub const MISSING_CLIENT_CAPABILITY: i64 = -32021;
+pub const UNSUPPORTED_VERSION: i64 = -32022;
+
+/// A JSON-RPC error as it stands on the wire; `data` is carried verbatim.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct RpcError {
+    pub code: i64,
+    pub message: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub data: Option<Payload>,
+}
+
+impl RpcError {
+    pub fn new(code: i64, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), data: None }
+    }
+
+    #[must_use]
+    pub fn with_data<T: serde::Serialize + ?Sized>(mut self, data: &T) -> Self {
+        self.data = Some(Payload::of(data));
+        self
+    }
+
+    /// Reads an error object that an upstream sent; `None` unless it has a whole `code` and a text `message`.
+    #[must_use]
+    pub fn from_object(object: &Object) -> Option<Self> {
+        Some(Self {
+            code: object.get("code")?.as_str().parse().ok()?,
+            message: object.get_string("message")?,
+            data: object.get("data"),
+        })
+    }
+}

@@ -1,0 +1,46 @@
+//! Event streams (SSE) and lines, sans-IO: bytes in, events out, nothing without a bound.
+
+mod line;
+mod sse;
+#[cfg(test)]
+mod tests;
+
+use bytes::Bytes;
+
+pub use line::LineDecoder;
+pub use sse::{SseDecoder, SseEvent};
+
+/// What a decoder refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FramingError {
+    #[error("one event is larger than {max} bytes")]
+    EventTooLarge { max: usize },
+    #[error("one line is longer than {max} bytes")]
+    LineTooLong { max: usize },
+}
+
+/// Writes one `message` event with one JSON text. No id: streams that the gateway makes for
+/// stateless clients cannot be resumed (MOD-21).
+///
+/// A text that stands on several lines becomes several `data` lines, which read back as the same JSON.
+#[must_use]
+pub fn sse_message(json: &Bytes) -> Bytes {
+    const HEAD: &[u8] = b"event: message\ndata: ";
+    let mut out = Vec::with_capacity(HEAD.len() + json.len() + 2);
+    out.extend_from_slice(HEAD);
+    let mut rest = json.as_ref();
+    while let Some(at) = memchr::memchr2(b'\r', b'\n', rest) {
+        out.extend_from_slice(&rest[..at]);
+        out.extend_from_slice(b"\ndata: ");
+        rest = &rest[at + 1..];
+    }
+    out.extend_from_slice(rest);
+    out.extend_from_slice(b"\n\n");
+    out.into()
+}
+
+/// A comment line that keeps a stream alive.
+#[must_use]
+pub const fn sse_comment() -> Bytes {
+    Bytes::from_static(b":\n\n")
+}

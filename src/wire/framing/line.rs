@@ -1,0 +1,55 @@
+//! Lines that end in LF or CRLF, as stdio transports write them.
+
+use bytes::Bytes;
+
+use super::FramingError;
+
+/// Cuts a stream of bytes into lines. Empty lines count as nothing.
+///
+/// Holds at most one line of `line_bytes_max` bytes.
+#[derive(Debug)]
+pub struct LineDecoder {
+    line_bytes_max: usize,
+    partial: Vec<u8>,
+    failed: bool,
+}
+
+impl LineDecoder {
+    #[must_use]
+    pub const fn new(line_bytes_max: usize) -> Self {
+        Self { line_bytes_max, partial: Vec::new(), failed: false }
+    }
+
+    /// Takes bytes; complete lines come out in order, without their ends.
+    ///
+    /// # Errors
+    /// When one line outgrows the bound; the decoder is of no use afterwards. Lines that were complete
+    /// before it are returned first, the error then comes with the next call.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<Bytes>, FramingError> {
+        let mut lines = Vec::new();
+        let mut rest = bytes;
+        while !self.failed && !rest.is_empty() {
+            let end = memchr::memchr(b'\n', rest);
+            let piece = &rest[..end.unwrap_or(rest.len())];
+            if self.partial.len() + piece.len() > self.line_bytes_max {
+                self.failed = true;
+                self.partial = Vec::new();
+                break;
+            }
+            self.partial.extend_from_slice(piece);
+            let Some(end) = end else { break };
+            rest = &rest[end + 1..];
+            let mut line = std::mem::take(&mut self.partial);
+            if line.last() == Some(&b'\r') {
+                line.pop();
+            }
+            if !line.is_empty() {
+                lines.push(line.into());
+            }
+        }
+        if self.failed && lines.is_empty() {
+            return Err(FramingError::LineTooLong { max: self.line_bytes_max });
+        }
+        Ok(lines)
+    }
+}

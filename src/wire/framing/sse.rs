@@ -1,0 +1,167 @@
+//! The event stream format as the WHATWG HTML standard, 9.2.6, interprets it.
+
+use bytes::Bytes;
+
+use super::FramingError;
+
+/// Longest event id that is kept (reliability.md U21).
+const ID_BYTES_MAX: usize = 1024;
+
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
+/// One event of a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SseEvent {
+    /// `event:`, absent means `message`.
+    pub name: Option<String>,
+    /// `data:` lines joined by line feeds.
+    pub data: Bytes,
+    /// The stream's last event id as of this event (it sticks, WHATWG), if one was given at all.
+    pub id: Option<String>,
+    /// `retry:` in milliseconds, if this event carried one.
+    pub retry_ms: Option<u64>,
+}
+
+/// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere.
+///
+/// Holds at most one event of `event_bytes_max` bytes; data, name, id and the line under way count.
+#[derive(Debug)]
+pub struct SseDecoder {
+    event_bytes_max: usize,
+    /// The beginning of a line whose end has not come.
+    partial: Vec<u8>,
+    /// Whether a line feed that comes next belongs to the carriage return before it.
+    after_return: bool,
+    /// Whether the first line, which may begin with a byte order mark, is still to come.
+    at_first_line: bool,
+    last_id: Option<String>,
+    block: Block,
+    failed: bool,
+}
+
+/// The event under way.
+#[derive(Debug, Default)]
+struct Block {
+    name: Option<String>,
+    /// Each line with a line feed behind it.
+    data: Vec<u8>,
+    has_id: bool,
+    retry_ms: Option<u64>,
+}
+
+impl SseDecoder {
+    #[must_use]
+    pub fn new(event_bytes_max: usize) -> Self {
+        Self {
+            event_bytes_max,
+            partial: Vec::new(),
+            after_return: false,
+            at_first_line: true,
+            last_id: None,
+            block: Block::default(),
+            failed: false,
+        }
+    }
+
+    /// Takes bytes; complete events come out in order. Comments count as nothing. Events with empty
+    /// data but an id or a retry are returned too (they prime a stream).
+    ///
+    /// # Errors
+    /// When one event outgrows the bound; the decoder is of no use afterwards. Events that were
+    /// complete before it are returned first, the error then comes with the next call.
+    pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<SseEvent>, FramingError> {
+        let mut events = Vec::new();
+        let mut rest = bytes;
+        while !self.failed && !rest.is_empty() {
+            if std::mem::take(&mut self.after_return) && rest[0] == b'\n' {
+                rest = &rest[1..];
+                continue;
+            }
+            let end = memchr::memchr2(b'\r', b'\n', rest);
+            let piece = &rest[..end.unwrap_or(rest.len())];
+            if self.held().saturating_add(piece.len()) > self.event_bytes_max {
+                self.fail();
+                break;
+            }
+            let Some(end) = end else {
+                self.partial.extend_from_slice(piece);
+                break;
+            };
+            self.after_return = rest[end] == b'\r';
+            rest = &rest[end + 1..];
+            events.extend(self.end_line(piece));
+        }
+        if self.failed && events.is_empty() {
+            return Err(FramingError::EventTooLarge { max: self.event_bytes_max });
+        }
+        Ok(events)
+    }
+
+    fn held(&self) -> usize {
+        let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+        self.partial.len() + self.block.data.len() + text(&self.block.name) + text(&self.last_id)
+    }
+
+    fn fail(&mut self) {
+        self.failed = true;
+        self.partial = Vec::new();
+        self.block = Block::default();
+    }
+
+    /// Takes a line whose last piece, or whole, is `piece`.
+    fn end_line(&mut self, piece: &[u8]) -> Option<SseEvent> {
+        if self.partial.is_empty() {
+            return self.line(piece);
+        }
+        let mut line = std::mem::take(&mut self.partial);
+        line.extend_from_slice(piece);
+        self.line(&line)
+    }
+
+    fn line(&mut self, mut line: &[u8]) -> Option<SseEvent> {
+        if std::mem::take(&mut self.at_first_line) {
+            line = line.strip_prefix(BYTE_ORDER_MARK).unwrap_or(line);
+        }
+        if line.is_empty() {
+            return self.dispatch();
+        }
+        // A comment reads as a field without a name.
+        let (field, value) = match memchr::memchr(b':', line) {
+            Some(colon) => (&line[..colon], &line[colon + 1..]),
+            None => (line, [].as_slice()),
+        };
+        self.field(field, value.strip_prefix(b" ").unwrap_or(value));
+        None
+    }
+
+    fn field(&mut self, field: &[u8], value: &[u8]) {
+        match field {
+            b"data" => {
+                self.block.data.extend_from_slice(value);
+                self.block.data.push(b'\n');
+            }
+            b"event" => {
+                self.block.name = (!value.is_empty()).then(|| String::from_utf8_lossy(value).into_owned());
+            }
+            b"id" if value.len() <= ID_BYTES_MAX && !value.contains(&0) => {
+                self.last_id = Some(String::from_utf8_lossy(value).into_owned());
+                self.block.has_id = true;
+            }
+            b"retry" if !value.is_empty() && value.iter().all(u8::is_ascii_digit) => {
+                let digits = String::from_utf8_lossy(value);
+                self.block.retry_ms = Some(digits.parse().unwrap_or(u64::MAX));
+            }
+            _ => (),
+        }
+    }
+
+    /// Ends the event under way, if there is one to speak of.
+    fn dispatch(&mut self) -> Option<SseEvent> {
+        let mut block = std::mem::take(&mut self.block);
+        if block.data.is_empty() && !block.has_id && block.retry_ms.is_none() {
+            return None;
+        }
+        block.data.pop();
+        Some(SseEvent { name: block.name, data: block.data.into(), id: self.last_id.clone(), retry_ms: block.retry_ms })
+    }
+}

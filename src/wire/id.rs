@@ -1,0 +1,62 @@
+//! JSON-RPC request ids.
+
+use std::fmt;
+
+use super::Payload;
+
+/// Longest id, in bytes of JSON text (reliability.md B93).
+pub const ID_BYTES_MAX: usize = 256;
+
+/// A request id: a string or a whole number, echoed byte for byte (`1` is not `"1"`, T-62).
+///
+/// Equality is that of the text.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct RequestId(Payload);
+
+impl RequestId {
+    /// Accepts a JSON string, or an integer that fits `i64` and is written as one (`1.0` is not).
+    #[must_use]
+    pub fn from_payload(text: &Payload) -> Option<Self> {
+        let raw = text.as_str();
+        if raw.len() > ID_BYTES_MAX {
+            return None;
+        }
+        let whole = || raw.bytes().all(|b| b.is_ascii_digit() || b == b'-') && raw.parse::<i64>().is_ok();
+        (raw.starts_with('"') || whole()).then(|| Self(text.detached()))
+    }
+
+    /// An id that we mint: a string.
+    #[must_use]
+    pub fn text(text: &str) -> Self {
+        Self(Payload::of(text))
+    }
+
+    /// An id that we mint: a number.
+    #[must_use]
+    pub fn number(number: i64) -> Self {
+        Self(Payload::of(&number))
+    }
+
+    /// The id as JSON text.
+    #[must_use]
+    pub fn as_json(&self) -> &str {
+        self.0.as_str()
+    }
+
+    #[must_use]
+    pub const fn payload(&self) -> &Payload {
+        &self.0
+    }
+}
+
+impl fmt::Debug for RequestId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_json())
+    }
+}
+
+impl serde::Serialize for RequestId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.serialize(serializer)
+    }
+}

@@ -1,0 +1,28 @@
+//! `_meta` keys (protocol.md 1.10).
+
+pub const META: &str = "_meta";
+pub const PROGRESS_TOKEN: &str = "progressToken";
+pub const PROTOCOL_VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+pub const CLIENT_INFO: &str = "io.modelcontextprotocol/clientInfo";
+pub const CLIENT_CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+pub const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
+pub const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
+pub const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
+pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
+pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
+pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";
+
+/// The tasks extension's identifier.
+pub const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
+
+/// Keys that concern one hop alone or another flavour of tasks: never sent to a legacy upstream.
+pub const HOP_BY_HOP: [&str; 8] = [
+    PROTOCOL_VERSION,
+    CLIENT_INFO,
+    CLIENT_CAPABILITIES,
+    LOG_LEVEL,
+    SUBSCRIPTION_ID,
+    RELATED_TASK,
+    DRAFT_TASK,
+    DRAFT_RELATED_TASK,
+];

@@ -1,0 +1,150 @@
+//! A JSON object whose top-level members are located, shallow edits of it, and a writer of small ones.
+//!
+//! Read [`super::scan`] first. Nothing here validates: the text has passed a scan already.
+
+mod edit;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::scan::{Member, Place};
+use super::{Payload, scan};
+
+pub use edit::Edit;
+pub use writer::ObjectWriter;
+
+/// A JSON object with its members located; the text stays as it came. Cloning shares everything.
+#[derive(Clone, Debug)]
+pub struct Object {
+    text: Payload,
+    /// Where `text` begins, counted as the members' positions are.
+    base: usize,
+    place: Place,
+    /// The members of `place`, perhaps among those of other places of one message.
+    members: Arc<[Member]>,
+}
+
+impl Object {
+    /// Locates the members of a payload; `None` if it is no object. Takes one quick walk over the text.
+    #[must_use]
+    pub fn of(payload: &Payload) -> Option<Self> {
+        let members = scan::walk::members(payload.bytes())?;
+        Some(Self { text: payload.clone(), base: 0, place: Place::Root, members: members.as_slice().into() })
+    }
+
+    /// The object that a scan has located at `place`.
+    pub(in crate::wire) const fn located(text: Payload, base: usize, place: Place, members: Arc<[Member]>) -> Self {
+        Self { text, base, place, members }
+    }
+
+    /// The whole object.
+    #[must_use]
+    pub const fn payload(&self) -> &Payload {
+        &self.text
+    }
+
+    /// Copies the text out of the larger buffer that it may be a slice of (see [`Payload::detached`]).
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        Self { text: self.text.detached(), ..self.clone() }
+    }
+
+    /// A member's value, verbatim. `null` is a value, not an absence.
+    #[must_use]
+    pub fn get(&self, key: &str) -> Option<Payload> {
+        self.find(key).map(|member| self.value(member))
+    }
+
+    /// Whether the member stands there, whatever its value.
+    #[must_use]
+    pub fn contains(&self, key: &str) -> bool {
+        self.find(key).is_some()
+    }
+
+    /// A member that is a string, decoded.
+    #[must_use]
+    pub fn get_string(&self, key: &str) -> Option<String> {
+        self.get_str(key).map(Cow::into_owned)
+    }
+
+    /// A member that is a string, decoded; borrowed unless it is written with escapes.
+    #[must_use]
+    pub fn get_str(&self, key: &str) -> Option<Cow<'_, str>> {
+        let member = self.find(key)?;
+        scan::decode_string(&self.text.bytes()[self.start(member)..self.end(member)])
+    }
+
+    /// A member that is an object.
+    #[must_use]
+    pub fn get_object(&self, key: &str) -> Option<Self> {
+        let member = self.find(key)?;
+        let text = self.value(member);
+        if !text.bytes().starts_with(b"{") {
+            return None;
+        }
+        match self.place.child(key) {
+            // The scan of the message has been there.
+            Some(place @ (Place::ParamsMeta | Place::ResultMeta)) => {
+                Some(Self::located(text, member.value.start, place, Arc::clone(&self.members)))
+            }
+            Some(Place::Root | Place::Params | Place::Result | Place::Error) | None => Self::of(&text),
+        }
+    }
+
+    /// Member names in order, decoded.
+    pub fn keys(&self) -> impl Iterator<Item = Cow<'_, str>> {
+        self.members().map(|member| self.key(member))
+    }
+
+    /// The first of `names` beside or instead of which a member stands that differs from it in case
+    /// alone, by Unicode's folding (`paramſ` is `params`): other parsers might take it for that name (B85).
+    #[must_use]
+    pub fn case_variant<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
+        let is_variant = |key: &str, name: &str| key != name && folded(key).eq(folded(name));
+        names.iter().copied().find(|name| self.keys().any(|key| is_variant(&key, name)))
+    }
+
+    /// Starts an edit of top-level members; what is not named is copied byte for byte.
+    #[must_use]
+    pub const fn edit(&self) -> Edit<'_> {
+        Edit::new(self)
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|member| member.place == self.place)
+    }
+
+    fn find(&self, key: &str) -> Option<&Member> {
+        self.members().find(|member| match member.escaped {
+            false => self.raw_key(member) == key.as_bytes(),
+            true => self.key(member) == key,
+        })
+    }
+
+    fn key(&self, member: &Member) -> Cow<'_, str> {
+        member.decode(std::str::from_utf8(self.raw_key(member)).expect("keys of scanned text are UTF-8"))
+    }
+
+    fn raw_key(&self, member: &Member) -> &[u8] {
+        &self.text.bytes()[member.key.start - self.base..member.key.end - self.base]
+    }
+
+    fn value(&self, member: &Member) -> Payload {
+        Payload::from_scanned(self.text.bytes().slice(self.start(member)..self.end(member)))
+    }
+
+    const fn start(&self, member: &Member) -> usize {
+        member.value.start - self.base
+    }
+
+    const fn end(&self, member: &Member) -> usize {
+        member.value.end - self.base
+    }
+}
+
+fn folded(text: &str) -> impl Iterator<Item = char> {
+    text.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase)
+}

@@ -1,0 +1,174 @@
+//! Members, edits and the writer.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+use serde_json::Value;
+
+use super::*;
+use crate::wire::envelope::{self, Message};
+use crate::wire::scan::ScanLimits;
+
+#[track_caller]
+fn payload(text: &str) -> Payload {
+    Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).expect(text)
+}
+
+#[track_caller]
+fn object(text: &str) -> Object {
+    Object::of(&payload(text)).expect(text)
+}
+
+#[test]
+fn members_are_given_verbatim_and_null_is_not_absent() {
+    let object = object(r#"{ "a" : 1.10 ,"b":{ "c": [1 , 2] },"n":null,"\u00e4\n":"x","s":"q\"\u00e4","t":"plain"}"#);
+    let get = |key: &str| object.get(key).map(|value| value.as_str().to_owned());
+    assert_eq!(get("a").as_deref(), Some("1.10"));
+    assert_eq!(get("b").as_deref(), Some(r#"{ "c": [1 , 2] }"#));
+    assert_eq!(get("n").as_deref(), Some("null"));
+    assert_eq!(get("ä\n").as_deref(), Some("\"x\""));
+    assert_eq!(get("\\u00e4\\n"), None);
+    assert_eq!(get("c"), None);
+    assert_eq!(object.get_string("s").as_deref(), Some("q\"ä"));
+    assert!(matches!(object.get_str("t"), Some(Cow::Borrowed("plain"))));
+    assert_eq!(object.get_string("a"), None);
+    assert_eq!(object.keys().collect::<Vec<_>>(), ["a", "b", "n", "ä\n", "s", "t"]);
+    assert!(object.contains("n") && !object.contains("m"));
+    assert_eq!(object.get_object("b").unwrap().get("c").unwrap().as_str(), "[1 , 2]");
+    assert!(object.get_object("a").is_none());
+}
+
+#[test]
+fn only_objects_have_members() {
+    for text in ["[{}]", "\"{}\"", "1", "null"] {
+        assert!(Object::of(&payload(text)).is_none(), "{text}");
+    }
+    assert_eq!(object("{ }").keys().count(), 0);
+}
+
+#[test]
+fn params_and_their_meta_share_the_table_of_the_message() {
+    let text = r#"{"jsonrpc":"2.0","id":1,"method":"x","params":{"_meta": {"k":"v","_meta":{"z":1}},"arguments":{"_meta":{"y":2}}}}"#;
+    let Ok(Message::Request(request)) = envelope::read(&Bytes::from_static(text.as_bytes()), ScanLimits::CLIENT) else {
+        panic!("{text}");
+    };
+    let params = request.params.object().unwrap();
+    for params in [params.clone(), params.detached()] {
+        assert_eq!(params.keys().collect::<Vec<_>>(), ["_meta", "arguments"]);
+        let meta = params.get_object("_meta").unwrap();
+        assert!(Arc::ptr_eq(&meta.members, &params.members), "no second walk");
+        assert_eq!(meta.payload().as_str(), r#"{"k":"v","_meta":{"z":1}}"#);
+        assert_eq!(meta.get_string("k").as_deref(), Some("v"));
+        assert_eq!(meta.get_object("_meta").unwrap().get("z").unwrap().as_str(), "1");
+        let arguments = params.get_object("arguments").unwrap();
+        assert_eq!(arguments.get_object("_meta").unwrap().get("y").unwrap().as_str(), "2");
+        let edited = meta.edit().remove("k").set("n", payload("0")).finish();
+        assert_eq!(edited.as_str(), r#"{"_meta":{"z":1},"n":0}"#);
+    }
+}
+
+/// B85.
+#[test]
+fn names_that_differ_in_case_alone_are_found() {
+    const NAMES: [&str; 5] = ["name", "arguments", "taskId", "uri", "_meta"];
+    for (text, expected) in [
+        (r#"{"name":1,"arguments":{},"taskId":1,"other":1}"#, None),
+        (r#"{"Name":1}"#, Some("name")),
+        (r#"{"name":1,"NAME":2}"#, Some("name")),
+        (r#"{"argument\u017f":{}}"#, Some("arguments")),
+        (r#"{"tas\u212aid":1}"#, Some("taskId")),
+        (r#"{"_Meta":{},"uri":1}"#, Some("_meta")),
+        (r#"{"names":1}"#, None),
+    ] {
+        assert_eq!(object(text).case_variant(&NAMES), expected, "{text}");
+    }
+}
+
+#[test]
+fn edits_change_what_they_name_and_nothing_else() {
+    #[track_caller]
+    fn check(text: &str, edit: impl FnOnce(Edit<'_>) -> Edit<'_>, expected: &str) {
+        assert_eq!(edit(object(text).edit()).finish().as_str(), expected);
+        payload(expected);
+    }
+    let one = || payload("1");
+    check("{}", |e| e.set("a", one()), r#"{"a":1}"#);
+    check("{ }", |e| e.set("a\n", one()).set("b", one()), r#"{"a\n":1,"b":1}"#);
+    check(r#"{ "x" : 2.0 , "y":[ ] }"#, |e| e.set("z", one()), r#"{ "x" : 2.0 , "y":[ ] ,"z":1}"#);
+    check(r#"{ "x" : 2.0 , "y":[ ] }"#, |e| e.set("x", one()), r#"{ "x" : 1 , "y":[ ] }"#);
+    check(r#"{ "x" : 2.0 , "y":[ ] }"#, |e| e.remove("x"), r#"{ "y":[ ] }"#);
+    check(r#"{ "x" : 2.0 , "y":[ ] }"#, |e| e.remove("y"), r#"{ "x" : 2.0 }"#);
+    check(r#"{ "x" : 2.0 , "y":[ ] }"#, |e| e.remove("y").remove("x"), "{}");
+    check(r#"{ "x" : 2.0 , "y":[ ] }"#, |e| e.remove("y").set("w", one()).remove("x"), r#"{"w":1}"#);
+    check(r#"{"a":0,"b":0,"c":0}"#, |e| e.remove("b").set("c", one()), r#"{"a":0,"c":1}"#);
+    check(r#"{"\u0061":0}"#, |e| e.set("a", one()), r#"{"\u0061":1}"#);
+    check(r#"{"a":0}"#, |e| e.remove("a").set("a", one()), r#"{"a":1}"#);
+    check(r#"{"a":0}"#, |e| e.set("b", one()).remove("b").set("c", one()), r#"{"a":0,"c":1}"#);
+    check(r#"{"a":"},{","b":{"b":1}}"#, |e| e.remove("b"), r#"{"a":"},{"}"#);
+}
+
+#[test]
+fn an_edit_without_effect_returns_the_original_bytes() {
+    let object = object(r#"{ "a" : 1 }"#);
+    for edit in [object.edit(), object.edit().remove("b"), object.edit().set("a", payload("1"))] {
+        let unchanged = edit.finish();
+        assert_eq!(unchanged.bytes().as_ptr(), object.payload().bytes().as_ptr());
+        assert_eq!(&unchanged, object.payload());
+    }
+}
+
+#[test]
+fn the_writer_keeps_the_order_given() {
+    let written =
+        ObjectWriter::new().text("z\"", "line\n").number("n", u64::MAX).member("m", &payload(r#"{"a":1.10}"#)).finish();
+    assert_eq!(written.as_str(), r#"{"z\"":"line\n","n":18446744073709551615,"m":{"a":1.10}}"#);
+    assert_eq!(ObjectWriter::new().finish(), Payload::empty_object());
+}
+
+/// An edit of one member: its key, and what to set unless it is to go.
+type Step = (String, Option<i64>);
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec(("[a-f\"ä]{1,2}", prop::option::of(any::<i64>())), 0..6)
+}
+
+fn map() -> impl Strategy<Value = serde_json::Map<String, Value>> {
+    let value = prop_oneof![
+        any::<i64>().prop_map(Value::from),
+        "[,{}\"\\\\ a]{0,6}".prop_map(Value::from),
+        prop::collection::vec(any::<bool>(), 0..3).prop_map(Value::from),
+        prop::collection::btree_map("[a,:}]{0,2}", any::<u8>(), 0..3).prop_map(|map| serde_json::json!(map)),
+    ];
+    prop::collection::btree_map("[a-f\"ä]{1,2}", value, 0..8).prop_map(|map| map.into_iter().collect())
+}
+
+proptest! {
+    #[test]
+    fn edits_equal_those_of_a_tree(map in map(), steps in steps(), pretty in any::<bool>()) {
+        let text = if pretty { serde_json::to_string_pretty(&map) } else { serde_json::to_string(&map) }.unwrap();
+        let object = object(&text);
+        let mut expected = map.clone();
+        let mut edit = object.edit();
+        for (key, value) in &steps {
+            match value {
+                Some(value) => {
+                    expected.insert(key.clone(), Value::from(*value));
+                    edit = edit.set(key, Payload::of(value));
+                }
+                None => {
+                    expected.remove(key);
+                    edit = edit.remove(key);
+                }
+            }
+        }
+        let edited = Object::of(&payload(edit.finish().as_str())).unwrap();
+        prop_assert_eq!(edited.payload().read::<Value>().unwrap(), Value::from(expected));
+        for key in object.keys().filter(|key| steps.iter().all(|(named, _)| named != key)) {
+            prop_assert_eq!(edited.get(&key), object.get(&key));
+        }
+        if !pretty {
+            let standing = |object: &Object| object.keys().map(Cow::into_owned).collect::<Vec<_>>();
+            let kept: Vec<_> = standing(&object).into_iter().filter(|key| edited.contains(key)).collect();
+            prop_assert_eq!(&standing(&edited)[..kept.len()], kept.as_slice());
+        }
+    }
+}

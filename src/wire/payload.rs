@@ -1,0 +1,103 @@
+//! A JSON text that is carried, never opened.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use super::scan::{self, ScanError, ScanLimits};
+
+/// One complete JSON value, kept as the bytes it arrived in. Cloning shares them.
+///
+/// Invariant: the text is UTF-8 and one well-formed JSON value without whitespace around it. Only [`crate::wire::scan`] and
+/// serialisation of our own values make one, so nobody checks again. Key order, number spelling
+/// and unknown members survive (protocol.md T-14).
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub struct Payload(Bytes);
+
+impl Payload {
+    /// Scans a text that is one JSON value; whitespace around it is left out.
+    ///
+    /// # Errors
+    /// Whatever the strict scan refuses: see [`ScanError`].
+    pub fn parse(text: &Bytes, limits: ScanLimits) -> Result<Self, ScanError> {
+        let outline = scan::scan(text, limits)?.flawless()?;
+        Ok(Self(text.slice(outline.root)))
+    }
+
+    /// Takes text that a scan has just accepted, or one put together from such texts.
+    pub(in crate::wire) const fn from_scanned(text: Bytes) -> Self {
+        Self(text)
+    }
+
+    /// The payload `{}`.
+    #[must_use]
+    pub const fn empty_object() -> Self {
+        Self(Bytes::from_static(b"{}"))
+    }
+
+    /// Writes one of our own values as a payload.
+    ///
+    /// # Panics
+    /// If `value` cannot be written as JSON (a map with keys that are no strings): a bug at the caller.
+    pub fn of<T: serde::Serialize + ?Sized>(value: &T) -> Self {
+        let text = serde_json::to_vec(value).expect("our own values serialise");
+        Self(Bytes::from(text))
+    }
+
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        std::str::from_utf8(&self.0).expect("a payload is UTF-8 by its invariant")
+    }
+
+    #[must_use]
+    pub const fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+
+    /// Bytes of text.
+    #[must_use]
+    pub const fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Never true for a JSON value; here because `len` is.
+    #[must_use]
+    pub const fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Copies the text out of the larger buffer that it may be a slice of, so that keeping a small
+    /// payload does not keep a large body.
+    #[must_use]
+    pub fn detached(&self) -> Self {
+        Self(Bytes::copy_from_slice(&self.0))
+    }
+
+    /// Reads the text into one of our own types (small values only: ids, capabilities).
+    ///
+    /// # Errors
+    /// If the value has another shape.
+    pub fn read<'a, T: serde::Deserialize<'a>>(&'a self) -> Result<T, serde_json::Error> {
+        serde_json::from_slice(&self.0)
+    }
+}
+
+/// Appends `text` as a JSON string.
+pub(in crate::wire) fn write_string(out: &mut Vec<u8>, text: &str) {
+    serde_json::to_writer(out, text).expect("writing to memory does not fail");
+}
+
+impl fmt::Debug for Payload {
+    /// Shows the size alone: payloads are other people's data and do not belong in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Payload({} bytes)", self.0.len())
+    }
+}
+
+impl serde::Serialize for Payload {
+    /// Writes the text verbatim into a surrounding `serde_json` document.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let raw: &serde_json::value::RawValue = serde_json::from_slice(&self.0).map_err(serde::ser::Error::custom)?;
+        raw.serialize(serializer)
+    }
+}

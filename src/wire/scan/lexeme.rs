@@ -1,0 +1,147 @@
+//! Strings, numbers and literals of JSON text. Positions in, positions out; nothing is kept.
+
+use std::borrow::Cow;
+
+use super::ScanError;
+
+/// What JSON calls whitespace.
+pub(super) const WHITESPACE: [u8; 4] = [b' ', b'\t', b'\n', b'\r'];
+
+/// Integers of so many characters fit a double whatever their digits are.
+const SURELY_FINITE_CHARS: usize = 300;
+
+/// A string that was read.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Quoted {
+    /// Just past the closing quotation mark.
+    pub(super) end: usize,
+    pub(super) escaped: bool,
+}
+
+/// Reads the string whose opening quotation mark stands at `at`.
+///
+/// # Errors
+/// `Syntax` for raw control characters, unknown escapes and a missing end; `LoneSurrogate`.
+pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
+    let mut at = at + 1;
+    let mut escaped = false;
+    loop {
+        at = stop(text, at);
+        match text.get(at) {
+            Some(b'"') => return Ok(Quoted { end: at + 1, escaped }),
+            Some(b'\\') => {
+                escaped = true;
+                at = escape(text, at)?;
+            }
+            Some(_) | None => return Err(ScanError::Syntax { at }),
+        }
+    }
+}
+
+/// The end of a string in text that a scan has accepted; `at` is its opening quotation mark.
+pub(super) fn string_end(text: &[u8], at: usize) -> usize {
+    let mut at = stop(text, at + 1);
+    while text.get(at) == Some(&b'\\') {
+        at = stop(text, at + 2);
+    }
+    at + 1
+}
+
+/// The next quotation mark, backslash or control character, or the end of the text.
+///
+/// Takes eight bytes at a time. In each sum below a borrow can only spoil bytes after the first
+/// hit, and the first hit is all that is asked for.
+fn stop(text: &[u8], mut at: usize) -> usize {
+    const ONES: u64 = u64::MAX / 0xff;
+    const HIGH: u64 = ONES << 7;
+    let zero = |word: u64| word.wrapping_sub(ONES) & !word;
+    while let Some(eight) = text.get(at..).and_then(|rest| rest.first_chunk::<8>()) {
+        let word = u64::from_le_bytes(*eight);
+        let control = word.wrapping_sub(ONES * 0x20) & !word;
+        let hits = (zero(word ^ (ONES * 0x22)) | zero(word ^ (ONES * 0x5c)) | control) & HIGH;
+        if hits != 0 {
+            return at + (hits.trailing_zeros() / 8) as usize;
+        }
+        at += 8;
+    }
+    let tail = text.get(at..).unwrap_or_default();
+    at + tail.iter().position(|&b| b == b'"' || b == b'\\' || b < 0x20).unwrap_or(tail.len())
+}
+
+/// Reads the escape whose backslash stands at `at`; a pair of surrogates counts as one.
+fn escape(text: &[u8], at: usize) -> Result<usize, ScanError> {
+    match text.get(at + 1) {
+        Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => return Ok(at + 2),
+        Some(b'u') => (),
+        Some(_) | None => return Err(ScanError::Syntax { at }),
+    }
+    match code_unit(text, at)? {
+        0xd800..=0xdbff => (),
+        0xdc00..=0xdfff => return Err(ScanError::LoneSurrogate { at }),
+        _ => return Ok(at + 6),
+    }
+    if !text.get(at + 6..).is_some_and(|rest| rest.starts_with(b"\\u")) {
+        return Err(ScanError::LoneSurrogate { at });
+    }
+    match code_unit(text, at + 6)? {
+        0xdc00..=0xdfff => Ok(at + 12),
+        _ => Err(ScanError::LoneSurrogate { at }),
+    }
+}
+
+/// The number in the `\uXXXX` at `at`.
+fn code_unit(text: &[u8], at: usize) -> Result<u32, ScanError> {
+    let digits = text.get(at + 2..at + 6).ok_or(ScanError::Syntax { at })?;
+    digits.iter().try_fold(0, |unit, &digit| {
+        let value = char::from(digit).to_digit(16).ok_or(ScanError::Syntax { at })?;
+        Ok(unit * 16 + value)
+    })
+}
+
+/// The string that a scanned value is, decoded; `None` for other values.
+pub(in crate::wire) fn decode_string(value: &[u8]) -> Option<Cow<'_, str>> {
+    let raw = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    let raw = std::str::from_utf8(raw).expect("scanned text is UTF-8");
+    Some(if raw.contains('\\') { Cow::Owned(unescape(raw)) } else { Cow::Borrowed(raw) })
+}
+
+/// Decodes what stands between the quotation marks of a scanned string.
+pub(super) fn unescape(raw: &str) -> String {
+    serde_json::from_str(&format!("\"{raw}\"")).expect("a scanned string decodes")
+}
+
+/// Reads the number at `at` and returns its end.
+///
+/// # Errors
+/// `Syntax` alone; whether the value may be carried is for [`is_carried`].
+pub(super) fn number(text: &[u8], at: usize) -> Result<usize, ScanError> {
+    let mut end = at + usize::from(text[at] == b'-');
+    end = match text.get(end) {
+        Some(b'0') => end + 1,
+        _ => digits(text, end)?,
+    };
+    if text.get(end) == Some(&b'.') {
+        end = digits(text, end + 1)?;
+    }
+    if let Some(b'e' | b'E') = text.get(end) {
+        let sign = usize::from(matches!(text.get(end + 1), Some(b'+' | b'-')));
+        end = digits(text, end + 1 + sign)?;
+    }
+    Ok(end)
+}
+
+/// Reads one digit or more.
+fn digits(text: &[u8], at: usize) -> Result<usize, ScanError> {
+    let rest = text.get(at..).unwrap_or_default();
+    match rest.iter().position(|b| !b.is_ascii_digit()).unwrap_or(rest.len()) {
+        0 => Err(ScanError::Syntax { at }),
+        count => Ok(at + count),
+    }
+}
+
+/// Whether a number is short enough and finite as a double, so that every receiver can read it (B86, B87).
+pub(super) fn is_carried(number: &str, chars_max: usize) -> bool {
+    let exponent = || number.bytes().any(|b| b == b'e' || b == b'E');
+    number.len() <= chars_max
+        && ((number.len() <= SURELY_FINITE_CHARS && !exponent()) || number.parse::<f64>().is_ok_and(f64::is_finite))
+}

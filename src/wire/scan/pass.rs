@@ -1,0 +1,261 @@
+//! The pass itself: a loop over values with an explicit stack of open containers.
+
+use std::borrow::Cow;
+
+use smallvec::SmallVec;
+
+use super::keys::{ObjectKeys, OpenKeys};
+use super::lexeme::{self, WHITESPACE};
+use super::{Member, Members, Outline, Place, ScanError, ScanLimits};
+
+/// One scan under way.
+#[derive(Debug)]
+pub(super) struct Pass<'t> {
+    text: &'t str,
+    bytes: &'t [u8],
+    at: usize,
+    limits: ScanLimits,
+    nodes: usize,
+    open: SmallVec<[Container; 12]>,
+    keys: OpenKeys<'t>,
+    members: Members,
+    flaw: Option<ScanError>,
+}
+
+/// An object or array whose end has not been read.
+#[derive(Debug)]
+enum Container {
+    Object(OpenObject),
+    Array { items: usize },
+}
+
+#[derive(Debug)]
+struct OpenObject {
+    count: usize,
+    keys: ObjectKeys,
+    /// Set if its members are to be located.
+    place: Option<Place>,
+    /// The located member whose value is being read.
+    current: Option<usize>,
+    /// The place of that value, should it be an object.
+    child: Option<Place>,
+}
+
+/// What comes next.
+enum Next {
+    Value,
+    /// The value that ends here may have been the last one of its container.
+    AfterValue,
+    End,
+}
+
+impl<'t> Pass<'t> {
+    pub(super) fn new(text: &'t str, limits: ScanLimits) -> Self {
+        Self {
+            text,
+            bytes: text.as_bytes(),
+            at: 0,
+            limits,
+            nodes: 0,
+            open: SmallVec::new(),
+            keys: OpenKeys::default(),
+            members: Members::new(),
+            flaw: None,
+        }
+    }
+
+    pub(super) fn run(mut self) -> Result<Outline, ScanError> {
+        self.skip_whitespace();
+        let start = self.at;
+        let mut next = Next::Value;
+        loop {
+            next = match next {
+                Next::Value => self.value()?,
+                Next::AfterValue => self.after_value()?,
+                Next::End => break,
+            };
+        }
+        let root = start..self.at;
+        self.skip_whitespace();
+        if self.at < self.bytes.len() {
+            return Err(self.syntax());
+        }
+        Ok(Outline { root, members: self.members, flaw: self.flaw })
+    }
+
+    /// Reads a scalar, or the opening of a container up to where its first value begins.
+    fn value(&mut self) -> Result<Next, ScanError> {
+        self.skip_whitespace();
+        self.nodes += 1;
+        if self.nodes > self.limits.nodes_max {
+            self.note(ScanError::TooManyNodes { at: self.at });
+        }
+        match self.peek() {
+            Some(b'"') => self.at = lexeme::string(self.bytes, self.at)?.end,
+            Some(b'{') => return self.open_object(),
+            Some(b'[') => return self.open_array(),
+            Some(b'-' | b'0'..=b'9') => self.number()?,
+            Some(b't') => self.literal("true")?,
+            Some(b'f') => self.literal("false")?,
+            Some(b'n') => self.literal("null")?,
+            Some(_) | None => return Err(self.syntax()),
+        }
+        Ok(Next::AfterValue)
+    }
+
+    fn after_value(&mut self) -> Result<Next, ScanError> {
+        let end = self.at;
+        if self.open.is_empty() {
+            return Ok(Next::End);
+        }
+        self.skip_whitespace();
+        let found = self.peek();
+        let at = self.at;
+        let Some(container) = self.open.last_mut() else { return Ok(Next::End) };
+        match (container, found) {
+            (Container::Object(object), Some(b',' | b'}')) => {
+                if let Some(current) = object.current.take() {
+                    self.members[current].value.end = end;
+                }
+                self.at += 1;
+                if found == Some(b',') { self.key() } else { Ok(self.close()) }
+            }
+            (Container::Array { items }, Some(b',')) => {
+                *items += 1;
+                let too_many = *items > self.limits.items_max;
+                self.at += 1;
+                if too_many {
+                    self.note(ScanError::TooManyNodes { at });
+                }
+                Ok(Next::Value)
+            }
+            (Container::Array { .. }, Some(b']')) => {
+                self.at += 1;
+                Ok(self.close())
+            }
+            (Container::Object(_) | Container::Array { .. }, Some(_) | None) => Err(self.syntax()),
+        }
+    }
+
+    fn open_object(&mut self) -> Result<Next, ScanError> {
+        let place = match self.open.last() {
+            None => Some(Place::Root),
+            Some(Container::Object(parent)) => parent.child,
+            Some(Container::Array { .. }) => None,
+        };
+        let keys = self.keys.open();
+        self.descend(Container::Object(OpenObject { count: 0, keys, place, current: None, child: None }))?;
+        if self.peek() == Some(b'}') {
+            self.at += 1;
+            return Ok(self.close());
+        }
+        self.key()
+    }
+
+    fn open_array(&mut self) -> Result<Next, ScanError> {
+        self.descend(Container::Array { items: 1 })?;
+        if self.peek() == Some(b']') {
+            self.at += 1;
+            return Ok(self.close());
+        }
+        Ok(Next::Value)
+    }
+
+    /// Steps over the opening bracket and the whitespace behind it.
+    fn descend(&mut self, container: Container) -> Result<(), ScanError> {
+        if self.open.len() >= self.limits.depth_max {
+            return Err(ScanError::TooDeep { at: self.at });
+        }
+        self.open.push(container);
+        self.at += 1;
+        self.skip_whitespace();
+        Ok(())
+    }
+
+    fn close(&mut self) -> Next {
+        if let Some(Container::Object(object)) = self.open.pop() {
+            self.keys.close(&object.keys);
+        }
+        Next::AfterValue
+    }
+
+    /// Reads a key of the innermost object, up to where its value begins.
+    fn key(&mut self) -> Result<Next, ScanError> {
+        self.skip_whitespace();
+        let start = self.at;
+        if self.peek() != Some(b'"') {
+            return Err(self.syntax());
+        }
+        let quoted = lexeme::string(self.bytes, start)?;
+        let span = start + 1..quoted.end - 1;
+        let raw = &self.text[span.clone()];
+        self.at = quoted.end;
+        self.skip_whitespace();
+        if self.peek() != Some(b':') {
+            return Err(self.syntax());
+        }
+        self.at += 1;
+        self.skip_whitespace();
+        let key = if quoted.escaped { Cow::Owned(lexeme::unescape(raw)) } else { Cow::Borrowed(raw) };
+
+        let is_root = self.open.len() == 1;
+        let Some(Container::Object(object)) = self.open.last_mut() else { return Err(ScanError::Syntax { at: start }) };
+        if let Some(place) = object.place {
+            object.child = place.child(&key);
+            object.current = Some(self.members.len());
+            self.members.push(Member { place, key: span, escaped: quoted.escaped, value: self.at..self.at });
+        }
+        object.count += 1;
+        let too_many = object.count > self.limits.members_max;
+        // A refused text is read on for the sake of its id alone, so only the root still needs unique keys.
+        let is_new = (self.flaw.is_some() && !is_root) || self.keys.insert(&mut object.keys, key);
+        if too_many {
+            self.note(ScanError::TooManyNodes { at: start });
+        }
+        if is_new {
+            return Ok(Next::Value);
+        }
+        let error = ScanError::DuplicateKey { at: start };
+        if is_root {
+            return Err(error);
+        }
+        self.note(error);
+        Ok(Next::Value)
+    }
+
+    fn number(&mut self) -> Result<(), ScanError> {
+        let start = self.at;
+        self.at = lexeme::number(self.bytes, start)?;
+        if !lexeme::is_carried(&self.text[start..self.at], self.limits.number_chars_max) {
+            self.note(ScanError::NumberRange { at: start });
+        }
+        Ok(())
+    }
+
+    fn literal(&mut self, word: &str) -> Result<(), ScanError> {
+        if !self.bytes[self.at..].starts_with(word.as_bytes()) {
+            return Err(self.syntax());
+        }
+        self.at += word.len();
+        Ok(())
+    }
+
+    /// Keeps the first flaw.
+    fn note(&mut self, flaw: ScanError) {
+        self.flaw.get_or_insert(flaw);
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.bytes.get(self.at).copied()
+    }
+
+    fn skip_whitespace(&mut self) {
+        while self.peek().is_some_and(|b| WHITESPACE.contains(&b)) {
+            self.at += 1;
+        }
+    }
+
+    const fn syntax(&self) -> ScanError {
+        ScanError::Syntax { at: self.at }
+    }
+}

@@ -1,0 +1,420 @@
+//! Rows of reliability.md b.4 that concern the text alone, and the comparison with `serde_json`.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::wire::Payload;
+
+const WIDE: ScanLimits = ScanLimits { depth_max: 100, ..ScanLimits::UPSTREAM };
+
+fn verdict(text: &[u8], limits: ScanLimits) -> Result<(), ScanError> {
+    Payload::parse(&Bytes::copy_from_slice(text), limits).map(|_| ())
+}
+
+#[track_caller]
+fn check(text: &str, expected: Result<(), ScanError>) {
+    assert_eq!(verdict(text.as_bytes(), ScanLimits::CLIENT), expected, "{}", &text[..text.len().min(80)]);
+}
+
+#[track_caller]
+fn check_syntax(text: &str, at: usize) {
+    check(text, Err(ScanError::Syntax { at }));
+}
+
+#[test]
+fn every_kind_of_value_is_accepted_with_whitespace_around_it() {
+    for text in ["{}", "[]", "\"\"", "0", "-0", "1.10", "1e5", "1E+5", "-12.5e-3", "true", "false", "null"] {
+        check(text, Ok(()));
+        let padded = format!(" \t\r\n{text}\n\r\t ");
+        let payload = Payload::parse(&Bytes::from(padded), ScanLimits::CLIENT).unwrap();
+        assert_eq!(payload.as_str(), text);
+    }
+    check(r#"{ "a" : [ 1 , { "b" : null } , [ ] , { } ] , "" : "" }"#, Ok(()));
+}
+
+/// B78 and U07.
+#[test]
+fn text_that_is_not_one_json_value_is_refused_where_it_goes_wrong() {
+    for (text, at) in [
+        ("", 0),
+        ("   ", 3),
+        ("{", 1),
+        ("[", 1),
+        ("[1", 2),
+        ("[1,", 3),
+        ("{\"a\"", 4),
+        ("{\"a\":", 5),
+        ("{\"a\":1", 6),
+        ("{\"a\":1,", 7),
+        ("{} x", 3),
+        ("{}{}", 2),
+        ("\u{feff}{}", 0),
+        ("/* c */ {}", 0),
+        ("{} // c", 3),
+        ("NaN", 0),
+        ("-Infinity", 1),
+        ("{'a':1}", 1),
+        ("['a']", 1),
+        ("{a:1}", 1),
+        ("[1,]", 3),
+        ("{\"a\":1,}", 7),
+        ("{,}", 1),
+        ("[,]", 1),
+        ("[1 2]", 3),
+        ("{\"a\" 1}", 5),
+        ("{\"a\":1 \"b\":2}", 7),
+        ("[1}", 2),
+        ("{\"a\":1]", 6),
+        ("]", 0),
+        ("tru", 0),
+        ("nulll", 4),
+        ("True", 0),
+        ("\u{a0}1", 0),
+        ("1\u{0c}", 1),
+    ] {
+        check_syntax(text, at);
+    }
+}
+
+#[test]
+fn numbers_follow_the_grammar() {
+    for (text, at) in [
+        ("01", 1),
+        ("-", 1),
+        ("-01", 2),
+        ("+1", 0),
+        (".5", 0),
+        ("1.", 2),
+        ("1.e3", 2),
+        ("1e", 2),
+        ("1e+", 3),
+        ("0x10", 1),
+        ("1_000", 1),
+        ("--1", 1),
+    ] {
+        check_syntax(text, at);
+    }
+}
+
+/// B79.
+#[test]
+fn bytes_that_are_not_utf8_are_refused() {
+    for (text, at) in [
+        (b"\"\xff\"".as_slice(), 1),
+        (b"{\"a\":\"\xc0\xaf\"}", 6), // overlong
+        (b"\"\xe0\x80\xaf\"", 1),     // overlong
+        (b"\"\xed\xa0\x80\"", 1),     // a surrogate
+        (b"\"\xf4\x90\x80\x80\"", 1), // past the last character
+        (b"\"ab\xe2\x82", 3),         // cut short
+    ] {
+        assert_eq!(verdict(text, ScanLimits::CLIENT), Err(ScanError::Utf8 { at }), "{text:x?}");
+    }
+}
+
+/// B79: at every distance from the start of a word of eight bytes, in keys too.
+#[test]
+fn raw_control_characters_in_strings_are_refused_wherever_they_stand() {
+    for control in 0..0x20_u8 {
+        for before in 0..20 {
+            let text =
+                format!("\"{}{}{}\"", "ä".repeat(before % 3) + &"x".repeat(before), char::from(control), "y".repeat(9));
+            check_syntax(&text, text.bytes().position(|b| b == control).unwrap());
+        }
+    }
+    check_syntax("{\"a\tb\":1}", 3);
+    check("\"\u{7f}\u{80}\"", Ok(()));
+}
+
+#[test]
+fn strings_of_every_length_end_where_they_end() {
+    for length in 0..70 {
+        for filler in ["x", "ß", "\\\"", "\\\\", "\u{10ffff}"] {
+            check(&format!("[\"{0}\",\"{0}\"]", filler.repeat(length)), Ok(()));
+        }
+    }
+}
+
+#[test]
+fn escapes_follow_the_grammar() {
+    check(r#""\"\\\/\b\f\n\r\t\u00e4\u00E4\u0000""#, Ok(()));
+    for (text, at) in
+        [(r#""\x""#, 1), (r#""\u12""#, 1), (r#""\u12g4""#, 1), (r#""\u+123""#, 1), (r#""\"#, 1), (r#""\U0041""#, 1)]
+    {
+        check_syntax(text, at);
+    }
+}
+
+/// B80 and U28: half a pair in any order, in keys and deep in arguments.
+#[test]
+fn lone_surrogate_escapes_are_refused_anywhere() {
+    for (text, at) in [
+        (r#""\ud800""#, 1),
+        (r#""\udc00""#, 1),
+        (r#""\uDBFF x""#, 1),
+        (r#""\ud800\ud800""#, 1),
+        (r#""\udc00\ud800""#, 1),
+        (r#""\ud800\u0041""#, 1),
+        (r#""\ud800\n""#, 1),
+        (r#""\ud83d\ude00\ud83d""#, 13),
+        (r#"{"\udfff":1}"#, 2),
+        (r#"{"a":[{"b":"x\ud800y"}]}"#, 13),
+    ] {
+        check(text, Err(ScanError::LoneSurrogate { at }));
+    }
+    check(r#""\ud83d\ude00 \uD800\uDC00 \udbff\udfff""#, Ok(()));
+    check(r#""\\ud800""#, Ok(()));
+}
+
+/// B81: what the text may hold; names are for others to judge.
+#[test]
+fn an_escaped_zero_is_carried() {
+    check(r#"{"a":"\u0000"}"#, Ok(()));
+}
+
+/// B82 and U27.
+#[test]
+fn nesting_is_refused_one_level_past_the_limit() {
+    let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+    check(&nested(64), Ok(()));
+    check(&nested(65), Err(ScanError::TooDeep { at: 64 }));
+    assert_eq!(verdict(nested(128).as_bytes(), ScanLimits::UPSTREAM), Ok(()));
+    assert_eq!(verdict(nested(129).as_bytes(), ScanLimits::UPSTREAM), Err(ScanError::TooDeep { at: 128 }));
+    let objects = format!("{}1{}", "{\"a\":".repeat(65), "}".repeat(65));
+    check(&objects, Err(ScanError::TooDeep { at: 64 * 5 }));
+}
+
+/// B82 and U27: the walk stops at the limit, and without one it needs no stack of the processor.
+#[test]
+fn two_million_levels_neither_overflow_nor_take_long() {
+    let text = "[".repeat(2_000_000);
+    check(&text, Err(ScanError::TooDeep { at: 64 }));
+    let bottomless = ScanLimits { depth_max: usize::MAX, ..ScanLimits::UPSTREAM };
+    assert_eq!(verdict(text.as_bytes(), bottomless), Err(ScanError::Syntax { at: 2_000_000 }));
+}
+
+/// B83, B84 and U28.
+#[test]
+fn a_key_that_comes_twice_is_refused_at_every_level() {
+    for (text, at) in [
+        (r#"{"a":1,"a":1}"#, 7),
+        (r#"{"a":1,"b":2,"a":3}"#, 13),
+        (r#"{"":1,"":2}"#, 6),
+        (r#"[{"x":{"a":1,"a":1}}]"#, 13),
+        (r#"{"a":{"b":1},"c":[{"d":1,"d":2}]}"#, 25),
+        (r#"{"a":{"a":1,"b":{"a":1}},"a":2}"#, 25),
+    ] {
+        check(text, Err(ScanError::DuplicateKey { at }));
+    }
+    check(r#"{"a":{"a":{"a":1}},"b":{"a":1},"c":[{"a":1},{"a":1}]}"#, Ok(()));
+}
+
+/// B84: what counts is the key that a receiver reads.
+#[test]
+fn keys_are_compared_decoded_and_no_further() {
+    check(r#"{"a":1,"\u0061":2}"#, Err(ScanError::DuplicateKey { at: 7 }));
+    check(r#"{"\u00e4":1,"ä":2}"#, Err(ScanError::DuplicateKey { at: 12 }));
+    check(r#"{"\ud83d\ude00":1,"😀":2}"#, Err(ScanError::DuplicateKey { at: 18 }));
+    check(r#"{"\/":1,"/":2}"#, Err(ScanError::DuplicateKey { at: 8 }));
+    check(r#"{"a\\u0062":1,"ab":2,"a\u0062c":3}"#, Ok(()));
+    check("{\"ä\":1,\"a\u{308}\":2,\"A\":3,\"a\":4}", Ok(()));
+}
+
+/// B84 on both sides of the change from comparing to a set, with a nested object in between.
+#[test]
+fn large_objects_notice_a_repeated_key_too() {
+    for count in 1..40 {
+        let members: Vec<_> = (0..count).map(|n| format!("\"key{n}\":{{\"key0\":1}}")).collect();
+        check(&format!("{{{}}}", members.join(",")), Ok(()));
+        for repeated in [0, count / 2, count - 1] {
+            let text = format!("{{{},\"key{repeated}\":1}}", members.join(","));
+            let at = text.rfind("\"key").unwrap();
+            check(&text, Err(ScanError::DuplicateKey { at }));
+        }
+    }
+}
+
+/// B86.
+#[test]
+fn numbers_that_are_no_finite_double_are_refused() {
+    for text in ["1e400", "-1e400", "1e309", "1.8e308", "123e9999999999999999999"] {
+        check(text, Err(ScanError::NumberRange { at: 0 }));
+        assert_eq!(verdict(text.as_bytes(), ScanLimits::UPSTREAM), Err(ScanError::NumberRange { at: 0 }));
+    }
+    for text in ["1e308", "-1.7e308", "1e-400", "0e400", "0.0e99999"] {
+        check(text, Ok(()));
+    }
+    let digits = "9".repeat(400);
+    assert_eq!(verdict(digits.as_bytes(), ScanLimits::UPSTREAM), Err(ScanError::NumberRange { at: 0 }));
+}
+
+/// B87.
+#[test]
+fn numbers_are_carried_digit_for_digit_up_to_64_characters() {
+    let longest = "1".repeat(64);
+    for number in ["9007199254740993", "12345678901234567890123", "1.0", "-0", "1.10", longest.as_str()] {
+        check(&format!("[{number}]"), Ok(()));
+    }
+    check(&format!("[{longest}1]"), Err(ScanError::NumberRange { at: 1 }));
+    check(&"1".repeat(1000), Err(ScanError::NumberRange { at: 0 }));
+    assert_eq!(verdict("1".repeat(300).as_bytes(), ScanLimits::UPSTREAM), Ok(()));
+}
+
+/// B88.
+#[test]
+fn members_items_and_values_are_counted() {
+    let object = |count: usize| {
+        let members: Vec<_> = (0..count).map(|n| format!("\"{n}\":0")).collect();
+        format!("{{{}}}", members.join(","))
+    };
+    let array = |count: usize| format!("[{}]", vec!["0"; count].join(","));
+    check(&object(10_000), Ok(()));
+    check(&object(10_001), Err(ScanError::TooManyNodes { at: object(10_000).len() }));
+    check(&array(199_999), Ok(()));
+    check(&array(200_000), Err(ScanError::TooManyNodes { at: 2 * 200_000 - 1 }));
+    let items = ScanLimits { nodes_max: usize::MAX, ..ScanLimits::CLIENT };
+    assert_eq!(verdict(array(1_000_000).as_bytes(), items), Ok(()));
+    assert_eq!(
+        verdict(array(1_000_001).as_bytes(), items),
+        Err(ScanError::TooManyNodes { at: 2 * 1_000_000 }),
+        "the comma before the item"
+    );
+}
+
+/// B89: many members of one length with equal ends cost a set's time, not the square of it.
+#[test]
+fn two_hundred_thousand_like_keys_take_linear_time() {
+    let members: Vec<_> = (0..200_000).map(|n| format!("\"a{n:06}a\":0")).collect();
+    assert_eq!(verdict(format!("{{{}}}", members.join(",")).as_bytes(), ScanLimits::UPSTREAM), Ok(()));
+}
+
+/// The id is still to be found behind what is wrong, but unreadable text wins over it.
+#[test]
+fn a_flaw_is_kept_while_the_rest_is_read() {
+    let outline = scan(br#"{"params":{"a":1,"a":2,"n":1e400},"id":7}"#, ScanLimits::CLIENT).unwrap();
+    assert_eq!(outline.flaw, Some(ScanError::DuplicateKey { at: 17 }));
+    assert_eq!(outline.members.last().map(|member| member.value.clone()), Some(39..40));
+    check(r#"{"a":1e400"#, Err(ScanError::Syntax { at: 10 }));
+    check(r#"{"n":1e400,"b":1,"b":1}"#, Err(ScanError::DuplicateKey { at: 17 }));
+}
+
+#[test]
+fn members_are_located_in_the_root_the_payload_objects_and_their_meta_alone() {
+    let text = br#" {"params" : {"_meta":{"k" : 1},"arguments":{"x":{"_meta":{"y":1}}}},"other":{"z":1},
+        "r\u0065sult":{"_meta":{},"a":[{"b":1}]}} "#;
+    let outline = scan(text, ScanLimits::CLIENT).unwrap();
+    let located = |place: Place| -> Vec<_> {
+        let at = |range: &Range<usize>| std::str::from_utf8(&text[range.clone()]).unwrap();
+        let of_place = outline.members.iter().filter(|member| member.place == place);
+        of_place.map(|member| (at(&member.key), at(&member.value))).collect()
+    };
+    let root: Vec<_> = located(Place::Root).into_iter().map(|(key, _)| key).collect();
+    assert_eq!(root, ["params", "other", "r\\u0065sult"]);
+    assert_eq!(located(Place::Params), [("_meta", r#"{"k" : 1}"#), ("arguments", r#"{"x":{"_meta":{"y":1}}}"#)]);
+    assert_eq!(located(Place::ParamsMeta), [("k", "1")]);
+    assert_eq!(located(Place::Result), [("_meta", "{}"), ("a", r#"[{"b":1}]"#)]);
+    assert_eq!(located(Place::ResultMeta), []);
+    assert_eq!(outline.root, 1..text.len() - 1);
+}
+
+/// Text that is JSON or nearly so.
+fn nearly_json() -> impl Strategy<Value = String> {
+    let token = prop::sample::select(vec![
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        "\"",
+        "\"a\"",
+        "\"b\":",
+        "\"\\u0061\"",
+        "\"\\ud83d\\ude00\"",
+        "\"\\ud800\"",
+        "\\",
+        "1",
+        "-",
+        "0",
+        ".",
+        "e",
+        "1.5e3",
+        "1e400",
+        "true",
+        "false",
+        "null",
+        " ",
+        "\n",
+        "\t",
+        "\u{b}",
+        "ä",
+        "\u{feff}",
+        "\0",
+    ]);
+    prop::collection::vec(token, 0..24).prop_map(|tokens| tokens.concat())
+}
+
+fn json_value() -> impl Strategy<Value = serde_json::Value> {
+    use serde_json::Value;
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(5, 64, 24, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+            prop::collection::btree_map(".{0,4}", inner, 0..24).prop_map(|map| map.into_iter().collect()),
+        ]
+    })
+}
+
+/// What the scan accepts `serde_json` reads, and what `serde_json` refuses the scan refuses.
+fn assert_agrees(text: &str) -> Result<(), TestCaseError> {
+    let reference = serde_json::from_str::<serde_json::Value>(text);
+    match Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), WIDE) {
+        Ok(payload) => {
+            let reference = reference.map_err(|error| TestCaseError::fail(format!("{text:?}: {error}")))?;
+            prop_assert_eq!(payload.read::<serde_json::Value>().unwrap(), reference);
+        }
+        Err(ScanError::DuplicateKey { .. } | ScanError::TooDeep { .. }) => (),
+        Err(error) => prop_assert!(reference.is_err(), "{text:?}: {error}"),
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn whatever_is_nearly_json_is_judged_as_serde_json_judges_it(text in nearly_json()) {
+        assert_agrees(&text)?;
+    }
+
+    #[test]
+    fn every_value_is_accepted_and_every_cut_of_it_refused(value in json_value(), pretty in any::<bool>(), cut in any::<prop::sample::Index>()) {
+        let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) }.unwrap();
+        prop_assert_eq!(verdict(text.as_bytes(), WIDE), Ok(()));
+        let cut = cut.index(text.len());
+        if text.is_char_boundary(cut) {
+            assert_agrees(&text[..cut])?;
+        }
+    }
+
+    #[test]
+    fn a_walk_over_scanned_text_finds_what_the_scan_found(value in json_value(), pretty in any::<bool>()) {
+        let text = if pretty { serde_json::to_string_pretty(&value) } else { serde_json::to_string(&value) }.unwrap();
+        let walked = walk::members(text.as_bytes());
+        prop_assert_eq!(walked.is_some(), value.is_object());
+        let outline = scan(text.as_bytes(), WIDE).unwrap();
+        let root = |member: &&Member| member.place == Place::Root;
+        let spans = |member: &Member| (member.key.clone(), member.value.clone(), member.escaped);
+        let scanned: Vec<_> = outline.members.iter().filter(root).map(spans).collect();
+        prop_assert_eq!(walked.unwrap_or_default().iter().map(spans).collect::<Vec<_>>(), scanned);
+        let items: Vec<_> = walk::items(text.as_bytes()).map(|span| text[span].to_owned()).collect();
+        let reread: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let expected = reread.as_array().cloned().unwrap_or_default();
+        let read: Vec<serde_json::Value> = items.iter().map(|item| serde_json::from_str(item).unwrap()).collect();
+        prop_assert_eq!(read, expected);
+    }
+}

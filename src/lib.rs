@@ -4,3 +4,5 @@
 
 pub mod metric;
 pub mod wire;
+pub mod task;
+pub mod store;

@@ -1,0 +1,271 @@
+//! The store in memory: one bounded, sharded map that owns live and settled rows alike.
+//!
+//! Everything is gone when the process ends. Full means refused: nothing is ever evicted. No lock is
+//! held across an await, and a reader holds one only to clone an `Arc`.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+
+use super::tasks::{Revision, StoreError, Stored, TaskStore, Usage};
+use crate::task::{Principal, Task, TaskId, TaskKey, Timestamp};
+
+/// Task ids are random, so their low bits spread rows evenly.
+const SHARDS: usize = 64;
+
+/// A [`TaskStore`] that lives and dies with the process.
+#[derive(Debug)]
+pub struct MemoryStore {
+    shards: Box<[Mutex<Shard>]>,
+    owners: Mutex<HashMap<Principal, OwnerRows>>,
+    stored_bytes_max: usize,
+    bytes: AtomicUsize,
+    tasks: AtomicUsize,
+    unsettled: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    rows: HashMap<TaskKey, Stored>,
+    /// When unsettled rows are overdue.
+    live: BTreeSet<(Timestamp, TaskKey)>,
+    /// When settled rows are gone.
+    settled: BTreeSet<(Timestamp, TaskKey)>,
+}
+
+#[derive(Debug, Default)]
+struct OwnerRows {
+    by_age: BTreeSet<(Timestamp, TaskId)>,
+    usage: Usage,
+}
+
+impl Shard {
+    fn index(&mut self, task: &Task) -> &mut BTreeSet<(Timestamp, TaskKey)> {
+        if task.is_settled() { &mut self.settled } else { &mut self.live }
+    }
+
+    fn remove(&mut self, key: &TaskKey) -> Option<Stored> {
+        let row = self.rows.remove(key)?;
+        self.index(&row.task).remove(&(row.task.expires_at(), key.clone()));
+        Some(row)
+    }
+}
+
+impl MemoryStore {
+    /// A store for at most `stored_bytes_max` bytes, each row counted as at least
+    /// [`crate::task::model::ROW_BYTES_MIN`].
+    #[must_use]
+    pub fn new(stored_bytes_max: usize) -> Self {
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            owners: Mutex::default(),
+            stored_bytes_max,
+            bytes: AtomicUsize::new(0),
+            tasks: AtomicUsize::new(0),
+            unsettled: AtomicUsize::new(0),
+        }
+    }
+
+    fn shard(&self, key: &TaskKey) -> &Mutex<Shard> {
+        let low = usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0);
+        &self.shards[low]
+    }
+
+    /// Takes room for `more` bytes, or none at all.
+    fn take_bytes(&self, more: usize) -> Result<(), StoreError> {
+        let fits = |now: usize| now.checked_add(more).filter(|sum| *sum <= self.stored_bytes_max);
+        match self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(StoreError::Full { what: "bytes" }),
+        }
+    }
+
+    fn forget(&self, task: &Task) {
+        let bytes = task.stored_bytes();
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.tasks.fetch_sub(1, Ordering::Relaxed);
+        let live = usize::from(!task.is_settled());
+        self.unsettled.fetch_sub(live, Ordering::Relaxed);
+        let mut owners = self.owners.lock();
+        if let Entry::Occupied(mut rows) = owners.entry(task.key.owner.clone()) {
+            let owner = rows.get_mut();
+            owner.by_age.remove(&(task.created_at, task.key.id));
+            owner.usage.tasks -= 1;
+            owner.usage.unsettled -= live;
+            owner.usage.bytes -= bytes;
+            if owner.usage.tasks == 0 {
+                rows.remove();
+            }
+        }
+    }
+
+    /// Notes what a write changed in the sums; the row itself is already in its place.
+    fn account_replaced(&self, old: &Task, new: &Task) {
+        let (before, after) = (old.stored_bytes(), new.stored_bytes());
+        if after < before {
+            self.bytes.fetch_sub(before - after, Ordering::Relaxed);
+        }
+        let settled_now = usize::from(!old.is_settled() && new.is_settled());
+        self.unsettled.fetch_sub(settled_now, Ordering::Relaxed);
+        if let Some(owner) = self.owners.lock().get_mut(&new.key.owner) {
+            owner.usage.unsettled -= settled_now;
+            owner.usage.bytes = owner.usage.bytes + after - before;
+        }
+    }
+}
+
+#[async_trait]
+impl TaskStore for MemoryStore {
+    async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
+        let bytes = task.stored_bytes();
+        self.take_bytes(bytes)?;
+        let revision = Revision(1);
+        {
+            let mut shard = self.shard(&task.key).lock();
+            if shard.rows.contains_key(&task.key) {
+                self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+                return Err(StoreError::Exists);
+            }
+            shard.index(task).insert((task.expires_at(), task.key.clone()));
+            shard.rows.insert(task.key.clone(), Stored { task: Arc::new(task.clone()), revision });
+            // Inside the lock: a row that can be found is also counted.
+            self.tasks.fetch_add(1, Ordering::Relaxed);
+            let live = usize::from(!task.is_settled());
+            self.unsettled.fetch_add(live, Ordering::Relaxed);
+            let mut owners = self.owners.lock();
+            let owner = owners.entry(task.key.owner.clone()).or_default();
+            owner.by_age.insert((task.created_at, task.key.id));
+            owner.usage.tasks += 1;
+            owner.usage.unsettled += live;
+            owner.usage.bytes += bytes;
+        }
+        Ok(revision)
+    }
+
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+        let found = self.shard(key).lock().rows.get(key).cloned();
+        Ok(found.filter(|row| !row.task.is_settled() || row.task.expires_at() > now))
+    }
+
+    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+        let mut shard = self.shard(&task.key).lock();
+        let old = match shard.rows.get(&task.key) {
+            Some(row) if row.revision == expected => Arc::clone(&row.task),
+            Some(_) | None => return Err(StoreError::Conflict),
+        };
+        self.take_bytes(task.stored_bytes().saturating_sub(old.stored_bytes()))?;
+        shard.index(&old).remove(&(old.expires_at(), task.key.clone()));
+        shard.index(task).insert((task.expires_at(), task.key.clone()));
+        let revision = Revision(expected.0 + 1);
+        shard.rows.insert(task.key.clone(), Stored { task: Arc::new(task.clone()), revision });
+        self.account_replaced(&old, task);
+        Ok(revision)
+    }
+
+    async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
+        let mut shard = self.shard(key).lock();
+        if let Some(row) = shard.remove(key) {
+            self.forget(&row.task);
+        }
+        Ok(())
+    }
+
+    async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        let mut freed = 0;
+        for shard in &self.shards {
+            while freed < limit {
+                // One row per lock: readers of the shard never wait for a whole sweep.
+                let mut shard = shard.lock();
+                let Some((_, key)) = shard.settled.first().filter(|(at, _)| *at <= now).cloned() else {
+                    break;
+                };
+                if let Some(row) = shard.remove(&key) {
+                    self.forget(&row.task);
+                    freed += 1;
+                }
+            }
+        }
+        Ok(freed)
+    }
+
+    async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        let mut keys = Vec::new();
+        for shard in &self.shards {
+            let shard = shard.lock();
+            let due = shard.live.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone());
+            keys.extend(due.take(limit - keys.len()));
+        }
+        Ok(keys)
+    }
+
+    async fn page(
+        &self,
+        owner: &Principal,
+        after: Option<(Timestamp, TaskId)>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Stored>, StoreError> {
+        let mut rows = Vec::new();
+        let mut after = after;
+        // Expired rows still stand in the index: go on until the page is full or the index ends.
+        while rows.len() < limit {
+            let ids: Vec<_> = match self.owners.lock().get(owner) {
+                Some(of_owner) => {
+                    let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
+                    of_owner.by_age.range((from, std::ops::Bound::Unbounded)).take(limit).copied().collect()
+                }
+                None => Vec::new(),
+            };
+            let Some(last) = ids.last().copied() else { break };
+            after = Some(last);
+            for (_, id) in ids {
+                let key = TaskKey { owner: owner.clone(), id };
+                rows.extend(self.load(&key, now).await?);
+            }
+        }
+        rows.truncate(limit);
+        Ok(rows)
+    }
+
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
+        let mut keys = BTreeSet::new();
+        for shard in &self.shards {
+            for (_, key) in &shard.lock().live {
+                if after.is_none_or(|after| key > after) {
+                    keys.insert(key.clone());
+                    if keys.len() > limit {
+                        keys.pop_last();
+                    }
+                }
+            }
+        }
+        Ok(keys.iter().filter_map(|key| self.shard(key).lock().rows.get(key).cloned()).collect())
+    }
+
+    fn usage(&self) -> Usage {
+        Usage {
+            tasks: self.tasks.load(Ordering::Relaxed),
+            unsettled: self.unsettled.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+        }
+    }
+
+    fn usage_of(&self, owner: &Principal) -> Usage {
+        self.owners.lock().get(owner).map_or_else(Usage::default, |rows| rows.usage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::contract;
+
+    #[tokio::test]
+    async fn keeps_the_contract_of_every_store() {
+        contract::check_all(|stored_bytes_max| Arc::new(MemoryStore::new(stored_bytes_max))).await;
+    }
+}

@@ -1,0 +1,121 @@
+//! What every store promises.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use crate::task::{Principal, Task, TaskId, TaskKey, Timestamp};
+
+/// Counts the writes of one row; a writer names the one it read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Revision(pub u64);
+
+/// A row as it was read.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    pub task: Arc<Task>,
+    pub revision: Revision,
+}
+
+/// Why a store did not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    #[error("another writer changed the task first")]
+    Conflict,
+    #[error("a task with this key exists")]
+    Exists,
+    #[error("the store holds as many {what} as it may")]
+    Full { what: &'static str },
+    #[error("the store failed")]
+    Io(#[from] std::io::Error),
+}
+
+/// The bounds on what is kept, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreLimits {
+    /// Unsettled tasks, reserved places included. Kept by the engine's admission.
+    pub tasks_max: usize,
+    /// The same for one principal.
+    pub tasks_per_principal_max: usize,
+    /// All rows, settled ones too. Kept by the store.
+    pub stored_bytes_max: usize,
+}
+
+/// What a store holds at the moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub tasks: usize,
+    pub unsettled: usize,
+    pub bytes: usize,
+}
+
+/// A keeper of tasks. Every implementation passes [`super::contract`].
+///
+/// A settled task never changes, so any cache may hold it. A full store refuses; it never evicts.
+/// All methods are cancel safe in this sense: a dropped call has either happened whole or not at all.
+#[async_trait]
+pub trait TaskStore: Send + Sync + std::fmt::Debug {
+    /// Adds a task; returns once it would survive what this store survives.
+    ///
+    /// # Errors
+    /// `Full`, `Exists`, `Io`.
+    async fn insert(&self, task: &Task) -> Result<Revision, StoreError>;
+
+    /// Returns `None` for unknown tasks, foreign ones, and settled ones past their `ttl` alike. An
+    /// unsettled task past its `ttl` is still returned: `apply` settles it first.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError>;
+
+    /// Writes a task over the revision that was read. A row that does not grow is never refused for
+    /// lack of room, so a task can always be settled with a fault.
+    ///
+    /// # Errors
+    /// `Conflict` if another writer got there first, or the row is gone: reload, decide again.
+    /// `Full` if the row grows and there is no room for it. `Io`.
+    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError>;
+
+    /// Drops a row that nobody was told of (T-27). Unknown keys are no error.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn remove(&self, key: &TaskKey) -> Result<(), StoreError>;
+
+    /// Frees settled tasks past their `ttl`, at most `limit`; returns how many. Reclaims space only.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError>;
+
+    /// Unsettled tasks whose `ttl` has passed, at most `limit`.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
+
+    /// One owner's tasks in order of creation, at most `limit`, beginning after the one that `after`
+    /// names by its time of creation and id.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn page(
+        &self,
+        owner: &Principal,
+        after: Option<(Timestamp, TaskId)>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Stored>, StoreError>;
+
+    /// All unsettled tasks in pages, whoever owns them: for recovery and operators.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError>;
+
+    /// What the store holds, in all.
+    fn usage(&self) -> Usage;
+
+    /// What one owner holds.
+    fn usage_of(&self, owner: &Principal) -> Usage;
+}

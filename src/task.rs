@@ -1,0 +1,21 @@
+//! The heart: one canonical task and its pure transition function.
+//!
+//! Uses `wire::{Payload, RpcError}` and nothing else; reads no clock, mints no id, does no I/O.
+//! Read [`model`], then [`mod@transition`].
+
+pub mod id;
+pub mod model;
+pub mod policy;
+pub mod principal;
+pub mod time;
+pub mod transition;
+
+pub use id::{TaskId, TaskKey};
+
+pub use model::{
+    Attempt, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Question, Reason, Shown, Task,
+};
+pub use policy::{Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
+pub use principal::Principal;
+pub use time::{Clock, ManualClock, SystemClock, Timestamp};
+pub use transition::{Effect, Event, transition};

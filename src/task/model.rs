@@ -1,0 +1,186 @@
+//! The canonical task: facts only. Which status word a client reads is its dialect's business.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{TaskKey, Timestamp};
+use crate::wire::{Payload, RpcError};
+
+/// Smallest size that a row is counted as, whatever it holds (design.md 2, `stored_bytes_max`).
+pub const ROW_BYTES_MIN: usize = 1024;
+
+/// One call that a client may come back for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Task {
+    pub key: TaskKey,
+    pub shown: Shown,
+    pub origin: Origin,
+    pub created_at: Timestamp,
+    /// Never goes backwards, whatever the clock does.
+    pub updated_at: Timestamp,
+    /// Counted from `created_at`. Grows when an outcome needs room to be read; never shrinks.
+    pub ttl: Duration,
+    /// How long an outcome stays readable at least, counted from the moment it is there.
+    pub keep_result_min: Duration,
+    pub poll_interval: Duration,
+    /// Which try at the upstream is under way; events of older ones are stale.
+    pub attempt: Attempt,
+    pub phase: Phase,
+    /// The key of the next question. Keys are never reused (EXT-34 to EXT-36).
+    pub next_key: InputKey,
+    /// The last thing the upstream said about its progress.
+    pub status_message: Option<Arc<str>>,
+}
+
+impl Task {
+    /// The moment from which the task is gone.
+    #[must_use]
+    pub fn expires_at(&self) -> Timestamp {
+        self.created_at.after(self.ttl)
+    }
+
+    #[must_use]
+    pub const fn is_settled(&self) -> bool {
+        matches!(self.phase, Phase::Settled(_))
+    }
+
+    /// What the row counts towards stored bytes.
+    #[must_use]
+    pub fn stored_bytes(&self) -> usize {
+        let payload = match &self.phase {
+            Phase::Queued | Phase::Working => 0,
+            Phase::AwaitingInput(open) => open.values().map(|q| q.ask.len() + q.request.len()).sum(),
+            Phase::Settled(Outcome::Returned { result, .. }) => result.len(),
+            Phase::Settled(Outcome::Faulted(Failure::Upstream(error))) => {
+                error.message.len() + error.data.as_ref().map_or(0, Payload::len)
+            }
+            Phase::Settled(Outcome::Faulted(Failure::Gateway(_)) | Outcome::Cancelled) => 0,
+        };
+        let message = self.status_message.as_ref().map_or(0, |text| text.len());
+        (payload + message).max(ROW_BYTES_MIN)
+    }
+}
+
+/// Who may see the task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shown {
+    /// Its owner holds the handle.
+    Handle,
+    /// Nobody: it carries a held call between two rounds of questions.
+    Hidden,
+}
+
+/// Which call the task stands for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    pub upstream: Arc<str>,
+    pub tool: Arc<str>,
+}
+
+/// Number of a try at the upstream, from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Attempt(pub u32);
+
+impl Attempt {
+    pub const FIRST: Self = Self(1);
+}
+
+/// Number of a question; unique for the task's life.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InputKey(pub u32);
+
+/// Where a task stands.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Waiting for a place at the upstream: certainly not sent.
+    Queued,
+    /// May have been sent.
+    Working,
+    /// Invariant: never empty.
+    AwaitingInput(BTreeMap<InputKey, Question>),
+    /// Final. No event changes it.
+    Settled(Outcome),
+}
+
+/// A question of the upstream that its owner has not answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Question {
+    /// How the exchange names the question.
+    pub ask: Payload,
+    /// `{method, params}` as the client is to see it.
+    pub request: Payload,
+}
+
+/// How the call ended. Facts only: each dialect chooses its own status word.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Returned { result: Payload, is_error: bool },
+    Faulted(Failure),
+    Cancelled,
+}
+
+/// Whose failure it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The upstream answered a JSON-RPC error.
+    Upstream(RpcError),
+    /// The gateway has no answer, and says why.
+    Gateway(GatewayFault),
+}
+
+/// Why the gateway has no answer, and what that means for a repetition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GatewayFault {
+    pub reason: Reason,
+    pub executed: Executed,
+    /// The upstream's HTTP status, where that was the reason.
+    pub http_status: Option<u16>,
+    /// When a repetition has a chance, where that is known.
+    pub retry_after: Option<Duration>,
+}
+
+impl GatewayFault {
+    #[must_use]
+    pub const fn new(reason: Reason, executed: Executed) -> Self {
+        Self { reason, executed, http_status: None, retry_after: None }
+    }
+}
+
+/// Whether the upstream may have run the call (reliability.md b.3).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Executed {
+    /// Certainly not: nothing was sent, a repetition is safe.
+    No,
+    Unknown,
+    Yes,
+}
+
+/// The gateway's own reasons for having no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    UpstreamUnreachable,
+    UpstreamTls,
+    UpstreamHttpStatus,
+    UpstreamAuth,
+    UpstreamRedirect,
+    UpstreamMalformed,
+    UpstreamClosed,
+    UpstreamSessionLost,
+    /// The upstream's idle or first-byte limit passed.
+    UpstreamTimeout,
+    /// The upstream refused the gateway's own handshake.
+    UpstreamRefused,
+    DeadlineExceeded,
+    ResultTooLarge,
+    TtlExpired,
+    GatewayRestart,
+    TooManyTasks,
+    StoreFull,
+    StoreFailed,
+    QueueFull,
+    QueueDeadline,
+    Draining,
+    /// A bug in the gateway ended the call.
+    Internal,
+}

@@ -1,0 +1,113 @@
+//! Whether a call becomes a task: at once, after a grace period, or not at all.
+
+use std::time::Duration;
+
+use wildmatch::WildMatch;
+
+/// What the operator says about a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Plain calls only.
+    Never,
+    /// A task once the call outlives the grace period.
+    Auto,
+    /// A task before the upstream is called, for clients that can.
+    Always,
+    /// Only as a task.
+    Required,
+}
+
+/// The rules for one tool, all of them decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ToolPolicy {
+    pub mode: Mode,
+    pub grace: Duration,
+    pub ttl: Duration,
+    pub keep_result_min: Duration,
+    pub poll_interval: Duration,
+    /// The longest that the upstream call may run, from its dispatch.
+    pub deadline: Duration,
+    /// Largest result that is kept.
+    pub result_bytes_max: usize,
+}
+
+/// What to do with one call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Hold the call and answer it.
+    Direct,
+    /// Hold it for this long, then hand out a handle.
+    Grace(Duration),
+    /// Hand out a handle before the upstream is called.
+    Task,
+    /// Only works as a task, and this client cannot have one.
+    Refuse,
+}
+
+impl Mode {
+    /// Decides for one call. `takes_tasks` says whether this request may be answered with a handle
+    /// and whether the answer may wait for a grace period.
+    #[must_use]
+    pub const fn plan(self, takes_tasks: TakesTasks, grace: Duration) -> Plan {
+        match (self, takes_tasks) {
+            (Self::Never, _) | (Self::Auto | Self::Always, TakesTasks::No) => Plan::Direct,
+            (Self::Required, TakesTasks::No) => Plan::Refuse,
+            (Self::Auto, TakesTasks::AfterGrace) => Plan::Grace(grace),
+            (Self::Auto, TakesTasks::AtOnce)
+            | (Self::Always | Self::Required, TakesTasks::AfterGrace | TakesTasks::AtOnce) => Plan::Task,
+        }
+    }
+}
+
+/// What kind of handle a request can be answered with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TakesTasks {
+    No,
+    /// Leaves it to the gateway, so that a fast call may stay plain (the extension).
+    AfterGrace,
+    /// Asked for a task and must get one, however fast the call is (2025-11-25, T-79).
+    AtOnce,
+}
+
+/// The rules of one upstream: patterns in order, the first match wins.
+#[derive(Clone, Debug)]
+pub struct ToolRules {
+    pub patterns: Vec<(WildMatch, ToolPolicy)>,
+    /// What holds for a tool that no pattern names.
+    pub default: ToolPolicy,
+}
+
+impl ToolRules {
+    /// The policy of a tool, by the name that clients see.
+    #[must_use]
+    pub fn policy_of(&self, tool: &str) -> ToolPolicy {
+        self.patterns.iter().find(|(pattern, _)| pattern.matches(tool)).map_or(self.default, |(_, policy)| *policy)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_mode_and_client_has_the_plan_of_the_table() {
+        use {Mode::*, TakesTasks::*};
+        let grace = Duration::from_secs(2);
+        for (mode, client, plan) in [
+            (Never, No, Plan::Direct),
+            (Never, AfterGrace, Plan::Direct),
+            (Never, AtOnce, Plan::Direct),
+            (Auto, No, Plan::Direct),
+            (Auto, AfterGrace, Plan::Grace(grace)),
+            (Auto, AtOnce, Plan::Task),
+            (Always, No, Plan::Direct),
+            (Always, AfterGrace, Plan::Task),
+            (Always, AtOnce, Plan::Task),
+            (Required, No, Plan::Refuse),
+            (Required, AfterGrace, Plan::Task),
+            (Required, AtOnce, Plan::Task),
+        ] {
+            assert_eq!(mode.plan(client, grace), plan, "{mode:?} {client:?}");
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! Each phase meets each event once in a table; random sequences then hold the invariants.
+
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::store::contract::task;
+use crate::task::Shown;
+use crate::wire::RpcError;
+
+const NOW: Timestamp = Timestamp::from_millis(1_000_500);
+
+fn question(n: u32) -> Question {
+    Question { ask: Payload::of(&n), request: Payload::of(&format!("question {n}")) }
+}
+
+fn in_phase(phase: Phase) -> Task {
+    let next_key = match &phase {
+        Phase::AwaitingInput(open) => InputKey(open.len() as u32),
+        _ => InputKey(0),
+    };
+    Task { phase, next_key, attempt: Attempt(2), ..task("a", 1) }
+}
+
+fn phases() -> Vec<(&'static str, Phase)> {
+    let open = |n: u32| (0..n).map(|k| (InputKey(k), question(k))).collect();
+    vec![
+        ("queued", Phase::Queued),
+        ("working", Phase::Working),
+        ("asking one", Phase::AwaitingInput(open(1))),
+        ("asking two", Phase::AwaitingInput(open(2))),
+        ("returned", Phase::Settled(Outcome::Returned { result: Payload::empty_object(), is_error: false })),
+        ("faulted", Phase::Settled(Outcome::Faulted(Failure::Upstream(RpcError::new(1, "m"))))),
+        ("cancelled", Phase::Settled(Outcome::Cancelled)),
+    ]
+}
+
+fn events(attempt: Attempt) -> Vec<(&'static str, Event)> {
+    vec![
+        ("dispatched", Event::Dispatched { attempt }),
+        ("progressed", Event::Progressed { attempt, message: Arc::from("half") }),
+        ("asked", Event::Asked { attempt, question: question(7) }),
+        ("withdrawn", Event::Withdrawn { attempt, ask: Payload::of(&0) }),
+        ("answered", Event::Answered { answers: BTreeMap::from([(InputKey(0), Payload::empty_object())]) }),
+        ("returns", Event::Returned { attempt, result: Payload::empty_object(), is_error: true }),
+        ("faults", Event::Faulted { attempt, failure: Failure::Upstream(RpcError::new(2, "n")) }),
+        ("cancel", Event::CancelRequested),
+        ("ttl", Event::TtlElapsed),
+    ]
+}
+
+fn name(phase: &Phase) -> String {
+    match phase {
+        Phase::Queued => "queued".into(),
+        Phase::Working => "working".into(),
+        Phase::AwaitingInput(open) => format!("asking {}", open.len()),
+        Phase::Settled(Outcome::Returned { .. }) => "returned".into(),
+        Phase::Settled(Outcome::Faulted(_)) => "faulted".into(),
+        Phase::Settled(Outcome::Cancelled) => "cancelled".into(),
+    }
+}
+
+/// What each event makes of each phase that is not settled; `-` is no change and no effect.
+/// Effects: n notify, d deliver, a abandon. Covers EXT-20, EXT-23, EXT-40, L25-11, L25-40.
+const TABLE: &[(&str, [&str; 4])] = &[
+    //             queued          working         asking one      asking two
+    ("dispatched", ["working n", "-", "-", "-"]),
+    ("progressed", ["queued n", "working n", "asking 1 n", "asking 2 n"]),
+    ("asked", ["asking 1 n", "asking 1 n", "asking 2 n", "asking 3 n"]),
+    ("withdrawn", ["-", "-", "working n", "asking 1 n"]),
+    ("answered", ["-", "-", "working nd", "asking 1 nd"]),
+    ("returns", ["returned n", "returned n", "returned n", "returned n"]),
+    ("faults", ["faulted n", "faulted n", "faulted n", "faulted n"]),
+    ("cancel", ["cancelled na", "cancelled na", "cancelled na", "cancelled na"]),
+    ("ttl", ["faulted na", "faulted na", "faulted na", "faulted na"]),
+];
+
+#[test]
+fn every_phase_and_event_follow_the_table() {
+    let mut seen = 0;
+    for ((event_name, event), (row_name, row)) in events(Attempt(2)).into_iter().zip(TABLE) {
+        assert_eq!(event_name, *row_name);
+        for ((phase_name, phase), expected) in phases().into_iter().zip(row) {
+            let before = in_phase(phase);
+            let (after, effects) = transition(before.clone(), event.clone(), NOW);
+            let letters: String = effects
+                .iter()
+                .map(|effect| match effect {
+                    Effect::NotifyWatchers => 'n',
+                    Effect::Deliver(_) => 'd',
+                    Effect::Abandon => 'a',
+                })
+                .collect();
+            let got = if effects.is_empty() { "-".to_owned() } else { format!("{} {letters}", name(&after.phase)) };
+            assert_eq!(got, *expected, "{event_name} in {phase_name}");
+            if effects.is_empty() {
+                assert_eq!(after, before, "{event_name} in {phase_name} changed something");
+            } else {
+                assert_eq!(after.updated_at, NOW);
+            }
+            seen += 1;
+        }
+    }
+    assert_eq!(seen, 36);
+}
+
+/// EXT-20, L25-12: late results, cancels and answers change nothing.
+#[test]
+fn a_settled_task_ignores_every_event() {
+    let settled = phases().into_iter().filter(|(_, phase)| matches!(phase, Phase::Settled(_)));
+    for (phase_name, phase) in settled {
+        for (event_name, event) in events(Attempt(2)) {
+            let before = in_phase(phase.clone());
+            let (after, effects) = transition(before.clone(), event, NOW);
+            assert_eq!((after, effects), (before, vec![]), "{event_name} in {phase_name}");
+        }
+    }
+}
+
+#[test]
+fn events_of_an_older_attempt_are_stale() {
+    for (event_name, event) in events(Attempt(1)) {
+        let unbound = matches!(event, Event::Answered { .. } | Event::CancelRequested | Event::TtlElapsed);
+        let before = in_phase(Phase::AwaitingInput(BTreeMap::from([(InputKey(0), question(0))])));
+        let (_, effects) = transition(before, event, NOW);
+        assert_eq!(effects.is_empty(), !unbound, "{event_name}");
+    }
+}
+
+/// A queued task was certainly not sent; any other may have been.
+#[test]
+fn a_ttl_that_ends_a_queued_task_promises_that_nothing_was_sent() {
+    for (phase, executed) in [(Phase::Queued, Executed::No), (Phase::Working, Executed::Unknown)] {
+        let (after, _) = transition(in_phase(phase), Event::TtlElapsed, NOW);
+        let fault = GatewayFault::new(Reason::TtlExpired, executed);
+        assert_eq!(after.phase, Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))));
+    }
+}
+
+/// protocol.md 5.14.
+#[test]
+fn an_outcome_raises_the_ttl_only_where_it_is_too_short_to_be_read() {
+    let started = in_phase(Phase::Working);
+    let at = |secs| started.created_at.after(Duration::from_secs(secs));
+    for (settled_at, ttl) in [(at(1), 60), (at(50), 60), (at(59), 69), (at(100), 110)] {
+        let (after, _) = transition(started.clone(), Event::CancelRequested, settled_at);
+        assert_eq!(after.ttl, Duration::from_secs(ttl));
+    }
+}
+
+fn any_event() -> impl Strategy<Value = Event> {
+    let attempt = (1_u32..4).prop_map(Attempt);
+    let answers = proptest::collection::btree_map((0_u32..8).prop_map(InputKey), Just(Payload::empty_object()), 0..4);
+    prop_oneof![
+        1 => attempt.clone().prop_map(|attempt| Event::Dispatched { attempt }),
+        1 => attempt.clone().prop_map(|attempt| Event::Progressed { attempt, message: Arc::from("m") }),
+        4 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::Asked { attempt, question: question(n) }),
+        2 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::Withdrawn { attempt, ask: Payload::of(&n) }),
+        4 => answers.prop_map(|answers| Event::Answered { answers }),
+        1 => attempt.clone().prop_map(|attempt| Event::Returned { attempt, result: Payload::of("r"), is_error: false }),
+        1 => attempt.prop_map(|attempt| Event::Faulted { attempt, failure: Failure::Upstream(RpcError::new(1, "m")) }),
+        1 => Just(Event::CancelRequested),
+        1 => Just(Event::TtlElapsed),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn random_sequences_hold_the_invariants(
+        events in proptest::collection::vec((any_event(), 0_u64..2_000), 1..40),
+        queued in any::<bool>(),
+    ) {
+        let mut task = in_phase(if queued { Phase::Queued } else { Phase::Working });
+        let mut used = std::collections::BTreeSet::new();
+        for (event, at) in events {
+            // The clock may go backwards.
+            let now = Timestamp::from_millis(1_000_000 + at);
+            let before = task.clone();
+            let (after, effects) = transition(task, event, now);
+            if effects.is_empty() {
+                prop_assert_eq!(&after, &before);
+            }
+            prop_assert!(after.updated_at >= before.updated_at);
+            prop_assert!(after.ttl >= before.ttl);
+            prop_assert!(after.next_key >= before.next_key);
+            prop_assert_eq!(after.shown, Shown::Handle);
+            if before.is_settled() {
+                prop_assert_eq!(&after, &before);
+            }
+            if let Phase::AwaitingInput(open) = &after.phase {
+                prop_assert!(!open.is_empty());
+                for key in open.keys() {
+                    prop_assert!(*key < after.next_key);
+                    // EXT-34 to EXT-36: a key that was closed never opens again.
+                    let was_open = matches!(&before.phase, Phase::AwaitingInput(open) if open.contains_key(key));
+                    prop_assert!(was_open || used.insert(*key));
+                }
+            }
+            if matches!(after.phase, Phase::Queued) {
+                prop_assert!(matches!(before.phase, Phase::Queued));
+            }
+            task = after;
+        }
+    }
+}

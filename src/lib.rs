@@ -5,4 +5,5 @@
 pub mod metric;
 pub mod wire;
 pub mod task;
+pub mod dialect;
 pub mod store;

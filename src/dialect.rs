@@ -1,0 +1,17 @@
+//! Pure codecs between envelopes and canonical values. No I/O, no clock.
+//!
+//! A dialect knows itself and the canonical task, never another dialect. Read [`face`] (the client's
+//! side) and [`peer`] (the upstream's side) first; [`negotiate`] decides who is spoken to how, and
+//! nobody asks for the version after that.
+
+pub mod ext_tasks;
+pub mod face;
+pub mod faults;
+pub mod lifecycle;
+pub mod negotiate;
+pub mod peer;
+pub mod plain;
+
+pub use face::{Command, FaceDialect, Reply};
+pub use faults::Complaint;
+pub use peer::PeerDialect;

@@ -1,0 +1,162 @@
+//! The extension `io.modelcontextprotocol/tasks` of 2026-07-28 (protocol.md 3).
+//!
+//! Flat task fields; results and errors inlined in `tasks/get`; empty acknowledgements. A tool's own
+//! failure is `completed` here (EXT-29): only JSON-RPC errors are `failed`.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use super::face::{Command, FaceDialect, Reply};
+use super::faults::{Complaint, failure_error};
+use crate::task::time::millis;
+use crate::task::{InputKey, Outcome, Phase, Task, TaskId};
+use crate::wire::meta::META;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, method};
+
+/// Longest `taskId` that is looked at (reliability.md B119).
+const TASK_ID_BYTES_MAX: usize = 128;
+
+/// The extension's codec.
+#[derive(Clone, Debug)]
+pub struct ExtTasks {
+    /// `_meta` of every result: the server's identity (MOD-13).
+    meta: Payload,
+}
+
+impl ExtTasks {
+    #[must_use]
+    pub const fn new(meta: Payload) -> Self {
+        Self { meta }
+    }
+
+    /// Whether this is a method of the extension.
+    #[must_use]
+    pub fn is_method(name: &str) -> bool {
+        matches!(name, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL)
+    }
+
+    fn envelope(&self, result_type: &str) -> ObjectWriter {
+        ObjectWriter::new().text("resultType", result_type).member(META, &self.meta)
+    }
+
+    /// The Task object with what belongs to its status (EXT-21 to EXT-26, EXT-32).
+    fn detailed(&self, task: &Task) -> Payload {
+        let writer = task_fields(self.envelope("complete"), task);
+        match &task.phase {
+            Phase::Queued | Phase::Working | Phase::Settled(Outcome::Cancelled) => writer.finish(),
+            Phase::AwaitingInput(open) => {
+                let entries = open.iter().fold(ObjectWriter::new(), |entries, (key, question)| {
+                    entries.member(&input_key(*key), &question.request)
+                });
+                writer.member("inputRequests", &entries.finish()).finish()
+            }
+            // The inlined result is a CallToolResult of 2026-07-28, which wants its own `resultType` (T-13).
+            Phase::Settled(Outcome::Returned { result, .. }) => {
+                writer.member_led_by("result", ("resultType", "complete"), result).finish()
+            }
+            Phase::Settled(Outcome::Faulted(failure)) => {
+                writer.member("error", &Payload::of(&failure_error(failure))).finish()
+            }
+        }
+    }
+}
+
+impl FaceDialect for ExtTasks {
+    fn decode(&self, method: &str, params: &Object) -> Result<Command, Complaint> {
+        let id = task_id(params)?;
+        match method {
+            method::TASKS_GET => Ok(Command::Get(id)),
+            method::TASKS_CANCEL => Ok(Command::Cancel(id)),
+            method::TASKS_UPDATE => Ok(Command::Answer(id, answers(params)?)),
+            other => Err(Complaint::UnknownMethod(other.to_owned())),
+        }
+    }
+
+    fn encode(&self, reply: Reply<'_>) -> Result<Payload, Complaint> {
+        Ok(match reply {
+            Reply::Created(task) => task_fields(self.envelope("task"), task).finish(),
+            Reply::Snapshot(task) => self.detailed(task),
+            // A cancel of a settled task is acknowledged and changes nothing (T-06, EXT-71).
+            Reply::Answered | Reply::Cancelled { .. } => self.envelope("complete").finish(),
+        })
+    }
+}
+
+/// The Task object (protocol.md 3.3). A handle carries these fields and no others (EXT-18).
+fn task_fields(writer: ObjectWriter, task: &Task) -> ObjectWriter {
+    let writer = writer.text("taskId", &task.key.id.to_string()).text("status", status(&task.phase));
+    let writer = match status_message(task) {
+        Some(message) => writer.text("statusMessage", &message),
+        None => writer,
+    };
+    writer
+        .text("createdAt", &task.created_at.to_string())
+        .text("lastUpdatedAt", &task.updated_at.to_string())
+        .number("ttlMs", millis(task.ttl))
+        .number("pollIntervalMs", millis(task.poll_interval))
+}
+
+const fn status(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Queued | Phase::Working => "working",
+        Phase::AwaitingInput(_) => "input_required",
+        Phase::Settled(Outcome::Returned { .. }) => "completed",
+        Phase::Settled(Outcome::Faulted(_)) => "failed",
+        Phase::Settled(Outcome::Cancelled) => "cancelled",
+    }
+}
+
+/// A failed task says why (EXT-27); the others repeat the upstream's last word.
+fn status_message(task: &Task) -> Option<Cow<'_, str>> {
+    match &task.phase {
+        Phase::Settled(Outcome::Faulted(failure)) => {
+            super::peer::status_text(&failure_error(failure).message).map(|text| Cow::Owned(text.to_string()))
+        }
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => {
+            task.status_message.as_deref().map(Cow::Borrowed)
+        }
+    }
+}
+
+fn input_key(key: InputKey) -> String {
+    format!("r{}", key.0)
+}
+
+fn parse_input_key(text: &str) -> Option<InputKey> {
+    let number = text.strip_prefix('r')?.parse().ok().map(InputKey)?;
+    (input_key(number) == text).then_some(number)
+}
+
+fn task_id(params: &Object) -> Result<TaskId, Complaint> {
+    let usable =
+        |text: &String| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
+    let text = params
+        .get_string("taskId")
+        .filter(usable)
+        .ok_or(Complaint::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
+    TaskId::parse(&text).ok_or(Complaint::UnknownTask)
+}
+
+/// Reads `inputResponses`. Keys that we never issued are ignored before their values are looked at
+/// (EXT-39); of the others each value must be an object.
+fn answers(params: &Object) -> Result<BTreeMap<InputKey, Payload>, Complaint> {
+    let object = params
+        .get_object("inputResponses")
+        .ok_or(Complaint::Params(Cow::Borrowed("inputResponses must be an object")))?;
+    let mut answers = BTreeMap::new();
+    for name in object.keys() {
+        let (Some(key), Some(value)) = (parse_input_key(&name), object.get(&name)) else {
+            continue;
+        };
+        if Object::of(&value).is_none() {
+            return Err(Complaint::Params(Cow::Borrowed("each value of inputResponses must be an object")));
+        }
+        answers.insert(key, value.detached());
+    }
+    Ok(answers)
+}
+
+#[cfg(test)]
+#[path = "ext_tasks/tests.rs"]
+mod tests;

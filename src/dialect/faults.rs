@@ -1,0 +1,254 @@
+//! The one place where what went wrong gets a JSON-RPC code and public words.
+//!
+//! Every refusal is either a [`Complaint`] about the request itself or a [`GatewayFault`] about its
+//! fate. Words never repeat what a client or an upstream sent, but for method and header names.
+
+use std::borrow::Cow;
+
+use crate::task::{Executed, Failure, GatewayFault, Reason};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault};
+
+/// What is wrong with a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Complaint {
+    /// No JSON document.
+    NotJson(String),
+    /// JSON, but no JSON-RPC request that is accepted here.
+    NotARequest(Cow<'static, str>),
+    /// `_meta` lacks what a stateless request must carry.
+    Metadata(Cow<'static, str>),
+    /// A parameter of a known method.
+    Params(Cow<'static, str>),
+    UnknownMethod(String),
+    UnknownTool,
+    UnknownTask,
+    /// A header is missing or says something else than the body.
+    Header(Cow<'static, str>),
+    /// The request needs what its client did not declare: a `ClientCapabilities` object.
+    Capability(Payload),
+    Version {
+        requested: String,
+    },
+}
+
+impl Complaint {
+    /// The error object. `version` is the request's: the draft name of 2026-07-28 has another code for
+    /// missing capabilities (T-80).
+    #[must_use]
+    pub fn to_error(&self, version: ProtocolVersion) -> RpcError {
+        match self {
+            Self::NotJson(what) => RpcError::new(fault::PARSE_ERROR, format!("Parse error: {what}")),
+            Self::NotARequest(what) => RpcError::new(fault::INVALID_REQUEST, format!("Invalid request: {what}")),
+            Self::Metadata(what) | Self::Params(what) => {
+                RpcError::new(fault::INVALID_PARAMS, format!("Invalid params: {what}"))
+            }
+            Self::UnknownMethod(method) => {
+                RpcError::new(fault::METHOD_NOT_FOUND, format!("Method not found: {method}"))
+            }
+            Self::UnknownTool => RpcError::new(fault::INVALID_PARAMS, "Unknown tool"),
+            Self::UnknownTask => RpcError::new(fault::INVALID_PARAMS, "Task not found"),
+            Self::Header(what) => RpcError::new(fault::HEADER_MISMATCH, format!("Header mismatch: {what}")),
+            Self::Capability(required) => RpcError {
+                code: if version == ProtocolVersion::V2026_06_30 { -32003 } else { fault::MISSING_CLIENT_CAPABILITY },
+                message: "Missing required client capability".to_owned(),
+                data: Some(Payload::of(&RequiredCapabilities { required_capabilities: required })),
+            },
+            Self::Version { requested } => {
+                let supported = ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str);
+                RpcError::new(fault::UNSUPPORTED_VERSION, "Unsupported protocol version")
+                    .with_data(&SupportedVersions { supported: &supported, requested })
+            }
+        }
+    }
+}
+
+#[derive(serde::Serialize)]
+struct RequiredCapabilities<'a> {
+    #[serde(rename = "requiredCapabilities")]
+    required_capabilities: &'a Payload,
+}
+
+#[derive(serde::Serialize)]
+struct SupportedVersions<'a> {
+    supported: &'a [&'static str],
+    requested: &'a str,
+}
+
+/// The error for a fault of the gateway itself: always −32603, with machine-readable data
+/// (reliability.md b.3).
+#[must_use]
+pub fn gateway_error(fault: &GatewayFault) -> RpcError {
+    RpcError::new(fault::INTERNAL_ERROR, words(fault.reason)).with_data(&GatewayData {
+        source: "gateway",
+        reason: reason_key(fault.reason),
+        executed: executed_key(fault.executed),
+        http_status: fault.http_status,
+        retry_after_ms: fault.retry_after.map(crate::task::time::millis),
+    })
+}
+
+#[derive(serde::Serialize)]
+struct GatewayData {
+    source: &'static str,
+    reason: &'static str,
+    executed: &'static str,
+    #[serde(rename = "httpStatus", skip_serializing_if = "Option::is_none")]
+    http_status: Option<u16>,
+    #[serde(rename = "retryAfterMs", skip_serializing_if = "Option::is_none")]
+    retry_after_ms: Option<u64>,
+}
+
+/// The error of a call that failed, in the words of 2026-07-28.
+#[must_use]
+pub fn failure_error(failure: &Failure) -> RpcError {
+    match failure {
+        Failure::Upstream(error) => stateless_error(error),
+        Failure::Gateway(fault) => gateway_error(fault),
+    }
+}
+
+/// Rewrites the codes of session versions that must not reach a stateless client (protocol.md 5.16):
+/// −32002 becomes −32602, codes about the gateway's own request and −32042 become −32603.
+fn stateless_error(error: &RpcError) -> RpcError {
+    let code = match error.code {
+        fault::RESOURCE_NOT_FOUND => fault::INVALID_PARAMS,
+        -32042 | fault::UNSUPPORTED_VERSION..=fault::HEADER_MISMATCH => fault::INTERNAL_ERROR,
+        other => other,
+    };
+    RpcError { code, ..error.clone() }
+}
+
+/// Adds the address that was asked for where a resource was not found (protocol.md 5.16).
+#[must_use]
+pub fn with_uri(mut error: RpcError, uri: &str) -> RpcError {
+    let named = error.data.as_ref().and_then(Object::of).is_some_and(|data| data.get("uri").is_some());
+    if error.code == fault::INVALID_PARAMS && !named {
+        error = error.with_data(&ResourceData { uri });
+    }
+    error
+}
+
+#[derive(serde::Serialize)]
+struct ResourceData<'a> {
+    uri: &'a str,
+}
+
+/// The machine-readable name of a reason; also a metric label and a log field.
+#[must_use]
+pub const fn reason_key(reason: Reason) -> &'static str {
+    match reason {
+        Reason::UpstreamUnreachable => "upstream_unreachable",
+        Reason::UpstreamTls => "upstream_tls",
+        Reason::UpstreamHttpStatus => "upstream_http_status",
+        Reason::UpstreamAuth => "upstream_auth",
+        Reason::UpstreamRedirect => "upstream_redirect",
+        Reason::UpstreamMalformed => "upstream_malformed",
+        Reason::UpstreamClosed => "upstream_closed",
+        Reason::UpstreamSessionLost => "upstream_session_lost",
+        Reason::UpstreamTimeout => "upstream_timeout",
+        Reason::UpstreamRefused => "upstream_refused",
+        Reason::DeadlineExceeded => "deadline_exceeded",
+        Reason::ResultTooLarge => "result_too_large",
+        Reason::TtlExpired => "ttl_expired",
+        Reason::GatewayRestart => "gateway_restart",
+        Reason::TooManyTasks => "too_many_tasks",
+        Reason::StoreFull => "store_full",
+        Reason::StoreFailed => "store_failed",
+        Reason::QueueFull => "queue_full",
+        Reason::QueueDeadline => "queue_deadline",
+        Reason::Draining => "draining",
+        Reason::Internal => "internal",
+    }
+}
+
+const fn executed_key(executed: Executed) -> &'static str {
+    match executed {
+        Executed::No => "no",
+        Executed::Unknown => "unknown",
+        Executed::Yes => "yes",
+    }
+}
+
+const fn words(reason: Reason) -> &'static str {
+    match reason {
+        Reason::UpstreamUnreachable => "The upstream server cannot be reached",
+        Reason::UpstreamTls => "The upstream server's certificate was not accepted",
+        Reason::UpstreamHttpStatus => "The upstream server answered with an HTTP error",
+        Reason::UpstreamAuth => "The upstream server did not accept the gateway's credentials",
+        Reason::UpstreamRedirect => "The upstream server answered with a redirect, which is not followed",
+        Reason::UpstreamMalformed => "The upstream server's answer is not valid MCP",
+        Reason::UpstreamClosed => "The upstream server ended the connection before it answered",
+        Reason::UpstreamSessionLost => "The upstream server ended the session before it answered",
+        Reason::UpstreamTimeout => "The upstream server was silent for too long",
+        Reason::UpstreamRefused => "The upstream server refused the handshake",
+        Reason::DeadlineExceeded => "The call ran longer than its deadline",
+        Reason::ResultTooLarge => "The result is larger than the gateway keeps",
+        Reason::TtlExpired => "The task's time to live ended before its call did",
+        Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
+        Reason::TooManyTasks => "There are too many unfinished tasks",
+        Reason::StoreFull => "The task store is full",
+        Reason::StoreFailed => "The task store failed",
+        Reason::QueueFull => "Too many calls wait for this upstream server",
+        Reason::QueueDeadline => "The call waited too long for a place at the upstream server",
+        Reason::Draining => "The gateway is shutting down",
+        Reason::Internal => "The gateway failed",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(complaint: &Complaint, json: &str) {
+        assert_eq!(Payload::of(&complaint.to_error(ProtocolVersion::V2026_07_28)).as_str(), json);
+    }
+
+    #[test]
+    fn complaints_have_the_code_and_data_of_the_specification() {
+        check(&Complaint::UnknownTask, r#"{"code":-32602,"message":"Task not found"}"#);
+        check(
+            &Complaint::Version { requested: "v9".to_owned() },
+            r#"{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2026-07-28"],"requested":"v9"}}"#,
+        );
+        check(
+            &Complaint::Capability(Payload::empty_object()),
+            r#"{"code":-32021,"message":"Missing required client capability","data":{"requiredCapabilities":{}}}"#,
+        );
+        check(&Complaint::UnknownMethod("x".to_owned()), r#"{"code":-32601,"message":"Method not found: x"}"#);
+    }
+
+    /// T-80.
+    #[test]
+    fn the_draft_name_of_the_version_keeps_the_draft_code_for_capabilities() {
+        let error = Complaint::Capability(Payload::empty_object()).to_error(ProtocolVersion::V2026_06_30);
+        assert_eq!(error.code, -32003);
+    }
+
+    #[test]
+    fn gateway_faults_say_whether_the_call_may_have_run() {
+        let mut fault = GatewayFault::new(Reason::UpstreamHttpStatus, Executed::Unknown);
+        fault.http_status = Some(502);
+        assert_eq!(
+            Payload::of(&gateway_error(&fault)).as_str(),
+            r#"{"code":-32603,"message":"The upstream server answered with an HTTP error","data":{"source":"gateway","reason":"upstream_http_status","executed":"unknown","httpStatus":502}}"#
+        );
+    }
+
+    /// MOD-30, MOD-31, protocol.md 5.16.
+    #[test]
+    fn codes_of_session_versions_do_not_reach_stateless_clients() {
+        for (upstream, client) in [
+            (-32002, -32602),
+            (-32042, -32603),
+            (-32020, -32603),
+            (-32022, -32603),
+            (-32000, -32000),
+            (7, 7),
+            (-32602, -32602),
+        ] {
+            let failure = Failure::Upstream(RpcError::new(upstream, "m"));
+            assert_eq!(failure_error(&failure).code, client, "{upstream}");
+        }
+    }
+}

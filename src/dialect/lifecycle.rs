@@ -1,0 +1,148 @@
+//! What the gateway says of a server to its clients: `server/discover` (protocol.md 1.9, 5.3), and the
+//! members that a stateless client wants on every result (5.16).
+
+use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion, method};
+
+/// What a session server said of itself, as far as stateless clients are told.
+#[derive(Clone, Copy, Debug)]
+pub struct ServerWords<'a> {
+    pub capabilities: &'a Payload,
+    pub instructions: Option<&'a Payload>,
+    pub server_info: &'a Payload,
+}
+
+/// The result of `server/discover`.
+#[must_use]
+pub fn discover_result(server: ServerWords<'_>) -> Payload {
+    let versions = ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str);
+    let writer = ObjectWriter::new()
+        .text("resultType", "complete")
+        .member("supportedVersions", &Payload::of(&versions))
+        .member("capabilities", &stateless_capabilities(server.capabilities));
+    let writer = match server.instructions {
+        Some(instructions) => writer.member("instructions", instructions),
+        None => writer,
+    };
+    // Instructions and capabilities may differ with who asks, so nobody else may be shown them.
+    writer.number("ttlMs", 0).text("cacheScope", "private").member(META, &server_meta(server.server_info)).finish()
+}
+
+/// A session server's capabilities for stateless clients: less tasks of the older flavour (EXT-60), less
+/// what only works by pushed notifications, plus the extension as exactly `{}` (EXT-01).
+fn stateless_capabilities(capabilities: &Payload) -> Payload {
+    let Some(object) = Object::of(capabilities) else {
+        return ObjectWriter::new().member("extensions", &extensions(None)).finish();
+    };
+    let mut edit = object.edit().remove("tasks");
+    for (area, pushed) in
+        [("tools", &["listChanged"][..]), ("prompts", &["listChanged"]), ("resources", &["listChanged", "subscribe"])]
+    {
+        if let Some(member) = object.get_object(area) {
+            edit = edit.set(area, pushed.iter().fold(member.edit(), |left, key| left.remove(key)).finish());
+        }
+    }
+    edit.set("extensions", extensions(object.get_object("extensions").as_ref())).finish()
+}
+
+fn extensions(declared: Option<&Object>) -> Payload {
+    match declared {
+        Some(declared) => declared.edit().set(TASKS_EXTENSION, Payload::empty_object()).finish(),
+        None => ObjectWriter::new().member(TASKS_EXTENSION, &Payload::empty_object()).finish(),
+    }
+}
+
+/// `_meta` with the server's identity, for results that are ours alone (MOD-13).
+#[must_use]
+pub fn server_meta(server_info: &Payload) -> Payload {
+    ObjectWriter::new().member(SERVER_INFO, server_info).finish()
+}
+
+/// Adds what 2026-07-28 wants on every result: `resultType`, the server's identity, and on cacheable
+/// ones how long and for whom (MOD-11, MOD-13, MOD-14). A session server gives no hint, so what it
+/// says is stale at once and for this client alone.
+#[must_use]
+pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -> Payload {
+    let Some(object) = Object::of(result) else {
+        return result.clone();
+    };
+    let meta = object
+        .get_object(META)
+        .map_or_else(|| server_meta(server_info), |meta| meta.edit().set(SERVER_INFO, server_info.clone()).finish());
+    let mut edit = object.edit().set("resultType", Payload::of("complete"));
+    if is_cacheable(method) {
+        edit = edit.set("ttlMs", Payload::of(&0)).set("cacheScope", Payload::of("private"));
+    }
+    edit.set(META, meta).finish()
+}
+
+/// The methods whose results carry cache hints (protocol.md 1.9).
+fn is_cacheable(method: &str) -> bool {
+    matches!(
+        method,
+        method::DISCOVER
+            | method::TOOLS_LIST
+            | method::PROMPTS_LIST
+            | method::RESOURCES_LIST
+            | method::RESOURCES_TEMPLATES_LIST
+            | method::RESOURCES_READ
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn payload(text: &str) -> Payload {
+        Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
+    }
+
+    #[track_caller]
+    fn check_capabilities(server: &str, client_reads: &str) {
+        assert_eq!(stateless_capabilities(&payload(server)).as_str(), client_reads);
+    }
+
+    /// EXT-01, EXT-60, EXT-61: exactly `{}`, and nothing of the older flavour.
+    #[test]
+    fn capabilities_offer_the_extension_and_nothing_that_is_not_served() {
+        check_capabilities("{}", r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#);
+        check_capabilities(
+            r#"{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true,"x":1},"logging":{},"completions":{}}"#,
+            r#"{"tools":{},"resources":{"x":1},"logging":{},"completions":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
+        );
+        check_capabilities(
+            r#"{"extensions":{"a/b":{"k":1},"io.modelcontextprotocol/tasks":{"odd":true}}}"#,
+            r#"{"extensions":{"a/b":{"k":1},"io.modelcontextprotocol/tasks":{}}}"#,
+        );
+    }
+
+    /// MOD-12, MOD-13, MOD-14.
+    #[test]
+    fn discover_lists_the_stateless_version_and_is_private() {
+        let words = ServerWords {
+            capabilities: &payload(r#"{"tools":{}}"#),
+            instructions: Some(&payload(r#""be kind""#)),
+            server_info: &payload(r#"{"name":"s","version":"1"}"#),
+        };
+        assert_eq!(
+            discover_result(words).as_str(),
+            r#"{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{"tools":{},"extensions":{"io.modelcontextprotocol/tasks":{}}},"instructions":"be kind","ttlMs":0,"cacheScope":"private","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s","version":"1"}}}"#
+        );
+    }
+
+    /// MOD-11, MOD-14, T-14: the rest of the result stays as it came.
+    #[test]
+    fn results_gain_what_2026_07_28_wants_and_keep_the_rest() {
+        let info = payload(r#"{"name":"s"}"#);
+        assert_eq!(
+            stateless_result(method::TOOLS_CALL, &payload(r#"{"content":[], "n":1.10}"#), &info).as_str(),
+            r#"{"content":[], "n":1.10,"resultType":"complete","_meta":{"io.modelcontextprotocol/serverInfo":{"name":"s"}}}"#
+        );
+        assert_eq!(
+            stateless_result(method::PROMPTS_LIST, &payload(r#"{"prompts":[],"_meta":{"k":1}}"#), &info).as_str(),
+            r#"{"prompts":[],"_meta":{"k":1,"io.modelcontextprotocol/serverInfo":{"name":"s"}},"resultType":"complete","ttlMs":0,"cacheScope":"private"}"#
+        );
+    }
+}

@@ -1,0 +1,253 @@
+//! Who is on the other side of one request: read once, from what the request says of itself.
+//!
+//! After this nobody asks for the version again: the answer is a set of facts.
+
+use std::borrow::Cow;
+
+use super::faults::Complaint;
+use crate::task::TakesTasks;
+use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion};
+
+/// What a stateless request says of its client, in its own `_meta` alone (MOD-19).
+#[derive(Clone, Debug)]
+pub struct StatelessRequest {
+    pub version: ProtocolVersion,
+    capabilities: Object,
+    /// The token that progress is reported under, verbatim; absent means that none is wanted (MOD-22).
+    pub progress_token: Option<Payload>,
+    /// Absent means that no log messages are wanted (MOD-23).
+    pub log_level: Option<LogLevel>,
+}
+
+/// The version that `_meta` names, before anybody asks whether it is served. `None` if it names none.
+#[must_use]
+pub fn named_version(params: Option<&Object>) -> Option<String> {
+    params?.get_object(META)?.get_string(PROTOCOL_VERSION)
+}
+
+impl StatelessRequest {
+    /// Reads `_meta` (protocol.md 1.6 step 4). The version is read but not judged: that comes after
+    /// the headers were compared (step 5 precedes step 6).
+    ///
+    /// # Errors
+    /// A [`Complaint::Metadata`] that names the missing or malformed key.
+    pub fn check_shape(params: Option<&Object>) -> Result<(String, Object), Complaint> {
+        let complaint = |what: &'static str| Complaint::Metadata(Cow::Borrowed(what));
+        let meta = params.and_then(|params| params.get_object(META)).ok_or_else(|| {
+            complaint("params._meta must be an object with the protocol version and the client's capabilities")
+        })?;
+        let version = meta
+            .get_string(PROTOCOL_VERSION)
+            .ok_or_else(|| complaint("_meta[\"io.modelcontextprotocol/protocolVersion\"] must be a string"))?;
+        if meta.get_object(CLIENT_CAPABILITIES).is_none() {
+            return Err(complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object"));
+        }
+        Ok((version, meta))
+    }
+
+    /// Reads the rest, once the version is known to be served.
+    ///
+    /// # Errors
+    /// A [`Complaint`] about a progress token or log level that is none (MOD-36).
+    pub fn read(version: ProtocolVersion, meta: &Object) -> Result<Self, Complaint> {
+        let capabilities = meta.get_object(CLIENT_CAPABILITIES).ok_or(Complaint::Metadata(Cow::Borrowed(
+            "_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object",
+        )))?;
+        let progress_token = match meta.get(PROGRESS_TOKEN) {
+            Some(token) if crate::wire::RequestId::from_payload(&token).is_some() => Some(token.detached()),
+            Some(_) => {
+                return Err(Complaint::Params(Cow::Borrowed("_meta.progressToken must be a string or a whole number")));
+            }
+            None => None,
+        };
+        let log_level = match meta.get(LOG_LEVEL) {
+            Some(_) => Some(meta.get_string(LOG_LEVEL).as_deref().and_then(LogLevel::parse).ok_or(
+                Complaint::Params(Cow::Borrowed("_meta[\"io.modelcontextprotocol/logLevel\"] must be a log level")),
+            )?),
+            None => None,
+        };
+        Ok(Self { version, capabilities, progress_token, log_level })
+    }
+
+    /// Whether this request may be answered with a task of the extension (EXT-02, EXT-62).
+    #[must_use]
+    pub fn takes_tasks(&self) -> TakesTasks {
+        if self.declares_extension() { TakesTasks::AfterGrace } else { TakesTasks::No }
+    }
+
+    fn declares_extension(&self) -> bool {
+        self.capabilities.get_object("extensions").is_some_and(|all| all.get_object(TASKS_EXTENSION).is_some())
+    }
+
+    /// The complaint that this request must declare the extension (EXT-03, EXT-55).
+    #[must_use]
+    pub fn needs_extension() -> Complaint {
+        let extension = ObjectWriter::new().member(TASKS_EXTENSION, &Payload::empty_object()).finish();
+        Complaint::Capability(ObjectWriter::new().member("extensions", &extension).finish())
+    }
+
+    /// What is declared to a session upstream: this request's capabilities, less tasks in either
+    /// flavour, and no more (protocol.md 5.3, UPC-21).
+    #[must_use]
+    pub fn upstream_capabilities(&self) -> Payload {
+        let edit = self.capabilities.edit().remove("tasks");
+        let edit = match self.capabilities.get_object("extensions") {
+            Some(extensions) => {
+                let kept = extensions.edit().remove(TASKS_EXTENSION).finish();
+                let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
+                if any_left { edit.set("extensions", kept) } else { edit.remove("extensions") }
+            }
+            None => edit,
+        };
+        edit.finish().detached()
+    }
+
+    /// The capability that a question of the upstream needs, if this client did not declare it.
+    #[must_use]
+    pub fn missing_for(&self, question: &str) -> Option<Payload> {
+        let needed = capability_of(question)?;
+        let declared = self.capabilities.get_object(needed).is_some();
+        (!declared).then(|| ObjectWriter::new().member(needed, &Payload::empty_object()).finish())
+    }
+}
+
+/// The client capability behind a question of an upstream.
+fn capability_of(question: &str) -> Option<&'static str> {
+    use crate::wire::method;
+    match question {
+        method::ELICIT => Some("elicitation"),
+        method::SAMPLE => Some("sampling"),
+        method::ROOTS => Some("roots"),
+        _ => None,
+    }
+}
+
+/// Severity of log messages, least first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LogLevel {
+    Debug,
+    Info,
+    Notice,
+    Warning,
+    Error,
+    Critical,
+    Alert,
+    Emergency,
+}
+
+impl LogLevel {
+    const ALL: [Self; 8] = [
+        Self::Debug,
+        Self::Info,
+        Self::Notice,
+        Self::Warning,
+        Self::Error,
+        Self::Critical,
+        Self::Alert,
+        Self::Emergency,
+    ];
+
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|level| level.as_str() == text)
+    }
+
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Debug => "debug",
+            Self::Info => "info",
+            Self::Notice => "notice",
+            Self::Warning => "warning",
+            Self::Error => "error",
+            Self::Critical => "critical",
+            Self::Alert => "alert",
+            Self::Emergency => "emergency",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn request(meta: &str) -> Result<StatelessRequest, Complaint> {
+        let text = format!(r#"{{"_meta":{meta}}}"#);
+        let payload = Payload::parse(&bytes::Bytes::from(text), ScanLimits::CLIENT).unwrap();
+        let params = Object::of(&payload).unwrap();
+        let (version, meta) = StatelessRequest::check_shape(Some(&params))?;
+        StatelessRequest::read(ProtocolVersion::parse(&version).unwrap(), &meta)
+    }
+
+    fn with_capabilities(capabilities: &str) -> StatelessRequest {
+        request(&format!(
+            r#"{{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{capabilities}}}"#
+        ))
+        .unwrap()
+    }
+
+    /// EXT-02, EXT-62: only the extension in this request's own capabilities counts.
+    #[test]
+    fn only_the_extension_declared_on_this_request_takes_tasks() {
+        for (capabilities, takes) in [
+            (r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#, TakesTasks::AfterGrace),
+            (r#"{"extensions":{"io.modelcontextprotocol/other":{}}}"#, TakesTasks::No),
+            (r#"{"tasks":{"requests":{"tools":{"call":{}}}}}"#, TakesTasks::No),
+            ("{}", TakesTasks::No),
+        ] {
+            assert_eq!(with_capabilities(capabilities).takes_tasks(), takes, "{capabilities}");
+        }
+    }
+
+    /// UPC-21, protocol.md 5.3.
+    #[test]
+    fn upstreams_are_told_this_requests_capabilities_less_tasks() {
+        for (declared, upstream) in [
+            (r#"{"sampling":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#, r#"{"sampling":{}}"#),
+            (r#"{"tasks":{},"elicitation":{"url":{}}}"#, r#"{"elicitation":{"url":{}}}"#),
+            (r#"{"extensions":{"a/b":{},"io.modelcontextprotocol/tasks":{}}}"#, r#"{"extensions":{"a/b":{}}}"#),
+            ("{}", "{}"),
+        ] {
+            assert_eq!(with_capabilities(declared).upstream_capabilities().as_str(), upstream);
+        }
+    }
+
+    /// MOD-03.
+    #[test]
+    fn missing_metadata_is_named() {
+        for (meta, named) in [
+            ("7", "params._meta"),
+            (r#"{"io.modelcontextprotocol/clientCapabilities":{}}"#, "protocolVersion"),
+            (
+                r#"{"io.modelcontextprotocol/protocolVersion":7,"io.modelcontextprotocol/clientCapabilities":{}}"#,
+                "protocolVersion",
+            ),
+            (r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#, "clientCapabilities"),
+            (
+                r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":null}"#,
+                "clientCapabilities",
+            ),
+        ] {
+            let Err(Complaint::Metadata(what)) = request(meta) else { panic!("{meta} was accepted") };
+            assert!(what.contains(named), "{what}");
+        }
+    }
+
+    /// MOD-36.
+    #[test]
+    fn an_unknown_log_level_is_refused() {
+        let meta = r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":"loud"}"#;
+        assert!(matches!(request(meta), Err(Complaint::Params(_))));
+    }
+
+    #[test]
+    fn a_question_of_an_undeclared_kind_names_the_missing_capability() {
+        let request = with_capabilities(r#"{"elicitation":{}}"#);
+        assert_eq!(request.missing_for("elicitation/create"), None);
+        assert_eq!(request.missing_for("sampling/createMessage").unwrap().as_str(), r#"{"sampling":{}}"#);
+        assert_eq!(request.missing_for("custom/question"), None);
+    }
+}

@@ -1,0 +1,82 @@
+//! The upstream's side of a flavour: what is sent for a call, and what its answer means.
+
+use std::sync::Arc;
+
+use crate::task::Reason;
+use crate::wire::{Object, Payload, RpcError};
+
+/// How a kind of upstream is spoken to.
+pub trait PeerDialect: Send + Sync + std::fmt::Debug {
+    /// Takes out of a client's params what this upstream must not see.
+    fn encode_params(&self, params: &Object) -> Payload;
+
+    /// Reads the result of a call.
+    ///
+    /// # Errors
+    /// The reason, if this is no result that the upstream may give.
+    fn decode_result(&self, result: Payload) -> Result<Returned, Reason>;
+
+    /// What is answered to a question that cannot reach the client.
+    fn refuse(&self, question: &str, why: Refusal) -> Refused;
+}
+
+/// A result in canonical form: without the envelope members of either side.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Returned {
+    pub result: Payload,
+    /// The tool itself says that it failed.
+    pub is_error: bool,
+}
+
+/// Why a question does not reach the client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The client did not declare that it can be asked this.
+    Undeclared,
+    /// Nobody will answer.
+    Unanswered,
+}
+
+/// The answer to a refused question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refused {
+    Result(Payload),
+    Error(RpcError),
+}
+
+/// Longest status text that is kept, in bytes (reliability.md U26).
+pub const STATUS_BYTES_MAX: usize = 1024;
+
+/// Makes an upstream's words fit to be a status line: no control or bidirectional-override
+/// characters, at most [`STATUS_BYTES_MAX`] bytes, cut between characters. `None` if nothing is left.
+#[must_use]
+pub fn status_text(words: &str) -> Option<Arc<str>> {
+    let mut text = String::with_capacity(words.len().min(STATUS_BYTES_MAX));
+    for c in words.chars().filter(|c| !is_hidden(*c)) {
+        if text.len() + c.len_utf8() > STATUS_BYTES_MAX {
+            break;
+        }
+        text.push(c);
+    }
+    (!text.is_empty()).then(|| Arc::from(text))
+}
+
+/// Characters that change how a terminal or a page shows the others.
+fn is_hidden(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_text_loses_escapes_and_overrides_and_is_cut_between_characters() {
+        assert_eq!(status_text("a\u{1b}[31mb\u{202e}c\n").as_deref(), Some("a[31mbc"));
+        assert_eq!(status_text("\u{7}\n"), None);
+        let long = "é".repeat(STATUS_BYTES_MAX);
+        let cut = status_text(&long).unwrap();
+        assert_eq!(cut.len(), STATUS_BYTES_MAX);
+        assert!(cut.chars().all(|c| c == 'é'));
+    }
+}

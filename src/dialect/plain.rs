@@ -1,0 +1,139 @@
+//! Upstreams that know no tasks: the call is sent as a plain call and held.
+//!
+//! Legacy servers fail on members that they do not know (TypeScript SDK 1.x on `task`), so
+//! everything that belongs to the client's hop or to a flavour of tasks is taken out
+//! (protocol.md 5.18).
+
+use super::peer::{PeerDialect, Refusal, Refused, Returned};
+use crate::task::Reason;
+use crate::wire::meta::{DRAFT_RELATED_TASK, HOP_BY_HOP, META, PROGRESS_TOKEN, RELATED_TASK, SERVER_INFO};
+use crate::wire::{Object, Payload, RpcError, fault, method};
+
+/// A session upstream without tasks.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PlainPeer;
+
+#[derive(serde::Serialize)]
+struct ElicitCancelled {
+    action: &'static str,
+}
+
+impl PeerDialect for PlainPeer {
+    fn encode_params(&self, params: &Object) -> Payload {
+        let mut edit = params.edit().remove("task").remove("inputResponses").remove("requestState");
+        if let Some(meta) = params.get_object(META) {
+            let mut kept = meta.edit().remove(PROGRESS_TOKEN);
+            for key in HOP_BY_HOP {
+                kept = kept.remove(key);
+            }
+            let kept = kept.finish();
+            let is_empty = Object::of(&kept).is_none_or(|left| left.keys().next().is_none());
+            edit = if is_empty { edit.remove(META) } else { edit.set(META, kept) };
+        }
+        edit.finish()
+    }
+
+    fn decode_result(&self, result: Payload) -> Result<Returned, Reason> {
+        let Some(object) = Object::of(&result) else {
+            return Err(Reason::UpstreamMalformed);
+        };
+        let is_error = object.get("isError").is_some_and(|value| value.as_str() == "true");
+        let mut edit = object.edit().remove("resultType");
+        if let Some(meta) = object.get_object(META) {
+            let kept = meta.edit().remove(RELATED_TASK).remove(DRAFT_RELATED_TASK).remove(SERVER_INFO).finish();
+            edit = edit.set(META, kept);
+        }
+        Ok(Returned { result: edit.finish(), is_error })
+    }
+
+    fn refuse(&self, question: &str, why: Refusal) -> Refused {
+        let error = |code, message: &str| Refused::Error(RpcError::new(code, message));
+        match (question, why) {
+            (method::ELICIT, Refusal::Undeclared) => {
+                error(fault::INVALID_PARAMS, "the client takes no such elicitation")
+            }
+            (method::SAMPLE | method::ROOTS, Refusal::Undeclared) => {
+                error(fault::METHOD_NOT_FOUND, "the client did not declare this capability")
+            }
+            (method::ELICIT, Refusal::Unanswered) => {
+                Refused::Result(Payload::of(&ElicitCancelled { action: "cancel" }))
+            }
+            (method::SAMPLE, Refusal::Unanswered) => error(-1, "nobody answered the sampling request"),
+            (method::ROOTS, Refusal::Unanswered) => error(fault::INTERNAL_ERROR, "nobody answered the roots request"),
+            _ => error(fault::METHOD_NOT_FOUND, "no such method"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn payload(text: &str) -> Payload {
+        Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
+    }
+
+    #[track_caller]
+    fn check_params(sent: &str, upstream_sees: &str) {
+        let params = Object::of(&payload(sent)).unwrap();
+        assert_eq!(PlainPeer.encode_params(&params).as_str(), upstream_sees);
+    }
+
+    /// UPC-05, UPC-20, UPC-21, EXT-59, protocol.md 5.18.
+    #[test]
+    fn upstreams_see_neither_task_fields_nor_the_other_hops_metadata() {
+        check_params(
+            r#"{"name":"t","arguments":{"n":1.10},"task":{"ttl":1},"_meta":{"progressToken":1,"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"traceparent":"00-1"}}"#,
+            r#"{"name":"t","arguments":{"n":1.10},"_meta":{"traceparent":"00-1"}}"#,
+        );
+        check_params(
+            r#"{ "name" : "t", "_meta": {"modelcontextprotocol.io/task":{"taskId":"x"},"io.modelcontextprotocol/logLevel":"info"} }"#,
+            r#"{ "name" : "t"}"#,
+        );
+        check_params(r#"{"name":"t"}"#, r#"{"name":"t"}"#);
+    }
+
+    #[track_caller]
+    fn check_result(answered: &str, kept: &str, is_error: bool) {
+        let returned = PlainPeer.decode_result(payload(answered)).unwrap();
+        assert_eq!((returned.result.as_str(), returned.is_error), (kept, is_error));
+    }
+
+    /// T-14, EXT-68, protocol.md 5.16.
+    #[test]
+    fn results_are_kept_as_they_came_but_for_what_belongs_to_a_hop() {
+        let odd = r#"{"content":[], "big":12345678901234567890123, "isError":false}"#;
+        check_result(odd, odd, false);
+        check_result(r#"{"content":[],"isError":true}"#, r#"{"content":[],"isError":true}"#, true);
+        check_result(
+            r#"{"resultType":"complete","content":[],"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u"},"k":1}}"#,
+            r#"{"content":[],"_meta":{"k":1}}"#,
+            false,
+        );
+        assert_eq!(PlainPeer.decode_result(payload("[]")), Err(Reason::UpstreamMalformed));
+    }
+
+    /// protocol.md 5.9.
+    #[test]
+    fn refused_questions_get_the_answer_of_their_kind() {
+        use Refusal::{Unanswered, Undeclared};
+        for (question, why, code) in [
+            (method::ROOTS, Undeclared, Some(fault::METHOD_NOT_FOUND)),
+            (method::SAMPLE, Undeclared, Some(fault::METHOD_NOT_FOUND)),
+            (method::ELICIT, Undeclared, Some(fault::INVALID_PARAMS)),
+            (method::ELICIT, Unanswered, None),
+            (method::SAMPLE, Unanswered, Some(-1)),
+            (method::ROOTS, Unanswered, Some(fault::INTERNAL_ERROR)),
+            ("tasks/get", Undeclared, Some(fault::METHOD_NOT_FOUND)),
+        ] {
+            match PlainPeer.refuse(question, why) {
+                Refused::Error(error) => assert_eq!(Some(error.code), code, "{question} {why:?}"),
+                Refused::Result(result) => {
+                    assert_eq!(code, None, "{question} {why:?}");
+                    assert_eq!(result.as_str(), r#"{"action":"cancel"}"#);
+                }
+            }
+        }
+    }
+}

@@ -7,3 +7,4 @@ pub mod wire;
 pub mod task;
 pub mod dialect;
 pub mod store;
+pub mod upstream;

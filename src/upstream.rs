@@ -1,0 +1,14 @@
+//! Towards servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
+//!
+//! Read [`exchange`] first: everything above it knows nothing else of upstreams.
+
+pub mod exchange;
+pub mod http;
+pub mod limits;
+mod probe;
+mod session;
+
+pub use exchange::{
+    Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Lost, Progress, ResumeToken, ServerFacts,
+    Timeouts, Upstream, UpstreamRequest,
+};

@@ -1,0 +1,176 @@
+//! One client request in progress at an upstream: a stream of events, and a way to talk back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::task::{GatewayFault, Principal};
+use crate::wire::{Payload, ProtocolVersion, RpcError};
+
+/// A server that requests can be sent to.
+#[async_trait]
+pub trait Upstream: Send + Sync + std::fmt::Debug {
+    /// The name that the configuration gives it.
+    fn name(&self) -> &Arc<str>;
+
+    /// What the server says about itself, from its handshake; cached, fetched again on contradiction.
+    ///
+    /// # Errors
+    /// If no handshake succeeds.
+    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError>;
+
+    /// Sends one request. Returns once the upstream session is there and the request is on its way;
+    /// the answer comes as events.
+    ///
+    /// # Errors
+    /// Only where nothing was sent: the fault's `executed` is `No`. Dropping the future sends nothing.
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
+
+    /// Takes up an exchange that another process life began.
+    ///
+    /// # Errors
+    /// If the token is not (or no longer) of use.
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
+
+    /// A receiver of notifications that belong to no call (list changes, resource updates), for this client's
+    /// pooled session. Bounded; a slow receiver misses some.
+    ///
+    /// # Errors
+    /// If no session can be had.
+    async fn notifications(
+        &self,
+        context: &CallContext,
+    ) -> Result<tokio::sync::broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError>;
+
+    /// Ends sessions and streams; bounded in time.
+    async fn close(&self);
+}
+
+/// One request in progress. Dropping it lets go of the upstream without a word: call
+/// [`Exchange::cancel`] first where the upstream should stop.
+#[async_trait]
+pub trait Exchange: Send {
+    /// The next event. After `Returned`, `Faulted` or `Lost` there is none: calling again is a bug.
+    /// Cancel safe: a dropped call loses no event.
+    async fn next(&mut self) -> ExchangeEvent;
+
+    /// Answers a question of the upstream.
+    ///
+    /// # Errors
+    /// If the answer could not be handed over; the exchange itself may still go on.
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost>;
+
+    /// Tells the upstream that nobody wants the answer; bounded in time, best effort. Returns once the
+    /// upstream was told, or cannot be.
+    async fn cancel(&mut self, reason: &str);
+
+    /// What it takes to go on after a restart, where the transport can.
+    fn resume_token(&self) -> Option<ResumeToken>;
+}
+
+/// A request as the upstream is to see it; ids, tokens and headers are the transport's.
+#[derive(Clone, Debug)]
+pub struct UpstreamRequest {
+    pub method: Arc<str>,
+    /// An object, with the other hop's metadata already taken out.
+    pub params: Option<Payload>,
+}
+
+/// For whom and how a request is made.
+#[derive(Clone, Debug)]
+pub struct CallContext {
+    pub principal: Principal,
+    pub client: ClientFacts,
+    /// Whether progress is wanted: the transport then adds its own token.
+    pub progress: bool,
+    /// Least severity of log messages that this request wants, as the client wrote it.
+    pub log_level: Option<Arc<str>>,
+    pub timeouts: Timeouts,
+    /// Largest answer or event that is read.
+    pub result_bytes_max: usize,
+}
+
+/// How long an upstream may be silent. `None` means as long as it likes: a legacy server that answers
+/// in JSON sends no byte before its tool ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Timeouts {
+    pub first_byte: Option<Duration>,
+    pub idle: Option<Duration>,
+}
+
+/// What the client behind a request can be asked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ClientFacts {
+    /// `ClientCapabilities` to declare upstream: those of this request, less tasks (protocol.md 5.3).
+    /// Canonical text, so that equal capabilities share a session.
+    pub capabilities: Payload,
+}
+
+/// What a server said in its handshake.
+#[derive(Clone, Debug)]
+pub struct ServerFacts {
+    pub version: ProtocolVersion,
+    /// `ServerCapabilities`, verbatim.
+    pub capabilities: Payload,
+    pub server_info: Option<Payload>,
+    pub instructions: Option<Payload>,
+}
+
+/// What happened in an exchange.
+#[derive(Clone, Debug)]
+pub enum ExchangeEvent {
+    Progress(Progress),
+    /// `notifications/message`: its params, verbatim.
+    Log(Payload),
+    /// The upstream asks something; answer it by its `ask`.
+    Asked {
+        ask: Payload,
+        method: Arc<str>,
+        params: Option<Payload>,
+    },
+    /// The upstream takes a question back.
+    Withdrawn {
+        ask: Payload,
+    },
+    /// The result, verbatim. Final.
+    Returned(Payload),
+    /// The upstream's JSON-RPC error. Final.
+    Faulted(RpcError),
+    /// There will be no answer. Final.
+    Lost(Lost),
+}
+
+/// `notifications/progress`, less its token. Number texts are kept as they came.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Progress {
+    pub progress: Payload,
+    pub total: Option<Payload>,
+    pub message: Option<Arc<str>>,
+}
+
+/// An answer to a question.
+#[derive(Clone, Debug)]
+pub enum Answer {
+    Result(Payload),
+    Error(RpcError),
+}
+
+/// Why an exchange ends without an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the upstream gave no answer: {:?}", .0.reason)]
+pub struct Lost(pub GatewayFault);
+
+/// Why an exchange did not begin; nothing was sent.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum BeginError {
+    #[error("the upstream cannot be called: {:?}", .0.reason)]
+    Gateway(GatewayFault),
+    /// The upstream refused the handshake with a JSON-RPC error.
+    #[error("the upstream refused the handshake: {}", .0.message)]
+    Refused(RpcError),
+}
+
+/// What it takes to go on with an exchange in another process life. Opaque to all but its transport.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResumeToken(pub Payload);

@@ -1,0 +1,116 @@
+//! Streamable HTTP upstreams with a handshake, 2025-03-26 to 2025-11-25.
+//!
+//! Knows nothing of tasks. Read [`exchange`] for one call from begin to end, then
+//! [`session`](super::session) for what calls share.
+
+pub(crate) mod client;
+mod drive;
+mod exchange;
+pub(crate) mod post;
+pub(crate) mod reply;
+mod resume;
+pub(crate) mod token;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::probe::VersionChoice;
+use super::session::pool::Pool;
+use super::session::{Hop, SessionKey};
+use super::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::{Payload, ProtocolVersion};
+pub use client::ClientError;
+use client::HttpClient;
+use exchange::HttpExchange;
+
+/// How long [`Upstream::close`] may take.
+const CLOSE_MAX: Duration = Duration::from_secs(2);
+
+/// One streamable HTTP upstream, resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpUpstreamSettings {
+    pub name: Arc<str>,
+    /// `http` or `https`, no user info, no fragment.
+    pub url: url::Url,
+    /// A fixed version towards this upstream; `None` negotiates.
+    pub protocol: Option<ProtocolVersion>,
+    pub connect_max: Duration,
+}
+
+/// How long what runs in the background may run.
+#[derive(Clone, Debug)]
+pub struct Life {
+    /// Everything in the background is spawned here.
+    pub tracker: TaskTracker,
+    /// Ends everything in the background that would not end by itself.
+    pub stop: CancellationToken,
+}
+
+/// A streamable HTTP server.
+#[derive(Debug)]
+pub struct HttpUpstream {
+    hop: Arc<Hop>,
+    pool: Arc<Pool>,
+}
+
+impl HttpUpstream {
+    /// An upstream that nothing was sent to yet. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// If the address or the system's trusted roots are of no use.
+    pub fn new(settings: HttpUpstreamSettings, life: Life) -> Result<Self, ClientError> {
+        let client = HttpClient::new(&settings.url, settings.connect_max, Vec::new())?;
+        let hop = Arc::new(Hop {
+            name: settings.name,
+            client,
+            versions: VersionChoice::new(settings.protocol),
+            tracker: life.tracker,
+            stop: life.stop,
+        });
+        Ok(Self { pool: Pool::new(Arc::clone(&hop)), hop })
+    }
+}
+
+fn key(context: &CallContext) -> SessionKey {
+    SessionKey { principal: context.principal.clone(), capabilities: context.client.capabilities.clone() }
+}
+
+#[async_trait]
+impl Upstream for HttpUpstream {
+    fn name(&self) -> &Arc<str> {
+        &self.hop.name
+    }
+
+    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        let session = self.pool.session(&key(context)).await?;
+        let facts = session.facts().cloned();
+        facts.ok_or(BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No)))
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        let exchange = HttpExchange::begin(&self.pool, request, &context).await?;
+        Ok(Box::new(exchange))
+    }
+
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        let exchange = HttpExchange::resume(&self.hop, &self.pool, &token, &context)?;
+        Ok(Box::new(exchange))
+    }
+
+    async fn notifications(
+        &self,
+        context: &CallContext,
+    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+        Ok(self.pool.session(&key(context)).await?.subscribe())
+    }
+
+    async fn close(&self) {
+        let _ = tokio::time::timeout(CLOSE_MAX, self.pool.close()).await;
+    }
+}

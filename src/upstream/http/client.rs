@@ -1,0 +1,216 @@
+//! The HTTP client of one upstream: connections, TLS, and what a failure to send means.
+//!
+//! Knows no JSON. Follows no redirect, asks for no encoding, carries no header that it was not given.
+
+use std::error::Error;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, Uri};
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use rustls::pki_types::CertificateDer;
+use rustls_platform_verifier::Verifier;
+use tokio::net::TcpStream;
+use tokio::sync::SetOnce;
+
+use crate::task::{Executed, GatewayFault, Reason};
+
+/// Largest header block of an answer, and most fields (U13).
+const HEAD_BYTES_MAX: usize = 64 * 1024;
+const HEAD_FIELDS_MAX: usize = 100;
+/// How often a request is sent again that certainly never left (F26).
+const RESENDS_MAX: u32 = 2;
+/// Pause before such a repetition, times its number.
+const RESEND_PAUSE: Duration = Duration::from_millis(50);
+/// Dead peers are found by this, since silence is normal for a running call.
+const KEEP_ALIVE: Duration = Duration::from_secs(30);
+
+type BoxError = Box<dyn Error + Send + Sync>;
+type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
+
+/// Why a client cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error("the address is no URI")]
+    Address(#[from] http::uri::InvalidUri),
+    #[error("the system's trusted roots cannot be used")]
+    Tls(#[from] rustls::Error),
+}
+
+/// Connections to one upstream.
+#[derive(Clone, Debug)]
+pub(crate) struct HttpClient {
+    uri: Uri,
+    connect_max: Duration,
+    pool: Client<ConnectLimit, OneBody>,
+}
+
+/// A request that may be put on a connection more than once, as long as nothing of it left.
+#[derive(Clone, Debug)]
+pub(crate) struct Outgoing {
+    pub(crate) method: Method,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Option<Bytes>,
+}
+
+/// Set once a connection has taken the body of a request: from then on the upstream may have seen it.
+pub(crate) type HandedOver = Arc<SetOnce<()>>;
+
+impl HttpClient {
+    /// A client for one address. `roots` are trusted beside the system's.
+    pub(crate) fn new(
+        url: &url::Url,
+        connect_max: Duration,
+        roots: Vec<CertificateDer<'static>>,
+    ) -> Result<Self, ClientError> {
+        let mut plain = HttpConnector::new();
+        plain.enforce_http(false);
+        plain.set_nodelay(true);
+        plain.set_keepalive(Some(KEEP_ALIVE));
+        let secure = HttpsConnectorBuilder::new()
+            .with_tls_config(tls_config(url, roots)?)
+            .https_or_http()
+            .enable_all_versions()
+            .wrap_connector(plain);
+        let pool = Client::builder(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .pool_timer(TokioTimer::new())
+            .http1_max_buf_size(HEAD_BYTES_MAX)
+            .http1_max_headers(HEAD_FIELDS_MAX)
+            .http2_max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX))
+            .http2_keep_alive_interval(KEEP_ALIVE)
+            .http2_keep_alive_while_idle(true)
+            .build(ConnectLimit { inner: secure, max: connect_max });
+        Ok(Self { uri: url.as_str().parse()?, connect_max, pool })
+    }
+
+    /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes.
+    ///
+    /// What certainly never left is sent again, at most twice and within the connect limit. Dropping the
+    /// future drops the request wherever it is.
+    pub(crate) async fn send(
+        &self,
+        outgoing: &Outgoing,
+        handed_over: &HandedOver,
+    ) -> Result<Response<Incoming>, GatewayFault> {
+        let resend_until = tokio::time::Instant::now() + self.connect_max;
+        let mut resends = 0;
+        loop {
+            let failure = match self.pool.request(self.request(outgoing, handed_over)).await {
+                Ok(response) => return Ok(response),
+                Err(failure) => failure,
+            };
+            let left = handed_over.initialized() || (outgoing.body.is_none() && !failure.is_connect());
+            let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
+            let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
+            if !again || tokio::time::Instant::now() >= resend_until {
+                return Err(fault);
+            }
+            resends += 1;
+            tokio::time::sleep(RESEND_PAUSE * resends).await;
+        }
+    }
+
+    fn request(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Request<OneBody> {
+        let body = OneBody { data: outgoing.body.clone(), handed_over: Arc::clone(handed_over) };
+        let mut request = Request::new(body);
+        *request.method_mut() = outgoing.method.clone();
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = outgoing.headers.clone();
+        request
+    }
+}
+
+/// Trust for one address. Plain `http` needs none, so that a machine without certificates can serve it.
+fn tls_config(url: &url::Url, roots: Vec<CertificateDer<'static>>) -> Result<rustls::ClientConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let builder =
+        rustls::ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
+    if url.scheme() != "https" {
+        return Ok(builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth());
+    }
+    let verifier = Verifier::new_with_extra_roots(roots, provider)?;
+    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
+}
+
+/// What a failure means while nothing of the request has left.
+fn fault_before(failure: &(dyn Error + 'static)) -> GatewayFault {
+    let tls = causes(failure).any(|cause| cause.is::<rustls::Error>());
+    let reason = if tls { Reason::UpstreamTls } else { Reason::UpstreamUnreachable };
+    GatewayFault::new(reason, Executed::No)
+}
+
+/// What a failure means once the request may have arrived.
+fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
+    let garbled = causes(failure).any(|cause| cause.downcast_ref().is_some_and(hyper::Error::is_parse));
+    let reason = if garbled { Reason::UpstreamMalformed } else { Reason::UpstreamClosed };
+    GatewayFault::new(reason, Executed::Unknown)
+}
+
+/// An error and all its causes. An I/O error hides what it wraps from `source`, so it is looked into.
+fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(failure), |&error| {
+        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+        wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source())
+    })
+}
+
+/// A body in one piece that tells when a connection takes it.
+#[derive(Debug)]
+struct OneBody {
+    data: Option<Bytes>,
+    handed_over: HandedOver,
+}
+
+impl Body for OneBody {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let data = self.data.take();
+        if data.is_some() {
+            // Set already where another connection took an earlier copy; both mean the same.
+            let _ = self.handed_over.set(());
+        }
+        Poll::Ready(data.map(|data| Ok(Frame::data(data))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.data.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.data.as_ref().map_or(0, |data| data.len() as u64))
+    }
+}
+
+/// Bounds everything that leads to a usable connection: name, TCP and TLS.
+#[derive(Clone, Debug)]
+struct ConnectLimit {
+    inner: HttpsConnector<HttpConnector>,
+    max: Duration,
+}
+
+impl tower::Service<Uri> for ConnectLimit {
+    type Response = Stream;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Stream, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        let connecting = self.inner.call(uri);
+        let max = self.max;
+        Box::pin(async move { tokio::time::timeout(max, connecting).await? })
+    }
+}

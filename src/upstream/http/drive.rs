@@ -1,0 +1,298 @@
+//! The course of one call over HTTP: the POST, its answer in whichever form, and the streams that follow
+//! where one breaks off.
+//!
+//! One future runs the whole course; whoever owns the exchange polls it. Everything but the last event
+//! goes through the call's queue, where the session's own stream puts its events too.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+use tokio::sync::SetOnce;
+use tokio::time::Instant;
+
+use super::client::HandedOver;
+use super::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::session::calls::Call;
+use crate::upstream::session::pool::Pool;
+use crate::upstream::session::{Session, SessionKey};
+use crate::upstream::{BeginError, CallContext, ExchangeEvent, Lost, Timeouts};
+use crate::wire::envelope::EnvelopeError;
+use crate::wire::{Message, ScanLimits, envelope};
+
+/// Malformed events that one call survives (U19).
+const MALFORMED_MAX: u32 = 10;
+/// How long a call goes without a stream before it is given up (U24).
+const RESUME_WINDOW: Duration = Duration::from_secs(30);
+/// How long a stream is read on after the answer, so that its connection can be used again.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+
+/// How a call comes into this process.
+pub(super) enum Start {
+    /// It is sent.
+    Post { message: Bytes, handed_over: HandedOver },
+    /// It was sent in another life: its stream is taken up.
+    Resume,
+}
+
+/// One call, as its two ends see it: the exchange that owns it and the future that runs it.
+///
+/// Dropping the last one takes the call out of its session.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) call: Arc<Call>,
+    /// The session that the call is entered in.
+    session: Mutex<Arc<Session>>,
+    pool: Arc<Pool>,
+    key: SessionKey,
+    timeouts: Timeouts,
+    limits: ReadLimits,
+    pub(super) point: Mutex<StreamPoint>,
+    /// Set once the head of the answer is there: the upstream knows of the call.
+    pub(super) head: SetOnce<()>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+impl Link {
+    pub(super) fn new(
+        call: Arc<Call>,
+        session: Arc<Session>,
+        pool: &Arc<Pool>,
+        key: SessionKey,
+        context: &CallContext,
+    ) -> Arc<Self> {
+        session.calls.enter(&call);
+        Arc::new(Self {
+            call,
+            session: Mutex::new(session),
+            pool: Arc::clone(pool),
+            key,
+            timeouts: context.timeouts,
+            limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
+            point: Mutex::default(),
+            head: SetOnce::new(),
+        })
+    }
+
+    pub(super) fn session(&self) -> Arc<Session> {
+        Arc::clone(&self.session.lock())
+    }
+
+    /// Takes the call out of its session: nothing is routed to it any more.
+    pub(super) fn leave(&self) {
+        self.session.lock().calls.leave(&self.call);
+    }
+
+    /// Runs the call to its last event.
+    pub(super) async fn run(self: Arc<Self>, start: Start) -> ExchangeEvent {
+        let outcome = match start {
+            Start::Post { message, handed_over } => self.post(message, &handed_over).await,
+            Start::Resume => self.resume().await,
+        };
+        outcome.unwrap_or_else(|fault| ExchangeEvent::Lost(Lost(fault)))
+    }
+
+    async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<ExchangeEvent, GatewayFault> {
+        let session = self.session();
+        let mut response = self.head(&session, message.clone(), handed_over).await?;
+        if is_forgotten(&session, &response) {
+            // The upstream refused the call with its session, so it is sent once more (U04).
+            let session = self.renew(&session).await?;
+            response = self.head(&session, message, &HandedOver::default()).await?;
+            if is_forgotten(&session, &response) {
+                return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
+            }
+        }
+        // Set once: this is the only place.
+        let _ = self.head.set(());
+        match reply::open(response, Addressee::Request(&self.call.id), self.limits).await {
+            Ok(Reply::Json(body)) => self.read(body).await,
+            Ok(Reply::Events(events)) => self.follow(events).await,
+            Err(Refusal::Rpc(error)) => Ok(ExchangeEvent::Faulted(error)),
+            Err(Refusal::Gateway(fault)) => Err(fault),
+        }
+    }
+
+    /// Sends the call; returns with the head of the answer, which a server that answers in JSON sends only
+    /// when its tool has ended.
+    async fn head(
+        &self,
+        session: &Session,
+        message: Bytes,
+        handed_over: &HandedOver,
+    ) -> Result<Response<Incoming>, GatewayFault> {
+        let head = session.post(message, handed_over);
+        let Some(max) = self.timeouts.first_byte else { return head.await };
+        tokio::time::timeout(max, head).await.unwrap_or_else(|_| {
+            let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
+            Err(GatewayFault::new(Reason::UpstreamTimeout, executed))
+        })
+    }
+
+    /// Moves the call into a session that the upstream knows.
+    async fn renew(&self, lost: &Arc<Session>) -> Result<Arc<Session>, GatewayFault> {
+        let session = self.pool.replace(&self.key, lost).await.map_err(|error| match error {
+            BeginError::Gateway(fault) => fault,
+            BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
+        })?;
+        self.leave();
+        session.calls.enter(&self.call);
+        *self.session.lock() = Arc::clone(&session);
+        Ok(session)
+    }
+
+    /// Reads an answer in JSON, which is the last that comes.
+    async fn read(&self, body: Incoming) -> Result<ExchangeEvent, GatewayFault> {
+        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+        let text = reply::read_whole(body, self.limits).await?;
+        let mut last = None;
+        for message in self.messages(&text).map_err(|_| malformed)? {
+            let said = self.take(message.map_err(|_| malformed)?).await;
+            last = last.or(said);
+        }
+        last.ok_or(malformed)
+    }
+
+    /// Follows the call's stream, and those that take it up, until the answer is there.
+    async fn follow(&self, mut events: EventStream) -> Result<ExchangeEvent, GatewayFault> {
+        let mut malformed = 0;
+        let mut patience = RESUME_WINDOW;
+        loop {
+            match events.next().await {
+                Ok(Some(event)) => {
+                    patience = RESUME_WINDOW;
+                    self.point.lock().note(&event);
+                    if !event.data.is_empty()
+                        && let Some(last) = self.take_event(&event.data, &mut malformed).await?
+                    {
+                        self.drain(events);
+                        return Ok(last);
+                    }
+                }
+                // Either a server that ends streams on purpose (SEP-1699) or a broken connection: the same.
+                Ok(None) | Err(Break::Closed) => {
+                    let broken = Instant::now();
+                    events = self.reopen(patience).await?;
+                    patience = patience.saturating_sub(broken.elapsed());
+                }
+                Err(limit @ (Break::Idle | Break::TooLarge)) => return Err(limit.into_fault()),
+            }
+        }
+    }
+
+    async fn resume(&self) -> Result<ExchangeEvent, GatewayFault> {
+        // The upstream knows the call, so a cancel need not wait.
+        let _ = self.head.set(());
+        let events = self.reopen(RESUME_WINDOW).await?;
+        self.follow(events).await
+    }
+
+    /// Opens the stream again after its last event, as often as it takes within `patience` (T-29).
+    async fn reopen(&self, patience: Duration) -> Result<EventStream, GatewayFault> {
+        let until = Instant::now() + patience;
+        loop {
+            let point = self.point.lock().clone();
+            let resumable = point.last_event.as_ref().filter(|_| Instant::now() < until);
+            let Some(last_event) = resumable else { return Err(Break::Closed.into_fault()) };
+            tokio::time::sleep(point.pause()).await;
+            let session = self.session();
+            let get = session.credentials.get(Some(last_event));
+            let handed_over = HandedOver::default();
+            let head = tokio::time::timeout(RESUME_WINDOW, session.hop.client.send(&get, &handed_over));
+            if let Ok(Ok(response)) = head.await
+                && let Ok(Reply::Events(events)) =
+                    reply::open(response, Addressee::Request(&self.call.id), self.limits).await
+            {
+                return Ok(events);
+            }
+        }
+    }
+
+    /// Takes one event. What cannot be read is dropped, unless it is the answer or there is too much of it.
+    async fn take_event(&self, text: &Bytes, malformed: &mut u32) -> Result<Option<ExchangeEvent>, GatewayFault> {
+        let messages = self.messages(text).unwrap_or_else(|error| vec![Err(error)]);
+        let mut last = None;
+        for message in messages {
+            match message {
+                Ok(message) => {
+                    let said = self.take(message).await;
+                    last = last.or(said);
+                }
+                Err(error) if self.is_answer(&error) => {
+                    return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
+                }
+                Err(_) => {
+                    *malformed += 1;
+                    self.session().hop.dropped("malformed_event");
+                    if *malformed > MALFORMED_MAX {
+                        return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+                    }
+                }
+            }
+        }
+        Ok(last)
+    }
+
+    /// Takes one message; the last event of the call if it was the answer.
+    async fn take(&self, message: Message) -> Option<ExchangeEvent> {
+        let session = self.session();
+        match message {
+            Message::Notification(notification) => session.note_to(&self.call, notification).await,
+            Message::Request(request) => session.ask_on(&self.call, request).await,
+            Message::Response(response) if response.id.as_ref() == Some(&self.call.id) => {
+                return Some(response.outcome.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned));
+            }
+            // Another call's, nobody's, or of a stream that the upstream mixed up (U09, U23).
+            Message::Response(_) => session.hop.dropped("foreign_response"),
+        }
+        None
+    }
+
+    fn messages(&self, text: &Bytes) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+        if self.session().has_batches() {
+            envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX)
+        } else {
+            envelope::read(text, ScanLimits::UPSTREAM).map(|message| vec![Ok(message)])
+        }
+    }
+
+    /// Whether what cannot be read bears the call's id.
+    fn is_answer(&self, error: &EnvelopeError) -> bool {
+        match error {
+            EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. } => id.as_ref() == Some(&self.call.id),
+            EnvelopeError::Batch => false,
+        }
+    }
+
+    /// Reads a stream to its end in the background, for a second at most: a connection that is dropped in
+    /// the middle of a stream could not be used again.
+    fn drain(&self, mut events: EventStream) {
+        let hop = Arc::clone(&self.session().hop);
+        hop.tracker.clone().spawn(async move {
+            let rest = async {
+                while let Ok(Some(event)) = events.next().await {
+                    if !event.data.is_empty() {
+                        hop.dropped("after_response");
+                    }
+                }
+            };
+            let _ = tokio::time::timeout(DRAIN_MAX, rest).await;
+        });
+    }
+}
+
+/// Whether an answer says that the session is gone (protocol.md 1.2, row 4).
+fn is_forgotten(session: &Session, response: &Response<Incoming>) -> bool {
+    response.status() == StatusCode::NOT_FOUND && session.has_id()
+}

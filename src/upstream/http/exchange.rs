@@ -1,0 +1,217 @@
+//! One call over HTTP as its owner sees it: events in order, answers to questions, cancel.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::client::HandedOver;
+use super::drive::{Link, Start};
+use super::{resume, token};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::session::calls::Call;
+use crate::upstream::session::pool::Pool;
+use crate::upstream::session::{Hop, Session};
+use crate::upstream::{Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, UpstreamRequest};
+use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
+
+/// How long a cancel waits for a sign that the upstream knows the call. It travels on another connection
+/// and may overtake the call; a server that answers in JSON gives no sign before its tool ends.
+const CANCEL_AFTER: Duration = Duration::from_secs(1);
+/// How long a cancel may take in all.
+const CANCEL_MAX: Duration = Duration::from_secs(5);
+
+/// One call over HTTP.
+pub(super) struct HttpExchange {
+    link: Arc<Link>,
+    queue: mpsc::Receiver<ExchangeEvent>,
+    state: State,
+    began: Instant,
+    /// When a connection took the call.
+    sent: Instant,
+    class: &'static str,
+}
+
+enum State {
+    Running(Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>),
+    /// The last event is there; it comes after those in the queue.
+    Ended(ExchangeEvent),
+}
+
+impl HttpExchange {
+    /// Sends a call and returns once a connection has taken it, without waiting for any answer.
+    ///
+    /// # Errors
+    /// If there is no session or no connection: nothing was sent.
+    pub(super) async fn begin(
+        pool: &Arc<Pool>,
+        request: UpstreamRequest,
+        context: &CallContext,
+    ) -> Result<Self, BeginError> {
+        let began = Instant::now();
+        let key = super::key(context);
+        let session = pool.session(&key).await?;
+        let id = token::mint();
+        let params = request.params.as_ref().map(Object::of);
+        let task = params.as_ref().and_then(|params| params.as_ref()?.get_string("taskId"));
+        let params = with_token(request.params, context.progress.then_some(&id));
+        let message = envelope::request(&id, &request.method, params.as_ref());
+        let (call, queue) = Call::new(id, task);
+        let link = Link::new(call, session, pool, key, context);
+        let handed_over = HandedOver::default();
+        let start = Start::Post { message, handed_over: Arc::clone(&handed_over) };
+        let mut exchange = Self {
+            state: State::Running(Box::pin(Arc::clone(&link).run(start))),
+            link,
+            queue,
+            began,
+            sent: began,
+            class: if *request.method == *method::TOOLS_CALL { "call" } else { "other" },
+        };
+        exchange.hand_over(&handed_over).await?;
+        exchange.sent = Instant::now();
+        Ok(exchange)
+    }
+
+    /// Takes up a call that another life began. Whether the upstream still has it shows in its events.
+    ///
+    /// # Errors
+    /// If the token is none of this transport's.
+    pub(super) fn resume(
+        hop: &Arc<Hop>,
+        pool: &Arc<Pool>,
+        token: &ResumeToken,
+        context: &CallContext,
+    ) -> Result<Self, BeginError> {
+        let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
+        let resumed = resume::read(token).ok_or(BeginError::Gateway(broken))?;
+        let session = Session::adopted(hop, resumed.credentials);
+        let (call, queue) = Call::new(resumed.request, None);
+        let link = Link::new(call, session, pool, super::key(context), context);
+        *link.point.lock() = resumed.point;
+        let state = State::Running(Box::pin(Arc::clone(&link).run(Start::Resume)));
+        let now = Instant::now();
+        Ok(Self { state, link, queue, began: now, sent: now, class: "resumed" })
+    }
+
+    /// Runs the call until a connection has taken it. An end before that is a beginning that failed.
+    async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
+        let State::Running(drive) = &mut self.state else { return Ok(()) };
+        let last = tokio::select! {
+            biased;
+            _ = handed_over.wait() => return Ok(()),
+            last = drive => last,
+        };
+        match last {
+            ExchangeEvent::Lost(Lost(fault)) if !handed_over.initialized() => Err(BeginError::Gateway(fault)),
+            last => {
+                self.end(last);
+                Ok(())
+            }
+        }
+    }
+
+    fn end(&mut self, last: ExchangeEvent) {
+        self.link.leave();
+        let upstream = self.link.session().hop.name.to_string();
+        metrics::histogram!("taskgate_upstream_request_seconds", "upstream" => upstream, "class" => self.class)
+            .record(self.began.elapsed());
+        self.state = State::Ended(last);
+    }
+
+    /// Runs the call on until the upstream knows of it or is taken to. Events stay in the queue.
+    async fn known_upstream(&mut self) {
+        let State::Running(drive) = &mut self.state else { return };
+        let last = tokio::select! {
+            biased;
+            last = drive => last,
+            _ = self.link.head.wait() => return,
+            () = tokio::time::sleep_until(self.sent + CANCEL_AFTER) => return,
+        };
+        self.end(last);
+    }
+
+    async fn tell_cancelled(&mut self, reason: &str) {
+        self.known_upstream().await;
+        if matches!(self.state, State::Running(_)) {
+            let params = serde_json::json!({ "requestId": self.link.call.id, "reason": reason });
+            let message = envelope::notification(method::CANCELLED, Some(&Payload::of(&params)));
+            if self.link.session().tell(message).await.is_err() {
+                self.link.session().hop.dropped("cancel_failed");
+            }
+        }
+    }
+}
+
+/// Puts the gateway's own progress token in place of whatever stands there (UPC-20).
+fn with_token(params: Option<Payload>, token: Option<&RequestId>) -> Option<Payload> {
+    let object = match &params {
+        Some(params) => Object::of(params)?,
+        None if token.is_none() => return None,
+        None => Object::of(&Payload::empty_object())?,
+    };
+    let meta = object.get_object(meta::META);
+    let meta = match (meta, token) {
+        (Some(meta), Some(token)) => meta.edit().set(meta::PROGRESS_TOKEN, token.payload().clone()).finish(),
+        (Some(meta), None) => meta.edit().remove(meta::PROGRESS_TOKEN).finish(),
+        (None, Some(token)) => Payload::of(&serde_json::json!({ meta::PROGRESS_TOKEN: token })),
+        (None, None) => return params,
+    };
+    Some(object.edit().set(meta::META, meta).finish())
+}
+
+#[async_trait]
+impl Exchange for HttpExchange {
+    async fn next(&mut self) -> ExchangeEvent {
+        loop {
+            if let Ok(event) = self.queue.try_recv() {
+                return event;
+            }
+            let last = match &mut self.state {
+                State::Ended(last) => return last.clone(),
+                State::Running(drive) => tokio::select! {
+                    biased;
+                    Some(event) = self.queue.recv() => return event,
+                    last = drive => last,
+                },
+            };
+            self.end(last);
+        }
+    }
+
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+        // An answer to what was taken back or answered already has nowhere to go.
+        let Some(id) = RequestId::from_payload(ask).filter(|_| self.link.call.is_open(ask)) else { return Ok(()) };
+        let message = match answer {
+            Answer::Result(result) => envelope::result(&id, &result),
+            Answer::Error(error) => envelope::error(Some(&id), &error),
+        };
+        self.link.session().tell(message).await.map_err(Lost)?;
+        self.link.call.close(ask);
+        Ok(())
+    }
+
+    async fn cancel(&mut self, reason: &str) {
+        let told = tokio::time::timeout(CANCEL_MAX, self.tell_cancelled(reason)).await;
+        if told.is_err() {
+            self.link.session().hop.dropped("cancel_failed");
+        }
+        if matches!(self.state, State::Running(_)) {
+            self.end(ExchangeEvent::Lost(Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
+        }
+    }
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        match self.state {
+            State::Running(_) => {
+                let session = self.link.session();
+                let point = self.link.point.lock();
+                resume::token(&self.link.call.id, &session.credentials, &point)
+            }
+            State::Ended(_) => None,
+        }
+    }
+}

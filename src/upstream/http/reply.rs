@@ -1,0 +1,253 @@
+//! Reading what came back: judging the head, whole bodies within a bound, event streams.
+//!
+//! Knows JSON-RPC only as far as an error answer under a refusing status.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
+
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::framing::{SseDecoder, SseEvent};
+use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
+
+/// Largest error body that is looked into under a refusing status.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+/// How long such a body may take.
+const ERROR_WAIT: Duration = Duration::from_secs(5);
+
+/// Bounds on reading one answer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReadLimits {
+    pub(crate) bytes_max: usize,
+    /// Longest silence between two pieces.
+    pub(crate) idle: Option<Duration>,
+}
+
+/// An answer whose head is fine.
+#[derive(Debug)]
+pub(crate) enum Reply {
+    Json(Incoming),
+    Events(EventStream),
+}
+
+/// An answer whose head is not.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    Gateway(GatewayFault),
+    /// A JSON-RPC error came under the refusing status.
+    Rpc(RpcError),
+}
+
+/// Whose error a refusing answer may carry.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Addressee<'a> {
+    /// Only the one with this id counts.
+    Request(&'a RequestId),
+    /// The only request that the connection's other end can mean, so any id or none will do.
+    Handshake,
+}
+
+/// Judges the answer to a request (U01 to U06, U16).
+pub(crate) async fn open(
+    response: Response<Incoming>,
+    addressee: Addressee<'_>,
+    limits: ReadLimits,
+) -> Result<Reply, Refusal> {
+    if !response.status().is_success() {
+        let fault = status_fault(&response);
+        let may_explain = fault.reason == Reason::UpstreamHttpStatus && is_json(response.headers());
+        if may_explain && let Some(error) = explained(response.into_body(), addressee).await {
+            return Err(Refusal::Rpc(error));
+        }
+        return Err(Refusal::Gateway(fault));
+    }
+    let headers = response.headers();
+    let plain =
+        headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"));
+    if plain && is_json(headers) {
+        Ok(Reply::Json(response.into_body()))
+    } else if plain && is_media(headers, "text/event-stream") {
+        Ok(Reply::Events(EventStream::new(response.into_body(), limits)))
+    } else {
+        Err(Refusal::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
+    }
+}
+
+/// Judges the answer to a notification or response: any success will do, its body is of no interest.
+pub(crate) fn accepted(response: &Response<Incoming>) -> Result<(), GatewayFault> {
+    if response.status().is_success() { Ok(()) } else { Err(status_fault(response)) }
+}
+
+/// What a status other than success means.
+pub(crate) fn status_fault<B>(response: &Response<B>) -> GatewayFault {
+    let status = response.status();
+    let reason = match status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Reason::UpstreamAuth,
+        _ if status.is_redirection() => Reason::UpstreamRedirect,
+        _ => Reason::UpstreamHttpStatus,
+    };
+    GatewayFault {
+        http_status: Some(status.as_u16()),
+        retry_after: retry_after(response.headers()),
+        ..GatewayFault::new(reason, Executed::Unknown)
+    }
+}
+
+/// `Retry-After` in seconds; a date is not understood.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
+    Some(Duration::from_secs(seconds))
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    is_media(headers, "application/json")
+}
+
+/// Whether the body is of one media type, whatever its parameters.
+fn is_media(headers: &HeaderMap, media: &str) -> bool {
+    let text = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    text.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case(media))
+}
+
+/// The JSON-RPC error in a body, if it is one and meant for the addressee.
+async fn explained(body: Incoming, addressee: Addressee<'_>) -> Option<RpcError> {
+    let limits = ReadLimits { bytes_max: ERROR_BYTES_MAX, idle: None };
+    let text = tokio::time::timeout(ERROR_WAIT, read_whole(body, limits)).await.ok()?.ok()?;
+    let Message::Response(response) = envelope::read(&text, ScanLimits::UPSTREAM).ok()? else { return None };
+    let meant = match addressee {
+        Addressee::Request(id) => response.id.as_ref() == Some(id),
+        Addressee::Handshake => true,
+    };
+    response.outcome.err().filter(|_| meant)
+}
+
+/// Reads a whole body. Not cancel safe: what was read so far goes with the future.
+///
+/// # Errors
+/// `ResultTooLarge` at the bound, without having read more (U12); `UpstreamTimeout` when silent too long;
+/// `UpstreamClosed` when it breaks.
+pub(crate) async fn read_whole(mut body: Incoming, limits: ReadLimits) -> Result<Bytes, GatewayFault> {
+    let too_large = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
+    if body.size_hint().lower() > limits.bytes_max as u64 {
+        return Err(too_large);
+    }
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    while let Some(piece) = next_piece(&mut body, limits.idle).await.map_err(Break::into_fault)? {
+        if first.len() + rest.len() + piece.len() > limits.bytes_max {
+            return Err(too_large);
+        }
+        // Most answers come in one piece and need no copy.
+        if first.is_empty() && rest.is_empty() {
+            first = piece;
+        } else {
+            rest.extend_from_slice(&std::mem::take(&mut first));
+            rest.extend_from_slice(&piece);
+        }
+    }
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+/// Why a body or a stream stops before it said what it should.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Break {
+    /// The connection broke.
+    Closed,
+    /// Silent for longer than allowed.
+    Idle,
+    /// One event outgrew the bound.
+    TooLarge,
+}
+
+impl Break {
+    pub(crate) const fn into_fault(self) -> GatewayFault {
+        match self {
+            Self::Closed => GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown),
+            Self::Idle => GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown),
+            Self::TooLarge => GatewayFault::new(Reason::ResultTooLarge, Executed::Yes),
+        }
+    }
+}
+
+/// The next bytes of a body; `None` at its end. Cancel safe.
+async fn next_piece(body: &mut Incoming, idle: Option<Duration>) -> Result<Option<Bytes>, Break> {
+    loop {
+        let frame = match idle {
+            Some(max) => tokio::time::timeout(max, body.frame()).await.map_err(|_| Break::Idle)?,
+            None => body.frame().await,
+        };
+        match frame {
+            None => return Ok(None),
+            Some(Err(_)) => return Err(Break::Closed),
+            Some(Ok(frame)) => match frame.into_data() {
+                Ok(data) => return Ok(Some(data)),
+                Err(_trailers) => (),
+            },
+        }
+    }
+}
+
+/// An event stream being read.
+#[derive(Debug)]
+pub(crate) struct EventStream {
+    body: Incoming,
+    decoder: SseDecoder,
+    ready: VecDeque<SseEvent>,
+    idle: Option<Duration>,
+}
+
+impl EventStream {
+    pub(crate) fn new(body: Incoming, limits: ReadLimits) -> Self {
+        Self { body, decoder: SseDecoder::new(limits.bytes_max), ready: VecDeque::new(), idle: limits.idle }
+    }
+
+    /// The next event; `None` when the stream ended in order. Cancel safe.
+    pub(crate) async fn next(&mut self) -> Result<Option<SseEvent>, Break> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Ok(Some(event));
+            }
+            let piece = next_piece(&mut self.body, self.idle).await?;
+            // The decoder hands out what came before an event that is too large, and refuses then.
+            let events = self.decoder.feed(piece.as_deref().unwrap_or_default()).map_err(|_| Break::TooLarge)?;
+            if piece.is_none() {
+                return Ok(None);
+            }
+            self.ready.extend(events);
+        }
+    }
+}
+
+/// Where a stream can be taken up again, and how soon.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct StreamPoint {
+    pub(crate) last_event: Option<HeaderValue>,
+    pub(crate) retry: Option<Duration>,
+}
+
+impl StreamPoint {
+    /// Soonest and latest reconnection, whatever the upstream asks for (U21).
+    const RETRY_MIN: Duration = Duration::from_millis(100);
+    const RETRY_MAX: Duration = Duration::from_secs(60);
+    const RETRY_DEFAULT: Duration = Duration::from_secs(1);
+
+    /// Takes note of an event. An id that no header can carry is as good as an empty one, which takes back
+    /// those before it.
+    pub(crate) fn note(&mut self, event: &SseEvent) {
+        if let Some(id) = &event.id {
+            self.last_event = HeaderValue::from_bytes(id.as_bytes()).ok().filter(|value| !value.is_empty());
+        }
+        if let Some(millis) = event.retry_ms {
+            self.retry = Some(Duration::from_millis(millis).clamp(Self::RETRY_MIN, Self::RETRY_MAX));
+        }
+    }
+
+    pub(crate) fn pause(&self) -> Duration {
+        self.retry.unwrap_or(Self::RETRY_DEFAULT)
+    }
+}

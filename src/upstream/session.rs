@@ -1,0 +1,179 @@
+//! One session at a streamable HTTP upstream: its handshake is done, its calls run in it.
+//!
+//! A session never changes: where the upstream forgets it, another takes its place in the [`pool`], and
+//! comparing the two is how everybody notices. Read [`calls`] and [`route`] for what arrives in it.
+
+pub(crate) mod calls;
+pub(crate) mod handshake;
+pub(crate) mod listen;
+pub(crate) mod pool;
+pub(crate) mod route;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use hyper::body::Incoming;
+use tokio::sync::{Semaphore, broadcast};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::ServerFacts;
+use super::http::client::{HandedOver, HttpClient};
+use super::http::post::Credentials;
+use super::http::reply;
+use super::probe::VersionChoice;
+use crate::task::{Executed, Reason};
+use crate::task::{GatewayFault, Principal};
+use crate::wire::{Payload, ProtocolVersion};
+use calls::Calls;
+
+/// A notification that belongs to no call: its method and params.
+pub(crate) type News = (Arc<str>, Option<Payload>);
+
+/// News kept for a receiver that is behind.
+const NEWS_MAX: usize = 256;
+/// Answers of the gateway's own that may be on their way in one session.
+const REPLIES_MAX: usize = 32;
+/// How long a message that wants no answer may take to be accepted.
+const TELL_MAX: Duration = Duration::from_secs(30);
+/// How long the end of a session may take.
+const DELETE_MAX: Duration = Duration::from_secs(2);
+
+/// What all sessions of one upstream share.
+#[derive(Debug)]
+pub(crate) struct Hop {
+    pub(crate) name: Arc<str>,
+    pub(crate) client: HttpClient,
+    pub(crate) versions: VersionChoice,
+    pub(crate) tracker: TaskTracker,
+    pub(crate) stop: CancellationToken,
+}
+
+impl Hop {
+    /// Counts something of the upstream's that nobody can use.
+    pub(crate) fn dropped(&self, reason: &'static str) {
+        let upstream = self.name.to_string();
+        metrics::counter!("taskgate_upstream_dropped_total", "upstream" => upstream, "reason" => reason).increment(1);
+    }
+}
+
+/// Whose session it is. Sessions are never shared between principals, nor between clients that can be
+/// asked different things (T-20, T-60).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct SessionKey {
+    pub(crate) principal: Principal,
+    pub(crate) capabilities: Payload,
+}
+
+/// A session whose handshake is done.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) hop: Arc<Hop>,
+    pub(crate) credentials: Credentials,
+    /// `None` for a session that another process life opened.
+    facts: Option<Arc<ServerFacts>>,
+    pub(crate) calls: Calls,
+    news: broadcast::Sender<News>,
+    replies: Arc<Semaphore>,
+    /// Ends the session's own stream.
+    over: CancellationToken,
+}
+
+impl Session {
+    fn new(hop: &Arc<Hop>, credentials: Credentials, facts: Option<Arc<ServerFacts>>) -> Arc<Self> {
+        Arc::new(Self {
+            hop: Arc::clone(hop),
+            credentials,
+            facts,
+            calls: Calls::default(),
+            news: broadcast::Sender::new(NEWS_MAX),
+            replies: Arc::new(Semaphore::new(REPLIES_MAX)),
+            over: hop.stop.child_token(),
+        })
+    }
+
+    /// A session that another process life opened. It has no stream of its own and is never ended from
+    /// here: other calls may still be resumed in it.
+    pub(crate) fn adopted(hop: &Arc<Hop>, credentials: Credentials) -> Arc<Self> {
+        Self::new(hop, credentials, None)
+    }
+
+    pub(crate) const fn facts(&self) -> Option<&Arc<ServerFacts>> {
+        self.facts.as_ref()
+    }
+
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<News> {
+        self.news.subscribe()
+    }
+
+    /// Whether anybody waits for news.
+    pub(crate) fn has_subscribers(&self) -> bool {
+        self.news.receiver_count() > 0
+    }
+
+    /// Whether a 404 can mean that the upstream forgot the session.
+    pub(crate) const fn has_id(&self) -> bool {
+        self.credentials.session.is_some()
+    }
+
+    /// Whether the upstream may send several messages as one array.
+    pub(crate) fn has_batches(&self) -> bool {
+        self.credentials.version == Some(ProtocolVersion::V2025_03_26)
+    }
+
+    /// Sends one message that wants an answer; returns the head of the answer.
+    pub(crate) async fn post(
+        &self,
+        message: Bytes,
+        handed_over: &HandedOver,
+    ) -> Result<Response<Incoming>, GatewayFault> {
+        self.hop.client.send(&self.credentials.post(message), handed_over).await
+    }
+
+    /// Sends one message that wants no answer, and waits until it was accepted.
+    pub(crate) async fn tell(&self, message: Bytes) -> Result<(), GatewayFault> {
+        let handed_over = HandedOver::default();
+        match tokio::time::timeout(TELL_MAX, self.post(message, &handed_over)).await {
+            Ok(response) => reply::accepted(&response?),
+            Err(_) => Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)),
+        }
+    }
+
+    /// Sends an answer of the gateway's own in the background. Under a flood it is dropped and counted.
+    fn reply(self: &Arc<Self>, message: Bytes) {
+        let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else {
+            self.hop.dropped("reply_flood");
+            return;
+        };
+        let session = Arc::clone(self);
+        self.hop.tracker.spawn(async move {
+            let _permit = permit;
+            tokio::select! {
+                () = session.hop.stop.cancelled() => (),
+                told = session.tell(message) => {
+                    if told.is_err() {
+                        session.hop.dropped("reply_failed");
+                    }
+                }
+            }
+        });
+    }
+
+    /// Ends the session at the upstream, within two seconds. Best effort: an upstream may refuse it.
+    pub(crate) async fn end(&self) {
+        self.over.cancel();
+        if self.has_id() {
+            let end = self.credentials.delete();
+            let handed_over = HandedOver::default();
+            let _ = tokio::time::timeout(DELETE_MAX, self.hop.client.send(&end, &handed_over)).await;
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.over.cancel();
+    }
+}

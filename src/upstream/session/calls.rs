@@ -1,0 +1,188 @@
+//! The calls that run in one upstream session, and the questions that each has open.
+//!
+//! Does no I/O: a call is known here by its id, its task and the queue that its events go into.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+
+use crate::upstream::ExchangeEvent;
+use crate::wire::{Payload, RequestId};
+
+/// Events that wait for whoever owns the exchange. A full queue holds back the call's own stream; what
+/// comes on the session's stream is not held back and may be refused.
+const EVENTS_MAX: usize = 64;
+/// Questions that one call may have open, and may ask in all (U29).
+const OPEN_MAX: usize = 32;
+const ASKED_MAX: usize = 1_000;
+
+/// One call in progress.
+#[derive(Debug)]
+pub(crate) struct Call {
+    /// Serves as the progress token too.
+    pub(crate) id: RequestId,
+    /// The upstream's task that the call is about, which its questions may name.
+    pub(crate) task: Option<String>,
+    events: mpsc::Sender<ExchangeEvent>,
+    questions: Mutex<Questions>,
+}
+
+#[derive(Debug, Default)]
+struct Questions {
+    /// By the upstream's id. Those that are no longer open stay, so that a replay is not asked again.
+    asked: HashMap<Payload, Question>,
+    open: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Question {
+    Open,
+    Closed,
+}
+
+/// Why a question is not put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotAsked {
+    /// It was asked before: each message counts once (protocol.md 1.2, row 8).
+    Again,
+    TooMany,
+}
+
+impl Call {
+    /// A call and the queue of its events.
+    pub(crate) fn new(id: RequestId, task: Option<String>) -> (Arc<Self>, mpsc::Receiver<ExchangeEvent>) {
+        let (events, queue) = mpsc::channel(EVENTS_MAX);
+        (Arc::new(Self { id, task, events, questions: Mutex::default() }), queue)
+    }
+
+    /// Puts an event into the queue, waiting for room. Nobody left to read it is as good as read.
+    pub(crate) async fn tell(&self, event: ExchangeEvent) {
+        let _ = self.events.send(event).await;
+    }
+
+    /// Puts an event into the queue if there is room; whether it was put.
+    pub(crate) fn try_tell(&self, event: ExchangeEvent) -> bool {
+        self.events.try_send(event).is_ok()
+    }
+
+    /// Opens a question, within the bounds.
+    pub(crate) fn ask(&self, id: &RequestId) -> Result<(), NotAsked> {
+        let mut questions = self.questions.lock();
+        if questions.asked.contains_key(id.payload()) {
+            return Err(NotAsked::Again);
+        }
+        if questions.open >= OPEN_MAX || questions.asked.len() >= ASKED_MAX {
+            return Err(NotAsked::TooMany);
+        }
+        questions.asked.insert(id.payload().clone(), Question::Open);
+        questions.open += 1;
+        Ok(())
+    }
+
+    pub(crate) fn is_open(&self, ask: &Payload) -> bool {
+        self.questions.lock().asked.get(ask) == Some(&Question::Open)
+    }
+
+    /// Closes a question; whether it was open.
+    pub(crate) fn close(&self, ask: &Payload) -> bool {
+        let mut questions = self.questions.lock();
+        let was = questions.asked.get_mut(ask).map(|question| std::mem::replace(question, Question::Closed));
+        let was_open = was == Some(Question::Open);
+        questions.open -= usize::from(was_open);
+        was_open
+    }
+}
+
+/// The calls of one session.
+#[derive(Debug, Default)]
+pub(crate) struct Calls(Mutex<HashMap<RequestId, Arc<Call>>>);
+
+impl Calls {
+    pub(crate) fn enter(&self, call: &Arc<Call>) {
+        self.0.lock().insert(call.id.clone(), Arc::clone(call));
+    }
+
+    pub(crate) fn leave(&self, call: &Call) {
+        self.0.lock().remove(&call.id);
+    }
+
+    /// The call that a progress token belongs to.
+    pub(crate) fn by_token(&self, token: &Payload) -> Option<Arc<Call>> {
+        let id = RequestId::from_payload(token)?;
+        self.0.lock().get(&id).cloned()
+    }
+
+    /// The call that is about an upstream task.
+    pub(crate) fn by_task(&self, task: &str) -> Option<Arc<Call>> {
+        self.0.lock().values().find(|call| call.task.as_deref() == Some(task)).cloned()
+    }
+
+    /// The call that has a question open.
+    pub(crate) fn by_question(&self, ask: &Payload) -> Option<Arc<Call>> {
+        self.0.lock().values().find(|call| call.is_open(ask)).cloned()
+    }
+
+    /// The only call, if there is exactly one (T-20).
+    pub(crate) fn only(&self) -> Option<Arc<Call>> {
+        let calls = self.0.lock();
+        let mut running = calls.values();
+        running.next().filter(|_| running.len() == 0).cloned()
+    }
+
+    #[cfg(test)]
+    pub(crate) fn count(&self) -> usize {
+        self.0.lock().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(id: &str) -> Arc<Call> {
+        Call::new(RequestId::text(id), None).0
+    }
+
+    #[test]
+    fn a_call_has_at_most_32_questions_open_and_1000_in_all() {
+        let call = call("tg:1");
+        for n in 0..1_000 {
+            let id = RequestId::number(n);
+            assert_eq!(call.ask(&id), Ok(()), "question {n}");
+            if n >= 31 {
+                assert!(call.close(RequestId::number(n - 31).payload()), "question {} was open", n - 31);
+            }
+        }
+        assert_eq!(call.ask(&RequestId::number(1_000)), Err(NotAsked::TooMany), "U29");
+    }
+
+    #[test]
+    fn the_33rd_open_question_is_refused_until_one_is_answered() {
+        let call = call("tg:1");
+        for n in 0..32 {
+            assert_eq!(call.ask(&RequestId::number(n)), Ok(()));
+        }
+        assert_eq!(call.ask(&RequestId::number(32)), Err(NotAsked::TooMany), "U29");
+        assert_eq!(call.ask(&RequestId::number(0)), Err(NotAsked::Again), "a replay is told apart");
+        assert!(call.close(RequestId::number(0).payload()));
+        assert!(!call.close(RequestId::number(0).payload()), "closed once");
+        assert_eq!(call.ask(&RequestId::number(32)), Ok(()));
+        assert_eq!(call.ask(&RequestId::number(0)), Err(NotAsked::Again), "an answered question is not asked again");
+    }
+
+    #[test]
+    fn a_message_without_a_name_belongs_to_the_only_call() {
+        let calls = Calls::default();
+        let (first, second) = (call("tg:1"), call("tg:2"));
+        assert!(calls.only().is_none());
+        calls.enter(&first);
+        assert_eq!(calls.only().map(|call| call.id.clone()), Some(first.id.clone()), "T-20");
+        calls.enter(&second);
+        assert!(calls.only().is_none(), "with two it belongs to nobody");
+        calls.leave(&first);
+        assert_eq!(calls.only().map(|call| call.id.clone()), Some(second.id.clone()));
+        assert_eq!(calls.count(), 1);
+    }
+}

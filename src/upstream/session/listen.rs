@@ -1,0 +1,123 @@
+//! The stream of a session on which the upstream says what belongs to no POST.
+//!
+//! It is opened once, reopened when it ends, and done without where the upstream has none. It keeps no
+//! session alive: the session's end is its end.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{Hop, Session};
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::post::Credentials;
+use crate::upstream::http::reply::{self, Addressee, EventStream, ReadLimits, Reply, StreamPoint};
+use crate::wire::{Message, ScanLimits, envelope};
+
+/// Soonest and latest reopening of a stream that ended.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// A stream that lasted this long was of use even if nothing came.
+const USEFUL_AFTER: Duration = Duration::from_secs(5);
+/// Largest event; questions are small.
+const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Most messages in one array.
+const BATCH_MAX: usize = 100;
+
+/// How one opening of the stream went.
+enum Spell {
+    /// The upstream has no such stream, or no such session.
+    Refused,
+    /// Nothing came of it.
+    Vain,
+    /// It was there for a while.
+    Useful,
+}
+
+struct Listener {
+    hop: Arc<Hop>,
+    credentials: Credentials,
+    session: Weak<Session>,
+    point: StreamPoint,
+}
+
+/// Opens the stream in the background, without waiting for it: some upstreams send no head before the
+/// first event.
+pub(super) fn start(session: &Arc<Session>) {
+    let listener = Listener {
+        hop: Arc::clone(&session.hop),
+        credentials: session.credentials.clone(),
+        session: Arc::downgrade(session),
+        point: StreamPoint::default(),
+    };
+    let over = session.over.clone();
+    session.hop.tracker.spawn(listener.run(over));
+}
+
+impl Listener {
+    async fn run(mut self, over: CancellationToken) {
+        let mut vain = 0_u32;
+        loop {
+            let spell = tokio::select! {
+                () = over.cancelled() => return,
+                spell = self.listen() => spell,
+            };
+            vain = match spell {
+                Spell::Refused => return,
+                Spell::Vain => vain.saturating_add(1),
+                Spell::Useful => 0,
+            };
+            let pause = (self.point.pause().max(PAUSE_MIN) * 2_u32.pow(vain.min(6))).min(PAUSE_MAX);
+            tokio::select! {
+                () = over.cancelled() => return,
+                () = tokio::time::sleep(pause) => (),
+            }
+        }
+    }
+
+    /// Opens the stream once and follows it to its end.
+    async fn listen(&mut self) -> Spell {
+        let get = self.credentials.get(self.point.last_event.as_ref());
+        let opened = Instant::now();
+        let Ok(response) = self.hop.client.send(&get, &HandedOver::default()).await else { return Spell::Vain };
+        match response.status() {
+            // These may pass; every other refusal is the upstream's way to say that it has no stream.
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return Spell::Vain,
+            status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => return Spell::Vain,
+            status if !status.is_success() => return Spell::Refused,
+            _ => (),
+        }
+        let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
+        let Ok(Reply::Events(events)) = reply::open(response, Addressee::Handshake, limits).await else {
+            return Spell::Refused;
+        };
+        let heard = self.follow(events).await;
+        if heard || opened.elapsed() >= USEFUL_AFTER { Spell::Useful } else { Spell::Vain }
+    }
+
+    /// Passes on what comes until the stream ends; whether anything came.
+    async fn follow(&mut self, mut events: EventStream) -> bool {
+        let mut heard = false;
+        while let Ok(Some(event)) = events.next().await {
+            self.point.note(&event);
+            if event.data.is_empty() {
+                continue;
+            }
+            heard = true;
+            let Some(session) = self.session.upgrade() else { return heard };
+            match envelope::read_batch(&event.data, ScanLimits::UPSTREAM, BATCH_MAX) {
+                Ok(messages) => messages.into_iter().for_each(|message| match message {
+                    Ok(Message::Notification(notification)) => session.note(notification),
+                    Ok(Message::Request(request)) => session.ask(request),
+                    // Answers come on the stream of their own request alone (protocol.md 1.2, row 7).
+                    Ok(Message::Response(_)) => self.hop.dropped("foreign_response"),
+                    Err(_) => self.hop.dropped("malformed_event"),
+                }),
+                Err(_) => self.hop.dropped("malformed_event"),
+            }
+        }
+        heard
+    }
+}

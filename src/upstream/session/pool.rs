@@ -1,0 +1,170 @@
+//! The sessions of one upstream: one for each key, opened once however many wait for it.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, FutureExt, Shared, join_all};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{Hop, Session, SessionKey, handshake};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::BeginError;
+
+/// Most sessions at one upstream.
+const SESSIONS_MAX: usize = 1_024;
+/// How long a session without calls is kept.
+const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
+/// How often idle sessions are looked for.
+const SWEEP_EVERY: Duration = Duration::from_secs(30);
+
+type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, BeginError>>>;
+
+/// The sessions that stateless clients share the use of, each with itself only.
+#[derive(Debug)]
+pub(crate) struct Pool {
+    hop: Arc<Hop>,
+    places: Mutex<HashMap<SessionKey, Place>>,
+}
+
+/// A session or its handshake.
+#[derive(Debug)]
+struct Place {
+    opening: Opening,
+    used: Instant,
+}
+
+impl Place {
+    fn session(&self) -> Option<&Arc<Session>> {
+        self.opening.peek().and_then(|opened| opened.as_ref().ok())
+    }
+
+    /// Nobody but the pool holds the session: no call runs in it, none is about to, nobody listens.
+    fn is_idle(&self) -> bool {
+        self.session().is_some_and(|session| Arc::strong_count(session) == 1 && !session.has_subscribers())
+    }
+}
+
+impl Pool {
+    /// An empty pool. What keeps it tidy ends with it.
+    pub(crate) fn new(hop: Arc<Hop>) -> Arc<Self> {
+        let pool = Arc::new(Self { hop, places: Mutex::default() });
+        let stop = pool.hop.stop.clone();
+        pool.hop.tracker.spawn(sweep(Arc::downgrade(&pool), stop));
+        pool
+    }
+
+    /// The session of a key, opened if there is none. Cancel safe: a handshake goes on without its waiters.
+    ///
+    /// # Errors
+    /// If the handshake fails; all who wait for the same one get the same error. `QueueFull` if the pool is
+    /// full and all its sessions are in use.
+    pub(crate) async fn session(&self, key: &SessionKey) -> Result<Arc<Session>, BeginError> {
+        let opening = self.opening(key)?;
+        let opened = opening.clone().await;
+        if opened.is_err() {
+            self.forget(key, |place| place.opening.ptr_eq(&opening));
+        }
+        opened
+    }
+
+    /// Another session in place of one that the upstream has forgotten. However many calls find that out,
+    /// one handshake is made.
+    ///
+    /// # Errors
+    /// Like [`Pool::session`].
+    pub(crate) async fn replace(&self, key: &SessionKey, lost: &Arc<Session>) -> Result<Arc<Session>, BeginError> {
+        self.forget(key, |place| place.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
+        lost.over.cancel();
+        self.session(key).await
+    }
+
+    /// Ends all sessions in which no call runs. Those with calls are left to the upstream: the calls may be
+    /// resumed in them later.
+    pub(crate) async fn close(&self) {
+        let idle: Vec<_> = {
+            let mut places = self.places.lock();
+            places
+                .drain()
+                .filter(|(_, place)| place.is_idle())
+                .filter_map(|(_, place)| place.session().cloned())
+                .collect()
+        };
+        join_all(idle.iter().map(|session| session.end())).await;
+    }
+
+    fn opening(&self, key: &SessionKey) -> Result<Opening, BeginError> {
+        let mut places = self.places.lock();
+        // A failure that nobody waited for is not anybody's answer.
+        if let Some(place) = places.get_mut(key).filter(|place| !matches!(place.opening.peek(), Some(Err(_)))) {
+            place.used = Instant::now();
+            return Ok(place.opening.clone());
+        }
+        if places.len() >= SESSIONS_MAX {
+            self.make_room(&mut places)?;
+        }
+        let opening = self.open(key.clone());
+        places.insert(key.clone(), Place { opening: opening.clone(), used: Instant::now() });
+        Ok(opening)
+    }
+
+    /// Starts a handshake that goes on by itself, so that a waiter who leaves does not hold it up.
+    fn open(&self, key: SessionKey) -> Opening {
+        let hop = Arc::clone(&self.hop);
+        let opening = self.hop.tracker.spawn(async move { handshake::open(&hop, &key).await });
+        let outcome = opening.map(|outcome| {
+            let broken = GatewayFault::new(Reason::Internal, Executed::No);
+            outcome.unwrap_or(Err(BeginError::Gateway(broken)))
+        });
+        outcome.boxed().shared()
+    }
+
+    fn make_room(&self, places: &mut HashMap<SessionKey, Place>) -> Result<(), BeginError> {
+        let idle = places.iter().filter(|(_, place)| place.is_idle());
+        let Some(oldest) = idle.min_by_key(|(_, place)| place.used).map(|(key, _)| key.clone()) else {
+            return Err(BeginError::Gateway(GatewayFault::new(Reason::QueueFull, Executed::No)));
+        };
+        if let Some(place) = places.remove(&oldest) {
+            self.end(&place);
+        }
+        Ok(())
+    }
+
+    fn forget(&self, key: &SessionKey, is_meant: impl FnOnce(&Place) -> bool) {
+        let mut places = self.places.lock();
+        if places.get(key).is_some_and(is_meant) {
+            places.remove(key);
+        }
+    }
+
+    /// Ends a session in the background.
+    fn end(&self, place: &Place) {
+        if let Some(session) = place.session().cloned() {
+            self.hop.tracker.spawn(async move { session.end().await });
+        }
+    }
+
+    fn sweep(&self, now: Instant) {
+        let mut places = self.places.lock();
+        for place in places.values_mut().filter(|place| !place.is_idle()) {
+            place.used = now;
+        }
+        for (_, place) in places.extract_if(|_, place| now.duration_since(place.used) >= IDLE_MAX) {
+            self.end(&place);
+        }
+        metrics::gauge!("taskgate_upstream_sessions", "upstream" => self.hop.name.to_string())
+            .set(u32::try_from(places.len()).unwrap_or(u32::MAX));
+    }
+}
+
+async fn sweep(pool: Weak<Pool>, stop: tokio_util::sync::CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(SWEEP_EVERY) => (),
+        }
+        let Some(pool) = pool.upgrade() else { return };
+        pool.sweep(Instant::now());
+    }
+}

@@ -1,0 +1,168 @@
+//! Which call a message of the upstream belongs to, and what becomes of those that belong to none.
+//!
+//! On a call's own stream everything belongs to that call. On the session's stream the order is: the call
+//! named by task or token, else the only one that runs, else nobody (T-20): a wrong guess would show one
+//! client's question to another call of the same client.
+
+use std::sync::Arc;
+
+use super::Session;
+use super::calls::{Call, NotAsked};
+use crate::upstream::{ExchangeEvent, Progress};
+use crate::wire::envelope::Params;
+use crate::wire::fault::{INTERNAL_ERROR, METHOD_NOT_FOUND};
+use crate::wire::{Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
+
+/// What a server may ask a client in the middle of a call.
+const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
+
+/// What a notification is about.
+enum Note {
+    Progress(Payload, Progress),
+    Log(Payload),
+    Withdrawn(Payload),
+    /// Something that concerns the whole session.
+    News,
+    /// One of the kinds above, without what makes it one.
+    Unusable,
+}
+
+impl Session {
+    /// Takes a notification that came on the stream of `call`.
+    pub(crate) async fn note_to(&self, call: &Call, notification: Notification) {
+        match read(&notification) {
+            Note::Progress(token, progress) if token == *call.id.payload() => {
+                call.tell(ExchangeEvent::Progress(progress)).await;
+            }
+            Note::Log(params) => call.tell(ExchangeEvent::Log(params)).await,
+            Note::Withdrawn(ask) if call.close(&ask) => call.tell(ExchangeEvent::Withdrawn { ask }).await,
+            Note::News => self.publish(notification),
+            Note::Progress(..) | Note::Withdrawn(_) | Note::Unusable => self.hop.dropped("stray_notification"),
+        }
+    }
+
+    /// Takes a request that came on the stream of `call`.
+    pub(crate) async fn ask_on(self: &Arc<Self>, call: &Call, request: Request) {
+        if let Some(event) = self.admit(call, request) {
+            call.tell(event).await;
+        }
+    }
+
+    /// Takes a notification that came on the session's stream.
+    pub(super) fn note(&self, notification: Notification) {
+        let told = match read(&notification) {
+            Note::Progress(token, progress) => {
+                self.calls.by_token(&token).is_some_and(|call| call.try_tell(ExchangeEvent::Progress(progress)))
+            }
+            Note::Log(params) => self.calls.only().is_some_and(|call| call.try_tell(ExchangeEvent::Log(params))),
+            Note::Withdrawn(ask) => self
+                .calls
+                .by_question(&ask)
+                .is_some_and(|call| call.close(&ask) && call.try_tell(ExchangeEvent::Withdrawn { ask })),
+            Note::News => return self.publish(notification),
+            Note::Unusable => false,
+        };
+        if !told {
+            self.hop.dropped("stray_notification");
+        }
+    }
+
+    /// Takes a request that came on the session's stream.
+    pub(super) fn ask(self: &Arc<Self>, request: Request) {
+        let call = match related_task(&request.params) {
+            Some(task) => self.calls.by_task(&task),
+            None => self.calls.only(),
+        };
+        let Some(call) = call else {
+            if request.method == method::PING {
+                return self.reply(envelope::result(&request.id, &Payload::empty_object()));
+            }
+            self.hop.dropped("stray_request");
+            return self.refuse(&request.id, INTERNAL_ERROR, "no single call that this can belong to");
+        };
+        let id = request.id.clone();
+        if let Some(event) = self.admit(&call, request)
+            && !call.try_tell(event)
+        {
+            call.close(id.payload());
+            self.hop.dropped("slow_reader");
+            self.refuse(&id, INTERNAL_ERROR, "the client does not keep up");
+        }
+    }
+
+    /// Opens a question of a call; what is no question, or one too many, is answered right here.
+    fn admit(self: &Arc<Self>, call: &Call, request: Request) -> Option<ExchangeEvent> {
+        if request.method == method::PING {
+            self.reply(envelope::result(&request.id, &Payload::empty_object()));
+            return None;
+        }
+        if !QUESTIONS.contains(&request.method.as_str()) {
+            self.hop.dropped("unknown_request");
+            self.refuse(&request.id, METHOD_NOT_FOUND, "method not found");
+            return None;
+        }
+        match call.ask(&request.id) {
+            Ok(()) => Some(ExchangeEvent::Asked {
+                ask: request.id.payload().clone(),
+                method: Arc::from(request.method),
+                params: whole(request.params),
+            }),
+            Err(NotAsked::Again) => {
+                self.hop.dropped("repeated_request");
+                None
+            }
+            Err(NotAsked::TooMany) => {
+                self.hop.dropped("request_flood");
+                self.refuse(&request.id, INTERNAL_ERROR, "too many questions");
+                None
+            }
+        }
+    }
+
+    fn refuse(self: &Arc<Self>, id: &RequestId, code: i64, message: &str) {
+        self.reply(envelope::error(Some(id), &RpcError::new(code, message)));
+    }
+
+    fn publish(&self, notification: Notification) {
+        let news = (Arc::from(notification.method), whole(notification.params));
+        if self.news.send(news).is_err() {
+            self.hop.dropped("no_listener");
+        }
+    }
+}
+
+fn read(notification: &Notification) -> Note {
+    let params = notification.params.object();
+    match notification.method.as_str() {
+        method::PROGRESS => {
+            params.and_then(progress).map_or(Note::Unusable, |(token, progress)| Note::Progress(token, progress))
+        }
+        method::LOG_MESSAGE => params.map_or(Note::Unusable, |params| Note::Log(params.payload().clone())),
+        method::CANCELLED => params.and_then(|params| params.get("requestId")).map_or(Note::Unusable, Note::Withdrawn),
+        _ => Note::News,
+    }
+}
+
+fn progress(params: &Object) -> Option<(Payload, Progress)> {
+    let number =
+        |key| params.get(key).filter(|value| value.as_str().starts_with(|c: char| c == '-' || c.is_ascii_digit()));
+    let progress = Progress {
+        progress: number("progress")?,
+        total: number("total"),
+        message: params.get_string("message").map(Arc::from),
+    };
+    Some((params.get(meta::PROGRESS_TOKEN)?, progress))
+}
+
+/// The upstream's task that a request names as its cause.
+fn related_task(params: &Params) -> Option<String> {
+    params.object()?.get_object(meta::META)?.get_object(meta::RELATED_TASK)?.get_string("taskId")
+}
+
+fn whole(params: Params) -> Option<Payload> {
+    match params {
+        Params::Absent => None,
+        Params::Object(object) => Some(object.payload().clone()),
+        Params::Other(payload) => Some(payload),
+    }
+}

@@ -8,3 +8,4 @@ pub mod task;
 pub mod dialect;
 pub mod store;
 pub mod upstream;
+pub mod engine;

@@ -1,0 +1,145 @@
+//! The shell that drives transitions: the one writer of tasks, and the runners that own upstream calls.
+//!
+//! Knows no status word and never opens a payload. Read [`apply`] first (how a task changes), then
+//! [`runner`] (how a call becomes one).
+
+pub mod admission;
+pub mod apply;
+pub mod call;
+pub mod runner;
+pub mod sweeper;
+pub mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio_util::task::TaskTracker;
+
+pub use admission::{Admission, AdmissionLimits};
+pub use apply::TaskError;
+pub use call::{CallEnd, CallEvent, CallSpec, CallStream};
+pub use watch::Watchers;
+
+use crate::store::TaskStore;
+use crate::task::{Clock, Event, InputKey, Principal, Shown, Task, TaskId, TaskKey};
+use crate::wire::Payload;
+
+/// Draws the bits of a new task's id.
+pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
+
+/// Everything that keeps tasks and moves them on. One per process; cheap to share.
+pub struct Engine {
+    store: Arc<dyn TaskStore>,
+    clock: Arc<dyn Clock>,
+    draw_bits: Box<DrawBits>,
+    admission: Arc<Admission>,
+    watchers: Watchers,
+    live: runner::LiveRunners,
+    runners: TaskTracker,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("store", &self.store).field("clock", &self.clock).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    #[must_use]
+    pub fn new(
+        store: Arc<dyn TaskStore>,
+        clock: Arc<dyn Clock>,
+        draw_bits: Box<DrawBits>,
+        limits: AdmissionLimits,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            store,
+            clock,
+            draw_bits,
+            admission: Arc::new(Admission::new(limits)),
+            watchers: Watchers::default(),
+            live: runner::LiveRunners::default(),
+            runners: TaskTracker::new(),
+        })
+    }
+
+    /// Runs one call: plainly, as a task, or whichever the grace period shows (see [`crate::task::Plan`]).
+    ///
+    /// The call goes on in a runner of its own. Dropping the stream before a handle came cancels it at
+    /// the upstream; after that nothing does but a cancel of the task.
+    pub fn call(self: &Arc<Self>, spec: CallSpec) -> CallStream {
+        runner::start(Arc::clone(self), spec)
+    }
+
+    /// How a task stands.
+    ///
+    /// # Errors
+    /// `Unknown` for ids that are unknown, foreign, expired or hidden alike; `Store`.
+    pub async fn get(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        let now = self.clock.now();
+        let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
+        if row.task.shown == Shown::Hidden {
+            return Err(TaskError::Unknown);
+        }
+        if !row.task.is_settled() && row.task.expires_at() <= now {
+            return self.apply(key, Event::TtlElapsed).await.map(|applied| applied.task);
+        }
+        Ok(row.task)
+    }
+
+    /// Hands answers to a task's open questions; keys that are not open are ignored (EXT-39). The
+    /// answers are part of the task when this returns (EXT-74).
+    ///
+    /// # Errors
+    /// As [`Engine::get`].
+    pub async fn answer(&self, key: &TaskKey, answers: BTreeMap<InputKey, Payload>) -> Result<(), TaskError> {
+        self.get(key).await?;
+        self.apply(key, Event::Answered { answers }).await.map(|_| ())
+    }
+
+    /// Cancels a task. It is settled when this returns; the upstream is told in the background.
+    ///
+    /// # Errors
+    /// As [`Engine::get`].
+    pub async fn cancel(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
+        self.get(key).await?;
+        let applied = self.apply(key, Event::CancelRequested).await?;
+        Ok(Cancelled { task: applied.task, was_settled: !applied.changed })
+    }
+
+    pub(crate) fn mint_key(&self, owner: &Principal) -> TaskKey {
+        TaskKey { owner: owner.clone(), id: TaskId::from_bits((self.draw_bits)()) }
+    }
+
+    /// What the store holds, for metrics.
+    #[must_use]
+    pub fn usage(&self) -> crate::store::Usage {
+        self.store.usage()
+    }
+
+    /// Those who wait for changes of tasks.
+    #[must_use]
+    pub const fn watchers(&self) -> &Watchers {
+        &self.watchers
+    }
+
+    /// Stops making tasks and waits for the calls in progress, at most `patience`; then lets go of
+    /// the rest. Returns how many were let go.
+    pub async fn drain(&self, patience: Duration) -> usize {
+        self.admission.close();
+        self.runners.close();
+        if tokio::time::timeout(patience, self.runners.wait()).await.is_err() {
+            tracing::warn!(calls = self.runners.len(), "calls are still in progress and are let go");
+        }
+        self.runners.len()
+    }
+}
+
+/// What a cancel did.
+#[derive(Clone, Debug)]
+pub struct Cancelled {
+    pub task: Arc<Task>,
+    /// It came too late to change anything.
+    pub was_settled: bool,
+}

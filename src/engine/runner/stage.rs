@@ -1,0 +1,106 @@
+//! How far a call has come: waiting for a place, beginning, or in exchange with the upstream.
+
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use crate::engine::call::CallSpec;
+use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
+use crate::upstream::limits::Slot;
+use crate::upstream::{Answer, BeginError, Exchange, ExchangeEvent, Lost};
+use crate::wire::Payload;
+
+/// What moved.
+pub(super) enum StageEvent {
+    /// The call has its place and is about to be sent.
+    PlaceTaken,
+    Begun,
+    /// Nothing was sent, and nothing will be.
+    NotBegun(Outcome),
+    Exchange(ExchangeEvent),
+}
+
+/// One call's way to the upstream. [`Stage::next`] is cancel safe: each step is kept until it is done.
+pub(super) struct Stage {
+    step: StepFuture,
+    slot: Option<Slot>,
+    begin: Option<BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>>,
+}
+
+enum StepFuture {
+    Waiting(BoxFuture<'static, Result<Option<Slot>, GatewayFault>>),
+    Beginning(BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>),
+    Exchanging(Box<dyn Exchange>),
+    Over,
+}
+
+impl Stage {
+    /// A stage that has done nothing yet. It waits for its place at most `wait_max`; a call that will
+    /// have a handle waits as long as the task lives.
+    pub(super) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
+        let slots = spec.slots.clone();
+        let waiting = Box::pin(async move {
+            match slots {
+                Some(slots) => slots.acquire(wait_max).await.map(Some),
+                None => Ok(None),
+            }
+        });
+        let (upstream, request, context) = (spec.upstream.clone(), spec.request.clone(), spec.context.clone());
+        let begin = Box::pin(async move { upstream.begin(request, context).await });
+        Self { step: StepFuture::Waiting(waiting), slot: None, begin: Some(begin) }
+    }
+
+    /// Whether the call certainly was not sent yet.
+    pub(super) const fn is_waiting(&self) -> bool {
+        matches!(self.step, StepFuture::Waiting(_))
+    }
+
+    pub(super) async fn next(&mut self) -> StageEvent {
+        match &mut self.step {
+            StepFuture::Waiting(waiting) => match waiting.await {
+                Ok(slot) => {
+                    self.slot = slot;
+                    self.step = self.begin.take().map_or(StepFuture::Over, StepFuture::Beginning);
+                    StageEvent::PlaceTaken
+                }
+                Err(fault) => self.not_begun(Failure::Gateway(fault)),
+            },
+            StepFuture::Beginning(begin) => match begin.await {
+                Ok(exchange) => {
+                    self.step = StepFuture::Exchanging(exchange);
+                    StageEvent::Begun
+                }
+                Err(BeginError::Gateway(fault)) => self.not_begun(Failure::Gateway(fault)),
+                Err(BeginError::Refused(error)) => {
+                    tracing::warn!(code = error.code, "the upstream refused the handshake");
+                    self.not_begun(Failure::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)))
+                }
+            },
+            StepFuture::Exchanging(exchange) => StageEvent::Exchange(exchange.next().await),
+            StepFuture::Over => std::future::pending().await,
+        }
+    }
+
+    fn not_begun(&mut self, failure: Failure) -> StageEvent {
+        self.step = StepFuture::Over;
+        StageEvent::NotBegun(Outcome::Faulted(failure))
+    }
+
+    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+        match &mut self.step {
+            StepFuture::Exchanging(exchange) => exchange.answer(ask, answer).await,
+            StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => {
+                Err(Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)))
+            }
+        }
+    }
+
+    /// Tells the upstream that nobody wants the answer, if it was asked at all, and lets go.
+    pub(super) async fn cancel(&mut self, reason: &str) {
+        if let StepFuture::Exchanging(exchange) = &mut self.step {
+            exchange.cancel(reason).await;
+        }
+        self.step = StepFuture::Over;
+        self.slot = None;
+    }
+}

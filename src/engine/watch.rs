@@ -1,0 +1,107 @@
+//! Those who wait for a task to change: bounded, and woken by `apply` alone.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+use crate::task::TaskKey;
+
+/// Waiters of one task (design.md 4, Bounds).
+pub const WAITERS_MAX: usize = 64;
+
+/// A task has as many waiters as it may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("too many waiters for one task")]
+pub struct TooManyWaiters;
+
+/// Waiters by task. A task that nobody waits for has no entry.
+#[derive(Clone, Debug, Default)]
+pub struct Watchers {
+    by_task: Arc<Mutex<HashMap<TaskKey, watch::Sender<u64>>>>,
+}
+
+impl Watchers {
+    /// Begins to wait. Look at the task after this, not before: a change in between is then seen.
+    ///
+    /// # Errors
+    /// Above [`WAITERS_MAX`] waiters of one task.
+    pub fn watch(&self, key: &TaskKey) -> Result<Watcher, TooManyWaiters> {
+        let mut by_task = self.by_task.lock();
+        let sender = by_task.entry(key.clone()).or_insert_with(|| watch::Sender::new(0));
+        if sender.receiver_count() >= WAITERS_MAX {
+            return Err(TooManyWaiters);
+        }
+        Ok(Watcher { changes: Some(sender.subscribe()), key: key.clone(), watchers: self.clone() })
+    }
+
+    pub(super) fn wake(&self, key: &TaskKey) {
+        if let Some(sender) = self.by_task.lock().get(key) {
+            sender.send_modify(|changes| *changes += 1);
+        }
+    }
+
+    fn leave(&self, key: &TaskKey) {
+        let mut by_task = self.by_task.lock();
+        if by_task.get(key).is_some_and(|sender| sender.receiver_count() == 0) {
+            by_task.remove(key);
+        }
+    }
+}
+
+/// One waiter.
+#[derive(Debug)]
+pub struct Watcher {
+    /// `None` only while it is being dropped.
+    changes: Option<watch::Receiver<u64>>,
+    key: TaskKey,
+    watchers: Watchers,
+}
+
+impl Watcher {
+    /// Returns once the task has changed since the last call, or since the watch began. Several
+    /// changes may be seen as one. Cancel safe.
+    pub async fn changed(&mut self) {
+        if let Some(changes) = &mut self.changes {
+            // The sender lives as long as there is a receiver, so this cannot fail.
+            let _ = changes.changed().await;
+        }
+    }
+}
+
+impl Drop for Watcher {
+    fn drop(&mut self) {
+        self.changes = None;
+        self.watchers.leave(&self.key);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::store::contract::task;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_change_after_the_watch_began_is_seen_even_if_nobody_waited_yet() {
+        let watchers = Watchers::default();
+        let key = task("a", 1).key;
+        let mut watcher = watchers.watch(&key).unwrap();
+        watchers.wake(&key);
+        watcher.changed().await;
+        let quiet = tokio::time::timeout(Duration::from_secs(60), watcher.changed()).await;
+        assert!(quiet.is_err(), "one change was seen twice");
+    }
+
+    #[test]
+    fn waiters_are_bounded_and_leave_nothing_behind() {
+        let watchers = Watchers::default();
+        let key = task("a", 1).key;
+        let all: Vec<_> = (0..WAITERS_MAX).map(|_| watchers.watch(&key).unwrap()).collect();
+        assert_eq!(watchers.watch(&key).unwrap_err(), TooManyWaiters);
+        drop(all);
+        assert!(watchers.by_task.lock().is_empty());
+    }
+}

@@ -9,3 +9,4 @@ pub mod dialect;
 pub mod store;
 pub mod upstream;
 pub mod engine;
+pub mod face;

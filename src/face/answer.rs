@@ -1,0 +1,116 @@
+//! Answers to stateless clients: which bytes, under which HTTP status (protocol.md 1.7).
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderValue, StatusCode};
+
+use super::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
+use crate::dialect::Complaint;
+use crate::dialect::faults::gateway_error;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::framing::sse_message;
+use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope};
+
+/// Seconds after which a refused call may be repeated, where nothing better is known.
+const RETRY_AFTER_SECONDS: u64 = 1;
+
+/// What every answer to one request shares.
+#[derive(Clone, Debug)]
+pub struct Addressee {
+    pub id: Option<RequestId>,
+    pub version: ProtocolVersion,
+    pub accepted: AcceptedTypes,
+}
+
+impl Addressee {
+    /// A successful result, as the one type that the client admits.
+    #[must_use]
+    pub fn result(&self, result: &Payload) -> Response {
+        let Some(id) = &self.id else { return accepted() };
+        self.message(StatusCode::OK, envelope::result(id, result))
+    }
+
+    /// A refusal of the request itself.
+    #[must_use]
+    pub fn complaint(&self, complaint: &Complaint) -> Response {
+        let status = match complaint {
+            Complaint::NotJson(_)
+            | Complaint::NotARequest(_)
+            | Complaint::Metadata(_)
+            | Complaint::Header(_)
+            | Complaint::Capability(_)
+            | Complaint::Version { .. } => StatusCode::BAD_REQUEST,
+            Complaint::UnknownMethod(_) => StatusCode::NOT_FOUND,
+            Complaint::Params(_) | Complaint::UnknownTool | Complaint::UnknownTask => StatusCode::OK,
+        };
+        self.error(status, &complaint.to_error(self.version))
+    }
+
+    /// A fault of the gateway. Only where nothing was sent upstream is the status one that
+    /// intermediaries repeat by themselves (reliability.md b.3).
+    #[must_use]
+    pub fn fault(&self, fault: &GatewayFault) -> Response {
+        if fault.executed != Executed::No {
+            return self.error(StatusCode::OK, &gateway_error(fault));
+        }
+        let status = match fault.reason {
+            Reason::TooManyTasks => StatusCode::TOO_MANY_REQUESTS,
+            _ => StatusCode::SERVICE_UNAVAILABLE,
+        };
+        let mut response = self.error(status, &gateway_error(fault));
+        let seconds = fault.retry_after.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs().max(1));
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        response
+    }
+
+    /// An error object under a status that somebody else chose.
+    #[must_use]
+    pub fn error(&self, status: StatusCode, error: &RpcError) -> Response {
+        self.message(status, envelope::error(self.id.as_ref(), error))
+    }
+
+    fn message(&self, status: StatusCode, message: Bytes) -> Response {
+        match self.accepted {
+            AcceptedTypes::EventStream if status.is_success() => event_stream(full_body(sse_message(&message))),
+            AcceptedTypes::EventStream | AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => {
+                let mut response = Response::new(full_body(message));
+                *response.status_mut() = status;
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                response
+            }
+        }
+    }
+}
+
+/// The head of an event stream: never buffered, never cached.
+#[must_use]
+pub fn event_stream(body: ResponseBody) -> Response {
+    let mut response = Response::new(body);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    response
+}
+
+/// 202 without a body: a notification was taken.
+#[must_use]
+pub fn accepted() -> Response {
+    bare(StatusCode::ACCEPTED)
+}
+
+/// A status alone.
+#[must_use]
+pub fn bare(status: StatusCode) -> Response {
+    let mut response = Response::new(empty_body());
+    *response.status_mut() = status;
+    response
+}
+
+/// 405 for what only a POST can do here (MOD-01, B53).
+#[must_use]
+pub fn only_post() -> Response {
+    let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
+    response
+}

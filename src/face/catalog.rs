@@ -1,0 +1,234 @@
+//! The tools of one upstream as its clients see them: fetched, rewritten once, kept for a moment.
+//!
+//! Clients list tools before every other call, and each `tools/call` is checked against the list it came
+//! from (T-72), so this must be cheap. What is kept can be fetched again; it is kept per principal and
+//! capabilities, and never shown to others (MOD-15, UPC-23).
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+
+use super::mirrored::{self, Annotations, Mirrored};
+use crate::dialect::PeerDialect;
+use crate::dialect::peer::{Refusal, Refused};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::{Answer, BeginError, CallContext, ExchangeEvent, Lost, Upstream, UpstreamRequest};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RpcError, fault, method};
+
+/// How long a list is believed without asking again; a `list_changed` ends that at once.
+const FRESH_FOR: Duration = Duration::from_secs(5);
+
+/// A list this young is not fetched again for a name that it lacks.
+const MISS_AFTER: Duration = Duration::from_secs(1);
+
+/// The longest that fetching all pages may take.
+const FETCH_MAX: Duration = Duration::from_secs(60);
+
+/// Bounds of one list (reliability.md U35): beyond them it is cut off.
+const PAGES_MAX: usize = 200;
+const TOOLS_MAX: usize = 10_000;
+
+/// Lists kept at a time.
+const LISTS_MAX: u64 = 1_000;
+
+/// The tool lists of one upstream.
+#[derive(Debug)]
+pub struct Catalog {
+    upstream: Arc<dyn Upstream>,
+    peer: Arc<dyn PeerDialect>,
+    lists: moka::future::Cache<ListKey, Arc<ToolList>>,
+}
+
+type ListKey = (Principal, Payload);
+
+/// One list as it was published.
+#[derive(Debug)]
+pub struct ToolList {
+    /// The result of `tools/list`, all pages in one.
+    pub result: Payload,
+    tools: HashMap<String, Vec<Mirrored>>,
+    fetched_at: Instant,
+    changes: Mutex<broadcast::Receiver<(Arc<str>, Option<Payload>)>>,
+}
+
+impl ToolList {
+    /// The arguments that a tool wants repeated in headers; `None` if there is no such tool.
+    #[must_use]
+    pub fn mirrored(&self, tool: &str) -> Option<&[Mirrored]> {
+        self.tools.get(tool).map(Vec::as_slice)
+    }
+
+    fn is_fresh(&self) -> bool {
+        self.fetched_at.elapsed() < FRESH_FOR && !self.heard_of_change()
+    }
+
+    /// Whether the upstream has said since that its tools changed, or so much that it was missed.
+    fn heard_of_change(&self) -> bool {
+        let mut changes = self.changes.lock();
+        loop {
+            match changes.try_recv() {
+                Ok((notification, _)) if &*notification == method::TOOLS_CHANGED => return true,
+                Ok(_) => (),
+                Err(broadcast::error::TryRecvError::Lagged(_)) => return true,
+                Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed) => return false,
+            }
+        }
+    }
+}
+
+/// Why there is no list.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum CatalogError {
+    #[error("the upstream gave no tool list: {:?}", .0.reason)]
+    Gateway(GatewayFault),
+    #[error("the upstream refused to list its tools: {}", .0.message)]
+    Upstream(RpcError),
+}
+
+impl Catalog {
+    #[must_use]
+    pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn PeerDialect>) -> Self {
+        Self { upstream, peer, lists: moka::future::Cache::new(LISTS_MAX) }
+    }
+
+    /// The list for one client. Many who ask at once share one fetch.
+    ///
+    /// # Errors
+    /// If the upstream does not give one; nothing else was sent by then.
+    pub async fn list(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
+        let key = (context.principal.clone(), context.client.capabilities.clone());
+        if let Some(list) = self.lists.get(&key).await {
+            if list.is_fresh() {
+                return Ok(list);
+            }
+            self.lists.invalidate(&key).await;
+        }
+        let fetch = async {
+            let fetching = tokio::time::timeout(FETCH_MAX, self.fetch(context)).await;
+            fetching.map_err(|_| CatalogError::Gateway(GatewayFault::new(Reason::UpstreamTimeout, Executed::No)))?
+        };
+        self.lists.try_get_with(key, fetch).await.map_err(|shared| (*shared).clone())
+    }
+
+    /// The list that has this tool, asked for again if the one at hand lacks it.
+    ///
+    /// # Errors
+    /// As [`Catalog::list`].
+    pub async fn list_with(&self, tool: &str, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
+        let list = self.list(context).await?;
+        if list.mirrored(tool).is_some() || list.fetched_at.elapsed() < MISS_AFTER {
+            return Ok(list);
+        }
+        let key = (context.principal.clone(), context.client.capabilities.clone());
+        self.lists.invalidate(&key).await;
+        self.list(context).await
+    }
+
+    async fn fetch(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
+        // Heard from before the first page on, so that no change falls between.
+        let changes = self.upstream.notifications(context).await.map_err(from_begin)?;
+        let mut tools = Vec::new();
+        let mut first = None;
+        let mut cursor = None;
+        for _ in 0..PAGES_MAX {
+            let page = self.page(cursor.take(), context).await?;
+            tools.extend(page.get("tools").as_ref().and_then(items).ok_or(CatalogError::Gateway(MALFORMED))?);
+            // Only an absent or null cursor ends a list; an empty string is a cursor (UPC-04).
+            cursor = page.get("nextCursor").filter(|cursor| cursor.as_str() != "null");
+            first.get_or_insert(page);
+            if cursor.is_none() || tools.len() >= TOOLS_MAX {
+                break;
+            }
+        }
+        if cursor.is_some() || tools.len() > TOOLS_MAX {
+            tracing::warn!(upstream = %self.upstream.name(), tools = tools.len(), "the tool list is too long and is cut off");
+            tools.truncate(TOOLS_MAX);
+        }
+        let first = first.ok_or(CatalogError::Gateway(MALFORMED))?;
+        Ok(Arc::new(publish(&first, &tools, changes)))
+    }
+
+    /// One page. A server without tools has an empty list.
+    async fn page(&self, cursor: Option<Payload>, context: &CallContext) -> Result<Object, CatalogError> {
+        let params = cursor.map(|cursor| ObjectWriter::new().member("cursor", &cursor).finish());
+        let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params };
+        let context = CallContext { progress: false, log_level: None, ..context.clone() };
+        let mut exchange = self.upstream.begin(request, context).await.map_err(from_begin)?;
+        loop {
+            match exchange.next().await {
+                ExchangeEvent::Returned(result) => {
+                    return Object::of(&result).ok_or(CatalogError::Gateway(MALFORMED));
+                }
+                ExchangeEvent::Faulted(error) if error.code == fault::METHOD_NOT_FOUND => {
+                    let empty = ObjectWriter::new().member("tools", &Payload::of::<[u8; 0]>(&[])).finish();
+                    return Object::of(&empty).ok_or(CatalogError::Gateway(MALFORMED));
+                }
+                ExchangeEvent::Faulted(error) => return Err(CatalogError::Upstream(error)),
+                // Listing tools has no side effect, so a repetition is always safe.
+                ExchangeEvent::Lost(Lost(fault)) => {
+                    return Err(CatalogError::Gateway(GatewayFault { executed: Executed::No, ..fault }));
+                }
+                ExchangeEvent::Asked { ask, method, .. } => {
+                    let refused = self.peer.refuse(&method, Refusal::Unanswered);
+                    let answer = match refused {
+                        Refused::Result(result) => Answer::Result(result),
+                        Refused::Error(error) => Answer::Error(error),
+                    };
+                    let _ = exchange.answer(&ask, answer).await;
+                }
+                ExchangeEvent::Progress(_) | ExchangeEvent::Log(_) | ExchangeEvent::Withdrawn { .. } => (),
+            }
+        }
+    }
+}
+
+const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::No);
+
+fn from_begin(error: BeginError) -> CatalogError {
+    match error {
+        BeginError::Gateway(fault) => CatalogError::Gateway(fault),
+        BeginError::Refused(_) => CatalogError::Gateway(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
+    }
+}
+
+/// The items of a JSON array, verbatim.
+fn items(array: &Payload) -> Option<Vec<Payload>> {
+    let raw: Vec<&serde_json::value::RawValue> = array.read().ok()?;
+    Some(raw.into_iter().map(Payload::of).collect())
+}
+
+/// Rewrites all tools for clients and remembers what their calls must be checked against.
+fn publish(first: &Object, tools: &[Payload], changes: broadcast::Receiver<(Arc<str>, Option<Payload>)>) -> ToolList {
+    let mut published = Vec::with_capacity(tools.len());
+    let mut by_name = HashMap::with_capacity(tools.len());
+    for tool in tools.iter().filter_map(Object::of) {
+        let Some(name) = tool.get_string("name") else { continue };
+        // What the upstream says of tasks governs the gateway's own calls alone (protocol.md 5.4).
+        let mut edit = tool.edit().remove("execution");
+        let mirrored = match tool.get("inputSchema").as_ref().map(mirrored::read) {
+            Some(Annotations::Valid(mirrored)) => mirrored,
+            Some(Annotations::Stripped(schema)) => {
+                tracing::warn!(tool = %name, "x-mcp-header annotations break the rules and are taken out");
+                edit = edit.set("inputSchema", schema);
+                Vec::new()
+            }
+            None => Vec::new(),
+        };
+        published.push(edit.finish());
+        by_name.insert(name, mirrored);
+    }
+    let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
+    ToolList { result, tools: by_name, fetched_at: Instant::now(), changes: Mutex::new(changes) }
+}
+
+/// The complaint about a cursor: a list is always one page, so no cursor is ever given out.
+#[must_use]
+pub const fn no_such_cursor() -> crate::dialect::Complaint {
+    crate::dialect::Complaint::Params(Cow::Borrowed("cursor is not one that this list gave out"))
+}

@@ -1,0 +1,117 @@
+//! The headers that repeat what a stateless request's body says, and their comparison (protocol.md 1.6).
+//!
+//! A header that disagrees with the body is refused: what a balancer saw must be what is run.
+
+use std::borrow::Cow;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use http::HeaderMap;
+
+use crate::dialect::Complaint;
+use crate::wire::{Object, method};
+
+pub const PROTOCOL_VERSION: &str = "mcp-protocol-version";
+pub const METHOD: &str = "mcp-method";
+pub const NAME: &str = "mcp-name";
+pub const SESSION_ID: &str = "mcp-session-id";
+/// In front of the name of a header that mirrors an argument.
+pub const PARAM_PREFIX: &str = "mcp-param-";
+
+/// A header that must stand at most once, as text.
+///
+/// # Errors
+/// [`Complaint::Header`] if it stands twice (B113) or holds other than visible ASCII, blanks and tabs.
+pub fn single<'a>(all: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Complaint> {
+    let mut values = all.get_all(name).iter();
+    let (first, second) = (values.next(), values.next());
+    match (first, second) {
+        (None, _) => Ok(None),
+        (Some(value), None) => value
+            .to_str()
+            .map(|text| Some(text.trim_matches([' ', '\t'])))
+            .map_err(|_| complaint(name, "is not plain text")),
+        (Some(_), Some(_)) => Err(complaint(name, "stands more than once")),
+    }
+}
+
+fn complaint(name: &str, what: &str) -> Complaint {
+    Complaint::Header(Cow::Owned(format!("{name} {what}")))
+}
+
+/// Compares `MCP-Protocol-Version` and `Mcp-Method` with the body (MOD-04, MOD-05, T-16).
+///
+/// # Errors
+/// [`Complaint::Header`] that names the header.
+pub fn check_request(all: &HeaderMap, version: &str, method: &str) -> Result<(), Complaint> {
+    require(single(all, PROTOCOL_VERSION)?, version, PROTOCOL_VERSION)?;
+    require(single(all, METHOD)?, method, METHOD)
+}
+
+fn require(header: Option<&str>, body: &str, name: &str) -> Result<(), Complaint> {
+    match header {
+        Some(value) if value == body => Ok(()),
+        Some(_) => Err(complaint(name, "differs from the body")),
+        None => Err(complaint(name, "is missing")),
+    }
+}
+
+/// Compares `Mcp-Name` with the member of `params` that the method names (MOD-06). On task methods a
+/// missing one is accepted: FastMCP 4.1 never sends it there (T-15, EXT-53).
+///
+/// # Errors
+/// [`Complaint::Header`].
+pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), Complaint> {
+    let (member, may_be_missing) = match method {
+        method::TOOLS_CALL | method::PROMPTS_GET => ("name", false),
+        method::RESOURCES_READ => ("uri", false),
+        method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => ("taskId", true),
+        _ => return Ok(()),
+    };
+    let header = single(all, NAME)?;
+    let Some(header) = header else {
+        return if may_be_missing { Ok(()) } else { Err(complaint(NAME, "is missing")) };
+    };
+    let header = decode(header).ok_or_else(|| complaint(NAME, "is not validly encoded"))?;
+    match params.and_then(|params| params.get_string(member)) {
+        Some(body) if body == header => Ok(()),
+        // A body without the member is a matter of its params, which are judged later.
+        None => Ok(()),
+        Some(_) => Err(complaint(NAME, "differs from the body")),
+    }
+}
+
+/// Takes `=?base64?…?=` off a header's value; a value without it is literal. `None` if what is inside is
+/// not canonical Base64 of UTF-8 (B114).
+#[must_use]
+pub fn decode(value: &str) -> Option<Cow<'_, str>> {
+    let Some(inside) = value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) else {
+        return Some(Cow::Borrowed(value));
+    };
+    let bytes = STANDARD.decode(inside).ok()?;
+    String::from_utf8(bytes).ok().map(Cow::Owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// B112, B114, B115, protocol.md 1.6 (Headers).
+    #[test]
+    fn header_values_are_decoded_only_inside_the_whole_sentinel() {
+        for (value, decoded) in [
+            ("plain", Some("plain")),
+            ("=?base64?SGVsbG8=?=", Some("Hello")),
+            ("=?base64?SGVsbG8?=", None),
+            ("=?base64?SGVs!!!bG8=?=", None),
+            ("=?base64?/w==?=", None),
+            ("=?base64?SGVsbG9=?=", None),
+            ("=?base64?SGVsbG8=", Some("=?base64?SGVsbG8=")),
+            ("=?BASE64?SGVsbG8=?=", Some("=?BASE64?SGVsbG8=?=")),
+            ("SGVsbG8=", Some("SGVsbG8=")),
+            ("=?base64??=", Some("")),
+        ] {
+            assert_eq!(decode(value).as_deref(), decoded, "{value}");
+        }
+    }
+}

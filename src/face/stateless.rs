@@ -1,0 +1,364 @@
+//! The stateless face: 2026-07-28, where each request says all there is to know (protocol.md 1.6).
+//!
+//! [`StatelessFace::serve`] is the pipeline in its order: shape, metadata, headers, version, method,
+//! names, capabilities, params; the first failure answers. Everything that needs a 4xx is decided
+//! before anything is sent upstream.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderMap;
+use parking_lot::RwLock;
+use tokio::time::Instant;
+
+use super::answer::Addressee;
+use super::catalog::{Catalog, CatalogError, no_such_cursor};
+use super::http::{AcceptedTypes, Response};
+use super::stream::{CallView, Promotable};
+use super::{headers, mirrored};
+use crate::dialect::ext_tasks::ExtTasks;
+use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, stateless_result};
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::plain::PlainPeer;
+use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply};
+use crate::engine::{CallSpec, Engine, TaskError};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Plan, Principal, Reason, TakesTasks, TaskKey, ToolPolicy, ToolRules};
+use crate::upstream::limits::Slots;
+use crate::upstream::{BeginError, CallContext, ClientFacts, Timeouts, Upstream, UpstreamRequest};
+use crate::wire::envelope::Request;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion, method};
+
+/// Members of `params` that mean something to the gateway: a spelling that differs in case alone is
+/// refused, since another parser might take it for the real one (B85).
+const KNOWN_MEMBERS: [&str; 5] = ["name", "arguments", "taskId", "uri", "inputResponses"];
+
+/// What one upstream is served with.
+#[derive(Debug)]
+pub struct Served {
+    pub upstream: Arc<dyn Upstream>,
+    pub engine: Arc<Engine>,
+    pub slots: Arc<Slots>,
+    /// How long a call without a handle waits for a place.
+    pub queue_deadline: Duration,
+    pub rules: ToolRules,
+    /// Silence that is allowed for methods other than `tools/call`.
+    pub timeouts: Timeouts,
+    /// The same for `tools/call`: a legacy server that answers in JSON is silent until its tool ends,
+    /// so there is none unless the operator sets one.
+    pub call_timeouts: Timeouts,
+    /// Largest answer that is read for methods other than `tools/call`.
+    pub result_bytes_max: usize,
+}
+
+/// The stateless face of one upstream.
+#[derive(Debug)]
+pub struct StatelessFace {
+    served: Served,
+    peer: Arc<dyn PeerDialect>,
+    catalog: Catalog,
+    /// The server's own name for itself, once a handshake has told it; the gateway's until then.
+    server_info: RwLock<Payload>,
+}
+
+/// One request with all that was read of it.
+struct Inquiry<'a> {
+    addressee: Addressee,
+    principal: Principal,
+    said: StatelessRequest,
+    method: &'a str,
+    params: &'a Object,
+    headers: &'a HeaderMap,
+    arrived: Instant,
+}
+
+/// What came with a request besides its message.
+#[derive(Debug)]
+pub struct Surroundings<'a> {
+    pub headers: &'a HeaderMap,
+    pub principal: Principal,
+    pub accepted: AcceptedTypes,
+    pub arrived: Instant,
+}
+
+impl StatelessFace {
+    #[must_use]
+    pub fn new(served: Served) -> Self {
+        let peer: Arc<dyn PeerDialect> = Arc::new(PlainPeer);
+        let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
+        let own = ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish();
+        Self { served, peer, catalog, server_info: RwLock::new(own) }
+    }
+
+    /// Answers one request. Dropping the future means that the client left, which cancels a call that
+    /// has no handle yet (MOD-20).
+    pub async fn serve(&self, request: &Request, around: Surroundings<'_>) -> Response {
+        let mut addressee = Addressee {
+            id: Some(request.id.clone()),
+            version: ProtocolVersion::V2026_07_28,
+            accepted: around.accepted,
+        };
+        match self.admit(request, &mut addressee, around) {
+            Ok(inquiry) => self.dispatch(inquiry).await,
+            Err(complaint) => addressee.complaint(&complaint),
+        }
+    }
+
+    /// Steps 4 to 8 of the pipeline.
+    fn admit<'a>(
+        &self,
+        request: &'a Request,
+        addressee: &mut Addressee,
+        around: Surroundings<'a>,
+    ) -> Result<Inquiry<'a>, Complaint> {
+        let params = request.params.object();
+        if params.is_some_and(|params| params.case_variant(&["_meta"]).is_some()) {
+            return Err(Complaint::Metadata(Cow::Borrowed("_meta is spelt in another case")));
+        }
+        let (named, meta) = StatelessRequest::check_shape(params)?;
+        headers::check_request(around.headers, &named, &request.method)?;
+        let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
+        let version = version.ok_or(Complaint::Version { requested: named })?;
+        addressee.version = version;
+        if !is_served(&request.method) {
+            return Err(Complaint::UnknownMethod(request.method.clone()));
+        }
+        headers::check_name(around.headers, &request.method, params)?;
+        let said = StatelessRequest::read(version, &meta)?;
+        if ExtTasks::is_method(&request.method) && said.takes_tasks() == TakesTasks::No {
+            return Err(StatelessRequest::needs_extension());
+        }
+        let params = params.ok_or(Complaint::Metadata(Cow::Borrowed("params must be an object")))?;
+        if let Some(name) = params.case_variant(&KNOWN_MEMBERS) {
+            return Err(Complaint::Params(Cow::Owned(format!("{name} is spelt in another case"))));
+        }
+        Ok(Inquiry {
+            addressee: addressee.clone(),
+            principal: around.principal,
+            said,
+            method: &request.method,
+            params,
+            headers: around.headers,
+            arrived: around.arrived,
+        })
+    }
+
+    async fn dispatch(&self, inquiry: Inquiry<'_>) -> Response {
+        match inquiry.method {
+            method::DISCOVER => self.discover(&inquiry).await,
+            method::TOOLS_LIST => self.list_tools(&inquiry).await,
+            method::TOOLS_CALL => self.call_tool(inquiry).await,
+            method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => self.task(&inquiry).await,
+            _ => self.relay(inquiry).await,
+        }
+    }
+
+    async fn discover(&self, inquiry: &Inquiry<'_>) -> Response {
+        match self.served.upstream.facts(&self.context(inquiry, self.served.timeouts)).await {
+            Ok(facts) => {
+                if let Some(info) = &facts.server_info {
+                    *self.server_info.write() = info.clone();
+                }
+                let words = ServerWords {
+                    capabilities: &facts.capabilities,
+                    instructions: facts.instructions.as_ref(),
+                    server_info: &self.identity(),
+                };
+                inquiry.addressee.result(&discover_result(words))
+            }
+            Err(error) => inquiry.addressee.fault(&not_begun(error)),
+        }
+    }
+
+    async fn list_tools(&self, inquiry: &Inquiry<'_>) -> Response {
+        if inquiry.params.contains("cursor") {
+            return inquiry.addressee.complaint(&no_such_cursor());
+        }
+        match self.catalog.list(&self.context(inquiry, self.served.timeouts)).await {
+            Ok(list) => {
+                let result = stateless_result(method::TOOLS_LIST, &list.result, &self.identity());
+                inquiry.addressee.result(&result)
+            }
+            Err(error) => refused_list(&inquiry.addressee, error),
+        }
+    }
+
+    async fn call_tool(&self, inquiry: Inquiry<'_>) -> Response {
+        let (tool, arguments) = match tool_and_arguments(inquiry.params) {
+            Ok(both) => both,
+            Err(complaint) => return inquiry.addressee.complaint(&complaint),
+        };
+        let context = self.context(&inquiry, self.served.timeouts);
+        let list = match self.catalog.list_with(&tool, &context).await {
+            Ok(list) => list,
+            Err(error) => return refused_list(&inquiry.addressee, error),
+        };
+        let Some(mirrored_arguments) = list.mirrored(&tool) else {
+            return inquiry.addressee.complaint(&Complaint::UnknownTool);
+        };
+        if let Err(complaint) = mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref()) {
+            return inquiry.addressee.complaint(&complaint);
+        }
+        let policy = self.served.rules.policy_of(&tool);
+        let plan = policy.mode.plan(inquiry.said.takes_tasks(), policy.grace);
+        if plan == Plan::Refuse {
+            return inquiry.addressee.complaint(&StatelessRequest::needs_extension());
+        }
+        self.run(inquiry, &tool, policy, plan).await
+    }
+
+    /// Methods that are neither ours nor about tools go upstream as they are.
+    async fn relay(&self, inquiry: Inquiry<'_>) -> Response {
+        let policy = self.served.rules.default;
+        self.run(inquiry, "", policy, Plan::Direct).await
+    }
+
+    async fn run(&self, inquiry: Inquiry<'_>, tool: &str, policy: ToolPolicy, plan: Plan) -> Response {
+        let is_tool = inquiry.method == method::TOOLS_CALL;
+        let timeouts = if is_tool { self.served.call_timeouts } else { self.served.timeouts };
+        let mut context = self.context(&inquiry, timeouts);
+        context.progress = inquiry.said.progress_token.is_some() || plan != Plan::Direct;
+        context.log_level = inquiry.said.log_level.map(|level| Arc::from(level.as_str()));
+        if is_tool {
+            context.result_bytes_max = policy.result_bytes_max;
+        }
+        let said = inquiry.said.clone();
+        let call = self.served.engine.call(CallSpec {
+            owner: inquiry.principal.clone(),
+            upstream: Arc::clone(&self.served.upstream),
+            slots: is_tool.then(|| Arc::clone(&self.served.slots)),
+            queue_deadline: self.served.queue_deadline,
+            peer: Arc::clone(&self.peer),
+            request: UpstreamRequest {
+                method: Arc::from(inquiry.method),
+                params: Some(self.peer.encode_params(inquiry.params)),
+            },
+            context,
+            tool: Arc::from(tool),
+            policy,
+            plan,
+            arrived: inquiry.arrived,
+            questions: Arc::new(move |question| said.missing_for(question)),
+        });
+        let mut view = CallView::new(inquiry.addressee, inquiry.method, self.identity(), self.dialect());
+        view.uri = (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten();
+        view.progress_token = inquiry.said.progress_token;
+        view.log_level = inquiry.said.log_level;
+        view.promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
+        view.respond(call).await
+    }
+
+    async fn task(&self, inquiry: &Inquiry<'_>) -> Response {
+        let dialect = self.dialect();
+        let answered = match dialect.decode(inquiry.method, inquiry.params) {
+            Ok(command) => self.obey(command, &inquiry.principal, &dialect).await,
+            Err(complaint) => Err(Refused::Complaint(complaint)),
+        };
+        match answered {
+            Ok(result) => inquiry.addressee.result(&result),
+            Err(Refused::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
+            Err(Refused::Task(TaskError::Unknown)) => inquiry.addressee.complaint(&Complaint::UnknownTask),
+            Err(Refused::Task(error)) => {
+                tracing::error!(%error, "a task could not be served");
+                inquiry.addressee.fault(&GatewayFault::new(error.reason(), Executed::No))
+            }
+        }
+    }
+
+    async fn obey(&self, command: Command, owner: &Principal, dialect: &ExtTasks) -> Result<Payload, Refused> {
+        let key = TaskKey { owner: owner.clone(), id: command.task() };
+        let engine = &self.served.engine;
+        let result = match command {
+            Command::Get(_) => {
+                metrics::counter!(metric::TASK_POLLS).increment(1);
+                dialect.encode(Reply::Snapshot(&*engine.get(&key).await?))
+            }
+            Command::Answer(_, answers) => {
+                engine.answer(&key, answers).await?;
+                dialect.encode(Reply::Answered)
+            }
+            Command::Cancel(_) => {
+                let cancelled = engine.cancel(&key).await?;
+                dialect.encode(Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
+            }
+        };
+        result.map_err(Refused::Complaint)
+    }
+
+    fn context(&self, inquiry: &Inquiry<'_>, timeouts: Timeouts) -> CallContext {
+        CallContext {
+            principal: inquiry.principal.clone(),
+            client: ClientFacts { capabilities: inquiry.said.upstream_capabilities() },
+            progress: false,
+            log_level: None,
+            timeouts,
+            result_bytes_max: self.served.result_bytes_max,
+        }
+    }
+
+    fn identity(&self) -> Payload {
+        self.server_info.read().clone()
+    }
+
+    fn dialect(&self) -> ExtTasks {
+        ExtTasks::new(server_meta(&self.identity()))
+    }
+}
+
+enum Refused {
+    Complaint(Complaint),
+    Task(TaskError),
+}
+
+impl From<TaskError> for Refused {
+    fn from(error: TaskError) -> Self {
+        Self::Task(error)
+    }
+}
+
+/// The methods of 2026-07-28 that are served in front of a session upstream (MOD-09).
+fn is_served(name: &str) -> bool {
+    ExtTasks::is_method(name)
+        || matches!(
+            name,
+            method::DISCOVER
+                | method::TOOLS_LIST
+                | method::TOOLS_CALL
+                | method::PROMPTS_LIST
+                | method::PROMPTS_GET
+                | method::RESOURCES_LIST
+                | method::RESOURCES_TEMPLATES_LIST
+                | method::RESOURCES_READ
+                | method::COMPLETE
+        )
+}
+
+fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), Complaint> {
+    let name = params
+        .get_string("name")
+        .filter(|name| !name.contains('\0'))
+        .ok_or(Complaint::Params(Cow::Borrowed("name must be a string without null characters")))?;
+    let arguments = match params.get("arguments") {
+        Some(arguments) => {
+            Some(Object::of(&arguments).ok_or(Complaint::Params(Cow::Borrowed("arguments must be an object")))?)
+        }
+        None => None,
+    };
+    Ok((name, arguments))
+}
+
+fn refused_list(addressee: &Addressee, error: CatalogError) -> Response {
+    match error {
+        CatalogError::Gateway(fault) => addressee.fault(&fault),
+        CatalogError::Upstream(error) => addressee.error(http::StatusCode::OK, &error),
+    }
+}
+
+fn not_begun(error: BeginError) -> GatewayFault {
+    match error {
+        BeginError::Gateway(fault) => fault,
+        BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
+    }
+}

@@ -1,0 +1,206 @@
+//! A call in progress, shown to a stateless client: one JSON answer, or a stream of events.
+//!
+//! While a grace period can still end in a handle nothing is written (T-55); a call that cannot be
+//! promoted streams from its first event, or from its first life sign when the upstream stays silent.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+
+use super::answer::{Addressee, event_stream};
+use super::http::{AcceptedTypes, Response};
+use crate::dialect::faults::{failure_error, gateway_error, with_uri};
+use crate::dialect::lifecycle::stateless_result;
+use crate::dialect::negotiate::LogLevel;
+use crate::dialect::{Complaint, FaceDialect, Reply};
+use crate::engine::{CallEnd, CallEvent, CallStream};
+use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
+use crate::upstream::Progress;
+use crate::wire::framing::{sse_comment, sse_message};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RpcError, envelope, fault, method};
+
+/// How long an answer may be silent before a comment shows that it lives.
+const LIFE_SIGN: Duration = Duration::from_secs(15);
+
+/// How one call's events are shown to its client.
+#[derive(Debug)]
+pub struct CallView<D> {
+    pub addressee: Addressee,
+    pub method: String,
+    /// The address that `resources/read` asked for.
+    pub uri: Option<String>,
+    pub server_info: Payload,
+    pub progress_token: Option<Payload>,
+    pub log_level: Option<LogLevel>,
+    /// Whether a handle may still come.
+    pub promotable: Promotable,
+    pub dialect: D,
+    last_progress: f64,
+}
+
+/// Whether the head of the answer must wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promotable {
+    Yes,
+    No,
+}
+
+/// One event of a call, in this client's words.
+enum Shown {
+    Notification(Bytes),
+    Handle(Payload),
+    Result(Payload),
+    Complaint(Complaint),
+    Fault(GatewayFault),
+    Error(RpcError),
+    /// Not for this client.
+    Nothing,
+}
+
+impl<D: FaceDialect + 'static> CallView<D> {
+    pub fn new(addressee: Addressee, method: &str, server_info: Payload, dialect: D) -> Self {
+        Self {
+            addressee,
+            method: method.to_owned(),
+            uri: None,
+            server_info,
+            progress_token: None,
+            log_level: None,
+            promotable: Promotable::No,
+            dialect,
+            last_progress: f64::NEG_INFINITY,
+        }
+    }
+
+    /// Answers with the call's events. Dropping the answer, or this future, means that the client left.
+    pub async fn respond(mut self, mut call: CallStream) -> Response {
+        let takes_stream = matches!(self.addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);
+        loop {
+            let next = match self.promotable {
+                Promotable::No if takes_stream => tokio::time::timeout(LIFE_SIGN, call.next()).await,
+                Promotable::No | Promotable::Yes => Ok(call.next().await),
+            };
+            let Ok(event) = next else { return self.stream(call, sse_comment()) };
+            match self.show(event) {
+                Shown::Notification(message) if takes_stream => return self.stream(call, sse_message(&message)),
+                Shown::Notification(_) | Shown::Nothing => (),
+                Shown::Handle(result) | Shown::Result(result) => return self.addressee.result(&result),
+                Shown::Complaint(complaint) => return self.addressee.complaint(&complaint),
+                Shown::Fault(fault) => return self.addressee.fault(&fault),
+                Shown::Error(error) => {
+                    // An unknown method is 404 whoever says so (MOD-09); a tool may mean anything by the code.
+                    let unknown = error.code == fault::METHOD_NOT_FOUND && self.method != method::TOOLS_CALL;
+                    let status = if unknown { http::StatusCode::NOT_FOUND } else { http::StatusCode::OK };
+                    return self.addressee.error(status, &error);
+                }
+            }
+        }
+    }
+
+    /// The status is given; what remains is events.
+    fn stream(self, call: CallStream, first: Bytes) -> Response {
+        let state = (self, Some(call), Some(first));
+        let events = stream::unfold(state, |(mut view, call, first)| async move {
+            if let Some(first) = first {
+                return Some((Ok(Frame::data(first)), (view, call, None)));
+            }
+            let mut call = call?;
+            loop {
+                let Ok(event) = tokio::time::timeout(LIFE_SIGN, call.next()).await else {
+                    return Some((Ok(Frame::data(sse_comment())), (view, Some(call), None)));
+                };
+                let (message, more) = match view.show(event) {
+                    Shown::Nothing => continue,
+                    Shown::Notification(message) => (message, Some(call)),
+                    last => (view.last_message(last), None),
+                };
+                return Some((Ok(Frame::data(sse_message(&message))), (view, more, None)));
+            }
+        });
+        event_stream(StreamBody::new(events).boxed_unsync())
+    }
+
+    /// The final message where the status can no longer say anything.
+    fn last_message(&self, shown: Shown) -> Bytes {
+        let error = match shown {
+            Shown::Handle(result) | Shown::Result(result) => {
+                if let Some(id) = &self.addressee.id {
+                    return envelope::result(id, &result);
+                }
+                RpcError::new(fault::INTERNAL_ERROR, "the request had no id")
+            }
+            Shown::Complaint(complaint) => complaint.to_error(self.addressee.version),
+            Shown::Fault(fault) => gateway_error(&fault),
+            Shown::Error(error) => error,
+            Shown::Notification(message) => return message,
+            Shown::Nothing => RpcError::new(fault::INTERNAL_ERROR, "the call ended without an answer"),
+        };
+        envelope::error(self.addressee.id.as_ref(), &error)
+    }
+
+    fn show(&mut self, event: Option<CallEvent>) -> Shown {
+        match event {
+            Some(CallEvent::Progress(progress)) => self.show_progress(&progress),
+            Some(CallEvent::Log(log)) => self.show_log(&log),
+            Some(CallEvent::Created(task)) => match self.dialect.encode(Reply::Created(&task)) {
+                Ok(handle) => Shown::Handle(handle),
+                Err(complaint) => Shown::Complaint(complaint),
+            },
+            Some(CallEvent::Ended(CallEnd::NeedsCapability(required))) => {
+                Shown::Complaint(Complaint::Capability(required))
+            }
+            Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => self.show_outcome(outcome),
+            None => Shown::Fault(GatewayFault::new(Reason::Internal, Executed::Unknown)),
+        }
+    }
+
+    fn show_outcome(&self, outcome: Outcome) -> Shown {
+        match outcome {
+            Outcome::Returned { result, .. } => {
+                Shown::Result(stateless_result(&self.method, &result, &self.server_info))
+            }
+            Outcome::Faulted(Failure::Gateway(fault)) => Shown::Fault(fault),
+            Outcome::Faulted(failure) => {
+                let error = failure_error(&failure);
+                Shown::Error(match &self.uri {
+                    Some(uri) => with_uri(error, uri),
+                    None => error,
+                })
+            }
+            Outcome::Cancelled => Shown::Fault(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)),
+        }
+    }
+
+    /// Progress under the client's own token, rising only (MOD-22, T-73).
+    fn show_progress(&mut self, progress: &Progress) -> Shown {
+        let Some(token) = &self.progress_token else { return Shown::Nothing };
+        let Some(value) = progress.progress.as_str().parse::<f64>().ok().filter(|value| *value > self.last_progress)
+        else {
+            return Shown::Nothing;
+        };
+        self.last_progress = value;
+        let mut params = ObjectWriter::new().member("progressToken", token).member("progress", &progress.progress);
+        if let Some(total) = &progress.total {
+            params = params.member("total", total);
+        }
+        if let Some(message) = &progress.message {
+            params = params.text("message", message);
+        }
+        Shown::Notification(envelope::notification(method::PROGRESS, Some(&params.finish())))
+    }
+
+    /// Log messages only for requests that set a level, and none below it (MOD-23).
+    fn show_log(&self, log: &Payload) -> Shown {
+        let level = Object::of(log).and_then(|log| log.get_string("level")).as_deref().and_then(LogLevel::parse);
+        match (self.log_level, level) {
+            (Some(wanted), Some(level)) if level >= wanted => {
+                Shown::Notification(envelope::notification(method::LOG_MESSAGE, Some(log)))
+            }
+            _ => Shown::Nothing,
+        }
+    }
+}

@@ -3,10 +3,24 @@
 //! The modules in reading order. Each may use only what stands above it; `tests/tidy.rs` keeps that.
 
 pub mod metric;
+
 pub mod wire;
+
 pub mod task;
+
 pub mod dialect;
 pub mod store;
+
 pub mod upstream;
+
 pub mod engine;
+
 pub mod face;
+
+pub mod server;
+
+pub mod app;
+pub mod cli;
+pub mod config;
+pub mod demo;
+pub mod telemetry;

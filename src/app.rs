@@ -1,0 +1,256 @@
+//! The composition root: a configuration in, running parts out.
+//!
+//! Everything is put together here and nowhere else, so that tests start the same gateway as the
+//! program does.
+
+use std::io::{self, Write as _};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use metrics_exporter_prometheus::PrometheusHandle;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use url::Url;
+
+use crate::config::{self, Config, ConfigError, StoreSettings, UpstreamConfig};
+use crate::demo::DemoServer;
+use crate::engine::{AdmissionLimits, Engine, sweeper};
+use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::stateless::{Served, StatelessFace};
+use crate::server::admin::{self, Readiness};
+use crate::server::{self, DrainPlan, Limits, Routes, Running, Site};
+use crate::store::MemoryStore;
+use crate::task::SystemClock;
+use crate::telemetry::{self, LogFormat};
+use crate::upstream::Upstream;
+use crate::upstream::http::{HttpUpstream, Life};
+use crate::upstream::limits::Slots;
+
+/// A configuration with mistakes (`EX_USAGE`).
+pub const EXIT_CONFIG: u8 = 64;
+
+/// How long balancers have to notice a drain before nothing is accepted any more.
+const DRAIN_NOTICE: Duration = Duration::from_secs(5);
+
+const STARTING: &str = "starting";
+const DRAINING: &str = "draining";
+
+/// A gateway at work. Dropping it ends everything at once; [`Gateway::drain`] is the polite way.
+#[derive(Debug)]
+pub struct Gateway {
+    clients: Running,
+    admin: Running,
+    engine: Arc<Engine>,
+    upstreams: Vec<Arc<dyn Upstream>>,
+    readiness: Readiness,
+    life: Life,
+    drain_max: Duration,
+}
+
+impl Gateway {
+    /// Starts everything that a configuration names. Nothing is sent to an upstream yet.
+    ///
+    /// # Errors
+    /// If an address cannot be bound, or the system's trusted roots cannot be read.
+    pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let readiness = Readiness::new();
+        readiness.block(STARTING);
+        let StoreSettings::Memory(limits) = config.store;
+        let engine = Engine::new(
+            Arc::new(MemoryStore::new(limits.stored_bytes_max)),
+            Arc::new(SystemClock),
+            Box::new(random_bits),
+            AdmissionLimits { tasks_max: limits.tasks_max, tasks_per_principal_max: limits.tasks_per_principal_max },
+        );
+        life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
+        let mut upstreams = Vec::with_capacity(config.upstreams.len());
+        let mut routes = Routes::new();
+        for one in config.upstreams {
+            let path = one.path.clone();
+            let (upstream, endpoint) = open(one, &engine, &life)?;
+            upstreams.push(upstream);
+            routes = routes.with(path, Arc::new(endpoint));
+        }
+        let drain_max = config.listen.drain_max;
+        let admin = server::start(admin::site(config.admin, readiness.clone(), metrics)).await?;
+        let site = Site {
+            name: "clients",
+            settings: config.listen,
+            limits: Limits::default(),
+            principal: config.principal,
+            routes,
+        };
+        let clients = server::start(site).await?;
+        readiness.clear(STARTING);
+        Ok(Self { clients, admin, engine, upstreams, readiness, life, drain_max })
+    }
+
+    /// Where clients are served.
+    #[must_use]
+    pub const fn address(&self) -> SocketAddr {
+        self.clients.local_addr()
+    }
+
+    /// Where operators are served.
+    #[must_use]
+    pub const fn admin_address(&self) -> SocketAddr {
+        self.admin.local_addr()
+    }
+
+    /// Ends in phases: not ready, no new tasks, calls in progress are waited for, upstream sessions are
+    /// closed. Dropping the future ends everything at once.
+    pub async fn drain(self, notice: Duration) {
+        self.readiness.block(DRAINING);
+        let plan = DrainPlan { notice, max: self.drain_max };
+        let (drained, lost) = tokio::join!(self.clients.drain(plan), self.engine.drain(notice + self.drain_max));
+        for upstream in &self.upstreams {
+            upstream.close().await;
+        }
+        self.life.stop.cancel();
+        self.life.tracker.close();
+        // The operators' listener goes last: until here it says that the gateway drains.
+        self.admin.drain(DrainPlan { notice: Duration::ZERO, max: Duration::ZERO }).await;
+        tracing::info!(connections_cut = drained.aborted, calls_lost = lost, "drained");
+    }
+}
+
+/// Puts together what serves one upstream.
+fn open(
+    config: UpstreamConfig,
+    engine: &Arc<Engine>,
+    life: &Life,
+) -> anyhow::Result<(Arc<dyn Upstream>, UpstreamEndpoint)> {
+    let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
+    let upstream: Arc<dyn Upstream> = Arc::new(
+        HttpUpstream::new(config.http, life.clone())
+            .with_context(|| format!("upstream {} cannot be used", config.name))?,
+    );
+    let face = StatelessFace::new(Served {
+        upstream: Arc::clone(&upstream),
+        engine: Arc::clone(engine),
+        slots,
+        queue_deadline: config.slots.queue_deadline,
+        rules: config.rules,
+        timeouts: config.timeouts,
+        call_timeouts: config.call_timeouts,
+        result_bytes_max: config.result_bytes_max,
+    });
+    Ok((upstream, UpstreamEndpoint::new(face)))
+}
+
+/// 128 bits from the operating system.
+///
+/// # Panics
+/// If the operating system has no randomness: then no id may be given out.
+fn random_bits() -> u128 {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
+    u128::from_be_bytes(bytes)
+}
+
+/// Runs the gateway until a signal ends it. Without a file the quick start is served: the demo server
+/// in this process, and its address in what is printed.
+///
+/// # Errors
+/// If something that the configuration names cannot be had. Mistakes in the file itself are printed
+/// and end with [`EXIT_CONFIG`].
+pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
+    telemetry::install_logs(LogFormat::Auto)?;
+    let metrics = telemetry::install_metrics()?;
+    let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
+    let (config, is_quick_start) = match file {
+        Some(file) => match configured(&file) {
+            Ok(config) => (config, false),
+            Err(mistakes) => {
+                writeln!(io::stderr(), "{mistakes}").context("cannot print the mistakes")?;
+                return Ok(ExitCode::from(EXIT_CONFIG));
+            }
+        },
+        None => (quick_start(&demo_tracker, &demo_stop).await?, true),
+    };
+    // Listening for signals begins before the listeners: none may be missed.
+    let mut signals = Signals::new()?;
+    tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
+    let paths: Vec<String> = config.upstreams.iter().map(|upstream| upstream.path.clone()).collect();
+    let upkeep = TaskTracker::new();
+    upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
+    let gateway = Gateway::start(config, metrics).await?;
+    announce(&gateway, &paths, is_quick_start).context("cannot print the addresses")?;
+    signals.next().await;
+    tracing::info!("draining; a second signal ends at once");
+    tokio::select! {
+        () = gateway.drain(DRAIN_NOTICE) => (),
+        () = signals.next() => tracing::warn!("ended before the drain was done"),
+    }
+    demo_stop.cancel();
+    Ok(ExitCode::SUCCESS)
+}
+
+fn configured(file: &std::path::Path) -> Result<Config, ConfigError> {
+    let loaded = config::load(file, &|name| std::env::var(name).ok())?;
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    Ok(loaded.config)
+}
+
+/// The built-in configuration. Here, and only here, a taken port is replaced by a free one.
+async fn quick_start(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<Config> {
+    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let demo = DemoServer::start(anywhere, tracker, stop.clone()).await.context("cannot start the demo server")?;
+    let url = Url::parse(&demo.url()).context("the demo server has no usable address")?;
+    let mut config = Config::quick_start(url);
+    for address in [&mut config.listen.address, &mut config.admin.address] {
+        if TcpListener::bind(*address).await.is_err() {
+            address.set_port(0);
+        }
+    }
+    Ok(config)
+}
+
+/// Says where the gateway can be reached, and in the quick start what to try there.
+fn announce(gateway: &Gateway, paths: &[String], is_quick_start: bool) -> io::Result<()> {
+    let base = format!("http://{}", gateway.address());
+    let mut out = io::stdout().lock();
+    for path in paths {
+        writeln!(out, "serving {base}{path}")?;
+    }
+    writeln!(out, "admin   http://{}", gateway.admin_address())?;
+    if is_quick_start {
+        let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("taskgate"));
+        let program = program.display();
+        let url = format!("{base}/demo/mcp");
+        writeln!(out, "The demo server is behind it; tasks are kept in memory until this process ends. Try:")?;
+        writeln!(out, "  {program} call {url} greet '{{\"name\":\"Ada\"}}'")?;
+        writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":8,\"steps\":8}}'")?;
+        writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":60,\"steps\":60}}' --no-wait")?;
+    }
+    out.flush()
+}
+
+/// SIGINT and SIGTERM.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => (),
+            _ = self.terminate.recv() => (),
+        }
+    }
+}

@@ -1,0 +1,219 @@
+//! The command line: what can be asked of the program, and with which exit code it ends.
+//!
+//! Thin by intent: each command is a call of the module that does it. Commands that are not built are not
+//! offered.
+
+pub mod call;
+pub mod client;
+mod terminal;
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt::Display;
+use std::io::{self, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+use clap::{Parser, Subcommand, ValueEnum};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::demo::DemoServer;
+use crate::wire::{Object, Payload, ScanLimits};
+use crate::{app, config};
+use call::{Call, Retry, Wait};
+use client::TaskSupport;
+use terminal::Terminal;
+
+/// A mistake in the command line or in a configuration file (`EX_USAGE`).
+const USAGE: u8 = 64;
+/// Something else went wrong (`EX_SOFTWARE`).
+const SOFTWARE: u8 = 70;
+const CONFIG_VARIABLE: &str = "TASKGATE_CONFIG";
+
+/// A reverse proxy that turns slow MCP tool calls into tasks.
+#[derive(Debug, Parser)]
+#[command(name = "taskgate", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs the gateway; also what `taskgate` alone does.
+    Serve {
+        /// The configuration; without one the built-in quick start is served.
+        #[arg(long, value_name = "FILE", env = CONFIG_VARIABLE)]
+        config: Option<PathBuf>,
+    },
+    /// Reports every mistake in a configuration file; binds nothing.
+    Check { file: PathBuf },
+    /// Runs a small MCP server without tasks, to try the gateway on.
+    DemoServer {
+        /// The address to serve HTTP on; port 0 picks one.
+        #[arg(long, value_name = "ADDR")]
+        listen: Option<SocketAddr>,
+    },
+    /// Calls a tool of a 2026-07-28 server and follows the task that it may become.
+    ///
+    /// Ends with 0 for a result, 1 for a tool's error, 2 for a protocol error, 3 when cancelled, 69 when the
+    /// server cannot be reached or understood. Ctrl-C cancels the call; a second one leaves at once.
+    Call(CallArguments),
+}
+
+#[derive(Debug, clap::Args)]
+struct CallArguments {
+    /// The server's address, http or https.
+    url: url::Url,
+    tool: String,
+    /// The tool's arguments, a JSON object.
+    #[arg(value_name = "JSON", default_value = "{}")]
+    arguments: String,
+    /// Which kind of tasks to declare.
+    #[arg(long, value_enum, default_value_t = Flavour::Extension)]
+    flavour: Flavour,
+    /// Print the task's handle as JSON instead of waiting for its result.
+    #[arg(long)]
+    no_wait: bool,
+    /// Answer no questions: a task that asks is cancelled. This version never answers any.
+    #[arg(long)]
+    no_input: bool,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Flavour {
+    /// The tasks extension of 2026-07-28.
+    Extension,
+    /// The tasks of 2025-11-25.
+    Core,
+    /// A plain call.
+    None,
+}
+
+/// Runs the command that `arguments` (the program's name first) ask for, to its end.
+pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let command = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments.command,
+        Err(error) => {
+            // Help and version are "errors" too, for stdout; there is nowhere to report a failure to print.
+            let _ = error.print();
+            return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
+        }
+    };
+    let serve = || Command::Serve { config: env::var_os(CONFIG_VARIABLE).map(PathBuf::from) };
+    let ended = match command.unwrap_or_else(serve) {
+        Command::Serve { config } => app::serve(config).await,
+        Command::Check { file } => Ok(check(&file)),
+        Command::DemoServer { listen: Some(address) } => demo_server(address).await,
+        Command::DemoServer { listen: None } => {
+            Ok(refuse("the demo server speaks no stdio in this version; use --listen 127.0.0.1:0"))
+        }
+        Command::Call(arguments) => Ok(call(arguments).await),
+    };
+    ended.unwrap_or_else(|error| {
+        say(format_args!("{error:#}"));
+        ExitCode::from(SOFTWARE)
+    })
+}
+
+fn check(file: &Path) -> ExitCode {
+    match config::load(file, &|name| env::var(name).ok()) {
+        Ok(_) => ExitCode::SUCCESS,
+        Err(error) => refuse(error),
+    }
+}
+
+async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
+    let (tracker, cancel) = (TaskTracker::new(), CancellationToken::new());
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    let server = DemoServer::start(address, &tracker, cancel.clone())
+        .await
+        .with_context(|| format!("cannot listen on {address}"))?;
+    writeln!(io::stdout(), "{}", server.url()).context("cannot print the address")?;
+    tokio::select! {
+        _ = interrupt.recv() => (),
+        _ = terminate.recv() => (),
+    }
+    cancel.cancel();
+    tracker.close();
+    tracker.wait().await;
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn call(arguments: CallArguments) -> ExitCode {
+    let CallArguments { url, tool, arguments, flavour, no_wait, no_input: _ } = arguments;
+    let tasks = match flavour {
+        Flavour::Extension => TaskSupport::Extension,
+        Flavour::None => TaskSupport::Undeclared,
+        Flavour::Core => return refuse("--flavour core is not in this version; use extension or none"),
+    };
+    if !matches!(url.scheme(), "http" | "https") {
+        return refuse("the server's address must begin with http:// or https://");
+    }
+    let arguments = match Payload::parse(&Bytes::from(arguments), ScanLimits::CLIENT) {
+        Ok(arguments) if Object::of(&arguments).is_some() => arguments,
+        Ok(_) => return refuse("the tool's arguments must be a JSON object"),
+        Err(error) => return refuse(format_args!("the tool's arguments are {error}")),
+    };
+    let wait = if no_wait { Wait::ForTheHandle } else { Wait::ToTheEnd };
+    let call = Call { tool, arguments, tasks, wait, retry: Retry::default() };
+    // One that cancels and one that leaves: more would tell nothing new.
+    let (sender, mut interrupts) = mpsc::channel(2);
+    let tracker = TaskTracker::new();
+    tracker.spawn(async move { while tokio::signal::ctrl_c().await.is_ok() && sender.send(()).await.is_ok() {} });
+    let mut ui = Terminal::new();
+    ExitCode::from(call::run(&url, &call, &mut ui, &mut interrupts).await.exit_code())
+}
+
+/// Says what is wrong with the request.
+fn refuse(why: impl Display) -> ExitCode {
+    say(why);
+    ExitCode::from(USAGE)
+}
+
+fn say(text: impl Display) {
+    // With stderr gone there is nobody left to tell.
+    let _ = writeln!(io::stderr(), "taskgate: {text}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn commands_that_are_not_built_are_not_offered() {
+        let offered: Vec<_> =
+            Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+        assert_eq!(offered, ["serve", "check", "demo-server", "call"]);
+    }
+
+    #[tokio::test]
+    async fn mistakes_on_the_command_line_end_with_64() {
+        for arguments in [
+            "taskgate wrap",
+            "taskgate check",
+            "taskgate demo-server",
+            "taskgate demo-server --listen nowhere",
+            "taskgate call http://127.0.0.1:1/mcp greet --flavour core",
+            "taskgate call ftp://127.0.0.1/mcp greet",
+            "taskgate call http://127.0.0.1:1/mcp greet []",
+            "taskgate call http://127.0.0.1:1/mcp greet {\"a\":1,\"a\":2}",
+        ] {
+            let code = run(arguments.split(' ').map(OsString::from)).await;
+            assert_eq!(code, ExitCode::from(USAGE), "{arguments}");
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! The configuration: one TOML file in, what every subsystem needs out, or every mistake in it at once.
+//!
+//! Reading goes in three steps: `section` walks the table and knows what single values look like (`value`), `raw`
+//! is the schema, `resolve` decides. This module must not know what a setting does; each subsystem owns its resolved
+//! struct. Binds nothing, starts nothing.
+
+mod error;
+mod raw;
+mod resolve;
+mod section;
+mod value;
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+
+use toml::de::DeTable;
+use url::Url;
+
+use error::Report;
+pub use error::{ConfigError, Mistake};
+use section::{Source, Unknown};
+
+use crate::server::{AdminSettings, ListenSettings};
+use crate::store::StoreLimits;
+use crate::task::{Principal, ToolRules};
+use crate::upstream::Timeouts;
+use crate::upstream::http::HttpUpstreamSettings;
+use crate::upstream::limits::SlotSettings;
+
+/// Larger files are refused unread (B166).
+pub const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// Everything that is decided before the gateway starts.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub listen: ListenSettings,
+    pub admin: AdminSettings,
+    pub store: StoreSettings,
+    /// Whose every request is, as nobody is asked for credentials.
+    pub principal: Principal,
+    /// In the order of the file; names and paths are unique. Never empty.
+    pub upstreams: Vec<UpstreamConfig>,
+}
+
+/// Where tasks rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreSettings {
+    Memory(StoreLimits),
+}
+
+/// One upstream, resolved.
+#[derive(Clone, Debug)]
+pub struct UpstreamConfig {
+    /// 1 to 64 characters out of `a-z`, `0-9`, `_` and `-`.
+    pub name: Arc<str>,
+    /// The path that it is served at: begins with `/`, no empty or dotted segments.
+    pub path: String,
+    pub http: HttpUpstreamSettings,
+    pub slots: SlotSettings,
+    pub rules: ToolRules,
+    /// Largest answer that is read for methods other than `tools/call`.
+    pub result_bytes_max: usize,
+    /// For methods other than `tools/call`.
+    pub timeouts: Timeouts,
+    /// For `tools/call`: none unless the operator sets them, as silence is normal there.
+    pub call_timeouts: Timeouts,
+}
+
+/// A configuration without mistakes.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    pub config: Config,
+    /// What is allowed but hardly meant, in the order of the lines.
+    pub warnings: Vec<Mistake>,
+}
+
+impl Config {
+    /// The built-in quick start: the upstream `demo` at `/demo/mcp`, defaults for all the rest.
+    #[must_use]
+    pub fn quick_start(demo_url: Url) -> Self {
+        resolve::quick_start("demo", demo_url)
+    }
+}
+
+/// Reads the file at `path`. `env` looks up `${VAR}`.
+///
+/// # Errors
+/// Every mistake in the file; or the one that it cannot be read.
+pub fn load(path: &Path, env: &dyn Fn(&str) -> Option<String>) -> Result<Loaded, ConfigError> {
+    let name = path.display().to_string();
+    let bytes = read_bounded(path).map_err(|error| refused(&name, None, format!("cannot be read: {error}")))?;
+    match std::str::from_utf8(&bytes) {
+        Ok(text) => parse(&name, text, env),
+        // Too large comes first: a cut may go through a character.
+        Err(_) if bytes.len() > FILE_BYTES_MAX => Err(too_large(&name)),
+        Err(error) => {
+            let line = 1 + bytes.iter().take(error.valid_up_to()).filter(|byte| **byte == b'\n').count();
+            Err(refused(&name, Some(line), "is not UTF-8 text"))
+        }
+    }
+}
+
+/// Reads a configuration from its text; `name` is the file's name in what is reported.
+///
+/// # Errors
+/// Every mistake in the text. Where it is not TOML, only that: anything else would follow from it.
+pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Loaded, ConfigError> {
+    if text.len() > FILE_BYTES_MAX {
+        return Err(too_large(name));
+    }
+    let (tree, broken) = DeTable::parse_recoverable(text);
+    let mut source = Source::new(text, env, Report::new(name));
+    if !broken.is_empty() {
+        for error in &broken {
+            let line = error.span().map(|span| source.line_at(span.start));
+            source.report.unreadable(line, broken_message(error, text));
+        }
+        return Err(source.report.into_error());
+    }
+    let raw = raw::read(source.root(tree.get_ref()));
+    let Source { mut report, unknown, .. } = source;
+    let known = known_keys();
+    for key in &unknown {
+        report.mistake(&key.place, advice(key, &known));
+    }
+    let config = resolve::resolve(&raw, &mut report);
+    Ok(Loaded { warnings: report.into_result()?, config })
+}
+
+/// What the TOML parser says, with the name of a key that stands there twice.
+fn broken_message(error: &toml::de::Error, text: &str) -> String {
+    match (error.message(), error.span().and_then(|span| text.get(span))) {
+        ("duplicate key", Some(key)) => format!("duplicate key `{key}`; write each key and each table once"),
+        (message, _) => message.to_owned(),
+    }
+}
+
+/// Every key that a file may have, in alphabetical order; `NAME` stands for an upstream's name.
+#[must_use]
+pub fn known_keys() -> Vec<String> {
+    let every_table = "[upstreams.NAME]\n[[upstreams.NAME.tools]]";
+    let (tree, _) = DeTable::parse_recoverable(every_table);
+    let mut source = Source::new(every_table, &|_| None, Report::new(""));
+    raw::read(source.root(tree.get_ref()));
+    source.known.into_iter().map(|key| key.replace("[0]", "")).collect()
+}
+
+/// What to say of an unknown key: where it belongs, what it is close to, or what its table has.
+fn advice(unknown: &Unknown, known: &[String]) -> String {
+    let suffix = format!(".{}", unknown.key);
+    let header = |table: &str| if table.ends_with(".tools") { format!("[[{table}]]") } else { format!("[{table}]") };
+    let tables: Vec<String> = known.iter().filter_map(|known| known.strip_suffix(&suffix)).map(header).collect();
+    if !tables.is_empty() {
+        return format!("unknown key here; it belongs to {}", tables.join(" or "));
+    }
+    let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
+    match near {
+        Some((distance, known)) if distance <= 2 && distance < known.len() => {
+            format!("unknown key; did you mean `{known}`?")
+        }
+        _ => format!("unknown key; this table has {}", unknown.siblings.join(", ")),
+    }
+}
+
+/// At most one byte more than is allowed.
+fn read_bounded(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
+    std::fs::File::open(path)?.take(limit).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn too_large(name: &str) -> ConfigError {
+    refused(name, None, "is larger than 1MiB")
+}
+
+fn refused(name: &str, line: Option<usize>, message: impl Into<String>) -> ConfigError {
+    ConfigError { mistakes: vec![Mistake { file: Arc::from(name), line, key: None, message: message.into() }] }
+}

@@ -1,0 +1,122 @@
+//! What is wrong with a configuration, and where.
+//!
+//! Knows nothing of keys or values; [`super::section`] and [`super::resolve`] find the mistakes.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::Arc;
+
+/// One mistake; in a list of warnings, something that is likely to be one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mistake {
+    /// The file as the operator named it.
+    pub file: Arc<str>,
+    /// Counted from 1. `None` where the file as a whole is meant.
+    pub line: Option<usize>,
+    /// The full path of the key; `None` where the text is not TOML.
+    pub key: Option<String>,
+    /// What is wrong and what would be right. Never shows what a variable of the environment holds.
+    pub message: String,
+}
+
+impl fmt::Display for Mistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.file)?;
+        if let Some(line) = self.line {
+            write!(f, ":{line}")?;
+        }
+        if let Some(key) = &self.key {
+            write!(f, ": key `{key}`")?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}
+
+/// All mistakes of one configuration, in the order of their lines; never empty. Printed one on a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigError {
+    pub mistakes: Vec<Mistake>,
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, mistake) in self.mistakes.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            mistake.fmt(f)?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for ConfigError {}
+
+/// Where a value stands in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) line: usize,
+    /// The full path of the key, as in `upstreams.reports.tasks.grace`.
+    pub(super) key: String,
+}
+
+/// Collects what is found while a file is read and resolved.
+#[derive(Debug)]
+pub(super) struct Report {
+    file: Arc<str>,
+    mistakes: Vec<Mistake>,
+    /// The keys of the mistakes.
+    blamed: BTreeSet<String>,
+    warnings: Vec<Mistake>,
+}
+
+impl Report {
+    pub(super) fn new(file: &str) -> Self {
+        Self { file: Arc::from(file), mistakes: Vec::new(), blamed: BTreeSet::new(), warnings: Vec::new() }
+    }
+
+    pub(super) fn mistake(&mut self, place: &Place, message: impl Into<String>) {
+        let found = self.found(Some(place.line), Some(place.key.clone()), message.into());
+        self.mistakes.push(found);
+        self.blamed.insert(place.key.clone());
+    }
+
+    /// A mistake that has no key: the text is not TOML, or cannot be read at all.
+    pub(super) fn unreadable(&mut self, line: Option<usize>, message: impl Into<String>) {
+        let found = self.found(line, None, message.into());
+        self.mistakes.push(found);
+    }
+
+    pub(super) fn warning(&mut self, place: &Place, message: impl Into<String>) {
+        let found = self.found(Some(place.line), Some(place.key.clone()), message.into());
+        self.warnings.push(found);
+    }
+
+    /// Whether a mistake was found at this very key: then nothing follows from its value or its absence.
+    pub(super) fn blames(&self, key: &str) -> bool {
+        self.blamed.contains(key)
+    }
+
+    fn found(&self, line: Option<usize>, key: Option<String>, message: String) -> Mistake {
+        Mistake { file: Arc::clone(&self.file), line, key, message }
+    }
+
+    /// The warnings, if nothing is wrong.
+    ///
+    /// # Errors
+    /// The mistakes, if there is one.
+    pub(super) fn into_result(self) -> Result<Vec<Mistake>, ConfigError> {
+        if self.mistakes.is_empty() { Ok(in_order(self.warnings)) } else { Err(self.into_error()) }
+    }
+
+    pub(super) fn into_error(self) -> ConfigError {
+        ConfigError { mistakes: in_order(self.mistakes) }
+    }
+}
+
+/// Sorts by line and drops repetitions: a value that several `[[tools]]` blocks inherit is checked with each of them.
+fn in_order(mut found: Vec<Mistake>) -> Vec<Mistake> {
+    found.sort_by(|a, b| (a.line, &a.key, &a.message).cmp(&(b.line, &b.key, &b.message)));
+    found.dedup();
+    found
+}

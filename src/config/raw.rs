@@ -1,0 +1,261 @@
+//! What people write: every section and key of the file, each value typed, each optional, each with its place.
+//!
+//! This is the schema: a key that is not read here is unknown. Parts that are not built yet have their keys here
+//! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use url::Url;
+
+use super::error::Place;
+use super::section::{Placed, Section};
+use super::value::{
+    ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, ORIGIN, PATTERN, SERVED_PATH, SIZE, UPSTREAM_URL,
+};
+use crate::task::Mode;
+use crate::wire::ProtocolVersion;
+
+/// The whole file.
+#[derive(Debug, Default)]
+pub(super) struct RawConfig {
+    pub(super) listen: RawListen,
+    pub(super) admin_address: Option<Placed<SocketAddr>>,
+    pub(super) store_path: Option<Placed<String>>,
+    pub(super) limits: RawLimits,
+    /// `auth.anonymous`. The only `auth.mode` that can be written is "none".
+    pub(super) anonymous: Option<Placed<bool>>,
+    pub(super) upstreams: Vec<RawUpstream>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RawListen {
+    pub(super) address: Option<Placed<SocketAddr>>,
+    pub(super) allowed_hosts: Vec<String>,
+    pub(super) allowed_origins: Vec<String>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RawLimits {
+    pub(super) body_bytes_max: Option<Placed<usize>>,
+    pub(super) result_bytes_max: Option<Placed<usize>>,
+    pub(super) tasks_max: Option<Placed<u32>>,
+    pub(super) tasks_per_principal_max: Option<Placed<u32>>,
+    pub(super) stored_bytes_max: Option<Placed<usize>>,
+    pub(super) connections_max: Option<Placed<u32>>,
+    pub(super) drain_max: Option<Placed<Duration>>,
+}
+
+#[derive(Debug)]
+pub(super) struct RawUpstream {
+    pub(super) name: String,
+    pub(super) place: Place,
+    pub(super) url: Option<Placed<Url>>,
+    /// Where `command` stands; it is refused already.
+    pub(super) command: Option<Place>,
+    pub(super) path: Option<Placed<String>>,
+    pub(super) settings: RawUpstreamSettings,
+    pub(super) tasks: RawRules,
+    pub(super) tools: Vec<RawTool>,
+}
+
+/// What an upstream may have besides its address.
+#[derive(Debug, Default)]
+pub(super) struct RawUpstreamSettings {
+    /// `Some(None)` is a written "auto".
+    pub(super) protocol: Option<Placed<Option<ProtocolVersion>>>,
+    pub(super) in_flight_max: Option<Placed<u32>>,
+    pub(super) queue_max: Option<Placed<u32>>,
+    pub(super) queue_deadline: Option<Placed<Duration>>,
+    pub(super) connect_max: Option<Placed<Duration>>,
+    pub(super) first_byte_max: Option<Placed<Duration>>,
+    pub(super) idle_max: Option<Placed<Duration>>,
+    pub(super) call_first_byte_max: Option<Placed<Duration>>,
+    pub(super) call_idle_max: Option<Placed<Duration>>,
+}
+
+/// What may be said of tools: of all in `tasks`, of some in a `[[tools]]` block. `deadline` and
+/// `result_bytes_max` are read from where each of the two has them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RawRules {
+    pub(super) mode: Option<Placed<Mode>>,
+    pub(super) grace: Option<Placed<Duration>>,
+    pub(super) ttl: Option<Placed<Duration>>,
+    pub(super) ttl_max: Option<Placed<Duration>>,
+    pub(super) keep_result_min: Option<Placed<Duration>>,
+    pub(super) poll_interval: Option<Placed<Duration>>,
+    pub(super) deadline: Option<Placed<Duration>>,
+    pub(super) result_bytes_max: Option<Placed<usize>>,
+}
+
+#[derive(Debug)]
+pub(super) struct RawTool {
+    pub(super) place: Place,
+    pub(super) pattern: Option<Placed<String>>,
+    pub(super) rules: RawRules,
+}
+
+/// Reads the file's outermost table.
+pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
+    let listen = read_listen(root.section("listen"));
+    let mut admin = root.section("admin");
+    let admin_address = admin.read("address", &ADDRESS);
+    admin.close();
+    let mut store = root.section("store");
+    store.word("kind", &[("memory", Some(())), ("disk", None), ("redis", None)]);
+    let store_path = store.read("path", &FOLDER);
+    store.unbuilt("url");
+    store.close();
+    let limits = read_limits(root.section("limits"));
+    let mut auth = root.section("auth");
+    auth.word("mode", &[("none", Some(())), ("api_keys", None), ("jwt", None), ("mtls", None)]);
+    let anonymous = auth.flag("anonymous");
+    auth.close();
+    let upstreams = root.named("upstreams", read_upstream);
+    root.close();
+    RawConfig { listen, admin_address, store_path, limits, anonymous, upstreams }
+}
+
+fn read_listen(mut section: Section<'_, '_>) -> RawListen {
+    let listen = RawListen {
+        address: section.read("address", &ADDRESS),
+        allowed_hosts: section.read_all("allowed_hosts", &HOST),
+        allowed_origins: section.read_all("allowed_origins", &ORIGIN),
+    };
+    section.unbuilt_section("tls", &["certificate", "key", "client_ca"]);
+    section.close();
+    listen
+}
+
+fn read_limits(mut section: Section<'_, '_>) -> RawLimits {
+    let limits = RawLimits {
+        body_bytes_max: section.read("body_bytes_max", &SIZE),
+        result_bytes_max: section.read("result_bytes_max", &SIZE),
+        tasks_max: section.count("tasks_max", 1),
+        tasks_per_principal_max: section.count("tasks_per_principal_max", 1),
+        stored_bytes_max: section.read("stored_bytes_max", &SIZE),
+        connections_max: section.count("connections_max", 1),
+        drain_max: section.read("drain_max", &DURATION),
+    };
+    section.close();
+    limits
+}
+
+fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
+    let place = section.place();
+    let url = section.read("url", &UPSTREAM_URL);
+    let command = section.unbuilt("command");
+    let path = section.read("path", &SERVED_PATH);
+    section.word("transport", &[("auto", Some(())), ("streamable-http", Some(())), ("sse", None), ("stdio", None)]);
+    for key in ["auth", "forward_headers", "forward_authorization", "processes_max"] {
+        section.unbuilt(key);
+    }
+    let settings = read_upstream_settings(&mut section);
+    let deadline = section.read("deadline", &DURATION_NOT_ZERO);
+    let mut tasks = section.section("tasks");
+    let rules = read_rules(&mut tasks);
+    tasks.close();
+    let tools = section.each("tools", read_tool);
+    section.close();
+    RawUpstream {
+        name: name.to_owned(),
+        place,
+        url,
+        command,
+        path,
+        settings,
+        tasks: RawRules { deadline, ..rules },
+        tools,
+    }
+}
+
+fn read_upstream_settings(section: &mut Section<'_, '_>) -> RawUpstreamSettings {
+    let protocols = [
+        ("auto", Some(None)),
+        ("2024-11-05", None),
+        ("2025-03-26", Some(Some(ProtocolVersion::V2025_03_26))),
+        ("2025-06-18", Some(Some(ProtocolVersion::V2025_06_18))),
+        ("2025-11-25", Some(Some(ProtocolVersion::V2025_11_25))),
+        ("2026-07-28", None),
+    ];
+    RawUpstreamSettings {
+        protocol: section.word("protocol", &protocols),
+        in_flight_max: section.count("in_flight_max", 1),
+        queue_max: section.count("queue_max", 0),
+        queue_deadline: section.read("queue_deadline", &DURATION_NOT_ZERO),
+        connect_max: section.read("connect_max", &DURATION_NOT_ZERO),
+        first_byte_max: section.read("first_byte_max", &DURATION_NOT_ZERO),
+        idle_max: section.read("idle_max", &DURATION_NOT_ZERO),
+        call_first_byte_max: section.read("call_first_byte_max", &DURATION_NOT_ZERO),
+        call_idle_max: section.read("call_idle_max", &DURATION_NOT_ZERO),
+    }
+}
+
+/// The keys that a `tasks` table and a `[[tools]]` block share.
+fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
+    let modes = [
+        ("never", Some(Mode::Never)),
+        ("auto", Some(Mode::Auto)),
+        ("always", Some(Mode::Always)),
+        ("required", Some(Mode::Required)),
+    ];
+    let rules = RawRules {
+        mode: section.word("mode", &modes),
+        grace: section.read("grace", &DURATION),
+        ttl: section.read("ttl", &DURATION_NOT_ZERO),
+        ttl_max: section.read("ttl_max", &DURATION_NOT_ZERO),
+        keep_result_min: section.read("keep_result_min", &DURATION),
+        poll_interval: section.read("poll_interval", &DURATION_NOT_ZERO),
+        deadline: None,
+        result_bytes_max: None,
+    };
+    section.word("after_crash", &[("fail", Some(())), ("rerun-if-safe", None), ("rerun", None)]);
+    section.word("early_input", &[("task", Some(())), ("ask-first", None)]);
+    section.word("fallback", &[("hold", Some(())), ("tools", None)]);
+    rules
+}
+
+fn read_tool(mut section: Section<'_, '_>) -> RawTool {
+    let place = section.place();
+    let pattern = section.require("match", &PATTERN);
+    let rules = read_rules(&mut section);
+    let deadline = section.read("deadline", &DURATION_NOT_ZERO);
+    let result_bytes_max = section.read("result_bytes_max", &SIZE);
+    for key in ["hide", "rename", "process_per_call"] {
+        section.unbuilt(key);
+    }
+    section.close();
+    RawTool { place, pattern, rules: RawRules { deadline, result_bytes_max, ..rules } }
+}
+
+impl RawUpstream {
+    /// An upstream of which only the address is written.
+    pub(super) fn new(name: &str, url: Placed<Url>) -> Self {
+        Self {
+            name: name.to_owned(),
+            place: url.place.clone(),
+            url: Some(url),
+            command: None,
+            path: None,
+            settings: RawUpstreamSettings::default(),
+            tasks: RawRules::default(),
+            tools: Vec::new(),
+        }
+    }
+}
+
+impl RawRules {
+    /// These rules, and where one is not written, that of `wider`.
+    pub(super) fn over(&self, wider: &Self) -> Self {
+        Self {
+            mode: self.mode.clone().or_else(|| wider.mode.clone()),
+            grace: self.grace.clone().or_else(|| wider.grace.clone()),
+            ttl: self.ttl.clone().or_else(|| wider.ttl.clone()),
+            ttl_max: self.ttl_max.clone().or_else(|| wider.ttl_max.clone()),
+            keep_result_min: self.keep_result_min.clone().or_else(|| wider.keep_result_min.clone()),
+            poll_interval: self.poll_interval.clone().or_else(|| wider.poll_interval.clone()),
+            deadline: self.deadline.clone().or_else(|| wider.deadline.clone()),
+            result_bytes_max: self.result_bytes_max.clone().or_else(|| wider.result_bytes_max.clone()),
+        }
+    }
+}

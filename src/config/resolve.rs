@@ -1,0 +1,343 @@
+//! What the program uses: every value decided, every default filled in, every pair of values checked together.
+//!
+//! Total: where something is wrong it notes the mistake and goes on with a default, so that one run finds all.
+//! Read [`super::raw`] first.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use url::Url;
+use wildmatch::WildMatch;
+
+use super::error::{Place, Report};
+use super::raw::{RawConfig, RawLimits, RawRules, RawTool, RawUpstream, RawUpstreamSettings};
+use super::section::Placed;
+use super::{Config, StoreSettings, UpstreamConfig};
+use crate::server::{AdminSettings, ListenSettings};
+use crate::store::StoreLimits;
+use crate::task::{Mode, Principal, ToolPolicy, ToolRules};
+use crate::upstream::Timeouts;
+use crate::upstream::http::HttpUpstreamSettings;
+use crate::upstream::limits::SlotSettings;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+const MIB: usize = 1 << 20;
+
+const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
+const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+const TTL: Duration = DAY;
+const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// A client without tasks waits as long, and nothing is written to it meanwhile.
+const GRACE_MAX: Duration = Duration::from_secs(30);
+/// Where anybody may come, whoever knows a task's id may read it: such ids live shortly.
+const TTL_MAX_ANONYMOUS: Duration = HOUR;
+const UPSTREAM_NAME_LENGTH_MAX: usize = 64;
+
+/// What holds for all upstreams alike.
+struct Shared {
+    anonymous: bool,
+    result_bytes_max: usize,
+}
+
+/// Decides everything.
+pub(super) fn resolve(raw: &RawConfig, report: &mut Report) -> Config {
+    let anonymous = value_or(raw.anonymous.as_ref(), false);
+    let listen = resolve_listen(raw, report);
+    let admin = AdminSettings { address: value_or(raw.admin_address.as_ref(), ADMIN_ADDRESS) };
+    check_addresses(raw, &listen, admin, report);
+    let store = resolve_limits(&raw.limits, report);
+    if let Some(path) = &raw.store_path {
+        report.warning(&path.place, "has no effect yet: the memory store keeps nothing on disk");
+    }
+    let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
+    let upstreams = resolve_upstreams(&raw.upstreams, &Shared { anonymous, result_bytes_max }, report);
+    let principal = if anonymous { Principal::anonymous() } else { Principal::local() };
+    Config { listen, admin, store: StoreSettings::Memory(store), principal, upstreams }
+}
+
+/// One upstream with nothing but its address. No mistake is possible, as all the rest is the default.
+pub(super) fn quick_start(name: &str, url: Url) -> Config {
+    let file = "the quick start";
+    let raw = RawUpstream::new(name, Placed { value: url, place: Place { line: 1, key: "url".to_owned() } });
+    resolve(&RawConfig { upstreams: vec![raw], ..RawConfig::default() }, &mut Report::new(file))
+}
+
+fn resolve_listen(raw: &RawConfig, report: &mut Report) -> ListenSettings {
+    let address = value_or(raw.listen.address.as_ref(), LISTEN_ADDRESS);
+    let unknown = ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key));
+    let open = value_or(raw.anonymous.as_ref(), false) || unknown;
+    if let Some(written) = &raw.listen.address
+        && !is_loopback(address)
+        && !open
+    {
+        report.mistake(
+            &written.place,
+            "other machines can reach this address while `auth.mode` is \"none\"; write a loopback address, \
+             or `anonymous = true` in [auth] to serve anybody",
+        );
+    }
+    ListenSettings {
+        address,
+        allowed_hosts: raw.listen.allowed_hosts.clone(),
+        allowed_origins: raw.listen.allowed_origins.clone(),
+        body_bytes_max: not_zero(value_or(raw.limits.body_bytes_max.as_ref(), 4 * MIB)),
+        connections_max: not_zero(count_or(raw.limits.connections_max.as_ref(), 10_000)),
+        drain_max: value_or(raw.limits.drain_max.as_ref(), Duration::from_secs(30)),
+    }
+}
+
+fn check_addresses(raw: &RawConfig, listen: &ListenSettings, admin: AdminSettings, report: &mut Report) {
+    if let Some(written) = &raw.admin_address
+        && !is_loopback(admin.address)
+    {
+        report.mistake(
+            &written.place,
+            "other machines can reach this address, and the admin listener has no authentication yet; \
+             write a loopback address",
+        );
+    }
+    let (a, b) = (listen.address, admin.address);
+    let overlap = a.ip() == b.ip() || a.ip().is_unspecified() || b.ip().is_unspecified();
+    let unknown = report.blames("listen.address") || report.blames("admin.address");
+    // The two defaults differ, so at least one of them was written.
+    if !unknown
+        && a.port() != 0
+        && a.port() == b.port()
+        && overlap
+        && let Some(place) = first_place([raw.admin_address.as_ref(), raw.listen.address.as_ref()])
+    {
+        report.mistake(place, "`listen.address` and `admin.address` overlap; give them different ports");
+    }
+}
+
+fn resolve_limits(raw: &RawLimits, report: &mut Report) -> StoreLimits {
+    let limits = StoreLimits {
+        tasks_max: count_or(raw.tasks_max.as_ref(), 100_000),
+        tasks_per_principal_max: count_or(raw.tasks_per_principal_max.as_ref(), 1_000),
+        stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), 1024 * MIB),
+    };
+    if limits.tasks_per_principal_max > limits.tasks_max
+        && let Some(place) = first_place([raw.tasks_per_principal_max.as_ref(), raw.tasks_max.as_ref()])
+    {
+        let (one, all) = (limits.tasks_per_principal_max, limits.tasks_max);
+        report.warning(place, format!("one principal may have {one} tasks, but all together only {all}"));
+    }
+    let result_bytes_max = value_or(raw.result_bytes_max.as_ref(), 32 * MIB);
+    if result_bytes_max > limits.stored_bytes_max
+        && let Some(place) = first_place([raw.stored_bytes_max.as_ref(), raw.result_bytes_max.as_ref()])
+    {
+        report.warning(place, "one result may be larger than all that the store holds");
+    }
+    limits
+}
+
+fn resolve_upstreams(raw: &[RawUpstream], shared: &Shared, report: &mut Report) -> Vec<UpstreamConfig> {
+    if raw.is_empty() && !report.blames("upstreams") {
+        let place = Place { line: 1, key: "upstreams".to_owned() };
+        report.mistake(&place, "no upstream is named; write [upstreams.NAME] with a `url` below it");
+    }
+    let mut in_file_order: Vec<&RawUpstream> = raw.iter().collect();
+    in_file_order.sort_by_key(|upstream| upstream.place.line);
+    let mut paths = BTreeMap::new();
+    let mut upstreams = Vec::new();
+    for raw in in_file_order {
+        let path = raw.path.as_ref().map_or_else(|| format!("/{}/mcp", raw.name), |path| path.value.clone());
+        let place = raw.path.as_ref().map_or(&raw.place, |path| &path.place);
+        check_name(raw, report);
+        if !report.blames(&format!("{}.path", raw.place.key))
+            && let Some(other) = paths.insert(path.clone(), raw.name.as_str())
+        {
+            report.mistake(place, format!("the upstream `{other}` has the same path; give one another `path`"));
+        }
+        let url = resolve_url(raw, report);
+        let rules = resolve_tools(raw, shared, report);
+        if let Some(url) = url {
+            upstreams.push(resolve_upstream(raw, Addresses { path, url }, rules, shared));
+        }
+        check_queue(&raw.settings, report);
+    }
+    upstreams
+}
+
+fn check_name(raw: &RawUpstream, report: &mut Report) {
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
+    if raw.name.is_empty() || raw.name.len() > UPSTREAM_NAME_LENGTH_MAX || !raw.name.bytes().all(fits) {
+        let message =
+            format!("an upstream's name has 1 to {UPSTREAM_NAME_LENGTH_MAX} characters out of a to z, 0 to 9, _ and -");
+        report.mistake(&raw.place, message);
+    }
+}
+
+fn check_queue(raw: &RawUpstreamSettings, report: &mut Report) {
+    if let (Some(queue_max), Some(deadline)) = (&raw.queue_max, &raw.queue_deadline)
+        && queue_max.value == 0
+    {
+        report.warning(&deadline.place, "has no effect: with `queue_max = 0` no call waits");
+    }
+}
+
+fn resolve_url(raw: &RawUpstream, report: &mut Report) -> Option<Url> {
+    match (&raw.url, &raw.command) {
+        (Some(url), None) => Some(url.value.clone()),
+        (Some(_), Some(_)) => {
+            report.mistake(&raw.place, "has both `url` and `command`; write one of them");
+            None
+        }
+        // A refused command and an unreadable URL are mistakes of their own.
+        (None, Some(_)) => None,
+        (None, None) if report.blames(&format!("{}.url", raw.place.key)) => None,
+        (None, None) => {
+            report.mistake(&raw.place, "has no `url`; write one such as url = \"http://127.0.0.1:9000/mcp\"");
+            None
+        }
+    }
+}
+
+/// Where an upstream is, and where it is served.
+struct Addresses {
+    path: String,
+    url: Url,
+}
+
+fn resolve_upstream(raw: &RawUpstream, at: Addresses, rules: ToolRules, shared: &Shared) -> UpstreamConfig {
+    let name: Arc<str> = Arc::from(raw.name.as_str());
+    let settings = &raw.settings;
+    UpstreamConfig {
+        http: HttpUpstreamSettings {
+            name: Arc::clone(&name),
+            url: at.url,
+            protocol: value_or(settings.protocol.as_ref(), None),
+            connect_max: value_or(settings.connect_max.as_ref(), Duration::from_secs(5)),
+        },
+        name,
+        path: at.path,
+        slots: SlotSettings {
+            in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), 256)),
+            queue_max: count_or(settings.queue_max.as_ref(), 1_024),
+            queue_deadline: value_or(settings.queue_deadline.as_ref(), Duration::from_secs(30)),
+        },
+        rules,
+        result_bytes_max: shared.result_bytes_max,
+        timeouts: Timeouts {
+            first_byte: Some(value_or(settings.first_byte_max.as_ref(), MINUTE)),
+            idle: Some(value_or(settings.idle_max.as_ref(), 2 * MINUTE)),
+        },
+        call_timeouts: Timeouts {
+            first_byte: settings.call_first_byte_max.as_ref().map(|span| span.value),
+            idle: settings.call_idle_max.as_ref().map(|span| span.value),
+        },
+    }
+}
+
+fn resolve_tools(raw: &RawUpstream, shared: &Shared, report: &mut Report) -> ToolRules {
+    let tasks = format!("{}.tasks", raw.place.key);
+    let default = resolve_policy(&raw.tasks, &[&tasks], shared, report);
+    let mut patterns = Vec::new();
+    for (index, tool) in raw.tools.iter().enumerate() {
+        let policy = resolve_policy(&tool.rules.over(&raw.tasks), &[&tool.place.key, &tasks], shared, report);
+        if let Some(pattern) = &tool.pattern {
+            check_reachable(pattern, &raw.tools[..index], report);
+            patterns.push((WildMatch::new(&pattern.value), policy));
+        }
+    }
+    ToolRules { patterns, default }
+}
+
+fn check_reachable(pattern: &Placed<String>, earlier: &[RawTool], report: &mut Report) {
+    let hides = |other: &&Placed<String>| other.value == "*" || other.value == pattern.value;
+    if let Some(first) = earlier.iter().filter_map(|tool| tool.pattern.as_ref()).find(hides) {
+        let message = format!("never applies: the first match wins, and line {} matches before it", first.place.line);
+        report.warning(&pattern.place, message);
+    }
+}
+
+/// Decides for the tools of one block. `tables` are the paths of those that its rules were taken from.
+fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut Report) -> ToolPolicy {
+    let (ttl_default, ttl_max_default) =
+        if shared.anonymous { (TTL_MAX_ANONYMOUS, TTL_MAX_ANONYMOUS) } else { (TTL, TTL_MAX) };
+    let ttl_max = value_or(raw.ttl_max.as_ref(), ttl_max_default);
+    let policy = ToolPolicy {
+        mode: value_or(raw.mode.as_ref(), Mode::Auto),
+        grace: value_or(raw.grace.as_ref(), Duration::from_secs(2)),
+        ttl: value_or(raw.ttl.as_ref(), ttl_default.min(ttl_max)),
+        keep_result_min: value_or(raw.keep_result_min.as_ref(), 15 * MINUTE),
+        poll_interval: value_or(raw.poll_interval.as_ref(), Duration::from_secs(1)),
+        deadline: value_or(raw.deadline.as_ref(), HOUR),
+        result_bytes_max: value_or(raw.result_bytes_max.as_ref(), shared.result_bytes_max),
+    };
+    if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {
+        report.mistake(&grace.place, format!("is longer than {}, the most there is", words(GRACE_MAX)));
+    }
+    check_shortness(raw, shared, report);
+    check_ttl(raw, ttl_max, tables, shared, report);
+    if policy.mode != Mode::Never
+        && policy.ttl < policy.deadline
+        && let Some(place) = first_place([raw.ttl.as_ref(), raw.deadline.as_ref(), raw.ttl_max.as_ref()])
+    {
+        let (ttl, deadline) = (words(policy.ttl), words(policy.deadline));
+        report.warning(
+            place,
+            format!("a task lives {ttl}, but its call may run {deadline}; raise `ttl` or lower `deadline`"),
+        );
+    }
+    policy
+}
+
+/// Where anybody may come, no task may be kept for long.
+fn is_too_long(span: Duration, shared: &Shared) -> bool {
+    shared.anonymous && span > TTL_MAX_ANONYMOUS
+}
+
+fn check_shortness(raw: &RawRules, shared: &Shared, report: &mut Report) {
+    let spans = [&raw.ttl, &raw.ttl_max, &raw.keep_result_min].into_iter().flatten();
+    for span in spans.filter(|span| is_too_long(span.value, shared)) {
+        let longest = words(TTL_MAX_ANONYMOUS);
+        let message = format!(
+            "is longer than {longest}, the most there is with `auth.anonymous`: whoever knows a task's id can read it"
+        );
+        report.mistake(&span.place, message);
+    }
+}
+
+fn check_ttl(raw: &RawRules, ttl_max: Duration, tables: &[&str], shared: &Shared, report: &mut Report) {
+    let Some(ttl) = raw.ttl.as_ref().filter(|ttl| ttl.value > ttl_max && !is_too_long(ttl.value, shared)) else {
+        return;
+    };
+    let origin = match &raw.ttl_max {
+        Some(written) => format!("line {}", written.place.line),
+        None if tables.iter().any(|table| report.blames(&format!("{table}.ttl_max"))) => return,
+        None => "by default".to_owned(),
+    };
+    let message = format!("is longer than `ttl_max` ({}, {origin}); lower it or raise `ttl_max`", words(ttl_max));
+    report.mistake(&ttl.place, message);
+}
+
+fn value_or<T: Clone>(written: Option<&Placed<T>>, default: T) -> T {
+    written.map_or(default, |written| written.value.clone())
+}
+
+fn count_or(written: Option<&Placed<u32>>, default: usize) -> usize {
+    written.map_or(default, |written| usize::try_from(written.value).unwrap_or(usize::MAX))
+}
+
+/// What was read as "not zero" has no zero left.
+fn not_zero(count: usize) -> NonZeroUsize {
+    NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN)
+}
+
+fn first_place<T, const N: usize>(written: [Option<&Placed<T>>; N]) -> Option<&Place> {
+    written.into_iter().flatten().map(|written| &written.place).next()
+}
+
+fn is_loopback(address: SocketAddr) -> bool {
+    address.ip().to_canonical().is_loopback()
+}
+
+fn words(span: Duration) -> String {
+    humantime::format_duration(span).to_string()
+}

@@ -1,0 +1,296 @@
+//! One table of the file, read key by key: a wrong value is noted, and reading goes on.
+//!
+//! A derived deserializer would stop at the first mistake. Here the keys that a table is asked for are the keys
+//! that it knows, so the schema is written once, in [`super::raw`]. What values may look like: [`super::value`].
+
+use std::collections::BTreeSet;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::error::{Place, Report};
+use super::value::{self, Environment, Kind, Wrong};
+
+/// A value and where it was written.
+#[derive(Clone, Debug)]
+pub(super) struct Placed<T> {
+    pub(super) value: T,
+    pub(super) place: Place,
+}
+
+/// What all sections of one file share.
+pub(super) struct Source<'a> {
+    /// Where each line ends, in bytes.
+    line_ends: Vec<usize>,
+    env: Environment<'a>,
+    pub(super) report: Report,
+    /// Every key that was asked for, present or not.
+    pub(super) known: BTreeSet<String>,
+    pub(super) unknown: Vec<Unknown>,
+}
+
+/// A key that nobody asked for.
+pub(super) struct Unknown {
+    pub(super) place: Place,
+    /// The key itself, without the path of its table.
+    pub(super) key: String,
+    /// What its table was asked for.
+    pub(super) siblings: Vec<&'static str>,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn new(text: &'a str, env: Environment<'a>, report: Report) -> Self {
+        let line_ends = text.match_indices('\n').map(|(at, _)| at).collect();
+        Self { line_ends, env, report, known: BTreeSet::new(), unknown: Vec::new() }
+    }
+
+    /// The line that a byte of the text stands in, from 1.
+    pub(super) fn line_at(&self, byte: usize) -> usize {
+        1 + self.line_ends.partition_point(|end| *end < byte)
+    }
+
+    /// The outermost table.
+    pub(super) fn root<'s>(&'s mut self, table: &'s DeTable<'a>) -> Section<'s, 'a> {
+        let place = Place { line: 1, key: String::new() };
+        Section { source: self, table: Some(table), place, known: Vec::new() }
+    }
+}
+
+/// One table. Absent tables are read like empty ones, so that their keys are known all the same.
+/// [`Section::close`] it when all keys are read.
+pub(super) struct Section<'s, 'a> {
+    source: &'s mut Source<'a>,
+    table: Option<&'s DeTable<'a>>,
+    place: Place,
+    known: Vec<&'static str>,
+}
+
+impl<'s, 'a> Section<'s, 'a> {
+    /// Where the table begins.
+    pub(super) fn place(&self) -> Place {
+        self.place.clone()
+    }
+
+    /// A string of this kind, with `${VAR}` filled in.
+    pub(super) fn read<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<T>> {
+        let (place, value) = self.get(key)?;
+        let value = self.text(&place, value, kind)?;
+        Some(Placed { value, place })
+    }
+
+    /// Like [`Section::read`], for a key that must be there.
+    pub(super) fn require<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<T>> {
+        if self.table.is_some_and(|table| !table.contains_key(key)) {
+            let place = Place { line: self.place.line, key: join(&self.place.key, key) };
+            self.source.report.mistake(&place, format!("is missing; write {}", kind.wanted));
+        }
+        self.read(key, kind)
+    }
+
+    /// An array of strings of this kind. Wrong elements are noted and left out.
+    pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Vec<T> {
+        let Some((place, value)) = self.get(key) else { return Vec::new() };
+        let DeValue::Array(items) = value.get_ref() else {
+            self.wrong_type(&place, value, &format!("an array of strings, each {}", kind.wanted));
+            return Vec::new();
+        };
+        let mut read = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            let at = Place { line: self.line_of(item), key: format!("{}[{index}]", place.key) };
+            read.extend(self.text(&at, item, kind));
+        }
+        read
+    }
+
+    /// One word of a closed list. `None` beside a word: known, but not built yet.
+    pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<Placed<T>> {
+        let (place, value) = self.get(key)?;
+        let list = value::word_list(words);
+        let DeValue::String(written) = value.get_ref() else {
+            self.wrong_type(&place, value, &list);
+            return None;
+        };
+        let text = self.fill_in(&place, written)?;
+        match words.iter().find(|(word, _)| *word == text) {
+            Some((_, Some(meant))) => Some(Placed { value: *meant, place }),
+            Some((_, None)) => {
+                self.source.report.mistake(&place, format!("{written:?} is not built yet; write {list}"));
+                None
+            }
+            None => {
+                self.source.report.mistake(&place, format!("{written:?} is unknown; write {list}"));
+                None
+            }
+        }
+    }
+
+    /// A whole number between `min` and 2³²−1: more places than that nobody can mean, and some counters
+    /// of the libraries below end there.
+    pub(super) fn count(&mut self, key: &'static str, min: u32) -> Option<Placed<u32>> {
+        let (place, value) = self.get(key)?;
+        let wanted = format!("a whole number from {min} to {}", u32::MAX);
+        let DeValue::Integer(written) = value.get_ref() else {
+            self.wrong_type(&place, value, &wanted);
+            return None;
+        };
+        let number = u32::from_str_radix(written.as_str(), written.radix()).ok().filter(|number| *number >= min);
+        if number.is_none() {
+            self.source.report.mistake(&place, format!("{written} is out of range; write {wanted}"));
+        }
+        Some(Placed { value: number?, place })
+    }
+
+    /// `true` or `false`.
+    pub(super) fn flag(&mut self, key: &'static str) -> Option<Placed<bool>> {
+        let (place, value) = self.get(key)?;
+        if let DeValue::Boolean(flag) = value.get_ref() {
+            return Some(Placed { value: *flag, place });
+        }
+        self.wrong_type(&place, value, "`true` or `false`");
+        None
+    }
+
+    /// A key of a part that is not built yet: refused whatever it holds, never ignored.
+    pub(super) fn unbuilt(&mut self, key: &'static str) -> Option<Place> {
+        let (place, _) = self.get(key)?;
+        self.source.report.mistake(&place, "not built yet; leave it out");
+        Some(place)
+    }
+
+    /// A table of a part that is not built yet, with the keys that it will have.
+    pub(super) fn unbuilt_section(&mut self, key: &'static str, keys: &[&'static str]) {
+        self.unbuilt(key);
+        for inner in keys {
+            self.source.known.insert(join(&join(&self.place.key, key), inner));
+        }
+    }
+
+    /// The table `key`.
+    pub(super) fn section(&mut self, key: &'static str) -> Section<'_, 'a> {
+        let (place, table) = match self.get(key) {
+            Some((place, value)) => {
+                let table = self.table_in(&place, value, &format!("[{}]", place.key));
+                (place, table)
+            }
+            None => (Place { line: self.place.line, key: join(&self.place.key, key) }, None),
+        };
+        Section { source: self.source, table, place, known: Vec::new() }
+    }
+
+    /// Reads each table of the array of tables `key`.
+    pub(super) fn each<T>(&mut self, key: &'static str, read: impl Fn(Section<'_, 'a>) -> T) -> Vec<T> {
+        let Some((place, value)) = self.get(key) else { return Vec::new() };
+        let DeValue::Array(items) = value.get_ref() else {
+            self.wrong_type(&place, value, &format!("tables that begin with [[{}]]", place.key));
+            return Vec::new();
+        };
+        let header = format!("[[{}]]", place.key);
+        let mut all = Vec::new();
+        for (index, item) in items.iter().enumerate() {
+            let place = Place { line: self.line_of(item), key: format!("{}[{index}]", place.key) };
+            if let Some(table) = self.table_in(&place, item, &header) {
+                all.push(read(Section { source: self.source, table: Some(table), place, known: Vec::new() }));
+            }
+        }
+        all
+    }
+
+    /// Reads each table in the table `key`, whose names the operator chooses.
+    pub(super) fn named<T>(&mut self, key: &'static str, read: impl Fn(&str, Section<'_, 'a>) -> T) -> Vec<T> {
+        let Some((place, value)) = self.get(key) else { return Vec::new() };
+        let header = format!("[{}.NAME]", place.key);
+        let Some(table) = self.table_in(&place, value, &header) else { return Vec::new() };
+        let mut all = Vec::new();
+        for (name, value) in table {
+            let line = self.source.line_at(name.span().start);
+            let place = Place { line, key: join(&place.key, name.get_ref()) };
+            if let Some(table) = self.table_in(&place, value, &format!("[{}]", place.key)) {
+                all.push(read(
+                    name.get_ref(),
+                    Section { source: self.source, table: Some(table), place, known: Vec::new() },
+                ));
+            }
+        }
+        all
+    }
+
+    /// Notes the keys that nobody asked for.
+    pub(super) fn close(self) {
+        for (key, _) in self.table.into_iter().flatten() {
+            if !self.known.contains(&key.get_ref().as_ref()) {
+                let line = self.source.line_at(key.span().start);
+                let place = Place { line, key: join(&self.place.key, key.get_ref()) };
+                let key = key.get_ref().clone().into_owned();
+                self.source.unknown.push(Unknown { place, key, siblings: self.known.clone() });
+            }
+        }
+    }
+
+    fn get(&mut self, key: &'static str) -> Option<(Place, &'s Spanned<DeValue<'a>>)> {
+        self.known.push(key);
+        let path = join(&self.place.key, key);
+        self.source.known.insert(path.clone());
+        let (written, value) = self.table?.get_key_value(key)?;
+        let line = self.source.line_at(written.span().start);
+        Some((Place { line, key: path }, value))
+    }
+
+    fn line_of(&self, value: &Spanned<DeValue<'_>>) -> usize {
+        self.source.line_at(value.span().start)
+    }
+
+    fn table_in(&mut self, place: &Place, value: &'s Spanned<DeValue<'a>>, header: &str) -> Option<&'s DeTable<'a>> {
+        if let DeValue::Table(table) = value.get_ref() {
+            return Some(table);
+        }
+        self.wrong_type(place, value, &format!("a table that begins with {header}"));
+        None
+    }
+
+    fn text<T>(&mut self, place: &Place, value: &Spanned<DeValue<'_>>, kind: &Kind<T>) -> Option<T> {
+        let DeValue::String(written) = value.get_ref() else {
+            self.wrong_type(place, value, kind.wanted);
+            return None;
+        };
+        let text = self.fill_in(place, written)?;
+        let wrong = match (kind.read)(&text) {
+            Ok(read) => return Some(read),
+            Err(Wrong::Form) => format!("{written:?} is not {}", kind.wanted),
+            Err(Wrong::Because(why)) => why.to_owned(),
+        };
+        self.source.report.mistake(place, wrong);
+        None
+    }
+
+    fn fill_in(&mut self, place: &Place, written: &str) -> Option<String> {
+        match value::fill_in(written, self.source.env) {
+            Ok(text) => Some(text),
+            Err(wrong) => {
+                for message in wrong {
+                    self.source.report.mistake(place, message);
+                }
+                None
+            }
+        }
+    }
+
+    fn wrong_type(&mut self, place: &Place, value: &Spanned<DeValue<'_>>, wanted: &str) {
+        let found = match value.get_ref() {
+            DeValue::String(_) => "a string",
+            DeValue::Integer(_) => "an integer",
+            DeValue::Float(_) => "a float",
+            DeValue::Boolean(_) => "a boolean",
+            DeValue::Datetime(_) => "a date or time",
+            DeValue::Array(_) => "an array",
+            DeValue::Table(_) => "a table",
+        };
+        self.source.report.mistake(place, format!("is {found}; write {wanted}"));
+    }
+}
+
+/// The path of `key` in the table `parent`, with quotes where TOML needs them.
+fn join(parent: &str, key: &str) -> String {
+    let bare = !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte));
+    let key = if bare { key.to_owned() } else { format!("{key:?}") };
+    if parent.is_empty() { key } else { format!("{parent}.{key}") }
+}

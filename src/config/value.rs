@@ -1,0 +1,393 @@
+//! What single values may look like: durations, sizes, addresses, paths; and `${VAR}` in all of them.
+//!
+//! Pure functions from text. What a value means beside others is [`super::resolve`]'s.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytesize::ByteSize;
+use url::{Host, Url};
+
+/// The environment, as `${VAR}` sees it.
+pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// How one kind of string is read.
+pub(super) struct Kind<T> {
+    /// What would be right, with an example; completes "write …" and "is not …".
+    pub(super) wanted: &'static str,
+    pub(super) read: fn(&str) -> Result<T, Wrong>,
+}
+
+/// Why a string is none of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wrong {
+    /// It does not look like one at all.
+    Form,
+    /// It does, and something else is wrong.
+    Because(&'static str),
+}
+
+/// A duration that may be zero.
+pub(super) const DURATION: Kind<Duration> = Kind { wanted: "a duration such as \"30s\" or \"1h 30m\"", read: duration };
+/// A duration for which zero is nonsense.
+pub(super) const DURATION_NOT_ZERO: Kind<Duration> = Kind { wanted: DURATION.wanted, read: duration_not_zero };
+/// A number of bytes, never zero.
+pub(super) const SIZE: Kind<usize> = Kind { wanted: "a size such as \"4MiB\"", read: size };
+pub(super) const ADDRESS: Kind<SocketAddr> =
+    Kind { wanted: "an IP address with a port, such as \"127.0.0.1:8080\"", read: address };
+/// A host as it stands in a `Host` header, less its port; comes out in lower case.
+pub(super) const HOST: Kind<String> = Kind { wanted: "a host name without scheme and port", read: host };
+/// An origin; comes out as `scheme://host[:port]`, without the scheme's own port.
+pub(super) const ORIGIN: Kind<String> = Kind { wanted: "an origin such as \"https://app.example\"", read: origin };
+pub(super) const UPSTREAM_URL: Kind<Url> =
+    Kind { wanted: "a URL such as \"http://127.0.0.1:9000/mcp\"", read: upstream_url };
+/// The path that an upstream is served at.
+pub(super) const SERVED_PATH: Kind<String> = Kind { wanted: "a path such as \"/reports/mcp\"", read: served_path };
+pub(super) const PATTERN: Kind<String> =
+    Kind { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
+pub(super) const FOLDER: Kind<String> = Kind { wanted: "a folder such as \"taskgate-data\"", read: not_empty };
+
+/// Longer spans are typing mistakes, and some sums of time would overflow.
+const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
+const SIZE_MAX: u64 = bytesize::PIB;
+
+fn duration(text: &str) -> Result<Duration, Wrong> {
+    let span = humantime::parse_duration(text).map_err(|_| Wrong::Form)?;
+    if span > DURATION_MAX {
+        return Err(Wrong::Because("is longer than 3650d"));
+    }
+    if !span.is_zero() && span < Duration::from_millis(1) {
+        return Err(Wrong::Because("is shorter than 1ms, the finest step there is"));
+    }
+    Ok(span)
+}
+
+fn duration_not_zero(text: &str) -> Result<Duration, Wrong> {
+    let span = duration(text)?;
+    if span.is_zero() { Err(Wrong::Because("must be longer than 0s")) } else { Ok(span) }
+}
+
+fn size(text: &str) -> Result<usize, Wrong> {
+    let size: ByteSize = text.parse().map_err(|_| Wrong::Form)?;
+    match size.as_u64() {
+        0 => Err(Wrong::Because("must be at least 1B")),
+        bytes if bytes > SIZE_MAX => Err(Wrong::Because("is larger than 1PiB")),
+        bytes => usize::try_from(bytes).map_err(|_| Wrong::Because("is larger than this machine's memory can be")),
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, Wrong> {
+    text.parse().map_err(|_| Wrong::Form)
+}
+
+fn host(text: &str) -> Result<String, Wrong> {
+    if text.contains('*') {
+        return Err(Wrong::Because("has no wildcards; name each host"));
+    }
+    Host::parse(text).map(|host| host.to_string()).map_err(|_| Wrong::Form)
+}
+
+fn origin(text: &str) -> Result<String, Wrong> {
+    if text.contains('*') {
+        return Err(Wrong::Because("has no wildcards; name each origin"));
+    }
+    let url = Url::parse(text).map_err(|_| Wrong::Form)?;
+    let host = url.host_str().filter(|host| !host.is_empty()).ok_or(Wrong::Form)?;
+    let more = !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some();
+    if more || has_user_info(&url) {
+        return Err(Wrong::Because("has more than scheme, host and port; leave the rest out"));
+    }
+    let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
+    Ok(format!("{}://{host}{port}", url.scheme()))
+}
+
+fn upstream_url(text: &str) -> Result<Url, Wrong> {
+    let url = Url::parse(text).map_err(|_| Wrong::Form)?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err(Wrong::Because("has another scheme than http and https"));
+    }
+    if has_user_info(&url) {
+        return Err(Wrong::Because("has a user name or password; credentials do not belong into a URL"));
+    }
+    if url.fragment().is_some() {
+        return Err(Wrong::Because("has a fragment; leave out what begins with #"));
+    }
+    Ok(url)
+}
+
+fn has_user_info(url: &Url) -> bool {
+    !url.username().is_empty() || url.password().is_some()
+}
+
+/// Only paths that every client and proxy reads alike: what could be normalised away is refused.
+fn served_path(text: &str) -> Result<String, Wrong> {
+    let Some(rest) = text.strip_prefix('/') else { return Err(Wrong::Because("must begin with /")) };
+    if !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte)) {
+        return Err(Wrong::Because("may only have letters, digits and / - . _ ~"));
+    }
+    if rest.is_empty() {
+        return Ok(text.to_owned());
+    }
+    for segment in rest.split('/') {
+        match segment {
+            "" => return Err(Wrong::Because("has an empty segment; write each / once, and none at the end")),
+            "." | ".." => return Err(Wrong::Because("has a segment . or .., which clients resolve on their own")),
+            _ => (),
+        }
+    }
+    Ok(text.to_owned())
+}
+
+fn not_empty(text: &str) -> Result<String, Wrong> {
+    if text.is_empty() { Err(Wrong::Form) } else { Ok(text.to_owned()) }
+}
+
+/// `a`, `a or b`, `a, b or c`: the words that can be written today.
+pub(super) fn word_list<T>(words: &[(&str, Option<T>)]) -> String {
+    let built: Vec<String> =
+        words.iter().filter(|(_, meant)| meant.is_some()).map(|(word, _)| format!("{word:?}")).collect();
+    match built.split_last() {
+        Some((last, [])) => last.clone(),
+        Some((last, rest)) => format!("{} or {last}", rest.join(", ")),
+        None => String::new(),
+    }
+}
+
+/// Replaces each `${VAR}` by what the environment holds; `$${` stands for `${`.
+///
+/// # Errors
+/// One message for each variable that is missing or badly named. None shows a variable's content.
+pub(super) fn fill_in(written: &str, env: Environment<'_>) -> Result<String, Vec<String>> {
+    let mut text = String::with_capacity(written.len());
+    let mut wrong = Vec::new();
+    let mut rest = written;
+    while let Some(at) = rest.find("${") {
+        let (before, after) = rest.split_at(at);
+        let after = &after[2..];
+        if let Some(before) = before.strip_suffix('$') {
+            text.push_str(before);
+            text.push_str("${");
+            rest = after;
+            continue;
+        }
+        text.push_str(before);
+        let Some((name, tail)) = after.split_once('}') else {
+            wrong.push("has a ${ without its }; write $${ for the characters themselves".to_owned());
+            return Err(wrong);
+        };
+        rest = tail;
+        if !is_variable_name(name) {
+            wrong.push(format!(
+                "${{{}}} is no variable's name; write $${{ for the characters themselves",
+                name.escape_debug()
+            ));
+        } else if let Some(value) = env(name) {
+            text.push_str(&value);
+        } else {
+            wrong.push(format!("the environment has no variable {name}"));
+        }
+    }
+    text.push_str(rest);
+    if wrong.is_empty() { Ok(text) } else { Err(wrong) }
+}
+
+fn is_variable_name(name: &str) -> bool {
+    !name.starts_with(|first: char| first.is_ascii_digit())
+        && !name.is_empty()
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+}
+
+/// How many single characters to add, drop or change to come from `a` to `b`.
+pub(super) fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check<T: PartialEq + std::fmt::Debug>(kind: Kind<T>, rows: &[(&str, Result<T, Wrong>)]) {
+        for (text, read) in rows {
+            assert_eq!((kind.read)(text), *read, "{text:?}");
+        }
+    }
+
+    fn because<T>(why: &'static str) -> Result<T, Wrong> {
+        Err(Wrong::Because(why))
+    }
+
+    #[test]
+    fn durations_have_units_and_bounds() {
+        let second = Duration::from_secs(1);
+        check(
+            DURATION,
+            &[
+                ("30s", Ok(30 * second)),
+                ("1h 30m", Ok(5400 * second)),
+                ("7d", Ok(7 * 86_400 * second)),
+                ("0s", Ok(Duration::ZERO)),
+                ("1ms", Ok(second / 1000)),
+                ("30", Err(Wrong::Form)),
+                ("-1s", Err(Wrong::Form)),
+                ("soon", Err(Wrong::Form)),
+                ("", Err(Wrong::Form)),
+                ("20us", because("is shorter than 1ms, the finest step there is")),
+                ("11y", because("is longer than 3650d")),
+                ("99999999999999999999y", Err(Wrong::Form)),
+            ],
+        );
+        check(DURATION_NOT_ZERO, &[("1s", Ok(second)), ("0s", because("must be longer than 0s"))]);
+    }
+
+    #[test]
+    fn sizes_are_exact_and_bounded() {
+        check(
+            SIZE,
+            &[
+                ("4MiB", Ok(4 << 20)),
+                ("32 MiB", Ok(32 << 20)),
+                ("1GB", Ok(1_000_000_000)),
+                ("512", Ok(512)),
+                ("0", because("must be at least 1B")),
+                ("0.1B", because("must be at least 1B")),
+                ("2PiB", because("is larger than 1PiB")),
+                ("-4MiB", Err(Wrong::Form)),
+                ("much", Err(Wrong::Form)),
+                ("", Err(Wrong::Form)),
+            ],
+        );
+    }
+
+    #[test]
+    fn hosts_and_origins_come_out_as_headers_are_compared() {
+        let wildcard = "has no wildcards; name each host";
+        check(
+            HOST,
+            &[
+                ("MCP.Example", Ok("mcp.example".to_owned())),
+                ("10.0.0.1", Ok("10.0.0.1".to_owned())),
+                ("[::1]", Ok("[::1]".to_owned())),
+                ("mcp.example:80", Err(Wrong::Form)),
+                ("http://mcp.example", Err(Wrong::Form)),
+                ("", Err(Wrong::Form)),
+                ("*.example", because(wildcard)),
+            ],
+        );
+        let more = "has more than scheme, host and port; leave the rest out";
+        check(
+            ORIGIN,
+            &[
+                ("https://App.Example", Ok("https://app.example".to_owned())),
+                ("https://app.example:443/", Ok("https://app.example".to_owned())),
+                ("http://app.example:8000", Ok("http://app.example:8000".to_owned())),
+                ("vscode-webview://abc", Ok("vscode-webview://abc".to_owned())),
+                ("https://app.example/x", because(more)),
+                ("https://app.example?x", because(more)),
+                ("https://me@app.example", because(more)),
+                ("https://*.example", because("has no wildcards; name each origin")),
+                ("null", Err(Wrong::Form)),
+                ("data:x", Err(Wrong::Form)),
+            ],
+        );
+    }
+
+    #[test]
+    fn upstream_urls_carry_no_credentials_and_no_fragment() {
+        for (text, wrong) in [
+            ("http://127.0.0.1:9000/mcp", None),
+            ("https://mcp.example/a?b=c", None),
+            ("ftp://mcp.example", Some(Wrong::Because("has another scheme than http and https"))),
+            ("mcp.example", Some(Wrong::Form)),
+            ("http://", Some(Wrong::Form)),
+            (
+                "http://a:b@c/",
+                Some(Wrong::Because("has a user name or password; credentials do not belong into a URL")),
+            ),
+            ("http://c/#d", Some(Wrong::Because("has a fragment; leave out what begins with #"))),
+        ] {
+            assert_eq!((UPSTREAM_URL.read)(text).err(), wrong, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn served_paths_are_read_alike_by_everyone() {
+        let characters = "may only have letters, digits and / - . _ ~";
+        let empty = "has an empty segment; write each / once, and none at the end";
+        let dots = "has a segment . or .., which clients resolve on their own";
+        check(
+            SERVED_PATH,
+            &[
+                ("/", Ok("/".to_owned())),
+                ("/reports/mcp", Ok("/reports/mcp".to_owned())),
+                ("/v1.2/a_b-c~d", Ok("/v1.2/a_b-c~d".to_owned())),
+                ("reports", because("must begin with /")),
+                ("", because("must begin with /")),
+                ("/a//b", because(empty)),
+                ("//", because(empty)),
+                ("/a/", because(empty)),
+                ("/a/../b", because(dots)),
+                ("/.", because(dots)),
+                ("/a%2fb", because(characters)),
+                ("/a;b", because(characters)),
+                ("/a?b", because(characters)),
+                ("/ü", because(characters)),
+            ],
+        );
+    }
+
+    #[test]
+    fn variables_are_filled_in_and_every_missing_one_is_named() {
+        let env = |name: &str| match name {
+            "HOST" => Some("mcp.example".to_owned()),
+            "EMPTY" => Some(String::new()),
+            "ODD" => Some("${HOST}".to_owned()),
+            _ => None,
+        };
+        let badly_named = |name| format!("${{{name}}} is no variable's name; write $${{ for the characters themselves");
+        for (written, filled) in [
+            ("plain $5 and }", Ok("plain $5 and }")),
+            ("http://${HOST}/", Ok("http://mcp.example/")),
+            ("${HOST}${EMPTY}${HOST}", Ok("mcp.examplemcp.example")),
+            ("${ODD}", Ok("${HOST}")),
+            ("$${HOST}", Ok("${HOST}")),
+            ("$$${HOST}", Ok("$${HOST}")),
+            (
+                "${A}${B}",
+                Err(vec!["the environment has no variable A".into(), "the environment has no variable B".into()]),
+            ),
+            ("${}", Err(vec![badly_named("")])),
+            ("${1A}", Err(vec![badly_named("1A")])),
+            ("${A-B}", Err(vec![badly_named("A-B")])),
+            ("${HOST", Err(vec!["has a ${ without its }; write $${ for the characters themselves".into()])),
+        ] {
+            assert_eq!(fill_in(written, &env), filled.map(str::to_owned), "{written:?}");
+        }
+    }
+
+    #[test]
+    fn edit_distance_counts_added_dropped_and_changed_characters() {
+        for (a, b, distance) in [
+            ("", "", 0),
+            ("url", "url", 0),
+            ("adress", "address", 1),
+            ("grase", "grace", 1),
+            ("ttl", "", 3),
+            ("pooll", "poll", 1),
+        ] {
+            assert_eq!(edit_distance(a, b), distance, "{a} {b}");
+            assert_eq!(edit_distance(b, a), distance, "{b} {a}");
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The demo server's endpoint: streamable HTTP with sessions (protocol.md 1.2).
+//!
+//! Decides status codes and whether an answer is JSON or a stream; what a message means is said in
+//! [`super::tools`].
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt, stream};
+use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE, HOST, HeaderName, ORIGIN};
+use http::{HeaderMap, HeaderValue, Method, Request, StatusCode};
+use http_body_util::{BodyExt, Limited, StreamBody};
+use hyper::body::{Frame, Incoming as Body};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, interval_at};
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use super::rpc::{self, Incoming};
+use super::session::{Abilities, Events, Run, Session};
+use super::tools::{self, Caller};
+use crate::face::http::{Response, empty_body, full_body};
+use crate::wire::{ProtocolVersion, RpcError, fault, method};
+
+/// The one path that is served.
+pub(super) const PATH: &str = "/mcp";
+
+const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+const BODY_BYTES_MAX: usize = 4 << 20;
+/// How long a client may take over a body.
+const BODY_READ_MAX: Duration = Duration::from_secs(30);
+/// Messages that wait for a client to read them.
+const EVENTS_MAX: usize = 64;
+/// Messages of one batch.
+const BATCH_MAX: usize = 64;
+/// How often a silent stream shows that it lives.
+const COMMENT_PERIOD: Duration = Duration::from_secs(15);
+/// The versions that are spoken, the preferred one last.
+const VERSIONS: [ProtocolVersion; 2] = [ProtocolVersion::V2025_03_26, ProtocolVersion::V2025_06_18];
+
+/// An answer that says no.
+type Refusal = Box<Response>;
+
+/// Answers one HTTP request. Never fails: what goes wrong is an answer too.
+pub(super) async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Response {
+    if request.uri().path() != PATH {
+        return plain(StatusCode::NOT_FOUND);
+    }
+    if let Err(refusal) = guard(shared, &request) {
+        return *refusal;
+    }
+    let answered = match *request.method() {
+        Method::POST => post(shared, request).await,
+        Method::GET => get(shared, request.headers()),
+        Method::DELETE => delete(shared, request.headers()),
+        _ => {
+            let mut response = plain(StatusCode::METHOD_NOT_ALLOWED);
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, POST, DELETE"));
+            Ok(response)
+        }
+    };
+    answered.unwrap_or_else(|refusal| *refusal)
+}
+
+/// Keeps web pages away from a server on this machine: a foreign Origin always, and on loopback a foreign
+/// Host too, which is what DNS rebinding looks like.
+fn guard(shared: &Shared, request: &Request<Body>) -> Result<(), Refusal> {
+    let origin = request.headers().get(ORIGIN).map(|origin| url_host(origin.to_str().unwrap_or_default()));
+    let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+    let host = request.uri().host().map(str::to_owned).or_else(|| url_host(&format!("http://{}", host?)));
+    let host_is_ours = !shared.local_addr.ip().is_loopback() || host.as_deref().is_none_or(is_loopback);
+    let origin_is_ours = origin.is_none_or(|origin| origin.as_deref().is_some_and(is_loopback));
+    if host_is_ours && origin_is_ours { Ok(()) } else { Err(Box::new(plain(StatusCode::FORBIDDEN))) }
+}
+
+fn url_host(text: &str) -> Option<String> {
+    url::Url::parse(text).ok()?.host_str().map(str::to_owned)
+}
+
+fn is_loopback(host: &str) -> bool {
+    matches!(host, "localhost" | "127.0.0.1" | "[::1]")
+}
+
+async fn post(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response, Refusal> {
+    let (head, body) = request.into_parts();
+    if !accepts(&head.headers, &["application/json", "text/event-stream"]) {
+        return Err(Box::new(plain(StatusCode::NOT_ACCEPTABLE)));
+    }
+    if !header(&head.headers, &CONTENT_TYPE).is_some_and(|kind| kind.starts_with("application/json")) {
+        return Err(Box::new(plain(StatusCode::UNSUPPORTED_MEDIA_TYPE)));
+    }
+    let body = match tokio::time::timeout(BODY_READ_MAX, Limited::new(body, BODY_BYTES_MAX).collect()).await {
+        Err(_) => return Err(Box::new(plain(StatusCode::REQUEST_TIMEOUT))),
+        Ok(Err(_)) => return Err(Box::new(plain(StatusCode::PAYLOAD_TOO_LARGE))),
+        Ok(Ok(body)) => body.to_bytes(),
+    };
+    let message = serde_json::from_slice(&body).map_err(|_| bad(fault::PARSE_ERROR, "the body is no JSON"))?;
+    if let Value::Array(messages) = message {
+        let session = session(shared, &head.headers)?;
+        return batch(shared, &session, messages);
+    }
+    let not_rpc = || bad(fault::INVALID_REQUEST, "the body is no JSON-RPC message");
+    match rpc::read(message).ok_or_else(not_rpc)? {
+        Incoming::Request(request) if request.method == method::INITIALIZE => initialize(shared, &request),
+        // Clients that probe for newer versions have no session yet and want to hear that the method is unknown.
+        Incoming::Request(request) if !is_known(&request.method) => {
+            Ok(json_response(StatusCode::OK, &rpc::answer(&request.id, Err(unknown(&request.method)))))
+        }
+        Incoming::Request(request) => {
+            let session = session(shared, &head.headers)?;
+            let (events, answers) = mpsc::channel(EVENTS_MAX);
+            start(shared, &session, request, events);
+            Ok(answer_or_stream(answers, &session).await)
+        }
+        other @ (Incoming::Notification { .. } | Incoming::Answer { .. }) => {
+            take(&*session(shared, &head.headers)?, other);
+            Ok(plain(StatusCode::ACCEPTED))
+        }
+    }
+}
+
+fn initialize(shared: &Shared, request: &rpc::Request) -> Result<Response, Refusal> {
+    let wanted = request.params["protocolVersion"].as_str().and_then(ProtocolVersion::parse);
+    let version = wanted.filter(|version| VERSIONS.contains(version)).unwrap_or(ProtocolVersion::V2025_06_18);
+    let capabilities = &request.params["capabilities"];
+    let abilities = Abilities {
+        elicitation: capabilities["elicitation"].is_object(),
+        sampling: capabilities["sampling"].is_object(),
+    };
+    let Some(session) = shared.sessions.open(version, abilities) else {
+        return Err(Box::new(plain(StatusCode::SERVICE_UNAVAILABLE)));
+    };
+    let result = json!({
+        "protocolVersion": version.as_str(),
+        "capabilities": { "tools": {} },
+        "serverInfo": { "name": "taskgate-demo", "version": env!("CARGO_PKG_VERSION") },
+        "instructions": "Tools that are fast, slow, curious or broken: a playground for task gateways.",
+    });
+    let mut response = json_response(StatusCode::OK, &rpc::answer(&request.id, Ok(result)));
+    let id = HeaderValue::from_str(&session.id).expect("a session id is hex digits");
+    response.headers_mut().insert(SESSION, id);
+    Ok(response)
+}
+
+/// A batch, which 2025-03-26 alone has. Its answers come as a stream, each as soon as it is there.
+fn batch(shared: &Arc<Shared>, session: &Arc<Session>, messages: Vec<Value>) -> Result<Response, Refusal> {
+    if session.version != ProtocolVersion::V2025_03_26 || messages.is_empty() || messages.len() > BATCH_MAX {
+        return Err(bad(fault::INVALID_REQUEST, "no batch, an empty one or one that large is accepted here"));
+    }
+    let messages: Option<Vec<_>> = messages.into_iter().map(rpc::read).collect();
+    let messages = messages.ok_or_else(|| bad(fault::INVALID_REQUEST, "the batch holds what is no message"))?;
+    let (events, answers) = mpsc::channel(EVENTS_MAX);
+    let mut asked = false;
+    for message in messages {
+        match message {
+            Incoming::Request(request) => {
+                asked = true;
+                start(shared, session, request, events.clone());
+            }
+            other @ (Incoming::Notification { .. } | Incoming::Answer { .. }) => take(session, other),
+        }
+    }
+    Ok(if asked { event_stream(stream::empty(), answers, session) } else { plain(StatusCode::ACCEPTED) })
+}
+
+/// Takes what needs no answer.
+fn take(session: &Session, message: Incoming) {
+    match message {
+        Incoming::Notification { method, params } if method == method::CANCELLED => {
+            session.cancel(&params["requestId"]);
+        }
+        Incoming::Answer { id, outcome } => session.answered(&id, outcome),
+        Incoming::Notification { .. } | Incoming::Request(_) => (),
+    }
+}
+
+/// Starts what a request asks for. Its messages go to `events`, its answer last; none if it is cancelled.
+///
+/// The call is registered before this returns, so that a cancellation sent right behind it finds it. It goes
+/// on when the client leaves: in these versions that is no cancellation.
+fn start(shared: &Shared, session: &Arc<Session>, request: rpc::Request, events: Events) {
+    let run = session.begin(&request.id);
+    shared.tracker.spawn(async move {
+        let outcome = match run {
+            Ok(run) => perform(&run, request.method, request.params, &events).await,
+            Err(why) => Some(Err(RpcError::new(fault::INVALID_REQUEST, why.to_string()))),
+        };
+        if let Some(outcome) = outcome {
+            // Fails if the client has left, and then there is nobody to tell.
+            let _ = events.send(rpc::answer(&request.id, outcome)).await;
+        }
+    });
+}
+
+/// `None` if the run was cancelled.
+async fn perform(run: &Run, method: String, params: Value, events: &Events) -> Option<Result<Value, RpcError>> {
+    match method.as_str() {
+        method::PING => Some(Ok(json!({}))),
+        method::TOOLS_LIST => Some(Ok(tools::list())),
+        method::TOOLS_CALL => {
+            let progress_token = params["_meta"].get("progressToken").cloned();
+            let caller = Caller { session: Arc::clone(&run.session), events: events.clone(), progress_token };
+            run.cancel.run_until_cancelled(tools::call(params, &caller)).await
+        }
+        other => Some(Err(unknown(other))),
+    }
+}
+
+fn is_known(method: &str) -> bool {
+    [method::INITIALIZE, method::PING, method::TOOLS_LIST, method::TOOLS_CALL].contains(&method)
+}
+
+fn unknown(method: &str) -> RpcError {
+    RpcError::new(fault::METHOD_NOT_FOUND, format!("unknown method: {method}"))
+}
+
+/// JSON if the answer is the first thing that comes, otherwise (progress, a question, the end) a stream.
+async fn answer_or_stream(mut answers: mpsc::Receiver<Value>, session: &Session) -> Response {
+    let first = answers.recv().await;
+    match first {
+        Some(message) if rpc::is_answer(&message) => json_response(StatusCode::OK, &message),
+        first => event_stream(stream::iter(first), answers, session),
+    }
+}
+
+fn get(shared: &Shared, headers: &HeaderMap) -> Result<Response, Refusal> {
+    if !accepts(headers, &["text/event-stream"]) {
+        return Err(Box::new(plain(StatusCode::NOT_ACCEPTABLE)));
+    }
+    let session = session(shared, headers)?;
+    let (events, stream) = mpsc::channel(1);
+    session.listen(events);
+    Ok(event_stream(stream::empty(), stream, &session))
+}
+
+fn delete(shared: &Shared, headers: &HeaderMap) -> Result<Response, Refusal> {
+    shared.sessions.close(&session(shared, headers)?.id);
+    Ok(plain(StatusCode::NO_CONTENT))
+}
+
+/// The session that a request names: 400 if it names none, 404 if there is none.
+fn session(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Session>, Refusal> {
+    let id = header(headers, &SESSION).ok_or_else(|| bad(fault::INVALID_REQUEST, "Mcp-Session-Id is missing"))?;
+    let version = header(headers, &VERSION).map(ProtocolVersion::parse);
+    if version.is_some_and(|version| version.is_none_or(|version| !VERSIONS.contains(&version))) {
+        return Err(bad(fault::INVALID_REQUEST, "MCP-Protocol-Version names a version that is not spoken here"));
+    }
+    let gone = RpcError::new(fault::INVALID_REQUEST, "this session is unknown or has ended");
+    let gone = || Box::new(json_response(StatusCode::NOT_FOUND, &rpc::refusal(&gone)));
+    shared.sessions.find(id).ok_or_else(gone)
+}
+
+fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name)?.to_str().ok()
+}
+
+/// Whether the client takes one of `kinds`; one that does not say takes anything.
+fn accepts(headers: &HeaderMap, kinds: &[&str]) -> bool {
+    let all: Vec<_> = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok()).collect();
+    all.is_empty() || all.iter().any(|value| value.contains("*/*") || kinds.iter().any(|kind| value.contains(kind)))
+}
+
+fn plain(status: StatusCode) -> Response {
+    let mut response = Response::new(empty_body());
+    *response.status_mut() = status;
+    response
+}
+
+fn bad(code: i64, message: &str) -> Refusal {
+    Box::new(json_response(StatusCode::BAD_REQUEST, &rpc::refusal(&RpcError::new(code, message))))
+}
+
+fn json_response(status: StatusCode, message: &Value) -> Response {
+    let mut response = Response::new(full_body(Bytes::from(message.to_string())));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A stream of `first`, then `rest` until its senders are gone or the session ends.
+fn event_stream<S>(first: S, rest: mpsc::Receiver<Value>, session: &Session) -> Response
+where
+    S: Stream<Item = Value> + Send + 'static,
+{
+    let rest = with_comments(rest, session.ended.clone());
+    let frames = first.map(|message| event(&message)).chain(rest).map(|bytes| Ok(Frame::data(bytes)));
+    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+fn with_comments(events: mpsc::Receiver<Value>, ended: CancellationToken) -> impl Stream<Item = Bytes> + Send {
+    let comments = interval_at(Instant::now() + COMMENT_PERIOD, COMMENT_PERIOD);
+    stream::unfold((events, ended, comments), |(mut events, ended, mut comments)| async move {
+        let bytes = tokio::select! {
+            biased;
+            message = events.recv() => event(&message?),
+            () = ended.cancelled() => return None,
+            _ = comments.tick() => Bytes::from_static(b": still here\n\n"),
+        };
+        Some((bytes, (events, ended, comments)))
+    })
+}
+
+/// JSON text has no line breaks, so one `data` line holds it.
+fn event(message: &Value) -> Bytes {
+    Bytes::from(format!("event: message\ndata: {message}\n\n"))
+}

@@ -1,0 +1,260 @@
+//! What the demo server remembers of its clients: sessions, the calls that run, the questions that are open.
+//!
+//! Knows no HTTP and no tools.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::wire::ProtocolVersion;
+
+/// Sessions at one time.
+const SESSIONS_MAX: usize = 1024;
+/// A session that nobody used for so long, and that runs nothing, is dropped.
+const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
+/// Calls that one session may have running.
+const RUNS_MAX: usize = 256;
+
+/// Messages towards a client, in order. The stream ends when all senders are gone.
+pub(super) type Events = mpsc::Sender<Value>;
+
+/// What a client said it can be asked.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Abilities {
+    pub(super) elicitation: bool,
+    pub(super) sampling: bool,
+}
+
+/// One client, from `initialize` to DELETE.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) id: String,
+    pub(super) version: ProtocolVersion,
+    pub(super) abilities: Abilities,
+    /// Ends with the session, and ends all that belongs to it.
+    pub(super) ended: CancellationToken,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    used_at: Instant,
+    /// Keyed by the request id as JSON text: `1` is not `"1"`.
+    runs: HashMap<String, CancellationToken>,
+    questions: HashMap<String, oneshot::Sender<Result<Value, String>>>,
+    questions_asked: u64,
+    listening: Option<Events>,
+}
+
+/// Why a call may not start.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+pub(super) enum NotStarted {
+    #[error("this request id is in use")]
+    IdInUse,
+    #[error("too many calls are running in this session")]
+    TooMany,
+}
+
+impl Session {
+    /// Registers a call, which `notifications/cancelled` can then find until the guard is dropped.
+    pub(super) fn begin(self: &Arc<Self>, id: &Value) -> Result<Run, NotStarted> {
+        let mut state = self.state.lock();
+        if state.runs.len() >= RUNS_MAX {
+            return Err(NotStarted::TooMany);
+        }
+        let Entry::Vacant(place) = state.runs.entry(id.to_string()) else { return Err(NotStarted::IdInUse) };
+        let cancel = place.insert(self.ended.child_token()).clone();
+        drop(state);
+        Ok(Run { key: id.to_string(), session: Arc::clone(self), cancel })
+    }
+
+    /// Stops the call with this request id, if it runs.
+    pub(super) fn cancel(&self, id: &Value) {
+        if let Some(run) = self.state.lock().runs.get(&id.to_string()) {
+            run.cancel();
+        }
+    }
+
+    /// Opens a question: its request id, and where the answer will come.
+    pub(super) fn question(self: &Arc<Self>) -> Question {
+        let (sender, answer) = oneshot::channel();
+        let mut state = self.state.lock();
+        state.questions_asked += 1;
+        let id = format!("ask-{}", state.questions_asked);
+        state.questions.insert(id.clone(), sender);
+        drop(state);
+        Question { id, session: Arc::clone(self), answer }
+    }
+
+    /// Hands a client's answer to the call that asked. Answers to nobody are dropped.
+    pub(super) fn answered(&self, id: &Value, outcome: Result<Value, String>) {
+        let asked = id.as_str().and_then(|id| self.state.lock().questions.remove(id));
+        if let Some(asked) = asked {
+            // The call may have been cancelled in between; then nobody wants the answer.
+            let _ = asked.send(outcome);
+        }
+    }
+
+    /// Takes the place of the session's one GET stream; an older one ends.
+    pub(super) fn listen(&self, events: Events) {
+        self.state.lock().listening = Some(events);
+    }
+
+    fn is_idle(&self, now: Instant) -> bool {
+        let state = self.state.lock();
+        let listening = state.listening.as_ref().is_some_and(|events| !events.is_closed());
+        state.runs.is_empty() && !listening && now.duration_since(state.used_at) >= IDLE_MAX
+    }
+}
+
+/// A call in progress. Dropping it forgets the call.
+#[derive(Debug)]
+pub(super) struct Run {
+    key: String,
+    pub(super) session: Arc<Session>,
+    pub(super) cancel: CancellationToken,
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let mut state = self.session.state.lock();
+        state.runs.remove(&self.key);
+        state.used_at = Instant::now();
+    }
+}
+
+/// A question that waits for its answer. Dropping it forgets the question.
+#[derive(Debug)]
+pub(super) struct Question {
+    pub(super) id: String,
+    session: Arc<Session>,
+    answer: oneshot::Receiver<Result<Value, String>>,
+}
+
+impl Question {
+    /// Waits for the client's result, or the text of its error. Unbounded: the caller sets the limit.
+    pub(super) async fn answer(mut self) -> Result<Value, String> {
+        (&mut self.answer).await.unwrap_or_else(|_| Err("the session has ended".to_owned()))
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.session.state.lock().questions.remove(&self.id);
+    }
+}
+
+/// All sessions, at most [`SESSIONS_MAX`].
+#[derive(Debug)]
+pub(super) struct Sessions {
+    table: Mutex<HashMap<String, Arc<Session>>>,
+    ended: CancellationToken,
+}
+
+impl Sessions {
+    /// All sessions end when `ended` does.
+    pub(super) fn new(ended: CancellationToken) -> Self {
+        Self { table: Mutex::default(), ended }
+    }
+
+    /// Opens a session and drops idle ones; `None` if all places are in use or no random bits can be had.
+    pub(super) fn open(&self, version: ProtocolVersion, abilities: Abilities) -> Option<Arc<Session>> {
+        let mut bits = [0; 16];
+        getrandom::fill(&mut bits).ok()?;
+        let now = Instant::now();
+        let mut table = self.table.lock();
+        table.retain(|_, session| !session.is_idle(now));
+        if table.len() >= SESSIONS_MAX {
+            return None;
+        }
+        let session = Arc::new(Session {
+            id: Uuid::from_bytes(bits).simple().to_string(),
+            version,
+            abilities,
+            ended: self.ended.child_token(),
+            state: Mutex::new(State {
+                used_at: now,
+                runs: HashMap::new(),
+                questions: HashMap::new(),
+                questions_asked: 0,
+                listening: None,
+            }),
+        });
+        table.insert(session.id.clone(), Arc::clone(&session));
+        Some(session)
+    }
+
+    /// Finds a session and notes that it was used.
+    pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
+        let session = self.table.lock().get(id).cloned()?;
+        session.state.lock().used_at = Instant::now();
+        Some(session)
+    }
+
+    /// Ends a session: its calls stop, its streams close, its id is unknown from now on.
+    pub(super) fn close(&self, id: &str) {
+        if let Some(session) = self.table.lock().remove(id) {
+            session.ended.cancel();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTHING: Abilities = Abilities { elicitation: false, sampling: false };
+
+    fn open(sessions: &Sessions) -> Option<Arc<Session>> {
+        sessions.open(ProtocolVersion::V2025_06_18, NOTHING)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn idle_sessions_make_room_and_busy_ones_stay() {
+        let sessions = Sessions::new(CancellationToken::new());
+        let calling = open(&sessions).unwrap();
+        let run = calling.begin(&Value::from(1)).unwrap();
+        let listening = open(&sessions).unwrap();
+        let (events, _stream) = mpsc::channel(1);
+        listening.listen(events);
+        let idle = open(&sessions).unwrap();
+        while sessions.table.lock().len() < SESSIONS_MAX {
+            open(&sessions).unwrap();
+        }
+        assert!(open(&sessions).is_none(), "no place is left");
+
+        tokio::time::advance(IDLE_MAX).await;
+        assert!(open(&sessions).is_some());
+        assert!(sessions.find(&calling.id).is_some() && sessions.find(&listening.id).is_some());
+        assert!(sessions.find(&idle.id).is_none());
+        drop(run);
+    }
+
+    #[test]
+    fn a_request_id_is_free_again_once_its_call_ended() {
+        let sessions = Sessions::new(CancellationToken::new());
+        let session = open(&sessions).unwrap();
+        let run = session.begin(&Value::from(1)).unwrap();
+        assert!(matches!(session.begin(&Value::from(1)), Err(NotStarted::IdInUse)));
+        assert!(session.begin(&Value::from("1")).is_ok(), "1 is not \"1\" (T-62)");
+        drop(run);
+        assert!(session.begin(&Value::from(1)).is_ok());
+    }
+
+    #[test]
+    fn a_session_runs_a_bounded_number_of_calls() {
+        let sessions = Sessions::new(CancellationToken::new());
+        let session = open(&sessions).unwrap();
+        let runs: Vec<_> = (0..RUNS_MAX).map(|id| session.begin(&Value::from(id)).unwrap()).collect();
+        assert!(matches!(session.begin(&Value::from("one more")), Err(NotStarted::TooMany)));
+        drop(runs);
+    }
+}

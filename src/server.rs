@@ -1,0 +1,99 @@
+//! The listeners: sockets, HTTP, and the layers in front of the faces.
+//!
+//! Everything that can be refused by looking at HTTP alone is refused here; what a face receives is whole and
+//! within bounds. Knows no JSON-RPC method and no task. Read [`stack`] first: it names the layers in order.
+
+pub mod admin;
+mod body;
+mod connection;
+mod dispatch;
+pub mod drain;
+mod frames;
+mod head;
+mod host;
+mod io;
+pub mod listener;
+mod media;
+mod meter;
+mod principal;
+mod refusal;
+mod stack;
+
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
+use std::time::Duration;
+
+pub use dispatch::Routes;
+pub use drain::{DrainPlan, Drained};
+pub use listener::{Running, Site, StartError, start};
+
+/// The client listener, resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenSettings {
+    pub address: SocketAddr,
+    /// Host names besides the bound address and loopback; lower case, without port.
+    pub allowed_hosts: Vec<String>,
+    /// Origins besides loopback's, as `scheme://host[:port]`.
+    pub allowed_origins: Vec<String>,
+    pub body_bytes_max: NonZeroUsize,
+    pub connections_max: NonZeroUsize,
+    /// How long a drain waits for calls that are held.
+    pub drain_max: Duration,
+}
+
+/// The operators' listener, resolved.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AdminSettings {
+    pub address: SocketAddr,
+}
+
+/// What one connection and one request may take before they are cut off (reliability d.7).
+///
+/// Not configuration: an operator has no reason to change these. Tests shorten them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// From the accept, or the last answer, to a whole head.
+    pub head_deadline: Duration,
+    pub head_bytes_max: usize,
+    pub target_bytes_max: usize,
+    pub headers_max: usize,
+    /// From the head to the last byte of the body.
+    pub body_deadline: Duration,
+    /// A body that brings fewer than `body_window_bytes_min` within one window is too slow.
+    pub body_window: Duration,
+    pub body_window_bytes_min: usize,
+    /// How long a peer may leave an answer unread before its connection is reset.
+    pub write_stall: Duration,
+    /// How long a connection that ends early still reads, so that the peer sees the answer and not a reset.
+    pub linger: Duration,
+    /// Connections of one peer address; loopback peers are exempt.
+    pub connections_per_address_max: usize,
+    pub streams_max: u32,
+    pub ping_interval: Duration,
+    pub ping_timeout: Duration,
+    /// PING, SETTINGS and PRIORITY frames that an HTTP/2 peer may send within one window.
+    pub control_frames_max: u32,
+    pub control_window: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            head_deadline: Duration::from_secs(10),
+            head_bytes_max: 32 << 10,
+            target_bytes_max: 8 << 10,
+            headers_max: 64,
+            body_deadline: Duration::from_secs(30),
+            body_window: Duration::from_secs(10),
+            body_window_bytes_min: 10 << 10,
+            write_stall: Duration::from_secs(30),
+            linger: Duration::from_secs(2),
+            connections_per_address_max: 256,
+            streams_max: 64,
+            ping_interval: Duration::from_secs(20),
+            ping_timeout: Duration::from_secs(10),
+            control_frames_max: 100,
+            control_window: Duration::from_secs(10),
+        }
+    }
+}

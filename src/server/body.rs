@@ -1,0 +1,90 @@
+//! Reads a request body whole, within a size, a deadline and a pace.
+
+use std::error::Error;
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Incoming};
+use tokio::time::{Instant, sleep_until};
+
+use super::Limits;
+use super::refusal::Refusal;
+
+/// The whole body; trailers are dropped (B17).
+///
+/// Refuses by `Content-Length` before a byte is read, so that `100 Continue` is never sent for it (B23, B70), and
+/// otherwise at the first byte too many (B71). Memory held is at most `bytes_max` and one frame.
+pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &Limits) -> Result<Bytes, Refusal> {
+    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+    if announced > bytes_max {
+        return Err(Refusal::BodyTooLarge);
+    }
+    let started = Instant::now();
+    let ends_at = started + limits.body_deadline;
+    let timer = sleep_until((started + limits.body_window).min(ends_at));
+    tokio::pin!(timer);
+    let mut gathered = Gathered::default();
+    let mut seen_by_window = 0;
+    loop {
+        // The body goes first: one that is already here never touches the timer.
+        let frame = tokio::select! {
+            biased;
+            frame = body.frame() => frame,
+            () = &mut timer => {
+                let now = Instant::now();
+                if now >= ends_at || gathered.len() - seen_by_window < limits.body_window_bytes_min {
+                    return Err(Refusal::BodyTooSlow);
+                }
+                seen_by_window = gathered.len();
+                timer.as_mut().reset((now + limits.body_window).min(ends_at));
+                continue;
+            }
+        };
+        match frame {
+            None => return Ok(gathered.finish()),
+            Some(Err(error)) => return Err(broken(&error)),
+            Some(Ok(frame)) => {
+                let Ok(data) = frame.into_data() else { continue };
+                if gathered.len() + data.len() > bytes_max {
+                    return Err(Refusal::BodyTooLarge);
+                }
+                gathered.push(data, announced);
+            }
+        }
+    }
+}
+
+/// hyper tells the two apart only by its text; a socket test notices should the text change.
+fn broken(error: &hyper::Error) -> Refusal {
+    let extensions = error.source().is_some_and(|cause| cause.to_string().contains("extensions over limit"));
+    if extensions { Refusal::ChunkExtensions } else { Refusal::BodyBroken }
+}
+
+/// Bytes so far. A body of one frame, which is nearly every body, is never copied.
+#[derive(Default)]
+struct Gathered {
+    only: Bytes,
+    joined: BytesMut,
+}
+
+impl Gathered {
+    fn len(&self) -> usize {
+        self.only.len() + self.joined.len()
+    }
+
+    fn push(&mut self, data: Bytes, announced: usize) {
+        if self.len() == 0 {
+            self.only = data;
+            return;
+        }
+        if self.joined.is_empty() {
+            self.joined.reserve(announced.max(self.only.len() + data.len()));
+            self.joined.extend_from_slice(&std::mem::take(&mut self.only));
+        }
+        self.joined.extend_from_slice(&data);
+    }
+
+    fn finish(self) -> Bytes {
+        if self.joined.is_empty() { self.only } else { self.joined.freeze() }
+    }
+}

@@ -1,0 +1,136 @@
+//! From a request that may come in to the endpoint that answers it: path, method, media, body, in this order.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http::header::CONNECTION;
+use http::{HeaderValue, Method, Request};
+use hyper::body::Incoming;
+use tokio::time::Instant;
+
+use super::refusal::{Refusal, StreamPosition};
+use super::{Limits, body, head, media};
+use crate::face::http::{AcceptedTypes, Endpoint, Inbound, Response};
+use crate::task::principal::Principal;
+
+/// Which path is whose. Paths match byte for byte (B56), the query is ignored (B57).
+#[derive(Clone, Default)]
+pub struct Routes(HashMap<String, Arc<dyn Endpoint>>);
+
+impl Routes {
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The same routes and one more; a path given twice belongs to the last.
+    #[must_use]
+    pub fn with(mut self, path: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
+        self.0.insert(path.into(), endpoint);
+        self
+    }
+}
+
+impl fmt::Debug for Routes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.keys()).finish()
+    }
+}
+
+/// The innermost service.
+#[derive(Clone, Debug)]
+pub(super) struct Dispatch(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    routes: Routes,
+    limits: Limits,
+    body_bytes_max: usize,
+}
+
+impl Dispatch {
+    pub(super) fn new(routes: Routes, limits: Limits, body_bytes_max: usize) -> Self {
+        Self(Arc::new(Inner { routes, limits, body_bytes_max }))
+    }
+}
+
+impl tower::Service<Request<Incoming>> for Dispatch {
+    type Response = Response;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
+        let inner = Arc::clone(&self.0);
+        Box::pin(async move { Ok(inner.answer(request).await) })
+    }
+}
+
+impl Inner {
+    async fn answer(&self, request: Request<Incoming>) -> Response {
+        let received_at = Instant::now();
+        let position = StreamPosition::of(&request);
+        let (endpoint, accepted) = match self.admit(&request) {
+            Ok(admitted) => admitted,
+            Err(refusal) => return refusal.answer(position),
+        };
+        let (mut parts, mut incoming) = request.into_parts();
+        let posted = parts.method == Method::POST;
+        let body = if posted {
+            match self.read(&mut incoming).await {
+                Ok(body) => body,
+                Err(refusal) => return refusal.answer(position.after_body()),
+            }
+        } else {
+            Bytes::new()
+        };
+        drop(incoming);
+        let principal = parts.extensions.remove::<Principal>().expect("the principal layer stands in front");
+        let inbound = Inbound {
+            path: parts.uri.path().to_owned(),
+            method: parts.method,
+            headers: parts.headers,
+            body,
+            principal,
+            accepted,
+            received_at,
+        };
+        let mut response = endpoint.serve(inbound).await;
+        if !posted && position == StreamPosition::Unread {
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    /// Every check that needs no byte of the body.
+    fn admit(&self, request: &Request<Incoming>) -> Result<(&Arc<dyn Endpoint>, AcceptedTypes), Refusal> {
+        let endpoint = self.routes.0.get(request.uri().path()).ok_or(Refusal::PathUnknown)?;
+        let (method, headers) = (request.method(), request.headers());
+        if ![Method::POST, Method::GET, Method::DELETE].contains(method) {
+            return Err(Refusal::MethodUnknown(endpoint.allow()));
+        }
+        let accepted = media::accepted(headers);
+        if method == Method::POST {
+            media::check_content(headers)?;
+            if accepted == AcceptedTypes::Neither {
+                return Err(Refusal::NotAcceptable);
+            }
+        }
+        head::check_expectation(headers)?;
+        head::check_transfer_coding(headers)?;
+        Ok((endpoint, accepted))
+    }
+
+    async fn read(&self, incoming: &mut Incoming) -> Result<Bytes, Refusal> {
+        let body = body::collect(incoming, self.body_bytes_max, &self.limits).await?;
+        if body.is_empty() { Err(Refusal::BodyEmpty) } else { Ok(body) }
+    }
+}

@@ -1,0 +1,217 @@
+//! The byte stream under HTTP: remembers what was read to detect the protocol, resets peers that do not read,
+//! counts HTTP/2 control frames, and hands the socket back when HTTP is done with it.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, Sleep, sleep};
+
+use super::Limits;
+use super::frames::{ControlBudget, FrameCursor};
+
+/// Something a connection can run over.
+pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin + 'static {
+    /// Makes the drop of this socket a reset instead of an orderly end.
+    fn reset_on_drop(&self);
+}
+
+impl Transport for TcpStream {
+    fn reset_on_drop(&self) {
+        // It fails only where the socket is gone already.
+        let _ = self.set_zero_linger();
+    }
+}
+
+/// Which protocol the first bytes spoke.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// What was wrong with the peer, if anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Misconduct {
+    None,
+    /// It left an answer unread for too long (B28).
+    Stalled,
+    /// It sent control frames without end (B41 to B43).
+    Flooded,
+}
+
+/// A socket that HTTP has let go of.
+#[derive(Debug)]
+pub(super) struct Returned<T> {
+    pub(super) socket: T,
+    pub(super) misconduct: Misconduct,
+    /// Whether a frame may be written now without tearing another.
+    pub(super) between_frames: bool,
+}
+
+/// A socket under HTTP.
+#[derive(Debug)]
+pub(super) struct Watched<T> {
+    /// There until drop.
+    socket: Option<T>,
+    home: Option<oneshot::Sender<Returned<T>>>,
+    prefix: Bytes,
+    limits: Limits,
+    stalled: Option<Pin<Box<Sleep>>>,
+    frames: Option<Frames>,
+    misconduct: Misconduct,
+}
+
+#[derive(Debug)]
+struct Frames {
+    inbound: FrameCursor,
+    outbound: FrameCursor,
+    budget: ControlBudget,
+}
+
+const GONE: &str = "the socket is there until drop";
+
+impl<T: Transport> Watched<T> {
+    /// Wraps `socket`, of which `prefix` has been read. The receiver gets the socket back when this is dropped.
+    pub(super) fn new(
+        socket: T,
+        prefix: Bytes,
+        protocol: Protocol,
+        limits: Limits,
+    ) -> (Self, oneshot::Receiver<Returned<T>>) {
+        let (home, returned) = oneshot::channel();
+        let frames = match protocol {
+            Protocol::Http1 => None,
+            Protocol::Http2 => Some(Frames {
+                inbound: FrameCursor::after(super::connection::PREFACE.len()),
+                outbound: FrameCursor::default(),
+                budget: ControlBudget::new(limits.control_frames_max, limits.control_window),
+            }),
+        };
+        let watched = Self {
+            socket: Some(socket),
+            home: Some(home),
+            prefix,
+            limits,
+            stalled: None,
+            frames,
+            misconduct: Misconduct::None,
+        };
+        (watched, returned)
+    }
+
+    fn socket(&mut self) -> Pin<&mut T> {
+        Pin::new(self.socket.as_mut().expect(GONE))
+    }
+
+    fn inspect(&mut self, read: &[u8]) -> io::Result<()> {
+        let Some(frames) = &mut self.frames else {
+            return Ok(());
+        };
+        let budget = &mut frames.budget;
+        frames.inbound.advance(read, |kind| budget.spend(kind));
+        if budget.is_overdrawn() {
+            self.misconduct = Misconduct::Flooded;
+            return Err(io::Error::other("too many control frames"));
+        }
+        Ok(())
+    }
+
+    /// Passes on the outcome of a write and fails once writes have been pending for too long.
+    fn watch(&mut self, context: &mut Context<'_>, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if written.is_ready() {
+            self.stalled = None;
+            return written;
+        }
+        let span = self.limits.write_stall;
+        let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(span)));
+        if stalled.as_mut().poll(context).is_pending() {
+            return Poll::Pending;
+        }
+        self.misconduct = Misconduct::Stalled;
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    fn track<'a>(&mut self, slices: impl Iterator<Item = &'a [u8]>, written: &Poll<io::Result<usize>>) {
+        if let (Some(frames), Poll::Ready(Ok(written))) = (&mut self.frames, written) {
+            let mut left = *written;
+            for slice in slices {
+                let passed = left.min(slice.len());
+                frames.outbound.advance(&slice[..passed], |_| ());
+                left -= passed;
+            }
+        }
+    }
+}
+
+impl<T: Transport> AsyncRead for Watched<T> {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        if this.prefix.is_empty() {
+            std::task::ready!(this.socket().poll_read(context, buf))?;
+        } else {
+            let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
+            buf.put_slice(&head);
+        }
+        Poll::Ready(this.inspect(&buf.filled()[before..]))
+    }
+}
+
+impl<T: Transport> AsyncWrite for Watched<T> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = this.socket().poll_write(context, buf);
+        this.track(std::iter::once(buf), &written);
+        this.watch(context, written)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let written = this.socket().poll_write_vectored(context, bufs);
+        this.track(bufs.iter().map(|slice| &**slice), &written);
+        this.watch(context, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.as_ref().is_some_and(AsyncWrite::is_write_vectored)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().socket().poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.get_mut().socket().poll_shutdown(context)
+    }
+}
+
+impl<T> Drop for Watched<T> {
+    fn drop(&mut self) {
+        if let (Some(socket), Some(home)) = (self.socket.take(), self.home.take()) {
+            let between_frames = self.frames.as_ref().is_some_and(|frames| frames.outbound.at_boundary());
+            // Nobody waits where the connection was aborted; the socket then ends here.
+            drop(home.send(Returned { socket, misconduct: self.misconduct, between_frames }));
+        }
+    }
+}
+
+/// Ends the connection so that the peer sees the last answer: says that nothing more will come, then reads on
+/// for a while, because closing a socket with unread bytes would reset it and take the answer back.
+pub(super) async fn linger<T: Transport>(mut socket: T, span: std::time::Duration) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let ends_at = Instant::now() + span;
+    // It fails where HTTP has done it already, or the peer is gone: the reads then end at once.
+    let _ = socket.shutdown().await;
+    let mut scratch = [0; 4096];
+    while let Ok(Ok(1..)) = tokio::time::timeout_at(ends_at, socket.read(&mut scratch)).await {}
+}

@@ -1,0 +1,250 @@
+//! Sockets: binding, accepting, and how many connections there may be.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_util::task::TaskTracker;
+
+use super::connection::{Shared, serve};
+use super::dispatch::{Dispatch, Routes};
+use super::drain::Phases;
+use super::head::HeadGuard;
+use super::host::{HostGuard, OriginGuard};
+use super::meter::Meter;
+use super::principal::PrincipalGuard;
+use super::stack::Layers;
+use super::{Limits, ListenSettings};
+use crate::task::Principal;
+
+/// How long accepting pauses after it failed, so that a shortage of descriptors does not spin (F60).
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Everything one listener serves.
+#[derive(Clone, Debug)]
+pub struct Site {
+    /// The label of its metrics.
+    pub name: &'static str,
+    pub settings: ListenSettings,
+    pub limits: Limits,
+    /// Whose every request is, as nobody is asked for credentials.
+    pub principal: Principal,
+    pub routes: Routes,
+}
+
+/// Why a listener did not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error("cannot listen on {address}")]
+    Bind { address: SocketAddr, source: io::Error },
+}
+
+/// A listener at work. Dropping it ends its connections at once; [`Running::drain`] is the polite way.
+#[derive(Debug)]
+pub struct Running {
+    local_addr: SocketAddr,
+    connections_max: usize,
+    places: Arc<Places>,
+    shared: Arc<Shared>,
+}
+
+impl Running {
+    /// The bound address, with the port that was picked where the settings named none.
+    #[must_use]
+    pub const fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Open connections.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.connections_max - self.places.all.available_permits()
+    }
+
+    pub(super) fn phases(&self) -> &Phases {
+        &self.shared.phases
+    }
+
+    pub(super) fn tracker(&self) -> &TaskTracker {
+        &self.shared.tracker
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.shared.phases.end();
+    }
+}
+
+/// Binds and begins to accept. Needs a tokio runtime; returns once connections are taken.
+///
+/// # Errors
+/// Where the address cannot be bound.
+pub async fn start(site: Site) -> Result<Running, StartError> {
+    let Site { name, settings, limits, principal, routes } = site;
+    let address = settings.address;
+    let failed = |source| StartError::Bind { address, source };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let local_addr = listener.local_addr().map_err(failed)?;
+    let acceptor = Acceptor::new(listener).map_err(failed)?;
+    let layers = Layers {
+        head: HeadGuard::new(limits),
+        host: HostGuard::new(local_addr, &settings.allowed_hosts),
+        origin: OriginGuard::new(local_addr, &settings.allowed_origins),
+        principal: PrincipalGuard::new(principal),
+        dispatch: Dispatch::new(routes, limits, settings.body_bytes_max.get()),
+    };
+    let (tracker, phases) = (TaskTracker::new(), Phases::default());
+    let shared = Arc::new(Shared { limits, layers, meter: Meter::new(name), tracker, phases });
+    // More permits than a semaphore holds cannot be meant.
+    let connections_max = settings.connections_max.get().min(Semaphore::MAX_PERMITS);
+    let places = Arc::new(Places::new(connections_max, limits.connections_per_address_max));
+    shared.tracker.spawn(acceptor.run(Arc::clone(&shared), Arc::clone(&places)));
+    tracing::info!(listener = name, %local_addr, "listening");
+    Ok(Running { local_addr, connections_max, places, shared })
+}
+
+/// The listening socket, with a spare descriptor that can be given up to tell one client that there is none.
+struct Acceptor {
+    listener: TcpListener,
+    original: std::net::TcpListener,
+    spare: Option<std::net::TcpListener>,
+}
+
+impl Acceptor {
+    fn new(listener: TcpListener) -> io::Result<Self> {
+        let original = listener.into_std()?;
+        let spare = Some(original.try_clone()?);
+        let listener = TcpListener::from_std(original.try_clone()?)?;
+        Ok(Self { listener, original, spare })
+    }
+
+    async fn run(mut self, shared: Arc<Shared>, places: Arc<Places>) {
+        let stop = shared.phases.stop.clone();
+        while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
+            match accepted {
+                Ok((socket, peer)) => admit(&shared, &places, socket, peer),
+                Err(error) if is_of_one_connection(&error) => (),
+                Err(error) => {
+                    tracing::warn!(%error, "accepting pauses");
+                    shared.meter.accept_paused();
+                    self.shed().await;
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Accepts one connection with the spare descriptor and closes it, so that its client need not wait.
+    async fn shed(&mut self) {
+        self.spare = None;
+        // The pause is the bound: the connection that could not be accepted is still there, or has left.
+        drop(tokio::time::timeout(ACCEPT_PAUSE, self.listener.accept()).await);
+        self.spare = self.original.try_clone().ok();
+    }
+}
+
+/// Errors that say nothing about the next accept.
+fn is_of_one_connection(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
+}
+
+fn admit(shared: &Arc<Shared>, places: &Arc<Places>, socket: TcpStream, peer: SocketAddr) {
+    let place = match places.take(peer.ip().to_canonical()) {
+        Ok(place) => place,
+        Err(reason) => return shared.meter.refused(reason),
+    };
+    // Without these two the connection works, more slowly, and under its listed names only.
+    let _ = socket.set_nodelay(true);
+    let local = socket.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip().to_canonical());
+    let shared = Arc::clone(shared);
+    shared.tracker.clone().spawn(async move {
+        serve(shared, socket, local).await;
+        drop(place);
+    });
+}
+
+/// Who may still come in.
+#[derive(Debug)]
+struct Places {
+    all: Arc<Semaphore>,
+    per_address_max: usize,
+    per_address: Mutex<HashMap<IpAddr, usize>>,
+}
+
+impl Places {
+    fn new(max: usize, per_address_max: usize) -> Self {
+        Self { all: Arc::new(Semaphore::new(max)), per_address_max, per_address: Mutex::default() }
+    }
+
+    /// A place for one connection, or the reason why there is none. The address goes first: one that takes too
+    /// much meets its own limit before everybody's.
+    fn take(self: &Arc<Self>, peer: IpAddr) -> Result<Place, &'static str> {
+        let by_address = if peer.is_loopback() { None } else { Some(self.take_of(peer)?) };
+        let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| "connections_max")?;
+        Ok(Place { _permit: permit, _by_address: by_address })
+    }
+
+    fn take_of(self: &Arc<Self>, peer: IpAddr) -> Result<PlaceOfAddress, &'static str> {
+        let mut per_address = self.per_address.lock();
+        let taken = per_address.entry(peer).or_default();
+        if *taken >= self.per_address_max {
+            return Err("connections_per_address_max");
+        }
+        *taken += 1;
+        Ok(PlaceOfAddress { places: Arc::clone(self), peer })
+    }
+}
+
+/// One connection's place; free again when dropped.
+#[derive(Debug)]
+struct Place {
+    _permit: OwnedSemaphorePermit,
+    _by_address: Option<PlaceOfAddress>,
+}
+
+#[derive(Debug)]
+struct PlaceOfAddress {
+    places: Arc<Places>,
+    peer: IpAddr,
+}
+
+impl Drop for PlaceOfAddress {
+    fn drop(&mut self) {
+        let mut per_address = self.places.per_address.lock();
+        if let Some(taken) = per_address.get_mut(&self.peer) {
+            *taken -= 1;
+            if *taken == 0 {
+                per_address.remove(&self.peer);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// B77: one address meets its own limit, others are served.
+    #[test]
+    fn one_address_cannot_take_all_places() {
+        let places = Arc::new(Places::new(4, 2));
+        let (noisy, quiet, home) = ([192, 0, 2, 1], [192, 0, 2, 2], [127, 0, 0, 1]);
+        let first = places.take(noisy.into()).unwrap();
+        let _second = places.take(noisy.into()).unwrap();
+        assert_eq!(places.take(noisy.into()).unwrap_err(), "connections_per_address_max");
+        let _quiet = places.take(quiet.into()).unwrap();
+        let _home = places.take(home.into()).unwrap();
+        assert_eq!(places.take(home.into()).unwrap_err(), "connections_max");
+        assert_eq!(places.take([192, 0, 2, 3].into()).unwrap_err(), "connections_max");
+        drop(first);
+        let _third = places.take(noisy.into()).unwrap();
+        assert_eq!(places.per_address.lock().len(), 2, "refused addresses leave nothing behind");
+    }
+}

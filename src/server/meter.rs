@@ -1,0 +1,84 @@
+//! Counts what a listener does, without looking a metric up for each request.
+
+use std::fmt;
+use std::sync::OnceLock;
+
+use http::StatusCode;
+use metrics::{Counter, Gauge};
+
+use crate::metric;
+
+const STATUS_FIRST: u16 = 100;
+const STATUS_COUNT: usize = 900;
+
+/// The counters of one listener. The recorder must be installed before a listener starts.
+pub(super) struct Meter {
+    listener: &'static str,
+    in_flight: Gauge,
+    connections: Gauge,
+    answers: Vec<OnceLock<Counter>>,
+}
+
+impl Meter {
+    pub(super) fn new(listener: &'static str) -> Self {
+        Self {
+            listener,
+            in_flight: metrics::gauge!(metric::HTTP_IN_FLIGHT, "listener" => listener),
+            connections: metrics::gauge!(metric::CONNECTIONS, "listener" => listener),
+            answers: (0..STATUS_COUNT).map(|_| OnceLock::new()).collect(),
+        }
+    }
+
+    pub(super) fn answered(&self, status: StatusCode) {
+        let slot = usize::from(status.as_u16().saturating_sub(STATUS_FIRST));
+        if let Some(slot) = self.answers.get(slot) {
+            let register = || {
+                let status = status.as_str().to_owned();
+                metrics::counter!(metric::HTTP_REQUESTS, "listener" => self.listener, "status" => status)
+            };
+            slot.get_or_init(register).increment(1);
+        }
+    }
+
+    /// Counts one request until the guard is dropped, also where the client left before the answer.
+    pub(super) fn request(&self) -> InUse<'_> {
+        InUse::new(&self.in_flight)
+    }
+
+    /// Counts one connection until the guard is dropped.
+    pub(super) fn connection(&self) -> InUse<'_> {
+        InUse::new(&self.connections)
+    }
+
+    /// Counts something that hyper refused, or that never became a request.
+    pub(super) fn refused(&self, reason: &'static str) {
+        metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
+        tracing::debug!(listener = self.listener, reason, "connection refused");
+    }
+
+    pub(super) fn accept_paused(&self) {
+        metrics::counter!(metric::ACCEPT_PAUSES, "listener" => self.listener).increment(1);
+    }
+}
+
+impl fmt::Debug for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meter").field("listener", &self.listener).finish_non_exhaustive()
+    }
+}
+
+/// One unit of a gauge.
+pub(super) struct InUse<'a>(&'a Gauge);
+
+impl<'a> InUse<'a> {
+    fn new(gauge: &'a Gauge) -> Self {
+        gauge.increment(1.0);
+        Self(gauge)
+    }
+}
+
+impl Drop for InUse<'_> {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
+}

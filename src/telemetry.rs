@@ -1,0 +1,144 @@
+//! Where logs and metrics go. Every module records through the facades of `tracing` and `metrics`; this installs
+//! what stands behind them, once per process and before any listener starts.
+
+use std::io::{self, IsTerminal};
+use std::time::Duration;
+
+use metrics::{Unit, describe_counter, describe_gauge, describe_histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::util::TryInitError;
+
+use crate::metric;
+
+/// The environment variable that says what is logged, such as `info,taskgate::server=debug`.
+pub const LOG_FILTER: &str = "TASKGATE_LOG";
+
+const LOG_FILTER_DEFAULT: &str = "info";
+
+/// How often samples of histograms are folded together when nobody reads them.
+const UPKEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Seconds; from a fast call to a task of a day.
+const SPANS: [f64; 16] =
+    [0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 2.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14_400.0, 86_400.0];
+
+/// How log lines are written, always to standard error.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people on a terminal, JSON elsewhere.
+    #[default]
+    Auto,
+    People,
+    /// One object per line. What a peer sent stays inside its string, line ends included (B160).
+    Json,
+}
+
+/// Why telemetry is not there.
+#[derive(Debug, thiserror::Error)]
+pub enum TelemetryError {
+    #[error("{LOG_FILTER} is not a log filter")]
+    Filter(#[source] tracing_subscriber::filter::ParseError),
+    #[error("logs are installed already")]
+    Logs(#[source] TryInitError),
+    #[error("metrics cannot be installed")]
+    Metrics(#[source] BuildError),
+}
+
+/// Installs the log and a panic hook that writes to it.
+///
+/// # Errors
+/// Where the filter cannot be read, or a log was installed before.
+pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
+    use tracing_subscriber::util::SubscriberInitExt;
+
+    let directives = std::env::var(LOG_FILTER).unwrap_or_default();
+    let directives = if directives.is_empty() { LOG_FILTER_DEFAULT } else { &directives };
+    let filter = EnvFilter::try_new(directives).map_err(TelemetryError::Filter)?;
+    let terminal = io::stderr().is_terminal();
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).with_ansi(terminal);
+    let people = match format {
+        LogFormat::Auto => terminal,
+        LogFormat::People => true,
+        LogFormat::Json => false,
+    };
+    if people { log.finish().try_init() } else { log.json().finish().try_init() }.map_err(TelemetryError::Logs)?;
+    // A panic's message may quote what a client sent; its place is enough to find the bug.
+    std::panic::set_hook(Box::new(|panic| {
+        let place = panic.location().map(ToString::to_string);
+        tracing::error!(place, "panic");
+    }));
+    Ok(())
+}
+
+/// Installs the metrics recorder and describes every metric. [`keep_metrics`] must run beside it.
+///
+/// # Errors
+/// Where a recorder was installed before.
+pub fn install_metrics() -> Result<PrometheusHandle, TelemetryError> {
+    let handle = PrometheusBuilder::new()
+        .set_buckets_for_metric(Matcher::Suffix("_seconds".to_owned()), &SPANS)
+        .and_then(PrometheusBuilder::install_recorder)
+        .map_err(TelemetryError::Metrics)?;
+    describe();
+    Ok(handle)
+}
+
+/// Keeps samples from piling up between two scrapes. Never returns; cancel by dropping.
+pub async fn keep_metrics(handle: PrometheusHandle) {
+    loop {
+        tokio::time::sleep(UPKEEP_INTERVAL).await;
+        handle.run_upkeep();
+    }
+}
+
+/// What a metric is, for its description.
+#[derive(Clone, Copy)]
+enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 16] = [
+    (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
+    (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
+    (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
+    (Kind::Gauge, metric::HTTP_IN_FLIGHT, Unit::Count, "Requests being answered now, by listener"),
+    (Kind::Gauge, metric::CONNECTIONS, Unit::Count, "Open connections, by listener"),
+    (Kind::Counter, metric::ACCEPT_PAUSES, Unit::Count, "Failed accepts that made a listener pause"),
+    (Kind::Counter, metric::TASKS_CREATED, Unit::Count, "Handles created, by upstream"),
+    (Kind::Gauge, metric::TASKS_IN_FLIGHT, Unit::Count, "Unsettled tasks, by upstream"),
+    (Kind::Counter, metric::TASKS_SETTLED, Unit::Count, "Settled tasks, by upstream and outcome"),
+    (Kind::Histogram, metric::TASK_AGE, Unit::Seconds, "Age of a task when it settled"),
+    (Kind::Counter, metric::GRACE, Unit::Count, "How calls left the grace period, by upstream and result"),
+    (Kind::Counter, metric::TASK_POLLS, Unit::Count, "Polls of tasks"),
+    (Kind::Histogram, metric::UPSTREAM_REQUEST, Unit::Seconds, "Time an upstream call took"),
+    (Kind::Counter, metric::UPSTREAM_DROPPED, Unit::Count, "Upstream messages that belonged to no open call"),
+    (Kind::Gauge, metric::STORE_BYTES, Unit::Bytes, "Bytes that kept tasks take"),
+    (Kind::Gauge, metric::STORE_ROWS, Unit::Count, "Kept tasks"),
+];
+
+fn describe() {
+    for (kind, name, unit, text) in DESCRIPTIONS {
+        match kind {
+            Kind::Counter => describe_counter!(name, unit, text),
+            Kind::Gauge => describe_gauge!(name, unit, text),
+            Kind::Histogram => describe_histogram!(name, unit, text),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each constant of the names module is described, once.
+    #[test]
+    fn every_metric_is_described_once() {
+        let names: Vec<&str> = include_str!("metric.rs").lines().filter_map(|line| line.split('"').nth(1)).collect();
+        let described = DESCRIPTIONS.map(|(_, name, _, _)| name);
+        assert_eq!(names, described);
+        assert!(names.iter().all(|name| name.starts_with("taskgate_")));
+    }
+}

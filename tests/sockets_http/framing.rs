@@ -1,0 +1,161 @@
+//! Group 1: HTTP/1 framing and connections.
+
+use std::time::Duration;
+
+use taskgate::server::Limits;
+use tokio::io::AsyncReadExt;
+use tokio::time::timeout;
+
+use crate::harness::{BODY_MAX, JSON, PATIENCE, Row, check_rows, gate, gate_with, outcome, post, settings};
+
+/// A POST whose framing lines and body are given as they are.
+fn framed(lines: &str, body: &str) -> String {
+    format!("POST /mcp HTTP/1.1\r\n{JSON}{lines}\r\n{body}")
+}
+
+#[tokio::test]
+async fn framing_is_strict() {
+    let chunked = "Transfer-Encoding: chunked\r\n";
+    let good = "2\r\n{}\r\n0\r\n\r\n";
+    let many = "X-Filler: 1\r\n".repeat(61);
+    let rows: &[Row<'_>] = &[
+        ("a plain request", post("", "{}"), "200", 1),
+        ("B02", framed("Transfer-Encoding: xchunked\r\n", good), "400∅ close", 0),
+        ("B03", framed("Transfer-Encoding: chunked, identity\r\n", good), "400∅ close", 0),
+        ("B04", framed("Transfer-Encoding: gzip, chunked\r\n", good), "501∅ close", 0),
+        ("B05", framed("Transfer-Encoding: chunked\r\nTransfer-Encoding: identity\r\n", good), "400∅ close", 0),
+        ("B06", framed("Content-Length: 2\r\nContent-Length: 3\r\n", "{} "), "400∅ close", 0),
+        ("B07", framed("Content-Length: 2\r\nContent-Length: 2\r\n", "{}"), "200", 1),
+        ("B08", framed("Content-Length: 2, 2\r\n", "{}"), "400∅ close", 0),
+        ("B09 plus", framed("Content-Length: +2\r\n", "{}"), "400∅ close", 0),
+        ("B09 minus", framed("Content-Length: -1\r\n", "{}"), "400∅ close", 0),
+        ("B09 20 digits", framed("Content-Length: 99999999999999999999\r\n", "{}"), "400∅ close", 0),
+        ("B10", framed("Content-Length : 2\r\n", "{}"), "400∅ close", 0),
+        ("B11", framed("X-A: 1\r\n folded\r\nContent-Length: 2\r\n", "{}"), "400∅ close", 0),
+        ("B12 CR", framed("X-A: a\rb\r\nContent-Length: 2\r\n", "{}"), "400∅ close", 0),
+        ("B12 NUL", framed("X-A: a\0b\r\nContent-Length: 2\r\n", "{}"), "400∅ close", 0),
+        ("B13", framed("X A: 1\r\nContent-Length: 2\r\n", "{}"), "400∅ close", 0),
+        ("B14", post("", "{}").replace("\r\n", "\n"), "200", 1),
+        ("B15 hex prefix", framed(chunked, "0x1\r\n{\r\n0\r\n\r\n"), "400 -32700 close", 0),
+        ("B15 17 digits", framed(chunked, "10000000000000002\r\n{}\r\n0\r\n\r\n"), "400 -32700 close", 0),
+        ("B15 bare LF", framed(chunked, "2\n{}\n0\n\n"), "400 -32700 close", 0),
+        ("B16", framed(chunked, "2;a=b\r\n{}\r\n0\r\n\r\n"), "200", 1),
+        ("B16 over", framed(chunked, &format!("2;{}\r\n{{}}\r\n0\r\n\r\n", "x".repeat(17 << 10))), "400∅ close", 0),
+        ("B18 1.0 with TE", framed(chunked, good).replace("HTTP/1.1", "HTTP/1.0"), "400∅ close", 0),
+        ("B18 0.9", "GET /mcp\r\n\r\n".to_owned(), "400∅ close", 0),
+        ("B18 3.0", post("", "{}").replace("HTTP/1.1", "HTTP/3.0"), "400∅ close", 0),
+        ("B19 64 fields", post(&many, "{}"), "200", 1),
+        ("B19 65 fields", post(&format!("{many}X-Last: 1\r\n"), "{}"), "431∅ close", 0),
+        ("B20", post(&format!("X-Long: {}\r\n", "x".repeat(500_000)), "{}"), "431∅ close", 0),
+        ("B20 beyond 32 KiB", post(&format!("X-Long: {}\r\n", "x".repeat(33 << 10)), "{}"), "431∅ close", 0),
+        ("B21", post("", "{}").replace("/mcp", &format!("/{}", "x".repeat(70_000))), "414∅ close", 0),
+        ("B21 beyond 8 KiB", post("", "{}").replace("/mcp", &format!("/{}", "x".repeat(9_000))), "414∅ close", 0),
+        ("B23", framed(&format!("Expect: 100-continue\r\nContent-Length: {}\r\n", BODY_MAX + 1), ""), "413∅ close", 0),
+        ("B24", post("Expect: 200-ok\r\n", "{}"), "417∅ close", 0),
+        ("B29", "\x16\x03\x01\x02\0\x01\0\x01\u{7c}\x03\x03".to_owned(), "400∅ close", 0),
+    ];
+    check_rows(rows).await;
+}
+
+/// B01: the smuggled request is neither answered nor served.
+#[tokio::test]
+async fn length_beside_chunks_ends_the_connection_after_one_answer() {
+    let gate = gate().await;
+    let smuggled = post("", "{}");
+    let sent = format!(
+        "POST /mcp HTTP/1.1\r\n{JSON}Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n{smuggled}"
+    );
+    assert_eq!(outcome(&gate, sent.as_bytes()).await, "200 close");
+    assert_eq!(gate.reached(), 1);
+}
+
+/// B17.
+#[tokio::test]
+async fn trailers_are_dropped() {
+    let gate = gate().await;
+    let sent = format!(
+        "POST /mcp HTTP/1.1\r\n{JSON}Transfer-Encoding: chunked\r\nTrailer: Host\r\n\r\n2\r\n{{}}\r\n0\r\nHost: evil.example\r\n\r\n"
+    );
+    assert_eq!(outcome(&gate, sent.as_bytes()).await, "200");
+    let seen = gate.recorder.seen.lock();
+    assert_eq!(seen[0].headers.get_all("host").iter().collect::<Vec<_>>(), ["localhost"]);
+}
+
+/// B22.
+#[tokio::test]
+async fn an_upgrade_is_ignored_and_pipelined_requests_are_answered_in_turn() {
+    let gate = gate().await;
+    let mut client = gate.connect().await;
+    let upgrade = post("Connection: Upgrade\r\nUpgrade: foo\r\n", "{\"n\":1}");
+    client.send((upgrade + &post("", "{\"n\":2}")).as_bytes()).await;
+    for _ in 0..2 {
+        assert_eq!(client.answer().await.unwrap().status(), "200");
+    }
+    let bodies: Vec<_> = gate.recorder.seen.lock().iter().map(|inbound| inbound.body.clone()).collect();
+    assert_eq!(bodies, ["{\"n\":1}", "{\"n\":2}"]);
+}
+
+#[tokio::test]
+async fn an_expected_continue_is_sent_before_the_body() {
+    let gate = gate().await;
+    let mut client = gate.connect().await;
+    client
+        .send(format!("POST /mcp HTTP/1.1\r\n{JSON}Expect: 100-continue\r\nContent-Length: 2\r\n\r\n").as_bytes())
+        .await;
+    assert_eq!(client.answer().await.unwrap().status(), "100");
+    client.send(b"{}").await;
+    assert_eq!(client.answer().await.unwrap().status(), "200");
+}
+
+fn hurried() -> Limits {
+    let span = Duration::from_millis(150);
+    Limits {
+        head_deadline: span,
+        body_deadline: span * 3,
+        body_window: span,
+        body_window_bytes_min: 100,
+        write_stall: span,
+        ..Limits::default()
+    }
+}
+
+/// B25, B27: half a head, half a preface and silence end alike.
+#[tokio::test]
+async fn a_head_that_does_not_come_ends_the_connection_without_answer() {
+    let gate = gate_with(settings(), hurried()).await;
+    for sent in ["", "POST /mcp HT", "PRI * HT", "POST /mcp HTTP/1.1\r\nHost: localhost\r\n"] {
+        assert_eq!(outcome(&gate, sent.as_bytes()).await, "nothing close", "{sent:?}");
+    }
+    assert_eq!(gate.reached(), 0);
+}
+
+/// B26: too slow within one window, and fast enough for each but never done.
+#[tokio::test]
+async fn a_body_that_trickles_or_never_ends_is_answered_408() {
+    let gate = gate_with(settings(), hurried()).await;
+    let head = format!("POST /mcp HTTP/1.1\r\n{JSON}Content-Length: 60000\r\n\r\n");
+    assert_eq!(outcome(&gate, format!("{head}{{").as_bytes()).await, "408∅ close");
+
+    let unhurried = Limits { body_window_bytes_min: 0, ..hurried() };
+    let gate = gate_with(settings(), unhurried).await;
+    assert_eq!(outcome(&gate, format!("{head}{{").as_bytes()).await, "408∅ close");
+    assert_eq!(gate.reached(), 0);
+}
+
+/// B28: the connection of a peer that does not read is reset.
+#[tokio::test]
+async fn an_answer_that_nobody_reads_resets_the_connection() {
+    let gate = gate_with(settings(), hurried()).await;
+    let mut client = gate.connect().await;
+    client.send(post("", "{}").replace("/mcp", "/flood").as_bytes()).await;
+    gate.arrivals(1).await;
+    let ended = async {
+        while gate.running.connections() > 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(PATIENCE, ended).await.expect("the gate gives the connection up");
+    let mut answer = Vec::new();
+    let error = timeout(PATIENCE, client.stream.read_to_end(&mut answer)).await.unwrap().unwrap_err();
+    assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);
+}

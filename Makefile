@@ -1,0 +1,70 @@
+# `make test` runs every check, and installs first what it needs. One `target` is shared by all steps.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+MAKEFLAGS += --no-print-directory
+
+DENY_VERSION := 0.20.2
+TARGET := $(CURDIR)/target
+PEERS := $(TARGET)/peers
+TOOLS := $(TARGET)/tools
+DENY := $(TOOLS)/bin/cargo-deny
+
+step = @printf '\n==== %s\n' "$(1)"
+
+.PHONY: test setup fmt lint unit doc deny bench audit fuzz
+
+test: setup fmt lint unit doc deny
+	$(call step,all checks passed)
+
+setup:
+	$(call step,setup: compiler)
+	@command -v cargo > /dev/null || { echo "cargo is missing: install Rust (the version is in Cargo.toml)" >&2; exit 1; }
+	if ! command -v cc > /dev/null; then
+		[ "$$(id -u)" = 0 ] || { echo "a C compiler is missing: install build-essential" >&2; exit 1; }
+		apt-get update -qq && apt-get install -y -qq build-essential
+	fi
+	$(call step,setup: cargo-deny $(DENY_VERSION))
+	@if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then
+		# It runs for two seconds: compiling it fast matters more than its speed.
+		CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off CARGO_PROFILE_RELEASE_CODEGEN_UNITS=256 \
+			cargo install cargo-deny --quiet --locked --version $(DENY_VERSION) --root "$(TOOLS)"
+	fi
+	$(call step,setup: clients and servers of others)
+	@tests/peers/setup.sh "$(PEERS)"
+
+fmt:
+	$(call step,format)
+	@cargo fmt --check
+
+lint:
+	$(call step,lints)
+	@cargo clippy --quiet --all-targets --locked -- -D warnings
+
+# Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set.
+unit:
+	$(call step,tests)
+	@TASKGATE_PEERS="$(PEERS)" cargo test --locked
+
+doc:
+	$(call step,documentation)
+	@RUSTDOCFLAGS="-D warnings" cargo doc --quiet --locked --no-deps --document-private-items
+
+deny:
+	$(call step,licences and sources)
+	@"$(DENY)" check bans licenses sources
+
+# Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs.
+bench:
+	@cargo bench --locked
+
+# The advisory database is no registry's, so this needs more of the network than the tests have.
+audit:
+	@"$(DENY)" check advisories
+
+# Needs a nightly toolchain and cargo-fuzz. FUZZ_SECONDS for each target.
+FUZZ_SECONDS ?= 60
+fuzz:
+	@for target in envelope scan_differential sse_decoder; do
+		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS)
+	done

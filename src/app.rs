@@ -76,7 +76,10 @@ impl Gateway {
             let path = one.path.clone();
             let (upstream, endpoint) = open(one, &engine, &life)?;
             upstreams.push(upstream);
-            routes = routes.with(path, Arc::new(endpoint));
+            let endpoint = Arc::new(endpoint);
+            let (kept, stop) = (Arc::clone(&endpoint), life.stop.clone());
+            life.tracker.spawn(async move { kept.keep_tidy(&stop).await });
+            routes = routes.with(path, endpoint);
         }
         let drain_max = config.listen.drain_max;
         let admin = server::start(admin::site(config.admin, readiness.clone(), metrics)).await?;

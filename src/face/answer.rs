@@ -53,10 +53,8 @@ impl Addressee {
         if fault.executed != Executed::No {
             return self.error(StatusCode::OK, &gateway_error(fault));
         }
-        let status = match fault.reason {
-            Reason::TooManyTasks => StatusCode::TOO_MANY_REQUESTS,
-            _ => StatusCode::SERVICE_UNAVAILABLE,
-        };
+        let is_quota = fault.reason == Reason::TooManyTasks;
+        let status = if is_quota { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::SERVICE_UNAVAILABLE };
         let mut response = self.error(status, &gateway_error(fault));
         let seconds = fault.retry_after.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs().max(1));
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));

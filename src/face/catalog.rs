@@ -12,6 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::mirrored::{self, Annotations, Mirrored};
 use crate::dialect::PeerDialect;
@@ -23,6 +24,9 @@ use crate::wire::{Object, Payload, RpcError, fault, method};
 
 /// How long a list is believed without asking again; a `list_changed` ends that at once.
 const FRESH_FOR: Duration = Duration::from_secs(5);
+
+/// A list that nobody asked for this long is let go, and with it its ear to the upstream's session.
+const KEPT_FOR: Duration = Duration::from_secs(60);
 
 /// A list this young is not fetched again for a name that it lacks.
 const MISS_AFTER: Duration = Duration::from_secs(1);
@@ -94,7 +98,16 @@ pub enum CatalogError {
 impl Catalog {
     #[must_use]
     pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn PeerDialect>) -> Self {
-        Self { upstream, peer, lists: moka::future::Cache::new(LISTS_MAX) }
+        let lists = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(KEPT_FOR).build();
+        Self { upstream, peer, lists }
+    }
+
+    /// Lets go of what nobody asks for any more, until told to stop. The cache does that only when it is
+    /// used, and a list that is kept keeps an upstream session from being idle.
+    pub async fn keep_tidy(&self, stop: &CancellationToken) {
+        while stop.run_until_cancelled(tokio::time::sleep(KEPT_FOR)).await.is_some() {
+            self.lists.run_pending_tasks().await;
+        }
     }
 
     /// The list for one client. Many who ask at once share one fetch.

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use async_trait::async_trait;
 use http::{Method, StatusCode};
+use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, bare, only_post};
 use super::classify::{Face, face_of};
@@ -24,6 +25,11 @@ impl UpstreamEndpoint {
     #[must_use]
     pub const fn new(stateless: StatelessFace) -> Self {
         Self { stateless }
+    }
+
+    /// Keeps what is cached small while nobody asks, until told to stop.
+    pub async fn keep_tidy(&self, stop: &CancellationToken) {
+        self.stateless.keep_tidy(stop).await;
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 use http::HeaderMap;
 use parking_lot::RwLock;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::answer::Addressee;
 use super::catalog::{Catalog, CatalogError, no_such_cursor};
@@ -90,6 +91,11 @@ impl StatelessFace {
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
         let own = ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish();
         Self { served, peer, catalog, server_info: RwLock::new(own) }
+    }
+
+    /// Keeps what is cached small while nobody asks, until told to stop.
+    pub async fn keep_tidy(&self, stop: &CancellationToken) {
+        self.catalog.keep_tidy(stop).await;
     }
 
     /// Answers one request. Dropping the future means that the client left, which cancels a call that

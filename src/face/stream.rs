@@ -116,7 +116,11 @@ impl<D: FaceDialect + 'static> CallView<D> {
                 let (message, more) = match view.show(event) {
                     Shown::Nothing => continue,
                     Shown::Notification(message) => (message, Some(call)),
-                    last => (view.last_message(last), None),
+                    last @ (Shown::Handle(_)
+                    | Shown::Result(_)
+                    | Shown::Complaint(_)
+                    | Shown::Fault(_)
+                    | Shown::Error(_)) => (view.last_message(last), None),
                 };
                 return Some((Ok(Frame::data(sse_message(&message))), (view, more, None)));
             }

@@ -12,6 +12,7 @@ use http::{Method, StatusCode};
 use parking_lot::Mutex;
 use taskgate::face::http::{Endpoint, Inbound, Response, empty_body, full_body};
 use taskgate::server::{Limits, ListenSettings, Routes, Running, Site, start};
+use taskgate::task::Principal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -87,7 +88,8 @@ pub(crate) async fn gate_with(settings: ListenSettings, limits: Limits) -> Gate 
     for path in ["/mcp", "/panic", "/hold", "/flood"] {
         routes = routes.with(path, Arc::<Recorder>::clone(&recorder));
     }
-    let running = start(Site { name: "client", settings, limits, routes }).await.unwrap();
+    let running =
+        start(Site { name: "client", settings, limits, principal: Principal::local(), routes }).await.unwrap();
     Gate { running, recorder }
 }
 

@@ -18,7 +18,7 @@ fn question(n: u32) -> Question {
 fn in_phase(phase: Phase) -> Task {
     let next_key = match &phase {
         Phase::AwaitingInput(open) => InputKey(open.len() as u32),
-        _ => InputKey(0),
+        Phase::Queued | Phase::Working | Phase::Settled(_) => InputKey(0),
     };
     Task { phase, next_key, attempt: Attempt(2), ..task("a", 1) }
 }

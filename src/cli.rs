@@ -53,7 +53,10 @@ enum Command {
         config: Option<PathBuf>,
     },
     /// Reports every mistake in a configuration file; binds nothing.
-    Check { file: PathBuf },
+    Check {
+        /// The configuration.
+        file: PathBuf,
+    },
     /// Runs a small MCP server without tasks, to try the gateway on.
     DemoServer {
         /// The address to serve HTTP on; port 0 picks one.
@@ -71,6 +74,7 @@ enum Command {
 struct CallArguments {
     /// The server's address, http or https.
     url: url::Url,
+    /// The tool's name.
     tool: String,
     /// The tool's arguments, a JSON object.
     #[arg(value_name = "JSON", default_value = "{}")]
@@ -90,7 +94,7 @@ struct CallArguments {
 enum Flavour {
     /// The tasks extension of 2026-07-28.
     Extension,
-    /// The tasks of 2025-11-25.
+    /// The tasks of 2025-11-25; not in this version.
     Core,
     /// A plain call.
     None,
@@ -122,10 +126,19 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
+/// Prints mistakes as they are, so that the text is the one that `serve` refuses the file with.
 fn check(file: &Path) -> ExitCode {
     match config::load(file, &|name| env::var(name).ok()) {
-        Ok(_) => ExitCode::SUCCESS,
-        Err(error) => refuse(error),
+        Ok(loaded) => {
+            for warning in &loaded.warnings {
+                write_line(format_args!("warning: {warning}"));
+            }
+            ExitCode::SUCCESS
+        }
+        Err(mistakes) => {
+            write_line(mistakes);
+            ExitCode::from(USAGE)
+        }
     }
 }
 
@@ -179,8 +192,12 @@ fn refuse(why: impl Display) -> ExitCode {
 }
 
 fn say(text: impl Display) {
+    write_line(format_args!("taskgate: {text}"));
+}
+
+fn write_line(text: impl Display) {
     // With stderr gone there is nobody left to tell.
-    let _ = writeln!(io::stderr(), "taskgate: {text}");
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 #[cfg(test)]

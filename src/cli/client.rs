@@ -1,6 +1,6 @@
 //! Requests to a 2026-07-28 server over streamable HTTP, one at a time.
 //!
-//! Knows headers, framing and limits; what an answer means for a call is decided in [`super::call`].
+//! Knows headers, framing and limits; what an answer means for a call is decided in [`super::call::run`].
 
 use std::error::Error as StdError;
 use std::fmt::Write as _;

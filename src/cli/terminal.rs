@@ -9,6 +9,8 @@ use super::call::{Status, Ui};
 
 /// How often the spinner turns.
 const TICK: Duration = Duration::from_millis(100);
+const SPINNER: &str = "{spinner} {msg}";
+const STEPS: &str = "{spinner} [{bar:30}] {pos}/{len} {msg}";
 
 /// Draws a live line on a terminal, and writes a line per change elsewhere.
 #[derive(Debug)]
@@ -22,7 +24,7 @@ impl Terminal {
     pub(super) fn new() -> Self {
         let bar = io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            bar.set_style(style("{spinner} {msg}"));
+            bar.set_style(style(SPINNER));
             bar.enable_steady_tick(TICK);
             bar
         });
@@ -51,11 +53,11 @@ impl Ui for Terminal {
             Some(bar) => {
                 match status.steps {
                     Some(steps) => {
-                        bar.set_style(style("{spinner} [{bar:30}] {pos}/{len} {msg}"));
+                        bar.set_style(style(STEPS));
                         bar.set_length(steps.total);
                         bar.set_position(steps.done);
                     }
-                    None => bar.set_style(style("{spinner} {msg}")),
+                    None => bar.set_style(style(SPINNER)),
                 }
                 bar.set_message(line);
             }
@@ -100,4 +102,20 @@ fn style(template: &str) -> ProgressStyle {
 /// What a server says must not move the cursor or recolour the screen, nor break the line.
 fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_templates_are_well_formed() {
+        style(SPINNER);
+        style(STEPS);
+    }
+
+    #[test]
+    fn what_a_server_says_cannot_control_the_terminal() {
+        assert_eq!(printable("a\u{1b}[2Jb\r\nc\u{9b}d"), "a [2Jb  c d");
+    }
 }

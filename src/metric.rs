@@ -27,9 +27,17 @@ pub const TASK_AGE: &str = "taskgate_task_age_seconds";
 pub const GRACE: &str = "taskgate_grace_total";
 /// Polls of tasks.
 pub const TASK_POLLS: &str = "taskgate_task_polls_total";
-/// Time an upstream call took, in seconds, by `upstream`.
+/// Time an upstream request took, in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).
 pub const UPSTREAM_REQUEST: &str = "taskgate_upstream_request_seconds";
-/// Upstream messages that belonged to no open call, by `upstream`.
+/// `tools/call` that hold a place at an upstream, by `upstream`.
+pub const UPSTREAM_IN_FLIGHT: &str = "taskgate_upstream_in_flight";
+/// `tools/call` that wait for a place, by `upstream`.
+pub const UPSTREAM_QUEUED: &str = "taskgate_upstream_queued";
+/// Calls refused because too many waited or one waited too long, by `upstream`.
+pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
+/// Open sessions at an upstream, by `upstream`.
+pub const UPSTREAM_SESSIONS: &str = "taskgate_upstream_sessions";
+/// Upstream messages that nobody could use, by `upstream` and `reason`.
 pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
 /// Bytes that kept tasks take.
 pub const STORE_BYTES: &str = "taskgate_store_bytes";

@@ -1,7 +1,7 @@
 //! The listeners: sockets, HTTP, and the layers in front of the faces.
 //!
 //! Everything that can be refused by looking at HTTP alone is refused here; what a face receives is whole and
-//! within bounds. Knows no JSON-RPC method and no task. Read [`stack`] first: it names the layers in order.
+//! within bounds. Knows no JSON-RPC method and no task. Read `stack.rs` first: it names the layers in order.
 
 pub mod admin;
 mod body;
@@ -15,9 +15,11 @@ mod io;
 pub mod listener;
 mod media;
 mod meter;
+mod patience;
 mod principal;
 mod refusal;
 mod stack;
+mod trail;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -52,8 +54,10 @@ pub struct AdminSettings {
 /// Not configuration: an operator has no reason to change these. Tests shorten them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// From the accept, or the last answer, to a whole head.
+    /// From the accept to the first byte, and from the first byte of a head to its last.
     pub head_deadline: Duration,
+    /// From an answer to the first byte of the next request, over HTTP/1.
+    pub idle_deadline: Duration,
     pub head_bytes_max: usize,
     pub target_bytes_max: usize,
     pub headers_max: usize,
@@ -69,6 +73,8 @@ pub struct Limits {
     /// Connections of one peer address; loopback peers are exempt.
     pub connections_per_address_max: usize,
     pub streams_max: u32,
+    /// Requests that one connection may have refused before it is ended.
+    pub glitches_max: u32,
     pub ping_interval: Duration,
     pub ping_timeout: Duration,
     /// PING, SETTINGS and PRIORITY frames that an HTTP/2 peer may send within one window.
@@ -80,6 +86,7 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             head_deadline: Duration::from_secs(10),
+            idle_deadline: Duration::from_secs(75),
             head_bytes_max: 32 << 10,
             target_bytes_max: 8 << 10,
             headers_max: 64,
@@ -90,6 +97,7 @@ impl Default for Limits {
             linger: Duration::from_secs(2),
             connections_per_address_max: 256,
             streams_max: 64,
+            glitches_max: 20,
             ping_interval: Duration::from_secs(20),
             ping_timeout: Duration::from_secs(10),
             control_frames_max: 100,

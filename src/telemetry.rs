@@ -100,7 +100,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 16] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 20] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -114,7 +114,11 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 16] = [
     (Kind::Counter, metric::GRACE, Unit::Count, "How calls left the grace period, by upstream and result"),
     (Kind::Counter, metric::TASK_POLLS, Unit::Count, "Polls of tasks"),
     (Kind::Histogram, metric::UPSTREAM_REQUEST, Unit::Seconds, "Time an upstream call took"),
-    (Kind::Counter, metric::UPSTREAM_DROPPED, Unit::Count, "Upstream messages that belonged to no open call"),
+    (Kind::Gauge, metric::UPSTREAM_IN_FLIGHT, Unit::Count, "Tool calls that hold a place at an upstream"),
+    (Kind::Gauge, metric::UPSTREAM_QUEUED, Unit::Count, "Tool calls that wait for a place"),
+    (Kind::Counter, metric::UPSTREAM_SHED, Unit::Count, "Calls refused because the queue was full or too slow"),
+    (Kind::Gauge, metric::UPSTREAM_SESSIONS, Unit::Count, "Open sessions at an upstream"),
+    (Kind::Counter, metric::UPSTREAM_DROPPED, Unit::Count, "Upstream messages that nobody could use, by reason"),
     (Kind::Gauge, metric::STORE_BYTES, Unit::Bytes, "Bytes that kept tasks take"),
     (Kind::Gauge, metric::STORE_ROWS, Unit::Count, "Kept tasks"),
 ];

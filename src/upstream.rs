@@ -1,6 +1,7 @@
 //! Towards servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
 //!
-//! Read [`exchange`] first: everything above it knows nothing else of upstreams.
+//! Read [`exchange`] first: everything above it knows nothing else of upstreams. Then [`http`] for the
+//! transport that there is.
 
 pub mod exchange;
 pub mod http;

@@ -1,5 +1,7 @@
 //! What HTTP refuses and admits, over real sockets and byte for byte: groups 1 to 3 of the table of bad inputs.
 
+#![allow(clippy::unwrap_used, reason = "a helper that cannot go on fails its test")]
+
 #[path = "sockets_http/admin.rs"]
 mod admin;
 #[path = "sockets_http/framing.rs"]

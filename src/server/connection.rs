@@ -1,15 +1,15 @@
 //! One connection: which HTTP it speaks, the stack that answers it, and how it ends.
 
 use std::convert::Infallible;
+use std::error::Error;
 use std::io;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::{Bytes, BytesMut};
-use http::Request;
 use http::header::CONNECTION;
+use http::{HeaderValue, Request, Version};
 use hyper::body::Incoming;
 use hyper::server::conn::{http1, http2};
 use hyper::service::{Service, service_fn};
@@ -23,9 +23,10 @@ use tower::ServiceExt;
 use super::drain::Phases;
 use super::io::{Misconduct, Protocol, Returned, Transport, Watched, linger};
 use super::meter::Meter;
+use super::refusal::Refused;
 use super::stack::{Layers, stack};
+use super::trail::{Open, OpenBody, Standing, Trail};
 use super::{Limits, frames};
-use crate::face::http::Response;
 
 /// What an HTTP/2 client says first.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -59,20 +60,36 @@ pub(super) async fn serve<T: Transport>(shared: Arc<Shared>, mut socket: T, loca
     };
     // Silence, a slow preface and a broken socket end alike: there is nobody to answer (B27).
     let Ok(Ok((protocol, prefix))) = detected else { return };
-    let (io, returned) = Watched::new(socket, prefix, protocol, shared.limits);
-    let trail = Arc::new(Trail::default());
+    // Each connection has a token of its own: all would contend for the lock of a shared one at each wake-up.
+    let trail = Arc::new(Trail::new(shared.phases.farewell().child_token()));
+    let (io, returned) = Watched::new(socket, (protocol, prefix), shared.limits, Arc::clone(&trail));
     let service = service(Arc::clone(&shared), Arc::clone(&trail), local);
     let outcome = match protocol {
-        Protocol::Http1 => drive(http1(&shared).serve_connection(TokioIo::new(io), service), &shared.phases).await,
-        Protocol::Http2 => drive(http2(&shared).serve_connection(TokioIo::new(io), service), &shared.phases).await,
+        Protocol::Http1 => {
+            drive(http1(&shared).serve_connection(TokioIo::new(io), service), &trail, &shared.phases).await
+        }
+        Protocol::Http2 => {
+            drive(http2(&shared).serve_connection(TokioIo::new(io), service), &trail, &shared.phases).await
+        }
     };
-    let malformed = protocol == Protocol::Http1 && outcome.is_err_and(|error| error.is_parse());
-    if malformed {
-        shared.meter.refused("malformed");
+    let broken = outcome.as_ref().err().and_then(|error| reason(protocol, error));
+    if let Some(reason) = broken {
+        shared.meter.refused(reason);
     }
+    let farewell = if outcome.is_err() || trail.is_in_doubt() { Farewell::Unheard } else { Farewell::Heard };
     // HTTP has dropped its end, so the socket is here.
     if let Ok(returned) = returned.await {
-        finish(&shared, returned, malformed || trail.in_doubt.load(Ordering::Relaxed)).await;
+        finish(&shared, returned, farewell).await;
+    }
+}
+
+/// Under which reason the error that ended a connection is counted; none for peers that merely left.
+fn reason(protocol: Protocol, error: &hyper::Error) -> Option<&'static str> {
+    match protocol {
+        Protocol::Http1 if error.is_parse() => Some("malformed"),
+        Protocol::Http2 if error.is_timeout() => Some("ping_timeout"),
+        Protocol::Http2 if !error.source().is_some_and(|cause| cause.is::<io::Error>()) => Some("http2"),
+        Protocol::Http1 | Protocol::Http2 => None,
     }
 }
 
@@ -93,32 +110,34 @@ async fn detect<T: Transport>(socket: &mut T) -> io::Result<(Protocol, Bytes)> {
     }
 }
 
-/// What the answers of one connection leave behind.
-#[derive(Debug, Default)]
-struct Trail {
-    /// An answer announced the end of the connection, perhaps before the peer had sent everything.
-    in_doubt: AtomicBool,
-}
-
-type Answered = Result<Response, Infallible>;
+type Answered = Result<http::Response<OpenBody>, Infallible>;
 
 fn service(
     shared: Arc<Shared>,
     trail: Arc<Trail>,
     local: IpAddr,
-) -> impl Service<Request<Incoming>, Response = Response, Error = Infallible, Future: Future<Output = Answered> + Send>
-{
+) -> impl Service<
+    Request<Incoming>,
+    Response = http::Response<OpenBody>,
+    Error = Infallible,
+    Future: Future<Output = Answered> + Send,
+> {
     let stack = stack(shared.layers.on(local));
     service_fn(move |request| {
         let (shared, trail, stack) = (Arc::clone(&shared), Arc::clone(&trail), stack.clone());
         async move {
-            let _counted = shared.meter.request();
-            let Ok(response) = stack.oneshot(request).await;
+            let open = Open::new(Arc::clone(&trail), &shared.meter);
+            let version = request.version();
+            let Ok(mut response) = stack.oneshot(request).await;
             shared.meter.answered(response.status());
-            if response.headers().contains_key(CONNECTION) {
-                trail.in_doubt.store(true, Ordering::Relaxed);
+            let refused = response.extensions().get::<Refused>().is_some();
+            if refused && trail.glitch(shared.limits.glitches_max) == Standing::Leaving && version <= Version::HTTP_11 {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
-            Ok(response)
+            if response.headers().contains_key(CONNECTION) {
+                trail.doubt();
+            }
+            Ok(response.map(|body| OpenBody { body, _open: open }))
         }
     })
 }
@@ -126,8 +145,8 @@ fn service(
 fn http1(shared: &Shared) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
-        .timer(TokioTimer::new())
-        .header_read_timeout(shared.limits.head_deadline)
+        // The socket keeps this time itself, see `patience`.
+        .header_read_timeout(None)
         .max_buf_size(READ_BUFFER)
         // A connection that came in while the listener says farewell gets one answer.
         .keep_alive(!shared.phases.notice.is_cancelled());
@@ -161,18 +180,16 @@ where
     }
 }
 
-/// Runs a connection to its end; asks it to end gracefully once the drain says so, and drops it at `abort`.
-async fn drive<C>(connection: C, phases: &Phases) -> Result<(), hyper::Error>
+/// Runs a connection to its end; asks it to end gracefully once it should leave, and drops it at `abort`.
+async fn drive<C>(connection: C, trail: &Trail, phases: &Phases) -> Result<(), hyper::Error>
 where
     C: GracefulConnection<Error = hyper::Error>,
 {
     let mut connection = pin!(connection);
-    // Each connection asks a token of its own: all would contend for the lock of a shared one at each wake-up.
-    let farewell = phases.farewell().child_token();
     tokio::select! {
         biased;
         outcome = connection.as_mut() => return outcome,
-        () = farewell.cancelled() => connection.as_mut().graceful_shutdown(),
+        () = trail.leave().cancelled() => connection.as_mut().graceful_shutdown(),
     }
     tokio::select! {
         biased;
@@ -181,8 +198,15 @@ where
     }
 }
 
+/// Whether the peer may still be sending, and so might lose the last answer to a reset.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Farewell {
+    Heard,
+    Unheard,
+}
+
 /// Ends a socket that HTTP has let go of.
-async fn finish<T: Transport>(shared: &Shared, returned: Returned<T>, in_doubt: bool) {
+async fn finish<T: Transport>(shared: &Shared, returned: Returned<T>, farewell: Farewell) {
     let Returned { mut socket, misconduct, between_frames } = returned;
     match misconduct {
         Misconduct::Stalled => {
@@ -195,7 +219,10 @@ async fn finish<T: Transport>(shared: &Shared, returned: Returned<T>, in_doubt: 
                 linger(socket, shared.limits.linger).await;
             }
         }
-        Misconduct::None if in_doubt => linger(socket, shared.limits.linger).await,
-        Misconduct::None => (),
+        Misconduct::Late => shared.meter.refused("head_deadline"),
+        Misconduct::None => match farewell {
+            Farewell::Heard => (),
+            Farewell::Unheard => linger(socket, shared.limits.linger).await,
+        },
     }
 }

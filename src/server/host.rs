@@ -44,6 +44,7 @@ impl HostGuard {
             return false;
         };
         let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
+        // Nearly every client sends the name as it is listed; only the others pay for a copy.
         self.names.contains(name)
             || self.names.contains(&name.to_ascii_lowercase())
             || bare.parse::<IpAddr>().is_ok_and(|ip| ip == self.local && !ip.is_unspecified())

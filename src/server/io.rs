@@ -3,7 +3,9 @@
 
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -13,6 +15,8 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::Limits;
 use super::frames::{ControlBudget, FrameCursor};
+use super::patience::{Patience, Stage};
+use super::trail::Trail;
 
 /// Something a connection can run over.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin + 'static {
@@ -42,6 +46,8 @@ pub(super) enum Misconduct {
     Stalled,
     /// It sent control frames without end (B41 to B43).
     Flooded,
+    /// It began a request head and did not end it (B25).
+    Late,
 }
 
 /// A socket that HTTP has let go of.
@@ -62,6 +68,7 @@ pub(super) struct Watched<T> {
     prefix: Bytes,
     limits: Limits,
     stalled: Option<Pin<Box<Sleep>>>,
+    patience: Option<Patience>,
     frames: Option<Frames>,
     misconduct: Misconduct,
 }
@@ -73,24 +80,30 @@ struct Frames {
     budget: ControlBudget,
 }
 
+impl Frames {
+    fn new(limits: &Limits) -> Self {
+        Self {
+            inbound: FrameCursor::after(super::connection::PREFACE.len()),
+            outbound: FrameCursor::default(),
+            budget: ControlBudget::new(limits.control_frames_max, limits.control_window),
+        }
+    }
+}
+
 const GONE: &str = "the socket is there until drop";
 
 impl<T: Transport> Watched<T> {
     /// Wraps `socket`, of which `prefix` has been read. The receiver gets the socket back when this is dropped.
     pub(super) fn new(
         socket: T,
-        prefix: Bytes,
-        protocol: Protocol,
+        (protocol, prefix): (Protocol, Bytes),
         limits: Limits,
+        trail: Arc<Trail>,
     ) -> (Self, oneshot::Receiver<Returned<T>>) {
         let (home, returned) = oneshot::channel();
-        let frames = match protocol {
-            Protocol::Http1 => None,
-            Protocol::Http2 => Some(Frames {
-                inbound: FrameCursor::after(super::connection::PREFACE.len()),
-                outbound: FrameCursor::default(),
-                budget: ControlBudget::new(limits.control_frames_max, limits.control_window),
-            }),
+        let (patience, frames) = match protocol {
+            Protocol::Http1 => (Some(Patience::new(trail)), None),
+            Protocol::Http2 => (None, Some(Frames::new(&limits))),
         };
         let watched = Self {
             socket: Some(socket),
@@ -98,6 +111,7 @@ impl<T: Transport> Watched<T> {
             prefix,
             limits,
             stalled: None,
+            patience,
             frames,
             misconduct: Misconduct::None,
         };
@@ -153,10 +167,22 @@ impl<T: Transport> AsyncRead for Watched<T> {
         let this = self.get_mut();
         let before = buf.filled().len();
         if this.prefix.is_empty() {
-            std::task::ready!(this.socket().poll_read(context, buf))?;
+            let read = this.socket().poll_read(context, buf);
+            if let Some(patience) = &mut this.patience {
+                if read.is_ready() {
+                    patience.heard();
+                } else if let Poll::Ready(stage) = patience.poll(context, &this.limits) {
+                    if stage == Stage::Head {
+                        this.misconduct = Misconduct::Late;
+                    }
+                    return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+                }
+            }
+            std::task::ready!(read)?;
         } else {
             let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
             buf.put_slice(&head);
+            this.patience.iter_mut().for_each(Patience::heard);
         }
         Poll::Ready(this.inspect(&buf.filled()[before..]))
     }
@@ -206,12 +232,13 @@ impl<T> Drop for Watched<T> {
 
 /// Ends the connection so that the peer sees the last answer: says that nothing more will come, then reads on
 /// for a while, because closing a socket with unread bytes would reset it and take the answer back.
-pub(super) async fn linger<T: Transport>(mut socket: T, span: std::time::Duration) {
+pub(super) async fn linger<T: Transport>(mut socket: T, span: Duration) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let ends_at = Instant::now() + span;
     // It fails where HTTP has done it already, or the peer is gone: the reads then end at once.
     let _ = socket.shutdown().await;
-    let mut scratch = [0; 4096];
+    // On the heap: the future that awaits this is alive as long as the connection.
+    let mut scratch = vec![0; 4096];
     while let Ok(Ok(1..)) = tokio::time::timeout_at(ends_at, socket.read(&mut scratch)).await {}
 }

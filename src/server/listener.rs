@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +24,9 @@ use crate::task::Principal;
 
 /// How long accepting pauses after it failed, so that a shortage of descriptors does not spin (F60).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// Stands for the address that a peer dialled where it cannot be told; it welcomes no name.
+const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Everything one listener serves.
 #[derive(Clone, Debug)]
@@ -162,7 +165,7 @@ fn admit(shared: &Arc<Shared>, places: &Arc<Places>, socket: TcpStream, peer: So
     };
     // Without these two the connection works, more slowly, and under its listed names only.
     let _ = socket.set_nodelay(true);
-    let local = socket.local_addr().map_or(IpAddr::from([0, 0, 0, 0]), |local| local.ip().to_canonical());
+    let local = socket.local_addr().map_or(UNKNOWN, |local| local.ip().to_canonical());
     let shared = Arc::clone(shared);
     shared.tracker.clone().spawn(async move {
         serve(shared, socket, local).await;

@@ -36,10 +36,10 @@ pub(super) fn accepted(headers: &HeaderMap) -> AcceptedTypes {
     let mut events = Range::default();
     for element in elements(headers, &ACCEPT) {
         let mut parts = element.split(';').map(str::trim);
-        let range = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let range = parts.next().unwrap_or_default();
         let admits = !parts.any(is_zero_weight);
-        json.consider(specificity(&range, "application/*", "application/json"), admits);
-        events.consider(specificity(&range, "text/*", "text/event-stream"), admits);
+        json.consider(specificity(range, "application/*", "application/json"), admits);
+        events.consider(specificity(range, "text/*", "text/event-stream"), admits);
     }
     match (json.admits(headers), events.admits(headers)) {
         (true, true) => AcceptedTypes::Both,
@@ -92,9 +92,9 @@ impl Range {
 }
 
 fn specificity(range: &str, family: &str, exact: &str) -> Option<u8> {
-    if range == exact {
+    if range.eq_ignore_ascii_case(exact) {
         Some(3)
-    } else if range == family {
+    } else if range.eq_ignore_ascii_case(family) {
         Some(2)
     } else {
         (range == "*/*").then_some(1)

@@ -40,14 +40,14 @@ impl Meter {
         }
     }
 
-    /// Counts one request until the guard is dropped, also where the client left before the answer.
-    pub(super) fn request(&self) -> InUse<'_> {
-        InUse::new(&self.in_flight)
+    /// Counts one request until the guard is dropped.
+    pub(super) fn request(&self) -> InUse {
+        InUse::new(self.in_flight.clone())
     }
 
     /// Counts one connection until the guard is dropped.
-    pub(super) fn connection(&self) -> InUse<'_> {
-        InUse::new(&self.connections)
+    pub(super) fn connection(&self) -> InUse {
+        InUse::new(self.connections.clone())
     }
 
     /// Counts something that hyper refused, or that never became a request.
@@ -68,16 +68,17 @@ impl fmt::Debug for Meter {
 }
 
 /// One unit of a gauge.
-pub(super) struct InUse<'a>(&'a Gauge);
+#[derive(Debug)]
+pub(super) struct InUse(Gauge);
 
-impl<'a> InUse<'a> {
-    fn new(gauge: &'a Gauge) -> Self {
+impl InUse {
+    fn new(gauge: Gauge) -> Self {
         gauge.increment(1.0);
         Self(gauge)
     }
 }
 
-impl Drop for InUse<'_> {
+impl Drop for InUse {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }

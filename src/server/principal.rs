@@ -27,3 +27,18 @@ impl Guard for PrincipalGuard {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// B73.
+    #[test]
+    fn everyone_is_who_the_configuration_says_whatever_the_headers_say() {
+        for everyone in [Principal::local(), Principal::anonymous()] {
+            let mut request = Request::builder().header("x-forwarded-for", "192.0.2.1").body(()).unwrap();
+            PrincipalGuard::new(everyone.clone()).check(&mut request).unwrap();
+            assert_eq!(request.extensions().get(), Some(&everyone));
+        }
+    }
+}

@@ -3,7 +3,6 @@
 //! Answers carry no body and no byte of the client's (reliability b.3, rules 1 and 5). The two reasons that
 //! concern the JSON text itself are answered as JSON-RPC errors without id.
 
-use bytes::Bytes;
 use http::header::{ALLOW, CONNECTION, CONTENT_TYPE};
 use http::{HeaderValue, StatusCode, Version};
 
@@ -40,121 +39,88 @@ pub(super) enum Refusal {
     BodyEmpty,
 }
 
-impl Refusal {
+/// Marks the answer to a refused request, so that its connection can keep count.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Refused;
+
+/// How one reason is answered.
+struct Terms {
+    status: StatusCode,
     /// The label under which it is counted.
-    pub(super) const fn reason(&self) -> &'static str {
-        match self {
-            Self::Tunnel => "connect",
-            Self::HeadTooLarge => "head_too_large",
-            Self::TargetTooLong => "target_too_long",
-            Self::HostUnclear => "host_unclear",
-            Self::HostForeign => "host_foreign",
-            Self::OriginForeign => "origin_foreign",
-            Self::PathUnknown => "path_unknown",
-            Self::MethodUnknown(_) => "method_unknown",
-            Self::MediaType => "media_type",
-            Self::ContentCoding => "content_coding",
-            Self::NotAcceptable => "not_acceptable",
-            Self::Expectation => "expectation",
-            Self::TransferCoding => "transfer_coding",
-            Self::BodyTooLarge => "body_too_large",
-            Self::BodyTooSlow => "body_too_slow",
-            Self::BodyBroken => "body_broken",
-            Self::ChunkExtensions => "chunk_extensions",
-            Self::BodyEmpty => "body_empty",
-        }
-    }
+    reason: &'static str,
+    then: Then,
+    /// The message of a JSON-RPC error; without one the answer is bare.
+    message: Option<&'static str>,
+}
 
-    const fn status(&self) -> StatusCode {
-        match self {
-            Self::Tunnel | Self::MethodUnknown(_) => StatusCode::METHOD_NOT_ALLOWED,
-            Self::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
-            Self::TargetTooLong => StatusCode::URI_TOO_LONG,
-            Self::HostUnclear | Self::BodyBroken | Self::ChunkExtensions | Self::BodyEmpty => StatusCode::BAD_REQUEST,
-            Self::HostForeign | Self::OriginForeign => StatusCode::FORBIDDEN,
-            Self::PathUnknown => StatusCode::NOT_FOUND,
-            Self::MediaType | Self::ContentCoding => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            Self::NotAcceptable => StatusCode::NOT_ACCEPTABLE,
-            Self::Expectation => StatusCode::EXPECTATION_FAILED,
-            Self::TransferCoding => StatusCode::NOT_IMPLEMENTED,
-            Self::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
-            Self::BodyTooSlow => StatusCode::REQUEST_TIMEOUT,
-        }
-    }
+/// What becomes of an HTTP/1 connection whose request had been read to its end.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Then {
+    GoesOn,
+    Ends,
+}
 
-    /// Whether the connection ends with the answer even where the body had been read.
-    const fn ends_connection(&self) -> bool {
+impl Terms {
+    const fn bare(status: StatusCode, reason: &'static str, then: Then) -> Self {
+        Self { status, reason, then, message: None }
+    }
+}
+
+impl Refusal {
+    const fn terms(&self) -> Terms {
+        use StatusCode as S;
+        use Then::{Ends, GoesOn};
         match self {
-            Self::Tunnel
-            | Self::HeadTooLarge
-            | Self::TargetTooLong
-            | Self::TransferCoding
-            | Self::BodyTooLarge
-            | Self::BodyTooSlow
-            | Self::BodyBroken
-            | Self::ChunkExtensions => true,
-            Self::HostUnclear
-            | Self::HostForeign
-            | Self::OriginForeign
-            | Self::PathUnknown
-            | Self::MethodUnknown(_)
-            | Self::MediaType
-            | Self::ContentCoding
-            | Self::NotAcceptable
-            | Self::Expectation
-            | Self::BodyEmpty => false,
+            Self::Tunnel => Terms::bare(S::METHOD_NOT_ALLOWED, "connect", Ends),
+            Self::HeadTooLarge => Terms::bare(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
+            Self::TargetTooLong => Terms::bare(S::URI_TOO_LONG, "target_too_long", Ends),
+            Self::HostUnclear => Terms::bare(S::BAD_REQUEST, "host_unclear", GoesOn),
+            Self::HostForeign => Terms::bare(S::FORBIDDEN, "host_foreign", GoesOn),
+            Self::OriginForeign => Terms::bare(S::FORBIDDEN, "origin_foreign", GoesOn),
+            Self::PathUnknown => Terms::bare(S::NOT_FOUND, "path_unknown", GoesOn),
+            Self::MethodUnknown(_) => Terms::bare(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
+            Self::MediaType => Terms::bare(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
+            Self::ContentCoding => Terms::bare(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
+            Self::NotAcceptable => Terms::bare(S::NOT_ACCEPTABLE, "not_acceptable", GoesOn),
+            Self::Expectation => Terms::bare(S::EXPECTATION_FAILED, "expectation", GoesOn),
+            Self::TransferCoding => Terms::bare(S::NOT_IMPLEMENTED, "transfer_coding", Ends),
+            Self::BodyTooLarge => Terms::bare(S::PAYLOAD_TOO_LARGE, "body_too_large", Ends),
+            Self::BodyTooSlow => Terms::bare(S::REQUEST_TIMEOUT, "body_too_slow", Ends),
+            Self::ChunkExtensions => Terms::bare(S::BAD_REQUEST, "chunk_extensions", Ends),
+            Self::BodyBroken => {
+                Terms { message: Some("the body broke off"), ..Terms::bare(S::BAD_REQUEST, "body_broken", Ends) }
+            }
+            Self::BodyEmpty => {
+                Terms { message: Some("the body is empty"), ..Terms::bare(S::BAD_REQUEST, "body_empty", GoesOn) }
+            }
         }
     }
 
     /// The answer, counted.
     pub(super) fn answer(self, stream: StreamPosition) -> Response {
-        metrics::counter!(metric::HTTP_REFUSED, "reason" => self.reason()).increment(1);
-        tracing::debug!(reason = self.reason(), "request refused");
-        let close = match stream {
+        let Terms { status, reason, then, message } = self.terms();
+        metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
+        tracing::debug!(reason, "request refused");
+        let mut response = Response::new(empty_body());
+        *response.status_mut() = status;
+        response.extensions_mut().insert(Refused);
+        if let Some(message) = message {
+            let text = envelope::error(None, &RpcError::new(fault::PARSE_ERROR, message));
+            *response.body_mut() = full_body(text);
+            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        }
+        let ends = match stream {
             StreamPosition::Multiplexed => false,
             StreamPosition::Unread => true,
-            StreamPosition::Known => self.ends_connection(),
+            StreamPosition::Known => then == Then::Ends,
         };
-        let mut response = match self.rpc_text() {
-            Some(text) => {
-                let mut response = Response::new(full_body(text));
-                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-                response
-            }
-            None => Response::new(empty_body()),
-        };
-        *response.status_mut() = self.status();
-        if close {
+        if ends {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if let Self::MethodUnknown(allow) = self {
             response.headers_mut().insert(ALLOW, allow);
         }
         response
-    }
-
-    fn rpc_text(&self) -> Option<Bytes> {
-        let message = match self {
-            Self::BodyBroken => "the body broke off",
-            Self::BodyEmpty => "the body is empty",
-            Self::Tunnel
-            | Self::HeadTooLarge
-            | Self::TargetTooLong
-            | Self::HostUnclear
-            | Self::HostForeign
-            | Self::OriginForeign
-            | Self::PathUnknown
-            | Self::MethodUnknown(_)
-            | Self::MediaType
-            | Self::ContentCoding
-            | Self::NotAcceptable
-            | Self::Expectation
-            | Self::TransferCoding
-            | Self::BodyTooLarge
-            | Self::BodyTooSlow
-            | Self::ChunkExtensions => return None,
-        };
-        Some(envelope::error(None, &RpcError::new(fault::PARSE_ERROR, message)))
     }
 }
 

@@ -23,14 +23,18 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// Sends one request. Returns once the upstream session is there and the request is on its way;
     /// the answer comes as events.
     ///
+    /// Dropping the future lets go of the request wherever it is: usually it is not sent, but it may just
+    /// have been.
+    ///
     /// # Errors
-    /// Only where nothing was sent: the fault's `executed` is `No`. Dropping the future sends nothing.
+    /// Only where nothing was sent: the fault's `executed` is `No`.
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
     /// Takes up an exchange that another process life began.
     ///
     /// # Errors
-    /// If the token is not (or no longer) of use.
+    /// If the token is none of this upstream's. That the upstream no longer knows the exchange may also
+    /// show as its first event, `Lost`.
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
     /// A receiver of notifications that belong to no call (list changes, resource updates), for this client's
@@ -55,7 +59,8 @@ pub trait Exchange: Send {
     /// Cancel safe: a dropped call loses no event.
     async fn next(&mut self) -> ExchangeEvent;
 
-    /// Answers a question of the upstream.
+    /// Answers a question of the upstream. One that is answered already or taken back is passed over.
+    /// Not cancel safe: a dropped answer may have arrived.
     ///
     /// # Errors
     /// If the answer could not be handed over; the exchange itself may still go on.

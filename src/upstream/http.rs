@@ -1,7 +1,7 @@
 //! Streamable HTTP upstreams with a handshake, 2025-03-26 to 2025-11-25.
 //!
-//! Knows nothing of tasks. Read [`exchange`] for one call from begin to end, then
-//! [`session`](super::session) for what calls share.
+//! Knows nothing of tasks. Read `exchange` for one call from begin to end, `drive` for
+//! what happens to it on the way, then `upstream::session` for what calls share.
 
 pub(crate) mod client;
 mod drive;

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 
 /// The places of one upstream, resolved. They hold for `tools/call` only.
@@ -73,17 +74,17 @@ impl Slots {
     }
 
     fn slot(&self, permit: OwnedSemaphorePermit) -> Slot {
-        let in_flight = metrics::gauge!("taskgate_upstream_in_flight", "upstream" => self.upstream.to_string());
+        let in_flight = metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => self.upstream.to_string());
         in_flight.increment(1.0);
         Slot { _permit: permit, in_flight }
     }
 
     fn queue_gauge(&self) -> metrics::Gauge {
-        metrics::gauge!("taskgate_upstream_queued", "upstream" => self.upstream.to_string())
+        metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => self.upstream.to_string())
     }
 
     fn refuse(&self, reason: Reason) -> GatewayFault {
-        metrics::counter!("taskgate_upstream_shed_total", "upstream" => self.upstream.to_string()).increment(1);
+        metrics::counter!(metric::UPSTREAM_SHED, "upstream" => self.upstream.to_string()).increment(1);
         GatewayFault::new(reason, Executed::No)
     }
 }

@@ -26,7 +26,7 @@ impl VersionChoice {
 
     /// The version for the next handshake.
     pub(crate) fn ask(&self) -> ProtocolVersion {
-        self.fixed.or(*self.agreed.lock()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
+        self.fixed.or_else(|| *self.agreed.lock()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
     }
 
     /// Whether sessions of the version that the upstream chose are of use.

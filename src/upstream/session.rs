@@ -5,6 +5,7 @@
 
 pub(crate) mod calls;
 pub(crate) mod handshake;
+mod level;
 pub(crate) mod listen;
 pub(crate) mod pool;
 pub(crate) mod route;
@@ -24,10 +25,12 @@ use super::http::client::{HandedOver, HttpClient};
 use super::http::post::Credentials;
 use super::http::reply;
 use super::probe::VersionChoice;
+use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
 use crate::wire::{Payload, ProtocolVersion};
 use calls::Calls;
+use level::LogLevel;
 
 /// A notification that belongs to no call: its method and params.
 pub(crate) type News = (Arc<str>, Option<Payload>);
@@ -55,7 +58,7 @@ impl Hop {
     /// Counts something of the upstream's that nobody can use.
     pub(crate) fn dropped(&self, reason: &'static str) {
         let upstream = self.name.to_string();
-        metrics::counter!("taskgate_upstream_dropped_total", "upstream" => upstream, "reason" => reason).increment(1);
+        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
     }
 }
 
@@ -77,6 +80,7 @@ pub(crate) struct Session {
     pub(crate) calls: Calls,
     news: broadcast::Sender<News>,
     replies: Arc<Semaphore>,
+    level: LogLevel,
     /// Ends the session's own stream.
     over: CancellationToken,
 }
@@ -90,6 +94,7 @@ impl Session {
             calls: Calls::default(),
             news: broadcast::Sender::new(NEWS_MAX),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
+            level: LogLevel::default(),
             over: hop.stop.child_token(),
         })
     }

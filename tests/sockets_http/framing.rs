@@ -108,9 +108,10 @@ async fn an_expected_continue_is_sent_before_the_body() {
 }
 
 fn hurried() -> Limits {
-    let span = Duration::from_millis(150);
+    let span = Duration::from_millis(300);
     Limits {
         head_deadline: span,
+        idle_deadline: span * 4,
         body_deadline: span * 3,
         body_window: span,
         body_window_bytes_min: 100,
@@ -127,6 +128,42 @@ async fn a_head_that_does_not_come_ends_the_connection_without_answer() {
         assert_eq!(outcome(&gate, sent.as_bytes()).await, "nothing close", "{sent:?}");
     }
     assert_eq!(gate.reached(), 0);
+}
+
+/// Between two requests a client may wait longer than inside a head, but not for ever.
+#[tokio::test]
+async fn an_idle_connection_is_kept_for_a_while() {
+    let gate = gate_with(settings(), hurried()).await;
+    let mut client = gate.connect().await;
+    client.send(post("", "{}").as_bytes()).await;
+    assert_eq!(client.answer().await.unwrap().status(), "200");
+    let early = timeout(hurried().head_deadline * 2, client.stream.readable()).await;
+    assert!(early.is_err(), "still there when a head would have been late");
+    assert!(client.answer().await.is_none());
+}
+
+/// B25, on a connection that has served a request.
+#[tokio::test]
+async fn a_later_head_has_no_more_time_than_the_first() {
+    let patient = Limits { idle_deadline: PATIENCE * 2, ..hurried() };
+    let gate = gate_with(settings(), patient).await;
+    let mut client = gate.connect().await;
+    client.send(post("", "{}").as_bytes()).await;
+    assert_eq!(client.answer().await.unwrap().status(), "200");
+    client.send(b"POST /mcp HT").await;
+    assert!(client.answer().await.is_none());
+}
+
+/// A request in flight has all the time of its handler, whatever the idle time.
+#[tokio::test]
+async fn a_held_request_outlives_the_idle_time() {
+    let gate = gate_with(settings(), hurried()).await;
+    let mut client = gate.connect().await;
+    client.send(post("", "{}").replace("/mcp", "/hold").as_bytes()).await;
+    let waited = timeout(hurried().idle_deadline * 2, client.stream.readable()).await;
+    assert!(waited.is_err(), "neither an answer nor an end");
+    gate.recorder.released.add_permits(1);
+    assert_eq!(client.answer().await.unwrap().status(), "200");
 }
 
 /// B26: too slow within one window, and fast enough for each but never done.
@@ -149,12 +186,7 @@ async fn an_answer_that_nobody_reads_resets_the_connection() {
     let mut client = gate.connect().await;
     client.send(post("", "{}").replace("/mcp", "/flood").as_bytes()).await;
     gate.arrivals(1).await;
-    let ended = async {
-        while gate.running.connections() > 0 {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(PATIENCE, ended).await.expect("the gate gives the connection up");
+    gate.emptied().await;
     let mut answer = Vec::new();
     let error = timeout(PATIENCE, client.stream.read_to_end(&mut answer)).await.unwrap().unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset);

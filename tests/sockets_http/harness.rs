@@ -102,6 +102,16 @@ impl Gate {
         connect(self.running.local_addr()).await
     }
 
+    /// Waits until no connection is left.
+    pub(crate) async fn emptied(&self) {
+        let empty = async {
+            while self.running.connections() > 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        timeout(PATIENCE, empty).await.expect("the gate lets all connections go");
+    }
+
     /// Waits until `count` more requests have reached the endpoint.
     pub(crate) async fn arrivals(&self, count: u32) {
         timeout(PATIENCE, self.recorder.arrived.acquire_many(count)).await.unwrap().unwrap().forget();
@@ -192,10 +202,7 @@ impl Client {
     }
 
     async fn more(&mut self) -> io::Result<usize> {
-        let mut buffer = [0; 16 << 10];
-        let count = self.stream.read(&mut buffer).await?;
-        self.read.extend_from_slice(&buffer[..count]);
-        Ok(count)
+        self.stream.read_buf(&mut self.read).await
     }
 
     /// Whether the peer ends the connection, in order or not, without a further byte.

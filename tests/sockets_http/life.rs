@@ -1,6 +1,9 @@
 //! Panics, caps and the end of a listener.
 
+use std::env;
+use std::fs::File;
 use std::num::NonZeroUsize;
+use std::process::Command;
 use std::time::Duration;
 
 use taskgate::server::{DrainPlan, Drained, Limits, ListenSettings};
@@ -34,12 +37,7 @@ async fn connections_beyond_the_cap_are_closed_at_once() {
     assert!(gate.connect().await.ends().await);
     assert_eq!(gate.running.connections(), 2);
     drop(clients);
-    let room = async {
-        while gate.running.connections() > 0 {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(PATIENCE, room).await.unwrap();
+    gate.emptied().await;
     assert_eq!(outcome(&gate, post("", "{}").as_bytes()).await, "200");
 }
 
@@ -78,7 +76,7 @@ async fn a_connection_during_the_notice_gets_one_answer() {
     let mut early = gate.connect().await;
     early.send(post("", "{}").as_bytes()).await;
     assert_eq!(early.answer().await.unwrap().status(), "200");
-    let drain = gate.running.drain(DrainPlan { notice: Duration::from_millis(500), max: PATIENCE });
+    let drain = gate.running.drain(DrainPlan { notice: Duration::from_secs(1), max: PATIENCE });
     let client = async {
         assert!(early.answer().await.is_none(), "the notice has begun");
         let mut late = connect(address).await;
@@ -110,4 +108,62 @@ async fn dropping_a_listener_ends_its_connections() {
     gate.arrivals(1).await;
     drop(gate.running);
     assert!(busy.ends().await);
+}
+
+/// b.3, rule 6: whoever is refused again and again has to connect again.
+#[tokio::test]
+async fn refusals_without_end_cost_the_connection() {
+    let gate = gate_with(settings(), Limits { glitches_max: 2, ..Limits::default() }).await;
+    let mut client = gate.connect().await;
+    for expected in [None, None, Some("close")] {
+        client.send(b"GET /unknown HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        let answer = client.answer().await.unwrap();
+        assert_eq!((answer.status(), answer.header("connection")), ("404", expected));
+    }
+    assert!(client.answer().await.is_none());
+}
+
+/// A handler ends with its client; what must go on runs elsewhere.
+#[tokio::test]
+async fn a_request_ends_when_its_client_leaves() {
+    let gate = gate().await;
+    let mut leaver = gate.connect().await;
+    leaver.send(held().as_bytes()).await;
+    gate.arrivals(1).await;
+    drop(leaver);
+    gate.emptied().await;
+}
+
+/// Set in the process that has few descriptors.
+const FEW_DESCRIPTORS: &str = "TASKGATE_TEST_FEW_DESCRIPTORS";
+
+/// F60: with no descriptor left a client is told so at once, open connections go on, and later ones are served.
+#[tokio::test]
+async fn a_shortage_of_descriptors_passes() {
+    let itself = env::current_exe().unwrap();
+    if env::var_os(FEW_DESCRIPTORS).is_none() {
+        // The limit is the process's, so it needs one of its own.
+        let mut child = Command::new("sh");
+        child.args(["-c", "ulimit -n 64 && exec \"$0\" --exact life::a_shortage_of_descriptors_passes"]);
+        let output = child.arg(itself).env(FEW_DESCRIPTORS, "1").output().unwrap();
+        let report = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && report.contains("1 passed"), "{report}");
+        return;
+    }
+    let gate = gate().await;
+    let mut early = gate.connect().await;
+    early.send(post("", "{}").as_bytes()).await;
+    assert_eq!(early.answer().await.unwrap().status(), "200");
+
+    let mut fillers = Vec::new();
+    while let Ok(filler) = File::open(&itself) {
+        fillers.push(filler);
+    }
+    fillers.pop();
+    assert!(gate.connect().await.ends().await, "the last descriptor is the client's own");
+    early.send(post("", "{}").as_bytes()).await;
+    assert_eq!(early.answer().await.unwrap().status(), "200");
+
+    drop(fillers);
+    assert_eq!(outcome(&gate, post("", "{}").as_bytes()).await, "200");
 }

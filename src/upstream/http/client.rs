@@ -30,6 +30,9 @@ const HEAD_FIELDS_MAX: usize = 100;
 const RESENDS_MAX: u32 = 2;
 /// Pause before such a repetition, times its number.
 const RESEND_PAUSE: Duration = Duration::from_millis(50);
+/// How long a connection is kept for the next request. Node closes idle ones after five seconds, and whether
+/// a call that meets such a close has run nobody can tell.
+const IDLE_MAX: Duration = Duration::from_secs(4);
 /// Dead peers are found by this, since silence is normal for a running call.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
@@ -83,6 +86,7 @@ impl HttpClient {
         let pool = Client::builder(TokioExecutor::new())
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE_MAX)
             .http1_max_buf_size(HEAD_BYTES_MAX)
             .http1_max_headers(HEAD_FIELDS_MAX)
             .http2_max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX))
@@ -214,3 +218,6 @@ impl tower::Service<Uri> for ConnectLimit {
         Box::pin(async move { tokio::time::timeout(max, connecting).await? })
     }
 }
+
+#[cfg(test)]
+mod tests;

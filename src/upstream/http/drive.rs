@@ -173,8 +173,8 @@ impl Link {
                 Ok(Some(event)) => {
                     patience = RESUME_WINDOW;
                     self.point.lock().note(&event);
-                    if !event.data.is_empty()
-                        && let Some(last) = self.take_event(&event.data, &mut malformed).await?
+                    if let Some(text) = reply::message_in(&event)
+                        && let Some(last) = self.take_event(text, &mut malformed).await?
                     {
                         self.drain(events);
                         return Ok(last);
@@ -183,7 +183,14 @@ impl Link {
                 // Either a server that ends streams on purpose (SEP-1699) or a broken connection: the same.
                 Ok(None) | Err(Break::Closed) => {
                     let broken = Instant::now();
-                    events = self.reopen(patience).await?;
+                    events = match self.reopen(patience).await {
+                        Ok(events) => events,
+                        // What could not be read may well have been the answer.
+                        Err(fault) if malformed > 0 => {
+                            return Err(GatewayFault { reason: Reason::UpstreamMalformed, ..fault });
+                        }
+                        Err(fault) => return Err(fault),
+                    };
                     patience = patience.saturating_sub(broken.elapsed());
                 }
                 Err(limit @ (Break::Idle | Break::TooLarge)) => return Err(limit.into_fault()),
@@ -282,7 +289,7 @@ impl Link {
         hop.tracker.clone().spawn(async move {
             let rest = async {
                 while let Ok(Some(event)) = events.next().await {
-                    if !event.data.is_empty() {
+                    if reply::message_in(&event).is_some() {
                         hop.dropped("after_response");
                     }
                 }

@@ -5,17 +5,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::client::HandedOver;
 use super::drive::{Link, Start};
 use super::{resume, token};
+use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::session::calls::Call;
 use crate::upstream::session::pool::Pool;
 use crate::upstream::session::{Hop, Session};
 use crate::upstream::{Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, UpstreamRequest};
+use crate::wire::envelope::Params;
 use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
 
 /// How long a cancel waits for a sign that the upstream knows the call. It travels on another connection
@@ -54,10 +57,13 @@ impl HttpExchange {
         let began = Instant::now();
         let key = super::key(context);
         let session = pool.session(&key).await?;
+        if let Some(level) = &context.log_level {
+            session.lower_log_level(level).await;
+        }
         let id = token::mint();
-        let params = request.params.as_ref().map(Object::of);
-        let task = params.as_ref().and_then(|params| params.as_ref()?.get_string("taskId"));
-        let params = with_token(request.params, context.progress.then_some(&id));
+        let params = located(request.params);
+        let task = params.object().and_then(|params| params.get_string("taskId"));
+        let params = with_token(params, context.progress.then_some(&id));
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = Call::new(id, task);
         let link = Link::new(call, session, pool, key, context);
@@ -105,19 +111,19 @@ impl HttpExchange {
             _ = handed_over.wait() => return Ok(()),
             last = drive => last,
         };
-        match last {
-            ExchangeEvent::Lost(Lost(fault)) if !handed_over.initialized() => Err(BeginError::Gateway(fault)),
-            last => {
-                self.end(last);
-                Ok(())
-            }
+        if let ExchangeEvent::Lost(Lost(fault)) = last
+            && !handed_over.initialized()
+        {
+            return Err(BeginError::Gateway(fault));
         }
+        self.end(last);
+        Ok(())
     }
 
     fn end(&mut self, last: ExchangeEvent) {
         self.link.leave();
         let upstream = self.link.session().hop.name.to_string();
-        metrics::histogram!("taskgate_upstream_request_seconds", "upstream" => upstream, "class" => self.class)
+        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => upstream, "class" => self.class)
             .record(self.began.elapsed());
         self.state = State::Ended(last);
     }
@@ -137,7 +143,7 @@ impl HttpExchange {
     async fn tell_cancelled(&mut self, reason: &str) {
         self.known_upstream().await;
         if matches!(self.state, State::Running(_)) {
-            let params = serde_json::json!({ "requestId": self.link.call.id, "reason": reason });
+            let params = json!({ "requestId": self.link.call.id, "reason": reason });
             let message = envelope::notification(method::CANCELLED, Some(&Payload::of(&params)));
             if self.link.session().tell(message).await.is_err() {
                 self.link.session().hop.dropped("cancel_failed");
@@ -146,19 +152,28 @@ impl HttpExchange {
     }
 }
 
+fn located(params: Option<Payload>) -> Params {
+    match params {
+        None => Params::Absent,
+        Some(params) => Object::of(&params).map_or(Params::Other(params), Params::Object),
+    }
+}
+
 /// Puts the gateway's own progress token in place of whatever stands there (UPC-20).
-fn with_token(params: Option<Payload>, token: Option<&RequestId>) -> Option<Payload> {
-    let object = match &params {
-        Some(params) => Object::of(params)?,
-        None if token.is_none() => return None,
-        None => Object::of(&Payload::empty_object())?,
+fn with_token(params: Params, token: Option<&RequestId>) -> Option<Payload> {
+    let object = match params {
+        Params::Object(object) => object,
+        Params::Absent => {
+            let params = |id| json!({ meta::META: { meta::PROGRESS_TOKEN: id } });
+            return token.map(|id| Payload::of(&params(id)));
+        }
+        Params::Other(params) => return Some(params),
     };
-    let meta = object.get_object(meta::META);
-    let meta = match (meta, token) {
+    let meta = match (object.get_object(meta::META), token) {
         (Some(meta), Some(token)) => meta.edit().set(meta::PROGRESS_TOKEN, token.payload().clone()).finish(),
         (Some(meta), None) => meta.edit().remove(meta::PROGRESS_TOKEN).finish(),
-        (None, Some(token)) => Payload::of(&serde_json::json!({ meta::PROGRESS_TOKEN: token })),
-        (None, None) => return params,
+        (None, Some(token)) => Payload::of(&json!({ meta::PROGRESS_TOKEN: token })),
+        (None, None) => return Some(object.payload().clone()),
     };
     Some(object.edit().set(meta::META, meta).finish())
 }

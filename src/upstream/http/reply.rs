@@ -223,6 +223,13 @@ impl EventStream {
     }
 }
 
+/// The text of an event that carries messages; `None` for one that only primes the stream or is called
+/// something else.
+pub(crate) fn message_in(event: &SseEvent) -> Option<&Bytes> {
+    let is_message = event.name.as_deref().is_none_or(|name| name == "message");
+    Some(&event.data).filter(|data| is_message && !data.is_empty())
+}
+
 /// Where a stream can be taken up again, and how soon.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct StreamPoint {

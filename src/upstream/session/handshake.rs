@@ -113,7 +113,7 @@ async fn result_in(reply: Reply, id: &RequestId, limits: ReadLimits) -> Result<P
         Reply::Events(mut events) => loop {
             match events.next().await {
                 Ok(Some(event)) => {
-                    if let Some(answer) = answer_in(&event.data, id) {
+                    if let Some(answer) = reply::message_in(&event).and_then(|text| answer_in(text, id)) {
                         return answer;
                     }
                 }

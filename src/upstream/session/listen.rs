@@ -102,12 +102,10 @@ impl Listener {
         let mut heard = false;
         while let Ok(Some(event)) = events.next().await {
             self.point.note(&event);
-            if event.data.is_empty() {
-                continue;
-            }
+            let Some(text) = reply::message_in(&event) else { continue };
             heard = true;
             let Some(session) = self.session.upgrade() else { return heard };
-            match envelope::read_batch(&event.data, ScanLimits::UPSTREAM, BATCH_MAX) {
+            match envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX) {
                 Ok(messages) => messages.into_iter().for_each(|message| match message {
                     Ok(Message::Notification(notification)) => session.note(notification),
                     Ok(Message::Request(request)) => session.ask(request),

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{Hop, Session, SessionKey, handshake};
+use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::BeginError;
 
@@ -38,6 +39,10 @@ struct Place {
 impl Place {
     fn session(&self) -> Option<&Arc<Session>> {
         self.opening.peek().and_then(|opened| opened.as_ref().ok())
+    }
+
+    fn has_failed(&self) -> bool {
+        matches!(self.opening.peek(), Some(Err(_)))
     }
 
     /// Nobody but the pool holds the session: no call runs in it, none is about to, nobody listens.
@@ -97,7 +102,7 @@ impl Pool {
     fn opening(&self, key: &SessionKey) -> Result<Opening, BeginError> {
         let mut places = self.places.lock();
         // A failure that nobody waited for is not anybody's answer.
-        if let Some(place) = places.get_mut(key).filter(|place| !matches!(place.opening.peek(), Some(Err(_)))) {
+        if let Some(place) = places.get_mut(key).filter(|place| !place.has_failed()) {
             place.used = Instant::now();
             return Ok(place.opening.clone());
         }
@@ -112,7 +117,13 @@ impl Pool {
     /// Starts a handshake that goes on by itself, so that a waiter who leaves does not hold it up.
     fn open(&self, key: SessionKey) -> Opening {
         let hop = Arc::clone(&self.hop);
-        let opening = self.hop.tracker.spawn(async move { handshake::open(&hop, &key).await });
+        let draining = GatewayFault::new(Reason::Draining, Executed::No);
+        let opening = self.hop.tracker.spawn(async move {
+            tokio::select! {
+                () = hop.stop.cancelled() => Err(BeginError::Gateway(draining)),
+                opened = handshake::open(&hop, &key) => opened,
+            }
+        });
         let outcome = opening.map(|outcome| {
             let broken = GatewayFault::new(Reason::Internal, Executed::No);
             outcome.unwrap_or(Err(BeginError::Gateway(broken)))
@@ -147,13 +158,18 @@ impl Pool {
 
     fn sweep(&self, now: Instant) {
         let mut places = self.places.lock();
-        for place in places.values_mut().filter(|place| !place.is_idle()) {
-            place.used = now;
+        for place in places.values_mut() {
+            // The end of a handshake that all have left is not noticed before somebody looks.
+            let _ = place.opening.clone().now_or_never();
+            if !place.is_idle() {
+                place.used = now;
+            }
         }
-        for (_, place) in places.extract_if(|_, place| now.duration_since(place.used) >= IDLE_MAX) {
+        let is_over = |place: &Place| place.has_failed() || now.duration_since(place.used) >= IDLE_MAX;
+        for (_, place) in places.extract_if(|_, place| is_over(place)) {
             self.end(&place);
         }
-        metrics::gauge!("taskgate_upstream_sessions", "upstream" => self.hop.name.to_string())
+        metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => self.hop.name.to_string())
             .set(u32::try_from(places.len()).unwrap_or(u32::MAX));
     }
 }
@@ -168,3 +184,6 @@ async fn sweep(pool: Weak<Pool>, stop: tokio_util::sync::CancellationToken) {
         pool.sweep(Instant::now());
     }
 }
+
+#[cfg(test)]
+mod tests;

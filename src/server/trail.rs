@@ -1,0 +1,117 @@
+//! What the requests of one connection tell the code under HTTP about themselves.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use tokio_util::sync::CancellationToken;
+
+use super::meter::{InUse, Meter};
+use crate::face::http::ResponseBody;
+
+/// The state of one connection, written by its requests. All of it is advisory, so relaxed order will do.
+#[derive(Debug)]
+pub(super) struct Trail {
+    begun: AtomicU32,
+    open: AtomicU32,
+    glitches: AtomicU32,
+    in_doubt: AtomicBool,
+    leave: CancellationToken,
+}
+
+impl Trail {
+    /// `leave` asks the connection to end after what it is answering.
+    pub(super) fn new(leave: CancellationToken) -> Self {
+        Self { begun: 0.into(), open: 0.into(), glitches: 0.into(), in_doubt: false.into(), leave }
+    }
+
+    pub(super) const fn leave(&self) -> &CancellationToken {
+        &self.leave
+    }
+
+    /// Counts one refused request; the one after `max` ends the connection, gracefully.
+    pub(super) fn glitch(&self, max: u32) -> Standing {
+        if self.glitches.fetch_add(1, Ordering::Relaxed) < max {
+            return Standing::Good;
+        }
+        self.leave.cancel();
+        Standing::Leaving
+    }
+
+    /// How many requests have begun so far; wraps.
+    pub(super) fn begun(&self) -> u32 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request is being read, worked on or answered.
+    pub(super) fn is_busy(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0
+    }
+
+    /// An answer announced the end of the connection, perhaps before the peer had sent everything.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn doubt(&self) {
+        self.in_doubt.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether a peer that has been refused may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Good,
+    Leaving,
+}
+
+/// One request, from its head to the last byte of its answer, or to the moment its client left.
+#[derive(Debug)]
+pub(super) struct Open {
+    trail: Arc<Trail>,
+    _counted: InUse,
+}
+
+impl Open {
+    pub(super) fn new(trail: Arc<Trail>, meter: &Meter) -> Self {
+        trail.begun.fetch_add(1, Ordering::Relaxed);
+        trail.open.fetch_add(1, Ordering::Relaxed);
+        Self { trail, _counted: meter.request() }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.trail.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of an answer, which keeps its request open.
+#[derive(Debug)]
+pub(super) struct OpenBody {
+    pub(super) body: ResponseBody,
+    pub(super) _open: Open,
+}
+
+impl Body for OpenBody {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

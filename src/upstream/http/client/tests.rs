@@ -1,0 +1,88 @@
+//! TLS towards upstreams, over real sockets.
+
+use std::convert::Infallible;
+
+use http_body_util::Empty;
+use hyper::service::service_fn;
+use hyper_util::server::conn::auto;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rustls::pki_types::PrivateKeyDer;
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
+use tokio_util::task::TaskTracker;
+
+use super::*;
+
+const CONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// A private authority and the TLS settings of a server that it vouches for under one name.
+fn vouched_for(name: &str) -> (CertificateDer<'static>, rustls::ServerConfig) {
+    let mut authority = CertificateParams::default();
+    authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let authority = CertifiedIssuer::self_signed(authority, KeyPair::generate().unwrap()).unwrap();
+    let key = KeyPair::generate().unwrap();
+    let certificate = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &authority).unwrap();
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+    let key = PrivateKeyDer::try_from(key.serialize_der()).unwrap();
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate.der().clone()], key)
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    (authority.der().clone(), config)
+}
+
+/// Serves empty answers over TLS until the tracker's tasks go with the runtime.
+async fn serve(config: rustls::ServerConfig) -> url::Url {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://localhost:{}/mcp", listener.local_addr().unwrap().port()).parse().unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    TaskTracker::new().spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let Ok(stream) = acceptor.accept(stream).await else { continue };
+            let service = service_fn(|_| async { Ok::<_, Infallible>(Response::new(Empty::<Bytes>::new())) });
+            let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+        }
+    });
+    url
+}
+
+async fn post(url: &url::Url, roots: Vec<CertificateDer<'static>>) -> Result<http::Version, GatewayFault> {
+    let client = HttpClient::new(url, CONNECT_MAX, roots).unwrap();
+    let outgoing = Outgoing { method: Method::POST, headers: HeaderMap::new(), body: Some(Bytes::from_static(b"{}")) };
+    let handed_over = HandedOver::default();
+    let answer = tokio::time::timeout(Duration::from_secs(20), client.send(&outgoing, &handed_over)).await.unwrap();
+    answer.map(|response| response.version())
+}
+
+#[tokio::test]
+async fn a_private_authority_is_trusted_where_it_is_named_and_http_2_agreed_on() {
+    let (authority, config) = vouched_for("localhost");
+    let url = serve(config).await;
+    assert_eq!(post(&url, vec![authority]).await, Ok(http::Version::HTTP_2));
+}
+
+#[tokio::test]
+async fn a_certificate_that_cannot_be_trusted_sends_nothing() {
+    let refused = GatewayFault::new(Reason::UpstreamTls, Executed::No);
+    let (other_authority, _) = vouched_for("localhost");
+    let (authority, config) = vouched_for("localhost");
+    assert_eq!(post(&serve(config).await, vec![other_authority]).await, Err(refused), "U42: unknown authority");
+    drop(authority);
+    let (authority, config) = vouched_for("elsewhere");
+    assert_eq!(post(&serve(config).await, vec![authority]).await, Err(refused), "U42: another name");
+}
+
+#[tokio::test]
+async fn a_peer_that_is_silent_before_the_connection_is_there_is_unreachable() {
+    let (authority, _) = vouched_for("localhost");
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://localhost:{}/mcp", listener.local_addr().unwrap().port()).parse().unwrap();
+    let began = tokio::time::Instant::now();
+    let fault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
+    assert_eq!(post(&url, vec![authority]).await, Err(fault), "F27");
+    assert!(began.elapsed() < 2 * CONNECT_MAX, "the limit holds for all tries together");
+}

@@ -1,0 +1,43 @@
+//! Which log messages the upstream is asked to send in one session.
+//!
+//! A session knows one level, its clients one each: the session's is the lowest that anybody asked for, and
+//! whoever shows messages to a client leaves out what that client did not want (protocol.md 5.12).
+
+use tokio::sync::Mutex;
+
+use super::Session;
+use crate::upstream::http::token;
+use crate::wire::{Object, Payload, envelope, method};
+
+/// From the least severe on; a place in this list is a level's rank.
+const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
+
+/// The rank that the upstream was told; `None` as long as it decides by itself.
+#[derive(Debug, Default)]
+pub(super) struct LogLevel(Mutex<Option<usize>>);
+
+impl Session {
+    /// Asks the upstream for messages of this level too, if it logs and was not asked before. A refusal
+    /// costs messages, not the call.
+    pub(crate) async fn lower_log_level(&self, level: &str) {
+        let Some(rank) = LEVELS.iter().position(|known| *known == level) else { return };
+        if !self.logs() {
+            return;
+        }
+        let mut told = self.level.0.lock().await;
+        if told.is_some_and(|told| told <= rank) {
+            return;
+        }
+        let params = Payload::of(&serde_json::json!({ "level": level }));
+        if self.tell(envelope::request(&token::mint(), method::SET_LEVEL, Some(&params))).await.is_ok() {
+            *told = Some(rank);
+        } else {
+            self.hop.dropped("log_level_failed");
+        }
+    }
+
+    fn logs(&self) -> bool {
+        let capabilities = self.facts().and_then(|facts| Object::of(&facts.capabilities));
+        capabilities.is_some_and(|capabilities| capabilities.contains("logging"))
+    }
+}

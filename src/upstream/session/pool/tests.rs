@@ -1,0 +1,89 @@
+//! What the pool keeps and what it lets go of, without a network.
+
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::*;
+use crate::task::Principal;
+use crate::upstream::http::client::HttpClient;
+use crate::upstream::http::post::Credentials;
+use crate::upstream::probe::VersionChoice;
+use crate::wire::Payload;
+
+fn pool() -> Arc<Pool> {
+    let url = "http://127.0.0.1:9/mcp".parse().unwrap();
+    let hop = Hop {
+        name: Arc::from("reports"),
+        client: HttpClient::new(&url, Duration::from_secs(1), Vec::new()).unwrap(),
+        versions: VersionChoice::new(None),
+        tracker: TaskTracker::new(),
+        stop: CancellationToken::new(),
+    };
+    Pool::new(Arc::new(hop))
+}
+
+fn key(n: usize) -> SessionKey {
+    SessionKey { principal: Principal::new(&format!("key:{n}")), capabilities: Payload::empty_object() }
+}
+
+impl Pool {
+    /// Puts in a session whose handshake is done.
+    fn put(&self, key: SessionKey, used: Instant) -> Arc<Session> {
+        let session = Session::adopted(&self.hop, Credentials::default());
+        let opened = Ok(Arc::clone(&session));
+        let opening = async move { opened }.boxed().shared();
+        assert!(opening.clone().now_or_never().is_some());
+        self.places.lock().insert(key, Place { opening, used });
+        session
+    }
+
+    fn count(&self) -> usize {
+        self.places.lock().len()
+    }
+}
+
+#[tokio::test]
+async fn a_session_is_kept_for_five_minutes_after_its_last_use() {
+    let pool = pool();
+    let start = Instant::now();
+    let held = pool.put(key(0), start);
+    let news = pool.put(key(1), start).subscribe();
+    drop(pool.put(key(2), start));
+    pool.sweep(start + IDLE_MAX - Duration::from_secs(1));
+    assert_eq!(pool.count(), 3);
+    pool.sweep(start + IDLE_MAX);
+    assert_eq!(pool.count(), 2, "a session in which a call runs, or that somebody listens to, is in use");
+    drop((held, news));
+    pool.sweep(start + IDLE_MAX + IDLE_MAX - Duration::from_secs(1));
+    assert_eq!(pool.count(), 2, "its time begins when it is no longer used");
+    pool.sweep(start + IDLE_MAX + IDLE_MAX);
+    assert_eq!(pool.count(), 0);
+}
+
+#[tokio::test]
+async fn a_full_pool_lets_go_of_the_idle_session_that_was_used_longest_ago() {
+    let pool = pool();
+    let start = Instant::now();
+    let held: Vec<_> =
+        (0..SESSIONS_MAX).map(|n| pool.put(key(n), start + Duration::from_millis(u64::try_from(n).unwrap()))).collect();
+    let refused = pool.opening(&key(SESSIONS_MAX)).err();
+    let full = GatewayFault::new(Reason::QueueFull, Executed::No);
+    assert!(matches!(refused, Some(BeginError::Gateway(fault)) if fault == full), "none is idle");
+    // The first stays in use; of the idle ones the second was used longest ago.
+    let first = held.into_iter().next();
+    assert!(pool.opening(&key(SESSIONS_MAX)).is_ok());
+    let places = pool.places.lock();
+    let kept: Vec<_> = [0, 1, 2, SESSIONS_MAX].map(|n| places.contains_key(&key(n))).into();
+    assert_eq!(kept, [true, false, true, true]);
+    assert_eq!((places.len(), first.is_some()), (SESSIONS_MAX, true));
+}
+
+#[tokio::test]
+async fn a_handshake_that_failed_after_all_had_left_is_forgotten() {
+    let pool = pool();
+    let failed = BeginError::Gateway(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No));
+    let opening = async move { Err(failed) }.boxed().shared();
+    pool.places.lock().insert(key(0), Place { opening, used: Instant::now() });
+    pool.sweep(Instant::now());
+    assert_eq!(pool.count(), 0);
+}

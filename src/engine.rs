@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 pub use admission::{Admission, AdmissionLimits};
 pub use apply::TaskError;
-pub use call::{CallEnd, CallEvent, CallSpec, CallStream};
+pub use call::{Askable, CallEnd, CallEvent, CallSpec, CallStream, NewTask};
 pub use watch::Watchers;
 
 use crate::store::TaskStore;

@@ -104,12 +104,19 @@ impl StatelessRequest {
         edit.finish().detached()
     }
 
-    /// The capability that a question of the upstream needs, if this client did not declare it.
+    /// Whether the client declared that it can be asked this.
     #[must_use]
-    pub fn missing_for(&self, question: &str) -> Option<Payload> {
-        let needed = capability_of(question)?;
-        let declared = self.capabilities.get_object(needed).is_some();
-        (!declared).then(|| ObjectWriter::new().member(needed, &Payload::empty_object()).finish())
+    pub fn declares(&self, question: &str) -> bool {
+        capability_of(question).is_some_and(|needed| self.capabilities.get_object(needed).is_some())
+    }
+
+    /// The capability that a call needs whose upstream asks this question and got no answer: a
+    /// `ClientCapabilities` object. None for roots: servers ask for them whenever a session begins, for no
+    /// call in particular, and do without.
+    #[must_use]
+    pub fn required_for(question: &str) -> Option<Payload> {
+        let needed = capability_of(question).filter(|needed| *needed != "roots")?;
+        Some(ObjectWriter::new().member(needed, &Payload::empty_object()).finish())
     }
 }
 
@@ -243,11 +250,16 @@ mod tests {
         assert!(matches!(request(meta), Err(Complaint::Params(_))));
     }
 
+    /// MOD-10.
     #[test]
     fn a_question_of_an_undeclared_kind_names_the_missing_capability() {
         let request = with_capabilities(r#"{"elicitation":{}}"#);
-        assert_eq!(request.missing_for("elicitation/create"), None);
-        assert_eq!(request.missing_for("sampling/createMessage").unwrap().as_str(), r#"{"sampling":{}}"#);
-        assert_eq!(request.missing_for("custom/question"), None);
+        assert!(request.declares("elicitation/create"));
+        assert!(!request.declares("sampling/createMessage"));
+        assert!(!request.declares("custom/question"));
+        let required = |question| StatelessRequest::required_for(question).map(|needed| needed.as_str().to_owned());
+        assert_eq!(required("sampling/createMessage").as_deref(), Some(r#"{"sampling":{}}"#));
+        assert_eq!(required("roots/list"), None);
+        assert_eq!(required("custom/question"), None);
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use crate::dialect::PeerDialect;
 use crate::task::{Outcome, Plan, Principal, Task, ToolPolicy};
@@ -41,8 +41,19 @@ impl std::fmt::Debug for CallSpec {
     }
 }
 
-/// Says which capability a question needs that the client did not declare.
-pub type Questions = Arc<dyn Fn(&str) -> Option<Payload> + Send + Sync>;
+/// Says of a question, by its method, whether this client can be asked.
+pub type Questions = Arc<dyn Fn(&str) -> Askable + Send + Sync>;
+
+/// Whether a client can be asked something.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Askable {
+    /// It declared that it can.
+    Declared,
+    /// It did not; the question is refused and the call goes on.
+    Undeclared,
+    /// It did not, and a plain call cannot be served without: a `ClientCapabilities` object (MOD-10).
+    Required(Payload),
+}
 
 /// What a client sees of a call, in order.
 #[derive(Debug)]
@@ -51,9 +62,28 @@ pub enum CallEvent {
     /// `notifications/message`: its params.
     Log(Payload),
     /// The call became a task. Nothing follows.
-    Created(Arc<Task>),
+    Created(NewTask),
     /// The call ended. Nothing follows.
     Ended(CallEnd),
+}
+
+/// A task that its client has not heard of yet. Dropped without [`NewTask::hand_over`] it was for
+/// nothing: nobody knows the id, so the row is dropped and the call cancelled (T-27).
+#[derive(Debug)]
+pub struct NewTask {
+    pub(super) task: Arc<Task>,
+    pub(super) handed_over: oneshot::Sender<()>,
+}
+
+impl NewTask {
+    /// Takes the task in order to answer with its handle. From here on the client may know the id, and
+    /// leaving no longer touches the task.
+    #[must_use]
+    pub fn hand_over(self) -> Arc<Task> {
+        // A runner that is gone has settled the task; the handle is as good as ever.
+        let _ = self.handed_over.send(());
+        self.task
+    }
 }
 
 /// How a call that stayed plain ended.

@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
@@ -22,7 +22,7 @@ pub(super) use live::LiveRunners;
 use self::live::Orders;
 use self::stage::{Stage, StageEvent};
 use super::admission::Place;
-use super::call::{CallEnd, CallEvent, CallSpec, CallStream, EVENTS_MAX};
+use super::call::{Askable, CallEnd, CallEvent, CallSpec, CallStream, EVENTS_MAX, NewTask};
 use super::{Engine, TaskError};
 use crate::dialect::peer::{Refusal, Refused, status_text};
 use crate::metric;
@@ -321,16 +321,18 @@ impl Runner {
         Next::Continue
     }
 
-    /// Refuses a question. A plain call whose client did not declare the kind ends with what it lacks
-    /// (MOD-10); everyone else's question gets the answer that protocol.md 5.9 gives.
+    /// Refuses a question. A plain call that cannot be served without it ends with what its client must
+    /// declare (MOD-10); every other question gets the answer that protocol.md 5.9 gives.
     async fn asked(&mut self, ask: &Payload, method: &str) -> Next {
-        let missing = (self.spec.questions)(method);
-        if let (Some(capability), None) = (&missing, &self.handle) {
-            self.stage.cancel("the client cannot be asked").await;
-            let _ = self.events.send(CallEvent::Ended(CallEnd::NeedsCapability(capability.clone()))).await;
-            return Next::Stop;
-        }
-        let why = if missing.is_some() { Refusal::Undeclared } else { Refusal::Unanswered };
+        let why = match (self.spec.questions)(method) {
+            Askable::Declared => Refusal::Unanswered,
+            Askable::Required(capability) if self.handle.is_none() => {
+                self.stage.cancel("the client cannot be asked").await;
+                let _ = self.events.send(CallEvent::Ended(CallEnd::NeedsCapability(capability))).await;
+                return Next::Stop;
+            }
+            Askable::Undeclared | Askable::Required(_) => Refusal::Undeclared,
+        };
         let answer = match self.spec.peer.refuse(method, why) {
             Refused::Result(result) => Answer::Result(result),
             Refused::Error(error) => Answer::Error(error),
@@ -384,7 +386,9 @@ impl Runner {
         }
         let _ = self.made.set(key.clone());
         tracing::Span::current().record("task", tracing::field::debug(key.id));
-        if self.events.send(CallEvent::Created(Arc::new(task))).await.is_err() {
+        let (handed_over, taken) = oneshot::channel();
+        let created = CallEvent::Created(NewTask { task: Arc::new(task), handed_over });
+        if self.events.send(created).await.is_err() || taken.await.is_err() {
             return Ok(self.drop_orphan(&key).await);
         }
         let upstream = self.spec.upstream.name().to_string();

@@ -23,7 +23,7 @@ use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, state
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply};
-use crate::engine::{CallSpec, Engine, TaskError};
+use crate::engine::{Askable, CallSpec, Engine, TaskError};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Plan, Principal, Reason, TakesTasks, TaskKey, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
@@ -246,7 +246,7 @@ impl StatelessFace {
             policy,
             plan,
             arrived: inquiry.arrived,
-            questions: Arc::new(move |question| said.missing_for(question)),
+            questions: Arc::new(move |question| askable(&said, question)),
         });
         let mut view = CallView::new(inquiry.addressee, inquiry.method, self.identity(), self.dialect());
         view.uri = (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten();
@@ -355,6 +355,13 @@ fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), Compl
         None => None,
     };
     Ok((name, arguments))
+}
+
+fn askable(said: &StatelessRequest, question: &str) -> Askable {
+    if said.declares(question) {
+        return Askable::Declared;
+    }
+    StatelessRequest::required_for(question).map_or(Askable::Undeclared, Askable::Required)
 }
 
 fn refused_list(addressee: &Addressee, error: CatalogError) -> Response {

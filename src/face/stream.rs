@@ -145,7 +145,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
         match event {
             Some(CallEvent::Progress(progress)) => self.show_progress(&progress),
             Some(CallEvent::Log(log)) => self.show_log(&log),
-            Some(CallEvent::Created(task)) => match self.dialect.encode(Reply::Created(&task)) {
+            Some(CallEvent::Created(task)) => match self.dialect.encode(Reply::Created(&task.hand_over())) {
                 Ok(handle) => Shown::Handle(handle),
                 Err(complaint) => Shown::Complaint(complaint),
             },

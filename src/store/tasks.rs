@@ -49,7 +49,7 @@ pub struct Usage {
     pub bytes: usize,
 }
 
-/// A keeper of tasks. Every implementation passes [`super::contract`].
+/// A keeper of tasks. Every implementation passes the suite in `contract`.
 ///
 /// A settled task never changes, so any cache may hold it. A full store refuses; it never evicts.
 /// All methods are cancel safe in this sense: a dropped call has either happened whole or not at all.

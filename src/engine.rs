@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 pub use admission::{Admission, AdmissionLimits};
 pub use apply::TaskError;
-pub use call::{Askable, CallEnd, CallEvent, CallSpec, CallStream, NewTask};
+pub use call::{Askable, CallEnd, CallEvent, CallSpec, CallStream};
 pub use watch::Watchers;
 
 use crate::store::TaskStore;
@@ -116,6 +116,12 @@ impl Engine {
     #[must_use]
     pub fn usage(&self) -> crate::store::Usage {
         self.store.usage()
+    }
+
+    /// Places for unsettled tasks that are taken, those of calls that may yet become one included.
+    #[must_use]
+    pub fn places_taken(&self) -> usize {
+        self.admission.taken()
     }
 
     /// Those who wait for changes of tasks.

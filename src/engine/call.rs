@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
 
 use crate::dialect::PeerDialect;
 use crate::task::{Outcome, Plan, Principal, Task, ToolPolicy};
@@ -61,29 +62,12 @@ pub enum CallEvent {
     Progress(Progress),
     /// `notifications/message`: its params.
     Log(Payload),
+    /// The call cannot become a task any more: it is held to its end. At most once, before all that is shown.
+    StaysPlain,
     /// The call became a task. Nothing follows.
-    Created(NewTask),
+    Created(Arc<Task>),
     /// The call ended. Nothing follows.
     Ended(CallEnd),
-}
-
-/// A task that its client has not heard of yet. Dropped without [`NewTask::hand_over`] it was for
-/// nothing: nobody knows the id, so the row is dropped and the call cancelled (T-27).
-#[derive(Debug)]
-pub struct NewTask {
-    pub(super) task: Arc<Task>,
-    pub(super) handed_over: oneshot::Sender<()>,
-}
-
-impl NewTask {
-    /// Takes the task in order to answer with its handle. From here on the client may know the id, and
-    /// leaving no longer touches the task.
-    #[must_use]
-    pub fn hand_over(self) -> Arc<Task> {
-        // A runner that is gone has settled the task; the handle is as good as ever.
-        let _ = self.handed_over.send(());
-        self.task
-    }
 }
 
 /// How a call that stayed plain ended.
@@ -98,11 +82,17 @@ pub enum CallEnd {
 #[derive(Debug)]
 pub struct CallStream {
     pub(super) events: mpsc::Receiver<CallEvent>,
+    /// Set once a handle was taken over: until then nobody knows the task (T-27).
+    pub(super) claimed: CancellationToken,
 }
 
 impl CallStream {
     /// The next event; `None` after the last. Cancel safe.
     pub async fn next(&mut self) -> Option<CallEvent> {
-        self.events.recv().await
+        let event = self.events.recv().await;
+        if matches!(event, Some(CallEvent::Created(_))) {
+            self.claimed.cancel();
+        }
+        event
     }
 }

@@ -5,6 +5,7 @@
 //! at the grace's end. A handle is sent only after `insert` returned. If the client is gone by then,
 //! nobody knows the id: the row is dropped and the upstream told (T-27).
 
+mod client;
 mod live;
 mod stage;
 
@@ -13,18 +14,20 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 pub(super) use live::LiveRunners;
 
+use self::client::{Client, Held, words};
 use self::live::Orders;
 use self::stage::{Stage, StageEvent};
 use super::admission::Place;
-use super::call::{Askable, CallEnd, CallEvent, CallSpec, CallStream, EVENTS_MAX, NewTask};
+use super::call::{Askable, CallEnd, CallEvent, CallSpec, CallStream, EVENTS_MAX};
 use super::{Engine, TaskError};
-use crate::dialect::peer::{Refusal, Refused, status_text};
+use crate::dialect::peer::{Refusal, Refused};
 use crate::metric;
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Plan, Reason, Shown, Task,
@@ -36,29 +39,26 @@ use crate::wire::Payload;
 /// Shortest time between two stored progress messages of a task (reliability.md U25).
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Log messages that wait for the end of a grace period.
-const HELD_LOGS_MAX: usize = 64;
-
-/// Progress notifications that wait likewise; beyond that only the newest is kept.
-const HELD_PROGRESS_MAX: usize = 16;
-
 /// Starts a runner for one call.
 pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let (events, stream) = mpsc::channel(EVENTS_MAX);
+    let claimed = CancellationToken::new();
+    let stream = CallStream { events: stream, claimed: claimed.clone() };
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
     let tracker = engine.runners.clone();
     let made: Arc<OnceLock<TaskKey>> = Arc::default();
     tracker.spawn(
         async move {
-            let runner = Box::new(Runner::new(Arc::clone(&engine), spec, events.clone(), Arc::clone(&made)));
+            let client = Client { events: events.clone(), claimed };
+            let runner = Box::new(Runner::new(Arc::clone(&engine), spec, client, Arc::clone(&made)));
             if AssertUnwindSafe(runner.run()).catch_unwind().await.is_err() {
                 settle_after_panic(&engine, made.get(), &events).await;
             }
         }
         .instrument(span),
     );
-    CallStream { events: stream }
+    stream
 }
 
 /// A bug ended the runner: whoever waits learns that the call may have run.
@@ -85,6 +85,7 @@ enum Step {
     Orders(live::Order),
     ClientGone,
     GraceOver,
+    QueueOver,
     DeadlineOver,
     ProgressDue,
 }
@@ -93,9 +94,11 @@ struct Runner {
     engine: Arc<Engine>,
     spec: CallSpec,
     stage: Stage,
-    events: mpsc::Sender<CallEvent>,
+    client: Client,
     /// The end of the grace period, while it lasts.
     grace_end: Option<Instant>,
+    /// How long the call may still wait for its slot, where it lost the handle that it waited for.
+    queue_end: Option<Instant>,
     /// From dispatch on.
     deadline: Option<Instant>,
     /// What waits for the grace period's end.
@@ -114,31 +117,6 @@ struct Handle {
     progress_due: Option<Instant>,
 }
 
-#[derive(Default)]
-struct Held {
-    progress: Vec<Progress>,
-    logs: Vec<Payload>,
-}
-
-impl Held {
-    fn keep_progress(&mut self, progress: Progress) {
-        if self.progress.len() >= HELD_PROGRESS_MAX {
-            self.progress.pop();
-        }
-        self.progress.push(progress);
-    }
-
-    fn keep_log(&mut self, log: Payload) {
-        if self.logs.len() < HELD_LOGS_MAX {
-            self.logs.push(log);
-        }
-    }
-
-    fn last_words(&self) -> Option<Arc<str>> {
-        self.progress.last().and_then(words)
-    }
-}
-
 /// Whether the runner goes on.
 enum Next {
     Continue,
@@ -146,7 +124,7 @@ enum Next {
 }
 
 impl Runner {
-    fn new(engine: Arc<Engine>, spec: CallSpec, events: mpsc::Sender<CallEvent>, made: Arc<OnceLock<TaskKey>>) -> Self {
+    fn new(engine: Arc<Engine>, spec: CallSpec, client: Client, made: Arc<OnceLock<TaskKey>>) -> Self {
         // Without a place `auto` runs plainly (T-58).
         let place = match spec.plan {
             Plan::Direct | Plan::Refuse => None,
@@ -158,7 +136,8 @@ impl Runner {
             Plan::Grace(_) | Plan::Direct | Plan::Refuse | Plan::Task => None,
         };
         let held = Held::default();
-        Self { engine, spec, stage, events, grace_end, deadline: None, held, place, handle: None, made }
+        let (queue_end, deadline) = (None, None);
+        Self { engine, spec, stage, client, grace_end, queue_end, deadline, held, place, handle: None, made }
     }
 
     async fn run(mut self: Box<Self>) {
@@ -179,6 +158,10 @@ impl Runner {
     /// Makes the task before the upstream is called, where the plan says so.
     async fn prepare(&mut self) -> Next {
         match self.spec.plan {
+            Plan::Grace(_) if self.place.is_none() => {
+                self.client.tell(CallEvent::StaysPlain).await;
+                Next::Continue
+            }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => Next::Continue,
             Plan::Task if self.place.is_none() => self.refuse(self.engine.admission.refusal()).await,
             Plan::Task => match self.promote().await {
@@ -206,9 +189,10 @@ impl Runner {
         tokio::select! {
             biased;
             order = orders => Step::Orders(order),
-            () = self.events.closed(), if !is_task => Step::ClientGone,
+            () = self.client.left(), if !is_task => Step::ClientGone,
             () = at(self.deadline) => Step::DeadlineOver,
             event = self.stage.next() => Step::Upstream(event),
+            () = at(self.queue_end) => Step::QueueOver,
             () = at(self.grace_end) => Step::GraceOver,
             () = at(progress_due) => Step::ProgressDue,
         }
@@ -219,7 +203,10 @@ impl Runner {
             Step::Upstream(StageEvent::PlaceTaken) => self.dispatched().await,
             Step::Upstream(StageEvent::Begun) => Next::Continue,
             Step::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
-            Step::Upstream(StageEvent::Exchange(event)) => self.heard(event).await,
+            Step::Upstream(StageEvent::Exchange(event)) => match self.heard(event).await {
+                Next::Continue => self.catch_up().await,
+                Next::Stop => Next::Stop,
+            },
             Step::Orders(live::Order::Abandon) => {
                 self.stage.cancel("the task was cancelled").await;
                 Next::Stop
@@ -240,27 +227,50 @@ impl Runner {
                 self.stage.cancel("the call ran longer than its deadline").await;
                 self.end(lost(GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown))).await
             }
-            Step::GraceOver => {
-                self.grace_end = None;
-                match self.promote().await {
-                    Ok(next) => next,
-                    // The call stays plain and is held (design.md 3.3): what waited may go out now.
-                    Err(reason) => {
-                        tracing::warn!(
-                            reason = crate::dialect::faults::reason_key(reason),
-                            "the call could not become a task and is held"
-                        );
-                        self.place = None;
-                        self.release_held().await;
-                        Next::Continue
-                    }
-                }
+            Step::GraceOver => self.grace_over().await,
+            Step::QueueOver => {
+                let failure = GatewayFault::new(Reason::QueueDeadline, Executed::No);
+                let shed = self.spec.slots.as_ref().map_or(failure, |slots| slots.shed(Reason::QueueDeadline));
+                self.end(lost(shed)).await
             }
             Step::ProgressDue => self.store_progress().await,
         }
     }
 
+    /// Serves timers that are overdue: an upstream that never pauses must not keep them from being heard.
+    async fn catch_up(&mut self) -> Next {
+        let now = Instant::now();
+        if self.grace_end.is_some_and(|end| end < now) {
+            return self.grace_over().await;
+        }
+        if self.handle.as_ref().and_then(|handle| handle.progress_due).is_some_and(|due| due < now) {
+            return self.store_progress().await;
+        }
+        Next::Continue
+    }
+
+    async fn grace_over(&mut self) -> Next {
+        self.grace_end = None;
+        match self.promote().await {
+            Ok(next) => next,
+            Err(reason) => self.stay_plain(reason).await,
+        }
+    }
+
+    /// No task could be made: the call is held (design.md 3.3), and what waited may go out now. Without a
+    /// handle to wait under, it waits for its slot no longer than any plain call.
+    async fn stay_plain(&mut self, reason: Reason) -> Next {
+        let reason = crate::dialect::faults::reason_key(reason);
+        tracing::warn!(reason, "the call could not become a task and is held");
+        self.place = None;
+        self.queue_end = self.stage.is_waiting().then(|| self.spec.arrived + self.spec.queue_deadline);
+        self.client.tell(CallEvent::StaysPlain).await;
+        self.client.release(std::mem::take(&mut self.held)).await;
+        Next::Continue
+    }
+
     async fn dispatched(&mut self) -> Next {
+        self.queue_end = None;
         self.deadline = Some(Instant::now() + self.spec.policy.deadline);
         match self.handle_key() {
             Some(key) => {
@@ -304,8 +314,7 @@ impl Runner {
         } else if self.grace_end.is_some() {
             self.held.keep_progress(progress);
         } else {
-            // A client that left is noticed by the next step.
-            let _ = self.events.send(CallEvent::Progress(progress)).await;
+            self.client.tell(CallEvent::Progress(progress)).await;
         }
         Next::Continue
     }
@@ -316,7 +325,7 @@ impl Runner {
         } else if self.grace_end.is_some() {
             self.held.keep_log(log);
         } else {
-            let _ = self.events.send(CallEvent::Log(log)).await;
+            self.client.tell(CallEvent::Log(log)).await;
         }
         Next::Continue
     }
@@ -328,7 +337,7 @@ impl Runner {
             Askable::Declared => Refusal::Unanswered,
             Askable::Required(capability) if self.handle.is_none() => {
                 self.stage.cancel("the client cannot be asked").await;
-                let _ = self.events.send(CallEvent::Ended(CallEnd::NeedsCapability(capability))).await;
+                self.client.tell(CallEvent::Ended(CallEnd::NeedsCapability(capability))).await;
                 return Next::Stop;
             }
             Askable::Undeclared | Askable::Required(_) => Refusal::Undeclared,
@@ -386,9 +395,7 @@ impl Runner {
         }
         let _ = self.made.set(key.clone());
         tracing::Span::current().record("task", tracing::field::debug(key.id));
-        let (handed_over, taken) = oneshot::channel();
-        let created = CallEvent::Created(NewTask { task: Arc::new(task), handed_over });
-        if self.events.send(created).await.is_err() || taken.await.is_err() {
+        if !self.client.hand_over(Arc::new(task)).await {
             return Ok(self.drop_orphan(&key).await);
         }
         let upstream = self.spec.upstream.name().to_string();
@@ -413,24 +420,14 @@ impl Runner {
         Next::Stop
     }
 
-    async fn release_held(&mut self) {
-        let held = std::mem::take(&mut self.held);
-        for progress in held.progress {
-            let _ = self.events.send(CallEvent::Progress(progress)).await;
-        }
-        for log in held.logs {
-            let _ = self.events.send(CallEvent::Log(log)).await;
-        }
-    }
-
     /// Settles the task, or answers the client that waits.
     async fn end(&mut self, outcome: Outcome) -> Next {
         let Some(key) = self.handle_key() else {
             if self.grace_end.take().is_some() {
                 self.count_grace("plain");
             }
-            self.release_held().await;
-            let _ = self.events.send(CallEvent::Ended(CallEnd::Outcome(outcome))).await;
+            self.client.release(std::mem::take(&mut self.held)).await;
+            self.client.tell(CallEvent::Ended(CallEnd::Outcome(outcome))).await;
             return Next::Stop;
         };
         // The last words belong to the task even where they came too fast to be stored one by one.
@@ -475,13 +472,4 @@ async fn at(moment: Option<Instant>) {
 
 const fn lost(fault: GatewayFault) -> Outcome {
     Outcome::Faulted(Failure::Gateway(fault))
-}
-
-/// A status line for a progress notification: its message, else how far of how much (protocol.md 5.12).
-fn words(progress: &Progress) -> Option<Arc<str>> {
-    match (&progress.message, &progress.total) {
-        (Some(message), _) => status_text(message),
-        (None, Some(total)) => status_text(&format!("{}/{}", progress.progress.as_str(), total.as_str())),
-        (None, None) => status_text(progress.progress.as_str()),
-    }
 }

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::Addressee;
 use super::catalog::{Catalog, CatalogError, no_such_cursor};
 use super::http::{AcceptedTypes, Response};
-use super::stream::CallView;
+use super::stream::{CallView, Promotable};
 use super::{headers, mirrored};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, stateless_result};
@@ -252,9 +252,7 @@ impl StatelessFace {
         view.uri = (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten();
         view.progress_token = inquiry.said.progress_token;
         view.log_level = inquiry.said.log_level;
-        if let Plan::Grace(grace) = plan {
-            view.grace = grace;
-        }
+        view.promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
         view.respond(call).await
     }
 

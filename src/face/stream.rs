@@ -36,10 +36,17 @@ pub struct CallView<D> {
     pub server_info: Payload,
     pub progress_token: Option<Payload>,
     pub log_level: Option<LogLevel>,
-    /// How long nothing at all may be written, because a handle may still come.
-    pub grace: Duration,
+    /// Whether a handle may still come.
+    pub promotable: Promotable,
     pub dialect: D,
     last_progress: f64,
+}
+
+/// Whether the head of the answer must wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promotable {
+    Yes,
+    No,
 }
 
 /// One event of a call, in this client's words.
@@ -63,7 +70,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
             server_info,
             progress_token: None,
             log_level: None,
-            grace: Duration::ZERO,
+            promotable: Promotable::No,
             dialect,
             last_progress: f64::NEG_INFINITY,
         }
@@ -73,11 +80,9 @@ impl<D: FaceDialect + 'static> CallView<D> {
     pub async fn respond(mut self, mut call: CallStream) -> Response {
         let takes_stream = matches!(self.addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);
         loop {
-            let next = if takes_stream {
-                // A call that is silent longer than this was not promoted and will not be.
-                tokio::time::timeout(self.grace + LIFE_SIGN, call.next()).await
-            } else {
-                Ok(call.next().await)
+            let next = match self.promotable {
+                Promotable::No if takes_stream => tokio::time::timeout(LIFE_SIGN, call.next()).await,
+                Promotable::No | Promotable::Yes => Ok(call.next().await),
             };
             let Ok(event) = next else { return self.stream(call, sse_comment()) };
             match self.show(event) {
@@ -145,7 +150,11 @@ impl<D: FaceDialect + 'static> CallView<D> {
         match event {
             Some(CallEvent::Progress(progress)) => self.show_progress(&progress),
             Some(CallEvent::Log(log)) => self.show_log(&log),
-            Some(CallEvent::Created(task)) => match self.dialect.encode(Reply::Created(&task.hand_over())) {
+            Some(CallEvent::StaysPlain) => {
+                self.promotable = Promotable::No;
+                Shown::Nothing
+            }
+            Some(CallEvent::Created(task)) => match self.dialect.encode(Reply::Created(&task)) {
                 Ok(handle) => Shown::Handle(handle),
                 Err(complaint) => Shown::Complaint(complaint),
             },

@@ -56,7 +56,7 @@ impl Slots {
         let _turn = self.queue()?;
         let turn = Arc::clone(&self.free).acquire_owned();
         let permit = match wait_max {
-            Some(max) => tokio::time::timeout(max, turn).await.map_err(|_| self.refuse(Reason::QueueDeadline))?,
+            Some(max) => tokio::time::timeout(max, turn).await.map_err(|_| self.shed(Reason::QueueDeadline))?,
             None => turn.await,
         };
         Ok(self.slot(permit.expect("the semaphore is never closed")))
@@ -69,7 +69,7 @@ impl Slots {
                 self.queue_gauge().increment(1.0);
                 Ok(Turn(self))
             }
-            Err(_) => Err(self.refuse(Reason::QueueFull)),
+            Err(_) => Err(self.shed(Reason::QueueFull)),
         }
     }
 
@@ -83,7 +83,8 @@ impl Slots {
         metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => self.upstream.to_string())
     }
 
-    fn refuse(&self, reason: Reason) -> GatewayFault {
+    /// Counts a call that is turned away unsent, and says so.
+    pub fn shed(&self, reason: Reason) -> GatewayFault {
         metrics::counter!(metric::UPSTREAM_SHED, "upstream" => self.upstream.to_string()).increment(1);
         GatewayFault::new(reason, Executed::No)
     }

@@ -1,0 +1,35 @@
+//! What the engine and the stateless face do with calls, in paused time and without a socket: clients, upstreams
+//! and the clock are scripted, so that every race has one outcome.
+//!
+//! Read `script` (the upstream) and `world` (the rest) first.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+#[path = "scenarios/cancelling.rs"]
+mod cancelling;
+#[path = "scenarios/crowd.rs"]
+mod crowd;
+#[path = "scenarios/draining.rs"]
+mod draining;
+#[path = "scenarios/faults.rs"]
+mod faults;
+#[path = "scenarios/grace.rs"]
+mod grace;
+#[path = "scenarios/leaving.rs"]
+mod leaving;
+#[path = "scenarios/lifetime.rs"]
+mod lifetime;
+#[path = "scenarios/places.rs"]
+mod places;
+#[path = "scenarios/progress.rs"]
+mod progress;
+#[path = "scenarios/questions.rs"]
+mod questions;
+#[path = "scenarios/script.rs"]
+mod script;
+#[path = "scenarios/stores.rs"]
+mod stores;
+#[path = "scenarios/streaming.rs"]
+mod streaming;
+#[path = "scenarios/world.rs"]
+mod world;

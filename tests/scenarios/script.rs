@@ -1,0 +1,288 @@
+//! An upstream that does what a script says, when it says it, and keeps what it was told.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use serde_json::json;
+use taskgate::store::TaskStore;
+use taskgate::task::{Executed, GatewayFault, Reason};
+use taskgate::upstream::{
+    Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, Progress, ResumeToken, ServerFacts, Upstream,
+    UpstreamRequest,
+};
+use taskgate::wire::{Payload, ProtocolVersion, RpcError, ScanLimits};
+use tokio::sync::{broadcast, watch};
+use tokio::time::Instant;
+
+/// What happens in an exchange, once its moment has come.
+#[derive(Clone, Debug)]
+pub(crate) enum Happens {
+    /// `progress` and its message; an empty message is none.
+    Progress(f64, &'static str),
+    /// A log message of this level.
+    Log(&'static str),
+    /// A question with this method.
+    Asks(&'static str),
+    Returns(String),
+    Faults(i64, &'static str),
+    Loses(Reason, Executed),
+    /// A bug in the transport.
+    Panics,
+    /// Progress without end and without a pause.
+    Floods,
+}
+
+/// One call as the upstream will treat it. After its last event it is silent for ever.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Script {
+    /// How long the handshake and sending take.
+    pub(crate) begins_after: Duration,
+    /// Nothing is sent; this is why.
+    pub(crate) refusal: Option<BeginError>,
+    /// Counted from the moment at which the call was sent.
+    pub(crate) events: VecDeque<(Duration, Happens)>,
+    /// How long the upstream takes to hear a cancel.
+    pub(crate) cancel_takes: Duration,
+}
+
+impl Script {
+    pub(crate) fn of(events: impl IntoIterator<Item = (Duration, Happens)>) -> Self {
+        Self { events: events.into_iter().collect(), ..Self::default() }
+    }
+
+    /// Returns `text` after this long.
+    pub(crate) fn returns(after: Duration, text: &str) -> Self {
+        Self::of([(after, Happens::Returns(result(text)))])
+    }
+
+    /// Runs for ever.
+    pub(crate) fn silent() -> Self {
+        Self::default()
+    }
+}
+
+/// A `CallToolResult` that says `text`.
+pub(crate) fn result(text: &str) -> String {
+    json!({ "content": [{ "type": "text", "text": text }] }).to_string()
+}
+
+/// What the upstream saw of `tools/call`, in order. Calls are counted from 0.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Saw {
+    /// A call is to be sent; so many tasks lay in the store at that moment.
+    Begin {
+        call: usize,
+        rows: usize,
+    },
+    Answer {
+        call: usize,
+        ask: String,
+        answer: String,
+    },
+    Cancel(usize),
+    /// The exchange was let go.
+    Drop(usize),
+}
+
+type Choose = dyn Fn(&Call) -> Script + Send + Sync;
+
+/// One `tools/call` as it reached the upstream.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) params: String,
+    pub(crate) context: CallContext,
+}
+
+/// The upstream itself.
+pub(crate) struct Scripted {
+    name: Arc<str>,
+    choose: Box<Choose>,
+    store: Arc<dyn TaskStore>,
+    seen: Arc<watch::Sender<Vec<Saw>>>,
+    calls: Mutex<Vec<Call>>,
+    changes: broadcast::Sender<(Arc<str>, Option<Payload>)>,
+}
+
+impl std::fmt::Debug for Scripted {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scripted")
+    }
+}
+
+impl Scripted {
+    pub(crate) fn new(
+        store: Arc<dyn TaskStore>,
+        choose: impl Fn(&Call) -> Script + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            name: Arc::from("scripted"),
+            choose: Box::new(choose),
+            store,
+            seen: Arc::new(watch::Sender::new(Vec::new())),
+            calls: Mutex::default(),
+            changes: broadcast::Sender::new(1),
+        })
+    }
+
+    pub(crate) fn saw(&self) -> Vec<Saw> {
+        self.seen.borrow().clone()
+    }
+
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        self.calls.lock().clone()
+    }
+
+    pub(crate) fn cancels(&self) -> usize {
+        self.saw().iter().filter(|saw| matches!(saw, Saw::Cancel(_))).count()
+    }
+
+    /// Waits until the upstream has seen this.
+    pub(crate) async fn sees(&self, what: &Saw) {
+        let mut seen = self.seen.subscribe();
+        let there = tokio::time::timeout(Duration::from_secs(3600), seen.wait_for(|all| all.contains(what))).await;
+        assert!(there.is_ok(), "{what:?} never came, but {:?}", self.saw());
+    }
+
+    /// The tools: one that mirrors an argument in a header, the others only have names.
+    fn tools() -> String {
+        let mirrored =
+            json!({ "type": "object", "properties": { "region": { "type": "string", "x-mcp-header": "Region" } } });
+        let plain = json!({ "type": "object" });
+        let tool =
+            |name: &str| json!({ "name": name, "inputSchema": plain, "execution": { "taskSupport": "optional" } });
+        json!({ "tools": [
+            tool("work"), tool("other"), { "name": "mirrored", "inputSchema": mirrored },
+        ] })
+        .to_string()
+    }
+}
+
+pub(crate) fn payload(text: &str) -> Payload {
+    Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).unwrap()
+}
+
+#[async_trait]
+impl Upstream for Scripted {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        Ok(Arc::new(ServerFacts {
+            version: ProtocolVersion::V2025_11_25,
+            capabilities: payload(r#"{"tools":{"listChanged":true},"tasks":{}}"#),
+            server_info: Some(payload(r#"{"name":"scripted","version":"1"}"#)),
+            instructions: None,
+        }))
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        let params = request.params.map_or_else(String::new, |params| params.as_str().to_owned());
+        let is_call = &*request.method == "tools/call";
+        let (script, number) = if is_call {
+            let call = Call { params, context };
+            let script = (self.choose)(&call);
+            let mut calls = self.calls.lock();
+            calls.push(call);
+            let number = calls.len() - 1;
+            let rows = self.store.usage().tasks;
+            self.seen.send_modify(|seen| seen.push(Saw::Begin { call: number, rows }));
+            (script, Some(number))
+        } else {
+            (Script::of([(Duration::ZERO, Happens::Returns(Self::tools()))]), None)
+        };
+        tokio::time::sleep(script.begins_after).await;
+        if let Some(refusal) = script.refusal {
+            return Err(refusal);
+        }
+        Ok(Box::new(Played { begun: Instant::now(), script, number, seen: Arc::clone(&self.seen) }))
+    }
+
+    async fn resume(&self, _: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)))
+    }
+
+    async fn notifications(
+        &self,
+        _: &CallContext,
+    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+        Ok(self.changes.subscribe())
+    }
+
+    async fn close(&self) {}
+}
+
+/// One exchange that follows its script.
+struct Played {
+    begun: Instant,
+    script: Script,
+    /// `None` for requests that are not recorded.
+    number: Option<usize>,
+    seen: Arc<watch::Sender<Vec<Saw>>>,
+}
+
+impl Played {
+    fn record(&self, saw: impl FnOnce(usize) -> Saw) {
+        if let Some(number) = self.number {
+            self.seen.send_modify(|seen| seen.push(saw(number)));
+        }
+    }
+}
+
+#[async_trait]
+impl Exchange for Played {
+    async fn next(&mut self) -> ExchangeEvent {
+        let Some((after, happens)) = self.script.events.front() else { return std::future::pending().await };
+        if matches!(happens, Happens::Floods) {
+            tokio::task::consume_budget().await;
+            return ExchangeEvent::Progress(Progress { progress: Payload::of(&1), total: None, message: None });
+        }
+        tokio::time::sleep_until(self.begun + *after).await;
+        match self.script.events.pop_front().unwrap().1 {
+            Happens::Progress(progress, message) => ExchangeEvent::Progress(Progress {
+                progress: Payload::of(&progress),
+                total: Some(Payload::of(&10)),
+                message: (!message.is_empty()).then(|| Arc::from(message)),
+            }),
+            Happens::Log(level) => ExchangeEvent::Log(Payload::of(&json!({ "level": level, "data": "said" }))),
+            Happens::Asks(method) => ExchangeEvent::Asked {
+                ask: Payload::of("ask-1"),
+                method: Arc::from(method),
+                params: Some(payload(r#"{"message":"?"}"#)),
+            },
+            Happens::Returns(result) => ExchangeEvent::Returned(payload(&result)),
+            Happens::Faults(code, message) => ExchangeEvent::Faulted(RpcError::new(code, message)),
+            Happens::Loses(reason, executed) => ExchangeEvent::Lost(Lost(GatewayFault::new(reason, executed))),
+            Happens::Panics => panic!("a transport with a bug"),
+            Happens::Floods => unreachable!("a flood stays in front"),
+        }
+    }
+
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+        let answer = match answer {
+            Answer::Result(result) => result.as_str().to_owned(),
+            Answer::Error(error) => error.code.to_string(),
+        };
+        self.record(|call| Saw::Answer { call, ask: ask.as_str().to_owned(), answer });
+        Ok(())
+    }
+
+    async fn cancel(&mut self, _: &str) {
+        self.record(Saw::Cancel);
+        tokio::time::sleep(self.script.cancel_takes).await;
+    }
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        None
+    }
+}
+
+impl Drop for Played {
+    fn drop(&mut self) {
+        self.record(Saw::Drop);
+    }
+}

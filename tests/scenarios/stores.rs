@@ -1,0 +1,110 @@
+//! A store in memory whose inserts can be held up, and whose writes are counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use taskgate::store::{MemoryStore, Revision, StoreError, Stored, TaskStore, Usage};
+use taskgate::task::{Principal, Task, TaskId, TaskKey, Timestamp};
+use tokio::sync::Semaphore;
+
+/// See the module. Everything else is the store's own doing.
+#[derive(Debug)]
+pub(crate) struct GatedStore {
+    inner: MemoryStore,
+    /// One permit lets one insert through.
+    pub(crate) inserts: Semaphore,
+    /// Inserts that have stored their row but not yet returned wait here.
+    pub(crate) returns: Semaphore,
+    inserted: AtomicUsize,
+    replaced: AtomicUsize,
+}
+
+/// More permits than any test uses.
+const OPEN: usize = 1 << 20;
+
+impl GatedStore {
+    pub(crate) fn new(stored_bytes_max: usize) -> Arc<Self> {
+        Arc::new(Self {
+            inner: MemoryStore::new(stored_bytes_max),
+            inserts: Semaphore::new(OPEN),
+            returns: Semaphore::new(OPEN),
+            inserted: AtomicUsize::new(0),
+            replaced: AtomicUsize::new(0),
+        })
+    }
+
+    /// From now on each insert waits for a permit.
+    pub(crate) fn hold_inserts(&self) {
+        self.inserts.forget_permits(OPEN);
+    }
+
+    /// From now on each insert stores its row and then waits for a permit.
+    pub(crate) fn hold_returns(&self) {
+        self.returns.forget_permits(OPEN);
+    }
+
+    /// Inserts that were tried.
+    pub(crate) fn inserted(&self) -> usize {
+        self.inserted.load(Ordering::Relaxed)
+    }
+
+    /// Changes that were tried.
+    pub(crate) fn replaced(&self) -> usize {
+        self.replaced.load(Ordering::Relaxed)
+    }
+}
+
+#[async_trait]
+impl TaskStore for GatedStore {
+    async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
+        self.inserted.fetch_add(1, Ordering::Relaxed);
+        self.inserts.acquire().await.unwrap().forget();
+        let revision = self.inner.insert(task).await?;
+        self.returns.acquire().await.unwrap().forget();
+        Ok(revision)
+    }
+
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+        self.inner.load(key, now).await
+    }
+
+    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+        self.replaced.fetch_add(1, Ordering::Relaxed);
+        self.inner.replace(expected, task).await
+    }
+
+    async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
+        self.inner.remove(key).await
+    }
+
+    async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        self.inner.sweep(now, limit).await
+    }
+
+    async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.inner.overdue(now, limit).await
+    }
+
+    async fn page(
+        &self,
+        owner: &Principal,
+        after: Option<(Timestamp, TaskId)>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Stored>, StoreError> {
+        self.inner.page(owner, after, limit, now).await
+    }
+
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
+        self.inner.unsettled(after, limit).await
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn usage_of(&self, owner: &Principal) -> Usage {
+        self.inner.usage_of(owner)
+    }
+}

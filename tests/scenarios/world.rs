@@ -1,0 +1,409 @@
+//! An engine, a stateless face in front of it, a clock that follows the paused time, and clients.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine};
+use taskgate::face::endpoint::UpstreamEndpoint;
+use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, Response, ResponseBody};
+use taskgate::face::stateless::{Served, StatelessFace};
+use taskgate::store::TaskStore;
+use taskgate::task::{Clock, Mode, Plan, Principal, Task, TaskKey, Timestamp, ToolPolicy, ToolRules};
+use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::upstream::{Timeouts, Upstream};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use crate::script::{Call, Script, Scripted};
+use crate::stores::GatedStore;
+
+pub(crate) const fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+pub(crate) const fn millis(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+pub(crate) const GRACE: Duration = seconds(2);
+
+/// Wall time that moves with the paused time, from a fixed moment on.
+#[derive(Debug)]
+struct PausedClock(Instant);
+
+impl Clock for PausedClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(1_785_196_800_000).after(self.0.elapsed())
+    }
+}
+
+/// What may differ from test to test.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) mode: Mode,
+    pub(crate) ttl: Duration,
+    pub(crate) keep_result_min: Duration,
+    pub(crate) deadline: Duration,
+    pub(crate) in_flight_max: usize,
+    pub(crate) queue_deadline: Duration,
+    pub(crate) tasks_max: usize,
+    pub(crate) stored_bytes_max: usize,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Auto,
+            ttl: seconds(3600),
+            keep_result_min: seconds(60),
+            deadline: seconds(1800),
+            in_flight_max: 2_000,
+            queue_deadline: seconds(10),
+            tasks_max: 2_000,
+            stored_bytes_max: 64 << 20,
+        }
+    }
+}
+
+impl Rules {
+    pub(crate) fn mode(mode: Mode) -> Self {
+        Self { mode, ..Self::default() }
+    }
+
+    fn policy(&self) -> ToolPolicy {
+        ToolPolicy {
+            mode: self.mode,
+            grace: GRACE,
+            ttl: self.ttl,
+            keep_result_min: self.keep_result_min,
+            poll_interval: seconds(1),
+            deadline: self.deadline,
+            result_bytes_max: 1 << 20,
+        }
+    }
+}
+
+/// Everything on one side of the network.
+pub(crate) struct World {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) store: Arc<GatedStore>,
+    pub(crate) upstream: Arc<Scripted>,
+    pub(crate) slots: Arc<Slots>,
+    pub(crate) rules: Rules,
+    pub(crate) started: Instant,
+    face: Arc<UpstreamEndpoint>,
+    clients: TaskTracker,
+}
+
+impl World {
+    /// A world whose upstream treats every call in the same way.
+    pub(crate) fn with(rules: Rules, script: Script) -> Self {
+        Self::choosing(rules, move |_| script.clone())
+    }
+
+    pub(crate) fn choosing(rules: Rules, choose: impl Fn(&Call) -> Script + Send + Sync + 'static) -> Self {
+        let started = Instant::now();
+        let store = GatedStore::new(rules.stored_bytes_max);
+        let upstream = Scripted::new(Arc::clone(&store) as Arc<dyn TaskStore>, choose);
+        let limits = AdmissionLimits { tasks_max: rules.tasks_max, tasks_per_principal_max: rules.tasks_max };
+        let next_id = AtomicU64::new(1);
+        let engine = Engine::new(
+            Arc::clone(&store) as Arc<dyn TaskStore>,
+            Arc::new(PausedClock(started)),
+            Box::new(move || u128::from(next_id.fetch_add(1, Ordering::Relaxed)) << 64),
+            limits,
+        );
+        let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
+        let settings = SlotSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
+        let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
+        let face = StatelessFace::new(Served {
+            upstream: Arc::clone(&upstream) as Arc<dyn Upstream>,
+            engine: Arc::clone(&engine),
+            slots: Arc::clone(&slots),
+            queue_deadline: rules.queue_deadline,
+            rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
+            timeouts: Timeouts::default(),
+            call_timeouts: Timeouts::default(),
+            result_bytes_max: 1 << 20,
+        });
+        let face = Arc::new(UpstreamEndpoint::new(face));
+        Self { engine, store, upstream, slots, rules, started, face, clients: TaskTracker::new() }
+    }
+
+    /// Starts a call at the engine itself, as a client with the extension.
+    pub(crate) fn start(&self) -> CallStream {
+        self.start_as(self.plan(), &Principal::local())
+    }
+
+    fn plan(&self) -> Plan {
+        self.rules.mode.plan(taskgate::task::TakesTasks::AfterGrace, GRACE)
+    }
+
+    pub(crate) fn start_as(&self, plan: Plan, owner: &Principal) -> CallStream {
+        self.engine.call(CallSpec {
+            owner: owner.clone(),
+            upstream: Arc::clone(&self.upstream) as Arc<dyn Upstream>,
+            slots: Some(Arc::clone(&self.slots)),
+            queue_deadline: self.rules.queue_deadline,
+            peer: Arc::new(taskgate::dialect::plain::PlainPeer),
+            request: taskgate::upstream::UpstreamRequest {
+                method: Arc::from("tools/call"),
+                params: Some(crate::script::payload(r#"{"name":"work"}"#)),
+            },
+            context: taskgate::upstream::CallContext {
+                principal: owner.clone(),
+                client: taskgate::upstream::ClientFacts { capabilities: taskgate::wire::Payload::empty_object() },
+                progress: true,
+                log_level: None,
+                timeouts: Timeouts::default(),
+                result_bytes_max: 1 << 20,
+            },
+            tool: Arc::from("work"),
+            policy: self.rules.policy(),
+            plan,
+            arrived: Instant::now(),
+            questions: Arc::new(|_| Askable::Declared),
+        })
+    }
+
+    /// How a task stands, by the engine's own view.
+    pub(crate) async fn task(&self, key: &TaskKey) -> Arc<Task> {
+        self.engine.get(key).await.unwrap()
+    }
+
+    /// All calls have ended, and no place is taken any more. Nothing can be called after this.
+    pub(crate) async fn is_idle(&self) {
+        assert_eq!(self.engine.drain(seconds(600)).await, 0, "runners");
+        assert_eq!(self.store.usage().unsettled, 0, "unsettled tasks");
+        assert_eq!(self.engine.places_taken(), 0, "task places");
+        let mut slots = Vec::new();
+        for _ in 0..self.rules.in_flight_max {
+            slots.push(self.slots.acquire(Some(Duration::ZERO)).await.expect("every slot is free"));
+        }
+    }
+
+    /// Sends a request, and has the client wait for its answer however long it takes.
+    pub(crate) async fn send(&self, ask: &Ask) -> Answer {
+        Answer::of(self.face.serve(ask.inbound()).await, self.started)
+    }
+
+    /// The same without waiting: dropping what comes back means that the client leaves.
+    pub(crate) fn sending(&self, ask: &Ask) -> impl Future<Output = Answer> + Send + 'static {
+        let (face, started, inbound) = (Arc::clone(&self.face), self.started, ask.inbound());
+        async move { Answer::of(face.serve(inbound).await, started) }
+    }
+
+    /// The same in the background.
+    pub(crate) fn client(&self, ask: &Ask) -> tokio::task::JoinHandle<Answer> {
+        self.clients.spawn(self.sending(ask))
+    }
+
+    /// Sends a call that becomes a task, and returns its handle.
+    pub(crate) async fn handle(&self, ask: &Ask) -> String {
+        let answer = self.send(ask).await.json().await;
+        answer["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {answer}")).to_owned()
+    }
+
+    /// `tasks/get`, as `local`.
+    pub(crate) async fn get(&self, id: &str) -> Value {
+        self.send(&Ask::task("tasks/get", id)).await.json().await["result"].take()
+    }
+
+    /// Polls as a client does, until the task is settled.
+    pub(crate) async fn settled(&self, id: &str) -> Value {
+        loop {
+            let task = self.get(id).await;
+            match task["status"].as_str() {
+                Some("working" | "input_required") => tokio::time::sleep(seconds(1)).await,
+                _ => return task,
+            }
+        }
+    }
+
+    pub(crate) fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// One request of a stateless client.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    id: Value,
+    method: &'static str,
+    params: Value,
+    capabilities: Value,
+    meta: Value,
+    name: Option<String>,
+    principal: Principal,
+    accepted: AcceptedTypes,
+    arrived: Option<Instant>,
+}
+
+impl Ask {
+    pub(crate) fn new(method: &'static str, params: Value) -> Self {
+        Self {
+            id: json!(1),
+            method,
+            params,
+            capabilities: json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } }),
+            meta: json!({}),
+            name: None,
+            principal: Principal::local(),
+            accepted: AcceptedTypes::Both,
+            arrived: None,
+        }
+    }
+
+    /// A call of the tool `work` by a client with the extension.
+    pub(crate) fn call() -> Self {
+        Self { name: Some("work".to_owned()), ..Self::new("tools/call", json!({ "name": "work", "arguments": {} })) }
+    }
+
+    /// A method of the extension.
+    pub(crate) fn task(method: &'static str, id: &str) -> Self {
+        Self { name: Some(id.to_owned()), ..Self::new(method, json!({ "taskId": id })) }
+    }
+
+    /// A client that declares these capabilities alone.
+    pub(crate) fn declaring(self, capabilities: Value) -> Self {
+        Self { capabilities, ..self }
+    }
+
+    pub(crate) fn without_extension(self) -> Self {
+        self.declaring(json!({}))
+    }
+
+    /// Wants no answer.
+    pub(crate) fn notification(self) -> Self {
+        self.id(Value::Null)
+    }
+
+    pub(crate) fn id(self, id: impl Into<Value>) -> Self {
+        Self { id: id.into(), ..self }
+    }
+
+    pub(crate) fn arguments(self, arguments: Value) -> Self {
+        self.member("arguments", arguments)
+    }
+
+    /// A further member of `params`.
+    pub(crate) fn member(mut self, name: &str, value: Value) -> Self {
+        self.params[name] = value;
+        self
+    }
+
+    pub(crate) fn principal(self, name: &str) -> Self {
+        Self { principal: Principal::new(name), ..self }
+    }
+
+    pub(crate) fn accepting(self, accepted: AcceptedTypes) -> Self {
+        Self { accepted, ..self }
+    }
+
+    /// Wants progress under this token.
+    pub(crate) fn token(mut self, token: impl Into<Value>) -> Self {
+        self.meta["progressToken"] = token.into();
+        self
+    }
+
+    /// Wants log messages from this level on.
+    pub(crate) fn log_level(mut self, level: &str) -> Self {
+        self.meta["io.modelcontextprotocol/logLevel"] = json!(level);
+        self
+    }
+
+    /// The head was read this long ago.
+    pub(crate) fn arrived_before(self, ago: Duration) -> Self {
+        Self { arrived: Some(Instant::now() - ago), ..self }
+    }
+
+    fn inbound(&self) -> Inbound {
+        let mut params = self.params.clone();
+        params["_meta"] = self.meta.clone();
+        params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
+        params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = self.capabilities.clone();
+        let mut body = json!({ "jsonrpc": "2.0", "method": self.method, "params": params });
+        if !self.id.is_null() {
+            body["id"] = self.id.clone();
+        }
+        let mut headers = HeaderMap::new();
+        let mut put = |name: &'static str, value: &str| {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+        };
+        put("mcp-protocol-version", "2026-07-28");
+        put("mcp-method", self.method);
+        if let Some(name) = &self.name {
+            put("mcp-name", name);
+        }
+        Inbound {
+            method: Method::POST,
+            path: "/mcp".to_owned(),
+            headers,
+            body: Bytes::from(body.to_string()),
+            principal: self.principal.clone(),
+            accepted: self.accepted,
+            received_at: self.arrived.unwrap_or_else(Instant::now),
+        }
+    }
+}
+
+/// An answer whose head is there.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) headers: HeaderMap,
+    /// When the head came, counted from the world's beginning.
+    pub(crate) at: Duration,
+    started: Instant,
+    body: ResponseBody,
+}
+
+impl Answer {
+    fn of(response: Response, started: Instant) -> Self {
+        let (head, body) = response.into_parts();
+        Self { status: head.status.as_u16(), headers: head.headers, at: started.elapsed(), started, body }
+    }
+
+    pub(crate) fn is_stream(&self) -> bool {
+        self.headers.get("content-type").is_some_and(|kind| kind == "text/event-stream")
+    }
+
+    /// The whole body as one JSON text.
+    pub(crate) async fn text(self) -> String {
+        assert!(!self.is_stream(), "the answer is a stream");
+        let bytes = self.body.collect().await.unwrap().to_bytes();
+        String::from_utf8(bytes.to_vec()).unwrap()
+    }
+
+    pub(crate) async fn json(self) -> Value {
+        serde_json::from_str(&self.text().await).unwrap()
+    }
+
+    /// The next event of a stream with the moment at which it came: a message, or `null` for a comment.
+    pub(crate) async fn event(&mut self) -> Option<(Duration, Value)> {
+        assert!(self.is_stream(), "the answer is no stream");
+        let frame = self.body.frame().await?.unwrap().into_data().unwrap();
+        let text = String::from_utf8(frame.to_vec()).unwrap();
+        let value = match text.split_once("data:") {
+            Some((_, data)) => serde_json::from_str(data.trim()).unwrap(),
+            None => Value::Null,
+        };
+        assert!(text.ends_with("\n\n") && !text.contains("\nid:"), "{text}");
+        Some((self.started.elapsed(), value))
+    }
+
+    /// All events to the end.
+    pub(crate) async fn events(mut self) -> Vec<(Duration, Value)> {
+        let mut events = Vec::new();
+        while let Some(event) = self.event().await {
+            events.push(event);
+        }
+        events
+    }
+}

@@ -186,11 +186,11 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
     let gateway = Gateway::start(config, metrics).await?;
     announce(&gateway, &paths, is_quick_start).context("cannot print the addresses")?;
-    signals.next().await;
+    let notice = signals.next().await;
     tracing::info!("draining; a second signal ends at once");
     tokio::select! {
-        () = gateway.drain(DRAIN_NOTICE) => (),
-        () = signals.next() => tracing::warn!("ended before the drain was done"),
+        () = gateway.drain(notice) => (),
+        _ = signals.next() => tracing::warn!("ended before the drain was done"),
     }
     demo_stop.cancel();
     Ok(ExitCode::SUCCESS)
@@ -250,10 +250,11 @@ impl Signals {
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
-    async fn next(&mut self) {
+    /// Waits for a signal; returns how long balancers have to notice. A person at a terminal has none.
+    async fn next(&mut self) -> Duration {
         tokio::select! {
-            _ = self.interrupt.recv() => (),
-            _ = self.terminate.recv() => (),
+            _ = self.interrupt.recv() => Duration::ZERO,
+            _ = self.terminate.recv() => DRAIN_NOTICE,
         }
     }
 }

@@ -1,0 +1,116 @@
+//! What each client asks of each upstream, and what must come of it: data only.
+
+/// What is tried out with a client and an upstream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    Fast,
+    Slow,
+    Cancel,
+    ToolError,
+    ProtocolError,
+}
+
+impl Case {
+    pub(crate) const ALL: [Self; 5] = [Self::Fast, Self::Slow, Self::Cancel, Self::ToolError, Self::ProtocolError];
+
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Fast => "fast call",
+            Self::Slow => "slow call",
+            Self::Cancel => "cancel",
+            Self::ToolError => "tool error",
+            Self::ProtocolError => "protocol error",
+        }
+    }
+}
+
+/// How a call ended, in the words of the client drivers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// A result whose text contains this.
+    Result(&'static str),
+    ToolError(&'static str),
+    /// A JSON-RPC error with this code, whose message contains this.
+    ProtocolError(i64, &'static str),
+    Cancelled,
+}
+
+/// How the answer travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// In the answer to the call itself.
+    Plain,
+    /// A handle first, then polls.
+    Task,
+}
+
+/// One call and what must come of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) tool: &'static str,
+    pub(crate) arguments: &'static str,
+    pub(crate) expected: Expected,
+    pub(crate) way: Way,
+}
+
+/// Long enough that an interpreter on a busy machine gives its fast answers within it.
+pub(crate) const GRACE: &str = "1s";
+pub(crate) const POLL_INTERVAL: &str = "200ms";
+
+use Case::{Cancel, Fast, ProtocolError, Slow, ToolError};
+
+/// Upstream, case, tool, arguments, outcome. Slow calls take twice [`GRACE`]; those to be cancelled would take
+/// longer than any test.
+const ROWS: [(&str, Case, &str, &str, Expected); 15] = [
+    ("demo", Fast, "greet", r#"{"name":"Ada"}"#, Expected::Result("Hello, Ada!")),
+    (
+        "demo",
+        Slow,
+        "slow_report",
+        r#"{"seconds":2,"steps":4}"#,
+        Expected::Result("The report is ready: 4 sections in 2 s."),
+    ),
+    ("demo", Cancel, "slow_report", r#"{"seconds":600,"steps":600}"#, Expected::Cancelled),
+    ("demo", ToolError, "fail", "{}", Expected::ToolError("This tool always fails.")),
+    ("demo", ProtocolError, "crash", "{}", Expected::ProtocolError(-32603, "the tool crashed")),
+    ("everything", Fast, "echo", r#"{"message":"Ada"}"#, Expected::Result("Echo: Ada")),
+    (
+        "everything",
+        Slow,
+        "trigger-long-running-operation",
+        r#"{"duration":2,"steps":4}"#,
+        Expected::Result("Long running operation completed. Duration: 2 seconds, Steps: 4."),
+    ),
+    ("everything", Cancel, "trigger-long-running-operation", r#"{"duration":600,"steps":600}"#, Expected::Cancelled),
+    (
+        "everything",
+        ToolError,
+        "get-resource-reference",
+        r#"{"resourceType":"Text","resourceId":-1}"#,
+        Expected::ToolError("Invalid resourceId: -1."),
+    ),
+    // Neither this server nor the next one has a tool that ends with a JSON-RPC error.
+    ("everything", ProtocolError, "nobody", "{}", Expected::ProtocolError(-32602, "Unknown tool")),
+    ("fastmcp", Fast, "greet", r#"{"name":"Ada"}"#, Expected::Result("Hello, Ada!")),
+    ("fastmcp", Slow, "slow", r#"{"seconds":2}"#, Expected::Result("worked 2 s in 4 steps")),
+    ("fastmcp", Cancel, "slow", r#"{"seconds":600,"steps":600}"#, Expected::Cancelled),
+    ("fastmcp", ToolError, "fail", "{}", Expected::ToolError("it broke")),
+    ("fastmcp", ProtocolError, "nobody", "{}", Expected::ProtocolError(-32602, "Unknown tool")),
+];
+
+/// The call of `case`, for a client that knows tasks.
+///
+/// # Panics
+/// If there is no such upstream.
+pub(crate) fn call(upstream: &str, case: Case) -> Call {
+    let row = ROWS.iter().find(|row| row.0 == upstream && row.1 == case);
+    let &(_, _, tool, arguments, expected) = row.expect("every case is given for every upstream");
+    let way = if matches!(case, Slow | Cancel) { Way::Task } else { Way::Plain };
+    Call { tool, arguments, expected, way }
+}
+
+/// The call of `case`, for a client without tasks: what it cannot have is the slow call, answered in place.
+pub(crate) fn plain_call(upstream: &str, case: Case) -> Call {
+    let case = if case == Cancel { Slow } else { case };
+    Call { way: Way::Plain, ..call(upstream, case) }
+}

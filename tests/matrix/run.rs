@@ -1,0 +1,153 @@
+//! Runs the whole matrix once: each client has a gateway of its own, so that its metrics tell of it alone.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tokio::time::{interval, timeout};
+
+use crate::cases::{Case, Expected, GRACE, POLL_INTERVAL, Way};
+use crate::client::Client;
+use crate::gateway::Gateway;
+use crate::install::Peers;
+use crate::tap::Tap;
+use crate::upstream::{Server, names, start_all};
+
+/// How long a cancellation may take to reach the upstream.
+const CANCEL_MAX: Duration = Duration::from_secs(10);
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+
+/// What no upstream of an older version may be sent: they are of 2026-07-28, or of task clients.
+const FOREIGN: [&str; 3] = ["io.modelcontextprotocol/", "\"task\"", "mcp-method"];
+
+/// What came of one case; the way it went, if it is as it should be.
+type Cell = Result<Way, String>;
+
+/// One client's cases with one upstream.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) client: Client,
+    upstream: String,
+    cells: Vec<(Case, Cell)>,
+}
+
+impl Row {
+    /// What went wrong, one line each.
+    pub(crate) fn failures(&self) -> impl Iterator<Item = String> {
+        let place = format!("{} × {}", self.client.title(), self.upstream);
+        let wrong = |(case, cell): &(Case, Cell)| Some((*case, cell.as_ref().err()?.clone()));
+        self.cells.iter().filter_map(wrong).map(move |(case, why)| format!("{place} × {}: {why}", case.title()))
+    }
+}
+
+/// Runs every case of every client with every upstream.
+///
+/// # Errors
+/// If an upstream or a gateway cannot be started.
+pub(crate) async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
+    let servers = start_all(peers).await?;
+    let [first, second, third, fourth] = Client::ALL.map(|client| rows_of(client, peers, &servers));
+    let (first, second, third, fourth) = tokio::try_join!(first, second, third, fourth)?;
+    Ok([first, second, third, fourth].into_iter().flatten().collect())
+}
+
+async fn rows_of(client: Client, peers: &Peers, servers: &[Server]) -> Result<Vec<Row>, String> {
+    let mut taps = Vec::with_capacity(servers.len());
+    let mut config = String::new();
+    for server in servers {
+        let tap = Tap::start(server.address).await?;
+        let (name, url) = (server.name, format!("http://{}/mcp", tap.address()));
+        let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
+        let _ = write!(config, "[upstreams.{name}]\nurl = \"{url}\"\n\n[upstreams.{name}.tasks]\n{tasks}\n\n");
+        taps.push(tap);
+    }
+    let gateway = Gateway::start(&format!("matrix-gateway-{}", client.name()), &config, servers.len()).await?;
+    let mut rows = Vec::with_capacity(servers.len());
+    for ((name, title), tap) in names().into_iter().zip(&taps) {
+        let mut cells = Vec::with_capacity(Case::ALL.len());
+        for case in Case::ALL {
+            cells.push((case, cell(client, peers, &Bench { gateway: &gateway, tap, upstream: name }, case).await));
+        }
+        rows.push(Row { client, upstream: title, cells });
+    }
+    Ok(rows)
+}
+
+/// What a case is tried on.
+struct Bench<'a> {
+    gateway: &'a Gateway,
+    tap: &'a Tap,
+    upstream: &'static str,
+}
+
+impl Bench<'_> {
+    /// The sum of a metric of this upstream over the samples that have `label`.
+    async fn metric(&self, name: &str, label: &str) -> Result<f64, String> {
+        let (page, upstream) = (self.gateway.metrics().await?, format!("upstream=\"{}\"", self.upstream));
+        let samples = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+        let ours = samples.filter(|line| line.contains(&upstream) && line.contains(label));
+        Ok(ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum())
+    }
+
+    async fn cancelled_tasks(&self) -> Result<f64, String> {
+        self.metric("taskgate_tasks_settled_total", "outcome=\"cancelled\"").await
+    }
+
+    fn cancellations(&self) -> usize {
+        self.tap.count("notifications/cancelled")
+    }
+
+    /// Waits until the upstream was told of one more cancellation, and no task of it is left.
+    async fn told(&self, before: usize) -> Result<(), String> {
+        let mut looks = interval(LOOK_PERIOD);
+        let told = async {
+            while self.cancellations() <= before || self.metric("taskgate_tasks_in_flight", "").await? > 0.0 {
+                looks.tick().await;
+            }
+            Ok(())
+        };
+        timeout(CANCEL_MAX, told).await.unwrap_or_else(|_| Err("the upstream was not told to stop".to_owned()))
+    }
+}
+
+async fn cell(client: Client, peers: &Peers, bench: &Bench<'_>, case: Case) -> Cell {
+    let call = client.call(bench.upstream, case);
+    let (told_before, cancelled_before) = (bench.cancellations(), bench.cancelled_tasks().await?);
+    client.make(peers, bench.gateway.url(bench.upstream), call).await?;
+    let is_cancel = call.expected == Expected::Cancelled;
+    if is_cancel {
+        bench.told(told_before).await?;
+    }
+    let cancelled = bench.cancelled_tasks().await? - cancelled_before;
+    let told = bench.cancellations() - told_before;
+    let expected = usize::from(is_cancel);
+    #[allow(clippy::float_cmp, reason = "metrics count in whole numbers")]
+    if cancelled != if is_cancel { 1.0 } else { 0.0 } || told != expected {
+        return Err(format!("{cancelled} tasks were cancelled, the upstream was told of {told}, not {expected}"));
+    }
+    if bench.tap.count("\"tools/call\"") == 0 {
+        return Err("the upstream was not called at all".to_owned());
+    }
+    match FOREIGN.into_iter().find(|text| bench.tap.count(text) > 0) {
+        Some(text) => Err(format!("the upstream was sent `{text}`")),
+        None => Ok(call.way),
+    }
+}
+
+/// The report: a row for each client and upstream, a column for each case.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let titles: String = Case::ALL.iter().map(|case| format!(" {} |", case.title())).collect();
+    let mut table = format!("| client | upstream |{titles}\n|---|---|{}\n", "---|".repeat(Case::ALL.len()));
+    for row in rows {
+        let _ = write!(table, "| {} | {} |", row.client.title(), row.upstream);
+        for (case, cell) in &row.cells {
+            let _ = match cell {
+                Ok(Way::Plain) if *case == Case::Cancel => write!(table, " ok (slow call, plain) |"),
+                Ok(Way::Plain) => write!(table, " ok (plain) |"),
+                Ok(Way::Task) => write!(table, " ok (task) |"),
+                Err(why) => write!(table, " FAIL {} |", why.replace(['|', '\n'], " ")),
+            };
+        }
+        table.push('\n');
+    }
+    table
+}

@@ -1,0 +1,130 @@
+//! Drives a tool with rmcp by its own task API, in this process.
+//!
+//! Of rmcp's two HTTP clients the one for Unix sockets is built on hyper, so it is the one that is linked; a
+//! bridge passes its connections on to the gateway byte for byte.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ClientCapabilities, ClientConfig,
+    DetailedTask, GetTaskParams, Implementation, ProtocolVersion, TaskPayload,
+};
+use rmcp::service::{ClientLifecycleMode, ClientServiceExt, RoleClient};
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::{Peer, ServiceError};
+use serde_json::Value;
+use tokio::io::copy_bidirectional;
+use tokio::net::{TcpStream, UnixListener};
+use tokio::task::JoinSet;
+use tokio::time::sleep;
+use url::Url;
+
+use crate::cases::{Call, Expected};
+use crate::client::Facts;
+
+/// What Cargo.toml pins; every call compares it with what rmcp says of itself.
+pub(crate) const VERSION: &str = "3.9.0";
+
+/// What a task gets if it suggests no pace of its own.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Makes `call` at `url` and reports as the other drivers do.
+///
+/// # Errors
+/// If rmcp does not get as far as an outcome.
+pub(crate) async fn drive(url: &str, call: Call) -> Result<Facts, String> {
+    let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+    let socket = dir.path().join("gateway.sock");
+    let _bridge = bridge(&socket, url)?;
+    let transport = StreamableHttpClientTransport::from_unix_socket(&socket.to_string_lossy(), url);
+    let capabilities = ClientCapabilities::builder().enable_tasks().build();
+    let config = ClientConfig::new(capabilities, Implementation::from_build_env());
+    let lifecycle = ClientLifecycleMode::Auto {
+        preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+        legacy_version: Some(ProtocolVersion::V_2025_11_25),
+    };
+    let connected = config.serve_with_lifecycle(transport, lifecycle).await;
+    let client = connected.map_err(|error| format!("rmcp cannot connect: {error}"))?;
+    let facts = outcome(client.peer(), call).await;
+    client.cancel().await.map_err(|error| format!("rmcp did not end: {error}"))?;
+    facts
+}
+
+async fn outcome(peer: &Peer<RoleClient>, call: Call) -> Result<Facts, String> {
+    let arguments: Value = serde_json::from_str(call.arguments).map_err(|error| error.to_string())?;
+    let mut params = CallToolRequestParams::new(call.tool);
+    params.arguments = arguments.as_object().cloned();
+    let task = match peer.call_tool_once(params).await {
+        Ok(CallToolResponse::Complete(result)) => return Ok(returned(&result, false)),
+        Ok(CallToolResponse::Task(created)) => created.task,
+        Ok(other) => return Err(format!("the call was answered with {other:?}")),
+        Err(ServiceError::McpError(error)) => {
+            return Ok(facts("protocol_error", &error.message, Some(error.code.0.into()), false));
+        }
+        Err(error) => return Err(error.to_string()),
+    };
+    let mut is_cancelled = call.expected != Expected::Cancelled;
+    let pace = task.poll_interval_ms.map_or(POLL_INTERVAL, Duration::from_millis);
+    loop {
+        let polled = peer.get_task(GetTaskParams::new(task.task_id.clone())).await;
+        let polled = polled.map_err(|error| error.to_string())?.task;
+        if polled.status().is_terminal() {
+            return settled(polled);
+        }
+        if !is_cancelled {
+            is_cancelled = true;
+            let cancel = peer.cancel_task(CancelTaskParams::new(task.task_id.clone())).await;
+            cancel.map_err(|error| error.to_string())?;
+        }
+        sleep(pace).await;
+    }
+}
+
+fn settled(task: DetailedTask) -> Result<Facts, String> {
+    let status = task.status();
+    match task.payload {
+        TaskPayload::Completed { result } => {
+            let result = serde_json::from_value(Value::Object(result));
+            Ok(returned(&result.map_err(|error| error.to_string())?, true))
+        }
+        TaskPayload::Failed { error } => {
+            let message = error.get("message").and_then(Value::as_str).unwrap_or_default();
+            Ok(facts("protocol_error", message, error.get("code").and_then(Value::as_i64), true))
+        }
+        TaskPayload::Cancelled => Ok(facts("cancelled", "", None, true)),
+        // The list of payloads is open: what rmcp adds to it is no outcome either.
+        TaskPayload::Working | TaskPayload::InputRequired { .. } | _ => Err(format!("the task ended as {status:?}")),
+    }
+}
+
+fn returned(result: &CallToolResult, task: bool) -> Facts {
+    let texts: Vec<_> = result.content.iter().filter_map(|block| Some(block.as_text()?.text.as_str())).collect();
+    let outcome = if result.is_error == Some(true) { "tool_error" } else { "result" };
+    facts(outcome, &texts.join("\n"), None, task)
+}
+
+fn facts(outcome: &str, text: &str, code: Option<i64>, task: bool) -> Facts {
+    let version = Implementation::from_build_env().version;
+    Facts { version, outcome: outcome.to_owned(), text: text.to_owned(), code, task }
+}
+
+/// Passes connections to `socket` on to the host of `url`, until the set is dropped.
+fn bridge(socket: &Path, url: &str) -> Result<JoinSet<()>, String> {
+    let url = Url::parse(url).map_err(|error| error.to_string())?;
+    let to = url.socket_addrs(|| None).map_err(|error| error.to_string())?;
+    let listener = UnixListener::bind(socket).map_err(|error| error.to_string())?;
+    let mut running = JoinSet::new();
+    running.spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            let to = to.clone();
+            connections.spawn(async move {
+                if let Ok(mut gateway) = TcpStream::connect(&*to).await {
+                    let _ = copy_bidirectional(&mut client, &mut gateway).await;
+                }
+            });
+        }
+    });
+    Ok(running)
+}

@@ -1,0 +1,47 @@
+//! What a run with real peers leaves behind: a table under `target/reports`, which the README repeats.
+
+use std::path::Path;
+use std::{env, fs};
+
+use crate::process::target_dir;
+
+/// Writes `table` to `target/reports/NAME.md` and compares it with what stands in the README between
+/// `<!-- NAME -->` and `<!-- /NAME -->`, if it has such a place. `UPDATE_GOLDEN=1` rewrites that instead.
+///
+/// # Panics
+/// If the README shows something else.
+pub(crate) fn publish(name: &str, table: &str) {
+    let dir = target_dir().join("reports");
+    fs::create_dir_all(&dir).unwrap();
+    fs::write(dir.join(format!("{name}.md")), table).unwrap();
+    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
+    let Ok(text) = fs::read_to_string(&readme) else { return };
+    let Some(updated) = replaced(&text, name, table) else { return };
+    if updates_golden() {
+        fs::write(&readme, updated).unwrap();
+    } else {
+        assert!(text == updated, "README.md does not show target/reports/{name}.md; UPDATE_GOLDEN=1 rewrites it");
+    }
+}
+
+/// Whether expected texts are to be rewritten.
+pub(crate) fn updates_golden() -> bool {
+    env::var("UPDATE_GOLDEN").is_ok_and(|value| value == "1")
+}
+
+/// `text` with `table` between the markers of `name`; `None` if it has none.
+fn replaced(text: &str, name: &str, table: &str) -> Option<String> {
+    let (start, end) = (format!("<!-- {name} -->"), format!("<!-- /{name} -->"));
+    let (before, rest) = text.split_once(&start)?;
+    let (_, after) = rest.split_once(&end)?;
+    Some(format!("{before}{start}\n{}\n{end}{after}", table.trim_end()))
+}
+
+#[test]
+fn only_what_stands_between_the_markers_is_replaced() {
+    let text = "a\n<!-- t -->\nold\n<!-- /t -->\nz\n";
+    let expected = "a\n<!-- t -->\n| new |\n<!-- /t -->\nz\n";
+    assert_eq!(replaced(text, "t", "| new |\n").as_deref(), Some(expected));
+    assert_eq!(replaced(expected, "t", "| new |\n").as_deref(), Some(expected));
+    assert_eq!(replaced(text, "other", "| new |\n"), None);
+}

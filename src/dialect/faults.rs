@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 
 use crate::task::{Executed, Failure, GatewayFault, Reason};
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault, method};
 
 /// What is wrong with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +43,13 @@ impl Complaint {
                 RpcError::new(fault::INVALID_PARAMS, format!("Invalid params: {what}"))
             }
             Self::UnknownMethod(method) => {
-                RpcError::new(fault::METHOD_NOT_FOUND, format!("Method not found: {method}"))
+                let error = RpcError::new(fault::METHOD_NOT_FOUND, format!("Method not found: {method}"));
+                // A client that asks for a handshake is told which versions need none (B100).
+                if method == method::INITIALIZE {
+                    error.with_data(&Supported { supported: &supported() })
+                } else {
+                    error
+                }
             }
             Self::UnknownTool => RpcError::new(fault::INVALID_PARAMS, "Unknown tool"),
             Self::UnknownTask => RpcError::new(fault::INVALID_PARAMS, "Task not found"),
@@ -53,11 +59,8 @@ impl Complaint {
                 message: "Missing required client capability".to_owned(),
                 data: Some(Payload::of(&RequiredCapabilities { required_capabilities: required })),
             },
-            Self::Version { requested } => {
-                let supported = ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str);
-                RpcError::new(fault::UNSUPPORTED_VERSION, "Unsupported protocol version")
-                    .with_data(&SupportedVersions { supported: &supported, requested })
-            }
+            Self::Version { requested } => RpcError::new(fault::UNSUPPORTED_VERSION, "Unsupported protocol version")
+                .with_data(&SupportedVersions { supported: &supported(), requested }),
         }
     }
 }
@@ -66,6 +69,15 @@ impl Complaint {
 struct RequiredCapabilities<'a> {
     #[serde(rename = "requiredCapabilities")]
     required_capabilities: &'a Payload,
+}
+
+fn supported() -> [&'static str; 1] {
+    ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str)
+}
+
+#[derive(serde::Serialize)]
+struct Supported<'a> {
+    supported: &'a [&'static str],
 }
 
 #[derive(serde::Serialize)]

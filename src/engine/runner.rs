@@ -275,12 +275,15 @@ impl Runner {
         match self.handle_key() {
             Some(key) => {
                 // The row says `dispatching` before the first byte goes out (design.md 4).
-                let applied = self.engine.apply(&key, Event::Dispatched { attempt: Attempt::FIRST }).await;
-                if let Err(error) = applied {
-                    tracing::error!(%error, "the task could not be marked as sent and is not sent");
-                    return self.end(lost(GatewayFault::new(Reason::StoreFailed, Executed::No))).await;
+                match self.engine.apply(&key, Event::Dispatched { attempt: Attempt::FIRST }).await {
+                    Ok(applied) if applied.changed => Next::Continue,
+                    // It was settled while it waited: nothing is sent after an acknowledged cancel (L6).
+                    Ok(_) => Next::Stop,
+                    Err(error) => {
+                        tracing::error!(%error, "the task could not be marked as sent and is not sent");
+                        self.end(lost(GatewayFault::new(Reason::StoreFailed, Executed::No))).await
+                    }
                 }
-                Next::Continue
             }
             None => Next::Continue,
         }

@@ -62,15 +62,10 @@ fn require(header: Option<&str>, body: &str, name: &str) -> Result<(), Complaint
 /// # Errors
 /// [`Complaint::Header`].
 pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), Complaint> {
-    let (member, may_be_missing) = match method {
-        method::TOOLS_CALL | method::PROMPTS_GET => ("name", false),
-        method::RESOURCES_READ => ("uri", false),
-        method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => ("taskId", true),
-        _ => return Ok(()),
-    };
+    let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, NAME)?;
     let Some(header) = header else {
-        return if may_be_missing { Ok(()) } else { Err(complaint(NAME, "is missing")) };
+        return if member == "taskId" { Ok(()) } else { Err(complaint(NAME, "is missing")) };
     };
     let header = decode(header).ok_or_else(|| complaint(NAME, "is not validly encoded"))?;
     match params.and_then(|params| params.get_string(member)) {
@@ -78,6 +73,17 @@ pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Res
         // A body without the member is a matter of its params, which are judged later.
         None => Ok(()),
         Some(_) => Err(complaint(NAME, "differs from the body")),
+    }
+}
+
+/// The member of `params` that says what a method is about, where one does.
+#[must_use]
+pub fn naming_member(method: &str) -> Option<&'static str> {
+    match method {
+        method::TOOLS_CALL | method::PROMPTS_GET => Some("name"),
+        method::RESOURCES_READ => Some("uri"),
+        method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => Some("taskId"),
+        _ => None,
     }
 }
 

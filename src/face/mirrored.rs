@@ -108,7 +108,7 @@ fn strip(tree: &mut Value) {
 /// names are nobody's business (B76).
 ///
 /// # Errors
-/// [`Complaint::Header`] that names the header.
+/// [`Complaint::Header`] or [`Complaint::Params`] that names the header.
 pub fn check(mirrored: &[Mirrored], all: &HeaderMap, arguments: Option<&Object>) -> Result<(), Complaint> {
     for one in mirrored {
         let complain = |what: &str| Complaint::Header(Cow::Owned(format!("{} {what}", one.header)));
@@ -121,6 +121,11 @@ pub fn check(mirrored: &[Mirrored], all: &HeaderMap, arguments: Option<&Object>)
                 let header = headers::decode(header).ok_or_else(|| complain("is not validly encoded"))?;
                 if !one.kind.agree(&header, &argument) {
                     return Err(complain("differs from its argument"));
+                }
+                // Another server may take the text to end there (B81).
+                if header.contains('\0') {
+                    let what = format!("the argument of {} holds a null character", one.header);
+                    return Err(Complaint::Params(Cow::Owned(what)));
                 }
             }
         }

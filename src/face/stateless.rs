@@ -27,7 +27,7 @@ use crate::engine::{Askable, CallSpec, Engine, TaskError};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Plan, Principal, Reason, TakesTasks, TaskKey, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
-use crate::upstream::{BeginError, CallContext, ClientFacts, Timeouts, Upstream, UpstreamRequest};
+use crate::upstream::{BeginError, CallContext, ClientFacts, ServerFacts, Timeouts, Upstream, UpstreamRequest};
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -60,8 +60,8 @@ pub struct StatelessFace {
     served: Served,
     peer: Arc<dyn PeerDialect>,
     catalog: Catalog,
-    /// The server's own name for itself, once a handshake has told it; the gateway's until then.
-    server_info: RwLock<Payload>,
+    /// The server's own name for itself, once a handshake has told it.
+    server_info: RwLock<Option<Payload>>,
 }
 
 /// One request with all that was read of it.
@@ -89,8 +89,7 @@ impl StatelessFace {
     pub fn new(served: Served) -> Self {
         let peer: Arc<dyn PeerDialect> = Arc::new(PlainPeer);
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
-        let own = ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish();
-        Self { served, peer, catalog, server_info: RwLock::new(own) }
+        Self { served, peer, catalog, server_info: RwLock::default() }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -140,6 +139,10 @@ impl StatelessFace {
         if let Some(name) = params.case_variant(&KNOWN_MEMBERS) {
             return Err(Complaint::Params(Cow::Owned(format!("{name} is spelt in another case"))));
         }
+        let name = headers::naming_member(&request.method).and_then(|member| params.get_string(member));
+        if name.is_some_and(|name| name.contains('\0')) {
+            return Err(Complaint::Params(Cow::Borrowed("names hold no null characters")));
+        }
         Ok(Inquiry {
             addressee: addressee.clone(),
             principal: around.principal,
@@ -164,9 +167,7 @@ impl StatelessFace {
     async fn discover(&self, inquiry: &Inquiry<'_>) -> Response {
         match self.served.upstream.facts(&self.context(inquiry, self.served.timeouts)).await {
             Ok(facts) => {
-                if let Some(info) = &facts.server_info {
-                    *self.server_info.write() = info.clone();
-                }
+                self.remember(&facts);
                 let words = ServerWords {
                     capabilities: &facts.capabilities,
                     instructions: facts.instructions.as_ref(),
@@ -178,9 +179,26 @@ impl StatelessFace {
         }
     }
 
+    /// Learns the server's name before the first result bears it, so that no result depends on which
+    /// requests came before (MOD-17).
+    async fn meet(&self, inquiry: &Inquiry<'_>) -> Result<(), BeginError> {
+        if self.server_info.read().is_none() {
+            let facts = self.served.upstream.facts(&self.context(inquiry, self.served.timeouts)).await?;
+            self.remember(&facts);
+        }
+        Ok(())
+    }
+
+    fn remember(&self, facts: &ServerFacts) {
+        *self.server_info.write() = Some(facts.server_info.clone().unwrap_or_else(own_identity));
+    }
+
     async fn list_tools(&self, inquiry: &Inquiry<'_>) -> Response {
         if inquiry.params.contains("cursor") {
             return inquiry.addressee.complaint(&no_such_cursor());
+        }
+        if let Err(error) = self.meet(inquiry).await {
+            return inquiry.addressee.fault(&not_begun(error));
         }
         match self.catalog.list(&self.context(inquiry, self.served.timeouts)).await {
             Ok(list) => {
@@ -196,6 +214,9 @@ impl StatelessFace {
             Ok(both) => both,
             Err(complaint) => return inquiry.addressee.complaint(&complaint),
         };
+        if let Err(error) = self.meet(&inquiry).await {
+            return inquiry.addressee.fault(&not_begun(error));
+        }
         let context = self.context(&inquiry, self.served.timeouts);
         let list = match self.catalog.list_with(&tool, &context).await {
             Ok(list) => list,
@@ -217,6 +238,9 @@ impl StatelessFace {
 
     /// Methods that are neither ours nor about tools go upstream as they are.
     async fn relay(&self, inquiry: Inquiry<'_>) -> Response {
+        if let Err(error) = self.meet(&inquiry).await {
+            return inquiry.addressee.fault(&not_begun(error));
+        }
         let policy = self.served.rules.default;
         self.run(inquiry, "", policy, Plan::Direct).await
     }
@@ -305,12 +329,17 @@ impl StatelessFace {
     }
 
     fn identity(&self) -> Payload {
-        self.server_info.read().clone()
+        self.server_info.read().clone().unwrap_or_else(own_identity)
     }
 
     fn dialect(&self) -> ExtTasks {
         ExtTasks::new(server_meta(&self.identity()))
     }
+}
+
+/// The gateway's name, for servers that gave none.
+fn own_identity() -> Payload {
+    ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
 }
 
 enum Refused {
@@ -342,10 +371,7 @@ fn is_served(name: &str) -> bool {
 }
 
 fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), Complaint> {
-    let name = params
-        .get_string("name")
-        .filter(|name| !name.contains('\0'))
-        .ok_or(Complaint::Params(Cow::Borrowed("name must be a string without null characters")))?;
+    let name = params.get_string("name").ok_or(Complaint::Params(Cow::Borrowed("name must be a string")))?;
     let arguments = match params.get("arguments") {
         Some(arguments) => {
             Some(Object::of(&arguments).ok_or(Complaint::Params(Cow::Borrowed("arguments must be an object")))?)

@@ -83,6 +83,21 @@ async fn a_cancel_while_the_task_is_queued_sends_nothing() {
     world.is_idle().await;
 }
 
+/// L6: its slot is there and it is about to be sent, but the cancel is stored first.
+#[tokio::test(start_paused = true)]
+async fn a_cancel_that_overtakes_the_dispatch_sends_nothing() {
+    let world = World::with(Rules::mode(Mode::Always), Script::silent());
+    let release = world.store.hold_next_replace();
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep(millis(1)).await;
+    assert_eq!(world.store.replaced(), 1, "the dispatch is on its way");
+    cancel(&world, &id).await;
+    release.send(()).unwrap();
+    world.is_idle().await;
+    check_cancelled(&world.get(&id).await);
+    assert_eq!(world.upstream.saw(), []);
+}
+
 /// EXT-71, B126, T-06.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_of_a_settled_task_is_acknowledged_and_changes_nothing() {
@@ -103,16 +118,37 @@ async fn a_cancel_of_a_settled_task_is_acknowledged_and_changes_nothing() {
     }
 }
 
-/// The result is already on its way when the cancel comes: a late outcome is dropped (design.md 3.3).
+/// The result was decided on, but the cancel is stored before it (design.md 3.3, L2, L6).
 #[tokio::test(start_paused = true)]
 async fn late_result_after_cancel_is_dropped() {
-    let late = Script { cancel_takes: millis(1), ..Script::returns(seconds(3), "late") };
-    let world = World::with(Rules::default(), late);
+    let world = World::with(Rules::default(), Script::returns(seconds(3), "late"));
     let id = world.handle(&Ask::call()).await;
-    tokio::time::sleep_until(world.started + seconds(3)).await;
+    let release = world.store.hold_next_replace();
+    tokio::time::sleep_until(world.started + seconds(4)).await;
+    assert_eq!(world.store.replaced(), 1, "the result is on its way");
     cancel(&world, &id).await;
-    tokio::time::sleep(seconds(10)).await;
-    check_cancelled(&world.get(&id).await);
+    let cancelled = world.get(&id).await;
+    check_cancelled(&cancelled);
+    release.send(()).unwrap();
+    world.upstream.sees(&Saw::Drop(0)).await;
+    assert_eq!(world.get(&id).await, cancelled);
+    world.is_idle().await;
+}
+
+/// The other order: the cancel was decided on, but the result is stored before it.
+#[tokio::test(start_paused = true)]
+async fn late_cancel_after_the_result_is_acknowledged_and_changes_nothing() {
+    let world = World::with(Rules::default(), Script::returns(seconds(4), "done"));
+    let id = world.handle(&Ask::call()).await;
+    let release = world.store.hold_next_replace();
+    let late = world.client(&Ask::task("tasks/cancel", &id));
+    world.upstream.sees(&Saw::Drop(0)).await;
+    let completed = world.get(&id).await;
+    assert_eq!(completed["status"], "completed");
+    release.send(()).unwrap();
+    assert_eq!(late.await.unwrap().json().await["result"]["resultType"], "complete");
+    assert_eq!(world.get(&id).await, completed);
+    assert_eq!(world.upstream.cancels(), 0);
     world.is_idle().await;
 }
 

@@ -47,7 +47,7 @@ async fn a_thousand_tasks_at_once_each_reach_their_owner_alone() {
     world.is_idle().await;
 }
 
-/// T01, B121, EXT-33, EXT-38, EXT-45, EXT-65, EXT-66: the owner is part of the key.
+/// T01, B121, EXT-33, EXT-38, EXT-45, EXT-65, EXT-66, MOD-35: the owner is part of the key.
 #[tokio::test(start_paused = true)]
 async fn another_principals_task_is_answered_byte_for_byte_like_an_unknown_one() {
     let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));

@@ -39,3 +39,13 @@ async fn no_task_begins_during_a_drain() {
     assert_eq!(data, json!({ "source": "gateway", "reason": "draining", "executed": "no" }));
     assert_eq!(world.upstream.saw(), []);
 }
+
+/// What was let in before the listener closed is still served, only not as a task.
+#[tokio::test(start_paused = true)]
+async fn a_call_of_auto_that_comes_during_a_drain_stays_plain() {
+    let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));
+    world.engine.drain(seconds(1)).await;
+    let answer = world.send(&Ask::call()).await;
+    assert_eq!(answer.json().await["result"]["content"][0]["text"], "done");
+    assert_eq!(world.store.inserted(), 0);
+}

@@ -1,9 +1,13 @@
 //! Deadlines, and a task's time to live.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 use taskgate::engine::sweeper;
 use taskgate::store::TaskStore;
 use taskgate::task::Mode;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::script::{Saw, Script};
 use crate::world::{Ask, Rules, World, millis, seconds};
@@ -143,6 +147,22 @@ async fn a_late_result_raises_the_ttl_so_that_it_can_be_read() {
     assert_eq!(world.get(&id).await["status"], "completed");
     tokio::time::sleep(seconds(1)).await;
     check_gone(&world, &id).await;
+}
+
+/// Once a second, until it is told to stop.
+#[tokio::test(start_paused = true)]
+async fn the_sweeper_needs_nobody_to_ask() {
+    let world = World::with(SHORT, Script::silent());
+    let (sweepers, stop) = (TaskTracker::new(), CancellationToken::new());
+    sweepers.spawn(sweeper::run(Arc::clone(&world.engine), stop.clone()));
+    world.handle(&Ask::call()).await;
+    world.upstream.sees(&Saw::Drop(0)).await;
+    assert_eq!((world.age(), world.store.usage().unsettled), (seconds(100), 0));
+    tokio::time::sleep(seconds(61)).await;
+    assert_eq!(world.store.usage().tasks, 0);
+    stop.cancel();
+    sweepers.close();
+    sweepers.wait().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -59,6 +59,25 @@ async fn calls_that_may_not_become_tasks_are_held_to_their_end() {
     }
 }
 
+/// EXT-05, MOD-26: whatever the policy of tools, other requests are answered plainly.
+#[tokio::test(start_paused = true)]
+async fn only_tool_calls_become_tasks() {
+    for ask in [
+        Ask::named("prompts/get", "name", "p"),
+        Ask::named("resources/read", "uri", "file:///a"),
+        Ask::new("completion/complete", json!({})),
+    ] {
+        for mode in [Mode::Auto, Mode::Required] {
+            let world = World::with(Rules::mode(mode), Script::returns(seconds(14), "done"));
+            let answer = world.send(&ask).await;
+            assert_eq!((answer.at, answer.is_stream()), (seconds(14), false), "{ask:?}");
+            assert_eq!(answer.json().await["result"]["resultType"], "complete");
+            assert_eq!(world.store.inserted(), 0);
+            world.is_idle().await;
+        }
+    }
+}
+
 /// EXT-59: what the older flavour asks for means nothing here, and the upstream does not see it.
 #[tokio::test(start_paused = true)]
 async fn a_task_parameter_neither_makes_a_task_nor_reaches_the_upstream() {
@@ -82,7 +101,7 @@ async fn with_no_task_place_free_auto_runs_plainly() {
     world.is_idle().await;
 }
 
-/// T-58, L2: 429 promises that nothing was sent.
+/// T-58, L4: 429 promises that nothing was sent.
 #[tokio::test(start_paused = true)]
 async fn with_no_task_place_free_always_and_required_are_refused() {
     for mode in [Mode::Always, Mode::Required] {

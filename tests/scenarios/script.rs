@@ -70,7 +70,7 @@ pub(crate) fn result(text: &str) -> String {
     json!({ "content": [{ "type": "text", "text": text }] }).to_string()
 }
 
-/// What the upstream saw of `tools/call`, in order. Calls are counted from 0.
+/// What the upstream saw of all requests but `tools/list`, in order. Calls are counted from 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Saw {
     /// A call is to be sent; so many tasks lay in the store at that moment.
@@ -90,7 +90,7 @@ pub(crate) enum Saw {
 
 type Choose = dyn Fn(&Call) -> Script + Send + Sync;
 
-/// One `tools/call` as it reached the upstream.
+/// One request as it reached the upstream.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) params: String,
@@ -182,7 +182,7 @@ impl Upstream for Scripted {
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
         let params = request.params.map_or_else(String::new, |params| params.as_str().to_owned());
-        let is_call = &*request.method == "tools/call";
+        let is_call = &*request.method != "tools/list";
         let (script, number) = if is_call {
             let call = Call { params, context };
             let script = (self.choose)(&call);

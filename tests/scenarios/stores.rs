@@ -1,12 +1,13 @@
-//! A store in memory whose inserts can be held up, and whose writes are counted.
+//! A store in memory whose writes can be held up, and are counted.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 use taskgate::store::{MemoryStore, Revision, StoreError, Stored, TaskStore, Usage};
 use taskgate::task::{Principal, Task, TaskId, TaskKey, Timestamp};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, oneshot};
 
 /// See the module. Everything else is the store's own doing.
 #[derive(Debug)]
@@ -16,6 +17,8 @@ pub(crate) struct GatedStore {
     pub(crate) inserts: Semaphore,
     /// Inserts that have stored their row but not yet returned wait here.
     pub(crate) returns: Semaphore,
+    /// The next change waits for this.
+    held_replace: Mutex<Option<oneshot::Receiver<()>>>,
     inserted: AtomicUsize,
     replaced: AtomicUsize,
 }
@@ -29,6 +32,7 @@ impl GatedStore {
             inner: MemoryStore::new(stored_bytes_max),
             inserts: Semaphore::new(OPEN),
             returns: Semaphore::new(OPEN),
+            held_replace: Mutex::default(),
             inserted: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
         })
@@ -42,6 +46,13 @@ impl GatedStore {
     /// From now on each insert stores its row and then waits for a permit.
     pub(crate) fn hold_returns(&self) {
         self.returns.forget_permits(OPEN);
+    }
+
+    /// The next change waits until this is used; others overtake it.
+    pub(crate) fn hold_next_replace(&self) -> oneshot::Sender<()> {
+        let (release, held) = oneshot::channel();
+        *self.held_replace.lock() = Some(held);
+        release
     }
 
     /// Inserts that were tried.
@@ -71,6 +82,10 @@ impl TaskStore for GatedStore {
 
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
         self.replaced.fetch_add(1, Ordering::Relaxed);
+        let held = self.held_replace.lock().take();
+        if let Some(held) = held {
+            held.await.unwrap();
+        }
         self.inner.replace(expected, task).await
     }
 

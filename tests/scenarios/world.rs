@@ -267,7 +267,12 @@ impl Ask {
 
     /// A method of the extension.
     pub(crate) fn task(method: &'static str, id: &str) -> Self {
-        Self { name: Some(id.to_owned()), ..Self::new(method, json!({ "taskId": id })) }
+        Self::named(method, "taskId", id)
+    }
+
+    /// A method whose params name something, which the headers repeat.
+    pub(crate) fn named(method: &'static str, member: &str, name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..Self::new(method, json!({ member: name })) }
     }
 
     /// A client that declares these capabilities alone.

@@ -1,0 +1,305 @@
+//! Keeps what a text search can keep: the direction of dependencies, files of a bearable size, and sources that
+//! speak of the product alone.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
+/// each other, but for the outermost, which put everything together.
+const RANKS: [(&str, usize); 14] = [
+    ("metric", 0),
+    ("wire", 1),
+    ("task", 2),
+    ("dialect", 3),
+    ("store", 3),
+    ("upstream", 4),
+    ("engine", 5),
+    ("face", 6),
+    ("server", 7),
+    ("app", OUTERMOST),
+    ("cli", OUTERMOST),
+    ("config", OUTERMOST),
+    ("demo", OUTERMOST),
+    ("telemetry", OUTERMOST),
+];
+
+const OUTERMOST: usize = 8;
+
+/// Modules that are pure: no I/O, no clock, nothing spawned.
+const PURE: [&str; 3] = ["wire", "task", "dialect"];
+
+/// What a pure module does not name.
+const IMPURE_WORDS: [&str; 12] = [
+    "tokio",
+    "hyper",
+    "http::",
+    "std::net",
+    "std::fs",
+    "std::io",
+    "std::env",
+    "std::process",
+    "std::thread",
+    "SystemTime::now",
+    "Instant::now",
+    "getrandom",
+];
+
+/// The wall clock is read in one place, behind `Clock`.
+const IMPURE_ALLOWED: [(&str, &str); 1] = [("src/task/time.rs", "SystemTime::now")];
+
+/// Lines of a source file without its tests.
+const LINES_MAX: usize = 500;
+const LINES_HARD_MAX: usize = 600;
+
+/// Files that may pass the first of these limits, each for a reason given in the file itself.
+const LONG_FILES: [&str; 0] = [];
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All files under a folder of the repository, by their path in it; what is built or fetched is left out.
+fn files_under(folder: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).expect("the folder is readable") {
+            let path: PathBuf = entry.expect("the folder is readable").path();
+            let name = path.file_name().and_then(|name| name.to_str()).expect("names are UTF-8");
+            let is_made = matches!(name, "target" | "node_modules" | ".git" | "artifacts" | "coverage");
+            if path.is_dir() && !is_made {
+                folders.push(path);
+            } else if path.is_file() {
+                let path = path.strip_prefix(root()).expect("the file is in the repository");
+                found.push(path.to_str().expect("names are UTF-8").to_owned());
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).expect("sources are UTF-8")
+}
+
+/// A source file of the program.
+struct Source {
+    path: String,
+    /// Names from the crate's root on; `main` and `lib` are the root.
+    module: Vec<String>,
+    /// All lines but those of tests.
+    lines: Vec<String>,
+}
+
+impl Source {
+    fn new(path: &str) -> Self {
+        let inside = path.strip_prefix("src/").and_then(|path| path.strip_suffix(".rs")).expect("a source file");
+        let module = inside.split('/').map(str::to_owned).collect();
+        let text = read(path);
+        let body = text.split("\n#[cfg(test)]\nmod tests {").next().unwrap_or_default();
+        Self { path: path.to_owned(), module, lines: body.lines().map(str::to_owned).collect() }
+    }
+
+    /// The text without comments and without items that are for tests alone.
+    fn code(&self) -> String {
+        let mut code = String::new();
+        let mut is_for_tests = false;
+        for line in self.lines.iter().map(|line| line.trim()).filter(|line| !line.starts_with("//")) {
+            let starts = line == "#[cfg(test)]";
+            if !starts && !(is_for_tests && (line.contains("mod ") || line.starts_with("use "))) {
+                code.push_str(line);
+                code.push('\n');
+            }
+            is_for_tests = starts || (is_for_tests && line.starts_with("#["));
+        }
+        code
+    }
+
+    /// The modules at the crate's root that the code names.
+    fn uses(&self) -> BTreeSet<String> {
+        let code = self.code();
+        let mut used = BTreeSet::new();
+        let above = "super::".repeat(self.module.len());
+        for prefix in ["crate::", &above] {
+            for (at, _) in code.match_indices(prefix) {
+                // A longer path to the same place is found on its own.
+                if code[..at].ends_with("super::") {
+                    continue;
+                }
+                let rest = &code[at + prefix.len()..];
+                match rest.strip_prefix('{') {
+                    Some(group) => used.extend(first_names(group)),
+                    None => used.extend(name_at(rest)),
+                }
+            }
+        }
+        used
+    }
+}
+
+fn name_at(text: &str) -> Option<String> {
+    let name: String = text.chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+    (!name.is_empty()).then_some(name)
+}
+
+/// The names that begin the paths of a group, up to its closing brace.
+fn first_names(group: &str) -> Vec<String> {
+    let (mut depth, mut names, mut is_first) = (0_usize, Vec::new(), true);
+    for (at, c) in group.char_indices() {
+        match c {
+            '{' => depth += 1,
+            '}' if depth == 0 => break,
+            '}' => depth -= 1,
+            ',' if depth == 0 => is_first = true,
+            _ if is_first && !c.is_whitespace() => {
+                names.extend(name_at(&group[at..]));
+                is_first = false;
+            }
+            _ => (),
+        }
+    }
+    names
+}
+
+/// All sources of the program but those that hold tests alone.
+fn sources() -> Vec<Source> {
+    let paths = files_under("src");
+    assert!(paths.len() >= 100 && paths.iter().all(|path| path.ends_with(".rs")), "{} files", paths.len());
+    let is_test = |path: &str| path.ends_with("/tests.rs") || path == "src/store/contract.rs";
+    paths.iter().filter(|path| !is_test(path)).map(|path| Source::new(path)).collect()
+}
+
+fn rank_of(module: &str) -> Option<usize> {
+    RANKS.iter().find(|(name, _)| *name == module).map(|(_, rank)| *rank)
+}
+
+#[test]
+fn modules_use_only_what_stands_above_them() {
+    let sources = sources();
+    let mut seen = BTreeSet::new();
+    let mut uses = 0;
+    for source in &sources {
+        let module = &source.module[0];
+        if matches!(module.as_str(), "lib" | "main") {
+            continue;
+        }
+        let rank = rank_of(module).unwrap_or_else(|| panic!("{} has no rank", source.path));
+        seen.insert(module.clone());
+        for used in source.uses().into_iter().filter(|used| used != module) {
+            uses += 1;
+            let below = rank_of(&used).unwrap_or_else(|| panic!("{} uses {used}, which has no rank", source.path));
+            assert!(below < rank || (below, rank) == (OUTERMOST, OUTERMOST), "{} uses {used}", source.path);
+        }
+    }
+    assert_eq!(seen.len(), RANKS.len(), "a module that is ranked has no file");
+    assert!(uses >= 100, "the search found only {uses} uses");
+}
+
+/// The search itself: paths and groups, from any depth, without comments and tests.
+#[test]
+fn the_search_for_uses_sees_paths_and_groups() {
+    let lines = "use crate::wire::{Object, task};\nuse crate::{store, face::http::{empty, full}};\n\
+                 // crate::server\n#[cfg(test)]\nuse crate::cli;\nfn f() { super::super::engine::g(); super::own(); }";
+    let source = Source {
+        path: String::new(),
+        module: vec!["dialect".to_owned(), "plain".to_owned()],
+        lines: lines.lines().map(str::to_owned).collect(),
+    };
+    let expected = ["engine", "face", "store", "wire"].map(str::to_owned);
+    assert_eq!(source.uses(), BTreeSet::from(expected));
+}
+
+#[test]
+fn pure_modules_do_no_input_or_output_and_read_no_clock() {
+    let mut count = 0;
+    for source in sources().iter().filter(|source| PURE.contains(&source.module[0].as_str())) {
+        count += 1;
+        let code = source.code();
+        for word in IMPURE_WORDS {
+            let is_allowed = IMPURE_ALLOWED.contains(&(source.path.as_str(), word));
+            // Our own module `face::http` and the like are judged as uses.
+            let names = code.match_indices(word).any(|(at, _)| !code[..at].ends_with("::"));
+            assert_eq!(names, is_allowed, "{} and {word}", source.path);
+        }
+    }
+    assert!(count >= 30, "only {count} pure files were seen");
+}
+
+#[test]
+fn files_stay_within_their_limits() {
+    let mut long = Vec::new();
+    for source in sources() {
+        let lines = source.lines.len();
+        assert!(lines <= LINES_HARD_MAX, "{} has {lines} lines", source.path);
+        if lines > LINES_MAX {
+            long.push(source.path);
+        }
+    }
+    assert_eq!(long, LONG_FILES, "files above {LINES_MAX} lines, and those that may be");
+    let tests = files_under("tests");
+    let tests: Vec<_> = tests.iter().filter(|path| path.ends_with(".rs")).collect();
+    assert!(tests.len() >= 30, "only {} test files were seen", tests.len());
+    for path in tests {
+        let lines = read(path).lines().count();
+        assert!(lines <= LINES_MAX, "{path} has {lines} lines");
+    }
+}
+
+#[test]
+fn every_module_says_first_what_it_is_for() {
+    let mut count = 0;
+    for path in [files_under("src"), files_under("tests"), files_under("fuzz")].concat() {
+        if path.ends_with(".rs") {
+            count += 1;
+            assert!(!path.ends_with("/mod.rs"), "{path}: a module is a file beside its folder");
+            assert!(read(&path).starts_with("//! "), "{path} does not begin with its duty");
+        }
+    }
+    assert!(count >= 130, "only {count} modules were seen");
+}
+
+/// A walk that finds nothing must not pass for one that finds nothing wrong.
+#[test]
+fn tests_that_walk_a_folder_say_how_many_files_there_are() {
+    let mut walks = 0;
+    for path in [files_under("src"), files_under("tests")].concat().iter().filter(|path| path.ends_with(".rs")) {
+        let text = read(path);
+        if text.contains("fs::read_dir(") {
+            walks += 1;
+            let counts = |line: &str| line.contains("assert") && (line.contains("len()") || line.contains("count"));
+            assert!(text.lines().any(counts), "{path} walks a folder and does not count");
+        }
+    }
+    assert!(walks >= 4, "only {walks} walks were seen");
+}
+
+/// Nothing in the repository depends on where it was written. The words are put together here, so that this file
+/// does not hold them.
+#[test]
+fn no_file_names_a_machine_or_a_package_registry() {
+    let words = [
+        ["/ho", "me/"],
+        ["/ro", "ot/"],
+        ["/Us", "ers/"],
+        ["/wo", "rk/"],
+        ["index.cra", "tes.io"],
+        ["static.cra", "tes.io"],
+        ["registry.np", "mjs"],
+        ["registry.ya", "rnpkg"],
+        ["files.pytho", "nhosted"],
+        ["pypi", ".org"],
+        ["artifac", "tory"],
+    ]
+    .map(|parts| parts.concat());
+    let paths = files_under("");
+    assert!(paths.len() >= 200, "only {} files were seen", paths.len());
+    for path in paths {
+        // Inputs of the parsers may be no text at all.
+        let Ok(text) = fs::read_to_string(root().join(&path)) else { continue };
+        for word in &words {
+            assert!(!text.contains(word.as_str()), "{path} holds {word}");
+        }
+    }
+}

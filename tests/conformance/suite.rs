@@ -167,7 +167,9 @@ fn read(out: &Path) -> Result<Vec<Check>, String> {
         error_message: Option<String>,
     }
     let mut checks = Vec::new();
+    let mut count = 0;
     for entry in fs::read_dir(out).map_err(|error| error.to_string())? {
+        count += 1;
         let entry = entry.map_err(|error| error.to_string())?;
         let name = entry.file_name().to_string_lossy().into_owned();
         let scenario = scenario_of(&name).ok_or_else(|| format!("the suite wrote a folder {name}"))?;
@@ -181,6 +183,7 @@ fn read(out: &Path) -> Result<Vec<Check>, String> {
             error,
         }));
     }
+    assert!(count > 0, "the suite wrote no folder into {}", out.display());
     Ok(checks)
 }
 

@@ -41,7 +41,7 @@ impl StatelessRequest {
         let version = meta
             .get_string(PROTOCOL_VERSION)
             .ok_or_else(|| complaint("_meta[\"io.modelcontextprotocol/protocolVersion\"] must be a string"))?;
-        if meta.get_object(CLIENT_CAPABILITIES).is_none() {
+        if !meta.has_object(CLIENT_CAPABILITIES) {
             return Err(complaint("_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object"));
         }
         Ok((version, meta))
@@ -78,7 +78,7 @@ impl StatelessRequest {
     }
 
     fn declares_extension(&self) -> bool {
-        self.capabilities.get_object("extensions").is_some_and(|all| all.get_object(TASKS_EXTENSION).is_some())
+        self.capabilities.get_object("extensions").is_some_and(|all| all.has_object(TASKS_EXTENSION))
     }
 
     /// The complaint that this request must declare the extension (EXT-03, EXT-55).
@@ -92,6 +92,9 @@ impl StatelessRequest {
     /// flavour, and no more (protocol.md 5.3, UPC-21).
     #[must_use]
     pub fn upstream_capabilities(&self) -> Payload {
+        if !self.capabilities.contains("extensions") && !self.capabilities.contains("tasks") {
+            return self.capabilities.payload().detached();
+        }
         let edit = self.capabilities.edit().remove("tasks");
         let edit = match self.capabilities.get_object("extensions") {
             Some(extensions) => {
@@ -107,7 +110,7 @@ impl StatelessRequest {
     /// Whether the client declared that it can be asked this.
     #[must_use]
     pub fn declares(&self, question: &str) -> bool {
-        capability_of(question).is_some_and(|needed| self.capabilities.get_object(needed).is_some())
+        capability_of(question).is_some_and(|needed| self.capabilities.has_object(needed))
     }
 
     /// The capability that a call needs whose upstream asks this question and got no answer: a

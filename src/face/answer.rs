@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 
-use super::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
+use super::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body, joined_body};
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -13,6 +13,9 @@ use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope};
 
 /// Seconds after which a refused call may be repeated, where nothing better is known.
 const RETRY_AFTER_SECONDS: u64 = 1;
+
+/// Results from this size on are not copied into their envelope.
+const LARGE: usize = 8 * 1024;
 
 /// What every answer to one request shares.
 #[derive(Clone, Debug)]
@@ -25,9 +28,13 @@ pub struct Addressee {
 impl Addressee {
     /// A successful result, as the one type that the client admits.
     #[must_use]
-    pub fn result(&self, result: &Payload) -> Response {
+    pub fn result(&self, result: Payload) -> Response {
         let Some(id) = &self.id else { return accepted() };
-        self.message(StatusCode::OK, envelope::result(id, result))
+        if result.len() >= LARGE && self.accepted != AcceptedTypes::EventStream {
+            let (head, tail) = envelope::result_in_pieces(id, result);
+            return json(joined_body(head, tail));
+        }
+        self.message(StatusCode::OK, envelope::result(id, &result))
     }
 
     /// A refusal of the request itself.
@@ -71,13 +78,18 @@ impl Addressee {
         match self.accepted {
             AcceptedTypes::EventStream if status.is_success() => event_stream(full_body(sse_message(&message))),
             AcceptedTypes::EventStream | AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => {
-                let mut response = Response::new(full_body(message));
+                let mut response = json(full_body(message));
                 *response.status_mut() = status;
-                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 response
             }
         }
     }
+}
+
+fn json(body: ResponseBody) -> Response {
+    let mut response = Response::new(body);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
 }
 
 /// The head of an event stream: never buffered, never cached.

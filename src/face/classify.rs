@@ -20,7 +20,7 @@ pub enum Face {
 #[must_use]
 pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
     let header_is_stateless = || {
-        headers::single(all, headers::PROTOCOL_VERSION)
+        headers::single(all, &headers::PROTOCOL_VERSION)
             .ok()
             .flatten()
             .and_then(ProtocolVersion::parse)

@@ -79,7 +79,7 @@ impl Endpoint for UpstreamEndpoint {
 /// GET and DELETE are operations on a session, and none is ever given out (B53).
 fn no_session(inbound: &Inbound) -> Response {
     let names_session = inbound.headers.contains_key(headers::SESSION_ID);
-    let is_stateless = headers::single(&inbound.headers, headers::PROTOCOL_VERSION)
+    let is_stateless = headers::single(&inbound.headers, &headers::PROTOCOL_VERSION)
         .ok()
         .flatten()
         .and_then(ProtocolVersion::parse)

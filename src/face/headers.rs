@@ -6,15 +6,15 @@ use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use http::HeaderMap;
+use http::header::{HeaderMap, HeaderName};
 
 use crate::dialect::Complaint;
 use crate::wire::{Object, method};
 
-pub const PROTOCOL_VERSION: &str = "mcp-protocol-version";
-pub const METHOD: &str = "mcp-method";
-pub const NAME: &str = "mcp-name";
-pub const SESSION_ID: &str = "mcp-session-id";
+pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+pub const METHOD: HeaderName = HeaderName::from_static("mcp-method");
+pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
+pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 /// In front of the name of a header that mirrors an argument.
 pub const PARAM_PREFIX: &str = "mcp-param-";
 
@@ -22,7 +22,7 @@ pub const PARAM_PREFIX: &str = "mcp-param-";
 ///
 /// # Errors
 /// [`Complaint::Header`] if it stands twice (B113) or holds other than visible ASCII, blanks and tabs.
-pub fn single<'a>(all: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Complaint> {
+pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Complaint> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
     match (first, second) {
@@ -35,7 +35,7 @@ pub fn single<'a>(all: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Com
     }
 }
 
-fn complaint(name: &str, what: &str) -> Complaint {
+fn complaint(name: &HeaderName, what: &str) -> Complaint {
     Complaint::Header(Cow::Owned(format!("{name} {what}")))
 }
 
@@ -44,11 +44,11 @@ fn complaint(name: &str, what: &str) -> Complaint {
 /// # Errors
 /// [`Complaint::Header`] that names the header.
 pub fn check_request(all: &HeaderMap, version: &str, method: &str) -> Result<(), Complaint> {
-    require(single(all, PROTOCOL_VERSION)?, version, PROTOCOL_VERSION)?;
-    require(single(all, METHOD)?, method, METHOD)
+    require(single(all, &PROTOCOL_VERSION)?, version, &PROTOCOL_VERSION)?;
+    require(single(all, &METHOD)?, method, &METHOD)
 }
 
-fn require(header: Option<&str>, body: &str, name: &str) -> Result<(), Complaint> {
+fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Complaint> {
     match header {
         Some(value) if value == body => Ok(()),
         Some(_) => Err(complaint(name, "differs from the body")),
@@ -63,16 +63,16 @@ fn require(header: Option<&str>, body: &str, name: &str) -> Result<(), Complaint
 /// [`Complaint::Header`].
 pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), Complaint> {
     let Some(member) = naming_member(method) else { return Ok(()) };
-    let header = single(all, NAME)?;
+    let header = single(all, &NAME)?;
     let Some(header) = header else {
-        return if member == "taskId" { Ok(()) } else { Err(complaint(NAME, "is missing")) };
+        return if member == "taskId" { Ok(()) } else { Err(complaint(&NAME, "is missing")) };
     };
-    let header = decode(header).ok_or_else(|| complaint(NAME, "is not validly encoded"))?;
+    let header = decode(header).ok_or_else(|| complaint(&NAME, "is not validly encoded"))?;
     match params.and_then(|params| params.get_string(member)) {
         Some(body) if body == header => Ok(()),
         // A body without the member is a matter of its params, which are judged later.
         None => Ok(()),
-        Some(_) => Err(complaint(NAME, "differs from the body")),
+        Some(_) => Err(complaint(&NAME, "differs from the body")),
     }
 }
 

@@ -1,12 +1,15 @@
 //! What every face speaks in: HTTP requests whose guard work is done, HTTP responses with a body of any kind.
 
 use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::HeaderValue;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full};
+use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::Instant;
 
 use crate::task::principal::Principal;
@@ -27,6 +30,31 @@ pub fn empty_body() -> ResponseBody {
 #[must_use]
 pub fn full_body(bytes: Bytes) -> ResponseBody {
     Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}
+
+/// A whole body in two pieces, sent as one: for a large text behind a short one that need not be copied together.
+#[must_use]
+pub fn joined_body(first: Bytes, second: Bytes) -> ResponseBody {
+    Joined([first, second].into_iter()).boxed_unsync()
+}
+
+struct Joined(std::array::IntoIter<Bytes, 2>);
+
+impl Body for Joined {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        Poll::Ready(self.0.next().map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.len() == 0
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.as_slice().iter().map(|piece| piece.len() as u64).sum())
+    }
 }
 
 /// A request whose HTTP guards are done: its path is the endpoint's, its host and origin are welcome.
@@ -64,5 +92,17 @@ pub trait Endpoint: Send + Sync {
     /// The methods named by a 405 that is given before this endpoint is asked.
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static("POST")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_body_in_pieces_announces_its_whole_length() {
+        let body = joined_body(Bytes::from_static(b"{\"result\":"), Bytes::from_static(b"{}}"));
+        assert_eq!(body.size_hint().exact(), Some(13));
+        assert_eq!(body.collect().await.unwrap().to_bytes(), "{\"result\":{}}");
     }
 }

@@ -112,7 +112,7 @@ fn strip(tree: &mut Value) {
 pub fn check(mirrored: &[Mirrored], all: &HeaderMap, arguments: Option<&Object>) -> Result<(), Complaint> {
     for one in mirrored {
         let complain = |what: &str| Complaint::Header(Cow::Owned(format!("{} {what}", one.header)));
-        let header = headers::single(all, one.header.as_str())?;
+        let header = headers::single(all, &one.header)?;
         match (header, one.argument(arguments)) {
             (None, None) => (),
             (None, Some(_)) => return Err(complain("is missing")),

@@ -173,7 +173,7 @@ impl StatelessFace {
                     instructions: facts.instructions.as_ref(),
                     server_info: &self.identity(),
                 };
-                inquiry.addressee.result(&discover_result(words))
+                inquiry.addressee.result(discover_result(words))
             }
             Err(error) => inquiry.addressee.fault(&not_begun(error)),
         }
@@ -203,7 +203,7 @@ impl StatelessFace {
         match self.catalog.list(&self.context(inquiry, self.served.timeouts)).await {
             Ok(list) => {
                 let result = stateless_result(method::TOOLS_LIST, &list.result, &self.identity());
-                inquiry.addressee.result(&result)
+                inquiry.addressee.result(result)
             }
             Err(error) => refused_list(&inquiry.addressee, error),
         }
@@ -287,7 +287,7 @@ impl StatelessFace {
             Err(complaint) => Err(Refused::Complaint(complaint)),
         };
         match answered {
-            Ok(result) => inquiry.addressee.result(&result),
+            Ok(result) => inquiry.addressee.result(result),
             Err(Refused::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
             Err(Refused::Task(TaskError::Unknown)) => inquiry.addressee.complaint(&Complaint::UnknownTask),
             Err(Refused::Task(error)) => {

@@ -88,7 +88,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
             match self.show(event) {
                 Shown::Notification(message) if takes_stream => return self.stream(call, sse_message(&message)),
                 Shown::Notification(_) | Shown::Nothing => (),
-                Shown::Handle(result) | Shown::Result(result) => return self.addressee.result(&result),
+                Shown::Handle(result) | Shown::Result(result) => return self.addressee.result(result),
                 Shown::Complaint(complaint) => return self.addressee.complaint(&complaint),
                 Shown::Fault(fault) => return self.addressee.fault(&fault),
                 Shown::Error(error) => {

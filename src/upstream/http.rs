@@ -5,7 +5,7 @@
 
 pub(crate) mod client;
 mod drive;
-mod exchange;
+pub(crate) mod exchange;
 pub(crate) mod post;
 pub(crate) mod reply;
 mod resume;
@@ -27,7 +27,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::{Payload, ProtocolVersion};
 pub use client::ClientError;
 use client::HttpClient;
-use exchange::HttpExchange;
+use exchange::{HttpExchange, Latencies};
 
 /// How long [`Upstream::close`] may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -67,6 +67,7 @@ impl HttpUpstream {
     pub fn new(settings: HttpUpstreamSettings, life: Life) -> Result<Self, ClientError> {
         let client = HttpClient::new(&settings.url, settings.connect_max, Vec::new())?;
         let hop = Arc::new(Hop {
+            latencies: Latencies::of(&settings.name),
             name: settings.name,
             client,
             versions: VersionChoice::new(settings.protocol),

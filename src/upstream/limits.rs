@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use metrics::{Counter, Gauge};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::metric;
@@ -24,22 +25,28 @@ pub struct SlotSettings {
 /// The places themselves. Waiters are served in the order in which they came.
 #[derive(Debug)]
 pub struct Slots {
-    upstream: Arc<str>,
     free: Arc<Semaphore>,
     waiting: AtomicUsize,
     queue_max: usize,
+    /// Looked up once: every call counts in the first of them.
+    in_flight: Gauge,
+    queued: Gauge,
+    shed: Counter,
 }
 
 impl Slots {
+    /// The metrics recorder must be installed before.
     #[must_use]
     pub fn new(upstream: Arc<str>, settings: SlotSettings) -> Self {
         // A semaphore has a largest size of its own, far above what any machine can run.
         let places = settings.in_flight_max.get().min(Semaphore::MAX_PERMITS);
         Self {
-            upstream,
             free: Arc::new(Semaphore::new(places)),
             waiting: AtomicUsize::new(0),
             queue_max: settings.queue_max,
+            in_flight: metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => Arc::clone(&upstream)),
+            queued: metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => Arc::clone(&upstream)),
+            shed: metrics::counter!(metric::UPSTREAM_SHED, "upstream" => upstream),
         }
     }
 
@@ -66,7 +73,7 @@ impl Slots {
         let queued = |n| (n < self.queue_max).then_some(n + 1);
         match self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, queued) {
             Ok(_) => {
-                self.queue_gauge().increment(1.0);
+                self.queued.increment(1.0);
                 Ok(Turn(self))
             }
             Err(_) => Err(self.shed(Reason::QueueFull)),
@@ -74,18 +81,13 @@ impl Slots {
     }
 
     fn slot(&self, permit: OwnedSemaphorePermit) -> Slot {
-        let in_flight = metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => self.upstream.to_string());
-        in_flight.increment(1.0);
-        Slot { _permit: permit, in_flight }
-    }
-
-    fn queue_gauge(&self) -> metrics::Gauge {
-        metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => self.upstream.to_string())
+        self.in_flight.increment(1.0);
+        Slot { _permit: permit, in_flight: self.in_flight.clone() }
     }
 
     /// Counts a call that is turned away unsent, and says so.
     pub fn shed(&self, reason: Reason) -> GatewayFault {
-        metrics::counter!(metric::UPSTREAM_SHED, "upstream" => self.upstream.to_string()).increment(1);
+        self.shed.increment(1);
         GatewayFault::new(reason, Executed::No)
     }
 }
@@ -96,7 +98,7 @@ struct Turn<'a>(&'a Slots);
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.0.queue_gauge().decrement(1.0);
+        self.0.queued.decrement(1.0);
     }
 }
 
@@ -104,7 +106,7 @@ impl Drop for Turn<'_> {
 #[must_use = "dropping the slot frees the place"]
 pub struct Slot {
     _permit: OwnedSemaphorePermit,
-    in_flight: metrics::Gauge,
+    in_flight: Gauge,
 }
 
 impl std::fmt::Debug for Slot {

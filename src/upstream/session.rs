@@ -22,6 +22,7 @@ use tokio_util::task::TaskTracker;
 
 use super::ServerFacts;
 use super::http::client::{HandedOver, HttpClient};
+use super::http::exchange::Latencies;
 use super::http::post::Credentials;
 use super::http::reply;
 use super::probe::VersionChoice;
@@ -48,6 +49,7 @@ const DELETE_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Hop {
     pub(crate) name: Arc<str>,
+    pub(crate) latencies: Latencies,
     pub(crate) client: HttpClient,
     pub(crate) versions: VersionChoice,
     pub(crate) tracker: TaskTracker,

@@ -10,7 +10,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use super::payload::write_string;
 use super::scan::{self, Member, Place};
@@ -245,6 +245,16 @@ pub fn result(id: &RequestId, result: &Payload) -> Bytes {
     let mut out = open(Some(id), result.len());
     put(&mut out, "result", result.bytes());
     close(out)
+}
+
+/// As [`result`], in two pieces, of which the second is the result's own text where nobody else holds that.
+#[must_use]
+pub fn result_in_pieces(id: &RequestId, result: Payload) -> (Bytes, Bytes) {
+    let mut head = open(Some(id), 0);
+    put(&mut head, "result", b"");
+    let mut tail = BytesMut::from(result.into_bytes());
+    tail.extend_from_slice(b"}");
+    (head.into(), tail.freeze())
 }
 
 /// Writes an error answer; without an id the member is left out (MCP has no null id).

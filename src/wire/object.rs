@@ -73,8 +73,13 @@ impl Object {
     /// A member that is a string, decoded; borrowed unless it is written with escapes.
     #[must_use]
     pub fn get_str(&self, key: &str) -> Option<Cow<'_, str>> {
-        let member = self.find(key)?;
-        scan::decode_string(&self.text.bytes()[self.start(member)..self.end(member)])
+        scan::decode_string(self.raw(self.find(key)?))
+    }
+
+    /// Whether the member is an object.
+    #[must_use]
+    pub fn has_object(&self, key: &str) -> bool {
+        self.find(key).is_some_and(|member| self.raw(member).starts_with(b"{"))
     }
 
     /// A member that is an object.
@@ -103,7 +108,11 @@ impl Object {
     /// alone, by Unicode's folding (`paramſ` is `params`): other parsers might take it for that name (B85).
     #[must_use]
     pub fn case_variant<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
-        let is_variant = |key: &str, name: &str| key != name && folded(key).eq(folded(name));
+        let is_same = |key: &str, name: &str| match key.is_ascii() && name.is_ascii() {
+            true => key.eq_ignore_ascii_case(name),
+            false => folded(key).eq(folded(name)),
+        };
+        let is_variant = |key: &str, name: &str| key != name && is_same(key, name);
         names.iter().copied().find(|name| self.keys().any(|key| is_variant(&key, name)))
     }
 
@@ -130,6 +139,11 @@ impl Object {
 
     fn raw_key(&self, member: &Member) -> &[u8] {
         &self.text.bytes()[member.key.start - self.base..member.key.end - self.base]
+    }
+
+    /// What [`Object::value`] gives, borrowed.
+    fn raw(&self, member: &Member) -> &[u8] {
+        &self.text.bytes()[self.start(member)..self.end(member)]
     }
 
     fn value(&self, member: &Member) -> Payload {

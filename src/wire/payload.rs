@@ -54,6 +54,12 @@ impl Payload {
         &self.0
     }
 
+    /// The text, given up.
+    #[must_use]
+    pub fn into_bytes(self) -> Bytes {
+        self.0
+    }
+
     /// Bytes of text.
     #[must_use]
     pub const fn len(&self) -> usize {
@@ -84,7 +90,14 @@ impl Payload {
 
 /// Appends `text` as a JSON string.
 pub(in crate::wire) fn write_string(out: &mut Vec<u8>, text: &str) {
-    serde_json::to_writer(out, text).expect("writing to memory does not fail");
+    let needs_no_escape = |&b: &u8| b >= 0x20 && b != b'"' && b != b'\\';
+    if text.as_bytes().iter().all(needs_no_escape) {
+        out.push(b'"');
+        out.extend_from_slice(text.as_bytes());
+        out.push(b'"');
+    } else {
+        serde_json::to_writer(out, text).expect("writing to memory does not fail");
+    }
 }
 
 impl fmt::Debug for Payload {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use metrics::Histogram;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -35,7 +36,40 @@ pub(super) struct HttpExchange {
     began: Instant,
     /// When a connection took the call.
     sent: Instant,
-    class: &'static str,
+    class: Class,
+}
+
+/// What an exchange is counted as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Class {
+    Call,
+    Other,
+    Resumed,
+}
+
+/// How long exchanges with one upstream take, by class; looked up once, since every exchange is counted.
+#[derive(Debug)]
+pub(crate) struct Latencies {
+    call: Histogram,
+    other: Histogram,
+    resumed: Histogram,
+}
+
+impl Latencies {
+    /// The metrics recorder must be installed before.
+    pub(crate) fn of(upstream: &Arc<str>) -> Self {
+        let histogram = |class: &'static str| metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(upstream), "class" => class);
+        Self { call: histogram("call"), other: histogram("other"), resumed: histogram("resumed") }
+    }
+
+    fn record(&self, class: Class, took: Duration) {
+        let histogram = match class {
+            Class::Call => &self.call,
+            Class::Other => &self.other,
+            Class::Resumed => &self.resumed,
+        };
+        histogram.record(took);
+    }
 }
 
 enum State {
@@ -75,7 +109,7 @@ impl HttpExchange {
             queue,
             began,
             sent: began,
-            class: if *request.method == *method::TOOLS_CALL { "call" } else { "other" },
+            class: if *request.method == *method::TOOLS_CALL { Class::Call } else { Class::Other },
         };
         exchange.hand_over(&handed_over).await?;
         exchange.sent = Instant::now();
@@ -100,7 +134,7 @@ impl HttpExchange {
         *link.point.lock() = resumed.point;
         let state = State::Running(Box::pin(Arc::clone(&link).run(Start::Resume)));
         let now = Instant::now();
-        Ok(Self { state, link, queue, began: now, sent: now, class: "resumed" })
+        Ok(Self { state, link, queue, began: now, sent: now, class: Class::Resumed })
     }
 
     /// Runs the call until a connection has taken it. An end before that is a beginning that failed.
@@ -122,9 +156,7 @@ impl HttpExchange {
 
     fn end(&mut self, last: ExchangeEvent) {
         self.link.leave();
-        let upstream = self.link.session().hop.name.to_string();
-        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => upstream, "class" => self.class)
-            .record(self.began.elapsed());
+        self.link.session().hop.latencies.record(self.class, self.began.elapsed());
         self.state = State::Ended(last);
     }
 

@@ -20,6 +20,9 @@ const ERROR_BYTES_MAX: usize = 64 * 1024;
 /// How long such a body may take.
 const ERROR_WAIT: Duration = Duration::from_secs(5);
 
+/// Most room that is taken for an answer before it has come.
+const RESERVE_MAX: usize = 1024 * 1024;
+
 /// Bounds on reading one answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReadLimits {
@@ -146,7 +149,12 @@ pub(crate) async fn read_whole(mut body: Incoming, limits: ReadLimits) -> Result
         if first.is_empty() && rest.is_empty() {
             first = piece;
         } else {
-            rest.extend_from_slice(&std::mem::take(&mut first));
+            if rest.is_empty() {
+                // Room for all of it, as far as the upstream has said how much and is to be believed.
+                let left = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX).min(RESERVE_MAX);
+                rest.reserve(first.len() + piece.len() + left);
+                rest.extend_from_slice(&std::mem::take(&mut first));
+            }
             rest.extend_from_slice(&piece);
         }
     }

@@ -273,3 +273,19 @@ fn writers_put_payloads_in_verbatim_and_read_back() {
         read(&written, ScanLimits::CLIENT).expect(expected);
     }
 }
+
+#[test]
+fn a_result_in_pieces_is_the_same_message_and_is_not_copied_unless_shared() {
+    let id = RequestId::text("a");
+    let text = format!(r#"{{"text":"{}"}}"#, "x".repeat(10_000));
+    let object = Object::of(&Payload::parse(&Bytes::from(text), ScanLimits::CLIENT).unwrap()).unwrap();
+    let own = object.edit().set("n", Payload::of(&1)).finish();
+    let (whole, address) = (result(&id, &own), own.bytes().as_ptr());
+    let shared = own.clone();
+    let (head, tail) = result_in_pieces(&id, shared.clone());
+    assert_eq!([head, tail].concat(), whole);
+    drop(shared);
+    let (head, tail) = result_in_pieces(&id, own);
+    assert_eq!(tail.as_ptr(), address);
+    assert_eq!([head, tail].concat(), whole);
+}

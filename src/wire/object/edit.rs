@@ -8,12 +8,12 @@ use crate::wire::payload::write_string;
 #[derive(Debug)]
 pub struct Edit<'a> {
     object: &'a Object,
-    changes: Vec<Change>,
+    changes: Vec<Change<'a>>,
 }
 
 #[derive(Debug)]
-struct Change {
-    key: String,
+struct Change<'a> {
+    key: &'a str,
     /// `None` removes.
     value: Option<Payload>,
 }
@@ -25,20 +25,22 @@ impl<'a> Edit<'a> {
 
     /// Sets a member: in place where it stands, else appended.
     #[must_use]
-    pub fn set(self, key: &str, value: Payload) -> Self {
+    pub fn set(self, key: &'a str, value: Payload) -> Self {
         self.change(key, Some(value))
     }
 
     /// Removes a member if it stands there.
     #[must_use]
-    pub fn remove(self, key: &str) -> Self {
+    pub fn remove(self, key: &'a str) -> Self {
         self.change(key, None)
     }
 
-    fn change(mut self, key: &str, value: Option<Payload>) -> Self {
+    fn change(mut self, key: &'a str, value: Option<Payload>) -> Self {
         match self.changes.iter_mut().find(|change| change.key == key) {
             Some(change) => change.value = value,
-            None => self.changes.push(Change { key: key.to_owned(), value }),
+            // What does not stand there need not be removed.
+            None if value.is_none() && !self.object.contains(key) => (),
+            None => self.changes.push(Change { key, value }),
         }
         self
     }
@@ -47,13 +49,15 @@ impl<'a> Edit<'a> {
     #[must_use]
     pub fn finish(mut self) -> Payload {
         let object = self.object;
-        self.changes.retain(|change| object.get(&change.key) != change.value);
+        let standing = |key| object.find(key).map(|member| object.raw(member));
+        self.changes.retain(|change| standing(change.key) != change.value.as_ref().map(|value| value.bytes().as_ref()));
         if self.changes.is_empty() {
             return object.payload().clone();
         }
-        let growth = |change: &Change| change.key.len() + 4 + change.value.as_ref().map_or(0, Payload::len);
+        let growth = |change: &Change<'_>| change.key.len() + 4 + change.value.as_ref().map_or(0, Payload::len);
         let room = object.payload().len() + self.changes.iter().map(growth).sum::<usize>();
-        let mut out = Vec::with_capacity(room);
+        // One byte more, for the brace of an envelope that this may be the end of.
+        let mut out = Vec::with_capacity(room + 1);
         out.push(b'{');
         self.write_standing(&mut out);
         for Change { key, value } in &self.changes {
@@ -94,7 +98,7 @@ impl<'a> Edit<'a> {
         }
     }
 
-    fn change_of(&self, member: &Member) -> Option<&Change> {
+    fn change_of(&self, member: &Member) -> Option<&Change<'a>> {
         let key = self.object.key(member);
         self.changes.iter().find(|change| change.key == key)
     }

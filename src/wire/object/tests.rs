@@ -124,6 +124,24 @@ fn the_writer_keeps_the_order_given() {
     assert_eq!(ObjectWriter::new().finish(), Payload::empty_object());
 }
 
+#[test]
+fn the_writer_escapes_as_serde_json_does() {
+    for code in 0..0x100_u32 {
+        let text = format!("a{}b", char::from_u32(code).unwrap());
+        let written = ObjectWriter::new().text(&text, &text).finish();
+        assert_eq!(written.as_str(), serde_json::json!({ &text: text }).to_string());
+    }
+}
+
+#[test]
+fn large_members_are_written_whole() {
+    let large = payload(&format!(r#"{{ "text":"{}"}}"#, "x".repeat(100_000)));
+    let written =
+        ObjectWriter::new().member("m", &large).member_led_by("l", ("k", "v"), &large).number("n", 1).finish();
+    let inside = large.as_str().trim_start_matches('{').trim_start();
+    assert_eq!(written.as_str(), format!(r#"{{"m":{},"l":{{"k":"v",{inside},"n":1}}"#, large.as_str()));
+}
+
 /// An edit of one member: its key, and what to set unless it is to go.
 type Step = (String, Option<i64>);
 

@@ -3,6 +3,12 @@
 use super::Payload;
 use crate::wire::payload::write_string;
 
+/// Room for an object without large members.
+const ROOM: usize = 512;
+
+/// Room for what may follow a large member, so that a few bytes do not make it move.
+const SLACK: usize = 64;
+
 /// An object under way. Members stand in the order in which they are given; the caller names each
 /// key once.
 #[derive(Clone, Debug)]
@@ -19,7 +25,7 @@ impl Default for ObjectWriter {
 
 impl ObjectWriter {
     pub fn new() -> Self {
-        let mut text = Vec::with_capacity(128);
+        let mut text = Vec::with_capacity(ROOM);
         text.push(b'{');
         Self { text }
     }
@@ -27,6 +33,7 @@ impl ObjectWriter {
     /// A member with a value as it stands.
     pub fn member(mut self, key: &str, value: &Payload) -> Self {
         self.key(key);
+        self.text.reserve(value.len() + SLACK);
         self.text.extend_from_slice(value.bytes());
         self
     }
@@ -48,16 +55,17 @@ impl ObjectWriter {
     /// A member that is `object` with one more member in front, in a single copy. The caller knows that
     /// `object` has no such member: the text is not searched for it.
     pub fn member_led_by(mut self, key: &str, (lead, value): (&str, &str), object: &Payload) -> Self {
-        let rest = object.as_str().strip_prefix('{').unwrap_or("}").trim_start();
+        let rest = object.bytes().strip_prefix(b"{").unwrap_or(b"}").trim_ascii_start();
         self.key(key);
+        self.text.reserve(rest.len() + lead.len() + value.len() + SLACK);
         self.text.push(b'{');
         write_string(&mut self.text, lead);
         self.text.push(b':');
         write_string(&mut self.text, value);
-        if !rest.starts_with('}') {
+        if !rest.starts_with(b"}") {
             self.text.push(b',');
         }
-        self.text.extend_from_slice(rest.as_bytes());
+        self.text.extend_from_slice(rest);
         self
     }
 

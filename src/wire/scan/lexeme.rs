@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use memchr::memchr2;
+
 use super::ScanError;
 
 /// What JSON calls whitespace.
@@ -9,6 +11,9 @@ pub(super) const WHITESPACE: [u8; 4] = [b' ', b'\t', b'\n', b'\r'];
 
 /// Integers of so many characters fit a double whatever their digits are.
 const SURELY_FINITE_CHARS: usize = 300;
+
+/// So many bytes are looked at before a search that is slower to begin with.
+const NEAR: usize = 32;
 
 /// A string that was read.
 #[derive(Clone, Copy, Debug)]
@@ -40,18 +45,43 @@ pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
 
 /// The end of a string in text that a scan has accepted; `at` is its opening quotation mark.
 pub(super) fn string_end(text: &[u8], at: usize) -> usize {
-    let mut at = stop(text, at + 1);
+    let mut at = mark(text, at + 1);
     while text.get(at) == Some(&b'\\') {
-        at = stop(text, at + 2);
+        at = mark(text, at + 2);
     }
     at + 1
 }
 
+/// The next quotation mark or backslash, or the end of the text.
+fn mark(text: &[u8], at: usize) -> usize {
+    let rest = text.get(at..).unwrap_or_default();
+    at + memchr2(b'"', b'\\', rest).unwrap_or(rest.len())
+}
+
 /// The next quotation mark, backslash or control character, or the end of the text.
-///
-/// Takes eight bytes at a time. In each sum below a borrow can only spoil bytes after the first
-/// hit, and the first hit is all that is asked for.
-fn stop(text: &[u8], mut at: usize) -> usize {
+fn stop(text: &[u8], at: usize) -> usize {
+    let rest = text.get(at..).unwrap_or_default();
+    let (near, far) = rest.split_at(rest.len().min(NEAR));
+    let found = stop_near(near);
+    if found < near.len() { at + found } else { at + found + stop_far(far) }
+}
+
+/// As [`stop`], for a long text: a search that takes many bytes at once, then a look at what it passed over.
+fn stop_far(text: &[u8]) -> usize {
+    let text = &text[..memchr2(b'"', b'\\', text).unwrap_or(text.len())];
+    let (blocks, tail) = text.as_chunks::<NEAR>();
+    // Without a branch inside a block the compiler compares many bytes at once here too.
+    let has_control = |block: &[u8; NEAR]| block.iter().fold(false, |found, &b| found | (b < 0x20));
+    match blocks.iter().position(has_control) {
+        Some(clean) => clean * NEAR + stop_near(&blocks[clean]),
+        None => blocks.len() * NEAR + stop_near(tail),
+    }
+}
+
+/// As [`stop`], for a short text, eight bytes at a time. In each sum below a borrow can only spoil
+/// bytes after the first hit, and the first hit is all that is asked for.
+fn stop_near(text: &[u8]) -> usize {
+    let mut at = 0;
     const ONES: u64 = u64::MAX / 0xff;
     const HIGH: u64 = ONES << 7;
     let zero = |word: u64| word.wrapping_sub(ONES) & !word;

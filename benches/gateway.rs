@@ -1,0 +1,80 @@
+//! How fast the gateway is, next to bare servers in the same run: `cargo bench --bench gateway`.
+//!
+//! Each measured part is a process of its own, so that its CPU time is its own; this program starts the
+//! gateway, and itself again for the others (see [`bare`] and [`upstream`]). All of them end with it.
+//! Speed is measured and never asserted: numbers of two runs cannot be compared, their ratios can. A
+//! wrong answer fails the run. Read [`plan`] for what is measured.
+
+#[path = "gateway/bare.rs"]
+mod bare;
+#[path = "gateway/load.rs"]
+mod load;
+#[path = "gateway/messages.rs"]
+mod messages;
+#[path = "gateway/parts.rs"]
+mod parts;
+#[path = "gateway/plan.rs"]
+mod plan;
+#[path = "gateway/report.rs"]
+mod report;
+#[path = "gateway/upstream.rs"]
+mod upstream;
+
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// The gateway's allocator, so that the bare servers are no slower than they need to be.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// The longest that a whole run may take.
+const RUN_MAX: Duration = Duration::from_secs(600);
+
+fn main() -> anyhow::Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some(parts::PART) => serve(&arguments[1..]),
+        // Without the flag that `cargo bench` adds it is a trial: does everything start and answer?
+        _ if arguments.iter().any(|argument| argument == "--bench") => measure(plan::Size::FULL, wanted(&arguments)),
+        _ => measure(plan::Size::TRIAL, wanted(&arguments)),
+    }
+}
+
+/// Part of the names of what is measured: the first argument that is no flag, as in
+/// `cargo bench --bench gateway -- plain`.
+fn wanted(arguments: &[String]) -> &str {
+    arguments.iter().find(|argument| !argument.starts_with('-')).map_or("", String::as_str)
+}
+
+/// The load comes from one thread, so that the measured process has a core of its own on a machine of two.
+fn measure(size: plan::Size, wanted: &str) -> anyhow::Result<()> {
+    let runtime = Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
+    runtime.block_on(async {
+        let mut end = signal(SignalKind::terminate())?;
+        tokio::select! {
+            measured = tokio::time::timeout(RUN_MAX, plan::run(size, wanted)) => {
+                report::publish(&measured.context("the run takes too long")??)
+            }
+            // The parts are killed when the plan is dropped, so that none stays behind.
+            _ = tokio::signal::ctrl_c() => bail!("interrupted"),
+            _ = end.recv() => bail!("ended"),
+        }
+    })
+}
+
+/// Runs one of the bare servers, with as many threads as the gateway has.
+fn serve(arguments: &[String]) -> anyhow::Result<()> {
+    let runtime = Builder::new_multi_thread().enable_all().build().context("cannot start a runtime")?;
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    runtime.block_on(async {
+        match arguments[..] {
+            [bare::TASKS] => bare::serve_tasks().await,
+            [bare::PROXY, upstream] => bare::serve_proxy(upstream).await,
+            [upstream::NAME] => upstream::serve().await,
+            _ => bail!("no such part: {arguments:?}"),
+        }
+    })
+}

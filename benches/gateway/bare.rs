@@ -1,0 +1,157 @@
+//! What the gateway is compared with: the least that a server in Rust can do for the same answer.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use bytes::{Bytes, BytesMut};
+use http::header::{CONNECTION, CONTENT_TYPE, HOST};
+use http::uri::{PathAndQuery, Uri};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::{Body, Incoming};
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use parking_lot::Mutex;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::net::TcpListener;
+use tokio_util::task::TaskTracker;
+
+/// The bare task server.
+pub(crate) const TASKS: &str = "tasks";
+/// The bare reverse proxy; its argument is the upstream's address.
+pub(crate) const PROXY: &str = "proxy";
+
+const SHARDS: usize = 64;
+
+/// Serves HTTP/1.1 on a free port until the process is ended, and says where.
+pub(crate) async fn serve<F, A, B>(answer: F) -> anyhow::Result<()>
+where
+    F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+    A: Future<Output = anyhow::Result<Response<B>>> + Send,
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+{
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no free port")?;
+    writeln!(std::io::stdout(), "serving http://{}/", listener.local_addr()?)?;
+    let tracker = TaskTracker::new();
+    loop {
+        let (socket, _) = listener.accept().await.context("cannot accept")?;
+        socket.set_nodelay(true)?;
+        let answer = answer.clone();
+        tracker.spawn(async move {
+            // A connection that breaks off is the client's affair: it counts its answers.
+            let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), service_fn(answer)).await;
+        });
+    }
+}
+
+/// Settled tasks as ready-made JSON texts.
+struct Tasks {
+    shards: Vec<Mutex<HashMap<String, Bytes>>>,
+    hasher: RandomState,
+}
+
+impl Tasks {
+    fn shard(&self, task: &str) -> &Mutex<HashMap<String, Bytes>> {
+        let shard = self.hasher.hash_one(task) % SHARDS as u64;
+        &self.shards[usize::try_from(shard).unwrap_or(0)]
+    }
+}
+
+/// The parts of a `tasks/get` that an answer needs.
+#[derive(Deserialize)]
+struct Get<'a> {
+    #[serde(borrow)]
+    id: &'a RawValue,
+    method: &'a str,
+    #[serde(borrow)]
+    params: Params<'a>,
+}
+
+#[derive(Deserialize)]
+struct Params<'a> {
+    #[serde(rename = "taskId")]
+    task: &'a str,
+}
+
+/// `PUT /ID` stores a result; a POST of `tasks/get` is answered with it.
+pub(crate) async fn serve_tasks() -> anyhow::Result<()> {
+    let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
+    let tasks = Arc::new(Tasks { shards, hasher: RandomState::new() });
+    serve(move |request| {
+        let tasks = Arc::clone(&tasks);
+        async move {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await?.to_bytes();
+            if parts.method == Method::PUT {
+                let task = parts.uri.path().trim_start_matches('/').to_owned();
+                tasks.shard(&task).lock().insert(task, body);
+                return Ok(Response::new(Full::default()));
+            }
+            let get: Get<'_> = serde_json::from_slice(&body)?;
+            let found = tasks.shard(get.params.task).lock().get(get.params.task).cloned();
+            let found = found.filter(|_| get.method == "tasks/get").context("no such task")?;
+            Ok(json(result(get.id.get(), &found)))
+        }
+    })
+    .await
+}
+
+/// A successful answer, as the gateway writes it.
+pub(crate) fn result(id: &str, result: &[u8]) -> Bytes {
+    let mut text = BytesMut::with_capacity(result.len() + id.len() + 40);
+    for part in [b"{\"jsonrpc\":\"2.0\",\"id\":", id.as_bytes(), b",\"result\":", result, b"}"] {
+        text.extend_from_slice(part);
+    }
+    text.freeze()
+}
+
+pub(crate) fn json(body: Bytes) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(body));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// Passes each request on to one address, and its answer back, both as streams.
+pub(crate) async fn serve_proxy(upstream: &str) -> anyhow::Result<()> {
+    let authority: http::uri::Authority = upstream.parse()?;
+    let host = HeaderValue::from_str(upstream)?;
+    let mut connector = HttpConnector::new();
+    connector.set_nodelay(true);
+    let client: Client<HttpConnector, Incoming> = Client::builder(TokioExecutor::new()).build(connector);
+    serve(move |request| {
+        let (client, authority, host) = (client.clone(), authority.clone(), host.clone());
+        async move {
+            let forwarded = client.request(forward(request, authority, host)?).await;
+            Ok(forwarded.map(|response| response.map(BodyExt::boxed)).unwrap_or_else(|_| bad_gateway()))
+        }
+    })
+    .await
+}
+
+fn forward(
+    mut request: Request<Incoming>,
+    authority: http::uri::Authority,
+    host: HeaderValue,
+) -> anyhow::Result<Request<Incoming>> {
+    let path = request.uri().path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    *request.uri_mut() = Uri::builder().scheme("http").authority(authority).path_and_query(path).build()?;
+    request.headers_mut().insert(HOST, host);
+    request.headers_mut().remove(CONNECTION);
+    Ok(request)
+}
+
+fn bad_gateway() -> Response<http_body_util::combinators::BoxBody<Bytes, hyper::Error>> {
+    let empty = Full::default().map_err(|never: Infallible| match never {});
+    let mut response = Response::new(empty.boxed());
+    *response.status_mut() = StatusCode::BAD_GATEWAY;
+    response
+}

@@ -1,0 +1,164 @@
+//! The load: keep-alive connections that send one request over and over and compare every answer.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use memchr::memmem;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use crate::parts::Part;
+
+/// The longest that one answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+/// A connection of a client.
+#[derive(Debug)]
+pub(crate) struct Line {
+    stream: TcpStream,
+    read: Vec<u8>,
+}
+
+impl Line {
+    pub(crate) async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
+        let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
+        stream.set_nodelay(true)?;
+        Ok(Self { stream, read: Vec::new() })
+    }
+
+    /// Sends a request that is not answered for now.
+    pub(crate) async fn send(&mut self, request: &[u8]) -> anyhow::Result<()> {
+        Ok(self.stream.write_all(request).await?)
+    }
+
+    /// Sends a request and returns the body of its answer, whose status must be 200.
+    pub(crate) async fn ask(&mut self, request: &[u8]) -> anyhow::Result<&[u8]> {
+        tokio::time::timeout(ANSWER_MAX, self.exchange(request)).await.context("no answer")?
+    }
+
+    async fn exchange(&mut self, request: &[u8]) -> anyhow::Result<&[u8]> {
+        self.stream.write_all(request).await?;
+        self.read.clear();
+        let body = loop {
+            if let Some(end) = memmem::find(&self.read, b"\r\n\r\n") {
+                break end + 4;
+            }
+            self.more().await?;
+        };
+        let head = String::from_utf8_lossy(&self.read[..body]).to_ascii_lowercase();
+        ensure!(head.starts_with("http/1.1 200"), "refused: {head}");
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length:")).context("no length")?;
+        let end = body + length.trim().parse::<usize>()?;
+        while self.read.len() < end {
+            self.more().await?;
+        }
+        ensure!(self.read.len() == end, "more than an answer came");
+        Ok(&self.read[body..end])
+    }
+
+    async fn more(&mut self) -> anyhow::Result<()> {
+        self.read.reserve(4 << 10);
+        ensure!(self.stream.read_buf(&mut self.read).await? > 0, "the connection ended");
+        Ok(())
+    }
+}
+
+/// One request that a part is asked over and over.
+#[derive(Clone, Debug)]
+pub(crate) struct Question {
+    pub(crate) request: Vec<u8>,
+    /// The only right answer, byte for byte.
+    pub(crate) answer: Vec<u8>,
+}
+
+/// What one round showed of one part.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Round {
+    /// CPU time of the part for one request, in microseconds.
+    pub(crate) cpu: f64,
+    /// Latencies in microseconds.
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    /// Answers per second.
+    pub(crate) rate: f64,
+}
+
+/// Several clients of one part, each with a connection of its own.
+#[derive(Debug)]
+pub(crate) struct Crowd {
+    lines: Vec<Line>,
+    question: Arc<Question>,
+}
+
+impl Crowd {
+    pub(crate) async fn connect(address: SocketAddr, clients: usize, question: Question) -> anyhow::Result<Self> {
+        let mut lines = Vec::with_capacity(clients);
+        for _ in 0..clients {
+            lines.push(Line::connect(address).await?);
+        }
+        Ok(Self { lines, question: Arc::new(question) })
+    }
+
+    /// Asks `requests` times in all, each client again as soon as it has its answer.
+    ///
+    /// # Errors
+    /// If an answer differs from the right one in a single byte.
+    pub(crate) async fn round(&mut self, part: &Part, requests: usize) -> anyhow::Result<Round> {
+        let tracker = TaskTracker::new();
+        let each = requests / self.lines.len();
+        let (before, began) = (part.cpu()?, Instant::now());
+        let asking: Vec<_> = self
+            .lines
+            .drain(..)
+            .map(|line| tracker.spawn(ask_repeatedly(line, Arc::clone(&self.question), each)))
+            .collect();
+        let mut latencies = Vec::with_capacity(requests);
+        for client in asking {
+            let (line, seen) = client.await??;
+            self.lines.push(line);
+            latencies.extend(seen);
+        }
+        let (took, cpu) = (began.elapsed(), part.cpu()? - before);
+        latencies.sort_unstable();
+        let count = as_float(latencies.len());
+        Ok(Round {
+            cpu: microseconds(cpu) / count,
+            p50: percentile(&latencies, 50),
+            p99: percentile(&latencies, 99),
+            rate: count / took.as_secs_f64(),
+        })
+    }
+}
+
+async fn ask_repeatedly(
+    mut line: Line,
+    question: Arc<Question>,
+    times: usize,
+) -> anyhow::Result<(Line, Vec<Duration>)> {
+    let mut latencies = Vec::with_capacity(times);
+    for _ in 0..times {
+        let began = Instant::now();
+        let answer = line.ask(&question.request).await?;
+        ensure!(answer == question.answer, "a wrong answer: {}", String::from_utf8_lossy(answer));
+        latencies.push(began.elapsed());
+    }
+    Ok((line, latencies))
+}
+
+fn percentile(sorted: &[Duration], percent: usize) -> f64 {
+    let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
+    sorted.get(at).copied().map_or(f64::NAN, microseconds)
+}
+
+pub(crate) fn microseconds(span: Duration) -> f64 {
+    span.as_secs_f64() * 1e6
+}
+
+/// Exact for every count that a run can reach.
+pub(crate) fn as_float(count: usize) -> f64 {
+    u32::try_from(count).map_or(f64::INFINITY, f64::from)
+}

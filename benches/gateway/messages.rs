@@ -1,0 +1,57 @@
+//! What the client of the benchmark sends: whole HTTP/1.1 requests, written once and sent many times.
+
+use serde_json::{Value, json};
+
+/// What a request says of its client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Client {
+    /// Knows no tasks: its calls stay plain.
+    Plain,
+    /// Declares the tasks extension.
+    OfTasks,
+}
+
+/// A `tools/call` without arguments.
+pub(crate) fn call(path: &str, client: Client, tool: &str) -> Vec<u8> {
+    message(path, client, ("tools/call", tool), json!({"name": tool, "arguments": {}}))
+}
+
+/// A `tasks/get`.
+pub(crate) fn poll(path: &str, task: &str) -> Vec<u8> {
+    message(path, Client::OfTasks, ("tasks/get", task), json!({"taskId": task}))
+}
+
+/// A POST of one request of 2026-07-28, with the headers that repeat `method` and `name`.
+fn message(path: &str, client: Client, (method, name): (&str, &str), mut params: Value) -> Vec<u8> {
+    let capabilities = match client {
+        Client::Plain => json!({}),
+        Client::OfTasks => json!({"extensions": {"io.modelcontextprotocol/tasks": {}}}),
+    };
+    params["_meta"] = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientInfo": {"name": "bench", "version": "1"},
+        "io.modelcontextprotocol/clientCapabilities": capabilities,
+    });
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+    let head = format!(
+        "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n\
+         MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: {method}\r\nMcp-Name: {name}\r\n"
+    );
+    post("POST", path, &head, body.as_bytes())
+}
+
+/// Gives a bare server something to serve.
+pub(crate) fn put(path: &str, body: &[u8]) -> Vec<u8> {
+    post("PUT", path, "", body)
+}
+
+pub(crate) fn get(path: &str) -> Vec<u8> {
+    post("GET", path, "", b"")
+}
+
+fn post(method: &str, path: &str, head: &str, body: &[u8]) -> Vec<u8> {
+    let length = body.len();
+    let mut text = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {length}\r\n\r\n");
+    text.push_str(&String::from_utf8_lossy(body));
+    text.into_bytes()
+}

@@ -1,0 +1,84 @@
+//! Says what a run found out: a table for people, and the same numbers for programs.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use serde_json::{Value, json};
+
+use crate::load::Round;
+use crate::plan::Measured;
+
+/// Prints the report, and keeps it as `reports/bench.md` and `.json` in the folder of build results.
+pub(crate) fn publish(measured: &Measured) -> anyhow::Result<()> {
+    let text = table(measured)?;
+    std::io::stdout().write_all(text.as_bytes())?;
+    let folder = folder()?;
+    std::fs::write(folder.join("bench.md"), text)?;
+    std::fs::write(folder.join("bench.json"), format!("{:#}\n", numbers(measured)))?;
+    Ok(())
+}
+
+/// The folder of reports, made where it is missing.
+pub(crate) fn folder() -> anyhow::Result<PathBuf> {
+    // Cargo gives benchmarks a folder for their scratch files right below its own.
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("reports");
+    std::fs::create_dir_all(&folder).with_context(|| format!("no folder {}", folder.display()))?;
+    Ok(folder)
+}
+
+fn table(measured: &Measured) -> anyhow::Result<String> {
+    let cores = std::thread::available_parallelism()?;
+    let mut out = format!(
+        "# Speed\n\nMedians over the rounds of one run on {cores} cores, load and all servers included. CPU is \
+         that of the server's process alone.\n\n\
+         | what | server | CPU/request | ratio | p50 | p99 | answers/s |\n|---|---|---:|---:|---:|---:|---:|\n"
+    );
+    for one in &measured.comparisons {
+        for (server, round, ratio) in [(one.peer, one.bare, 1.0), ("taskgate", one.gateway, one.ratio)] {
+            let Round { cpu, p50, p99, rate } = round;
+            writeln!(
+                out,
+                "| {} | {server} | {cpu:.1} us | {ratio:.2} | {p50:.0} us | {p99:.0} us | {rate:.0} |",
+                one.what
+            )?;
+        }
+    }
+    out.push_str("\n# Memory\n\n| what | count | resident before | after | each |\n|---|---:|---:|---:|---:|\n");
+    for one in &measured.memory {
+        let (before, after) = (one.before >> 10, one.after >> 10);
+        writeln!(out, "| {} | {} | {before} KiB | {after} KiB | {:.1} kB |", one.what, one.count, one.each() / 1e3)?;
+    }
+    Ok(out)
+}
+
+fn numbers(measured: &Measured) -> Value {
+    let round = |round: &Round| {
+        json!({
+            "cpu_us_per_request": round.cpu,
+            "p50_us": round.p50,
+            "p99_us": round.p99,
+            "answers_per_second": round.rate,
+        })
+    };
+    let comparisons = measured.comparisons.iter().map(|one| {
+        json!({
+            "what": one.what,
+            "peer": one.peer,
+            "cpu_ratio": one.ratio,
+            "bare": round(&one.bare),
+            "taskgate": round(&one.gateway),
+        })
+    });
+    let memory = measured.memory.iter().map(|one| {
+        json!({
+            "what": one.what,
+            "count": one.count,
+            "resident_before_bytes": one.before,
+            "resident_after_bytes": one.after,
+            "bytes_each": one.each(),
+        })
+    });
+    json!({"comparisons": comparisons.collect::<Vec<_>>(), "memory": memory.collect::<Vec<_>>()})
+}

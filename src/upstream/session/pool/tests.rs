@@ -5,8 +5,8 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::task::Principal;
-use crate::upstream::http::exchange::Latencies;
 use crate::upstream::http::client::HttpClient;
+use crate::upstream::http::exchange::Latencies;
 use crate::upstream::http::post::Credentials;
 use crate::upstream::probe::VersionChoice;
 use crate::wire::Payload;

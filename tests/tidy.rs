@@ -70,7 +70,7 @@ fn files_under(folder: &str) -> Vec<String> {
             let is_made = matches!(name, "target" | "node_modules" | ".git" | "artifacts" | "coverage");
             if path.is_dir() && !is_made {
                 folders.push(path);
-            } else if path.is_file() {
+            } else if path.is_file() && !is_made {
                 let path = path.strip_prefix(root()).expect("the file is in the repository");
                 found.push(path.to_str().expect("names are UTF-8").to_owned());
             }

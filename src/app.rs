@@ -3,16 +3,18 @@
 //! Everything is put together here and nowhere else, so that tests start the same gateway as the
 //! program does.
 
+pub mod files;
+pub mod keys;
+
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -22,17 +24,19 @@ use crate::config::{self, Config, ConfigError, StoreSettings, UpstreamConfig};
 use crate::demo::DemoServer;
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::sealed::Sealer;
 use crate::face::stateless::{Served, StatelessFace};
 use crate::server::admin::{self, Readiness};
-use crate::server::{self, DrainPlan, Limits, Routes, Running, Site};
+use crate::server::{self, DrainPlan, Limits, Routes, Running, Site, StartError};
 use crate::store::MemoryStore;
-use crate::task::SystemClock;
+use crate::task::{Clock as _, SystemClock};
 use crate::telemetry::{self, LogFormat};
 use crate::upstream::Upstream;
 use crate::upstream::http::{HttpUpstream, Life};
 use crate::upstream::limits::Slots;
+use files::FileMistakes;
 
-/// A configuration with mistakes (`EX_USAGE`).
+/// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
 pub const EXIT_CONFIG: u8 = 64;
 
 /// How long balancers have to notice a drain before nothing is accepted any more.
@@ -57,9 +61,14 @@ impl Gateway {
     /// Starts everything that a configuration names. Nothing is sent to an upstream yet.
     ///
     /// # Errors
-    /// If an address cannot be bound, or the system's trusted roots cannot be read.
+    /// [`FileMistakes`] if a file that the configuration names is of no use; otherwise if an address cannot be
+    /// bound, or the system's trusted roots cannot be read.
     pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        files::check(&config, SystemClock.now())?;
+        let sealer = Arc::new(sealer(&config.folder)?);
         let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        // Ends what is in the background if something below cannot be had.
+        let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
         let StoreSettings::Memory(limits) = config.store;
@@ -70,15 +79,16 @@ impl Gateway {
             AdmissionLimits { tasks_max: limits.tasks_max, tasks_per_principal_max: limits.tasks_per_principal_max },
         );
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
+        let parts = Parts { engine, life, sealer };
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut routes = Routes::new();
         for one in config.upstreams {
             let path = one.path.clone();
-            let (upstream, endpoint) = open(one, &engine, &life)?;
+            let (upstream, endpoint) = open(one, &parts)?;
             upstreams.push(upstream);
             let endpoint = Arc::new(endpoint);
-            let (kept, stop) = (Arc::clone(&endpoint), life.stop.clone());
-            life.tracker.spawn(async move { kept.keep_tidy(&stop).await });
+            let (kept, stop) = (Arc::clone(&endpoint), parts.life.stop.clone());
+            parts.life.tracker.spawn(async move { kept.keep_tidy(&stop).await });
             routes = routes.with(path, endpoint);
         }
         let drain_max = config.listen.drain_max;
@@ -92,6 +102,8 @@ impl Gateway {
         };
         let clients = server::start(site).await?;
         readiness.clear(STARTING);
+        unless_started.disarm();
+        let Parts { engine, life, .. } = parts;
         Ok(Self { clients, admin, engine, upstreams, readiness, life, drain_max })
     }
 
@@ -99,6 +111,12 @@ impl Gateway {
     #[must_use]
     pub const fn address(&self) -> SocketAddr {
         self.clients.local_addr()
+    }
+
+    /// The beginning of every URL that clients are served at.
+    #[must_use]
+    pub fn base_url(&self) -> String {
+        format!("{}://{}", self.clients.scheme(), self.clients.local_addr())
     }
 
     /// Where operators are served.
@@ -124,20 +142,38 @@ impl Gateway {
     }
 }
 
+/// What all upstreams share.
+struct Parts {
+    engine: Arc<Engine>,
+    life: Life,
+    #[expect(dead_code, reason = "for the face of session clients, which seals their session ids")]
+    sealer: Arc<Sealer>,
+}
+
+/// Seals with the keys in `folder`, which are made at the first start.
+fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
+    let ring = match keys::read_or_make(folder) {
+        Ok(ring) => ring,
+        // The store is in memory: nothing else outlives this process either.
+        Err(error) if error.is_lack_of_a_place() => {
+            tracing::warn!(%error, "sessions of clients end with this process");
+            keys::ephemeral()
+        }
+        Err(error) => return Err(error.into()),
+    };
+    Ok(Sealer::new(ring))
+}
+
 /// Puts together what serves one upstream.
-fn open(
-    config: UpstreamConfig,
-    engine: &Arc<Engine>,
-    life: &Life,
-) -> anyhow::Result<(Arc<dyn Upstream>, UpstreamEndpoint)> {
+fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstream>, UpstreamEndpoint)> {
     let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
     let upstream: Arc<dyn Upstream> = Arc::new(
-        HttpUpstream::new(config.http, life.clone())
+        HttpUpstream::new(config.http, parts.life.clone())
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
     );
     let face = StatelessFace::new(Served {
         upstream: Arc::clone(&upstream),
-        engine: Arc::clone(engine),
+        engine: Arc::clone(&parts.engine),
         slots,
         queue_deadline: config.slots.queue_deadline,
         rules: config.rules,
@@ -162,8 +198,8 @@ fn random_bits() -> u128 {
 /// in this process, and its address in what is printed.
 ///
 /// # Errors
-/// If something that the configuration names cannot be had. Mistakes in the file itself are printed
-/// and end with [`EXIT_CONFIG`].
+/// If something that the configuration names cannot be had. Mistakes in the file itself, and in the files that it
+/// names, are printed and end with [`EXIT_CONFIG`].
 pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     let metrics = telemetry::install_metrics()?;
@@ -184,7 +220,16 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     let paths: Vec<String> = config.upstreams.iter().map(|upstream| upstream.path.clone()).collect();
     let upkeep = TaskTracker::new();
     upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
-    let gateway = Gateway::start(config, metrics).await?;
+    let started =
+        if is_quick_start { start_on_free_ports(config, metrics).await } else { Gateway::start(config, metrics).await };
+    let gateway = match started {
+        Ok(gateway) => gateway,
+        Err(error) => {
+            let mistakes = error.downcast::<FileMistakes>()?;
+            writeln!(io::stderr(), "{mistakes}").context("cannot print the mistakes")?;
+            return Ok(ExitCode::from(EXIT_CONFIG));
+        }
+    };
     announce(&gateway, &paths, is_quick_start).context("cannot print the addresses")?;
     let notice = signals.next().await;
     tracing::info!("draining; a second signal ends at once");
@@ -196,7 +241,7 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn configured(file: &std::path::Path) -> Result<Config, ConfigError> {
+fn configured(file: &Path) -> Result<Config, ConfigError> {
     let loaded = config::load(file, &|name| std::env::var(name).ok())?;
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
@@ -204,23 +249,33 @@ fn configured(file: &std::path::Path) -> Result<Config, ConfigError> {
     Ok(loaded.config)
 }
 
-/// The built-in configuration. Here, and only here, a taken port is replaced by a free one.
+/// The built-in configuration, with the demo server that it is about.
 async fn quick_start(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<Config> {
     let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let demo = DemoServer::start(anywhere, tracker, stop.clone()).await.context("cannot start the demo server")?;
     let url = Url::parse(&demo.url()).context("the demo server has no usable address")?;
-    let mut config = Config::quick_start(url);
-    for address in [&mut config.listen.address, &mut config.admin.address] {
-        if TcpListener::bind(*address).await.is_err() {
-            address.set_port(0);
+    Ok(Config::quick_start(url))
+}
+
+/// Starts the built-in configuration. Here, and only here, a taken port is replaced by a free one.
+async fn start_on_free_ports(mut config: Config, metrics: PrometheusHandle) -> anyhow::Result<Gateway> {
+    loop {
+        let error = match Gateway::start(config.clone(), metrics.clone()).await {
+            Ok(gateway) => return Ok(gateway),
+            Err(error) => error,
+        };
+        let Some(StartError::Bind { address: taken, .. }) = error.downcast_ref() else { return Err(error) };
+        let mut addresses = [&mut config.listen.address, &mut config.admin.address].into_iter();
+        match addresses.find(|address| *address == taken && address.port() != 0) {
+            Some(address) => address.set_port(0),
+            None => return Err(error),
         }
     }
-    Ok(config)
 }
 
 /// Says where the gateway can be reached, and in the quick start what to try there.
 fn announce(gateway: &Gateway, paths: &[String], is_quick_start: bool) -> io::Result<()> {
-    let base = format!("http://{}", gateway.address());
+    let base = gateway.base_url();
     let mut out = io::stdout().lock();
     for path in paths {
         writeln!(out, "serving {base}{path}")?;

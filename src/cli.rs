@@ -24,6 +24,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::demo::DemoServer;
+use crate::task::{Clock as _, SystemClock};
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{app, config};
 use call::{Call, Retry, Wait};
@@ -126,10 +127,16 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     })
 }
 
-/// Prints mistakes as they are, so that the text is the one that `serve` refuses the file with.
+/// Prints mistakes as they are, so that the text is the one that `serve` refuses the file with. The files that a
+/// good configuration names are read too; none is made.
 fn check(file: &Path) -> ExitCode {
     match config::load(file, &|name| env::var(name).ok()) {
         Ok(loaded) => {
+            let files = app::files::check(&loaded.config, SystemClock.now());
+            if let Err(mistakes) = files {
+                write_line(mistakes);
+                return ExitCode::from(USAGE);
+            }
             for warning in &loaded.warnings {
                 write_line(format_args!("warning: {warning}"));
             }

@@ -11,7 +11,7 @@ mod section;
 mod value;
 
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use toml::de::DeTable;
@@ -36,6 +36,8 @@ pub const FILE_BYTES_MAX: usize = 1 << 20;
 pub struct Config {
     pub listen: ListenSettings,
     pub admin: AdminSettings,
+    /// The gateway's own folder, relative to the one that it was started in. It need not exist.
+    pub folder: PathBuf,
     pub store: StoreSettings,
     /// Whose every request is, as nobody is asked for credentials.
     pub principal: Principal,

@@ -9,5 +9,6 @@ pub mod endpoint;
 pub mod headers;
 pub mod http;
 pub mod mirrored;
+pub mod sealed;
 pub mod stateless;
 pub mod stream;

@@ -10,6 +10,7 @@ pub mod task;
 
 pub mod dialect;
 pub mod store;
+pub mod tls;
 
 pub mod upstream;
 

@@ -19,12 +19,14 @@ mod patience;
 mod principal;
 mod refusal;
 mod stack;
+mod tls;
 mod trail;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::time::Duration;
 
+use crate::tls::IdentityFiles;
 pub use dispatch::Routes;
 pub use drain::{DrainPlan, Drained};
 pub use listener::{Running, Site, StartError, start};
@@ -33,6 +35,8 @@ pub use listener::{Running, Site, StartError, start};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenSettings {
     pub address: SocketAddr,
+    /// The identity for TLS; without one the listener speaks plain HTTP.
+    pub tls: Option<IdentityFiles>,
     /// Host names besides the bound address and loopback; lower case, without port.
     pub allowed_hosts: Vec<String>,
     /// Origins besides loopback's, as `scheme://host[:port]`.
@@ -54,7 +58,11 @@ pub struct AdminSettings {
 /// Not configuration: an operator has no reason to change these. Tests shorten them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// From the accept to the first byte, and from the first byte of a head to its last.
+    /// From the accept to the end of the TLS handshake.
+    pub handshake_deadline: Duration,
+    /// How often the certificate's files are looked at.
+    pub certificate_check: Duration,
+    /// From the accept (with TLS, the handshake) to the first byte, and from the first byte of a head to its last.
     pub head_deadline: Duration,
     /// From an answer to the first byte of the next request, over HTTP/1.
     pub idle_deadline: Duration,
@@ -85,6 +93,8 @@ pub struct Limits {
 impl Default for Limits {
     fn default() -> Self {
         Self {
+            handshake_deadline: Duration::from_secs(10),
+            certificate_check: Duration::from_secs(5),
             head_deadline: Duration::from_secs(10),
             idle_deadline: Duration::from_secs(75),
             head_bytes_max: 32 << 10,

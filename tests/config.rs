@@ -9,9 +9,11 @@ use std::time::Duration;
 use taskgate::config::{self, Config, Loaded, StoreSettings};
 use taskgate::store::StoreLimits;
 use taskgate::task::{Mode, Principal};
+use taskgate::tls::IdentityFiles;
+use taskgate::upstream::http::UpstreamTlsFiles;
 
-const BAD_FILES: usize = 40;
-const GOOD_FILES: usize = 10;
+const BAD_FILES: usize = 42;
+const GOOD_FILES: usize = 11;
 const SAMPLE_FILES: usize = 4;
 
 /// The environment of every test. `SECRET` is never to be seen in a report.
@@ -167,6 +169,7 @@ fn the_quick_start_has_the_defaults() {
     let limits = StoreLimits { tasks_max: 100_000, tasks_per_principal_max: 1_000, stored_bytes_max: 1 << 30 };
     assert_eq!(config.store, StoreSettings::Memory(limits));
     assert_eq!(config.principal, Principal::local());
+    assert_eq!((config.folder.to_str(), &config.listen.tls), (Some("taskgate-data"), &None));
 
     let [demo] = &config.upstreams[..] else { panic!("{config:?}") };
     assert_eq!((&*demo.name, &*demo.path), ("demo", "/demo/mcp"));
@@ -222,6 +225,22 @@ fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
         assert_eq!(policy.deadline, Duration::from_secs(deadline_min * 60), "{tool}");
         assert_eq!(policy.result_bytes_max, result_mib << 20, "{tool}");
     }
+}
+
+#[test]
+fn files_for_tls_come_out_where_they_are_used() {
+    let config = parse_file(&folder("tests/config/good/tls.toml")).unwrap().config;
+    let identity = |name: &str| IdentityFiles {
+        certificate: PathBuf::from(format!("{name}.pem")),
+        key: PathBuf::from(format!("{name}.key")),
+    };
+    assert_eq!(config.folder, PathBuf::from("/var/lib/taskgate"));
+    assert_eq!(config.listen.tls, Some(identity("mcp.example")));
+    let upstreams: Vec<_> = config.upstreams.into_iter().map(|upstream| upstream.http.tls).collect();
+    let [public, private, mutual] = &upstreams[..] else { panic!("{upstreams:?}") };
+    assert_eq!(*public, UpstreamTlsFiles::default());
+    assert_eq!(*private, UpstreamTlsFiles { ca: Some(PathBuf::from("ca.pem")), identity: None });
+    assert_eq!(*mutual, UpstreamTlsFiles { ca: None, identity: Some(identity("gateway")) });
 }
 
 #[test]

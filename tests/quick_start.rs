@@ -6,28 +6,35 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use tempfile::TempDir;
+
 /// The longest that any one line of the program, or one command, is waited for.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A running program that is ended with the test.
-struct Program(Child);
+/// A running program that is ended with the test, in a folder of its own.
+struct Program {
+    child: Child,
+    _folder: TempDir,
+}
 
 impl Drop for Program {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
 fn start() -> (Program, Vec<String>) {
+    let folder = tempfile::tempdir().unwrap_or_else(|error| panic!("no folder: {error}"));
     let mut child = Command::new(env!("CARGO_BIN_EXE_taskgate"))
         .env_remove("TASKGATE_CONFIG")
+        .current_dir(folder.path())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .unwrap_or_else(|error| panic!("the program does not start: {error}"));
     let out = child.stdout.take().unwrap_or_else(|| panic!("stdout is piped"));
-    let program = Program(child);
+    let program = Program { child, _folder: folder };
     let (sender, lines) = mpsc::channel();
     thread::spawn(move || BufReader::new(out).lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
     let printed = std::iter::from_fn(|| lines.recv_timeout(PATIENCE).ok());

@@ -4,6 +4,8 @@
 
 #[path = "sockets_http/admin.rs"]
 mod admin;
+#[path = "sockets_http/certificates.rs"]
+mod certificates;
 #[path = "sockets_http/framing.rs"]
 mod framing;
 #[path = "sockets_http/harness.rs"]
@@ -14,3 +16,5 @@ mod http2;
 mod life;
 #[path = "sockets_http/semantics.rs"]
 mod semantics;
+#[path = "sockets_http/tls.rs"]
+mod tls;

@@ -4,6 +4,7 @@
 //! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use url::Url;
@@ -11,7 +12,7 @@ use url::Url;
 use super::error::Place;
 use super::section::{Placed, Section};
 use super::value::{
-    ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, ORIGIN, PATTERN, SERVED_PATH, SIZE, UPSTREAM_URL,
+    ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, ORIGIN, PATTERN, PEM_FILE, SERVED_PATH, SIZE, UPSTREAM_URL,
 };
 use crate::task::Mode;
 use crate::wire::ProtocolVersion;
@@ -21,7 +22,7 @@ use crate::wire::ProtocolVersion;
 pub(super) struct RawConfig {
     pub(super) listen: RawListen,
     pub(super) admin_address: Option<Placed<SocketAddr>>,
-    pub(super) store_path: Option<Placed<String>>,
+    pub(super) store_path: Option<Placed<PathBuf>>,
     pub(super) limits: RawLimits,
     /// `auth.anonymous`. The only `auth.mode` that can be written is "none".
     pub(super) anonymous: Option<Placed<bool>>,
@@ -31,8 +32,16 @@ pub(super) struct RawConfig {
 #[derive(Debug, Default)]
 pub(super) struct RawListen {
     pub(super) address: Option<Placed<SocketAddr>>,
+    pub(super) tls: RawIdentity,
     pub(super) allowed_hosts: Vec<String>,
     pub(super) allowed_origins: Vec<String>,
+}
+
+/// A certificate and its key; one alone is a mistake, noted by whoever reads or resolves it.
+#[derive(Debug, Default)]
+pub(super) struct RawIdentity {
+    pub(super) certificate: Option<Placed<PathBuf>>,
+    pub(super) key: Option<Placed<PathBuf>>,
 }
 
 #[derive(Debug, Default)]
@@ -54,9 +63,19 @@ pub(super) struct RawUpstream {
     /// Where `command` stands; it is refused already.
     pub(super) command: Option<Place>,
     pub(super) path: Option<Placed<String>>,
+    pub(super) tls: RawUpstreamTls,
     pub(super) settings: RawUpstreamSettings,
     pub(super) tasks: RawRules,
     pub(super) tools: Vec<RawTool>,
+}
+
+/// How `https` towards an upstream is secured.
+#[derive(Debug, Default)]
+pub(super) struct RawUpstreamTls {
+    /// Where the table stands, if it was written.
+    pub(super) place: Option<Place>,
+    pub(super) ca: Option<Placed<PathBuf>>,
+    pub(super) identity: RawIdentity,
 }
 
 /// What an upstream may have besides its address.
@@ -117,14 +136,16 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
 }
 
 fn read_listen(mut section: Section<'_, '_>) -> RawListen {
-    let listen = RawListen {
-        address: section.read("address", &ADDRESS),
-        allowed_hosts: section.read_all("allowed_hosts", &HOST),
-        allowed_origins: section.read_all("allowed_origins", &ORIGIN),
-    };
-    section.unbuilt_section("tls", &["certificate", "key", "client_ca"]);
+    let address = section.read("address", &ADDRESS);
+    let allowed_hosts = section.read_all("allowed_hosts", &HOST);
+    let allowed_origins = section.read_all("allowed_origins", &ORIGIN);
+    let mut tls = section.section("tls");
+    let identity =
+        RawIdentity { certificate: tls.require("certificate", &PEM_FILE), key: tls.require("key", &PEM_FILE) };
+    tls.unbuilt("client_ca");
+    tls.close();
     section.close();
-    listen
+    RawListen { address, tls: identity, allowed_hosts, allowed_origins }
 }
 
 fn read_limits(mut section: Section<'_, '_>) -> RawLimits {
@@ -150,6 +171,7 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
     for key in ["auth", "forward_headers", "forward_authorization", "processes_max"] {
         section.unbuilt(key);
     }
+    let tls = read_upstream_tls(section.section("tls"));
     let settings = read_upstream_settings(&mut section);
     let deadline = section.read("deadline", &DURATION_NOT_ZERO);
     let mut tasks = section.section("tasks");
@@ -163,10 +185,24 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
         url,
         command,
         path,
+        tls,
         settings,
         tasks: RawRules { deadline, ..rules },
         tools,
     }
+}
+
+fn read_upstream_tls(mut section: Section<'_, '_>) -> RawUpstreamTls {
+    let tls = RawUpstreamTls {
+        place: section.is_written().then(|| section.place()),
+        ca: section.read("ca", &PEM_FILE),
+        identity: RawIdentity {
+            certificate: section.read("certificate", &PEM_FILE),
+            key: section.read("key", &PEM_FILE),
+        },
+    };
+    section.close();
+    tls
 }
 
 fn read_upstream_settings(section: &mut Section<'_, '_>) -> RawUpstreamSettings {
@@ -237,6 +273,7 @@ impl RawUpstream {
             url: Some(url),
             command: None,
             path: None,
+            tls: RawUpstreamTls::default(),
             settings: RawUpstreamSettings::default(),
             tasks: RawRules::default(),
             tools: Vec::new(),

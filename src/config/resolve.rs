@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,14 +14,15 @@ use url::Url;
 use wildmatch::WildMatch;
 
 use super::error::{Place, Report};
-use super::raw::{RawConfig, RawLimits, RawRules, RawTool, RawUpstream, RawUpstreamSettings};
+use super::raw::{RawConfig, RawIdentity, RawLimits, RawRules, RawTool, RawUpstream, RawUpstreamSettings};
 use super::section::Placed;
 use super::{Config, StoreSettings, UpstreamConfig};
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
 use crate::task::{Mode, Principal, ToolPolicy, ToolRules};
+use crate::tls::IdentityFiles;
 use crate::upstream::Timeouts;
-use crate::upstream::http::HttpUpstreamSettings;
+use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
 use crate::upstream::limits::SlotSettings;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -30,6 +32,8 @@ const MIB: usize = 1 << 20;
 
 const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
+/// The gateway's own folder, in the one that it was started in.
+const FOLDER: &str = "taskgate-data";
 const TTL: Duration = DAY;
 const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A client without tasks waits as long, and nothing is written to it meanwhile.
@@ -51,13 +55,11 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut Report) -> Config {
     let admin = AdminSettings { address: value_or(raw.admin_address.as_ref(), ADMIN_ADDRESS) };
     check_addresses(raw, &listen, admin, report);
     let store = resolve_limits(&raw.limits, report);
-    if let Some(path) = &raw.store_path {
-        report.warning(&path.place, "has no effect yet: the memory store keeps nothing on disk");
-    }
+    let folder = raw.store_path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
     let upstreams = resolve_upstreams(&raw.upstreams, &Shared { anonymous, result_bytes_max }, report);
     let principal = if anonymous { Principal::anonymous() } else { Principal::local() };
-    Config { listen, admin, store: StoreSettings::Memory(store), principal, upstreams }
+    Config { listen, admin, folder, store: StoreSettings::Memory(store), principal, upstreams }
 }
 
 /// One upstream with nothing but its address. No mistake is possible, as all the rest is the default.
@@ -83,6 +85,7 @@ fn resolve_listen(raw: &RawConfig, report: &mut Report) -> ListenSettings {
     }
     ListenSettings {
         address,
+        tls: identity(&raw.listen.tls),
         allowed_hosts: raw.listen.allowed_hosts.clone(),
         allowed_origins: raw.listen.allowed_origins.clone(),
         body_bytes_max: not_zero(value_or(raw.limits.body_bytes_max.as_ref(), 4 * MIB)),
@@ -155,9 +158,10 @@ fn resolve_upstreams(raw: &[RawUpstream], shared: &Shared, report: &mut Report) 
             report.mistake(place, format!("the upstream `{other}` has the same path; give one another `path`"));
         }
         let url = resolve_url(raw, report);
+        let tls = resolve_upstream_tls(raw, report);
         let rules = resolve_tools(raw, shared, report);
         if let Some(url) = url {
-            upstreams.push(resolve_upstream(raw, Addresses { path, url }, rules, shared));
+            upstreams.push(resolve_upstream(raw, Reached { path, url, tls }, rules, shared));
         }
         check_queue(&raw.settings, report);
     }
@@ -198,13 +202,38 @@ fn resolve_url(raw: &RawUpstream, report: &mut Report) -> Option<Url> {
     }
 }
 
-/// Where an upstream is, and where it is served.
-struct Addresses {
-    path: String,
-    url: Url,
+/// A certificate with its key, where both are written.
+fn identity(raw: &RawIdentity) -> Option<IdentityFiles> {
+    let (certificate, key) = raw.certificate.as_ref().zip(raw.key.as_ref())?;
+    Some(IdentityFiles { certificate: certificate.value.clone(), key: key.value.clone() })
 }
 
-fn resolve_upstream(raw: &RawUpstream, at: Addresses, rules: ToolRules, shared: &Shared) -> UpstreamConfig {
+fn resolve_upstream_tls(raw: &RawUpstream, report: &mut Report) -> UpstreamTlsFiles {
+    let tls = &raw.tls;
+    if let (Some(place), Some(url)) = (&tls.place, &raw.url)
+        && url.value.scheme() != "https"
+    {
+        report.mistake(place, "the `url` begins with http://; write https:// there, or leave this table out");
+    }
+    let RawIdentity { certificate, key } = &tls.identity;
+    let table = format!("{}.tls", raw.place.key);
+    for (written, other) in [(certificate, "key"), (key, "certificate")] {
+        let alone = certificate.is_some() != key.is_some() && !report.blames(&format!("{table}.{other}"));
+        if let Some(written) = written.as_ref().filter(|_| alone) {
+            report.mistake(&written.place, format!("has no `{other}` beside it; write both or none"));
+        }
+    }
+    UpstreamTlsFiles { ca: tls.ca.as_ref().map(|ca| ca.value.clone()), identity: identity(&tls.identity) }
+}
+
+/// Where an upstream is and how it is known to be the one, and where it is served.
+struct Reached {
+    path: String,
+    url: Url,
+    tls: UpstreamTlsFiles,
+}
+
+fn resolve_upstream(raw: &RawUpstream, at: Reached, rules: ToolRules, shared: &Shared) -> UpstreamConfig {
     let name: Arc<str> = Arc::from(raw.name.as_str());
     let settings = &raw.settings;
     UpstreamConfig {
@@ -213,6 +242,7 @@ fn resolve_upstream(raw: &RawUpstream, at: Addresses, rules: ToolRules, shared: 
             url: at.url,
             protocol: value_or(settings.protocol.as_ref(), None),
             connect_max: value_or(settings.connect_max.as_ref(), Duration::from_secs(5)),
+            tls: at.tls,
         },
         name,
         path: at.path,

@@ -71,6 +71,11 @@ impl<'s, 'a> Section<'s, 'a> {
         self.place.clone()
     }
 
+    /// Whether the table is in the file.
+    pub(super) const fn is_written(&self) -> bool {
+        self.table.is_some()
+    }
+
     /// A string of this kind, with `${VAR}` filled in.
     pub(super) fn read<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<T>> {
         let (place, value) = self.get(key)?;
@@ -155,14 +160,6 @@ impl<'s, 'a> Section<'s, 'a> {
         let (place, _) = self.get(key)?;
         self.source.report.mistake(&place, "not built yet; leave it out");
         Some(place)
-    }
-
-    /// A table of a part that is not built yet, with the keys that it will have.
-    pub(super) fn unbuilt_section(&mut self, key: &'static str, keys: &[&'static str]) {
-        self.unbuilt(key);
-        for inner in keys {
-            self.source.known.insert(join(&join(&self.place.key, key), inner));
-        }
     }
 
     /// The table `key`.

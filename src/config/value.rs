@@ -3,6 +3,7 @@
 //! Pure functions from text. What a value means beside others is [`super::resolve`]'s.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
@@ -45,7 +46,9 @@ pub(super) const UPSTREAM_URL: Kind<Url> =
 pub(super) const SERVED_PATH: Kind<String> = Kind { wanted: "a path such as \"/reports/mcp\"", read: served_path };
 pub(super) const PATTERN: Kind<String> =
     Kind { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
-pub(super) const FOLDER: Kind<String> = Kind { wanted: "a folder such as \"taskgate-data\"", read: not_empty };
+pub(super) const FOLDER: Kind<PathBuf> = Kind { wanted: "a folder such as \"taskgate-data\"", read: path };
+/// A file in PEM format.
+pub(super) const PEM_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"server.pem\"", read: path };
 
 /// Longer spans are typing mistakes, and some sums of time would overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
@@ -136,6 +139,10 @@ fn served_path(text: &str) -> Result<String, Wrong> {
         }
     }
     Ok(text.to_owned())
+}
+
+fn path(text: &str) -> Result<PathBuf, Wrong> {
+    not_empty(text).map(PathBuf::from)
 }
 
 fn not_empty(text: &str) -> Result<String, Wrong> {

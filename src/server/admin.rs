@@ -53,6 +53,7 @@ impl Readiness {
 pub fn site(settings: AdminSettings, readiness: Readiness, metrics: PrometheusHandle) -> Site {
     let settings = ListenSettings {
         address: settings.address,
+        tls: None,
         allowed_hosts: Vec::new(),
         allowed_origins: Vec::new(),
         body_bytes_max: BODY_BYTES_MAX,

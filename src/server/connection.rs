@@ -16,7 +16,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 use tower::ServiceExt;
 
@@ -215,7 +215,8 @@ async fn finish<T: Transport>(shared: &Shared, returned: Returned<T>, farewell: 
         }
         Misconduct::Flooded => {
             shared.meter.refused("control_frames");
-            if between_frames && socket.write_all(&frames::CALM_DOWN).await.is_ok() {
+            let told = timeout(shared.limits.linger, socket.write_all(&frames::CALM_DOWN));
+            if between_frames && matches!(told.await, Ok(Ok(()))) {
                 linger(socket, shared.limits.linger).await;
             }
         }

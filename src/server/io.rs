@@ -68,6 +68,8 @@ pub(super) struct Watched<T> {
     prefix: Bytes,
     limits: Limits,
     stalled: Option<Pin<Box<Sleep>>>,
+    /// As `stalled`, for what the socket has taken but not passed on; only TLS holds bytes back.
+    unflushed: Option<Pin<Box<Sleep>>>,
     patience: Option<Patience>,
     frames: Option<Frames>,
     misconduct: Misconduct,
@@ -111,6 +113,7 @@ impl<T: Transport> Watched<T> {
             prefix,
             limits,
             stalled: None,
+            unflushed: None,
             patience,
             frames,
             misconduct: Misconduct::None,
@@ -143,9 +146,21 @@ impl<T: Transport> Watched<T> {
         }
         let span = self.limits.write_stall;
         let stalled = self.stalled.get_or_insert_with(|| Box::pin(sleep(span)));
-        if stalled.as_mut().poll(context).is_pending() {
-            return Poll::Pending;
+        std::task::ready!(stalled.as_mut().poll(context));
+        self.misconduct = Misconduct::Stalled;
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+
+    /// As [`Watched::watch`], with a time of its own: a socket without TLS has nothing to flush even while it
+    /// takes no byte.
+    fn watch_flush(&mut self, context: &mut Context<'_>, flushed: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
+        if flushed.is_ready() {
+            self.unflushed = None;
+            return flushed;
         }
+        let span = self.limits.write_stall;
+        let unflushed = self.unflushed.get_or_insert_with(|| Box::pin(sleep(span)));
+        std::task::ready!(unflushed.as_mut().poll(context));
         self.misconduct = Misconduct::Stalled;
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
@@ -212,11 +227,15 @@ impl<T: Transport> AsyncWrite for Watched<T> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().socket().poll_flush(context)
+        let this = self.get_mut();
+        let flushed = this.socket().poll_flush(context);
+        this.watch_flush(context, flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.get_mut().socket().poll_shutdown(context)
+        let this = self.get_mut();
+        let ended = this.socket().poll_shutdown(context);
+        this.watch_flush(context, ended)
     }
 }
 
@@ -237,7 +256,8 @@ pub(super) async fn linger<T: Transport>(mut socket: T, span: Duration) {
 
     let ends_at = Instant::now() + span;
     // It fails where HTTP has done it already, or the peer is gone: the reads then end at once.
-    let _ = socket.shutdown().await;
+    // It waits where TLS still has bytes for a peer that does not read.
+    let _ = tokio::time::timeout_at(ends_at, socket.shutdown()).await;
     // On the heap: the future that awaits this is alive as long as the connection.
     let mut scratch = vec![0; 4096];
     while let Ok(Ok(1..)) = tokio::time::timeout_at(ends_at, socket.read(&mut scratch)).await {}

@@ -19,8 +19,10 @@ use super::host::{HostGuard, OriginGuard};
 use super::meter::Meter;
 use super::principal::PrincipalGuard;
 use super::stack::Layers;
+use super::tls::Tls;
 use super::{Limits, ListenSettings};
 use crate::task::Principal;
+use crate::tls::TlsFileError;
 
 /// How long accepting pauses after it failed, so that a shortage of descriptors does not spin (F60).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
@@ -45,12 +47,15 @@ pub struct Site {
 pub enum StartError {
     #[error("cannot listen on {address}")]
     Bind { address: SocketAddr, source: io::Error },
+    #[error(transparent)]
+    Identity(#[from] TlsFileError),
 }
 
 /// A listener at work. Dropping it ends its connections at once; [`Running::drain`] is the polite way.
 #[derive(Debug)]
 pub struct Running {
     local_addr: SocketAddr,
+    scheme: &'static str,
     connections_max: usize,
     places: Arc<Places>,
     shared: Arc<Shared>,
@@ -61,6 +66,12 @@ impl Running {
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// `http`, or `https` where the listener speaks TLS.
+    #[must_use]
+    pub const fn scheme(&self) -> &'static str {
+        self.scheme
     }
 
     /// Open connections.
@@ -87,9 +98,10 @@ impl Drop for Running {
 /// Binds and begins to accept. Needs a tokio runtime; returns once connections are taken.
 ///
 /// # Errors
-/// Where the address cannot be bound.
+/// Where the address cannot be bound, or the certificate is of no use.
 pub async fn start(site: Site) -> Result<Running, StartError> {
     let Site { name, settings, limits, principal, routes } = site;
+    let tls = settings.tls.map(Tls::read).transpose()?;
     let address = settings.address;
     let failed = |source| StartError::Bind { address, source };
     let listener = TcpListener::bind(address).await.map_err(failed)?;
@@ -107,9 +119,13 @@ pub async fn start(site: Site) -> Result<Running, StartError> {
     // More permits than a semaphore holds cannot be meant.
     let connections_max = settings.connections_max.get().min(Semaphore::MAX_PERMITS);
     let places = Arc::new(Places::new(connections_max, limits.connections_per_address_max));
-    shared.tracker.spawn(acceptor.run(Arc::clone(&shared), Arc::clone(&places)));
-    tracing::info!(listener = name, %local_addr, "listening");
-    Ok(Running { local_addr, connections_max, places, shared })
+    if let Some(tls) = tls.clone() {
+        shared.tracker.spawn(tls.follow(Arc::clone(&shared)));
+    }
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    tracing::info!(listener = name, %local_addr, scheme, "listening");
+    shared.tracker.spawn(acceptor.run(Arc::clone(&shared), Arc::clone(&places), tls));
+    Ok(Running { local_addr, scheme, connections_max, places, shared })
 }
 
 /// The listening socket, with a spare descriptor that can be given up to tell one client that there is none.
@@ -127,11 +143,14 @@ impl Acceptor {
         Ok(Self { listener, original, spare })
     }
 
-    async fn run(mut self, shared: Arc<Shared>, places: Arc<Places>) {
+    async fn run(mut self, shared: Arc<Shared>, places: Arc<Places>, tls: Option<Tls>) {
         let stop = shared.phases.stop.clone();
         while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
             match accepted {
-                Ok((socket, peer)) => admit(&shared, &places, socket, peer),
+                Ok((socket, peer)) => match places.take(peer.ip().to_canonical()) {
+                    Ok(place) => admit(&shared, place, socket, tls.clone()),
+                    Err(reason) => shared.meter.refused(reason),
+                },
                 Err(error) if is_of_one_connection(&error) => (),
                 Err(error) => {
                     tracing::warn!(%error, "accepting pauses");
@@ -158,17 +177,20 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
 }
 
-fn admit(shared: &Arc<Shared>, places: &Arc<Places>, socket: TcpStream, peer: SocketAddr) {
-    let place = match places.take(peer.ip().to_canonical()) {
-        Ok(place) => place,
-        Err(reason) => return shared.meter.refused(reason),
-    };
+fn admit(shared: &Arc<Shared>, place: Place, socket: TcpStream, tls: Option<Tls>) {
     // Without these two the connection works, more slowly, and under its listed names only.
     let _ = socket.set_nodelay(true);
     let local = socket.local_addr().map_or(UNKNOWN, |local| local.ip().to_canonical());
     let shared = Arc::clone(shared);
     shared.tracker.clone().spawn(async move {
-        serve(shared, socket, local).await;
+        match tls {
+            None => serve(shared, socket, local).await,
+            Some(tls) => {
+                if let Some(stream) = tls.accept(&shared, socket).await {
+                    serve(shared, stream, local).await;
+                }
+            }
+        }
         drop(place);
     });
 }

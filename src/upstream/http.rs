@@ -11,6 +11,7 @@ pub(crate) mod reply;
 mod resume;
 pub(crate) mod token;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,10 +24,11 @@ use super::probe::VersionChoice;
 use super::session::pool::Pool;
 use super::session::{Hop, SessionKey};
 use super::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
+use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::{Payload, ProtocolVersion};
 pub use client::ClientError;
-use client::HttpClient;
+use client::{ClientTls, HttpClient};
 use exchange::{HttpExchange, Latencies};
 
 /// How long [`Upstream::close`] may take.
@@ -41,6 +43,24 @@ pub struct HttpUpstreamSettings {
     /// A fixed version towards this upstream; `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
     pub connect_max: Duration,
+    pub tls: UpstreamTlsFiles,
+}
+
+/// What `https` towards one upstream is made of besides the system's trusted roots. PEM files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamTlsFiles {
+    /// The authorities that may vouch for the upstream, instead of the system's: a private server should not
+    /// be impersonated by whoever any public authority certifies.
+    pub ca: Option<PathBuf>,
+    /// The gateway's own identity, for upstreams that ask for one.
+    pub identity: Option<IdentityFiles>,
+}
+
+impl UpstreamTlsFiles {
+    fn read(&self) -> Result<ClientTls, TlsFileError> {
+        let identity = self.identity.as_ref().map(|files| files.read(SystemClock.now()));
+        Ok(ClientTls { roots: self.ca.as_deref().map(read_roots).transpose()?, identity: identity.transpose()? })
+    }
 }
 
 /// How long what runs in the background may run.
@@ -63,9 +83,9 @@ impl HttpUpstream {
     /// An upstream that nothing was sent to yet. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// If the address or the system's trusted roots are of no use.
+    /// If the address, the system's trusted roots or the files for TLS are of no use.
     pub fn new(settings: HttpUpstreamSettings, life: Life) -> Result<Self, ClientError> {
-        let client = HttpClient::new(&settings.url, settings.connect_max, Vec::new())?;
+        let client = HttpClient::new(&settings.url, settings.connect_max, settings.tls.read()?)?;
         let hop = Arc::new(Hop {
             latencies: Latencies::of(&settings.name),
             name: settings.name,

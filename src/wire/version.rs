@@ -20,7 +20,8 @@ impl ProtocolVersion {
     /// What stateless clients are told (`server/discover`, −32022).
     pub const ADVERTISED_STATELESS: [Self; 1] = [Self::V2026_07_28];
 
-    const ALL: [Self; 6] = [
+    /// Every version, oldest first.
+    pub const ALL: [Self; 6] = [
         Self::V2024_11_05,
         Self::V2025_03_26,
         Self::V2025_06_18,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::{HttpUpstream, HttpUpstreamSettings, Life};
+use taskgate::upstream::http::{HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
 use taskgate::upstream::{
     BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest,
 };
@@ -29,6 +29,7 @@ fn upstream(url: &Url) -> HttpUpstream {
         url: url.clone(),
         protocol: None,
         connect_max: Duration::from_secs(5),
+        tls: UpstreamTlsFiles::default(),
     };
     upstream_of(settings)
 }

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use http::Method;
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::HttpUpstreamSettings;
+use taskgate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
 use taskgate::upstream::{Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Upstream};
 use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::net::TcpListener;
@@ -222,6 +222,7 @@ async fn a_fixed_version_is_asked_for() {
         url: server.url.clone(),
         protocol: Some(ProtocolVersion::V2025_03_26),
         connect_max: Duration::from_secs(5),
+        tls: UpstreamTlsFiles::default(),
     });
     assert_eq!(in_time(upstream.facts(&context())).await.unwrap().version, ProtocolVersion::V2025_03_26);
 }

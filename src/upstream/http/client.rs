@@ -16,12 +16,14 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use rustls::pki_types::CertificateDer;
+use rustls::sign::{CertifiedKey, SingleCertAndKey};
+use rustls::{AlertDescription, RootCertStore};
 use rustls_platform_verifier::Verifier;
 use tokio::net::TcpStream;
 use tokio::sync::SetOnce;
 
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::tls::{TlsFileError, provider};
 
 /// Largest header block of an answer, and most fields (U13).
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -36,6 +38,18 @@ const IDLE_MAX: Duration = Duration::from_secs(4);
 /// Dead peers are found by this, since silence is normal for a running call.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
 
+/// Alerts that are about the certificate of a client.
+const REFUSALS: [AlertDescription; 8] = [
+    AlertDescription::AccessDenied,
+    AlertDescription::BadCertificate,
+    AlertDescription::CertificateExpired,
+    AlertDescription::CertificateRequired,
+    AlertDescription::CertificateRevoked,
+    AlertDescription::CertificateUnknown,
+    AlertDescription::UnknownCA,
+    AlertDescription::UnsupportedCertificate,
+];
+
 type BoxError = Box<dyn Error + Send + Sync>;
 type Stream = MaybeHttpsStream<TokioIo<TcpStream>>;
 
@@ -46,6 +60,17 @@ pub enum ClientError {
     Address(#[from] http::uri::InvalidUri),
     #[error("the system's trusted roots cannot be used")]
     Tls(#[from] rustls::Error),
+    #[error(transparent)]
+    File(#[from] TlsFileError),
+}
+
+/// Whom `https` trusts, and as whom it comes. The default trusts the system's roots and comes as nobody.
+#[derive(Debug, Default)]
+pub(crate) struct ClientTls {
+    /// Trusted instead of the system's roots.
+    pub(crate) roots: Option<RootCertStore>,
+    /// Shown to upstreams that ask for a certificate.
+    pub(crate) identity: Option<Arc<CertifiedKey>>,
 }
 
 /// Connections to one upstream.
@@ -68,18 +93,14 @@ pub(crate) struct Outgoing {
 pub(crate) type HandedOver = Arc<SetOnce<()>>;
 
 impl HttpClient {
-    /// A client for one address. `roots` are trusted beside the system's.
-    pub(crate) fn new(
-        url: &url::Url,
-        connect_max: Duration,
-        roots: Vec<CertificateDer<'static>>,
-    ) -> Result<Self, ClientError> {
+    /// A client for one address.
+    pub(crate) fn new(url: &url::Url, connect_max: Duration, tls: ClientTls) -> Result<Self, ClientError> {
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
         plain.set_nodelay(true);
         plain.set_keepalive(Some(KEEP_ALIVE));
         let secure = HttpsConnectorBuilder::new()
-            .with_tls_config(tls_config(url, roots)?)
+            .with_tls_config(tls_config(url, tls)?)
             .https_or_http()
             .enable_all_versions()
             .wrap_connector(plain);
@@ -133,16 +154,18 @@ impl HttpClient {
     }
 }
 
-/// Trust for one address. Plain `http` needs none, so that a machine without certificates can serve it.
-fn tls_config(url: &url::Url, roots: Vec<CertificateDer<'static>>) -> Result<rustls::ClientConfig, rustls::Error> {
-    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-    let builder =
-        rustls::ClientConfig::builder_with_provider(Arc::clone(&provider)).with_safe_default_protocol_versions()?;
-    if url.scheme() != "https" {
-        return Ok(builder.with_root_certificates(rustls::RootCertStore::empty()).with_no_client_auth());
-    }
-    let verifier = Verifier::new_with_extra_roots(roots, provider)?;
-    Ok(builder.dangerous().with_custom_certificate_verifier(Arc::new(verifier)).with_no_client_auth())
+/// TLS for one address. Plain `http` needs no trust, so that a machine without certificates can serve it.
+fn tls_config(url: &url::Url, tls: ClientTls) -> Result<rustls::ClientConfig, rustls::Error> {
+    let builder = rustls::ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    let builder = match tls.roots {
+        Some(roots) => builder.with_root_certificates(roots),
+        None if url.scheme() != "https" => builder.with_root_certificates(RootCertStore::empty()),
+        None => builder.dangerous().with_custom_certificate_verifier(Arc::new(Verifier::new(provider())?)),
+    };
+    Ok(match tls.identity {
+        Some(identity) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
+        None => builder.with_no_client_auth(),
+    })
 }
 
 /// What a failure means while nothing of the request has left.
@@ -153,10 +176,24 @@ fn fault_before(failure: &(dyn Error + 'static)) -> GatewayFault {
 }
 
 /// What a failure means once the request may have arrived.
+///
+/// With TLS 1.3 a client may send before the upstream has judged its certificate. An upstream that refuses the
+/// certificate has looked at nothing else (RFC 8446, 4.4.2.4), so nothing was run.
 fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
+    if causes(failure).any(refuses_us) {
+        return GatewayFault::new(Reason::UpstreamTls, Executed::No);
+    }
     let garbled = causes(failure).any(|cause| cause.downcast_ref().is_some_and(hyper::Error::is_parse));
     let reason = if garbled { Reason::UpstreamMalformed } else { Reason::UpstreamClosed };
     GatewayFault::new(reason, Executed::Unknown)
+}
+
+/// Whether the upstream ended the handshake because of the certificate that it was shown, or was not.
+///
+/// Told by its words: of what the socket reported, HTTP/2 keeps nothing else.
+fn refuses_us(cause: &(dyn Error + 'static)) -> bool {
+    let words = cause.to_string();
+    REFUSALS.into_iter().any(|alert| rustls::Error::AlertReceived(alert).to_string() == words)
 }
 
 /// An error and all its causes. An I/O error hides what it wraps from `source`, so it is looked into.

@@ -6,7 +6,7 @@ use http_body_util::Empty;
 use hyper::service::service_fn;
 use hyper_util::server::conn::auto;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::pki_types::PrivateKeyDer;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
@@ -50,8 +50,14 @@ async fn serve(config: rustls::ServerConfig) -> url::Url {
     url
 }
 
-async fn post(url: &url::Url, roots: Vec<CertificateDer<'static>>) -> Result<http::Version, GatewayFault> {
-    let client = HttpClient::new(url, CONNECT_MAX, roots).unwrap();
+fn trusting(authority: CertificateDer<'static>) -> ClientTls {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority).unwrap();
+    ClientTls { roots: Some(roots), identity: None }
+}
+
+async fn post(url: &url::Url, tls: ClientTls) -> Result<http::Version, GatewayFault> {
+    let client = HttpClient::new(url, CONNECT_MAX, tls).unwrap();
     let outgoing = Outgoing { method: Method::POST, headers: HeaderMap::new(), body: Some(Bytes::from_static(b"{}")) };
     let handed_over = HandedOver::default();
     let answer = tokio::time::timeout(Duration::from_secs(20), client.send(&outgoing, &handed_over)).await.unwrap();
@@ -62,7 +68,7 @@ async fn post(url: &url::Url, roots: Vec<CertificateDer<'static>>) -> Result<htt
 async fn a_private_authority_is_trusted_where_it_is_named_and_http_2_agreed_on() {
     let (authority, config) = vouched_for("localhost");
     let url = serve(config).await;
-    assert_eq!(post(&url, vec![authority]).await, Ok(http::Version::HTTP_2));
+    assert_eq!(post(&url, trusting(authority)).await, Ok(http::Version::HTTP_2));
 }
 
 #[tokio::test]
@@ -70,10 +76,10 @@ async fn a_certificate_that_cannot_be_trusted_sends_nothing() {
     let refused = GatewayFault::new(Reason::UpstreamTls, Executed::No);
     let (other_authority, _) = vouched_for("localhost");
     let (authority, config) = vouched_for("localhost");
-    assert_eq!(post(&serve(config).await, vec![other_authority]).await, Err(refused), "U42: unknown authority");
+    assert_eq!(post(&serve(config).await, trusting(other_authority)).await, Err(refused), "U42: unknown authority");
     drop(authority);
     let (authority, config) = vouched_for("elsewhere");
-    assert_eq!(post(&serve(config).await, vec![authority]).await, Err(refused), "U42: another name");
+    assert_eq!(post(&serve(config).await, trusting(authority)).await, Err(refused), "U42: another name");
 }
 
 #[tokio::test]
@@ -83,6 +89,6 @@ async fn a_peer_that_is_silent_before_the_connection_is_there_is_unreachable() {
     let url = format!("https://localhost:{}/mcp", listener.local_addr().unwrap().port()).parse().unwrap();
     let began = tokio::time::Instant::now();
     let fault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
-    assert_eq!(post(&url, vec![authority]).await, Err(fault), "F27");
+    assert_eq!(post(&url, trusting(authority)).await, Err(fault), "F27");
     assert!(began.elapsed() < 2 * CONNECT_MAX, "the limit holds for all tries together");
 }

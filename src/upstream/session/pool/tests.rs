@@ -5,7 +5,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::task::Principal;
-use crate::upstream::http::client::HttpClient;
+use crate::upstream::http::client::{ClientTls, HttpClient};
 use crate::upstream::http::exchange::Latencies;
 use crate::upstream::http::post::Credentials;
 use crate::upstream::probe::VersionChoice;
@@ -15,7 +15,7 @@ fn pool() -> Arc<Pool> {
     let url = "http://127.0.0.1:9/mcp".parse().unwrap();
     let hop = Hop {
         name: Arc::from("reports"),
-        client: HttpClient::new(&url, Duration::from_secs(1), Vec::new()).unwrap(),
+        client: HttpClient::new(&url, Duration::from_secs(1), ClientTls::default()).unwrap(),
         latencies: Latencies::of(&Arc::from("reports")),
         versions: VersionChoice::new(None),
         tracker: TaskTracker::new(),

@@ -1,0 +1,250 @@
+//! The key file: made at the first start, read at each further one.
+//!
+//! Several gateways may share the folder and start at the same time; all end up with the same key. What
+//! is in the file: [`KeyRing`].
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use crate::face::sealed::{KEY_LEN, KeyError, KeyRing};
+
+/// The file's name in the gateway's own folder.
+const FILE_NAME: &str = "seal.key";
+/// For the owner alone.
+const FOLDER_MODE: u32 = 0o700;
+const FILE_MODE: u32 = 0o600;
+/// What nobody else may have.
+const OTHERS: u32 = 0o077;
+/// More than as many keys as a ring may have.
+const FILE_BYTES_MAX: u64 = 64 << 10;
+
+/// Why there is no key to be had from the folder. Names the file and says what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyFileError {
+    #[error("{}: cannot be read: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{}: others than its owner may use it (mode {mode:04o}); change that to 0600, and the key if they may have read it", .path.display())]
+    Exposed { path: PathBuf, mode: u32 },
+    #[error("{}: {source}", .path.display())]
+    Content { path: PathBuf, source: KeyError },
+    #[error("{}: is no file; remove it, and a key file is made in its place", .path.display())]
+    NoFile { path: PathBuf },
+    #[error("{}: is larger than 64KiB; a key is a line of 64 hex digits", .path.display())]
+    TooLarge { path: PathBuf },
+    #[error("{}: cannot be made: {source}; name another folder as `store.path`", .path.display())]
+    NotMade { path: PathBuf, source: io::Error },
+}
+
+impl KeyFileError {
+    /// Whether the folder cannot be written to, and nothing in it is wrong: where nothing has to outlive the
+    /// process, a key need not either.
+    #[must_use]
+    pub fn is_lack_of_a_place(&self) -> bool {
+        match self {
+            Self::NotMade { source, .. } => {
+                use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+                [PermissionDenied, ReadOnlyFilesystem, StorageFull, QuotaExceeded].contains(&source.kind())
+            }
+            Self::Unreadable { .. }
+            | Self::Exposed { .. }
+            | Self::Content { .. }
+            | Self::NoFile { .. }
+            | Self::TooLarge { .. } => false,
+        }
+    }
+}
+
+/// The keys in `folder`; `None` if there is no key file yet. Writes nothing.
+///
+/// # Errors
+/// If there is a file and it is not what it should be.
+pub fn read(folder: &Path) -> Result<Option<KeyRing>, KeyFileError> {
+    let path = folder.join(FILE_NAME);
+    let unreadable = |source| KeyFileError::Unreadable { path: path.clone(), source };
+    let file = match File::open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(unreadable(error)),
+    };
+    // Of the open file: the name may mean another one by now.
+    let metadata = file.metadata().map_err(unreadable)?;
+    if !metadata.is_file() {
+        return Err(KeyFileError::NoFile { path });
+    }
+    if metadata.mode() & OTHERS != 0 {
+        return Err(KeyFileError::Exposed { path, mode: metadata.mode() & 0o7777 });
+    }
+    let mut text = Vec::new();
+    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
+    if text.len() as u64 > FILE_BYTES_MAX {
+        return Err(KeyFileError::TooLarge { path });
+    }
+    // Bytes that are no text are no hex digits either.
+    match KeyRing::parse(&String::from_utf8_lossy(&text)) {
+        Ok(ring) => Ok(Some(ring)),
+        Err(source) => Err(KeyFileError::Content { path, source }),
+    }
+}
+
+/// The keys in `folder`, which are made first if there are none.
+///
+/// # Errors
+/// As [`read`], and if the file cannot be made.
+pub fn read_or_make(folder: &Path) -> Result<KeyRing, KeyFileError> {
+    if let Some(ring) = read(folder)? {
+        return Ok(ring);
+    }
+    let path = folder.join(FILE_NAME);
+    let made = make(folder, &path);
+    made.map_err(|source| KeyFileError::NotMade { path: path.clone(), source })?;
+    // Whoever else starts now may have been first; what counts is what the file says.
+    let gone = || KeyFileError::Unreadable { path, source: io::ErrorKind::NotFound.into() };
+    read(folder)?.ok_or_else(gone)
+}
+
+/// A key for this process alone.
+#[must_use]
+pub fn ephemeral() -> KeyRing {
+    let mut key = [0; KEY_LEN];
+    getrandom::fill(&mut key).expect("the operating system gives random bytes");
+    KeyRing::ephemeral(key)
+}
+
+/// Makes the file `path` with a new key, unless somebody else makes it first.
+///
+/// It appears under its name complete or not at all, and is never replaced: a link can only be made where
+/// there is nothing yet.
+fn make(folder: &Path, path: &Path) -> io::Result<()> {
+    DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(folder)?;
+    let mut tag = [0; 8];
+    getrandom::fill(&mut tag)?;
+    let draft = folder.join(format!("{FILE_NAME}.{:016x}", u64::from_be_bytes(tag)));
+    let linked = write(&draft, &ephemeral().to_text()).and_then(|()| fs::hard_link(&draft, path));
+    // The key has a second name until here, or is of no use. A draft that stays behind harms nobody.
+    let _ = fs::remove_file(&draft);
+    match linked {
+        // The name must outlive a crash just as the content does.
+        Ok(()) => File::open(folder)?.sync_all(),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn write(path: &Path, text: &str) -> io::Result<()> {
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(FILE_MODE).open(path)?;
+    file.write_all(text.as_bytes())?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+    use std::sync::Barrier;
+    use std::thread;
+
+    use super::*;
+
+    fn mode_of(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    fn put(folder: &Path, content: &[u8], mode: u32) {
+        let path = folder.join(FILE_NAME);
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// T13.
+    #[test]
+    fn the_first_start_makes_a_key_for_the_owner_alone_and_the_next_one_reads_it() {
+        let outer = tempfile::tempdir().unwrap();
+        let folder = outer.path().join("a/b");
+        assert_eq!(read(&folder).unwrap(), None, "looking makes nothing");
+        assert!(!folder.exists());
+        let made = read_or_make(&folder).unwrap();
+        assert_eq!((mode_of(&folder), mode_of(&folder.join(FILE_NAME))), (0o700, 0o600));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no draft is left");
+        assert_eq!(read_or_make(&folder).unwrap(), made);
+        assert_eq!(read(&folder).unwrap().as_ref(), Some(&made));
+        assert_ne!(read_or_make(&outer.path().join("c")).unwrap(), made);
+        assert_ne!(ephemeral(), ephemeral());
+    }
+
+    #[test]
+    fn gateways_that_start_at_once_agree_on_one_key() {
+        let outer = tempfile::tempdir().unwrap();
+        let folder = outer.path().join("shared");
+        let barrier = Barrier::new(8);
+        let start = || {
+            barrier.wait();
+            read_or_make(&folder).unwrap()
+        };
+        let rings: Vec<KeyRing> = thread::scope(|scope| {
+            let starting: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
+            starting.into_iter().map(|one| one.join().unwrap()).collect()
+        });
+        assert!(rings.iter().all(|ring| *ring == rings[0]));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+    }
+
+    #[track_caller]
+    fn check(content: &[u8], mode: u32, refusal: &str) {
+        let folder = tempfile::tempdir().unwrap();
+        put(folder.path(), content, mode);
+        let refused = read_or_make(folder.path()).unwrap_err();
+        assert_eq!(refused.to_string(), format!("{}/{refusal}", folder.path().display()));
+        assert!(!refused.is_lack_of_a_place());
+        assert_eq!(fs::read(folder.path().join(FILE_NAME)).unwrap(), content, "it is left as it is");
+    }
+
+    #[test]
+    fn a_file_that_is_no_key_file_is_refused_with_what_would_be_right() {
+        let key = "5a".repeat(32);
+        let key = key.as_bytes();
+        let wanted = "a key is a line of 64 hex digits";
+        let exposed = "others than its owner may use it";
+        let advice = "change that to 0600, and the key if they may have read it";
+        check(key, 0o640, &format!("seal.key: {exposed} (mode 0640); {advice}"));
+        check(key, 0o604, &format!("seal.key: {exposed} (mode 0604); {advice}"));
+        check(b"", 0o600, &format!("seal.key: has no key; {wanted}"));
+        check(&key[1..], 0o600, &format!("seal.key: line 1 has 63 characters; {wanted}"));
+        check(&[key, b"\n", &key[1..], b"x"].concat(), 0o600, {
+            "seal.key: line 2 has something else than hex digits; a key is a line of 64 of 0 to 9 and a to f"
+        });
+        check(&[0xff; 64], 0o600, {
+            "seal.key: line 1 has something else than hex digits; a key is a line of 64 of 0 to 9 and a to f"
+        });
+        check(&vec![b'\n'; 70_000], 0o600, &format!("seal.key: is larger than 64KiB; {wanted}"));
+    }
+
+    #[test]
+    fn what_stands_where_the_file_or_the_folder_belongs_is_a_mistake() {
+        let outer = tempfile::tempdir().unwrap();
+        let folder = outer.path().join("folder");
+        fs::create_dir_all(folder.join(FILE_NAME)).unwrap();
+        assert!(matches!(read_or_make(&folder), Err(KeyFileError::NoFile { .. })));
+        let file = outer.path().join("file");
+        fs::write(&file, "").unwrap();
+        let refused = read_or_make(&file).unwrap_err();
+        assert!(!refused.is_lack_of_a_place(), "{refused}");
+    }
+
+    #[test]
+    fn only_a_folder_that_cannot_be_written_is_done_without() {
+        for (kind, lacks_a_place) in [
+            (io::ErrorKind::PermissionDenied, true),
+            (io::ErrorKind::ReadOnlyFilesystem, true),
+            (io::ErrorKind::StorageFull, true),
+            (io::ErrorKind::QuotaExceeded, true),
+            (io::ErrorKind::NotADirectory, false),
+            (io::ErrorKind::InvalidInput, false),
+        ] {
+            let not_made = KeyFileError::NotMade { path: PathBuf::from(FILE_NAME), source: kind.into() };
+            assert_eq!(not_made.is_lack_of_a_place(), lacks_a_place, "{kind}");
+            let unreadable = KeyFileError::Unreadable { path: PathBuf::from(FILE_NAME), source: kind.into() };
+            assert!(!unreadable.is_lack_of_a_place(), "a key that is there is not ignored");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Sealed tokens: what the gateway must remember about a client, kept by the client.
+//!
+//! Nobody else can read or change one, and none is good for anything but its [`Purpose`]. Opening and
+//! sealing are pure but for the random nonce; where keys come from is not known here. Read [`Sealer`]
+//! first, then [`SessionToken`] for what a session id holds.
+
+mod keys;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+pub use keys::{KEY_LEN, KeyError, KeyRing};
+pub use session::{SessionToken, digest_of};
+
+/// The first byte of every token. Another number means another layout.
+const FORMAT: u8 = 1;
+/// What sealing adds: format, nonce, tag.
+const OVERHEAD: usize = 1 + NONCE_LEN + AES_256_GCM_TAG_LEN;
+const AES_256_GCM_TAG_LEN: usize = 16;
+
+/// What a token is for. It is authenticated along with the content, so that a token of one kind is
+/// garbage as any other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// A session id; holds a [`SessionToken`].
+    Session,
+}
+
+impl Purpose {
+    const fn label(self) -> &'static [u8] {
+        match self {
+            Self::Session => b"session",
+        }
+    }
+
+    /// Longest text of a token, in bytes.
+    #[must_use]
+    pub const fn text_len_max(self) -> usize {
+        match self {
+            Self::Session => 2 << 10,
+        }
+    }
+
+    /// Most that a token may hold, so that its text stays within [`Purpose::text_len_max`].
+    #[must_use]
+    pub const fn plain_len_max(self) -> usize {
+        self.text_len_max() / 4 * 3 - OVERHEAD
+    }
+}
+
+/// What was to be sealed does not fit into a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes do not fit into a token, which holds {max}")]
+pub struct TooLarge {
+    pub len: usize,
+    pub max: usize,
+}
+
+/// Seals and opens tokens: AES-256-GCM, base64url without padding.
+///
+/// The keys' schedules are computed once, here; a request costs one pass over a few hundred bytes.
+/// Nonces are random, so a key is good for 2³² tokens (NIST SP 800-38D, 8.3), which are 136 years of
+/// one new session a second.
+pub struct Sealer {
+    /// The first one seals. Never empty.
+    keys: Vec<LessSafeKey>,
+}
+
+impl Sealer {
+    #[must_use]
+    pub fn new(keys: KeyRing) -> Self {
+        let ready = |key: [u8; KEY_LEN]| {
+            LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("the length is that of the algorithm"))
+        };
+        Self { keys: keys.into_keys().into_iter().map(ready).collect() }
+    }
+
+    /// A token that holds `plain`: visible ASCII, different each time. Whether its length suits its
+    /// purpose is the caller's to check ([`Purpose::plain_len_max`]); one that is too long never opens.
+    ///
+    /// # Panics
+    /// If the operating system has no randomness: a nonce that repeats would give the key away.
+    #[must_use]
+    pub fn seal(&self, purpose: Purpose, plain: &[u8]) -> String {
+        self.seal_as(purpose.label(), plain)
+    }
+
+    /// What a token holds. `None` for anything that was not sealed for this purpose with one of our keys.
+    #[must_use]
+    pub fn open(&self, purpose: Purpose, sealed: &str) -> Option<Vec<u8>> {
+        if sealed.len() > purpose.text_len_max() {
+            return None;
+        }
+        self.open_as(purpose.label(), sealed)
+    }
+
+    /// A session id. The client's name is left out where it would make the id too long.
+    ///
+    /// # Errors
+    /// If the rest alone is too long: the client declared more capabilities than an id can hold.
+    pub fn seal_session(&self, token: &SessionToken) -> Result<String, TooLarge> {
+        let plain = token.encode();
+        let max = Purpose::Session.plain_len_max();
+        if plain.len() > max {
+            return Err(TooLarge { len: plain.len(), max });
+        }
+        Ok(self.seal(Purpose::Session, &plain))
+    }
+
+    /// What a session id holds; `None` if it is none of ours. Whose it is, and for which upstream, is the
+    /// caller's to compare.
+    #[must_use]
+    pub fn open_session(&self, sealed: &str) -> Option<SessionToken> {
+        SessionToken::decode(&self.open(Purpose::Session, sealed)?)
+    }
+
+    fn seal_as(&self, label: &[u8], plain: &[u8]) -> String {
+        let mut nonce = [0; NONCE_LEN];
+        getrandom::fill(&mut nonce).expect("the operating system gives random bytes");
+        let mut token = Vec::with_capacity(plain.len() + OVERHEAD);
+        token.push(FORMAT);
+        token.extend_from_slice(&nonce);
+        token.extend_from_slice(plain);
+        let content = &mut token[1 + NONCE_LEN..];
+        let key = self.keys.first().expect("a ring has a key");
+        let tag = key
+            .seal_in_place_separate_tag(Nonce::assume_unique_for_key(nonce), associated(label), content)
+            .expect("a token is far shorter than what one nonce is good for");
+        token.extend_from_slice(tag.as_ref());
+        URL_SAFE_NO_PAD.encode(token)
+    }
+
+    fn open_as(&self, label: &[u8], sealed: &str) -> Option<Vec<u8>> {
+        let token = URL_SAFE_NO_PAD.decode(sealed).ok()?;
+        let (&format, rest) = token.split_first()?;
+        let (nonce, content) = rest.split_first_chunk::<NONCE_LEN>()?;
+        if format != FORMAT {
+            return None;
+        }
+        self.keys.iter().find_map(|key| {
+            // A key that does not fit leaves garbage behind, so each one gets a copy of its own.
+            let mut content = content.to_vec();
+            let nonce = Nonce::assume_unique_for_key(*nonce);
+            let len = key.open_in_place(nonce, associated(label), &mut content).ok()?.len();
+            content.truncate(len);
+            Some(content)
+        })
+    }
+}
+
+/// What is authenticated beside the content. No label is the beginning of another one.
+fn associated(label: &[u8]) -> Aad<Vec<u8>> {
+    Aad::from([b"taskgate ", label, &[FORMAT]].concat())
+}
+
+impl fmt::Debug for Sealer {
+    /// Says how many keys there are and nothing of them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sealer").field("keys", &self.keys.len()).finish()
+    }
+}

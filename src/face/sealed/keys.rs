@@ -1,0 +1,124 @@
+//! The keys that tokens are sealed with, as they are written: one on a line, as hex digits.
+
+use std::fmt;
+
+/// Bytes of one key.
+pub const KEY_LEN: usize = 32;
+/// Hex digits of one key.
+const DIGITS: usize = 2 * KEY_LEN;
+/// Each further key costs one more attempt at every token that is not ours.
+const KEYS_MAX: usize = 16;
+
+/// The keys of one gateway: the first one seals, all of them open.
+///
+/// To change keys, write the new one into the first line and leave the old ones below it for as long as
+/// tokens made with them are to work.
+#[derive(Clone, PartialEq, Eq)]
+pub struct KeyRing(Vec<[u8; KEY_LEN]>);
+
+/// What is wrong with a text of keys. Says what would be right, and shows nothing of a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    #[error("has no key; a key is a line of {DIGITS} hex digits")]
+    Empty,
+    #[error("line {line} has {found} characters; a key is a line of {DIGITS} hex digits")]
+    Length { line: usize, found: usize },
+    #[error("line {line} has something else than hex digits; a key is a line of {DIGITS} of 0 to 9 and a to f")]
+    Digits { line: usize },
+    #[error("has more than {KEYS_MAX} keys; remove the oldest ones, which stand last")]
+    TooMany,
+}
+
+impl KeyRing {
+    /// Reads one key a line. Empty lines, and whitespace around a key, are left out.
+    ///
+    /// # Errors
+    /// For the first line that is no key, and for a text without any.
+    pub fn parse(text: &str) -> Result<Self, KeyError> {
+        let mut keys = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let line = line.trim();
+            if !line.is_empty() {
+                keys.push(read_key(line, number + 1)?);
+            }
+        }
+        match keys.len() {
+            0 => Err(KeyError::Empty),
+            1..=KEYS_MAX => Ok(Self(keys)),
+            _ => Err(KeyError::TooMany),
+        }
+    }
+
+    /// A ring of one key that was drawn for this process: its tokens end with it.
+    #[must_use]
+    pub fn ephemeral(random: [u8; KEY_LEN]) -> Self {
+        Self(vec![random])
+    }
+
+    /// As [`KeyRing::parse`] reads it.
+    #[must_use]
+    pub fn to_text(&self) -> String {
+        let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from_digit(u32::from(digit), 16).unwrap_or('0'));
+        let line = |key: &[u8; KEY_LEN]| key.iter().flat_map(hex).chain(['\n']).collect::<String>();
+        self.0.iter().map(line).collect()
+    }
+
+    /// Never empty.
+    pub(super) fn into_keys(self) -> Vec<[u8; KEY_LEN]> {
+        self.0
+    }
+}
+
+fn read_key(line: &str, number: usize) -> Result<[u8; KEY_LEN], KeyError> {
+    let found = line.chars().count();
+    if found != DIGITS {
+        return Err(KeyError::Length { line: number, found });
+    }
+    let digit = |byte: u8| char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok());
+    let mut key = [0; KEY_LEN];
+    for (byte, pair) in key.iter_mut().zip(line.as_bytes().chunks_exact(2)) {
+        let digits = digit(pair[0]).zip(digit(pair[1]));
+        *byte = digits.map(|(high, low)| high << 4 | low).ok_or(KeyError::Digits { line: number })?;
+    }
+    Ok(key)
+}
+
+impl fmt::Debug for KeyRing {
+    /// Says how many keys there are and nothing of them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "KeyRing({} keys)", self.0.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_ring_is_one_key_a_line_and_every_mistake_names_its_line() {
+        let (a, b) = ("0f".repeat(KEY_LEN), "A5".repeat(KEY_LEN));
+        let ring = |keys: &[u8]| Ok(KeyRing(keys.iter().map(|byte| [*byte; KEY_LEN]).collect()));
+        let umlauts = "ü".repeat(DIGITS);
+        for (text, read) in [
+            (a.clone(), ring(&[0x0f])),
+            (format!("{a}\n"), ring(&[0x0f])),
+            (format!("\r\n  {b}\t\r\n\n{a}\r\n"), ring(&[0xa5, 0x0f])),
+            (String::new(), Err(KeyError::Empty)),
+            ("\n \n".to_owned(), Err(KeyError::Empty)),
+            (format!("{a}\n{}", &b[1..]), Err(KeyError::Length { line: 2, found: 63 })),
+            (format!("{a}{b}"), Err(KeyError::Length { line: 1, found: 128 })),
+            (format!("\n{}g", &a[1..]), Err(KeyError::Digits { line: 2 })),
+            (umlauts, Err(KeyError::Digits { line: 1 })),
+            (format!("{a}\n").repeat(KEYS_MAX + 1), Err(KeyError::TooMany)),
+        ] {
+            assert_eq!(KeyRing::parse(&text), read, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_ring_reads_back_and_shows_nothing_of_its_keys() {
+        let ring = KeyRing(vec![[0x1f; KEY_LEN], std::array::from_fn(|at| u8::try_from(at).unwrap())]);
+        assert_eq!(KeyRing::parse(&ring.to_text()), Ok(ring.clone()));
+        assert_eq!(format!("{ring:?}"), "KeyRing(2 keys)");
+    }
+}

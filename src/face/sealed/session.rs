@@ -1,0 +1,134 @@
+//! What a session id holds: enough to open the upstream's session anew, with no table anywhere.
+
+use aws_lc_rs::digest;
+use bytes::Bytes;
+
+use super::Purpose;
+use crate::task::{Principal, Timestamp};
+use crate::wire::{Payload, ProtocolVersion, ScanLimits};
+
+/// The layout below. Another number means another one.
+const LAYOUT: u8 = 1;
+/// Flags of the members that may be absent.
+const HAS_CLIENT_INFO: u8 = 1;
+const HAS_UPSTREAM_SESSION: u8 = 1 << 1;
+
+/// One client's session (design of the session face: all that is known about it travels in its id).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionToken {
+    /// The name of the upstream that it was opened for.
+    pub upstream: String,
+    /// [`digest_of`] its owner. A request of anybody else does not have this session.
+    pub principal: String,
+    /// Tells sessions apart; the key of whatever memory holds about this one.
+    pub nonce: u128,
+    pub client_version: ProtocolVersion,
+    pub upstream_version: ProtocolVersion,
+    /// What the client can do, as it was told to the upstream.
+    pub capabilities: Payload,
+    /// What the client calls itself; absent where it was too long to keep.
+    pub client_info: Option<Payload>,
+    pub issued_at: Timestamp,
+    /// The upstream's own id of the session, if it gave one.
+    pub upstream_session: Option<String>,
+}
+
+impl SessionToken {
+    /// The token as bytes. `client_info` is left out where with it they would not fit into a session id;
+    /// whether the rest fits, [`super::Sealer::seal_session`] checks.
+    #[must_use]
+    pub fn encode(&self) -> Vec<u8> {
+        let whole = self.write(self.client_info.as_ref());
+        if whole.len() <= Purpose::Session.plain_len_max() { whole } else { self.write(None) }
+    }
+
+    fn write(&self, client_info: Option<&Payload>) -> Vec<u8> {
+        let flag = |present: bool, flag| if present { flag } else { 0 };
+        let flags =
+            flag(client_info.is_some(), HAS_CLIENT_INFO) | flag(self.upstream_session.is_some(), HAS_UPSTREAM_SESSION);
+        let mut out = vec![LAYOUT, flags, number_of(self.client_version), number_of(self.upstream_version)];
+        out.extend_from_slice(&self.nonce.to_be_bytes());
+        out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
+        let always = [self.upstream.as_bytes(), self.principal.as_bytes(), self.capabilities.bytes()];
+        let client_info = client_info.map(|info| info.bytes().as_ref());
+        let upstream_session = self.upstream_session.as_deref().map(str::as_bytes);
+        for text in always.into_iter().chain(client_info).chain(upstream_session) {
+            let len = u32::try_from(text.len()).expect("parts of a request are far shorter than 4 GiB");
+            out.extend_from_slice(&len.to_be_bytes());
+            out.extend_from_slice(text);
+        }
+        out
+    }
+
+    /// Reads what [`SessionToken::encode`] wrote; `None` for anything else.
+    #[must_use]
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = Reader(bytes);
+        let [layout, flags, client_version, upstream_version] = rest.take()?;
+        if layout != LAYOUT || flags & !(HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION) != 0 {
+            return None;
+        }
+        // In the order in which the bytes stand.
+        let token = Self {
+            client_version: version_of(client_version)?,
+            upstream_version: version_of(upstream_version)?,
+            nonce: u128::from_be_bytes(rest.take()?),
+            issued_at: Timestamp::from_millis(u64::from_be_bytes(rest.take()?)),
+            upstream: rest.text()?,
+            principal: rest.text()?,
+            capabilities: rest.payload()?,
+            client_info: if flags & HAS_CLIENT_INFO == 0 { None } else { Some(rest.payload()?) },
+            upstream_session: if flags & HAS_UPSTREAM_SESSION == 0 { None } else { Some(rest.text()?) },
+        };
+        rest.0.is_empty().then_some(token)
+    }
+}
+
+/// Whose session it is, without saying who: 64 hex digits.
+#[must_use]
+pub fn digest_of(principal: &Principal) -> String {
+    let digest = digest::digest(&digest::SHA256, principal.as_str().as_bytes());
+    digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The numbers stand in tokens that outlive this program's version: never give one a new meaning.
+const fn number_of(version: ProtocolVersion) -> u8 {
+    match version {
+        ProtocolVersion::V2024_11_05 => 1,
+        ProtocolVersion::V2025_03_26 => 2,
+        ProtocolVersion::V2025_06_18 => 3,
+        ProtocolVersion::V2025_11_25 => 4,
+        ProtocolVersion::V2026_06_30 => 5,
+        ProtocolVersion::V2026_07_28 => 6,
+    }
+}
+
+fn version_of(number: u8) -> Option<ProtocolVersion> {
+    ProtocolVersion::ALL.into_iter().find(|version| number_of(*version) == number)
+}
+
+/// What is left to be read.
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (taken, rest) = self.0.split_first_chunk()?;
+        self.0 = rest;
+        Some(*taken)
+    }
+
+    fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = usize::try_from(u32::from_be_bytes(self.take()?)).ok()?;
+        let (taken, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn text(&mut self) -> Option<String> {
+        String::from_utf8(self.bytes()?.to_vec()).ok()
+    }
+
+    fn payload(&mut self) -> Option<Payload> {
+        Payload::parse(&Bytes::copy_from_slice(self.bytes()?), ScanLimits::CLIENT).ok()
+    }
+}

@@ -1,0 +1,164 @@
+//! What a sealed token promises, over random contents and random damage.
+
+use bytes::Bytes;
+use proptest::prelude::*;
+
+use super::*;
+use crate::task::{Principal, Timestamp};
+use crate::wire::{Payload, ProtocolVersion, ScanLimits};
+
+fn sealer(keys: &[u8]) -> Sealer {
+    let lines: Vec<String> = keys.iter().map(|byte| format!("{byte:02x}").repeat(KEY_LEN)).collect();
+    Sealer::new(KeyRing::parse(&lines.join("\n")).unwrap())
+}
+
+fn object(text: &str) -> Payload {
+    let body = serde_json::to_string(&serde_json::json!({ "x": text })).unwrap();
+    Payload::parse(&Bytes::from(body), ScanLimits::CLIENT).unwrap()
+}
+
+fn token(capabilities: &str, client_info: Option<&str>) -> SessionToken {
+    SessionToken {
+        upstream: "reports".to_owned(),
+        principal: digest_of(&Principal::local()),
+        nonce: 7,
+        client_version: ProtocolVersion::V2025_11_25,
+        upstream_version: ProtocolVersion::V2025_03_26,
+        capabilities: object(capabilities),
+        client_info: client_info.map(object),
+        issued_at: Timestamp::from_millis(1_785_196_800_007),
+        upstream_session: Some("5c1f".repeat(8)),
+    }
+}
+
+prop_compose! {
+    fn tokens()(
+        texts in [".{0,30}", "[0-9a-f]{64}", ".{0,200}"],
+        client_info in proptest::option::of(".{0,100}"),
+        upstream_session in proptest::option::of("[!-~]{0,64}"),
+        nonce: u128,
+        issued_at: u64,
+        versions in [0..ProtocolVersion::ALL.len(), 0..ProtocolVersion::ALL.len()],
+    ) -> SessionToken {
+        let [upstream, principal, capabilities] = texts;
+        let [client_version, upstream_version] = versions.map(|at| ProtocolVersion::ALL[at]);
+        SessionToken {
+            upstream,
+            principal,
+            nonce,
+            client_version,
+            upstream_version,
+            capabilities: object(&capabilities),
+            client_info: client_info.as_deref().map(object),
+            issued_at: Timestamp::from_millis(issued_at),
+            upstream_session,
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn what_was_sealed_is_opened_as_it_was(plain: Vec<u8>) {
+        let sealed = sealer(&[1]).seal(Purpose::Session, &plain);
+        prop_assert!(sealed.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{}", sealed);
+        prop_assert_eq!(sealer(&[1]).open(Purpose::Session, &sealed), Some(plain));
+    }
+
+    #[test]
+    fn tokens_read_back_and_ids_stay_short(token in tokens()) {
+        let plain = token.encode();
+        let kept = SessionToken::decode(&plain);
+        prop_assert_eq!(kept.as_ref(), Some(&token));
+        let id = sealer(&[1]).seal_session(&token).unwrap();
+        prop_assert!(id.len() <= 2048);
+        prop_assert_eq!(sealer(&[1]).open_session(&id), Some(token));
+    }
+
+    #[test]
+    fn a_token_that_was_changed_anywhere_does_not_open(plain: Vec<u8>, at: prop::sample::Index, bit in 0..8_u8) {
+        let sealer = sealer(&[1]);
+        let sealed = sealer.seal(Purpose::Session, &plain);
+        let mut bytes = URL_SAFE_NO_PAD.decode(&sealed).unwrap();
+        let at_byte = at.index(bytes.len());
+        bytes[at_byte] ^= 1 << bit;
+        prop_assert_eq!(sealer.open(Purpose::Session, &URL_SAFE_NO_PAD.encode(bytes)), None);
+        // In its text too: no second spelling of the same token is accepted.
+        let mut text = sealed.clone().into_bytes();
+        let at_text = at.index(text.len());
+        text[at_text] ^= 1 << bit;
+        let text = String::from_utf8_lossy(&text);
+        prop_assert_eq!(sealer.open(Purpose::Session, &text), None);
+        prop_assert_eq!(sealer.open(Purpose::Session, &sealed[..at_text]), None);
+        prop_assert_eq!(sealer.open(Purpose::Session, &format!("{sealed}A")), None);
+    }
+
+    #[test]
+    fn what_others_made_up_is_no_token(text in ".{0,100}", bytes: Vec<u8>) {
+        prop_assert_eq!(sealer(&[1]).open(Purpose::Session, &text), None);
+        prop_assert_eq!(sealer(&[1]).open(Purpose::Session, &URL_SAFE_NO_PAD.encode(&bytes)), None);
+        let _ = SessionToken::decode(&bytes);
+    }
+
+    #[test]
+    fn a_token_in_pieces_is_none(token in tokens(), cut: prop::sample::Index) {
+        let plain = token.encode();
+        prop_assert_eq!(SessionToken::decode(&plain[..cut.index(plain.len())]), None);
+        prop_assert_eq!(SessionToken::decode(&[&plain[..], b"x"].concat()), None);
+    }
+}
+
+#[test]
+fn two_seals_of_the_same_content_differ() {
+    let sealer = sealer(&[1]);
+    assert_ne!(sealer.seal(Purpose::Session, b"same"), sealer.seal(Purpose::Session, b"same"));
+}
+
+/// T-24: a token of one kind is none of another.
+#[test]
+fn a_token_for_another_purpose_does_not_open() {
+    let sealer = sealer(&[1]);
+    let sealed = sealer.seal_as(b"request state", b"x");
+    assert_eq!(sealer.open_as(b"request state", &sealed).as_deref(), Some(&b"x"[..]));
+    assert_eq!(sealer.open(Purpose::Session, &sealed), None);
+    assert_eq!(sealer.open_as(b"request state", &sealer.seal(Purpose::Session, b"x")), None);
+}
+
+#[test]
+fn after_a_change_of_keys_old_tokens_open_until_their_key_is_removed() {
+    let old = sealer(&[1]).seal(Purpose::Session, b"old");
+    let both = sealer(&[2, 1]);
+    let new = both.seal(Purpose::Session, b"new");
+    assert_eq!(both.open(Purpose::Session, &old).as_deref(), Some(&b"old"[..]));
+    assert_eq!(both.open(Purpose::Session, &new).as_deref(), Some(&b"new"[..]));
+    assert_eq!(sealer(&[2]).open(Purpose::Session, &new).as_deref(), Some(&b"new"[..]), "the first key seals");
+    assert_eq!(sealer(&[1]).open(Purpose::Session, &new), None);
+    assert_eq!(sealer(&[2]).open(Purpose::Session, &old), None);
+}
+
+#[test]
+fn a_long_client_name_is_left_out_and_long_capabilities_are_refused() {
+    let sealer = sealer(&[1]);
+    let max = Purpose::Session.plain_len_max();
+    let fixed = token("", None).encode().len();
+    for (capabilities, client_info, kept) in [(10, 10, true), (10, max, false), (max - fixed, 1, false)] {
+        let token = token(&"c".repeat(capabilities), Some(&"n".repeat(client_info)));
+        let id = sealer.seal_session(&token).unwrap();
+        assert!(id.len() <= 2048, "{}", id.len());
+        let client_info = token.client_info.clone().filter(|_| kept);
+        assert_eq!(sealer.open_session(&id), Some(SessionToken { client_info, ..token }), "{capabilities}");
+    }
+    let largest = sealer.seal_session(&token(&"c".repeat(max - fixed), None)).unwrap();
+    assert_eq!(largest.len(), 2048, "nothing of the room is wasted");
+    let refused = sealer.seal_session(&token(&"c".repeat(max - fixed + 1), None));
+    assert_eq!(refused, Err(TooLarge { len: max + 1, max }));
+    let too_long = sealer.seal(Purpose::Session, &vec![0; max + 1]);
+    assert_eq!(sealer.open(Purpose::Session, &too_long), None);
+}
+
+#[test]
+fn principals_are_told_apart_by_a_digest_of_fixed_length() {
+    let local = digest_of(&Principal::local());
+    assert_eq!(local, "25bf8e1a2393f1108d37029b3df5593236c755742ec93465bbafa9b290bddcf6");
+    assert_ne!(local, digest_of(&Principal::anonymous()));
+    assert_eq!(format!("{:?}", sealer(&[1, 2])), "Sealer { keys: 2 }");
+}

@@ -1,0 +1,123 @@
+//! TLS towards clients: the handshake, and certificates that can be changed while connections run.
+//!
+//! Versions 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else
+//! gets an alert and no byte of HTTP (B30). What is in the files: [`crate::tls`].
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use rustls::ServerConfig;
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::connection::Shared;
+use super::io::{Transport, linger};
+use super::listener::StartError;
+use crate::task::{Clock, SystemClock};
+use crate::tls::{IdentityFiles, TlsFileError, provider};
+
+/// The protocols that are served, the preferred one first.
+const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
+
+/// What a listener needs to speak TLS. Clones share the certificate.
+#[derive(Clone, Debug)]
+pub(super) struct Tls {
+    config: Arc<ServerConfig>,
+    shown: Arc<Shown>,
+    files: IdentityFiles,
+}
+
+/// The certificate that new connections are shown.
+#[derive(Debug)]
+struct Shown(RwLock<Arc<CertifiedKey>>);
+
+impl ResolvesServerCert for Shown {
+    /// Whatever name was asked for: names that are not served are refused over HTTP, where clients can be told why.
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(Arc::clone(&self.0.read()))
+    }
+}
+
+impl Tls {
+    /// Reads the files.
+    pub(super) fn read(files: IdentityFiles) -> Result<Self, StartError> {
+        let shown = Arc::new(Shown(RwLock::new(files.read(SystemClock.now())?)));
+        let mut config = ServerConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()
+            .expect("the library serves the versions that it recommends")
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::<Shown>::clone(&shown));
+        config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
+        Ok(Self { config: Arc::new(config), shown, files })
+    }
+
+    /// Performs the handshake. `None` where there is nobody to serve; the peer knows why.
+    pub(super) async fn accept(&self, shared: &Shared, socket: TcpStream) -> Option<TlsStream<TcpStream>> {
+        let handshake = TlsAcceptor::from(Arc::clone(&self.config)).accept(socket).into_fallible();
+        let ended = tokio::select! {
+            ended = timeout(shared.limits.handshake_deadline, handshake) => ended,
+            () = shared.phases.stop.cancelled() => return None,
+        };
+        match ended {
+            Ok(Ok(stream)) => Some(stream),
+            Ok(Err((error, socket))) => {
+                shared.meter.refused("tls_handshake");
+                tracing::debug!(%error, "no TLS");
+                // The alert must not be taken back by a reset.
+                linger(socket, shared.limits.linger).await;
+                None
+            }
+            Err(_) => {
+                shared.meter.refused("handshake_deadline");
+                None
+            }
+        }
+    }
+
+    /// Reads the files again whenever they have changed, until the listener ends (F65). Files that are of no
+    /// use leave the old certificate in place; the log says so once for each change of them.
+    pub(super) async fn follow(self, shared: Arc<Shared>) {
+        let mut troubled = None;
+        loop {
+            let pause = tokio::time::sleep(shared.limits.certificate_check);
+            if shared.phases.stop.run_until_cancelled(pause).await.is_none() {
+                return;
+            }
+            let files = self.files.clone();
+            let read = shared.tracker.spawn_blocking(move || files.read(SystemClock.now()));
+            let Ok(read) = read.await else { return };
+            troubled = self.take_over(read, troubled);
+        }
+    }
+
+    /// Shows what was read from now on. Returns what is wrong with the files; `known` is what was before.
+    fn take_over(&self, read: Result<Arc<CertifiedKey>, TlsFileError>, known: Option<String>) -> Option<String> {
+        match read {
+            Ok(identity) => {
+                let mut shown = self.shown.0.write();
+                if shown.cert != identity.cert {
+                    *shown = identity;
+                    tracing::info!(certificate = %self.files.certificate.display(), "certificate changed");
+                }
+                None
+            }
+            Err(error) => {
+                let error = error.to_string();
+                if known.as_ref() != Some(&error) {
+                    tracing::warn!(error, "the certificate in use is kept");
+                }
+                Some(error)
+            }
+        }
+    }
+}
+
+impl<T: Transport> Transport for TlsStream<T> {
+    fn reset_on_drop(&self) {
+        self.get_ref().0.reset_on_drop();
+    }
+}

@@ -1,0 +1,254 @@
+//! Certificates and private keys by file: read, and found to be of use or refused with words for an operator.
+//!
+//! Knows nothing of connections; [`crate::server`] and [`crate::upstream`] put these into theirs. One
+//! crypto library stands behind both.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::client::verify_server_cert_signed_by_trust_anchor;
+use rustls::crypto::CryptoProvider;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
+use rustls::server::ParsedCertificate;
+use rustls::sign::CertifiedKey;
+use rustls::{CertificateError, Error as RustlsError, InconsistentKeys, RootCertStore};
+
+use crate::task::Timestamp;
+
+/// Larger files hold something else. A bundle with every public authority has a quarter of it.
+const FILE_BYTES_MAX: usize = 1 << 20;
+
+/// Where an identity lies: PEM files, relative to the folder that the program was started in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct IdentityFiles {
+    /// The certificate, and behind it those of the authorities between it and a root.
+    pub certificate: PathBuf,
+    /// Its private key, not encrypted.
+    pub key: PathBuf,
+}
+
+/// Why a file is of no use. Names the file and says what would be right.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsFileError {
+    #[error("{}: cannot be read: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{}: is larger than 1MiB", .path.display())]
+    TooLarge { path: PathBuf },
+    #[error("{}: has no certificate; a PEM file has one between BEGIN CERTIFICATE and END CERTIFICATE", .path.display())]
+    NoCertificate { path: PathBuf },
+    #[error("{}: has a certificate that cannot be understood", .path.display())]
+    BadCertificate { path: PathBuf },
+    #[error(
+        "{}: has no private key that can be used; it must be a PEM file with an RSA, ECDSA or Ed25519 key, not encrypted",
+        .path.display()
+    )]
+    NoKey { path: PathBuf },
+    #[error("{}: is not the key of the certificate in {}", .key.display(), .certificate.display())]
+    Mismatch { key: PathBuf, certificate: PathBuf },
+    #[error("{}: the certificate has expired; write a newer one", .path.display())]
+    Expired { path: PathBuf },
+    #[error("{}: the certificate is not valid yet; write one that is, or set the clock", .path.display())]
+    NotValidYet { path: PathBuf },
+}
+
+/// The crypto library that all TLS runs on.
+#[must_use]
+pub fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
+}
+
+impl IdentityFiles {
+    /// The identity in the files, checked to be one that peers accept at `now`.
+    ///
+    /// # Errors
+    /// Unless both files can be read and belong together, and the certificate is valid.
+    pub fn read(&self, now: Timestamp) -> Result<Arc<CertifiedKey>, TlsFileError> {
+        let chain = read_certificates(&self.certificate)?;
+        check_validity(&chain[0], now).map_err(|error| error.at(&self.certificate))?;
+        let unusable = || TlsFileError::NoKey { path: self.key.clone() };
+        let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|_| unusable())?;
+        let identity = CertifiedKey::from_der(chain, key, &provider()).map_err(|error| {
+            if error == RustlsError::InconsistentKeys(InconsistentKeys::KeyMismatch) {
+                TlsFileError::Mismatch { key: self.key.clone(), certificate: self.certificate.clone() }
+            } else {
+                unusable()
+            }
+        })?;
+        Ok(Arc::new(identity))
+    }
+}
+
+/// All certificates of a PEM file; at least one, each of them readable.
+///
+/// # Errors
+/// If the file has none, or one that is none.
+pub fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsFileError> {
+    let bad = || TlsFileError::BadCertificate { path: path.to_owned() };
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&read(path)?).collect();
+    let found: Vec<CertificateDer<'static>> = found.map_err(|_| bad())?;
+    if found.is_empty() {
+        return Err(TlsFileError::NoCertificate { path: path.to_owned() });
+    }
+    if found.iter().any(|certificate| ParsedCertificate::try_from(certificate).is_err()) {
+        return Err(bad());
+    }
+    Ok(found)
+}
+
+/// Authorities to trust, from a PEM file.
+///
+/// # Errors
+/// As [`read_certificates`].
+pub fn read_roots(path: &Path) -> Result<RootCertStore, TlsFileError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in read_certificates(path)? {
+        roots.add(certificate).map_err(|_| TlsFileError::BadCertificate { path: path.to_owned() })?;
+    }
+    Ok(roots)
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
+    let mut bytes = Vec::new();
+    let limit = u64::try_from(FILE_BYTES_MAX).unwrap_or(u64::MAX).saturating_add(1);
+    File::open(path)
+        .and_then(|file| file.take(limit).read_to_end(&mut bytes))
+        .map_err(|source| TlsFileError::Unreadable { path: path.to_owned(), source })?;
+    if bytes.len() > FILE_BYTES_MAX { Err(TlsFileError::TooLarge { path: path.to_owned() }) } else { Ok(bytes) }
+}
+
+/// What is wrong with a certificate itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Invalid {
+    Unreadable,
+    Expired,
+    NotYet,
+}
+
+impl Invalid {
+    fn at(self, path: &Path) -> TlsFileError {
+        let path = path.to_owned();
+        match self {
+            Self::Unreadable => TlsFileError::BadCertificate { path },
+            Self::Expired => TlsFileError::Expired { path },
+            Self::NotYet => TlsFileError::NotValidYet { path },
+        }
+    }
+}
+
+/// Whether `now` lies in the time that a certificate is valid for.
+///
+/// The verification of peers looks at the time before it looks for an issuer. Asked to trust nobody, it
+/// therefore complains of the time if that is wrong, and of something else if it is right.
+fn check_validity(certificate: &CertificateDer<'_>, now: Timestamp) -> Result<(), Invalid> {
+    let parsed = ParsedCertificate::try_from(certificate).map_err(|_| Invalid::Unreadable)?;
+    let now = UnixTime::since_unix_epoch(Duration::from_millis(now.as_millis()));
+    let algorithms = provider().signature_verification_algorithms.all;
+    match verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], now, algorithms) {
+        Err(RustlsError::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. })) => {
+            Err(Invalid::Expired)
+        }
+        Err(RustlsError::InvalidCertificate(
+            CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+        )) => Err(Invalid::NotYet),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::{Clock, SystemClock};
+    use base64::Engine as _;
+    use base64::engine::general_purpose::STANDARD;
+    use rcgen::{CertificateParams, KeyPair};
+
+    struct Pair {
+        certificate: String,
+        key: String,
+    }
+
+    fn pem(label: &str, der: &[u8]) -> String {
+        format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(der))
+    }
+
+    fn pair() -> Pair {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
+        Pair { certificate: pem("CERTIFICATE", certificate.der()), key: pem("PRIVATE KEY", key.serialized_der()) }
+    }
+
+    /// What comes of two files with these contents, with the names of the files alone.
+    fn outcome(certificate: &str, key: &str, now: Timestamp) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let files = IdentityFiles { certificate: folder.path().join("a.pem"), key: folder.path().join("a.key") };
+        for (path, content) in [(&files.certificate, certificate), (&files.key, key)] {
+            if content != "no file" {
+                std::fs::write(path, content).unwrap();
+            }
+        }
+        let outcome = files.read(now).map(|identity| format!("{} certificates", identity.cert.len()));
+        let text = outcome.unwrap_or_else(|error| error.to_string());
+        text.replace(&format!("{}/", folder.path().display()), "")
+    }
+
+    /// B170, and each other way in which two files can be no identity.
+    #[test]
+    fn files_that_are_no_identity_are_refused_with_what_would_be_right() {
+        let (own, other) = (pair(), pair());
+        let now = SystemClock.now();
+        let chain = format!("{}{}", own.certificate, other.certificate);
+        let damaged = own.certificate.replacen("MII", "AAA", 1);
+        let encrypted = own.key.replace("PRIVATE KEY", "ENCRYPTED PRIVATE KEY");
+        let no_certificate = "has no certificate; a PEM file has one between BEGIN CERTIFICATE and END CERTIFICATE";
+        let no_key = "has no private key that can be used; it must be a PEM file with an RSA, ECDSA or Ed25519 key, \
+                      not encrypted";
+        let missing = "cannot be read: No such file or directory (os error 2)";
+        let large = "x".repeat(FILE_BYTES_MAX + 1);
+        for (certificate, key, expected) in [
+            (&*own.certificate, &*own.key, "1 certificates".to_owned()),
+            (&chain, &own.key, "2 certificates".to_owned()),
+            (&own.certificate, &other.key, "a.key: is not the key of the certificate in a.pem".to_owned()),
+            ("no file", &own.key, format!("a.pem: {missing}")),
+            (&own.certificate, "no file", format!("a.key: {missing}")),
+            ("", &own.key, format!("a.pem: {no_certificate}")),
+            (&own.key, &own.key, format!("a.pem: {no_certificate}")),
+            (&damaged, &own.key, "a.pem: has a certificate that cannot be understood".to_owned()),
+            (&own.certificate, "", format!("a.key: {no_key}")),
+            (&own.certificate, &own.certificate, format!("a.key: {no_key}")),
+            (&own.certificate, &encrypted, format!("a.key: {no_key}")),
+            (&large, &own.key, "a.pem: is larger than 1MiB".to_owned()),
+        ] {
+            assert_eq!(outcome(certificate, key, now), expected);
+        }
+    }
+
+    /// B170: valid from the first of January 1975 to the end of 4095, as the certificate says.
+    #[test]
+    fn a_certificate_is_good_while_it_is_valid() {
+        let Pair { certificate, key } = pair();
+        let year = 31_556_952_000;
+        for (years_since_1970, expected) in [
+            (4, "a.pem: the certificate is not valid yet; write one that is, or set the clock"),
+            (6, "1 certificates"),
+            (2_125, "1 certificates"),
+            (2_127, "a.pem: the certificate has expired; write a newer one"),
+        ] {
+            assert_eq!(outcome(&certificate, &key, Timestamp::from_millis(years_since_1970 * year)), expected);
+        }
+    }
+
+    #[test]
+    fn authorities_come_all_of_a_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("ca.pem");
+        std::fs::write(&path, pair().certificate + &pair().certificate).unwrap();
+        assert_eq!(read_roots(&path).unwrap().len(), 2);
+        std::fs::write(&path, "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n").unwrap();
+        let refused = read_roots(&path).unwrap_err().to_string();
+        assert!(refused.ends_with("ca.pem: has a certificate that cannot be understood"), "{refused}");
+    }
+}

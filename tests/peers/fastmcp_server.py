@@ -1,22 +1,28 @@
-"""An upstream that knows no tasks: a FastMCP 3 server over streamable HTTP with sessions.
+"""An upstream that knows no tasks: a FastMCP 3 server over streamable HTTP with sessions, without resumption.
 
     fastmcp_server.py [--port N]      prints `listening http://127.0.0.1:PORT/mcp`
 
 It has no tool that ends with a JSON-RPC error: FastMCP 3 turns an unknown tool, bad arguments and every
-exception of a tool or of middleware, McpError too, into a result with `isError`.
+exception of a tool or of middleware, McpError too, into a result with `isError`. An unknown prompt is one.
+It has no resource to subscribe to, because FastMCP 3 does not know `resources/subscribe`.
 """
 
 import argparse
 import asyncio
 import socket
+from collections import Counter
+from typing import Literal
 
 import uvicorn
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
+from mcp.types import ToolListChangedNotification
 
 SECONDS_MAX = 600
+WAIT_MAX_S = 10
 
 server = FastMCP("fastmcp-upstream")
+cancelled_calls: Counter[str] = Counter()
 
 
 @server.tool
@@ -29,9 +35,13 @@ def greet(name: str) -> str:
 async def slow(seconds: float, context: Context, steps: int = 4) -> str:
     """Works for some seconds and reports its progress."""
     seconds = min(seconds, SECONDS_MAX)
-    for step in range(steps):
-        await context.report_progress(step, steps, f"step {step + 1} of {steps}")
-        await asyncio.sleep(seconds / steps)
+    try:
+        for step in range(steps):
+            await context.report_progress(step, steps, f"step {step + 1} of {steps}")
+            await asyncio.sleep(seconds / steps)
+    except asyncio.CancelledError:
+        cancelled_calls[context.session_id] += 1
+        raise
     return f"worked {seconds:g} s in {steps} steps"
 
 
@@ -39,6 +49,48 @@ async def slow(seconds: float, context: Context, steps: int = 4) -> str:
 def fail() -> str:
     """Fails."""
     raise ToolError("it broke")
+
+
+@server.tool
+async def ask(question: str, context: Context) -> str:
+    """Asks the user for a name."""
+    answer = await context.elicit(question, response_type=str, response_title="name")
+    return f"{answer.action}: {getattr(answer, 'data', None)}"
+
+
+@server.tool
+async def complete(prompt: str, context: Context) -> str:
+    """Asks the client's model."""
+    return f"model: {(await context.sample(prompt, max_tokens=50)).text}"
+
+
+@server.tool
+async def roots(context: Context) -> str:
+    """Names the client's roots."""
+    return "\n".join(str(root.uri) for root in await context.list_roots())
+
+
+@server.tool
+async def change_tools(context: Context) -> str:
+    """Says that the tools changed."""
+    await context.send_notification(ToolListChangedNotification(method="notifications/tools/list_changed"))
+    return "told"
+
+
+@server.tool
+async def log(level: Literal["debug", "info", "warning", "error"], data: str, context: Context) -> str:
+    """Logs a message."""
+    await context.log(data, level=level)
+    return "logged"
+
+
+@server.tool
+async def cancelled(at_least: int, context: Context) -> str:
+    """Says how many calls of this session were cancelled, once there are so many."""
+    deadline = asyncio.get_running_loop().time() + WAIT_MAX_S
+    while cancelled_calls[context.session_id] < at_least and asyncio.get_running_loop().time() < deadline:
+        await asyncio.sleep(0.02)
+    return f"{cancelled_calls[context.session_id]} cancelled"
 
 
 def main() -> None:

@@ -5,7 +5,8 @@
 #   DIR/node             Node 22
 #   DIR/node_modules     the npm peers and the conformance suite
 #   DIR/py-modern        FastMCP 4, fastmcp-tasks and the Python SDK 2
-#   DIR/py-legacy        FastMCP 3
+#   DIR/py-legacy        FastMCP 3 and the Python SDK 1
+#   DIR/py-fastmcp2      FastMCP 2
 #   DIR/*.mjs, DIR/*.py  copies of the scripts beside this one, to be run there
 #
 # Run again with nothing to do it takes well under a second.
@@ -82,4 +83,5 @@ install_npm
 cp "$here"/*.mjs "$here"/*.py "$dir/"
 install_python modern
 install_python legacy
+install_python fastmcp2
 step "ready in $dir"

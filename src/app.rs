@@ -25,6 +25,7 @@ use crate::demo::DemoServer;
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::sealed::Sealer;
+use crate::face::session::{SessionFace, SessionServed};
 use crate::face::stateless::{Served, StatelessFace};
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, Limits, Routes, Running, Site, StartError};
@@ -42,6 +43,9 @@ pub const EXIT_CONFIG: u8 = 64;
 /// How long balancers have to notice a drain before nothing is accepted any more.
 const DRAIN_NOTICE: Duration = Duration::from_secs(5);
 
+/// How long an answer to a session client may be silent before a comment shows that it lives.
+const LIFE_SIGN: Duration = Duration::from_secs(15);
+
 const STARTING: &str = "starting";
 const DRAINING: &str = "draining";
 
@@ -54,6 +58,8 @@ pub struct Gateway {
     upstreams: Vec<Arc<dyn Upstream>>,
     readiness: Readiness,
     life: Life,
+    /// Ends the streams of session clients.
+    leaving: CancellationToken,
     drain_max: Duration,
 }
 
@@ -79,7 +85,8 @@ impl Gateway {
             AdmissionLimits { tasks_max: limits.tasks_max, tasks_per_principal_max: limits.tasks_per_principal_max },
         );
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
-        let parts = Parts { engine, life, sealer };
+        let leaving = CancellationToken::new();
+        let parts = Parts { engine, life, sealer, leaving };
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut routes = Routes::new();
         for one in config.upstreams {
@@ -103,8 +110,8 @@ impl Gateway {
         let clients = server::start(site).await?;
         readiness.clear(STARTING);
         unless_started.disarm();
-        let Parts { engine, life, .. } = parts;
-        Ok(Self { clients, admin, engine, upstreams, readiness, life, drain_max })
+        let Parts { engine, life, leaving, .. } = parts;
+        Ok(Self { clients, admin, engine, upstreams, readiness, life, leaving, drain_max })
     }
 
     /// Where clients are served.
@@ -130,7 +137,12 @@ impl Gateway {
     pub async fn drain(self, notice: Duration) {
         self.readiness.block(DRAINING);
         let plan = DrainPlan { notice, max: self.drain_max };
-        let (drained, lost) = tokio::join!(self.clients.drain(plan), self.engine.drain(notice + self.drain_max));
+        let leave = async {
+            tokio::time::sleep(notice).await;
+            self.leaving.cancel();
+        };
+        let (drained, lost, ()) =
+            tokio::join!(self.clients.drain(plan), self.engine.drain(notice + self.drain_max), leave);
         for upstream in &self.upstreams {
             upstream.close().await;
         }
@@ -146,8 +158,8 @@ impl Gateway {
 struct Parts {
     engine: Arc<Engine>,
     life: Life,
-    #[expect(dead_code, reason = "for the face of session clients, which seals their session ids")]
     sealer: Arc<Sealer>,
+    leaving: CancellationToken,
 }
 
 /// Seals with the keys in `folder`, which are made at the first start.
@@ -167,10 +179,26 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 /// Puts together what serves one upstream.
 fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstream>, UpstreamEndpoint)> {
     let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
-    let upstream: Arc<dyn Upstream> = Arc::new(
+    let http = Arc::new(
         HttpUpstream::new(config.http, parts.life.clone())
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
     );
+    let session = SessionFace::new(SessionServed {
+        conduit: Arc::<HttpUpstream>::clone(&http),
+        slots: Arc::clone(&slots),
+        queue_deadline: config.slots.queue_deadline,
+        rules: config.rules.clone(),
+        timeouts: config.timeouts,
+        call_timeouts: config.call_timeouts,
+        edited_bytes_max: config.result_bytes_max,
+        life_sign: LIFE_SIGN,
+        sealer: Arc::clone(&parts.sealer),
+        clock: Arc::new(SystemClock),
+        random: random_bits,
+        life: parts.life.clone(),
+        leaving: parts.leaving.clone(),
+    });
+    let upstream: Arc<dyn Upstream> = http;
     let face = StatelessFace::new(Served {
         upstream: Arc::clone(&upstream),
         engine: Arc::clone(&parts.engine),
@@ -181,7 +209,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         call_timeouts: config.call_timeouts,
         result_bytes_max: config.result_bytes_max,
     });
-    Ok((upstream, UpstreamEndpoint::new(face)))
+    Ok((upstream, UpstreamEndpoint::new(face, session)))
 }
 
 /// 128 bits from the operating system.

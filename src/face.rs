@@ -1,6 +1,8 @@
 //! Towards clients: decode, pass through or ask the engine, encode.
 //!
-//! Read [`endpoint`] first: one served path, and how a request finds the face that understands it.
+//! Read [`endpoint`] first: one served path, and how a request finds the face that understands it. Then
+//! [`stateless`] for clients that say everything with each request, [`session`] and `pipe` for those
+//! that shake hands first.
 
 pub mod answer;
 pub mod catalog;
@@ -9,6 +11,9 @@ pub mod endpoint;
 pub mod headers;
 pub mod http;
 pub mod mirrored;
+mod pipe;
+pub mod rewrite;
 pub mod sealed;
+pub mod session;
 pub mod stateless;
 pub mod stream;

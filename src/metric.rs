@@ -39,6 +39,11 @@ pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
 pub const UPSTREAM_SESSIONS: &str = "taskgate_upstream_sessions";
 /// Upstream messages that nobody could use, by `upstream` and `reason`.
 pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
+/// Messages of session clients that were passed on, by `upstream` and `kind` (`call`, `request`,
+/// `notification`, `response`, `stream`).
+pub const PIPED: &str = "taskgate_piped_messages_total";
+/// Upstream sessions opened anew behind their clients' backs, by `upstream` and `outcome` (`renewed`, `failed`).
+pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
 /// Bytes that kept tasks take.
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
 /// Kept tasks.

@@ -19,14 +19,17 @@ pub enum Face {
 /// header decides, so that a proxy which strips a header never changes the era (T-16).
 #[must_use]
 pub fn face_of(params: Option<&Object>, all: &HeaderMap) -> Face {
-    let header_is_stateless = || {
-        headers::single(all, &headers::PROTOCOL_VERSION)
-            .ok()
-            .flatten()
-            .and_then(ProtocolVersion::parse)
-            .is_some_and(ProtocolVersion::is_stateless)
-    };
-    if named_version(params).is_some() || header_is_stateless() { Face::Stateless } else { Face::Session }
+    if named_version(params).is_some() || header_is_stateless(all) { Face::Stateless } else { Face::Session }
+}
+
+/// Whether the version that the header names is one without sessions.
+#[must_use]
+pub fn header_is_stateless(all: &HeaderMap) -> bool {
+    headers::single(all, &headers::PROTOCOL_VERSION)
+        .ok()
+        .flatten()
+        .and_then(ProtocolVersion::parse)
+        .is_some_and(ProtocolVersion::is_stateless)
 }
 
 #[cfg(test)]

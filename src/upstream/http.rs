@@ -4,6 +4,7 @@
 //! what happens to it on the way, then `upstream::session` for what calls share.
 
 pub(crate) mod client;
+mod conduit;
 mod drive;
 pub(crate) mod exchange;
 pub(crate) mod post;

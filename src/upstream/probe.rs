@@ -24,6 +24,11 @@ impl VersionChoice {
         Self { fixed, agreed: Mutex::new(None) }
     }
 
+    /// The version that the operator fixed.
+    pub(crate) const fn fixed(&self) -> Option<ProtocolVersion> {
+        self.fixed
+    }
+
     /// The version for the next handshake.
     pub(crate) fn ask(&self) -> ProtocolVersion {
         self.fixed.or_else(|| *self.agreed.lock()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
@@ -43,17 +48,29 @@ impl VersionChoice {
     /// A refusal that contradicts an earlier agreement starts again from the newest version; otherwise
     /// the newest of those that the error names is tried, if it is older than what was refused.
     pub(crate) fn after_refusal(&self, asked: ProtocolVersion, error: &RpcError) -> Option<ProtocolVersion> {
-        if self.fixed.is_some() || !matches!(error.code, INVALID_PARAMS | UNSUPPORTED_VERSION) {
+        if self.fixed.is_some() || !is_about_version(error) {
             return None;
         }
         if self.agreed.lock().take().is_some() && asked < ProtocolVersion::NEWEST_SESSION {
             return Some(ProtocolVersion::NEWEST_SESSION);
+        }
+        self.named_by(asked, error)
+    }
+
+    /// The newest version older than `asked` that a refusal names; none beside a fixed one.
+    pub(crate) fn named_by(&self, asked: ProtocolVersion, error: &RpcError) -> Option<ProtocolVersion> {
+        if self.fixed.is_some() || !is_about_version(error) {
+            return None;
         }
         let data = Object::of(error.data.as_ref()?)?;
         let supported: Vec<String> = data.get("supported")?.read().ok()?;
         let known = supported.iter().filter_map(|text| ProtocolVersion::parse(text));
         known.filter(|version| !version.is_stateless() && *version < asked).max()
     }
+}
+
+const fn is_about_version(error: &RpcError) -> bool {
+    matches!(error.code, INVALID_PARAMS | UNSUPPORTED_VERSION)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use super::payload::write_string;
 use super::scan::{self, Member, Place};
 use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits};
 
-pub use batch::read_batch;
+pub use batch::{is_batch, read_batch, split_batch};
 
 /// Longest method name in bytes, decoded (reliability.md B95).
 const METHOD_BYTES_MAX: usize = 128;

@@ -1,5 +1,7 @@
 //! Event streams (SSE) and lines, sans-IO: bytes in, events out, nothing without a bound.
 
+mod boundary;
+mod gate;
 mod line;
 mod sse;
 #[cfg(test)]
@@ -7,6 +9,8 @@ mod tests;
 
 use bytes::Bytes;
 
+pub use boundary::EventBoundary;
+pub use gate::{EventGate, Passage, Primers, Whole, read_event, with_data};
 pub use line::LineDecoder;
 pub use sse::{SseDecoder, SseEvent};
 

@@ -72,6 +72,11 @@ impl Payload {
         self.0.is_empty()
     }
 
+    /// The items of an array, verbatim; none if the text is no array.
+    pub fn items(&self) -> impl Iterator<Item = Self> {
+        scan::walk::items(&self.0).map(|span| Self(self.0.slice(span)))
+    }
+
     /// Copies the text out of the larger buffer that it may be a slice of, so that keeping a small
     /// payload does not keep a large body.
     #[must_use]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use http_body_util::BodyExt;
@@ -12,12 +13,20 @@ use serde_json::{Value, json};
 use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, Response, ResponseBody};
+use taskgate::face::sealed::{KeyRing, Sealer};
+use taskgate::face::session::{SessionFace, SessionServed};
 use taskgate::face::stateless::{Served, StatelessFace};
 use taskgate::store::TaskStore;
-use taskgate::task::{Clock, Mode, Plan, Principal, Task, TaskKey, Timestamp, ToolPolicy, ToolRules};
+use taskgate::task::{
+    Clock, Executed, GatewayFault, Mode, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolPolicy, ToolRules,
+};
+use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse};
+use taskgate::upstream::http::Life;
 use taskgate::upstream::limits::{SlotSettings, Slots};
 use taskgate::upstream::{Timeouts, Upstream};
+use taskgate::wire::{ProtocolVersion, RpcError};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::script::{Call, Script, Scripted};
@@ -89,6 +98,47 @@ impl Rules {
     }
 }
 
+/// A session face that nobody here uses: its upstream cannot be reached.
+fn no_sessions(slots: &Arc<Slots>, rules: Rules) -> SessionFace {
+    SessionFace::new(SessionServed {
+        conduit: Arc::new(Unreachable(Arc::from("scripted"))),
+        slots: Arc::clone(slots),
+        queue_deadline: rules.queue_deadline,
+        rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
+        timeouts: Timeouts::default(),
+        call_timeouts: Timeouts::default(),
+        edited_bytes_max: 1 << 20,
+        life_sign: seconds(15),
+        sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
+        clock: Arc::new(PausedClock(Instant::now())),
+        random: || 7,
+        life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        leaving: CancellationToken::new(),
+    })
+}
+
+#[derive(Debug)]
+struct Unreachable(Arc<str>);
+
+#[async_trait]
+impl Conduit for Unreachable {
+    fn name(&self) -> &Arc<str> {
+        &self.0
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        client
+    }
+
+    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+        None
+    }
+
+    async fn send(&self, _: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+        Err(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No))
+    }
+}
+
 /// Everything on one side of the network.
 pub(crate) struct World {
     pub(crate) engine: Arc<Engine>,
@@ -122,6 +172,7 @@ impl World {
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
         let settings = SlotSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
         let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
+        let sessions = no_sessions(&slots, rules);
         let face = StatelessFace::new(Served {
             upstream: Arc::clone(&upstream) as Arc<dyn Upstream>,
             engine: Arc::clone(&engine),
@@ -132,7 +183,7 @@ impl World {
             call_timeouts: Timeouts::default(),
             result_bytes_max: 1 << 20,
         });
-        let face = Arc::new(UpstreamEndpoint::new(face));
+        let face = Arc::new(UpstreamEndpoint::new(face, sessions));
         Self { engine, store, upstream, slots, rules, started, face, clients: TaskTracker::new() }
     }
 

@@ -22,6 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub(crate) struct Gate {
     pub(crate) odd: Odd,
     gateway: Gateway,
+    _folder: tempfile::TempDir,
     _stop: DropGuard,
 }
 
@@ -42,10 +43,12 @@ impl Gate {
             demo.url(),
             odd.url
         );
-        let config = config::parse("test.toml", &text, &|_| None).unwrap().config;
+        let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;
+        let folder = tempfile::tempdir().unwrap();
+        config.folder = folder.path().to_path_buf();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
         let gateway = Gateway::start(config, metrics).await.unwrap();
-        Self { odd, gateway, _stop: stop.drop_guard() }
+        Self { odd, gateway, _folder: folder, _stop: stop.drop_guard() }
     }
 
     /// Sends bytes on a connection of their own and reads what comes back to its end.

@@ -12,6 +12,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::conduit::Content;
 use crate::wire::framing::{SseDecoder, SseEvent};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 
@@ -69,15 +70,23 @@ pub(crate) async fn open(
         }
         return Err(Refusal::Gateway(fault));
     }
-    let headers = response.headers();
+    match content_of(response.headers()) {
+        Content::Json => Ok(Reply::Json(response.into_body())),
+        Content::Events => Ok(Reply::Events(EventStream::new(response.into_body(), limits))),
+        Content::Other => Err(Refusal::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown))),
+    }
+}
+
+/// What a body is by its head. One that is encoded is of no use, as none was asked for.
+pub(crate) fn content_of(headers: &HeaderMap) -> Content {
     let plain =
         headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"));
     if plain && is_json(headers) {
-        Ok(Reply::Json(response.into_body()))
+        Content::Json
     } else if plain && is_media(headers, "text/event-stream") {
-        Ok(Reply::Events(EventStream::new(response.into_body(), limits)))
+        Content::Events
     } else {
-        Err(Refusal::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
+        Content::Other
     }
 }
 
@@ -102,7 +111,7 @@ pub(crate) fn status_fault<B>(response: &Response<B>) -> GatewayFault {
 }
 
 /// `Retry-After` in seconds; a date is not understood.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+pub(crate) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let seconds = headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds))
 }

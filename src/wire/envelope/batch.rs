@@ -15,9 +15,23 @@ pub fn read_batch(
     limits: ScanLimits,
     messages_max: usize,
 ) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
-    if !text.trim_ascii_start().starts_with(b"[") {
+    if !is_batch(text) {
         return read(text, limits).map(|message| vec![Ok(message)]);
     }
+    Ok(split_batch(text, limits, messages_max)?.iter().map(|item| read(item, limits)).collect())
+}
+
+/// Whether a text can only be an array of messages.
+#[must_use]
+pub fn is_batch(text: &Bytes) -> bool {
+    text.trim_ascii_start().starts_with(b"[")
+}
+
+/// The items of an array of messages, verbatim and not yet told apart.
+///
+/// # Errors
+/// As [`read_batch`].
+pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Result<Vec<Bytes>, EnvelopeError> {
     let refused = |error| EnvelopeError::Scan { error, id: None };
     let array_limits = ScanLimits { depth_max: limits.depth_max + 1, ..limits };
     let outline = scan::scan(text, array_limits).and_then(scan::Outline::flawless).map_err(refused)?;
@@ -29,5 +43,5 @@ pub fn read_batch(
     if spans.len() > messages_max {
         return Err(refused(ScanError::TooManyNodes { at: spans[messages_max].start }));
     }
-    Ok(spans.into_iter().map(|span| read(&array.slice(span), limits)).collect())
+    Ok(spans.into_iter().map(|span| array.slice(span)).collect())
 }

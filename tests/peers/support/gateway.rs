@@ -36,7 +36,7 @@ impl Gateway {
         let text = format!("[listen]\n{anywhere}\n\n[admin]\n{anywhere}\n\n{upstreams}");
         std::fs::write(&file, text).map_err(|error| format!("{}: {error}", file.display()))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
-        command.arg("serve").arg("--config").arg(&file).stdin(Stdio::null());
+        command.arg("serve").arg("--config").arg(&file).current_dir(dir.path()).stdin(Stdio::null());
         let mut child = Child::start(name, command)?;
         let mut urls = Vec::with_capacity(count);
         for _ in 0..count {

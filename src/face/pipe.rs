@@ -1,0 +1,441 @@
+//! The pipe: what a session client and its upstream session say to each other, passed on as it came.
+//!
+//! No runner, no row. A call takes a place and meets its deadline; an answer of any size goes through
+//! piece by piece. Read [`Piping::attempt`] for one request from its place to its answer, then `body` for
+//! what happens to the answer on its way, `edit` for the few that are edited, `batch` for arrays.
+
+mod batch;
+mod body;
+mod edit;
+mod late;
+pub(super) mod read;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use http::{HeaderValue, Method, StatusCode};
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use serde_json::json;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use super::answer::bare;
+use super::http::{AcceptedTypes, Response, full_body};
+use super::rewrite;
+use super::session::sessions::{Session, Telling};
+use super::session::{Shared, addressee, not_allowed};
+use crate::dialect::Complaint;
+use crate::dialect::faults::{gateway_error, reason_key};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
+use crate::upstream::limits::Slot;
+use crate::wire::envelope::{self, Request};
+use crate::wire::framing::EventBoundary;
+use crate::wire::{Object, Payload, RequestId, method};
+pub(super) use batch::{Item, post_batch};
+use body::{Form, Pace, PipeBody};
+use edit::{Arrays, Edits};
+use late::{Answer, respond, status};
+use read::Judged;
+
+/// How long a message that wants no answer may take to be accepted, and a cancellation.
+const TELL_MAX: Duration = Duration::from_secs(30);
+const CANCEL_MAX: Duration = Duration::from_secs(5);
+/// How long a client's own stream waits for an upstream that cannot be reached, and between two attempts.
+const AWAY_MAX: Duration = Duration::from_secs(60);
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+
+/// One message of a client, with what the gateway must know of it.
+#[derive(Debug)]
+pub(super) enum Parcel {
+    Request(PipedRequest),
+    Notification(Bytes),
+    /// An answer to a question of the upstream.
+    Response(Bytes),
+}
+
+/// A request as it came.
+#[derive(Debug)]
+pub(super) struct PipedRequest {
+    id: RequestId,
+    method: String,
+    bytes: Bytes,
+    /// The tool, if it is a call.
+    tool: Option<String>,
+    /// What a later session has to be told again.
+    telling: Option<Telling>,
+}
+
+/// Takes a request for the pipe.
+///
+/// # Errors
+/// If it is a call of which nobody can tell the tool.
+pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complaint> {
+    let params = request.params.object();
+    let tool = match request.method.as_str() {
+        method::TOOLS_CALL => Some(tool_of(params)?),
+        _ => None,
+    };
+    let uri = || params.and_then(|params| params.get_string("uri"));
+    let telling = match request.method.as_str() {
+        method::SET_LEVEL => params.map(|params| Telling::Level(params.payload().clone())),
+        method::RESOURCES_SUBSCRIBE => uri().map(Telling::Subscribe),
+        method::RESOURCES_UNSUBSCRIBE => uri().map(Telling::Unsubscribe),
+        _ => None,
+    };
+    let edited = if tool.is_some() { rewrite::plain_call(&request) } else { None };
+    Ok(Parcel::Request(PipedRequest {
+        bytes: edited.unwrap_or(bytes),
+        id: request.id,
+        method: request.method,
+        tool,
+        telling,
+    }))
+}
+
+/// The tool that is called (B81, B98).
+fn tool_of(params: Option<&Object>) -> Result<String, Complaint> {
+    let invalid = |what| Complaint::Params(Cow::Borrowed(what));
+    let params = params.ok_or_else(|| invalid("params must be an object"))?;
+    if params.get("arguments").is_some_and(|arguments| Object::of(&arguments).is_none()) {
+        return Err(invalid("arguments must be an object"));
+    }
+    let name = params.get_string("name").filter(|name| !name.contains('\0'));
+    name.ok_or_else(|| invalid("name must be a string without null characters"))
+}
+
+/// Passes on one message.
+pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel, accepted: AcceptedTypes) -> Response {
+    match parcel {
+        Parcel::Request(request) => {
+            let addressee = addressee(Some(&request.id), accepted);
+            let piping = Piping { shared: Arc::clone(shared), session, request };
+            respond(Box::pin(piping.run(accepted)), addressee, shared.served.life_sign).await
+        }
+        Parcel::Notification(bytes) => bare(note(shared, &session, bytes, Kind::Notification).await),
+        Parcel::Response(bytes) => bare(note(shared, &session, bytes, Kind::Response).await),
+    }
+}
+
+/// Opens the client's own stream, or takes one up again.
+pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Response {
+    shared.count("stream");
+    let opening = open_stream(Arc::clone(shared), session, last_event);
+    let leaving = shared.served.leaving.clone();
+    let opening = async move {
+        leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
+    };
+    respond(Box::pin(opening), addressee(None, AcceptedTypes::Both), shared.served.life_sign).await
+}
+
+async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Answer {
+    let response = match shared.stream(&session, last_event).await {
+        Ok(response) => response,
+        Err(answer) => return answer,
+    };
+    if response.content != Content::Events {
+        return status(StatusCode::BAD_GATEWAY);
+    }
+    let source = shared.edits(&session).await.apply(response.body, shared.served.edited_bytes_max);
+    let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
+    let body = PipeBody::new(source, Form::Events(EventBoundary::default()), pace, None);
+    let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
+    Answer::Events(StreamBody::new(frames).boxed_unsync())
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Notification,
+    Response,
+}
+
+/// Passes on something that wants no answer; the status is all there is to say (LEG-06).
+async fn note(shared: &Arc<Shared>, session: &Session, bytes: Bytes, kind: Kind) -> StatusCode {
+    shared.count(if kind == Kind::Notification { "notification" } else { "response" });
+    let noting = async {
+        let binding = shared.sessions.binding(session).await;
+        match shared.judged(&binding, Verb::Post(bytes.clone())).await? {
+            // An answer belongs to a question, and the question has gone with its session.
+            Judged::SessionLost if kind == Kind::Response => Ok(StatusCode::ACCEPTED),
+            Judged::SessionLost => {
+                let renewed = shared.renew(session, &binding).await?;
+                Ok(verdict(&shared.judged(&renewed, Verb::Post(bytes)).await?))
+            }
+            judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(verdict(&judged)),
+        }
+    };
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
+    match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {
+        Ok(status) => status,
+        Err(GatewayFault { executed: Executed::No, .. }) => StatusCode::SERVICE_UNAVAILABLE,
+        // It may well have arrived, and there is nothing that a client could do about it.
+        Err(_) => StatusCode::ACCEPTED,
+    }
+}
+
+const fn verdict(judged: &Judged) -> StatusCode {
+    match judged {
+        Judged::Fine(_) => StatusCode::ACCEPTED,
+        Judged::SessionLost | Judged::Refused { .. } => StatusCode::BAD_REQUEST,
+    }
+}
+
+/// One request on its way.
+pub(super) struct Piping {
+    shared: Arc<Shared>,
+    session: Session,
+    request: PipedRequest,
+}
+
+impl Piping {
+    /// Runs the request to the head of its answer. Dropping the future lets go of the upstream without a
+    /// cancel (T-81).
+    async fn run(self, accepted: AcceptedTypes) -> Answer {
+        let (upstream, method) = (Arc::clone(self.shared.served.conduit.name()), self.request.method.clone());
+        let span = tracing::debug_span!("pipe", %upstream, method);
+        async {
+            match self.attempt(accepted).await {
+                Ok(answer) => answer,
+                Err(fault) => {
+                    tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
+                    Answer::Error(gateway_error(&fault))
+                }
+            }
+        }
+        .instrument(span)
+        .await
+    }
+
+    async fn attempt(self, accepted: AcceptedTypes) -> Result<Answer, GatewayFault> {
+        let served = &self.shared.served;
+        let (slot, timeouts, deadline) = match &self.request.tool {
+            Some(tool) => {
+                let slot = served.slots.acquire(Some(served.queue_deadline)).await?;
+                let deadline = Instant::now() + served.rules.policy_of(tool).deadline;
+                (Some(slot), served.call_timeouts, Some(deadline))
+            }
+            None => (None, served.timeouts, None),
+        };
+        self.shared.count(if slot.is_some() { "call" } else { "request" });
+        let call = Call {
+            began: Instant::now(),
+            class: if slot.is_some() { "call" } else { "other" },
+            shared: Arc::clone(&self.shared),
+            session: self.session.clone(),
+            id: self.request.id.clone(),
+            _slot: slot,
+        };
+        let judged = match call.in_time(self.deliver(), timeouts.first_byte, deadline).await? {
+            Judged::Fine(response) => response,
+            Judged::Refused { error: Some(error), .. } => return Ok(Answer::Error(error)),
+            Judged::Refused { fault, error: None } => return Err(fault),
+            Judged::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+        };
+        if let Some(telling) = self.request.telling.clone() {
+            self.shared.sessions.tell(&self.session, telling).await;
+        }
+        let pace = Pace { life_sign: served.life_sign, idle: timeouts.idle, deadline };
+        self.answer(judged, accepted, pace, call).await
+    }
+
+    /// Sends the request. A session that the upstream has lost is opened anew, and the request sent once
+    /// more: the one that met the lost session was refused, so no tool runs twice.
+    async fn deliver(&self) -> Result<Judged, GatewayFault> {
+        let binding = self.shared.sessions.binding(&self.session).await;
+        let post = || Verb::Post(self.request.bytes.clone());
+        match self.shared.judged(&binding, post()).await? {
+            Judged::SessionLost => {
+                let renewed = self.shared.renew(&self.session, &binding).await?;
+                self.shared.judged(&renewed, post()).await
+            }
+            judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(judged),
+        }
+    }
+
+    /// The answer as the client is to see it.
+    async fn answer(
+        &self,
+        response: ConduitResponse,
+        accepted: AcceptedTypes,
+        pace: Pace,
+        call: Call,
+    ) -> Result<Answer, GatewayFault> {
+        let edited_bytes_max = self.shared.served.edited_bytes_max;
+        let mut edits = self.shared.edits(&self.session).await;
+        edits.tool_list = (self.request.method == method::TOOLS_LIST).then(|| self.request.id.clone());
+        match response.content {
+            Content::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            Content::Events if accepted == AcceptedTypes::Json => {
+                // The client takes no stream: what was said before the answer has nowhere to go.
+                let reading = read::answer(response, &self.request.id, edited_bytes_max);
+                let answer = call.in_time(reading, None, pace.deadline).await?;
+                let text = match &answer.outcome {
+                    Ok(result) => envelope::result(&self.request.id, result),
+                    Err(error) => envelope::error(Some(&self.request.id), error),
+                };
+                Ok(Answer::Json(full_body(edits.text(text).swap_remove(0))))
+            }
+            Content::Events => {
+                let source = edits.apply(response.body, edited_bytes_max);
+                let form = Form::Events(EventBoundary::default());
+                Ok(Answer::Events(PipeBody::new(source, form, pace, Some(call)).boxed_unsync()))
+            }
+            Content::Json if edits.tool_list.is_none() && edits.arrays == Arrays::Pass => {
+                Ok(Answer::Json(PipeBody::new(response.body, Form::Json, pace, Some(call)).boxed_unsync()))
+            }
+            Content::Json => {
+                let reading = read::whole(response.body, edited_bytes_max);
+                let text = call.in_time(reading, None, pace.deadline).await?;
+                Ok(several(edits.text(text), accepted, &self.request.id))
+            }
+        }
+    }
+}
+
+/// An answer that was read whole. Several messages in one array become several events, or the answer
+/// alone for a client that takes no stream.
+fn several(mut messages: Vec<Bytes>, accepted: AcceptedTypes, id: &RequestId) -> Answer {
+    if messages.len() == 1 {
+        return Answer::Json(full_body(messages.swap_remove(0)));
+    }
+    if accepted == AcceptedTypes::Json {
+        let answers = |message: &Bytes| read::is_answer(message, id);
+        return match messages.into_iter().find(answers) {
+            Some(answer) => Answer::Json(full_body(answer)),
+            None => Answer::Error(gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes))),
+        };
+    }
+    let events: Vec<Bytes> = messages.iter().map(crate::wire::framing::sse_message).collect();
+    Answer::Events(full_body(events.concat().into()))
+}
+
+/// A request that is at the upstream: its place, its time, and how to take it back.
+pub(super) struct Call {
+    shared: Arc<Shared>,
+    session: Session,
+    id: RequestId,
+    began: Instant,
+    class: &'static str,
+    _slot: Option<Slot>,
+}
+
+impl Call {
+    pub(super) const fn id(&self) -> &RequestId {
+        &self.id
+    }
+
+    /// Waits for something of the upstream's, within its limits; past them it is told that nobody waits.
+    async fn in_time<T>(
+        &self,
+        waiting: impl Future<Output = Result<T, GatewayFault>>,
+        silence_max: Option<Duration>,
+        deadline: Option<Instant>,
+    ) -> Result<T, GatewayFault> {
+        let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
+        let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
+        let Some((end, reason)) = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) else {
+            return waiting.await;
+        };
+        match tokio::time::timeout_at(end, waiting).await {
+            Ok(outcome) => outcome,
+            Err(_) => {
+                self.cancel(reason);
+                Err(GatewayFault::new(reason, Executed::Unknown))
+            }
+        }
+    }
+
+    /// Tells the upstream in the background that nobody waits any more.
+    pub(super) fn cancel(&self, reason: Reason) {
+        let params = Payload::of(&json!({ "requestId": self.id, "reason": reason_key(reason) }));
+        let message = envelope::notification(method::CANCELLED, Some(&params));
+        let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
+        self.shared.served.life.tracker.spawn(async move {
+            let binding = shared.sessions.binding(&session).await;
+            let request = ConduitRequest { binding, verb: Verb::Post(message) };
+            let _ = tokio::time::timeout(CANCEL_MAX, shared.served.conduit.send(request)).await;
+        });
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let upstream = self.shared.served.conduit.name().to_string();
+        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => upstream, "class" => self.class)
+            .record(self.began.elapsed());
+    }
+}
+
+impl Shared {
+    fn count(&self, kind: &'static str) {
+        let upstream = self.served.conduit.name().to_string();
+        metrics::counter!(metric::PIPED, "upstream" => upstream, "kind" => kind).increment(1);
+    }
+
+    /// What the versions of both sides demand of their messages.
+    async fn edits(&self, session: &Session) -> Edits {
+        let upstream = self.sessions.binding(session).await.version;
+        Edits::between(session.token.client_version, upstream.unwrap_or(session.token.upstream_version))
+    }
+
+    /// Sends something in an upstream session, and judges the head of the answer.
+    async fn judged(&self, binding: &Binding, verb: Verb) -> Result<Judged, GatewayFault> {
+        let response = self.served.conduit.send(ConduitRequest { binding: binding.clone(), verb }).await?;
+        Ok(read::judge(response, binding).await)
+    }
+
+    /// The same for a stream, waiting for an upstream that is away for a moment: some clients give up on
+    /// theirs for good when it is refused twice.
+    async fn patiently(&self, binding: &Binding, verb: &Verb) -> Result<Judged, GatewayFault> {
+        let end = Instant::now() + AWAY_MAX;
+        loop {
+            match self.judged(binding, verb.clone()).await {
+                Err(GatewayFault { executed: Executed::No, .. }) if Instant::now() + AWAY_PAUSE < end => {
+                    tokio::time::sleep(AWAY_PAUSE).await;
+                }
+                judged => return judged,
+            }
+        }
+    }
+
+    /// The client's stream at the upstream, or what to say instead.
+    async fn stream(
+        self: &Arc<Self>,
+        session: &Session,
+        last_event: Option<HeaderValue>,
+    ) -> Result<ConduitResponse, Answer> {
+        let unreachable = |_| status(StatusCode::SERVICE_UNAVAILABLE);
+        let mut binding = self.sessions.binding(session).await;
+        let first = Verb::Get { last_event: last_event.clone() };
+        let mut judged = self.patiently(&binding, &first).await.map_err(unreachable)?;
+        let anew = Verb::Get { last_event: None };
+        if matches!(judged, Judged::SessionLost) {
+            binding = self.renew(session, &binding).await.map_err(unreachable)?;
+            judged = self.judged(&binding, anew).await.map_err(unreachable)?;
+        } else if last_event.is_some()
+            && matches!(judged, Judged::Refused { .. })
+            && self.sessions.is_renewed(session).await
+        {
+            // The event may be one of a session that is gone, and whatever followed it too.
+            judged = self.judged(&binding, anew).await.map_err(unreachable)?;
+        }
+        match judged {
+            Judged::Fine(response) => Ok(response),
+            Judged::SessionLost => Err(status(StatusCode::SERVICE_UNAVAILABLE)),
+            Judged::Refused { fault, .. } => Err(Answer::Status(no_stream(&fault))),
+        }
+    }
+}
+
+/// Why there is no stream, as far as it concerns the client: its session is fine, so never 404.
+fn no_stream(fault: &GatewayFault) -> Response {
+    match fault.http_status {
+        Some(404 | 405) => not_allowed(&Method::GET),
+        Some(code @ (400 | 406 | 409 | 429)) => bare(StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_REQUEST)),
+        Some(_) | None => bare(StatusCode::BAD_GATEWAY),
+    }
+}

@@ -1,0 +1,155 @@
+//! Arrays of messages, which clients of 2025-03-26 may send. Each message goes its own way, as if it had
+//! come alone: upstreams are never sent arrays (protocol.md 1.2). The answers come back together.
+
+use std::io;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use futures_util::stream::{self, BoxStream, StreamExt};
+use http::{HeaderValue, StatusCode, header};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+
+use super::body::{Form, Pace, PipeBody};
+use super::late::Answer;
+use super::{Kind, Parcel, PipedRequest, Piping, note, read};
+use crate::dialect::Complaint;
+use crate::dialect::faults::gateway_error;
+use crate::face::answer::{bare, event_stream};
+use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
+use crate::face::session::Shared;
+use crate::face::session::sessions::Session;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::framing::{EventBoundary, EventGate, Passage, Primers, Whole, sse_message};
+use crate::wire::{ProtocolVersion, RequestId, RpcError, envelope};
+
+/// A message of an array, or what is wrong with it. `None` is one that was for the gateway itself.
+pub(in crate::face) type Item = Result<Option<Parcel>, (Option<RequestId>, Complaint)>;
+
+/// What an array holds, by what is done with it.
+#[derive(Default)]
+struct Sorted {
+    requests: Vec<PipedRequest>,
+    notes: Vec<(Kind, Bytes)>,
+    /// The answers to what is refused here.
+    refusals: Vec<Bytes>,
+}
+
+/// Passes on the messages of an array. Those that want no answer go first, in their order; requests run
+/// beside each other.
+pub(in crate::face) async fn post_batch(
+    shared: &Arc<Shared>,
+    session: Session,
+    items: Vec<Item>,
+    accepted: AcceptedTypes,
+) -> Response {
+    let sorted = sort(items);
+    let mut status = StatusCode::ACCEPTED;
+    for (kind, bytes) in sorted.notes {
+        let taken = note(shared, &session, bytes, kind).await;
+        status = if status == StatusCode::ACCEPTED { taken } else { status };
+    }
+    if sorted.requests.is_empty() && sorted.refusals.is_empty() {
+        return bare(status);
+    }
+    let pipings = sorted.requests.into_iter().map(|request| Piping {
+        shared: Arc::clone(shared),
+        session: session.clone(),
+        request,
+    });
+    if accepted == AcceptedTypes::Json || pipings.len() == 0 {
+        return array(pipings, sorted.refusals, shared.served.edited_bytes_max).await;
+    }
+    let refused = stream::iter(sorted.refusals).map(|error| Ok(sse_message(&error))).boxed();
+    let answers = pipings.map(events).chain([refused]);
+    let merged = stream::select_all(answers).map(|event| event.map(Frame::data));
+    let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
+    let source = StreamBody::new(merged).boxed_unsync();
+    event_stream(PipeBody::new(source, Form::Events(EventBoundary::default()), pace, None).boxed_unsync())
+}
+
+fn sort(items: Vec<Item>) -> Sorted {
+    let mut sorted = Sorted::default();
+    for item in items {
+        match item {
+            Ok(Some(Parcel::Request(request))) => sorted.requests.push(request),
+            Ok(Some(Parcel::Notification(bytes))) => sorted.notes.push((Kind::Notification, bytes)),
+            Ok(Some(Parcel::Response(bytes))) => sorted.notes.push((Kind::Response, bytes)),
+            Ok(None) => (),
+            Err((id, complaint)) => {
+                let error = complaint.to_error(ProtocolVersion::V2025_03_26);
+                sorted.refusals.push(envelope::error(id.as_ref(), &error));
+            }
+        }
+    }
+    sorted
+}
+
+/// All answers in one array; of streams only the answers.
+async fn array(pipings: impl Iterator<Item = Piping>, refusals: Vec<Bytes>, bytes_max: usize) -> Response {
+    let answers = pipings.map(|piping| async move {
+        let id = piping.request.id.clone();
+        message(piping.run(AcceptedTypes::Json).await, &id, bytes_max).await
+    });
+    let all: Vec<Bytes> = join_all(answers).await.into_iter().chain(refusals).collect();
+    let mut text = Vec::with_capacity(all.iter().map(|message| message.len() + 1).sum::<usize>() + 2);
+    text.push(b'[');
+    text.extend_from_slice(&all.join(&b','));
+    text.push(b']');
+    let mut response = Response::new(full_body(text.into()));
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// One answer as a message.
+async fn message(answer: Answer, id: &RequestId, bytes_max: usize) -> Bytes {
+    let error = |error: &RpcError| envelope::error(Some(id), error);
+    match answer {
+        Answer::Json(body) => read::whole(body, bytes_max).await.unwrap_or_else(|fault| error(&gateway_error(&fault))),
+        Answer::Error(refused) => error(&refused),
+        Answer::Events(_) | Answer::Status(_) => {
+            error(&gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
+        }
+    }
+}
+
+/// One answer as whole events, so that those of several answers can stand between each other.
+fn events(piping: Piping) -> BoxStream<'static, io::Result<Bytes>> {
+    let bytes_max = piping.shared.served.edited_bytes_max;
+    let id = piping.request.id.clone();
+    let answering = async move {
+        match piping.run(AcceptedTypes::Both).await {
+            Answer::Events(body) => whole_events(body, bytes_max).boxed(),
+            other @ (Answer::Json(_) | Answer::Error(_) | Answer::Status(_)) => {
+                let message = message(other, &id, bytes_max).await;
+                stream::once(async move { Ok(sse_message(&message)) }).boxed()
+            }
+        }
+    };
+    stream::once(answering).flatten().boxed()
+}
+
+fn whole_events(body: ResponseBody, bytes_max: usize) -> impl futures_util::Stream<Item = io::Result<Bytes>> {
+    let gate = EventGate::new(Primers::Withhold, Whole::Messages, bytes_max);
+    stream::unfold((body, gate), |(mut body, mut gate)| async move {
+        loop {
+            // What breaks off in the middle of an event has no place among others.
+            let piece = read::next(&mut body).await.ok().flatten()?;
+            let Ok(passages) = gate.feed(&piece) else {
+                return Some((Err(io::Error::other("an event is too large")), (body, gate)));
+            };
+            let events: Vec<Bytes> = passages
+                .into_iter()
+                .filter_map(|passage| match passage {
+                    Passage::Event(event) => Some(event),
+                    // Comments, and whatever else says nothing.
+                    Passage::Through(_) => None,
+                })
+                .collect();
+            if !events.is_empty() {
+                return Some((Ok(Bytes::from(events.concat())), (body, gate)));
+            }
+        }
+    })
+}

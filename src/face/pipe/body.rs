@@ -1,0 +1,173 @@
+//! The body of an answer on its way through: frames as they come, life signs between events, an end where
+//! the call takes too long.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::time::{Instant, Sleep};
+
+use super::Call;
+use crate::dialect::faults::gateway_error;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::conduit::ConduitBody;
+use crate::wire::envelope;
+use crate::wire::framing::{EventBoundary, sse_comment, sse_message};
+
+/// How a body may be silent, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// Silence after which a comment shows that the answer lives.
+    pub(super) life_sign: Duration,
+    /// Longest silence of the upstream.
+    pub(super) idle: Option<Duration>,
+    /// The end of the call.
+    pub(super) deadline: Option<Instant>,
+}
+
+/// What stands in a body.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Form {
+    Json,
+    Events(EventBoundary),
+}
+
+/// A body on its way. Dropping it lets go of the upstream's stream without a cancel (T-81).
+pub(super) struct PipeBody {
+    source: ConduitBody,
+    form: Form,
+    pace: Pace,
+    last_frame: Instant,
+    last_written: Instant,
+    timer: Pin<Box<Sleep>>,
+    /// The call that is answered; none behind a stream of the client's own.
+    call: Option<Call>,
+    is_over: bool,
+}
+
+impl PipeBody {
+    pub(super) fn new(source: ConduitBody, form: Form, pace: Pace, call: Option<Call>) -> Self {
+        let now = Instant::now();
+        let timer = Box::pin(tokio::time::sleep_until(now));
+        let mut body = Self { source, form, pace, last_frame: now, last_written: now, timer, call, is_over: false };
+        body.rearm();
+        body
+    }
+
+    fn rearm(&mut self) {
+        let life_sign = match self.form {
+            Form::Events(_) => Some(self.last_written + self.pace.life_sign),
+            Form::Json => None,
+        };
+        let idle = self.pace.idle.map(|idle| self.last_frame + idle);
+        // Far enough away to be never, near enough for a timer.
+        let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
+        let next = [life_sign, idle, self.pace.deadline].into_iter().flatten().min().unwrap_or_else(never);
+        self.timer.as_mut().reset(next);
+    }
+
+    /// What the passing of time means now, if anything.
+    fn timed(&mut self) -> Option<Result<Frame<Bytes>, io::Error>> {
+        let now = Instant::now();
+        let late = GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown);
+        let silent = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
+        if self.pace.deadline.is_some_and(|deadline| now >= deadline) {
+            return Some(self.give_up(&late));
+        }
+        if self.pace.idle.is_some_and(|idle| now >= self.last_frame + idle) {
+            return Some(self.give_up(&silent));
+        }
+        match self.form {
+            Form::Events(boundary) if now >= self.last_written + self.pace.life_sign => {
+                self.last_written = now;
+                boundary.is_between_events().then(|| Ok(Frame::data(sse_comment())))
+            }
+            Form::Events(_) | Form::Json => None,
+        }
+    }
+
+    /// Ends the call, and tells the upstream.
+    fn give_up(&mut self, fault: &GatewayFault) -> Result<Frame<Bytes>, io::Error> {
+        if let Some(call) = &self.call {
+            call.cancel(fault.reason);
+        }
+        self.end_with(fault)
+    }
+
+    /// The last thing that the client hears: an error in an event of its own, or a cut in the middle of
+    /// something that cannot be completed.
+    fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<Bytes>, io::Error> {
+        self.is_over = true;
+        match (self.form, self.call.take()) {
+            (Form::Events(boundary), Some(call)) if boundary.is_between_events() => {
+                let error = envelope::error(Some(call.id()), &gateway_error(fault));
+                Ok(Frame::data(sse_message(&error)))
+            }
+            (Form::Events(_) | Form::Json, _) => Err(io::Error::other("the answer cannot be completed")),
+        }
+    }
+
+    /// A stream that broke. Where its events had ids the client takes it up again by itself, so nothing is
+    /// put in their place.
+    fn broke(&mut self, error: io::Error) -> Result<Frame<Bytes>, io::Error> {
+        match self.form {
+            Form::Events(boundary) if !boundary.gave_ids() => {
+                self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))
+            }
+            Form::Events(_) | Form::Json => {
+                self.is_over = true;
+                Err(error)
+            }
+        }
+    }
+}
+
+impl Body for PipeBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        if this.is_over {
+            return Poll::Ready(None);
+        }
+        match Pin::new(&mut this.source).poll_frame(cx) {
+            Poll::Ready(Some(Ok(frame))) => {
+                this.last_frame = Instant::now();
+                this.last_written = this.last_frame;
+                if let (Form::Events(boundary), Some(data)) = (&mut this.form, frame.data_ref()) {
+                    boundary.pass(data);
+                }
+                return Poll::Ready(Some(Ok(frame)));
+            }
+            Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),
+            Poll::Ready(None) => {
+                this.is_over = true;
+                this.call = None;
+                return Poll::Ready(None);
+            }
+            Poll::Pending => (),
+        }
+        while this.timer.as_mut().poll(cx).is_ready() {
+            if let Some(frame) = this.timed() {
+                return Poll::Ready(Some(frame));
+            }
+            this.rearm();
+        }
+        Poll::Pending
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over || self.source.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.form {
+            Form::Json => self.source.size_hint(),
+            Form::Events(_) => SizeHint::default(),
+        }
+    }
+}

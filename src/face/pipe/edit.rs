@@ -1,0 +1,120 @@
+//! Event streams in which something is edited: tool lists, arrays for clients that have none, events that
+//! only prime a stream. Everything else goes by untouched.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame};
+
+use crate::face::rewrite;
+use crate::upstream::conduit::ConduitBody;
+use crate::wire::envelope::{is_batch, split_batch};
+use crate::wire::framing::{EventGate, Passage, Primers, Whole, read_event, with_data};
+use crate::wire::{ProtocolVersion, RequestId, ScanLimits};
+
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+
+/// What is to be done with the messages of an answer.
+#[derive(Clone, Debug)]
+pub(super) struct Edits {
+    pub(super) primers: Primers,
+    /// Whether the client knows arrays of messages.
+    pub(super) arrays: Arrays,
+    /// The request whose answer is a tool list.
+    pub(super) tool_list: Option<RequestId>,
+}
+
+/// Arrays of messages, which a server of 2025-03-26 may send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrays {
+    /// None come, or the client takes them.
+    Pass,
+    Split,
+}
+
+impl Edits {
+    /// What the two versions of a session demand (protocol.md 1.14, T-28).
+    pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion) -> Self {
+        let knows_primers = client >= ProtocolVersion::V2025_11_25;
+        let may_send_arrays = upstream == ProtocolVersion::V2025_03_26 && client != upstream;
+        Self {
+            primers: if knows_primers { Primers::Pass } else { Primers::Withhold },
+            arrays: if may_send_arrays { Arrays::Split } else { Arrays::Pass },
+            tool_list: None,
+        }
+    }
+
+    /// An event stream with these edits; itself where there are none.
+    pub(super) fn apply(self, source: ConduitBody, event_bytes_max: usize) -> ConduitBody {
+        let whole = match (&self.tool_list, self.arrays) {
+            (Some(_), _) => Whole::Messages,
+            (None, Arrays::Split) => Whole::Arrays,
+            (None, Arrays::Pass) if self.primers == Primers::Pass => return source,
+            (None, Arrays::Pass) => Whole::Nothing,
+        };
+        let gate = EventGate::new(self.primers, whole, event_bytes_max);
+        ConduitBody::new(EditedEvents { source, gate, edits: self, ready: VecDeque::new() })
+    }
+
+    /// A JSON body with these edits.
+    pub(super) fn text(&self, text: Bytes) -> Vec<Bytes> {
+        let messages = match self.arrays {
+            Arrays::Split if is_batch(&text) => {
+                split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX).unwrap_or_else(|_| vec![text])
+            }
+            Arrays::Split | Arrays::Pass => vec![text],
+        };
+        let Some(id) = &self.tool_list else { return messages };
+        messages.into_iter().map(|message| rewrite::tool_list(&message, id).unwrap_or(message)).collect()
+    }
+
+    fn event(&self, event: Bytes) -> Bytes {
+        let Some(read) = read_event(&event).filter(|read| read.name.as_deref().is_none_or(|name| name == "message"))
+        else {
+            return event;
+        };
+        let messages = self.text(read.data.clone());
+        let is_same = matches!(messages.as_slice(), [only] if *only == read.data);
+        if is_same { event } else { with_data(&event, &messages) }
+    }
+}
+
+struct EditedEvents {
+    source: ConduitBody,
+    gate: EventGate,
+    edits: Edits,
+    /// What one piece of the source became.
+    ready: VecDeque<Bytes>,
+}
+
+impl Body for EditedEvents {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        loop {
+            if let Some(bytes) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            }
+            let piece = match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
+                Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+                Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+                None => return Poll::Ready(this.gate.finish().map(|rest| Ok(Frame::data(rest)))),
+            };
+            let passages = match this.gate.feed(&piece) {
+                Ok(passages) => passages,
+                Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
+            };
+            let edits = &this.edits;
+            this.ready.extend(passages.into_iter().map(|passage| match passage {
+                Passage::Through(bytes) => bytes,
+                Passage::Event(event) => edits.event(event),
+            }));
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Answers that keep a client waiting: the head of an event stream as a life sign, the answer later.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame};
+use tokio::time::{Instant, Sleep};
+
+use crate::face::answer::{Addressee, bare, event_stream};
+use crate::face::http::{AcceptedTypes, Response, ResponseBody};
+use crate::wire::framing::{sse_comment, sse_message};
+use crate::wire::{RpcError, envelope};
+
+/// What became of a request.
+pub(super) enum Answer {
+    Json(ResponseBody),
+    Events(ResponseBody),
+    Error(RpcError),
+    /// A status alone, for a stream that there is not.
+    Status(Response),
+}
+
+impl Answer {
+    fn into_response(self, addressee: &Addressee) -> Response {
+        match self {
+            Self::Json(body) if addressee.accepted == AcceptedTypes::EventStream => {
+                event_stream(OneEvent::new(body).boxed_unsync())
+            }
+            Self::Json(body) => {
+                let mut response = Response::new(body);
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                response
+            }
+            Self::Events(body) => event_stream(body),
+            Self::Error(error) => addressee.error(StatusCode::OK, &error),
+            Self::Status(response) => response,
+        }
+    }
+
+    /// What it is where the head of an event stream is given already.
+    fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
+        match self {
+            Self::Json(body) => Some(OneEvent::new(body).boxed_unsync()),
+            Self::Events(body) => Some(body),
+            Self::Error(error) => {
+                let message = envelope::error(addressee.id.as_ref(), &error);
+                Some(crate::face::http::full_body(sse_message(&message)))
+            }
+            Self::Status(_) => None,
+        }
+    }
+}
+
+/// Answers as soon as there is an answer, or begins an event stream where that takes long and the client
+/// takes one.
+pub(super) async fn respond(
+    mut answering: BoxFuture<'static, Answer>,
+    addressee: Addressee,
+    life_sign: Duration,
+) -> Response {
+    if !matches!(addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both) {
+        return answering.await.into_response(&addressee);
+    }
+    match tokio::time::timeout(life_sign, &mut answering).await {
+        Ok(answer) => answer.into_response(&addressee),
+        Err(_) => {
+            let timer = Box::pin(tokio::time::sleep_until(Instant::now()));
+            event_stream(LateBody { state: State::Waiting(answering), addressee, life_sign, timer }.boxed_unsync())
+        }
+    }
+}
+
+/// Any answer of the gateway's own where a status is all there is to say.
+pub(super) fn status(status: StatusCode) -> Answer {
+    Answer::Status(bare(status))
+}
+
+struct LateBody {
+    state: State,
+    addressee: Addressee,
+    life_sign: Duration,
+    timer: Pin<Box<Sleep>>,
+}
+
+enum State {
+    Waiting(BoxFuture<'static, Answer>),
+    Answering(ResponseBody),
+    Over,
+}
+
+impl Body for LateBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        loop {
+            match &mut this.state {
+                State::Waiting(answering) => match answering.as_mut().poll(cx) {
+                    Poll::Ready(answer) => {
+                        let events = answer.into_events(&this.addressee);
+                        this.state = events.map_or(State::Over, State::Answering);
+                    }
+                    Poll::Pending => {
+                        ready!(this.timer.as_mut().poll(cx));
+                        this.timer.as_mut().reset(Instant::now() + this.life_sign);
+                        return Poll::Ready(Some(Ok(Frame::data(sse_comment()))));
+                    }
+                },
+                State::Answering(body) => return Pin::new(body).poll_frame(cx),
+                State::Over => return Poll::Ready(None),
+            }
+        }
+    }
+}
+
+/// A JSON body as one event, piece by piece. Line ends in it, which only JSON's whitespace has, become
+/// several lines of data that read back as the same JSON.
+struct OneEvent {
+    source: ResponseBody,
+    at: Part,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Head,
+    Data,
+    Over,
+}
+
+impl OneEvent {
+    const fn new(source: ResponseBody) -> Self {
+        Self { source, at: Part::Head }
+    }
+}
+
+impl Body for OneEvent {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        if this.at == Part::Over {
+            return Poll::Ready(None);
+        }
+        let frame = match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+            None => {
+                this.at = Part::Over;
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"\n\n")))));
+            }
+        };
+        let is_first = std::mem::replace(&mut this.at, Part::Data) == Part::Head;
+        if !is_first && memchr::memchr2(b'\r', b'\n', &frame).is_none() {
+            return Poll::Ready(Some(Ok(Frame::data(frame))));
+        }
+        let mut out = BytesMut::with_capacity(frame.len() + 32);
+        if is_first {
+            out.extend_from_slice(b"event: message\ndata: ");
+        }
+        for (at, line) in frame.split(|byte| *byte == b'\r' || *byte == b'\n').enumerate() {
+            if at > 0 {
+                out.extend_from_slice(b"\ndata: ");
+            }
+            out.extend_from_slice(line);
+        }
+        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
+    }
+}

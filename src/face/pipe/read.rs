@@ -1,0 +1,164 @@
+//! Reading the few answers that do not pass through: errors under refusing statuses, and what is edited.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use http_body_util::BodyExt;
+use hyper::body::Body;
+
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::conduit::{Binding, ConduitBody, ConduitResponse, Content};
+use crate::wire::envelope::Response;
+use crate::wire::framing::SseDecoder;
+use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
+
+/// Largest error body that is looked into under a refusing status.
+const ERROR_BYTES_MAX: usize = 64 * 1024;
+/// How long such a body may take.
+const ERROR_WAIT: Duration = Duration::from_secs(5);
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+/// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
+const TRANSPORT_ERROR: i64 = -32_000;
+/// What is said with it where the session is unknown. A tool whose own words these are would have to answer
+/// with this code and HTTP 400 to be called twice.
+const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
+
+/// An answer whose head says what it is worth.
+pub(super) enum Judged {
+    /// A success, still to be read.
+    Fine(ConduitResponse),
+    /// The upstream does not know the session; it has not looked at the message.
+    SessionLost,
+    /// The upstream refuses, with a JSON-RPC error if it gave one.
+    Refused { fault: GatewayFault, error: Option<RpcError> },
+}
+
+/// Judges an answer to a request in `binding`.
+pub(super) async fn judge(response: ConduitResponse, binding: &Binding) -> Judged {
+    if response.status.is_success() {
+        return Judged::Fine(response);
+    }
+    let fault = status_fault(&response);
+    let status = response.status;
+    if binding.session.is_some() && status == StatusCode::NOT_FOUND {
+        return Judged::SessionLost;
+    }
+    let error = explained(response).await;
+    let is_lost = error.as_ref().is_some_and(names_lost_session);
+    if binding.session.is_some() && status == StatusCode::BAD_REQUEST && is_lost {
+        return Judged::SessionLost;
+    }
+    Judged::Refused { fault, error }
+}
+
+/// Whether an error says what a 404 should have said. Servers built after the SDKs' examples refuse an
+/// unknown session with 400, before they look at the message.
+fn names_lost_session(error: &RpcError) -> bool {
+    let message = error.message.to_ascii_lowercase();
+    error.code == TRANSPORT_ERROR && LOST_SESSION.iter().any(|words| message.contains(words))
+}
+
+/// What a refusing status means.
+pub(in crate::face) fn status_fault(response: &ConduitResponse) -> GatewayFault {
+    let reason = match response.status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Reason::UpstreamAuth,
+        status if status.is_redirection() => Reason::UpstreamRedirect,
+        _ => Reason::UpstreamHttpStatus,
+    };
+    GatewayFault {
+        http_status: Some(response.status.as_u16()),
+        retry_after: response.retry_after,
+        ..GatewayFault::new(reason, Executed::Unknown)
+    }
+}
+
+/// The JSON-RPC error under a refusing status. Whoever was refused is the only one it can be meant for.
+pub(in crate::face) async fn explained(response: ConduitResponse) -> Option<RpcError> {
+    if response.content != Content::Json {
+        return None;
+    }
+    let text = tokio::time::timeout(ERROR_WAIT, whole(response.body, ERROR_BYTES_MAX)).await.ok()?.ok()?;
+    match envelope::read(&text, ScanLimits::UPSTREAM) {
+        Ok(Message::Response(response)) => response.outcome.err(),
+        Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => None,
+    }
+}
+
+/// Reads a whole body.
+///
+/// # Errors
+/// `ResultTooLarge` at the bound, without having read more; `UpstreamClosed` when it breaks.
+pub(in crate::face) async fn whole(mut body: ConduitBody, bytes_max: usize) -> Result<Bytes, GatewayFault> {
+    let too_large = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
+    if body.size_hint().lower() > bytes_max as u64 {
+        return Err(too_large);
+    }
+    let mut read = BytesMut::new();
+    while let Some(piece) = next(&mut body).await? {
+        if read.len() + piece.len() > bytes_max {
+            return Err(too_large);
+        }
+        // Most answers come in one piece and need no copy.
+        if read.is_empty() && body.is_end_stream() {
+            return Ok(piece);
+        }
+        read.extend_from_slice(&piece);
+    }
+    Ok(read.freeze())
+}
+
+/// The next bytes of a body; `None` at its end. Cancel safe.
+pub(super) async fn next(body: &mut ConduitBody) -> Result<Option<Bytes>, GatewayFault> {
+    loop {
+        match body.frame().await {
+            None => return Ok(None),
+            Some(Err(_)) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)),
+            Some(Ok(frame)) => {
+                if let Ok(data) = frame.into_data() {
+                    return Ok(Some(data));
+                }
+            }
+        }
+    }
+}
+
+/// The answer to the request `id`, out of a JSON body or an event stream. Messages before it are passed over.
+///
+/// # Errors
+/// If the answer does not come, is no JSON-RPC answer, or is larger than `bytes_max`.
+pub(in crate::face) async fn answer(
+    mut response: ConduitResponse,
+    id: &RequestId,
+    bytes_max: usize,
+) -> Result<Response, GatewayFault> {
+    let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+    if response.content == Content::Json {
+        let text = whole(response.body, bytes_max).await?;
+        return answer_in(&text, id).ok_or(malformed);
+    }
+    let mut decoder = SseDecoder::new(bytes_max);
+    while let Some(piece) = next(&mut response.body).await? {
+        let too_large = |_| GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
+        for event in decoder.feed(&piece).map_err(too_large)? {
+            if let Some(answer) = answer_in(&event.data, id) {
+                return Ok(answer);
+            }
+        }
+    }
+    Err(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))
+}
+
+fn answer_in(text: &Bytes, id: &RequestId) -> Option<Response> {
+    let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX).ok()?;
+    messages.into_iter().flatten().find_map(|message| match message {
+        Message::Response(response) => Some(response).filter(|response| response.id.as_ref() == Some(id)),
+        Message::Request(_) | Message::Notification(_) => None,
+    })
+}
+
+/// Whether a message is the answer to the request `id`.
+pub(super) fn is_answer(message: &Bytes, id: &RequestId) -> bool {
+    answer_in(message, id).is_some()
+}

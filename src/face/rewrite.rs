@@ -1,0 +1,221 @@
+//! The few bodies of a session client that are edited: `initialize` both ways, the tool list, the
+//! members of a call that belong to tasks.
+//!
+//! Pure. Everything that is not named here leaves as it came, byte for byte.
+
+use bytes::Bytes;
+
+use crate::wire::envelope::Request;
+use crate::wire::meta::TASKS_EXTENSION;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
+
+/// What a client said in `initialize`.
+#[derive(Clone, Debug)]
+pub struct Introduction {
+    /// The version that it is answered with: the one it asked for, at most 2025-11-25.
+    pub version: ProtocolVersion,
+    /// Less tasks of either flavour.
+    pub capabilities: Payload,
+    pub client_info: Option<Payload>,
+    params: Object,
+}
+
+impl Introduction {
+    /// Reads the params of `initialize`; `None` if they are no object with the required members.
+    #[must_use]
+    pub fn read(request: &Request) -> Option<Self> {
+        let params = request.params.object()?;
+        let version = session_version(&params.get_string("protocolVersion")?);
+        let capabilities = without_tasks(&params.get_object("capabilities")?);
+        Some(Self { version, capabilities, client_info: params.get("clientInfo"), params: params.clone() })
+    }
+
+    /// The client's own message with another version, and without what the gateway does itself. Where
+    /// there is nothing to change, its bytes.
+    #[must_use]
+    pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
+        let asked = self.params.get_string("protocolVersion");
+        if asked.as_deref() == Some(version.as_str())
+            && self.params.get("capabilities").as_ref() == Some(&self.capabilities)
+        {
+            return original.clone();
+        }
+        let params = self
+            .params
+            .edit()
+            .set("protocolVersion", Payload::of(version.as_str()))
+            .set("capabilities", self.capabilities.clone())
+            .finish();
+        envelope::request(id, method::INITIALIZE, Some(&params))
+    }
+}
+
+/// The version that a client of a session is answered with. One that is unknown or stateless gets the
+/// newest there is (protocol.md 1.5).
+#[must_use]
+pub fn session_version(asked: &str) -> ProtocolVersion {
+    ProtocolVersion::parse(asked).filter(|version| !version.is_stateless()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
+}
+
+/// `initialize` in the gateway's own words, for a session that is opened anew.
+#[must_use]
+pub fn introduction(
+    id: &RequestId,
+    version: ProtocolVersion,
+    capabilities: &Payload,
+    client_info: Option<&Payload>,
+) -> Bytes {
+    let own = || ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish();
+    let params = ObjectWriter::new()
+        .text("protocolVersion", version.as_str())
+        .member("capabilities", capabilities)
+        .member("clientInfo", &client_info.cloned().unwrap_or_else(own))
+        .finish();
+    envelope::request(id, method::INITIALIZE, Some(&params))
+}
+
+/// The result of `initialize` as the client is to see it (protocol.md 5.3).
+#[must_use]
+pub fn introduction_result(result: &Object, version: ProtocolVersion) -> Payload {
+    let edit = result.edit().set("protocolVersion", Payload::of(version.as_str()));
+    match result.get_object("capabilities") {
+        Some(capabilities) => edit.set("capabilities", without_tasks(&capabilities)).finish(),
+        None => edit.finish(),
+    }
+}
+
+/// Capabilities of either side, less tasks in both flavours.
+fn without_tasks(capabilities: &Object) -> Payload {
+    let edit = capabilities.edit().remove("tasks");
+    match capabilities.get_object("extensions") {
+        Some(extensions) if extensions.contains(TASKS_EXTENSION) => {
+            let kept = extensions.edit().remove(TASKS_EXTENSION).finish();
+            let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
+            if any_left { edit.set("extensions", kept) } else { edit.remove("extensions") }
+        }
+        Some(_) | None => edit,
+    }
+    .finish()
+}
+
+/// A tool list without what servers say about tasks: clients cannot have any here. `None` where nothing
+/// is to be changed.
+#[must_use]
+pub fn tool_list(message: &Bytes, id: &RequestId) -> Option<Bytes> {
+    // Servers without tasks are many, and their lists need not be taken apart.
+    memchr::memmem::find(message, b"execution")?;
+    let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
+    let result = response.result.filter(|_| response.id.as_ref() == Some(id))?;
+    let mut changed = false;
+    let tools: Vec<Payload> = result
+        .get("tools")?
+        .items()
+        .map(|tool| match Object::of(&tool).filter(|tool| tool.contains("execution")) {
+            Some(object) => {
+                changed = true;
+                object.edit().remove("execution").finish()
+            }
+            None => tool,
+        })
+        .collect();
+    changed.then(|| envelope::result(id, &result.edit().set("tools", Payload::of(&tools)).finish()))
+}
+
+/// A call without the wish for a task, which is not granted: a receiver that declared no tasks runs the
+/// call as any other. `None` where there is no such wish.
+#[must_use]
+pub fn plain_call(request: &Request) -> Option<Bytes> {
+    let params = request.params.object().filter(|params| params.contains("task"))?;
+    Some(envelope::request(&request.id, &request.method, Some(&params.edit().remove("task").finish())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(text: &str) -> (Request, Bytes) {
+        let bytes = Bytes::copy_from_slice(text.as_bytes());
+        match envelope::read(&bytes, ScanLimits::CLIENT) {
+            Ok(Message::Request(request)) => (request, bytes),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn check_introduction(params: &str, version: ProtocolVersion, sent: &str) {
+        let (request, bytes) =
+            request(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#));
+        let introduction = Introduction::read(&request).unwrap();
+        let message = introduction.message(&request.id, version, &bytes);
+        let expected = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{sent}}}"#);
+        assert_eq!(String::from_utf8_lossy(&message), expected);
+    }
+
+    /// Protocol.md 5.3.
+    #[test]
+    fn an_introduction_goes_on_less_what_the_gateway_does_itself() {
+        let newest = ProtocolVersion::V2025_11_25;
+        let plain = r#"{"protocolVersion":"2025-11-25", "capabilities":{"roots":{ }},"clientInfo":{"v":1.10}}"#;
+        check_introduction(plain, newest, plain);
+        check_introduction(plain, ProtocolVersion::V2025_06_18, &plain.replace("2025-11-25", "2025-06-18"));
+        check_introduction(
+            r#"{"protocolVersion":"2026-07-28","capabilities":{"tasks":{},"elicitation":{}},"x":1}"#,
+            newest,
+            r#"{"protocolVersion":"2025-11-25","capabilities":{"elicitation":{}},"x":1}"#,
+        );
+        check_introduction(
+            r#"{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"a/b":{},"io.modelcontextprotocol/tasks":{}}}}"#,
+            newest,
+            r#"{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"a/b":{}}}}"#,
+        );
+        check_introduction(
+            r#"{"protocolVersion":"2025-11-25","capabilities":{"extensions":{"io.modelcontextprotocol/tasks":{}}}}"#,
+            newest,
+            r#"{"protocolVersion":"2025-11-25","capabilities":{}}"#,
+        );
+    }
+
+    /// LEG-02, protocol.md 1.5.
+    #[test]
+    fn a_version_without_sessions_is_answered_with_the_newest_that_has_them() {
+        for (asked, answered) in [
+            ("2024-11-05", ProtocolVersion::V2024_11_05),
+            ("2025-06-18", ProtocolVersion::V2025_06_18),
+            ("2026-07-28", ProtocolVersion::V2025_11_25),
+            ("next", ProtocolVersion::V2025_11_25),
+        ] {
+            assert_eq!(session_version(asked), answered, "{asked}");
+        }
+    }
+
+    #[test]
+    fn an_introduction_without_its_members_is_none() {
+        for params in
+            ["[]", "{}", r#"{"protocolVersion":1,"capabilities":{}}"#, r#"{"protocolVersion":"v","capabilities":7}"#]
+        {
+            let (request, _) =
+                request(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#));
+            assert!(Introduction::read(&request).is_none(), "{params}");
+        }
+    }
+
+    #[track_caller]
+    fn check_list(sent: &'static str, shown: Option<&str>) {
+        let edited = tool_list(&Bytes::from_static(sent.as_bytes()), &RequestId::number(1));
+        assert_eq!(edited.as_deref(), shown.map(str::as_bytes), "{sent}");
+    }
+
+    /// Protocol.md 5.4.
+    #[test]
+    fn a_tool_list_loses_execution_and_nothing_else() {
+        check_list(
+            r#"{"jsonrpc":"2.0","id":1,"result":{"_meta":{},"tools":[ {"name":"a","execution":{}}, {"n":1.10} ]}}"#,
+            Some(r#"{"jsonrpc":"2.0","id":1,"result":{"_meta":{},"tools":[{"name":"a"},{"n":1.10}]}}"#),
+        );
+        check_list(r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"execution"}]}}"#, None);
+        check_list(r#"{"jsonrpc":"2.0","id":2,"result":{"tools":[{"execution":{}}]}}"#, None);
+        check_list(r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"execution"}}"#, None);
+        check_list("execution", None);
+    }
+}

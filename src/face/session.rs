@@ -1,0 +1,265 @@
+//! The session face of one upstream: clients with an `initialize` handshake, up to 2025-11-25.
+//!
+//! A client has one upstream session of its own, and its session id says which: a sealed token, so that no
+//! table is lost when the gateway restarts. Here a request finds its session; what is said in it goes
+//! through the `pipe`. Read `sessions` for what outlives an upstream.
+
+mod handshake;
+pub(super) mod sessions;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::ALLOW;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use tokio_util::sync::CancellationToken;
+
+use super::answer::{Addressee, accepted, bare};
+use super::headers;
+use super::http::{AcceptedTypes, Inbound, Response};
+use super::pipe::{self, Parcel};
+use super::sealed::{Sealer, digest_of};
+use crate::dialect::Complaint;
+use crate::task::{Clock, ToolRules};
+use crate::upstream::Timeouts;
+use crate::upstream::conduit::Conduit;
+use crate::upstream::http::Life;
+use crate::upstream::limits::Slots;
+use crate::wire::envelope::{EnvelopeError, Request};
+use crate::wire::{Message, ProtocolVersion, RequestId, method};
+use sessions::{Session, Sessions};
+
+/// The methods that are of use at a session.
+pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
+/// In front of every id that the gateway gives its own requests.
+const OWN_ID: &str = "tg:";
+/// Members of `params` that decide what is done with a request (B85).
+const KNOWN_MEMBERS: [&str; 5] = ["name", "arguments", "taskId", "uri", "_meta"];
+
+/// What session clients of one upstream are served with.
+pub struct SessionServed {
+    pub conduit: Arc<dyn Conduit>,
+    pub slots: Arc<Slots>,
+    /// How long a call waits for a place.
+    pub queue_deadline: Duration,
+    pub rules: ToolRules,
+    /// Silence that is allowed for methods other than `tools/call`, and for those.
+    pub timeouts: Timeouts,
+    pub call_timeouts: Timeouts,
+    /// Largest answer that is edited; all others may have any size.
+    pub edited_bytes_max: usize,
+    /// How long an answer may be silent before a comment shows that it lives.
+    pub life_sign: Duration,
+    pub sealer: Arc<Sealer>,
+    pub clock: Arc<dyn Clock>,
+    /// 128 random bits, for each session anew.
+    pub random: fn() -> u128,
+    pub life: Life,
+    /// Ends the clients' own streams, which would hold up a shutdown: they end by no other means.
+    pub leaving: CancellationToken,
+}
+
+impl fmt::Debug for SessionServed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionServed").field("upstream", self.conduit.name()).finish_non_exhaustive()
+    }
+}
+
+/// What one upstream's session clients share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) served: SessionServed,
+    pub(super) sessions: Sessions,
+}
+
+/// The session face of one upstream.
+#[derive(Debug)]
+pub struct SessionFace {
+    shared: Arc<Shared>,
+}
+
+/// Why a request has no session.
+enum NoSession {
+    /// It names none.
+    Missing,
+    /// It names one that is not this client's, or has ended.
+    Unknown,
+    Header(Complaint),
+}
+
+impl SessionFace {
+    #[must_use]
+    pub fn new(served: SessionServed) -> Self {
+        Self { shared: Arc::new(Shared { served, sessions: Sessions::new() }) }
+    }
+
+    /// Answers one message of a client. Dropping the future means that the client left: the upstream's
+    /// stream is closed, nothing is cancelled (T-81).
+    pub async fn post(&self, inbound: &Inbound, message: Message) -> Response {
+        if let Message::Request(request) = &message
+            && request.method == method::INITIALIZE
+        {
+            return handshake::open(&self.shared, inbound, request).await;
+        }
+        let id = match &message {
+            Message::Request(request) => Some(&request.id),
+            Message::Notification(_) | Message::Response(_) => None,
+        };
+        let addressee = addressee(id, inbound.accepted);
+        let session = match self.session(inbound).await {
+            Ok(session) => session,
+            Err(none) => return none.answer(&addressee),
+        };
+        match parcel(message, inbound.body.clone()) {
+            Ok(Some(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
+            Ok(None) => accepted(),
+            Err(complaint) => refuse(&addressee, &complaint),
+        }
+    }
+
+    /// Answers an array of messages, which 2025-03-26 alone has.
+    pub async fn post_batch(&self, inbound: &Inbound, batch: Vec<(Result<Message, EnvelopeError>, Bytes)>) -> Response {
+        let addressee = addressee(None, inbound.accepted);
+        let session = match self.session(inbound).await {
+            Ok(session) => session,
+            Err(none) => return none.answer(&addressee),
+        };
+        if session.token.client_version != ProtocolVersion::V2025_03_26 {
+            let complaint = Complaint::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
+            return refuse(&addressee, &complaint);
+        }
+        let items = batch.into_iter().map(|(read, bytes)| batch_item(read, bytes)).collect();
+        pipe::post_batch(&self.shared, session, items, inbound.accepted).await
+    }
+
+    /// Opens a stream, or takes one up.
+    pub async fn get(&self, inbound: &Inbound) -> Response {
+        if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
+            return bare(StatusCode::NOT_ACCEPTABLE);
+        }
+        match self.session(inbound).await {
+            Ok(session) => {
+                let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
+                pipe::get(&self.shared, session, last_event).await
+            }
+            Err(none) => none.answer(&addressee(None, inbound.accepted)),
+        }
+    }
+
+    /// Ends a session.
+    pub async fn delete(&self, inbound: &Inbound) -> Response {
+        match self.session(inbound).await {
+            Ok(session) => self.shared.end(&session).await,
+            Err(none) => none.answer(&addressee(None, AcceptedTypes::Json)),
+        }
+    }
+
+    /// The session that a request names.
+    async fn session(&self, inbound: &Inbound) -> Result<Session, NoSession> {
+        check_version(&inbound.headers).map_err(NoSession::Header)?;
+        let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(NoSession::Header)?;
+        let sealed = sealed.ok_or(NoSession::Missing)?;
+        let token = self.shared.served.sealer.open_session(sealed).ok_or(NoSession::Unknown)?;
+        let is_ours = token.upstream == **self.shared.served.conduit.name()
+            && token.principal == digest_of(&inbound.principal)
+            && !self.shared.sessions.has_ended(token.nonce).await;
+        if is_ours { Ok(Session { token: Arc::new(token) }) } else { Err(NoSession::Unknown) }
+    }
+}
+
+impl NoSession {
+    fn answer(&self, addressee: &Addressee) -> Response {
+        let unknown = || Complaint::NotARequest(Cow::Borrowed("the session is unknown or has ended"));
+        let (status, complaint) = match self {
+            Self::Missing => {
+                (StatusCode::BAD_REQUEST, Complaint::NotARequest(Cow::Borrowed("Mcp-Session-Id is missing")))
+            }
+            Self::Unknown => (StatusCode::NOT_FOUND, unknown()),
+            Self::Header(complaint) => (StatusCode::BAD_REQUEST, complaint.clone()),
+        };
+        addressee.error(status, &complaint.to_error(addressee.version))
+    }
+}
+
+/// A version that nobody knows is refused (LEG-05); none at all is fine, as the session knows.
+fn check_version(all: &HeaderMap) -> Result<(), Complaint> {
+    match headers::single(all, &headers::PROTOCOL_VERSION)? {
+        Some(text) if ProtocolVersion::parse(text).is_none() => {
+            Err(Complaint::Header(Cow::Borrowed("mcp-protocol-version names an unknown version")))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// Who an answer of our own to a session client is for.
+pub(super) fn addressee(id: Option<&RequestId>, accepted: AcceptedTypes) -> Addressee {
+    Addressee { id: id.cloned(), version: ProtocolVersion::NEWEST_SESSION, accepted }
+}
+
+/// An error that answers a request is HTTP 200: clients of these versions drop their connection
+/// otherwise. 400 is for what has no id.
+pub(super) fn refuse(addressee: &Addressee, complaint: &Complaint) -> Response {
+    let status = if addressee.id.is_some() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
+    addressee.error(status, &complaint.to_error(addressee.version))
+}
+
+/// What a message is to the pipe; `None` for one that is for the gateway itself.
+fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
+    match message {
+        Message::Request(request) => request_parcel(request, bytes).map(Some),
+        Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
+            Err(Complaint::NotARequest(Cow::Borrowed("this method needs an id")))
+        }
+        Message::Notification(notification) => {
+            let params = notification.params.object();
+            let about = params.and_then(|params| params.get("requestId")).and_then(|id| RequestId::from_payload(&id));
+            let is_ours = notification.method == method::CANCELLED && about.is_some_and(|id| is_own(&id));
+            Ok((!is_ours).then_some(Parcel::Notification(bytes)))
+        }
+        Message::Response(response) => match response.id {
+            Some(id) if is_own(&id) => Ok(None),
+            Some(_) => Ok(Some(Parcel::Response(bytes))),
+            None => Err(Complaint::NotARequest(Cow::Borrowed("a response needs the id of its request"))),
+        },
+    }
+}
+
+fn request_parcel(request: Request, bytes: Bytes) -> Result<Parcel, Complaint> {
+    if is_own(&request.id) {
+        return Err(Complaint::NotARequest(Cow::Borrowed("ids that begin with \"tg:\" are the gateway's own")));
+    }
+    let params = request.params.object();
+    if let Some(name) = params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
+        return Err(Complaint::Params(Cow::Owned(format!("{name} is spelt in another case"))));
+    }
+    pipe::request(request, bytes)
+}
+
+/// Whether an id is one of the gateway's own, however it is written.
+fn is_own(id: &RequestId) -> bool {
+    id.payload().read::<Cow<'_, str>>().is_ok_and(|text| text.starts_with(OWN_ID))
+}
+
+fn batch_item(read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::Item {
+    let message = read.map_err(super::endpoint::unreadable)?;
+    let id = match &message {
+        Message::Request(request) if request.method == method::INITIALIZE => {
+            let complaint = Complaint::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
+            return Err((Some(request.id.clone()), complaint));
+        }
+        Message::Request(request) => Some(request.id.clone()),
+        Message::Notification(_) | Message::Response(_) => None,
+    };
+    parcel(message, bytes).map_err(|complaint| (id, complaint))
+}
+
+/// 405 for a client of a session version: what there is at this path.
+pub(super) fn not_allowed(method: &Method) -> Response {
+    let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
+    let others = if *method == Method::GET { "POST, DELETE" } else { "GET, POST" };
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(others));
+    response
+}

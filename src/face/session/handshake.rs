@@ -1,0 +1,257 @@
+//! Opening an upstream session: the client's own `initialize`, passed on and answered, and later the same
+//! behind its back where the upstream has lost the session.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
+
+use super::sessions::{Session, Told};
+use super::{Shared, addressee, not_allowed, refuse};
+use crate::dialect::Complaint;
+use crate::dialect::faults::gateway_error;
+use crate::face::answer::bare;
+use crate::face::http::{Inbound, Response};
+use crate::face::pipe::read;
+use crate::face::rewrite::{self, Introduction};
+use crate::face::sealed::{SessionToken, digest_of};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
+use crate::wire::envelope::Request;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, ProtocolVersion, RequestId, RpcError, envelope, method};
+
+/// How long a handshake may take in all; no tool runs in it.
+const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
+/// Largest answer to `initialize`, and to what a new session is told.
+const ANSWER_BYTES_MAX: usize = 1024 * 1024;
+/// How long the end of a session may take.
+const END_MAX: Duration = Duration::from_secs(5);
+/// Longest session id of an upstream (U39).
+const SESSION_ID_BYTES_MAX: usize = 1024;
+/// Handshakes at most, each for an older version than the one before.
+const VERSIONS_MAX: usize = 4;
+
+/// A session that the upstream has agreed to.
+struct Agreed {
+    binding: Binding,
+    version: ProtocolVersion,
+    result: Object,
+}
+
+/// Why there is none.
+enum NotAgreed {
+    Gateway(GatewayFault),
+    Refused(RpcError),
+}
+
+impl From<GatewayFault> for NotAgreed {
+    /// Whatever failed, nothing of the client's was run.
+    fn from(fault: GatewayFault) -> Self {
+        Self::Gateway(GatewayFault { executed: Executed::No, ..fault })
+    }
+}
+
+/// Answers a client's `initialize`. Its session id is given with the answer.
+pub(super) async fn open(shared: &Arc<Shared>, inbound: &Inbound, request: &Request) -> Response {
+    let addressee = addressee(Some(&request.id), inbound.accepted);
+    let Some(introduction) = Introduction::read(request) else {
+        let what = "initialize needs protocolVersion, capabilities and clientInfo";
+        return refuse(&addressee, &Complaint::Params(Cow::Borrowed(what)));
+    };
+    let message = |version| introduction.message(&request.id, version, &inbound.body);
+    let asked = shared.served.conduit.version_for(introduction.version);
+    let agreed = match in_time(agree(shared, &request.id, asked, message)).await {
+        Ok(agreed) => agreed,
+        Err(NotAgreed::Refused(error)) => return addressee.error(StatusCode::OK, &error),
+        Err(NotAgreed::Gateway(fault)) => return addressee.error(StatusCode::OK, &gateway_error(&fault)),
+    };
+    let token = SessionToken {
+        upstream: shared.served.conduit.name().to_string(),
+        principal: digest_of(&inbound.principal),
+        nonce: (shared.served.random)(),
+        client_version: introduction.version,
+        upstream_version: agreed.version,
+        capabilities: introduction.capabilities,
+        client_info: introduction.client_info,
+        issued_at: shared.served.clock.now(),
+        upstream_session: agreed.binding.session.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned),
+    };
+    let sealed = shared.served.sealer.seal_session(&token).ok().and_then(|id| HeaderValue::try_from(id).ok());
+    let Some(sealed) = sealed else {
+        shared.let_go(agreed.binding);
+        let what = "the capabilities are too large for a session id";
+        return refuse(&addressee, &Complaint::Params(Cow::Borrowed(what)));
+    };
+    tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
+    let mut response = addressee.result(rewrite::introduction_result(&agreed.result, token.client_version));
+    response.headers_mut().insert(crate::face::headers::SESSION_ID, sealed);
+    response
+}
+
+/// Asks for versions until one is agreed on.
+async fn agree(
+    shared: &Shared,
+    id: &RequestId,
+    mut asked: ProtocolVersion,
+    message: impl Fn(ProtocolVersion) -> Bytes,
+) -> Result<Agreed, NotAgreed> {
+    let conduit = &shared.served.conduit;
+    for _ in 1..VERSIONS_MAX {
+        match initialize(shared, id, message(asked)).await {
+            Err(NotAgreed::Refused(error)) => match conduit.version_after(asked, &error) {
+                Some(older) => asked = older,
+                None => return Err(NotAgreed::Refused(error)),
+            },
+            other => return other,
+        }
+    }
+    initialize(shared, id, message(asked)).await
+}
+
+async fn initialize(shared: &Shared, id: &RequestId, message: Bytes) -> Result<Agreed, NotAgreed> {
+    let response = post(shared, Binding::default(), message).await?;
+    let session = response.session.clone();
+    let answer = match (response.status.is_success(), response.content) {
+        (true, Content::Json | Content::Events) => read::answer(response, id, ANSWER_BYTES_MAX).await?,
+        (true, Content::Other) => return Err(malformed()),
+        (false, _) => {
+            let fault = read::status_fault(&response);
+            let explained = read::explained(response).await;
+            return Err(explained.map_or_else(|| fault.into(), NotAgreed::Refused));
+        }
+    };
+    let result = match answer.outcome {
+        Err(error) => return Err(NotAgreed::Refused(error)),
+        Ok(_) => answer.result.ok_or_else(malformed)?,
+    };
+    let version = result.get_string("protocolVersion").as_deref().and_then(ProtocolVersion::parse);
+    let version = version.filter(|version| !version.is_stateless()).ok_or_else(malformed)?;
+    if session.as_ref().is_some_and(|id| !is_session_id(id)) {
+        return Err(malformed());
+    }
+    Ok(Agreed { binding: Binding { session, version: Some(version) }, version, result })
+}
+
+fn malformed() -> NotAgreed {
+    GatewayFault::new(Reason::UpstreamMalformed, Executed::No).into()
+}
+
+/// Visible ASCII alone, and not too much of it (U39).
+fn is_session_id(id: &HeaderValue) -> bool {
+    (1..=SESSION_ID_BYTES_MAX).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+}
+
+async fn in_time(agreeing: impl Future<Output = Result<Agreed, NotAgreed>>) -> Result<Agreed, NotAgreed> {
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+    tokio::time::timeout(HANDSHAKE_MAX, agreeing).await.unwrap_or(Err(NotAgreed::Gateway(late)))
+}
+
+async fn post(shared: &Shared, binding: Binding, message: Bytes) -> Result<ConduitResponse, GatewayFault> {
+    shared.served.conduit.send(ConduitRequest { binding, verb: Verb::Post(message) }).await
+}
+
+impl Shared {
+    /// An upstream session in place of one that is lost: once for all who wait. The client keeps its id
+    /// and hears nothing of it.
+    pub(in crate::face) async fn renew(
+        self: &Arc<Self>,
+        session: &Session,
+        lost: &Binding,
+    ) -> Result<Binding, GatewayFault> {
+        let open = |told| {
+            let (shared, token) = (Arc::clone(self), Arc::clone(&session.token));
+            let stop = self.served.life.stop.clone();
+            // It goes on by itself, so that a waiter who leaves does not hold it up.
+            let opening = self.served.life.tracker.spawn(stop.run_until_cancelled_owned(async move {
+                let renewed = shared.open_anew(&token, told).await;
+                let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
+                let upstream = shared.served.conduit.name().to_string();
+                metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
+                renewed
+            }));
+            let opened: futures_util::future::BoxFuture<'static, _> = Box::pin(async move {
+                match opening.await {
+                    Ok(Some(opened)) => opened,
+                    Ok(None) => Err(GatewayFault::new(Reason::Draining, Executed::No)),
+                    Err(_) => Err(GatewayFault::new(Reason::Internal, Executed::No)),
+                }
+            });
+            opened
+        };
+        self.sessions.renew(session, lost, open).await
+    }
+
+    async fn open_anew(&self, token: &SessionToken, told: Told) -> Result<Binding, GatewayFault> {
+        let id = self.mint();
+        let message = |version| rewrite::introduction(&id, version, &token.capabilities, token.client_info.as_ref());
+        let asked = self.served.conduit.version_for(token.upstream_version);
+        let agreed = match in_time(agree(self, &id, asked, message)).await {
+            Ok(agreed) => agreed,
+            Err(NotAgreed::Gateway(fault)) => return Err(fault),
+            Err(NotAgreed::Refused(error)) => {
+                tracing::warn!(upstream = %self.served.conduit.name(), code = error.code, "the upstream refused a session anew");
+                return Err(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
+            }
+        };
+        let binding = agreed.binding;
+        tracing::info!(upstream = %self.served.conduit.name(), "opened a session anew that the upstream had lost");
+        self.tell(&binding, envelope::notification(method::INITIALIZED, None)).await?;
+        if let Some(level) = &told.level {
+            self.tell(&binding, envelope::request(&self.mint(), method::SET_LEVEL, Some(level))).await?;
+        }
+        for uri in &told.subscriptions {
+            let params = ObjectWriter::new().text("uri", uri).finish();
+            self.tell(&binding, envelope::request(&self.mint(), method::RESOURCES_SUBSCRIBE, Some(&params))).await?;
+        }
+        Ok(binding)
+    }
+
+    /// Sends something whose answer is of no interest, and waits for it. What the upstream says to it is
+    /// its own affair; only that it cannot be reached counts.
+    async fn tell(&self, binding: &Binding, message: Bytes) -> Result<(), GatewayFault> {
+        let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+        let telling = tokio::time::timeout(HANDSHAKE_MAX, post(self, binding.clone(), message));
+        let told = telling.await.unwrap_or(Err(late));
+        let response = told.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
+        // Only a session that has answered is sure to have done what it was told.
+        let _ = tokio::time::timeout(END_MAX, read::whole(response.body, ANSWER_BYTES_MAX)).await;
+        Ok(())
+    }
+
+    /// An id of the gateway's own.
+    pub(in crate::face) fn mint(&self) -> RequestId {
+        RequestId::text(&format!("{}{:032x}", super::OWN_ID, (self.served.random)()))
+    }
+
+    /// Ends a client's session for good, here and at the upstream.
+    pub(super) async fn end(&self, session: &Session) -> Response {
+        let binding = self.sessions.binding(session).await;
+        let had_id = binding.session.is_some();
+        let ended = ConduitRequest { binding, verb: Verb::Delete };
+        // Without an id the upstream has nothing that could be ended.
+        let status = if had_id {
+            let ending = tokio::time::timeout(END_MAX, self.served.conduit.send(ended)).await;
+            ending.ok().and_then(Result::ok).map_or(StatusCode::OK, |response| response.status)
+        } else {
+            StatusCode::OK
+        };
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            return not_allowed(&http::Method::DELETE);
+        }
+        self.sessions.ended(session.token.nonce).await;
+        bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
+    }
+
+    /// Ends an upstream session that nobody will use, in the background.
+    fn let_go(self: &Arc<Self>, binding: Binding) {
+        let shared = Arc::clone(self);
+        self.served.life.tracker.spawn(async move {
+            let end = ConduitRequest { binding, verb: Verb::Delete };
+            let _ = tokio::time::timeout(END_MAX, shared.served.conduit.send(end)).await;
+        });
+    }
+}

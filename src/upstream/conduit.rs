@@ -1,0 +1,87 @@
+//! Raw access to a server, for clients that have a session of their own there.
+//!
+//! Where an [`Exchange`](super::Exchange) understands its request, a conduit carries bytes: it knows what
+//! headers a session needs and nothing of what is said in it. No session pool stands behind it.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+
+use crate::task::GatewayFault;
+use crate::wire::{ProtocolVersion, RpcError};
+
+/// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
+/// request at the upstream.
+pub type ConduitBody = UnsyncBoxBody<Bytes, io::Error>;
+
+/// A server that bytes can be sent to.
+#[async_trait]
+pub trait Conduit: Send + Sync + std::fmt::Debug {
+    /// The name that the configuration gives the upstream.
+    fn name(&self) -> &Arc<str>;
+
+    /// The version to ask for on behalf of a client: its own, unless the operator fixed one.
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion;
+
+    /// The older version to ask for after `asked` was refused, where the refusal names one (UPC-22).
+    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion>;
+
+    /// Sends one request and waits for the head of its answer, which may take as long as the upstream
+    /// likes. Dropping the future drops the request wherever it is, without a word to the upstream.
+    ///
+    /// # Errors
+    /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an
+    /// answer.
+    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault>;
+}
+
+/// A session at the upstream, as its requests name it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Binding {
+    /// The upstream's own id, if it gave one.
+    pub session: Option<HeaderValue>,
+    /// What both agreed on; `None` before they have.
+    pub version: Option<ProtocolVersion>,
+}
+
+/// One HTTP request.
+#[derive(Clone, Debug)]
+pub struct ConduitRequest {
+    pub binding: Binding,
+    pub verb: Verb,
+}
+
+#[derive(Clone, Debug)]
+pub enum Verb {
+    /// One message, verbatim.
+    Post(Bytes),
+    /// A stream: the session's own, or the rest of one that gave this event id.
+    Get { last_event: Option<HeaderValue> },
+    /// The end of the session.
+    Delete,
+}
+
+/// The head of an answer, and its body still to be read.
+#[derive(Debug)]
+pub struct ConduitResponse {
+    pub status: StatusCode,
+    pub content: Content,
+    pub retry_after: Option<Duration>,
+    /// The id of a session that begins with this answer.
+    pub session: Option<HeaderValue>,
+    pub body: ConduitBody,
+}
+
+/// What a body is, as far as anybody cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Content {
+    Json,
+    Events,
+    /// Of another type, encoded, or without a type.
+    Other,
+}

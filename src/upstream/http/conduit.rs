@@ -1,0 +1,52 @@
+//! Raw access over HTTP: the same client and headers as exchanges have, without a session of the pool.
+
+use std::io;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use http_body_util::BodyExt;
+
+use super::HttpUpstream;
+use super::client::{HandedOver, Outgoing};
+use super::post::{Credentials, SESSION_ID};
+use super::reply;
+use crate::task::GatewayFault;
+use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, Verb};
+use crate::wire::{ProtocolVersion, RpcError};
+
+#[async_trait]
+impl Conduit for HttpUpstream {
+    fn name(&self) -> &Arc<str> {
+        &self.hop.name
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        self.hop.versions.fixed().unwrap_or(client)
+    }
+
+    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion> {
+        self.hop.versions.named_by(asked, refusal)
+    }
+
+    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+        let response = self.hop.client.send(&outgoing(request), &HandedOver::default()).await?;
+        let content = reply::content_of(response.headers());
+        Ok(ConduitResponse {
+            status: response.status(),
+            content,
+            retry_after: reply::retry_after(response.headers()),
+            session: response.headers().get(SESSION_ID).cloned(),
+            body: response.into_body().map_err(io::Error::other).boxed_unsync(),
+        })
+    }
+}
+
+fn outgoing(request: ConduitRequest) -> Outgoing {
+    let Binding { session, version } = request.binding;
+    let credentials = Credentials { session, version };
+    match request.verb {
+        Verb::Post(message) => credentials.post(message),
+        Verb::Get { last_event } => credentials.get(last_event.as_ref()),
+        Verb::Delete => credentials.delete(),
+    }
+}

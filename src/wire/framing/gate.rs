@@ -1,0 +1,359 @@
+//! A gate in an event stream: lets events pass as they come, keeps out those without data, and hands
+//! over whole the few that somebody wants to rewrite.
+
+use bytes::{Bytes, BytesMut};
+
+use super::{FramingError, SseDecoder, SseEvent};
+
+/// Largest part of an event in front of its data.
+const LEAD_BYTES_MAX: usize = 64 * 1024;
+
+/// What becomes of events without data, which only prime a stream (T-28).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Primers {
+    Pass,
+    Withhold,
+}
+
+/// Which events are handed over whole, by the first byte of their data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whole {
+    /// None: every event passes.
+    Nothing,
+    /// Arrays of messages.
+    Arrays,
+    /// All that carry messages.
+    Messages,
+}
+
+/// What comes out of a gate.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Passage {
+    /// Bytes that go on as they came.
+    Through(Bytes),
+    /// One event as it came, with the empty line behind it.
+    Event(Bytes),
+}
+
+/// Sans-IO. Holds the lines in front of an event's data, and at most one whole event of
+/// `event_bytes_max` bytes.
+#[derive(Debug)]
+pub struct EventGate {
+    primers: Primers,
+    whole: Whole,
+    event_bytes_max: usize,
+    held: BytesMut,
+    state: State,
+    /// Bytes of the line under way, held or gone by.
+    line: usize,
+    /// Whether a line feed that comes next belongs to the carriage return before it.
+    after_return: bool,
+    /// Whether the last event was kept out.
+    withheld: bool,
+    /// Whether the event under way has a field, not only comments.
+    has_field: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// The event's data has not begun.
+    Lead,
+    Passing,
+    Keeping,
+}
+
+impl EventGate {
+    #[must_use]
+    pub fn new(primers: Primers, whole: Whole, event_bytes_max: usize) -> Self {
+        Self {
+            primers,
+            whole,
+            event_bytes_max,
+            held: BytesMut::new(),
+            state: State::Lead,
+            line: 0,
+            after_return: false,
+            withheld: false,
+            has_field: false,
+        }
+    }
+
+    /// Takes bytes; what may go on comes out in order.
+    ///
+    /// # Errors
+    /// When an event that is wanted whole outgrows the bound.
+    pub fn feed(&mut self, bytes: &Bytes) -> Result<Vec<Passage>, FramingError> {
+        let mut out = Vec::new();
+        let mut at = self.end_of_return(bytes, &mut out);
+        // From here to `at` bytes pass that are not held.
+        let mut from = at;
+        while at < bytes.len() {
+            let end = memchr::memchr2(b'\r', b'\n', &bytes[at..]).map(|distance| at + distance);
+            let line_end = end.unwrap_or(bytes.len());
+            let is_return = end.is_some_and(|end| bytes[end] == b'\r');
+            let has_feed = is_return && bytes.get(line_end + 1) == Some(&b'\n');
+            self.after_return = is_return && line_end + 1 == bytes.len();
+            let piece_end = (line_end + 1 + usize::from(has_feed)).min(bytes.len());
+            self.line += line_end - at;
+            if self.state != State::Passing {
+                self.hold(&bytes[at..piece_end])?;
+                from = piece_end;
+            }
+            at = piece_end;
+            if end.is_none() {
+                break;
+            }
+            if std::mem::take(&mut self.line) > 0 {
+                if self.state == State::Lead {
+                    self.decide(&mut out);
+                }
+                continue;
+            }
+            self.withheld = false;
+            match self.state {
+                State::Lead => self.end_without_data(&mut out),
+                State::Passing => out.push(Passage::Through(bytes.slice(from..at))),
+                State::Keeping => out.push(Passage::Event(self.held.split().freeze())),
+            }
+            from = at;
+            self.state = State::Lead;
+            self.has_field = false;
+        }
+        if self.state == State::Lead && self.line > 0 {
+            // A line may be as large as a result: its beginning decides.
+            self.decide(&mut out);
+        }
+        if self.state == State::Lead && self.held.len() > LEAD_BYTES_MAX {
+            self.state = State::Passing;
+            out.push(Passage::Through(self.held.split().freeze()));
+        }
+        if self.state == State::Passing && from < bytes.len() {
+            out.push(Passage::Through(bytes.slice(from..)));
+        }
+        Ok(out)
+    }
+
+    /// Takes a line feed that belongs to the carriage return at the end of the last bytes, and goes where
+    /// that went. Returns how many bytes that were.
+    fn end_of_return(&mut self, bytes: &Bytes, out: &mut Vec<Passage>) -> usize {
+        let Some(first) = bytes.first() else { return 0 };
+        let is_there = std::mem::take(&mut self.after_return) && *first == b'\n';
+        if !is_there {
+            return 0;
+        }
+        if !self.held.is_empty() {
+            self.held.extend_from_slice(b"\n");
+        } else if self.state == State::Passing || !self.withheld {
+            out.push(Passage::Through(bytes.slice(..1)));
+        }
+        1
+    }
+
+    /// What is held when the stream ends in the middle of an event; it goes on as it came.
+    #[must_use]
+    pub fn finish(&mut self) -> Option<Bytes> {
+        let rest = self.held.split().freeze();
+        (!rest.is_empty()).then_some(rest)
+    }
+
+    fn hold(&mut self, piece: &[u8]) -> Result<(), FramingError> {
+        if self.state == State::Keeping && self.held.len() + piece.len() > self.event_bytes_max {
+            return Err(FramingError::EventTooLarge { max: self.event_bytes_max });
+        }
+        self.held.extend_from_slice(piece);
+        Ok(())
+    }
+
+    fn end_without_data(&mut self, out: &mut Vec<Passage>) {
+        let event = self.held.split().freeze();
+        self.withheld = self.has_field && self.primers == Primers::Withhold;
+        if !self.withheld {
+            out.push(Passage::Through(event));
+        }
+    }
+
+    /// Looks at the last line of the lead, as far as it has come.
+    fn decide(&mut self, out: &mut Vec<Passage>) {
+        let text = self.held.trim_ascii_end();
+        let start = memchr::memrchr2(b'\r', b'\n', text).map_or(0, |end| end + 1);
+        let line = &text[start..];
+        self.has_field |= !line.starts_with(b":");
+        let Some(data) = line.strip_prefix(b"data:") else { return };
+        let Some(&first) = data.trim_ascii_start().first() else { return };
+        let is_wanted = match self.whole {
+            Whole::Nothing => false,
+            Whole::Arrays => first == b'[',
+            Whole::Messages => true,
+        };
+        if is_wanted {
+            self.state = State::Keeping;
+        } else {
+            self.state = State::Passing;
+            out.push(Passage::Through(self.held.split().freeze()));
+        }
+    }
+}
+
+/// The event that a whole one reads as; `None` if it is none.
+#[must_use]
+pub fn read_event(event: &Bytes) -> Option<SseEvent> {
+    SseDecoder::new(event.len()).feed(event).ok()?.pop()
+}
+
+/// The same event with other data: its other lines stay as they came.
+#[must_use]
+pub fn with_data(event: &Bytes, messages: &[Bytes]) -> Bytes {
+    let mut out = BytesMut::with_capacity(event.len());
+    let Some((last, before)) = messages.split_last() else { return Bytes::new() };
+    // An id says that everything before it was received, so it stands on the last of several events.
+    for message in before {
+        write_data(&mut out, message);
+        out.extend_from_slice(b"\n");
+    }
+    for line in event.split(|byte| *byte == b'\n' || *byte == b'\r') {
+        if !line.is_empty() && !line.starts_with(b"data") {
+            out.extend_from_slice(line);
+            out.extend_from_slice(b"\n");
+        }
+    }
+    write_data(&mut out, last);
+    out.extend_from_slice(b"\n");
+    out.freeze()
+}
+
+fn write_data(out: &mut BytesMut, message: &[u8]) {
+    for line in message.split(|byte| *byte == b'\n' || *byte == b'\r') {
+        out.extend_from_slice(b"data: ");
+        out.extend_from_slice(line);
+        out.extend_from_slice(b"\n");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Feeds a text cut in two places; what came through as one text, whole events in brackets.
+    fn through(text: &str, cuts: [usize; 2], mut gate: EventGate) -> String {
+        let bytes = Bytes::copy_from_slice(text.as_bytes());
+        let (first, last) = (cuts[0].min(cuts[1]), cuts[0].max(cuts[1]));
+        let mut out = Vec::new();
+        for piece in [bytes.slice(..first), bytes.slice(first..last), bytes.slice(last..)] {
+            for passage in gate.feed(&piece).unwrap() {
+                match passage {
+                    Passage::Through(bytes) => out.extend_from_slice(&bytes),
+                    Passage::Event(event) => out.extend_from_slice(&[b"<", event.as_ref(), b">"].concat()),
+                }
+            }
+        }
+        out.extend_from_slice(&gate.finish().unwrap_or_default());
+        String::from_utf8(out).unwrap()
+    }
+
+    #[track_caller]
+    fn check(primers: Primers, whole: Whole, text: &str, shown: &str) {
+        for first in 0..=text.len() {
+            for last in first..=text.len() {
+                let gate = EventGate::new(primers, whole, 1_000);
+                assert_eq!(through(text, [first, last], gate), shown, "{text:?} cut at {first} and {last}");
+            }
+        }
+    }
+
+    /// T-28.
+    #[test]
+    fn events_without_data_are_withheld_wherever_they_are_cut() {
+        use Primers::{Pass, Withhold};
+        let nothing = Whole::Nothing;
+        check(Withhold, nothing, "id: 1\ndata:\n\ndata: x\n\n", "data: x\n\n");
+        check(Withhold, nothing, "id: 1\r\ndata: \r\n\r\ndata: x\r\n\r\n", "data: x\r\n\r\n");
+        check(Withhold, nothing, "data: x\r\n\r\n", "data: x\r\n\r\n");
+        check(Withhold, nothing, "id: 1\r\rdata: x\r\r", "data: x\r\r");
+        check(Withhold, nothing, "retry: 5\n\n: c\n\ndata:x\n\n", ": c\n\ndata:x\n\n");
+        check(Withhold, nothing, "data: x\ndata:\n\nid: 2\n\n", "data: x\ndata:\n\n");
+        check(Pass, nothing, "id: 1\ndata:\n\ndata: x\n\n", "id: 1\ndata:\n\ndata: x\n\n");
+        check(Withhold, nothing, "id: 1\ndata: half", "id: 1\ndata: half");
+    }
+
+    #[test]
+    fn only_events_that_are_wanted_come_whole() {
+        let pass = Primers::Pass;
+        check(pass, Whole::Arrays, "data: {}\n\ndata: [1]\n\n", "data: {}\n\n<data: [1]\n\n>");
+        check(
+            pass,
+            Whole::Arrays,
+            "id: 1\ndata:\ndata:  [1,\ndata: 2]\n\n",
+            "<id: 1\ndata:\ndata:  [1,\ndata: 2]\n\n>",
+        );
+        check(pass, Whole::Messages, ": c\n\nid: 1\ndata: {}\n\n", ": c\n\n<id: 1\ndata: {}\n\n>");
+    }
+
+    #[test]
+    fn an_event_is_complete_as_soon_as_its_last_byte_has_come() {
+        let mut gate = EventGate::new(Primers::Withhold, Whole::Nothing, 1_000);
+        for (piece, passed) in [("data: x\r\n\r", "data: x\r\n\r"), ("\n", "\n"), ("data: y\n\n", "data: y\n\n")] {
+            let out: Vec<Bytes> = gate
+                .feed(&Bytes::from_static(piece.as_bytes()))
+                .unwrap()
+                .into_iter()
+                .map(|passage| match passage {
+                    Passage::Through(bytes) | Passage::Event(bytes) => bytes,
+                })
+                .collect();
+            assert_eq!(out.concat(), passed.as_bytes());
+        }
+    }
+
+    #[test]
+    fn an_event_that_is_wanted_whole_is_bounded_and_others_are_not() {
+        let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
+        let mut gate = EventGate::new(Primers::Withhold, Whole::Messages, 1_000);
+        assert_eq!(gate.feed(&large), Err(FramingError::EventTooLarge { max: 1_000 }));
+        let mut gate = EventGate::new(Primers::Withhold, Whole::Arrays, 1_000);
+        let passed: usize = gate
+            .feed(&large)
+            .unwrap()
+            .iter()
+            .map(|passage| match passage {
+                Passage::Through(bytes) | Passage::Event(bytes) => bytes.len(),
+            })
+            .sum();
+        assert_eq!(passed, large.len());
+    }
+
+    #[test]
+    fn other_data_keeps_the_lines_around_it() {
+        let event = Bytes::from_static(b": c\r\nid: 7\r\ndata: [1,\r\ndata: 2]\r\nevent: message\r\n\r\n");
+        let messages = [Bytes::from_static(b"1"), Bytes::from_static(b"{\n}")];
+        assert_eq!(with_data(&event, &messages), "data: 1\n\n: c\nid: 7\nevent: message\ndata: {\ndata: }\n\n");
+        assert_eq!(read_event(&event).unwrap().data, "[1,\n2]");
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_is_lost_or_added_where_everything_passes(
+            text in "(data: ?|id: ?|:|x|\\[|\n|\r|\r\n){0,40}",
+            cuts in prop::array::uniform2(0_usize..200),
+        ) {
+            let cuts = cuts.map(|cut| cut.min(text.len()));
+            let gate = EventGate::new(Primers::Pass, Whole::Nothing, 10);
+            prop_assert_eq!(through(&text, cuts, gate), text);
+        }
+
+        #[test]
+        fn what_passes_reads_as_the_events_with_data(
+            text in "(data: ?|id: ?|:|x|\n|\r\n){0,40}\n\n",
+            cuts in prop::array::uniform2(0_usize..200),
+        ) {
+            let cuts = cuts.map(|cut| cut.min(text.len()));
+            let read = |text: &str| -> Vec<Bytes> {
+                let events = SseDecoder::new(10_000).feed(text.as_bytes()).unwrap();
+                events.into_iter().map(|event| event.data).filter(|data| !data.trim_ascii().is_empty()).collect()
+            };
+            let gate = EventGate::new(Primers::Withhold, Whole::Nothing, 10);
+            prop_assert_eq!(read(&through(&text, cuts, gate)), read(&text));
+        }
+    }
+}

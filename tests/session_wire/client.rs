@@ -1,0 +1,199 @@
+//! The gateway under test, and a client that shows what it gets as it comes.
+
+use std::fs::{self, Permissions};
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt as _;
+
+use ::bytes::Bytes;
+use http::{HeaderMap, Request, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use metrics_exporter_prometheus::PrometheusBuilder;
+use serde_json::{Value, json};
+use taskgate::app::Gateway;
+use taskgate::config;
+use tempfile::TempDir;
+use tokio::net::TcpStream;
+use tokio_util::task::TaskTracker;
+
+use crate::in_time;
+use crate::upstream::Server;
+
+/// The line of every gateway's key file: what one sealed, the next one opens.
+pub(crate) const KEY: &str = "0707070707070707070707070707070707070707070707070707070707070707";
+pub(crate) const BOTH: &str = "application/json, text/event-stream";
+
+/// A gateway in front of one server.
+pub(crate) struct Gate {
+    pub(crate) gateway: Gateway,
+    _folder: TempDir,
+}
+
+impl Gate {
+    pub(crate) async fn before(server: &Server) -> Self {
+        Self::with(server.address, "").await
+    }
+
+    /// `keys` stand in the upstream's section.
+    pub(crate) async fn with(upstream: SocketAddr, keys: &str) -> Self {
+        let text = format!(
+            "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
+             [upstreams.up]\nurl = \"http://{upstream}/mcp\"\npath = \"/mcp\"\n{keys}\n"
+        );
+        let mut loaded = config::parse("test", &text, &|_| None).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let key = folder.path().join("seal.key");
+        fs::write(&key, KEY).unwrap();
+        fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
+        loaded.config.folder = folder.path().to_path_buf();
+        let metrics = PrometheusBuilder::new().build_recorder().handle();
+        let gateway = in_time(Gateway::start(loaded.config, metrics)).await.unwrap();
+        Self { gateway, _folder: folder }
+    }
+
+    /// A client whose session is open, at the newest version.
+    pub(crate) async fn client(&self) -> Client {
+        self.client_of("2025-11-25").await
+    }
+
+    pub(crate) async fn client_of(&self, version: &str) -> Client {
+        let mut client = self.stranger();
+        let reply = client.post(initialize(version, &json!({"roots": {}}))).await;
+        assert_eq!(reply.status, StatusCode::OK);
+        client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
+        client.version = Some(reply.json().await["result"]["protocolVersion"].as_str().unwrap().to_owned());
+        client
+    }
+
+    /// A client without a session.
+    pub(crate) fn stranger(&self) -> Client {
+        Client {
+            address: self.gateway.address(),
+            session: None,
+            version: None,
+            accept: BOTH,
+            connections: TaskTracker::new(),
+        }
+    }
+}
+
+pub(crate) fn initialize(version: &str, capabilities: &Value) -> String {
+    let params = json!({
+        "protocolVersion": version,
+        "capabilities": capabilities,
+        "clientInfo": {"name": "raw", "version": "1"},
+    });
+    json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}).to_string()
+}
+
+pub(crate) fn call(id: u32) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"t","arguments":{{"n":{id}}}}}}}"#)
+}
+
+#[derive(Clone)]
+pub(crate) struct Client {
+    pub(crate) address: SocketAddr,
+    pub(crate) session: Option<String>,
+    pub(crate) version: Option<String>,
+    pub(crate) accept: &'static str,
+    pub(crate) connections: TaskTracker,
+}
+
+impl Client {
+    pub(crate) async fn post(&self, body: impl Into<Bytes>) -> Reply {
+        let request = self.request("POST").header("content-type", "application/json");
+        self.send(request.body(Full::new(body.into())).unwrap()).await
+    }
+
+    pub(crate) async fn get(&self, last_event: Option<&str>) -> Reply {
+        let mut request = self.request("GET");
+        if let Some(event) = last_event {
+            request = request.header("last-event-id", event);
+        }
+        self.send(request.body(Full::default()).unwrap()).await
+    }
+
+    pub(crate) async fn delete(&self) -> Reply {
+        self.send(self.request("DELETE").body(Full::default()).unwrap()).await
+    }
+
+    pub(crate) fn request(&self, method: &str) -> http::request::Builder {
+        let mut request =
+            Request::builder().method(method).uri("/mcp").header("host", "localhost").header("accept", self.accept);
+        if let Some(session) = &self.session {
+            request = request.header("mcp-session-id", session);
+        }
+        if let Some(version) = &self.version {
+            request = request.header("mcp-protocol-version", version);
+        }
+        request
+    }
+
+    /// Sends a request on a connection of its own; returns with the head of the answer.
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Reply {
+        let stream = in_time(TcpStream::connect(self.address)).await.unwrap();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        // How a connection ends says nothing: tests drop answers on purpose.
+        self.connections.spawn(connection);
+        let response = in_time(sender.send_request(request)).await.unwrap();
+        let (head, body) = response.into_parts();
+        Reply { status: head.status, headers: head.headers, body }
+    }
+}
+
+/// An answer whose body is still to be read. Dropping it closes the connection.
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    body: Incoming,
+}
+
+impl Reply {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    /// The next bytes; `None` at the end.
+    pub(crate) async fn piece(&mut self) -> Option<String> {
+        let frame = in_time(self.body.frame()).await?.expect("the body goes on");
+        Some(String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap())
+    }
+
+    /// Reads on until `text` ends what was read.
+    pub(crate) async fn until(&mut self, text: &str) -> String {
+        let mut read = String::new();
+        while !read.ends_with(text) {
+            read.push_str(&self.piece().await.expect("more is to come"));
+        }
+        read
+    }
+
+    /// All of it; `None` if it breaks off.
+    pub(crate) async fn try_text(self) -> Option<String> {
+        let bytes = in_time(self.body.collect()).await.ok()?.to_bytes();
+        Some(String::from_utf8(bytes.to_vec()).unwrap())
+    }
+
+    pub(crate) async fn text(self) -> String {
+        self.try_text().await.expect("the body is complete")
+    }
+
+    pub(crate) async fn json(self) -> Value {
+        let text = self.text().await;
+        serde_json::from_str(&text).unwrap_or_else(|_| panic!("no JSON: {text}"))
+    }
+
+    /// The code of the error that it holds, as `status code`.
+    pub(crate) async fn verdict(self) -> String {
+        let status = self.status.as_u16();
+        let text = self.text().await;
+        let body: Value = serde_json::from_str(&text).unwrap_or_default();
+        match body["error"]["code"].as_i64() {
+            Some(code) if body.get("id").is_some() => format!("{status} {code} id {}", body["id"]),
+            Some(code) => format!("{status} {code}"),
+            None => format!("{status} {text}"),
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! The session face alone, in paused time: life signs, silence, and whose session it is.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::bytes::Bytes;
+use async_trait::async_trait;
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
+use parking_lot::Mutex;
+use serde_json::json;
+use taskgate::face::http::{AcceptedTypes, Inbound, Response};
+use taskgate::face::sealed::{KeyRing, Sealer};
+use taskgate::face::session::{SessionFace, SessionServed};
+use taskgate::task::{GatewayFault, ManualClock, Mode, Principal, ToolPolicy, ToolRules};
+use taskgate::upstream::Timeouts;
+use taskgate::upstream::conduit::{Conduit, ConduitBody, ConduitRequest, ConduitResponse, Content, Verb};
+use taskgate::upstream::http::Life;
+use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::client::{KEY, call, initialize};
+
+/// A server that answers calls after a while, in pieces that come after a while.
+#[derive(Debug)]
+struct Slow {
+    name: Arc<str>,
+    head_after: Duration,
+    content: Content,
+    pieces: Vec<(Duration, &'static str)>,
+    sent: Mutex<Vec<Bytes>>,
+}
+
+impl Slow {
+    fn new(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Arc<Self> {
+        Arc::new(Self { name: Arc::from("slow"), head_after, content, pieces: pieces.to_vec(), sent: Mutex::default() })
+    }
+}
+
+#[async_trait]
+impl Conduit for Slow {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        client
+    }
+
+    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+        None
+    }
+
+    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+        let response = |content, body: ConduitBody| ConduitResponse {
+            status: StatusCode::OK,
+            content,
+            retry_after: None,
+            session: Some(HeaderValue::from_static("s-1")),
+            body,
+        };
+        if let Verb::Post(message) = &request.verb {
+            self.sent.lock().push(message.clone());
+            if message.windows(12).any(|bytes| bytes == b"\"initialize\"") {
+                let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});
+                let text = json!({"jsonrpc": "2.0", "id": 0, "result": result}).to_string();
+                let body = Full::from(text).map_err(|never| match never {}).boxed_unsync();
+                return Ok(response(Content::Json, body));
+            }
+        }
+        tokio::time::sleep(self.head_after).await;
+        let pieces = stream::unfold(self.pieces.clone().into_iter(), |mut pieces| async {
+            let (after, text) = pieces.next()?;
+            tokio::time::sleep(after).await;
+            Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()))), pieces))
+        });
+        Ok(response(self.content, StreamBody::new(pieces).boxed_unsync()))
+    }
+}
+
+fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
+    let in_flight_max = NonZeroUsize::new(10).unwrap();
+    let settings = SlotSettings { in_flight_max, queue_max: 10, queue_deadline: Duration::from_secs(30) };
+    let default = ToolPolicy {
+        mode: Mode::Auto,
+        grace: Duration::from_secs(2),
+        ttl: Duration::from_secs(60),
+        keep_result_min: Duration::from_secs(60),
+        poll_interval: Duration::from_secs(1),
+        deadline: Duration::from_secs(3600),
+        result_bytes_max: 1 << 20,
+    };
+    SessionFace::new(SessionServed {
+        conduit: Arc::<Slow>::clone(conduit),
+        slots: Arc::new(Slots::new(Arc::from("slow"), settings)),
+        queue_deadline: settings.queue_deadline,
+        rules: ToolRules { patterns: Vec::new(), default },
+        timeouts,
+        call_timeouts: timeouts,
+        edited_bytes_max: 1 << 20,
+        life_sign: Duration::from_secs(15),
+        sealer: Arc::new(Sealer::new(KeyRing::parse(KEY).unwrap())),
+        clock: Arc::new(ManualClock::default()),
+        random: || 7,
+        life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        leaving: CancellationToken::new(),
+    })
+}
+
+/// One client of the face.
+struct Caller {
+    principal: Principal,
+    session: Option<HeaderValue>,
+    accepted: AcceptedTypes,
+}
+
+impl Caller {
+    async fn open(face: &SessionFace) -> Self {
+        let mut caller = Self { principal: Principal::local(), session: None, accepted: AcceptedTypes::Both };
+        let reply = caller.post(face, initialize("2025-11-25", &json!({}))).await;
+        caller.session = reply.headers().get("mcp-session-id").cloned();
+        caller
+    }
+
+    async fn post(&self, face: &SessionFace, body: String) -> Response {
+        let mut headers = HeaderMap::new();
+        if let Some(session) = &self.session {
+            headers.insert("mcp-session-id", session.clone());
+        }
+        let body = Bytes::from(body);
+        let message = envelope::read(&body, ScanLimits::CLIENT).unwrap();
+        let inbound = Inbound {
+            method: Method::POST,
+            path: "/mcp".to_owned(),
+            headers,
+            body,
+            principal: self.principal.clone(),
+            accepted: self.accepted,
+            received_at: Instant::now(),
+        };
+        face.post(&inbound, message).await
+    }
+}
+
+async fn text(response: Response) -> String {
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+const fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+const RESULT: &str = "{\"jsonrpc\":\"2.0\",\n\"id\":1,\"result\":{\"n\":1.10}}";
+
+/// T-22: a session of somebody else is one that there is not.
+#[tokio::test(start_paused = true)]
+async fn a_session_is_its_owners_alone() {
+    let conduit = Slow::new(Duration::ZERO, Content::Json, &[(Duration::ZERO, RESULT)]);
+    let face = face(&conduit, Timeouts::default());
+    let mut caller = Caller::open(&face).await;
+    assert_eq!(caller.post(&face, call(1)).await.status(), StatusCode::OK);
+    caller.principal = Principal::new("key:other");
+    assert_eq!(caller.post(&face, call(1)).await.status(), StatusCode::NOT_FOUND);
+}
+
+/// Protocol.md 5.12, peers.md 5.6: silence of any length, a comment every 15 seconds.
+#[tokio::test(start_paused = true)]
+async fn a_silent_call_begins_a_stream_and_answers_in_it() {
+    let pieces = [(Duration::ZERO, &RESULT[..20]), (seconds(1), &RESULT[20..])];
+    let conduit = Slow::new(seconds(50), Content::Json, &pieces);
+    let face = face(&conduit, Timeouts::default());
+    let mut caller = Caller::open(&face).await;
+    let began = Instant::now();
+    let response = caller.post(&face, call(1)).await;
+    assert_eq!(began.elapsed(), seconds(15));
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let event = format!("event: message\ndata: {}\n\n", RESULT.replace('\n', "\ndata: "));
+    assert_eq!(text(response).await, format!(":\n\n:\n\n:\n\n{event}"), "at 15, 30 and 45 seconds");
+    caller.accepted = AcceptedTypes::Json;
+    let response = caller.post(&face, call(1)).await;
+    assert_eq!(text(response).await, RESULT, "a client that takes no stream waits");
+}
+
+#[tokio::test(start_paused = true)]
+async fn comments_stand_between_events_and_never_in_one() {
+    let pieces = [
+        (Duration::ZERO, "data: 1\n\n"),
+        (seconds(31), "data: ha"),
+        (seconds(40), "lf\n\n"),
+        (seconds(16), "data: 3\n\n"),
+    ];
+    let conduit = Slow::new(Duration::ZERO, Content::Events, &pieces);
+    let face = face(&conduit, Timeouts::default());
+    let caller = Caller::open(&face).await;
+    let response = caller.post(&face, call(1)).await;
+    assert_eq!(text(response).await, "data: 1\n\n:\n\n:\n\ndata: half\n\n:\n\ndata: 3\n\n");
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_past_its_limit_is_an_error_and_the_upstream_is_told() {
+    let limits = Timeouts { first_byte: Some(seconds(20)), idle: Some(seconds(10)) };
+    for (head_after, pieces) in
+        [(seconds(60), vec![]), (seconds(1), vec![(seconds(0), "data: {}\n\n"), (seconds(60), "")])]
+    {
+        let conduit = Slow::new(head_after, Content::Events, &pieces);
+        let face = face(&conduit, limits);
+        let caller = Caller::open(&face).await;
+        let said = text(caller.post(&face, call(1)).await).await;
+        assert!(said.contains("\"id\":1,\"error\":{\"code\":-32603") && said.contains("upstream_timeout"), "{said}");
+        tokio::time::sleep(seconds(1)).await;
+        let sent = conduit.sent.lock();
+        let last = String::from_utf8(sent.last().unwrap().to_vec()).unwrap();
+        assert!(last.contains("notifications/cancelled") && last.contains("\"requestId\":1"), "{last}");
+    }
+}

@@ -1,0 +1,198 @@
+//! Streams: questions of the upstream, the client's own stream, taking one up again, leaving.
+
+use http::StatusCode;
+use serde_json::json;
+
+use crate::client::{Gate, call};
+use crate::upstream::{Events, Once, Seen, Server};
+
+fn is_get(seen: &Seen) -> bool {
+    seen.method == "GET"
+}
+
+#[tokio::test]
+async fn a_question_on_the_stream_of_a_call_is_answered_by_the_client() {
+    let (events, stream) = Once::events();
+    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    let question =
+        "event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"elicitation/create\",\"params\":{}}\n\n";
+    events.raw(question);
+    let mut reply = client.post(call(1)).await;
+    assert_eq!(reply.until("\n\n").await, question);
+    let said = r#"{"jsonrpc":"2.0","id":0,"result":{"action":"accept","content":{"n":1.10}}}"#;
+    assert_eq!(client.post(said).await.status, StatusCode::ACCEPTED);
+    server.world.first(|seen| seen.bytes == said.as_bytes()).await;
+    let result = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
+    events.raw(result);
+    drop(events);
+    assert_eq!(reply.text().await, result);
+}
+
+#[tokio::test]
+async fn the_clients_own_stream_is_the_upstreams() {
+    let (events, stream) = Once::events();
+    let server = Server::start(move |seen| is_get(seen).then(|| stream.take()).flatten()).await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    let mut reply = client.get(None).await;
+    assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("text/event-stream")));
+    let news = "id: 1\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\"}\n\n";
+    events.raw(news);
+    assert_eq!(reply.until("\n\n").await, news);
+    let seen = server.world.first(is_get).await;
+    assert_eq!((seen.header("accept"), seen.header("last-event-id")), (Some("text/event-stream"), None));
+    assert_eq!((seen.header("mcp-session-id"), seen.header("mcp-protocol-version")), (Some("s-1"), Some("2025-11-25")));
+    drop(reply);
+    events.left().await;
+}
+
+#[tokio::test]
+async fn a_stream_is_taken_up_after_the_event_that_the_client_names() {
+    let (events, stream) = Once::events();
+    let server = Server::start(move |seen| is_get(seen).then(|| stream.take()).flatten()).await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    events.raw("id: e-8\ndata: {}\n\n");
+    drop(events);
+    let reply = client.get(Some("e-7 odd/\u{e9}")).await;
+    assert_eq!(reply.text().await, "id: e-8\ndata: {}\n\n");
+    let seen = server.world.first(is_get).await;
+    assert_eq!(seen.headers.get("last-event-id").unwrap().as_bytes(), "e-7 odd/\u{e9}".as_bytes());
+}
+
+#[tokio::test]
+async fn what_the_upstream_says_instead_of_a_stream_is_passed_on() {
+    for (said, shown) in [(405, 405), (404, 405), (409, 409), (400, 400), (500, 502), (401, 502)] {
+        // Without a session id a 404 cannot mean that the session is lost.
+        let server = Server::start(move |seen| match (is_get(seen), seen.rpc()) {
+            (true, _) => Some(crate::upstream::status(said)),
+            (false, "initialize") => {
+                let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});
+                Some(crate::upstream::answer(seen, &result))
+            }
+            (false, _) => None,
+        })
+        .await;
+        let gate = Gate::before(&server).await;
+        assert_eq!(gate.client().await.get(None).await.status.as_u16(), shown, "{said}");
+    }
+}
+
+/// T-81, LEG-11.
+#[tokio::test]
+async fn a_client_that_leaves_closes_the_stream_and_cancels_nothing() {
+    let (events, stream) = Once::events();
+    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    events.raw("data: {}\n\n");
+    let mut reply = client.post(call(1)).await;
+    reply.until("\n\n").await;
+    drop(reply);
+    events.left().await;
+    assert_eq!(client.post(call(2)).await.status, StatusCode::OK, "the session goes on");
+    assert_eq!(server.world.count("notifications/cancelled"), 0);
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_between_events_ends_with_an_error_for_its_call() {
+    let (events, stream) = Once::events();
+    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = Gate::before(&server).await;
+    events.raw("data: {}\n\n");
+    let mut reply = gate.client().await.post(call(1)).await;
+    reply.until("\n\n").await;
+    events.cut();
+    let last = reply.text().await;
+    assert!(last.contains(r#""id":1,"error":{"code":-32603"#) && last.contains("upstream_closed"), "{last}");
+}
+
+/// T-29: with ids the client goes on by itself.
+#[tokio::test]
+async fn a_stream_that_can_be_taken_up_again_is_cut_as_it_was() {
+    for sent in ["id: 1\ndata: {}\n\n", "data: {}\n\ndata: half"] {
+        let (events, stream) = Once::events();
+        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = Gate::before(&server).await;
+        events.raw(sent);
+        let mut reply = gate.client().await.post(call(1)).await;
+        reply.until(sent).await;
+        events.cut();
+        assert_eq!(reply.try_text().await, None, "{sent:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_takes_only_one_type_gets_it() {
+    let (events, stream) = Once::events();
+    let server =
+        Server::start(move |seen| (seen.is_call() && seen.body["id"] == 1).then(|| stream.take()).flatten()).await;
+    let gate = Gate::before(&server).await;
+    let mut client = gate.client().await;
+    events.raw("data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n");
+    events.raw("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n");
+    client.accept = "application/json";
+    let reply = client.post(call(1)).await;
+    assert_eq!(reply.header("content-type"), Some("application/json"));
+    assert_eq!(reply.text().await, r#"{"jsonrpc":"2.0","id":1,"result":{"n":1.10}}"#);
+    assert_eq!(client.get(None).await.status, StatusCode::NOT_ACCEPTABLE);
+    client.accept = "text/event-stream";
+    let reply = client.post(call(2)).await;
+    assert_eq!(reply.header("content-type"), Some("text/event-stream"));
+    assert_eq!(reply.text().await, "event: message\ndata: {\"id\":2,\"jsonrpc\":\"2.0\",\"result\":{\"n\":2}}\n\n");
+    drop::<Events>(events);
+}
+
+/// The client's own stream ends by no other means, and clients come back for another.
+#[tokio::test]
+async fn a_shutdown_ends_the_clients_streams_in_order_and_waits_for_calls() {
+    let (events, stream) = Once::events();
+    let (own, own_stream) = Once::events();
+    let server = Server::start(move |seen| match (is_get(seen), seen.is_call()) {
+        (true, _) => own_stream.take(),
+        (_, true) => stream.take(),
+        (false, false) => None,
+    })
+    .await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    own.raw(": open\n\n");
+    events.raw("data: 1\n\n");
+    let (mut news, mut called) = (client.get(None).await, client.post(call(1)).await);
+    news.until(": open\n\n").await;
+    called.until("data: 1\n\n").await;
+    let drained = crate::in_time(async {
+        let watch = async {
+            assert_eq!(news.piece().await, None, "ended in order");
+            events.raw("data: 2\n\n");
+            drop(events);
+            assert_eq!(called.text().await, "data: 2\n\n");
+        };
+        tokio::join!(gate.gateway.drain(std::time::Duration::ZERO), watch)
+    });
+    drained.await;
+    own.left().await;
+}
+
+/// Some clients give up on their stream for good when it is refused twice.
+#[tokio::test]
+async fn a_stream_waits_for_an_upstream_that_is_away() {
+    let server = Server::polite().await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    let address = server.address;
+    drop(server);
+    let (events, stream) = Once::events();
+    events.raw("data: {}\n\n");
+    let opening = client.get(None);
+    let returning = async {
+        // The first attempt has failed by the time the server is back, or has not: both must do.
+        tokio::task::yield_now().await;
+        Server::start_at(address, move |seen| is_get(seen).then(|| stream.take()).flatten()).await
+    };
+    let (mut reply, server) = tokio::join!(opening, returning);
+    assert_eq!(reply.until("\n\n").await, "data: {}\n\n");
+    assert_eq!(server.world.count("initialize"), 1, "in a session of the new server");
+}

@@ -1,0 +1,278 @@
+//! A scripted server with sessions. It keeps every request byte for byte, and is polite by itself:
+//! handshake, 202, echo. A script sees each request first and may answer it otherwise.
+
+use std::collections::HashSet;
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Request, Response, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::{Notify, mpsc};
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use crate::in_time;
+
+pub(crate) type Reply = Response<UnsyncBoxBody<Bytes, io::Error>>;
+type Script = dyn Fn(&Seen) -> Option<Reply> + Send + Sync;
+
+/// A request as it arrived.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) method: Method,
+    pub(crate) headers: HeaderMap,
+    pub(crate) bytes: Bytes,
+    /// `null` where there was no JSON.
+    pub(crate) body: Value,
+}
+
+impl Seen {
+    pub(crate) fn rpc(&self) -> &str {
+        self.body["method"].as_str().unwrap_or_default()
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    pub(crate) fn is_call(&self) -> bool {
+        self.rpc() == "tools/call"
+    }
+}
+
+/// What happened at the server so far, and how it behaves.
+#[derive(Debug, Default)]
+pub(crate) struct World {
+    seen: Mutex<Vec<Seen>>,
+    sessions: Mutex<HashSet<String>>,
+    handshakes: Mutex<u32>,
+    news: Notify,
+    /// How an unknown session is refused.
+    pub(crate) lost_status: Mutex<Option<u16>>,
+    /// Members that replace those of the answer to `initialize`.
+    pub(crate) introduction: Mutex<Value>,
+}
+
+impl World {
+    pub(crate) fn all(&self, is_meant: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+        self.seen.lock().iter().filter(|seen| is_meant(seen)).cloned().collect()
+    }
+
+    pub(crate) fn count(&self, rpc: &str) -> usize {
+        self.all(|seen| seen.rpc() == rpc).len()
+    }
+
+    /// The first request of a kind, waiting for it.
+    pub(crate) async fn first(&self, is_meant: impl Fn(&Seen) -> bool) -> Seen {
+        let found = async {
+            loop {
+                let news = self.news.notified();
+                tokio::pin!(news);
+                news.as_mut().enable();
+                if let Some(seen) = self.all(&is_meant).into_iter().next() {
+                    return seen;
+                }
+                news.await;
+            }
+        };
+        in_time(found).await
+    }
+
+    /// What a restart does: no session is known any more.
+    pub(crate) fn forget(&self) {
+        self.sessions.lock().clear();
+        self.seen.lock().clear();
+    }
+}
+
+pub(crate) struct Server {
+    pub(crate) address: SocketAddr,
+    pub(crate) world: Arc<World>,
+    _stop: DropGuard,
+}
+
+impl Server {
+    pub(crate) async fn start(script: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static) -> Self {
+        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
+    }
+
+    pub(crate) async fn start_at(
+        address: SocketAddr,
+        script: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static,
+    ) -> Self {
+        let script: Arc<Script> = Arc::new(script);
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let world = Arc::new(World::default());
+        let stop = CancellationToken::new();
+        let tracker = TaskTracker::new();
+        let accept = accept(listener, Arc::clone(&world), script, (tracker.clone(), stop.clone()));
+        tracker.spawn(stop.clone().run_until_cancelled_owned(accept));
+        Self { address, world, _stop: stop.drop_guard() }
+    }
+
+    pub(crate) async fn polite() -> Self {
+        Self::start(|_| None).await
+    }
+}
+
+async fn accept(
+    listener: TcpListener,
+    world: Arc<World>,
+    script: Arc<Script>,
+    (tracker, stop): (TaskTracker, CancellationToken),
+) {
+    loop {
+        let (stream, _) = listener.accept().await.unwrap();
+        let (world, script) = (Arc::clone(&world), Arc::clone(&script));
+        let service = service_fn(move |request| {
+            let (world, script) = (Arc::clone(&world), Arc::clone(&script));
+            async move { Ok::<_, Infallible>(serve(request, &world, &*script).await) }
+        });
+        let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
+        // Connections are cut by tests on purpose, so how one ends says nothing.
+        tracker.spawn(stop.clone().run_until_cancelled_owned(connection));
+    }
+}
+
+async fn serve(request: Request<Incoming>, world: &World, script: &Script) -> Reply {
+    let (head, body) = request.into_parts();
+    let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
+    let body = serde_json::from_slice(&bytes).unwrap_or_default();
+    let seen = Seen { method: head.method, headers: head.headers, bytes, body };
+    world.seen.lock().push(seen.clone());
+    world.news.notify_waiters();
+    let named = seen.header("mcp-session-id").map(str::to_owned);
+    if let Some(id) = named
+        && !world.sessions.lock().contains(&id)
+    {
+        return lost(world.lost_status.lock().unwrap_or(404));
+    }
+    script(&seen).unwrap_or_else(|| polite(&seen, world))
+}
+
+/// How servers refuse a session that they do not know.
+fn lost(code: u16) -> Reply {
+    let error = json!({"code": -32000, "message": "Bad Request: No valid session ID provided"});
+    let mut reply = json_text(json!({"jsonrpc": "2.0", "error": error, "id": null}).to_string());
+    *reply.status_mut() = StatusCode::from_u16(code).unwrap();
+    reply
+}
+
+/// What a server does that has nothing to hide.
+fn polite(seen: &Seen, world: &World) -> Reply {
+    match (seen.method.as_str(), seen.rpc()) {
+        ("POST", "initialize") => {
+            let n = {
+                let mut handshakes = world.handshakes.lock();
+                *handshakes += 1;
+                *handshakes
+            };
+            let mut result = json!({
+                "protocolVersion": seen.body["params"]["protocolVersion"],
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "scripted", "version": "1"},
+            });
+            if let Value::Object(members) = &*world.introduction.lock() {
+                for (key, value) in members {
+                    result[key] = value.clone();
+                }
+            }
+            let mut reply = answer(seen, &result);
+            world.sessions.lock().insert(format!("s-{n}"));
+            reply.headers_mut().insert("mcp-session-id", format!("s-{n}").parse().unwrap());
+            reply.headers_mut().insert("set-cookie", "a=b".parse().unwrap());
+            reply
+        }
+        ("POST", "tools/call") => answer(seen, &seen.body["params"]["arguments"]),
+        ("POST", _) if seen.body.get("id").is_some() && seen.body.get("method").is_some() => answer(seen, &json!({})),
+        ("POST", _) => status(202),
+        ("DELETE", _) => {
+            world.sessions.lock().remove(seen.header("mcp-session-id").unwrap_or_default());
+            status(200)
+        }
+        _ => status(405),
+    }
+}
+
+pub(crate) fn status(code: u16) -> Reply {
+    let mut reply = Response::new(Full::new(Bytes::new()).map_err(|never| match never {}).boxed_unsync());
+    *reply.status_mut() = StatusCode::from_u16(code).unwrap();
+    reply
+}
+
+pub(crate) fn json_text(text: impl Into<Bytes>) -> Reply {
+    let mut reply = Response::new(Full::new(text.into()).map_err(|never| match never {}).boxed_unsync());
+    reply.headers_mut().insert("content-type", "application/json; charset=utf-8".parse().unwrap());
+    reply
+}
+
+pub(crate) fn answer(seen: &Seen, result: &Value) -> Reply {
+    json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": result}).to_string())
+}
+
+/// The sending end of a body. Dropping it ends the body in order.
+#[derive(Clone)]
+pub(crate) struct Events(mpsc::Sender<Result<Bytes, io::Error>>);
+
+impl Events {
+    /// An open event stream, and the reply that carries it.
+    pub(crate) fn open() -> (Self, Reply) {
+        Self::of_type("text/event-stream")
+    }
+
+    /// A body of any type that is sent piece by piece.
+    pub(crate) fn of_type(media: &'static str) -> (Self, Reply) {
+        let (events, queue) = mpsc::channel(1_000);
+        let frames = futures_util::stream::unfold(queue, |mut queue: mpsc::Receiver<Result<Bytes, io::Error>>| async {
+            queue.recv().await.map(|bytes| (bytes.map(Frame::data), queue))
+        });
+        let mut reply = Response::new(StreamBody::new(frames).boxed_unsync());
+        reply.headers_mut().insert("content-type", media.parse().unwrap());
+        (Self(events), reply)
+    }
+
+    pub(crate) fn raw(&self, text: impl Into<Bytes>) {
+        // A client that has what it wants may be gone.
+        let _ = self.0.try_send(Ok(text.into()));
+    }
+
+    /// Cuts the connection.
+    pub(crate) fn cut(&self) {
+        let _ = self.0.try_send(Err(io::Error::other("cut")));
+    }
+
+    /// Returns once nobody reads any more.
+    pub(crate) async fn left(&self) {
+        in_time(self.0.closed()).await;
+    }
+}
+
+/// A stream that a script hands out once, and its sending end for the test.
+pub(crate) struct Once(Mutex<Option<Reply>>);
+
+impl Once {
+    pub(crate) fn events() -> (Events, Arc<Self>) {
+        let (events, reply) = Events::open();
+        (events, Arc::new(Self(Mutex::new(Some(reply)))))
+    }
+
+    pub(crate) fn body(media: &'static str) -> (Events, Arc<Self>) {
+        let (events, reply) = Events::of_type(media);
+        (events, Arc::new(Self(Mutex::new(Some(reply)))))
+    }
+
+    pub(crate) fn take(&self) -> Option<Reply> {
+        self.0.lock().take()
+    }
+}

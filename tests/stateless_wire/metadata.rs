@@ -73,7 +73,11 @@ async fn headers_repeat_the_version_and_the_method() {
         ("B110 twice", greet().with("Mcp-Method", "tools/call"), mismatch),
         ("MOD-07 names in any case", greet().without("Mcp-Method").with("mCP-mETHOD", "tools/call"), "200 ok id=7"),
         ("blanks around", greet().set("Mcp-Method", " \ttools/call \t"), "200 ok id=7"),
-        ("B107 before B106", greet().edit("\"_meta\"", "\"other\"").without("MCP-Protocol-Version"), "400 -32602 id=7"),
+        (
+            "neither says stateless",
+            greet().edit("\"_meta\"", "\"other\"").without("MCP-Protocol-Version"),
+            "400 -32600 id=7",
+        ),
         ("B74", greet().with("Mcp-Session-Id", "s").with("Last-Event-ID", "1"), "200 ok id=7"),
         ("B75", greet().with("Cookie", "a=b"), "200 ok id=7"),
     ];
@@ -181,25 +185,21 @@ async fn what_needs_the_extension_says_so() {
     assert_eq!(gate.send(&ask).await.summary(), "400 -32003 id=7");
 }
 
-/// MOD-33, protocol.md 1.5: clients of session versions are told what is served here, and nothing else happens.
+/// LEG-04, protocol.md 1.5: what is not stateless belongs to a session, and only `initialize` opens one.
 #[tokio::test]
-async fn clients_of_session_versions_are_refused_clearly() {
+async fn requests_of_session_versions_need_a_session() {
     let session = |method: &str, params: Value| {
         let body = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params });
         Ask::raw(method, body.to_string()).without("Mcp-Method").set("MCP-Protocol-Version", "2025-11-25")
     };
-    let initialize = |version: &str| session("initialize", json!({ "protocolVersion": version, "capabilities": {} }));
+    let initialize = session("initialize", json!({ "protocolVersion": "2025-11-25", "capabilities": {} }));
     let rows: &[Row<'_>] = &[
-        ("initialize", initialize("2025-11-25"), "400 -32022 id=7"),
-        ("without a header", initialize("2025-06-18").without("MCP-Protocol-Version"), "400 -32022 id=7"),
-        ("with our header", initialize("2025-11-25").set("MCP-Protocol-Version", MODERN), "400 -32020 id=7"),
-        ("tools/list", session("tools/list", json!({})), "400 -32602 id=7"),
-        ("ping", session("ping", json!({})).without("MCP-Protocol-Version"), "400 -32602 id=7"),
+        ("with our header", initialize.set("MCP-Protocol-Version", MODERN), "400 -32020 id=7"),
+        ("tools/list", session("tools/list", json!({})), "400 -32600 id=7"),
+        ("ping", session("ping", json!({})).without("MCP-Protocol-Version"), "400 -32600 id=7"),
+        ("not ours", session("ping", json!({})).with("Mcp-Session-Id", "s"), "404 -32600 id=7"),
     ];
     check_rows(rows).await;
-    let gate = Gate::start().await;
-    let error = gate.send(&initialize("2025-11-25")).await.json()["error"].take();
-    assert_eq!(error["data"], json!({ "supported": [MODERN], "requested": "2025-11-25" }));
 }
 
 /// MOD-02, B60, B66: before anything is read, with or without a session.
@@ -216,18 +216,18 @@ async fn pages_from_elsewhere_are_not_served() {
 
 /// MOD-01, B53.
 #[tokio::test]
-async fn only_posts_are_served() {
+async fn stateless_clients_only_post() {
     let gate = Gate::start().await;
-    for (method, lines, status) in [
-        ("GET", "Accept: text/event-stream\r\n", 405),
-        ("DELETE", "", 405),
-        ("GET", "Accept: text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\nMcp-Session-Id: s\r\n", 405),
-        ("GET", "Accept: text/event-stream\r\nMcp-Session-Id: s\r\n", 404),
-        ("DELETE", "Mcp-Session-Id: s\r\n", 404),
+    for (method, lines, summary) in [
+        ("GET", "Accept: text/event-stream\r\n", "405∅"),
+        ("DELETE", "", "405∅"),
+        ("GET", "Accept: text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\nMcp-Session-Id: s\r\n", "405∅"),
+        ("GET", "Accept: text/event-stream\r\nMcp-Session-Id: s\r\n", "404 -32600"),
+        ("DELETE", "Mcp-Session-Id: s\r\n", "404 -32600"),
     ] {
         let head = format!("{method} /demo/mcp HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n");
         let answer = gate.exchange(head.as_bytes()).await;
-        assert_eq!(answer.summary(), format!("{status}∅"), "{head}");
-        assert_eq!(answer.header("allow"), (status == 405).then_some("POST"));
+        assert_eq!(answer.summary(), summary, "{head}");
+        assert_eq!(answer.header("allow"), summary.starts_with("405").then_some("POST"));
     }
 }

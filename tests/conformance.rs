@@ -1,24 +1,32 @@
-//! The official MCP conformance suite, through the gateway, against a session server that knows no tasks.
+//! The official MCP conformance suite, through the gateway, against session servers that know no tasks: for
+//! clients of 2026-07-28, and for clients with sessions, who are to see what they would see without the gateway.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
-//! output says so. The results go to `target/reports/conformance.md` and stand in the README.
+//! output says so. The results go to `target/reports/conformance.md` and `target/reports/conformance-2025-11-25.md`,
+//! and stand in the README.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 #[path = "conformance/exceptions.rs"]
 mod exceptions;
-#[allow(dead_code, reason = "metrics are read by the matrix of clients and servers")]
+#[allow(dead_code, reason = "other tests read its metrics, and restart it")]
 #[path = "peers/support/gateway.rs"]
 mod gateway;
 #[allow(dead_code, reason = "the versions are shown by the matrix of clients and servers")]
 #[path = "peers/support/install.rs"]
 mod install;
+#[allow(dead_code, reason = "other tests talk to their children, or kill them")]
 #[path = "peers/support/process.rs"]
 mod process;
 #[path = "peers/support/report.rs"]
 mod report;
+#[path = "conformance/sessions.rs"]
+mod sessions;
 #[path = "conformance/suite.rs"]
 mod suite;
+#[allow(dead_code, reason = "other tests have other upstreams, or restart them")]
+#[path = "peers/support/upstream.rs"]
+mod upstream;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -27,20 +35,33 @@ use std::sync::OnceLock;
 
 use exceptions::{EXCEPTIONS, reason};
 use install::Peers;
+use sessions::Comparison;
 use suite::{CORE_SCENARIOS, Results, TASKS};
 use tokio::runtime::Runtime;
 
 const EXPECTED: &str = "tests/peers/conformance-expected.txt";
 
-/// What the suite left. It is run once, by whichever test comes first.
+/// What the suite left.
+struct Left {
+    stateless: Results,
+    sessions: Vec<Comparison>,
+}
+
+/// The suite is run once, by whichever test comes first, and never twice at a time: its scenarios have limits.
 #[track_caller]
-fn results() -> Option<&'static Results> {
-    static RESULTS: OnceLock<Option<Result<Results, String>>> = OnceLock::new();
+fn left() -> Option<&'static Left> {
+    static LEFT: OnceLock<Option<Result<Left, String>>> = OnceLock::new();
     let run = || {
         let peers = Peers::find("the conformance suite")?;
-        Some(Runtime::new().unwrap().block_on(suite::run(&peers)))
+        let both = async { Ok(Left { stateless: suite::run(&peers).await?, sessions: sessions::run(&peers).await? }) };
+        Some(Runtime::new().unwrap().block_on(both))
     };
-    RESULTS.get_or_init(run).as_ref().map(|results| results.as_ref().unwrap_or_else(|error| panic!("{error}")))
+    LEFT.get_or_init(run).as_ref().map(|left| left.as_ref().unwrap_or_else(|error| panic!("{error}")))
+}
+
+#[track_caller]
+fn results() -> Option<&'static Results> {
+    left().map(|left| &left.stateless)
 }
 
 #[test]
@@ -95,4 +116,22 @@ fn the_checks_are_the_expected_ones() {
 fn the_results_are_reported_and_the_readme_shows_them() {
     let Some(results) = results() else { return };
     report::publish("conformance", &suite::table(results));
+}
+
+#[test]
+fn every_session_scenario_leaves_the_same_checks_with_and_without_the_gateway() {
+    let Some(left) = left() else { return };
+    for comparison in &left.sessions {
+        for results in [&comparison.direct, &comparison.through] {
+            assert_eq!(results.scenarios.len(), sessions::SCENARIOS, "{}", comparison.upstream.title());
+        }
+    }
+    let differences: Vec<_> = left.sessions.iter().flat_map(Comparison::differences).collect();
+    assert!(differences.is_empty(), "{}", differences.join("\n"));
+}
+
+#[test]
+fn the_session_results_are_reported_and_the_readme_shows_them() {
+    let Some(left) = left() else { return };
+    report::publish(&format!("conformance-{}", sessions::REVISION), &sessions::table(&left.sessions));
 }

@@ -5,14 +5,19 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+#[allow(dead_code, reason = "other tests read along")]
+#[path = "peers/support/bridge.rs"]
+mod bridge;
 #[path = "matrix/cases.rs"]
 mod cases;
 #[path = "matrix/client.rs"]
 mod client;
+#[allow(dead_code, reason = "other tests restart it")]
 #[path = "peers/support/gateway.rs"]
 mod gateway;
 #[path = "peers/support/install.rs"]
 mod install;
+#[allow(dead_code, reason = "other tests talk to their children, or kill them")]
 #[path = "peers/support/process.rs"]
 mod process;
 #[path = "peers/support/report.rs"]
@@ -23,7 +28,8 @@ mod run;
 mod rust_client;
 #[path = "matrix/tap.rs"]
 mod tap;
-#[path = "matrix/upstream.rs"]
+#[allow(dead_code, reason = "other tests have other upstreams, or restart them")]
+#[path = "peers/support/upstream.rs"]
 mod upstream;
 
 use std::sync::OnceLock;
@@ -48,7 +54,7 @@ fn rows() -> Option<&'static [Row]> {
 fn check(client: Client) {
     let Some(rows) = rows() else { return };
     let rows: Vec<_> = rows.iter().filter(|row| row.client == client).collect();
-    assert_eq!(rows.len(), upstream::names().len());
+    assert_eq!(rows.len(), run::UPSTREAMS.len());
     let failures: Vec<_> = rows.iter().flat_map(|row| row.failures()).collect();
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }

@@ -40,6 +40,14 @@ impl Line {
         tokio::time::timeout(ANSWER_MAX, self.exchange(request)).await.context("no answer")?
     }
 
+    /// A header of the last answer.
+    pub(crate) fn header(&self, name: &str) -> Option<String> {
+        let end = memmem::find(&self.read, b"\r\n\r\n")?;
+        let head = String::from_utf8_lossy(&self.read[..end]).into_owned();
+        let mut lines = head.lines().filter_map(|line| line.split_once(':'));
+        lines.find_map(|(found, value)| found.eq_ignore_ascii_case(name).then(|| value.trim().to_owned()))
+    }
+
     async fn exchange(&mut self, request: &[u8]) -> anyhow::Result<&[u8]> {
         self.stream.write_all(request).await?;
         self.read.clear();

@@ -2,6 +2,8 @@
 
 use serde_json::{Value, json};
 
+const SESSION_VERSION: &str = "2025-11-25";
+
 /// What a request says of its client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Client {
@@ -19,6 +21,27 @@ pub(crate) fn call(path: &str, client: Client, tool: &str) -> Vec<u8> {
 /// A `tasks/get`.
 pub(crate) fn poll(path: &str, task: &str) -> Vec<u8> {
     message(path, Client::OfTasks, ("tasks/get", task), json!({"taskId": task}))
+}
+
+/// The handshake of a session client.
+pub(crate) fn initialize(path: &str) -> Vec<u8> {
+    let client = json!({"name": "bench", "version": "1"});
+    let params = json!({"protocolVersion": SESSION_VERSION, "capabilities": {}, "clientInfo": client});
+    in_session(path, "", "initialize", &params)
+}
+
+/// A `tools/call` of a session client.
+pub(crate) fn session_call(path: &str, session: &str, tool: &str) -> Vec<u8> {
+    in_session(path, &format!("Mcp-Session-Id: {session}\r\n"), "tools/call", &json!({"name": tool, "arguments": {}}))
+}
+
+fn in_session(path: &str, session: &str, method: &str, params: &Value) -> Vec<u8> {
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string();
+    let head = format!(
+        "Content-Type: application/json\r\nAccept: application/json, text/event-stream\r\n\
+         MCP-Protocol-Version: {SESSION_VERSION}\r\n{session}"
+    );
+    post("POST", path, &head, body.as_bytes())
 }
 
 /// A POST of one request of 2026-07-28, with the headers that repeat `method` and `name`.

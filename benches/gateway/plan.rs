@@ -122,7 +122,25 @@ async fn compare_all(config: &Path, upstream: &Part, (size, wanted): (Size, &str
         let sides = [(&proxy, at_bare), (&gateway, at_gateway)];
         comparisons.push(compare((what, "bare proxy"), sides, (size, requests)).await?);
     }
+    let piped = [
+        ("session call in the pipe, small answer", upstream::SMALL, size.small),
+        ("session call in the pipe, 100 kB answer", upstream::LARGE, size.large),
+    ];
+    for (what, tool, requests) in piped.into_iter().filter(|(what, ..)| what.contains(wanted)) {
+        let request = messages::session_call(PLAIN, &open_session(&gateway).await?, tool);
+        let (at_bare, at_gateway) = (call_of(tool, &request, &proxy).await?, call_of(tool, &request, &gateway).await?);
+        ensure!(at_bare.answer == at_gateway.answer, "the pipe changed an answer");
+        let sides = [(&proxy, at_bare), (&gateway, at_gateway)];
+        comparisons.push(compare((what, "bare proxy"), sides, (size, requests)).await?);
+    }
     Ok(comparisons)
+}
+
+/// Opens a session at the gateway; returns its id.
+async fn open_session(gateway: &Part) -> anyhow::Result<String> {
+    let mut line = Line::connect(gateway.address).await?;
+    line.ask(&messages::initialize(PLAIN)).await?;
+    line.header("mcp-session-id").context("no session was given out")
 }
 
 fn config(upstream: SocketAddr) -> anyhow::Result<NamedTempFile> {

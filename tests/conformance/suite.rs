@@ -7,12 +7,14 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::Deserialize;
+use tempfile::TempDir;
 use tokio::time::timeout;
 
 use crate::exceptions::reason;
 use crate::gateway::Gateway;
 use crate::install::Peers;
-use crate::process::{Child, log_file};
+use crate::process::log_file;
+use crate::upstream::{Program, Server};
 
 /// The revision that the core scenarios are run for.
 pub(crate) const REVISION: &str = "2026-07-28";
@@ -113,22 +115,17 @@ pub(crate) struct Results {
 /// # Errors
 /// If a program cannot be started, or what the suite wrote cannot be read.
 pub(crate) async fn run(peers: &Peers) -> Result<Results, String> {
-    let mut fixture = Child::start("conformance-fixture", peers.command("node", ["fixture.mjs"]))?;
-    let url = fixture.line("listening ").await?;
-    let config = format!("[upstreams.fixture]\nurl = \"{url}\"\n{POLICIES}");
+    let fixture = Server::start(Program::Fixture, peers, "conformance").await?;
+    let config = format!("[upstreams.fixture]\nurl = \"{}\"\n{POLICIES}", fixture.url());
     let gateway = Gateway::start("conformance-gateway", &config, 1).await?;
-    let out = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let suite = Suite { peers, url: gateway.url("fixture"), out: out.path() };
-    let printed = suite.run("core", &["--suite", "all", "--spec-version", REVISION]).await?;
-    let mut scenarios: Vec<_> = printed.lines().filter_map(started).map(str::to_owned).collect();
+    let suite = Suite::new(peers, "core", gateway.url("fixture"))?;
+    let mut scenarios = suite.run_all(REVISION).await?;
     for scenario in TASKS.into_iter().chain(MORE_TASKS) {
         // With --spec-version the suite would skip what belongs to an extension.
         suite.run(scenario, &["--scenario", scenario]).await?;
         scenarios.push(scenario.to_owned());
     }
-    let mut checks = read(out.path())?;
-    checks.sort();
-    Ok(Results { checks, scenarios })
+    suite.results(scenarios)
 }
 
 /// The scenario that a line of the suite says is started.
@@ -136,24 +133,55 @@ fn started(line: &str) -> Option<&str> {
     line.trim().strip_prefix("=== Running scenario: ")?.strip_suffix(" ===")
 }
 
-struct Suite<'a> {
+/// The suite, aimed at one URL.
+#[derive(Debug)]
+pub(crate) struct Suite<'a> {
     peers: &'a Peers,
+    name: &'a str,
     url: &'a str,
-    out: &'a Path,
+    out: TempDir,
 }
 
-impl Suite<'_> {
+impl<'a> Suite<'a> {
+    /// `name` is one that no other suite of this test has.
+    ///
+    /// # Errors
+    /// If there is no place for its output.
+    pub(crate) fn new(peers: &'a Peers, name: &'a str, url: &'a str) -> Result<Self, String> {
+        let out = tempfile::tempdir().map_err(|error| error.to_string())?;
+        Ok(Self { peers, name, url, out })
+    }
+
+    /// Runs every scenario of `revision`, and says which they were.
+    ///
+    /// # Errors
+    /// If the suite cannot be started, or does not end.
+    pub(crate) async fn run_all(&self, revision: &str) -> Result<Vec<String>, String> {
+        let printed = self.run(self.name, &["--suite", "all", "--spec-version", revision]).await?;
+        Ok(printed.lines().filter_map(started).map(str::to_owned).collect())
+    }
+
     /// What the suite prints. Its exit code says only that some check failed, so it is not looked at.
     async fn run(&self, name: &str, arguments: &[&str]) -> Result<String, String> {
         let mut command =
             self.peers.command("node", ["node_modules/@modelcontextprotocol/conformance/dist/index.js", "server"]);
-        command.args(["--url", self.url]).args(arguments).arg("-o").arg(self.out).kill_on_drop(true);
+        command.args(["--url", self.url]).args(arguments).arg("-o").arg(self.out.path()).kill_on_drop(true);
         let output = timeout(RUN_MAX, command.output()).await;
         let output = output.map_err(|_| format!("the suite did not end: {name}"))?;
         let output = output.map_err(|error| format!("the suite cannot be started: {error}"))?;
         let log = log_file(&format!("conformance-suite-{name}"))?;
         fs::write(&log, [&output.stdout[..], &output.stderr].concat()).map_err(|error| error.to_string())?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// What all runs left.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(crate) fn results(&self, scenarios: Vec<String>) -> Result<Results, String> {
+        let mut checks = read(self.out.path())?;
+        checks.sort();
+        Ok(Results { checks, scenarios })
     }
 }
 

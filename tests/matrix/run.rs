@@ -10,7 +10,7 @@ use crate::client::Client;
 use crate::gateway::Gateway;
 use crate::install::Peers;
 use crate::tap::Tap;
-use crate::upstream::{Server, names, start_all};
+use crate::upstream::{Program, Server};
 
 /// How long a cancellation may take to reach the upstream.
 const CANCEL_MAX: Duration = Duration::from_secs(10);
@@ -18,6 +18,9 @@ const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
 /// What no upstream of an older version may be sent: they are of 2026-07-28, or of task clients.
 const FOREIGN: [&str; 3] = ["io.modelcontextprotocol/", "\"task\"", "mcp-method"];
+
+/// The upstreams, in the order of the report.
+pub(crate) const UPSTREAMS: [Program; 3] = [Program::Demo, Program::Everything, Program::FastMcp];
 
 /// What came of one case; the way it went, if it is as it should be.
 type Cell = Result<Way, String>;
@@ -44,7 +47,8 @@ impl Row {
 /// # Errors
 /// If an upstream or a gateway cannot be started.
 pub(crate) async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
-    let servers = start_all(peers).await?;
+    let [first, second, third] = UPSTREAMS.map(|program| Server::start(program, peers, "matrix"));
+    let servers: [Server; 3] = tokio::try_join!(first, second, third)?.into();
     let [first, second, third, fourth] = Client::ALL.map(|client| rows_of(client, peers, &servers));
     let (first, second, third, fourth) = tokio::try_join!(first, second, third, fourth)?;
     Ok([first, second, third, fourth].into_iter().flatten().collect())
@@ -55,19 +59,20 @@ async fn rows_of(client: Client, peers: &Peers, servers: &[Server]) -> Result<Ve
     let mut config = String::new();
     for server in servers {
         let tap = Tap::start(server.address).await?;
-        let (name, url) = (server.name, format!("http://{}/mcp", tap.address()));
+        let (name, url) = (server.program.name(), format!("http://{}/mcp", tap.address()));
         let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
         let _ = write!(config, "[upstreams.{name}]\nurl = \"{url}\"\n\n[upstreams.{name}.tasks]\n{tasks}\n\n");
         taps.push(tap);
     }
     let gateway = Gateway::start(&format!("matrix-gateway-{}", client.name()), &config, servers.len()).await?;
     let mut rows = Vec::with_capacity(servers.len());
-    for ((name, title), tap) in names().into_iter().zip(&taps) {
+    for (program, tap) in UPSTREAMS.into_iter().zip(&taps) {
         let mut cells = Vec::with_capacity(Case::ALL.len());
         for case in Case::ALL {
-            cells.push((case, cell(client, peers, &Bench { gateway: &gateway, tap, upstream: name }, case).await));
+            let bench = Bench { gateway: &gateway, tap, upstream: program.name() };
+            cells.push((case, cell(client, peers, &bench, case).await));
         }
-        rows.push(Row { client, upstream: title, cells });
+        rows.push(Row { client, upstream: program.title(), cells });
     }
     Ok(rows)
 }

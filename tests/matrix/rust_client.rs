@@ -1,9 +1,5 @@
 //! Drives a tool with rmcp by its own task API, in this process.
-//!
-//! Of rmcp's two HTTP clients the one for Unix sockets is built on hyper, so it is the one that is linked; a
-//! bridge passes its connections on to the gateway byte for byte.
 
-use std::path::Path;
 use std::time::Duration;
 
 use rmcp::model::{
@@ -14,12 +10,9 @@ use rmcp::service::{ClientLifecycleMode, ClientServiceExt, RoleClient};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::{Peer, ServiceError};
 use serde_json::Value;
-use tokio::io::copy_bidirectional;
-use tokio::net::{TcpStream, UnixListener};
-use tokio::task::JoinSet;
 use tokio::time::sleep;
-use url::Url;
 
+use crate::bridge::Bridge;
 use crate::cases::{Call, Expected};
 use crate::client::Facts;
 
@@ -34,10 +27,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// # Errors
 /// If rmcp does not get as far as an outcome.
 pub(crate) async fn drive(url: &str, call: Call) -> Result<Facts, String> {
-    let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let socket = dir.path().join("gateway.sock");
-    let _bridge = bridge(&socket, url)?;
-    let transport = StreamableHttpClientTransport::from_unix_socket(&socket.to_string_lossy(), url);
+    let bridge = Bridge::to(url)?;
+    let transport = StreamableHttpClientTransport::from_unix_socket(&bridge.socket().to_string_lossy(), url);
     let capabilities = ClientCapabilities::builder().enable_tasks().build();
     let config = ClientConfig::new(capabilities, Implementation::from_build_env());
     let lifecycle = ClientLifecycleMode::Auto {
@@ -107,24 +98,4 @@ fn returned(result: &CallToolResult, task: bool) -> Facts {
 fn facts(outcome: &str, text: &str, code: Option<i64>, task: bool) -> Facts {
     let version = Implementation::from_build_env().version;
     Facts { version, outcome: outcome.to_owned(), text: text.to_owned(), code, task }
-}
-
-/// Passes connections to `socket` on to the host of `url`, until the set is dropped.
-fn bridge(socket: &Path, url: &str) -> Result<JoinSet<()>, String> {
-    let url = Url::parse(url).map_err(|error| error.to_string())?;
-    let to = url.socket_addrs(|| None).map_err(|error| error.to_string())?;
-    let listener = UnixListener::bind(socket).map_err(|error| error.to_string())?;
-    let mut running = JoinSet::new();
-    running.spawn(async move {
-        let mut connections = JoinSet::new();
-        while let Ok((mut client, _)) = listener.accept().await {
-            let to = to.clone();
-            connections.spawn(async move {
-                if let Ok(mut gateway) = TcpStream::connect(&*to).await {
-                    let _ = copy_bidirectional(&mut client, &mut gateway).await;
-                }
-            });
-        }
-    });
-    Ok(running)
 }

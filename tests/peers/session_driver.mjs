@@ -1,9 +1,10 @@
 // What the TypeScript drivers of sessions share: the command line, the cases, and the line of facts.
 //
-//   session_NAME.mjs URL CASE JSON
+//   session_NAME.mjs URL CASE JSON [CASE JSON]...
 //
 // opens a session with the `initialize` handshake, does what CASE says with what JSON gives, and prints one JSON
-// line of facts on stdout. JSON is a case of session-cases.json. The facts are
+// line of facts on stdout; then the next case, in a session of its own. JSON is a case of session-cases.json.
+// The facts are
 //
 //   outcome     ok | tool_error | protocol_error | client_error | not_applicable (then with `why`)
 //   text, code  of the last answer            protocol   the negotiated version
@@ -174,18 +175,28 @@ const cases = {
 };
 
 /**
- * Runs the case of the command line and ends the process.
+ * Runs the cases of the command line and ends the process.
  *
  * `open(url, { fetch, answers, listen })` connects one client and returns its session: `call`, `prompt`,
  * `subscribe`, `setLevel`, `terminate`, `close`, `protocol`. `isProtocolError(error)` knows its errors.
  */
-export async function main({ name, open, isProtocolError }) {
-  const [url, kind, json] = process.argv.slice(2);
-  if (json === undefined || !Object.hasOwn(cases, kind)) {
-    console.error(`usage: ${process.argv[1]} URL ${Object.keys(cases).join('|')} JSON`);
+export async function main(driver) {
+  const [url, ...given] = process.argv.slice(2);
+  const isCase = (word, at) => at % 2 === 1 || Object.hasOwn(cases, word);
+  if (given.length === 0 || given.length % 2 === 1 || !given.every(isCase)) {
+    console.error(`usage: ${process.argv[1]} URL ${Object.keys(cases).join('|')} JSON [CASE JSON]...`);
     process.exit(2);
   }
-  const given = { arguments: {}, ...JSON.parse(json) };
+  let failed = false;
+  for (let at = 0; at < given.length; at += 2) {
+    const outcome = await runCase(driver, url, given[at], JSON.parse(given[at + 1]));
+    failed ||= outcome === 'client_error';
+  }
+  process.exit(failed ? 1 : 0);
+}
+
+async function runCase({ name, open, isProtocolError }, url, kind, json) {
+  const given = { arguments: {}, ...json };
   const wire = new Wire();
   const asked = new Bell();
   const heard = new Map();
@@ -213,7 +224,7 @@ export async function main({ name, open, isProtocolError }) {
     ...facts,
   }));
   await Promise.race([Promise.resolve(session?.close()).catch(() => {}), sleep(1000)]);
-  process.exit(facts.outcome === 'client_error' ? 1 : 0);
+  return facts.outcome;
 }
 
 function factsOfError(error, isProtocolError) {

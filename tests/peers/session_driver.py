@@ -1,6 +1,6 @@
 """What the Python drivers of sessions share: the command line, the cases, and the line of facts.
 
-    session_NAME.py URL CASE JSON
+    session_NAME.py URL CASE JSON [CASE JSON]...
 
 The cases, what JSON gives and the facts are those of session_driver.mjs. It runs with the Python SDK 1 and 2,
 whose modules differ in name: the drivers bring the client, this file reads along and compares plain JSON.
@@ -258,12 +258,16 @@ async def _drive(open_session: Open, url: str, case: str, given: dict[str, Any])
 
 
 def main(client: str, version: str, open_session: Open) -> None:
-    if len(sys.argv) != 4 or sys.argv[2] not in CASES:
-        sys.exit(f"usage: {sys.argv[0]} URL {'|'.join(CASES)} JSON")
-    signal.alarm(TIME_LIMIT_S + 5)  # ends the process even if its event loop is stuck
-    url, case, given = sys.argv[1:]
-    started = time.monotonic()
-    facts = asyncio.run(_drive(open_session, url, case, json.loads(given)))
-    line = {"client": client, "version": version, "protocol": None, "outcome": None, "text": "", "code": None}
-    print(json.dumps(line | facts | {"elapsed_ms": round((time.monotonic() - started) * 1000)}), flush=True)
-    sys.exit(1 if facts["outcome"] == "client_error" else 0)
+    url, *given = sys.argv[1:] or [""]
+    cases = list(zip(given[::2], given[1::2]))
+    if not cases or len(given) % 2 or any(case not in CASES for case, _ in cases):
+        sys.exit(f"usage: {sys.argv[0]} URL {'|'.join(CASES)} JSON [CASE JSON]...")
+    failed = False
+    for case, text in cases:
+        signal.alarm(TIME_LIMIT_S + 5)  # ends the process even if its event loop is stuck
+        started = time.monotonic()
+        facts = asyncio.run(_drive(open_session, url, case, json.loads(text)))
+        line = {"client": client, "version": version, "protocol": None, "outcome": None, "text": "", "code": None}
+        print(json.dumps(line | facts | {"elapsed_ms": round((time.monotonic() - started) * 1000)}), flush=True)
+        failed |= facts["outcome"] == "client_error"
+    sys.exit(1 if failed else 0)

@@ -153,21 +153,32 @@ async function drive(kind, url, given) {
   return cases[kind](given);
 }
 
-const [url, kind, json] = process.argv.slice(2);
-if (json === undefined || !(Object.hasOwn(cases, kind) || Object.hasOwn(CANNOT, kind))) {
-  console.error(`usage: ${process.argv[1]} URL CASE JSON`);
+/** Runs one case and prints its facts; nothing of it is left behind for the next. */
+async function runCase(url, kind, given) {
+  const started = Date.now();
+  const late = sleep(TIME_LIMIT_MS, { outcome: 'client_error', text: `no end within ${TIME_LIMIT_MS} ms` });
+  const driven = drive(kind, url, { arguments: {}, ...given }).catch(factsOfError);
+  const facts = await Promise.race([driven, late]);
+  console.log(JSON.stringify({
+    client: '@modelcontextprotocol/inspector', version, protocol: null,
+    outcome: null, text: '', code: null, elapsed_ms: Date.now() - started,
+    ...facts,
+  }));
+  children.forEach((child) => child.kill());
+  await Promise.race([run(MCPDO, ['--format', 'json', 'daemon', 'stop']).catch(() => {}), sleep(5000)]);
+  return facts.outcome;
+}
+
+const [url, ...given] = process.argv.slice(2);
+const isCase = (word, at) => at % 2 === 1 || Object.hasOwn(cases, word) || Object.hasOwn(CANNOT, word);
+if (given.length === 0 || given.length % 2 === 1 || !given.every(isCase)) {
+  console.error(`usage: ${process.argv[1]} URL CASE JSON [CASE JSON]...`);
   process.exit(2);
 }
-const started = Date.now();
-const late = sleep(TIME_LIMIT_MS, { outcome: 'client_error', text: `no end within ${TIME_LIMIT_MS} ms` });
-const driven = drive(kind, url, { arguments: {}, ...JSON.parse(json) }).catch(factsOfError);
-const facts = await Promise.race([driven, late]);
-console.log(JSON.stringify({
-  client: '@modelcontextprotocol/inspector', version, protocol: null,
-  outcome: null, text: '', code: null, elapsed_ms: Date.now() - started,
-  ...facts,
-}));
-children.forEach((child) => child.kill());
-await Promise.race([run(MCPDO, ['--format', 'json', 'daemon', 'stop']).catch(() => {}), sleep(5000)]);
+let failed = false;
+for (let at = 0; at < given.length; at += 2) {
+  const outcome = await runCase(url, given[at], JSON.parse(given[at + 1]));
+  failed ||= outcome === 'client_error';
+}
 rmSync(home, { recursive: true, force: true });
-process.exit(facts.outcome === 'client_error' ? 1 : 0);
+process.exit(failed ? 1 : 0);

@@ -10,8 +10,8 @@ use std::process::{ExitStatus, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
-use tokio::process::Command;
+use tokio::io::{AsyncBufReadExt, AsyncRead, AsyncWriteExt as _, BufReader};
+use tokio::process::{ChildStdin, Command};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -45,6 +45,7 @@ pub(crate) fn log_file(name: &str) -> Result<PathBuf, String> {
 pub(crate) struct Child {
     process: tokio::process::Child,
     name: String,
+    input: Option<ChildStdin>,
     lines: mpsc::Receiver<String>,
     _readers: JoinSet<()>,
 }
@@ -55,17 +56,32 @@ impl Child {
     /// # Errors
     /// If the program cannot be started, or its log cannot be written.
     pub(crate) fn start(name: &str, mut command: Command) -> Result<Self, String> {
+        command.stdin(Stdio::null());
+        Self::spawn(name, command)
+    }
+
+    /// As [`Child::start`], for a program that [`Child::say`] can talk to.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn start_talking(name: &str, mut command: Command) -> Result<Self, String> {
+        command.stdin(Stdio::piped());
+        Self::spawn(name, command)
+    }
+
+    fn spawn(name: &str, mut command: Command) -> Result<Self, String> {
         let log = log_file(name)?;
         let log = File::create(&log).map_err(|error| format!("{}: {error}", log.display()))?;
         let copy = log.try_clone().map_err(|error| format!("the log of {name}: {error}"))?;
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().map_err(|error| format!("{name} cannot be started: {error}"))?;
         let (sender, lines) = mpsc::channel(LINES_MAX);
         let mut readers = JoinSet::new();
         let (stdout, stderr) = (process.stdout.take(), process.stderr.take());
         readers.spawn(read(stdout.expect("stdout is piped"), log, sender.clone()));
         readers.spawn(read(stderr.expect("stderr is piped"), copy, sender));
-        Ok(Self { process, name: name.to_owned(), lines, _readers: readers })
+        let input = process.stdin.take();
+        Ok(Self { process, name: name.to_owned(), input, lines, _readers: readers })
     }
 
     /// The rest of the next line that begins with `start`; what comes before it is skipped.
@@ -83,6 +99,33 @@ impl Child {
         };
         let late = |_| Err(format!("{} printed no line `{start}…` in time", self.name));
         timeout(READY_MAX, found).await.unwrap_or_else(late)
+    }
+
+    /// The next line of either output; `None` once it has closed both.
+    ///
+    /// # Errors
+    /// If there is none within `limit`.
+    pub(crate) async fn next_line(&mut self, limit: Duration) -> Result<Option<String>, String> {
+        let line = timeout(limit, self.lines.recv()).await;
+        line.map_err(|_| format!("{} said nothing in time", self.name))
+    }
+
+    /// Writes a line to its input.
+    ///
+    /// # Errors
+    /// If it does not read any more.
+    pub(crate) async fn say(&mut self, line: &str) -> Result<(), String> {
+        let deaf = || format!("{} does not listen", self.name);
+        let input = self.input.as_mut().ok_or_else(deaf)?;
+        input.write_all(format!("{line}\n").as_bytes()).await.map_err(|error| format!("{}: {error}", deaf()))
+    }
+
+    /// Ends it at once, as a crash would.
+    ///
+    /// # Errors
+    /// If the system cannot.
+    pub(crate) async fn kill(&mut self) -> Result<(), String> {
+        self.process.kill().await.map_err(|error| format!("{} cannot be killed: {error}", self.name))
     }
 
     fn has_ended(&mut self) -> bool {

@@ -44,13 +44,18 @@ impl Host {
         timeout(NOTICE_MAX, asked.wait_for(|count| *count > 0)).await.is_ok()
     }
 
-    /// What the server said with `method`, as soon as it was `count` times, or after `limit`.
-    pub(crate) async fn heard(&self, method: &str, count: usize, limit: Duration) -> Vec<Value> {
+    /// What the server said with `method`, as soon as that is enough, or after `limit`.
+    pub(crate) async fn heard(
+        &self,
+        method: &str,
+        is_enough: impl Fn(&[Value]) -> bool,
+        limit: Duration,
+    ) -> Vec<Value> {
         let mut heard = self.heard.subscribe();
         let of_method = |all: &[Notice]| {
             all.iter().filter(|notice| notice.0 == method).map(|notice| notice.1.clone()).collect::<Vec<_>>()
         };
-        let _ = timeout(limit, heard.wait_for(|all| of_method(all).len() >= count)).await;
+        let _ = timeout(limit, heard.wait_for(|all| is_enough(&of_method(all)))).await;
         of_method(&self.heard.borrow())
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use http::Method;
+use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use taskgate::task::Principal;
 use taskgate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
@@ -14,7 +14,7 @@ use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use crate::server::{Events, Reply, Seen, Server, World, polite, result, status};
+use crate::server::{Events, Reply, Seen, Server, World, json_text, polite, result, status};
 use crate::{begin, call, context, in_time, line, lines, next, try_begin, upstream, upstream_of};
 
 fn is_initialize(seen: &Seen) -> bool {
@@ -121,6 +121,31 @@ async fn a_second_404_loses_the_call() {
     let upstream = upstream(&server.url);
     assert_eq!(lines(&mut begin(&upstream).await).await, ["lost UpstreamSessionLost No"], "U04");
     assert_eq!(server.world.all(Seen::is_call).len(), 2);
+}
+
+/// UPC-17: servers built after the SDKs' examples say with 400 what a 404 should say, and name nobody.
+#[tokio::test]
+async fn a_400_that_says_so_is_a_forgotten_session_and_no_other_is() {
+    for (words, code, expected, calls) in [
+        ("Bad Request: No valid session ID provided", -32000, "returned {}", 2),
+        ("Session not found", -32000, "returned {}", 2),
+        ("Session not found", -32602, "lost UpstreamHttpStatus Unknown", 1),
+        ("Bad Request: no such tool", -32000, "lost UpstreamHttpStatus Unknown", 1),
+    ] {
+        let error = json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": words}});
+        let server = Server::answering(move |seen| {
+            if seen.header("mcp-session-id") != Some("s-1") {
+                return result(seen, &json!({}));
+            }
+            let mut reply = json_text(error.to_string());
+            *reply.status_mut() = StatusCode::BAD_REQUEST;
+            reply
+        })
+        .await;
+        let upstream = upstream(&server.url);
+        assert_eq!(lines(&mut begin(&upstream).await).await, [expected], "{words} {code}");
+        assert_eq!(server.world.all(Seen::is_call).len(), calls, "{words} {code}");
+    }
 }
 
 #[tokio::test]

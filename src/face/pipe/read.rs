@@ -9,6 +9,7 @@ use hyper::body::Body;
 
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{Binding, ConduitBody, ConduitResponse, Content};
+use crate::upstream::http::reply::names_lost_session;
 use crate::wire::envelope::Response;
 use crate::wire::framing::SseDecoder;
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
@@ -19,12 +20,6 @@ const ERROR_BYTES_MAX: usize = 64 * 1024;
 const ERROR_WAIT: Duration = Duration::from_secs(5);
 /// Most messages in one array.
 const BATCH_MAX: usize = 1_000;
-/// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
-const TRANSPORT_ERROR: i64 = -32_000;
-/// What is said with it where the session is unknown. A tool whose own words these are would have to answer
-/// with this code and HTTP 400 to be called twice.
-const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
-
 /// An answer whose head says what it is worth.
 pub(super) enum Judged {
     /// A success, still to be read.
@@ -46,18 +41,11 @@ pub(super) async fn judge(response: ConduitResponse, binding: &Binding) -> Judge
         return Judged::SessionLost;
     }
     let error = explained(response).await;
-    let is_lost = error.as_ref().is_some_and(names_lost_session);
-    if binding.session.is_some() && status == StatusCode::BAD_REQUEST && is_lost {
+    let is_lost = error.as_ref().is_some_and(|error| names_lost_session(status, error));
+    if binding.session.is_some() && is_lost {
         return Judged::SessionLost;
     }
     Judged::Refused { fault, error }
-}
-
-/// Whether an error says what a 404 should have said. Servers built after the SDKs' examples refuse an
-/// unknown session with 400, before they look at the message.
-fn names_lost_session(error: &RpcError) -> bool {
-    let message = error.message.to_ascii_lowercase();
-    error.code == TRANSPORT_ERROR && LOST_SESSION.iter().any(|words| message.contains(words))
 }
 
 /// What a refusing status means.

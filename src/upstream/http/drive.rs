@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Response, StatusCode};
+use http::Response;
 use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::SetOnce;
@@ -105,23 +105,29 @@ impl Link {
 
     async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<ExchangeEvent, GatewayFault> {
         let session = self.session();
-        let mut response = self.head(&session, message.clone(), handed_over).await?;
-        if is_forgotten(&session, &response) {
+        let response = self.head(&session, message.clone(), handed_over).await?;
+        let mut opened = self.open(&session, response).await;
+        if matches!(opened, Err(Refusal::SessionLost)) {
             // The upstream refused the call with its session, so it is sent once more (U04).
             let session = self.renew(&session).await?;
-            response = self.head(&session, message, &HandedOver::default()).await?;
-            if is_forgotten(&session, &response) {
-                return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
-            }
+            let response = self.head(&session, message, &HandedOver::default()).await?;
+            opened = self.open(&session, response).await;
         }
         // Set once: this is the only place.
         let _ = self.head.set(());
-        match reply::open(response, Addressee::Request(&self.call.id), self.limits).await {
+        match opened {
             Ok(Reply::Json(body)) => self.read(body).await,
             Ok(Reply::Events(events)) => self.follow(events).await,
             Err(Refusal::Rpc(error)) => Ok(ExchangeEvent::Faulted(error)),
             Err(Refusal::Gateway(fault)) => Err(fault),
+            Err(Refusal::SessionLost) => Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         }
+    }
+
+    async fn open(&self, session: &Session, response: Response<Incoming>) -> Result<Reply, Refusal> {
+        let id = &self.call.id;
+        let addressee = if session.has_id() { Addressee::RequestInSession(id) } else { Addressee::Request(id) };
+        reply::open(response, addressee, self.limits).await
     }
 
     /// Sends the call; returns with the head of the answer, which a server that answers in JSON sends only
@@ -297,9 +303,4 @@ impl Link {
             let _ = tokio::time::timeout(DRAIN_MAX, rest).await;
         });
     }
-}
-
-/// Whether an answer says that the session is gone (protocol.md 1.2, row 4).
-fn is_forgotten(session: &Session, response: &Response<Incoming>) -> bool {
-    response.status() == StatusCode::NOT_FOUND && session.has_id()
 }

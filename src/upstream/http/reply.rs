@@ -19,6 +19,10 @@ use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 /// Largest error body that is looked into under a refusing status.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
 /// How long such a body may take.
+/// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
+const TRANSPORT_ERROR: i64 = -32_000;
+/// What is said with it where the session is unknown.
+const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
 const ERROR_WAIT: Duration = Duration::from_secs(5);
 
 /// Most room that is taken for an answer before it has come.
@@ -45,6 +49,8 @@ pub(crate) enum Refusal {
     Gateway(GatewayFault),
     /// A JSON-RPC error came under the refusing status.
     Rpc(RpcError),
+    /// The session is unknown; the message was not looked at. Only for requests in a session.
+    SessionLost,
 }
 
 /// Whose error a refusing answer may carry.
@@ -52,6 +58,8 @@ pub(crate) enum Refusal {
 pub(crate) enum Addressee<'a> {
     /// Only the one with this id counts.
     Request(&'a RequestId),
+    /// The same, in a session that the upstream may have forgotten.
+    RequestInSession(&'a RequestId),
     /// The only request that the connection's other end can mean, so any id or none will do.
     Handshake,
 }
@@ -63,12 +71,7 @@ pub(crate) async fn open(
     limits: ReadLimits,
 ) -> Result<Reply, Refusal> {
     if !response.status().is_success() {
-        let fault = status_fault(&response);
-        let may_explain = fault.reason == Reason::UpstreamHttpStatus && is_json(response.headers());
-        if may_explain && let Some(error) = explained(response.into_body(), addressee).await {
-            return Err(Refusal::Rpc(error));
-        }
-        return Err(Refusal::Gateway(fault));
+        return Err(refusal(response, addressee).await);
     }
     match content_of(response.headers()) {
         Content::Json => Ok(Reply::Json(response.into_body())),
@@ -126,16 +129,40 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
     text.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case(media))
 }
 
-/// The JSON-RPC error in a body, if it is one and meant for the addressee.
-async fn explained(body: Incoming, addressee: Addressee<'_>) -> Option<RpcError> {
+/// What a refusing answer means.
+async fn refusal(response: Response<Incoming>, addressee: Addressee<'_>) -> Refusal {
+    let (fault, status) = (status_fault(&response), response.status());
+    let in_session = matches!(addressee, Addressee::RequestInSession(_));
+    if in_session && status == StatusCode::NOT_FOUND {
+        return Refusal::SessionLost;
+    }
+    let may_explain = fault.reason == Reason::UpstreamHttpStatus && is_json(response.headers());
+    let explained = if may_explain { explained(response.into_body()).await } else { None };
+    match (explained, addressee) {
+        (Some((_, error)), _) if in_session && names_lost_session(status, &error) => Refusal::SessionLost,
+        (Some((_, error)), Addressee::Handshake) => Refusal::Rpc(error),
+        (Some((Some(named), error)), Addressee::Request(id) | Addressee::RequestInSession(id)) if named == *id => {
+            Refusal::Rpc(error)
+        }
+        (Some(_) | None, _) => Refusal::Gateway(fault),
+    }
+}
+
+/// Whether an error says what a 404 should have said. Servers built after the SDKs' examples refuse an
+/// unknown session with 400, before they look at the message. A tool whose own words these are would have
+/// to answer with this code and status to be called twice.
+pub(crate) fn names_lost_session(status: StatusCode, error: &RpcError) -> bool {
+    let message = error.message.to_ascii_lowercase();
+    let named = LOST_SESSION.iter().any(|words| message.contains(words));
+    status == StatusCode::BAD_REQUEST && error.code == TRANSPORT_ERROR && named
+}
+
+/// The JSON-RPC error in a body, if it is one, and whom it names.
+async fn explained(body: Incoming) -> Option<(Option<RequestId>, RpcError)> {
     let limits = ReadLimits { bytes_max: ERROR_BYTES_MAX, idle: None };
     let text = tokio::time::timeout(ERROR_WAIT, read_whole(body, limits)).await.ok()?.ok()?;
     let Message::Response(response) = envelope::read(&text, ScanLimits::UPSTREAM).ok()? else { return None };
-    let meant = match addressee {
-        Addressee::Request(id) => response.id.as_ref() == Some(id),
-        Addressee::Handshake => true,
-    };
-    response.outcome.err().filter(|_| meant)
+    Some((response.id, response.outcome.err()?))
 }
 
 /// Reads a whole body. Not cancel safe: what was read so far goes with the future.

@@ -89,6 +89,7 @@ async fn initialize(
     let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };
     let reply = reply::open(response, Addressee::Handshake, limits).await.map_err(|refusal| match refusal {
         Refusal::Gateway(fault) => unsent(fault),
+        Refusal::SessionLost => unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         Refusal::Rpc(error) => BeginError::Refused(error),
     })?;
     let result = result_in(reply, &id, limits).await?;

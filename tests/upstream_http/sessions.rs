@@ -213,8 +213,8 @@ async fn a_handshake_that_fails_sends_no_call() {
     let stateless_only = |seen: &Seen| {
         let error = json!({"code": -32022, "message": "unsupported", "data": {"supported": ["2026-07-28"]}});
         let body = json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error});
-        let mut reply = crate::server::json_text(body.to_string());
-        *reply.status_mut() = http::StatusCode::BAD_REQUEST;
+        let mut reply = json_text(body.to_string());
+        *reply.status_mut() = StatusCode::BAD_REQUEST;
         reply
     };
     check_handshake("stateless only", stateless_only, "refused -32022 unsupported").await;

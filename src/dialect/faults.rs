@@ -15,6 +15,12 @@ pub enum Complaint {
     NotJson(String),
     /// JSON, but no JSON-RPC request that is accepted here.
     NotARequest(Cow<'static, str>),
+    /// A JSON document that is refused for what it would do to those who read it; `reason` is its
+    /// machine-readable name.
+    Refused {
+        what: String,
+        reason: &'static str,
+    },
     /// `_meta` lacks what a stateless request must carry.
     Metadata(Cow<'static, str>),
     /// A parameter of a known method.
@@ -39,6 +45,8 @@ impl Complaint {
         match self {
             Self::NotJson(what) => RpcError::new(fault::PARSE_ERROR, format!("Parse error: {what}")),
             Self::NotARequest(what) => RpcError::new(fault::INVALID_REQUEST, format!("Invalid request: {what}")),
+            Self::Refused { what, reason } => RpcError::new(fault::INVALID_REQUEST, format!("Invalid request: {what}"))
+                .with_data(&RefusedData { reason }),
             Self::Metadata(what) | Self::Params(what) => {
                 RpcError::new(fault::INVALID_PARAMS, format!("Invalid params: {what}"))
             }
@@ -63,6 +71,11 @@ impl Complaint {
                 .with_data(&SupportedVersions { supported: &supported(), requested }),
         }
     }
+}
+
+#[derive(serde::Serialize)]
+struct RefusedData {
+    reason: &'static str,
 }
 
 #[derive(serde::Serialize)]
@@ -226,6 +239,10 @@ mod tests {
         check(
             &Complaint::Capability(Payload::empty_object()),
             r#"{"code":-32021,"message":"Missing required client capability","data":{"requiredCapabilities":{}}}"#,
+        );
+        check(
+            &Complaint::Refused { what: "too deep".to_owned(), reason: "too_deep" },
+            r#"{"code":-32600,"message":"Invalid request: too deep","data":{"reason":"too_deep"}}"#,
         );
         check(&Complaint::UnknownMethod("x".to_owned()), r#"{"code":-32601,"message":"Method not found: x"}"#);
     }

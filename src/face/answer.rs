@@ -43,6 +43,7 @@ impl Addressee {
         let status = match complaint {
             Complaint::NotJson(_)
             | Complaint::NotARequest(_)
+            | Complaint::Refused { .. }
             | Complaint::Metadata(_)
             | Complaint::Header(_)
             | Complaint::Capability(_)

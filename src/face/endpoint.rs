@@ -152,15 +152,16 @@ fn is_request(name: &str) -> bool {
 pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, Complaint) {
     match error {
         EnvelopeError::Scan { error, id } => {
-            let words = error.to_string();
+            let what = error.to_string();
+            let refused = |reason| Complaint::Refused { what: what.clone(), reason };
             let complaint = match error {
                 ScanError::Syntax { .. } | ScanError::Utf8 { .. } | ScanError::LoneSurrogate { .. } => {
-                    Complaint::NotJson(words)
+                    Complaint::NotJson(what)
                 }
-                ScanError::TooDeep { .. }
-                | ScanError::DuplicateKey { .. }
-                | ScanError::NumberRange { .. }
-                | ScanError::TooManyNodes { .. } => Complaint::NotARequest(Cow::Owned(words)),
+                ScanError::TooDeep { .. } => refused("too_deep"),
+                ScanError::DuplicateKey { .. } => refused("duplicate_key"),
+                ScanError::NumberRange { .. } => refused("number_range"),
+                ScanError::TooManyNodes { .. } => refused("too_many_nodes"),
             };
             (id, complaint)
         }

@@ -52,6 +52,22 @@ async fn text_that_is_no_json_is_refused_without_an_id() {
     check_rows(rows).await;
 }
 
+/// B82, B84, B86, B88: the reason is there for machines too.
+#[tokio::test]
+async fn json_beyond_the_bounds_is_refused_with_a_reason() {
+    let gate = Gate::start().await;
+    let keys: Vec<_> = (0..10_001).map(|n| format!("\"k{n}\":0")).collect();
+    for (text, reason) in [
+        (nested(62), "too_deep"),
+        (r#"{"a":1,"a":1}"#.to_owned(), "duplicate_key"),
+        ("1e400".to_owned(), "number_range"),
+        (format!("{{{}}}", keys.join(",")), "too_many_nodes"),
+    ] {
+        let error = gate.send(&argument(&text)).await.json()["error"].take();
+        assert_eq!(error["data"], json!({ "reason": reason }));
+    }
+}
+
 #[tokio::test]
 async fn json_beyond_the_bounds_is_refused() {
     let many_keys = |count| {

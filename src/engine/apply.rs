@@ -111,10 +111,10 @@ fn record(before: &Task, after: &Task) {
     let label = outcome_label(outcome);
     let upstream = Arc::clone(&after.origin.upstream);
     let age = after.updated_at.since(after.created_at);
-    metrics::counter!(crate::metric::TASKS_SETTLED, "upstream" => upstream.to_string(), "outcome" => label)
+    metrics::counter!(crate::metric::TASKS_SETTLED, "upstream" => Arc::clone(&upstream), "outcome" => label)
         .increment(1);
-    metrics::gauge!(crate::metric::TASKS_IN_FLIGHT, "upstream" => upstream.to_string()).decrement(1.0);
-    metrics::histogram!(crate::metric::TASK_AGE, "upstream" => upstream.to_string()).record(age.as_secs_f64());
+    metrics::gauge!(crate::metric::TASKS_IN_FLIGHT, "upstream" => Arc::clone(&upstream)).decrement(1.0);
+    metrics::histogram!(crate::metric::TASK_AGE, "upstream" => Arc::clone(&upstream)).record(age.as_secs_f64());
     tracing::info!(task = ?after.key.id, %upstream, tool = %after.origin.tool, outcome = label, ?age, "task settled");
 }
 

@@ -401,8 +401,8 @@ impl Runner {
         if !self.client.hand_over(Arc::new(task)).await {
             return Ok(self.drop_orphan(&key).await);
         }
-        let upstream = self.spec.upstream.name().to_string();
-        metrics::counter!(metric::TASKS_CREATED, "upstream" => upstream.clone()).increment(1);
+        let upstream = Arc::clone(self.spec.upstream.name());
+        metrics::counter!(metric::TASKS_CREATED, "upstream" => Arc::clone(&upstream)).increment(1);
         metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
         if matches!(self.spec.plan, Plan::Grace(_)) {
             self.count_grace("task");
@@ -445,7 +445,7 @@ impl Runner {
         };
         match self.engine.apply(&key, event).await {
             Ok(applied) if !applied.changed => {
-                metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => self.spec.upstream.name().to_string(), "reason" => "settled")
+                metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => Arc::clone(self.spec.upstream.name()), "reason" => "settled")
                     .increment(1);
                 tracing::info!("a late outcome was dropped");
             }
@@ -460,7 +460,7 @@ impl Runner {
     }
 
     fn count_grace(&self, result: &'static str) {
-        let upstream = self.spec.upstream.name().to_string();
+        let upstream = Arc::clone(self.spec.upstream.name());
         metrics::counter!(metric::GRACE, "upstream" => upstream, "result" => result).increment(1);
     }
 }

@@ -364,7 +364,7 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let upstream = self.shared.served.conduit.name().to_string();
+        let upstream = Arc::clone(self.shared.served.conduit.name());
         metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => upstream, "class" => self.class)
             .record(self.began.elapsed());
     }
@@ -372,7 +372,7 @@ impl Drop for Call {
 
 impl Shared {
     fn count(&self, kind: &'static str) {
-        let upstream = self.served.conduit.name().to_string();
+        let upstream = Arc::clone(self.served.conduit.name());
         metrics::counter!(metric::PIPED, "upstream" => upstream, "kind" => kind).increment(1);
     }
 

@@ -59,7 +59,7 @@ pub(crate) struct Hop {
 impl Hop {
     /// Counts something of the upstream's that nobody can use.
     pub(crate) fn dropped(&self, reason: &'static str) {
-        let upstream = self.name.to_string();
+        let upstream = Arc::clone(&self.name);
         metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
     }
 }

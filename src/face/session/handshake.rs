@@ -169,7 +169,7 @@ impl Shared {
             let opening = self.served.life.tracker.spawn(stop.run_until_cancelled_owned(async move {
                 let renewed = shared.open_anew(&token, told).await;
                 let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
-                let upstream = shared.served.conduit.name().to_string();
+                let upstream = Arc::clone(shared.served.conduit.name());
                 metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
                 renewed
             }));

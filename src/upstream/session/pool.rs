@@ -169,7 +169,7 @@ impl Pool {
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
             self.end(&place);
         }
-        metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => self.hop.name.to_string())
+        metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => Arc::clone(&self.hop.name))
             .set(u32::try_from(places.len()).unwrap_or(u32::MAX));
     }
 }

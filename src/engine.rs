@@ -22,8 +22,7 @@ pub use call::{Askable, CallEnd, CallEvent, CallSpec, CallStream};
 pub use watch::Watchers;
 
 use crate::store::TaskStore;
-use crate::task::{Clock, Event, InputKey, Principal, Shown, Task, TaskId, TaskKey};
-use crate::wire::Payload;
+use crate::task::{Answer, Clock, Event, InputKey, Principal, Shown, Task, TaskId, TaskKey};
 
 /// Draws the bits of a new task's id.
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
@@ -93,7 +92,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::get`].
-    pub async fn answer(&self, key: &TaskKey, answers: BTreeMap<InputKey, Payload>) -> Result<(), TaskError> {
+    pub async fn answer(&self, key: &TaskKey, answers: BTreeMap<InputKey, Answer>) -> Result<(), TaskError> {
         self.get(key).await?;
         self.apply(key, Event::Answered { answers }).await.map(|_| ())
     }

@@ -13,7 +13,7 @@ pub mod transition;
 pub use id::{TaskId, TaskKey};
 
 pub use model::{
-    Attempt, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Question, Reason, Shown, Task,
+    Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Question, Reason, Shown, Task,
 };
 pub use policy::{Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
 pub use principal::Principal;

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::face::{Command, FaceDialect, Reply};
 use super::faults::{Complaint, failure_error};
 use crate::task::time::millis;
-use crate::task::{InputKey, Outcome, Phase, Task, TaskId};
+use crate::task::{Answer, InputKey, Outcome, Phase, Task, TaskId};
 use crate::wire::meta::META;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, method};
@@ -140,7 +140,7 @@ fn task_id(params: &Object) -> Result<TaskId, Complaint> {
 
 /// Reads `inputResponses`. Keys that we never issued are ignored before their values are looked at
 /// (EXT-39); of the others each value must be an object.
-fn answers(params: &Object) -> Result<BTreeMap<InputKey, Payload>, Complaint> {
+fn answers(params: &Object) -> Result<BTreeMap<InputKey, Answer>, Complaint> {
     let object = params
         .get_object("inputResponses")
         .ok_or(Complaint::Params(Cow::Borrowed("inputResponses must be an object")))?;
@@ -152,7 +152,7 @@ fn answers(params: &Object) -> Result<BTreeMap<InputKey, Payload>, Complaint> {
         if Object::of(&value).is_none() {
             return Err(Complaint::Params(Cow::Borrowed("each value of inputResponses must be an object")));
         }
-        answers.insert(key, value.detached());
+        answers.insert(key, Answer::Result(value.detached()));
     }
     Ok(answers)
 }

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use super::Complaint;
-use crate::task::{InputKey, Task, TaskId};
+use crate::task::{Answer, InputKey, Task, TaskId};
 use crate::wire::{Object, Payload};
 
 /// What a client asks of a task, whatever words it used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     Get(TaskId),
-    Answer(TaskId, BTreeMap<InputKey, Payload>),
+    Answer(TaskId, BTreeMap<InputKey, Answer>),
     Cancel(TaskId),
 }
 

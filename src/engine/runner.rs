@@ -213,7 +213,7 @@ impl Runner {
             }
             Step::Orders(live::Order::Deliver(answers)) => {
                 for (ask, answer) in answers {
-                    if let Err(lost) = self.stage.answer(&ask, Answer::Result(answer)).await {
+                    if let Err(lost) = self.stage.answer(&ask, answer).await {
                         tracing::warn!(%lost, "an answer did not reach the upstream");
                     }
                 }

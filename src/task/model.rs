@@ -112,6 +112,14 @@ pub struct Question {
     pub request: Payload,
 }
 
+/// What a client says to a question.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    Result(Payload),
+    /// A refusal, where the client's flavour can express one.
+    Error(RpcError),
+}
+
 /// How the call ended. Facts only: each dialect chooses its own status word.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {

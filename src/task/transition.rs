@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::model::Question;
-use super::{Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Task, Timestamp};
+use super::{Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Task, Timestamp};
 use crate::wire::Payload;
 
 /// Something that happened to a task.
@@ -31,7 +31,7 @@ pub enum Event {
     },
     /// The client answered some questions.
     Answered {
-        answers: BTreeMap<InputKey, Payload>,
+        answers: BTreeMap<InputKey, Answer>,
     },
     Returned {
         attempt: Attempt,
@@ -68,7 +68,7 @@ pub enum Effect {
     /// Tell those who wait.
     NotifyWatchers,
     /// Give answers to the upstream: how it named each question, and the answer.
-    Deliver(Vec<(Payload, Payload)>),
+    Deliver(Vec<(Payload, Answer)>),
     /// Tell the upstream that nobody wants the result, and let go of the exchange.
     Abandon,
 }

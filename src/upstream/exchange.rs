@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+pub use crate::task::Answer;
 use crate::task::{GatewayFault, Principal};
 use crate::wire::{Payload, ProtocolVersion, RpcError};
 
@@ -152,13 +153,6 @@ pub struct Progress {
     pub progress: Payload,
     pub total: Option<Payload>,
     pub message: Option<Arc<str>>,
-}
-
-/// An answer to a question.
-#[derive(Clone, Debug)]
-pub enum Answer {
-    Result(Payload),
-    Error(RpcError),
 }
 
 /// Why an exchange ends without an answer.

@@ -84,7 +84,7 @@ fn each_method_asks_for_its_command() {
     assert_eq!(decode(method::TASKS_GET, format!(r#"{{"taskId":"{ID}"}}"#)), Ok(Command::Get(id)));
     assert_eq!(decode(method::TASKS_CANCEL, format!(r#"{{"taskId":"{ID}"}}"#)), Ok(Command::Cancel(id)));
     let update = format!(r#"{{"taskId":"{ID}","inputResponses":{{"r0":{{"action":"accept"}},"r01":7,"other":7}}}}"#);
-    let answers = BTreeMap::from([(InputKey(0), payload(r#"{"action":"accept"}"#))]);
+    let answers = BTreeMap::from([(InputKey(0), Answer::Result(payload(r#"{"action":"accept"}"#)))]);
     assert_eq!(decode(method::TASKS_UPDATE, update), Ok(Command::Answer(id, answers)));
     assert!(matches!(decode(method::TASKS_LIST, format!(r#"{{"taskId":"{ID}"}}"#)), Err(Complaint::UnknownMethod(_))));
 }

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::task::TaskKey;
+use crate::task::{Answer, TaskKey};
 use crate::wire::Payload;
 
 /// Sets of answers on their way to one runner; each stands for a commit, so a runner that is this far
@@ -19,7 +19,7 @@ pub(super) enum Order {
     /// Tell the upstream that nobody wants the result, and end.
     Abandon,
     /// Hand answers to the upstream.
-    Deliver(Vec<(Payload, Payload)>),
+    Deliver(Vec<(Payload, Answer)>),
 }
 
 /// Runners by task. An entry lives from the task's insert to the runner's end.
@@ -31,7 +31,7 @@ pub(in crate::engine) struct LiveRunners {
 #[derive(Debug)]
 struct Line {
     abandon: CancellationToken,
-    deliveries: mpsc::Sender<Vec<(Payload, Payload)>>,
+    deliveries: mpsc::Sender<Vec<(Payload, Answer)>>,
 }
 
 impl LiveRunners {
@@ -53,7 +53,7 @@ impl LiveRunners {
         }
     }
 
-    pub(in crate::engine) fn deliver(&self, key: &TaskKey, answers: Vec<(Payload, Payload)>) {
+    pub(in crate::engine) fn deliver(&self, key: &TaskKey, answers: Vec<(Payload, Answer)>) {
         if let Some(line) = self.by_task.lock().get(key)
             && line.deliveries.try_send(answers).is_err()
         {
@@ -66,7 +66,7 @@ impl LiveRunners {
 #[derive(Debug)]
 pub(super) struct Orders {
     abandon: CancellationToken,
-    deliveries: mpsc::Receiver<Vec<(Payload, Payload)>>,
+    deliveries: mpsc::Receiver<Vec<(Payload, Answer)>>,
 }
 
 impl Orders {

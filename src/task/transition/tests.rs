@@ -42,7 +42,10 @@ fn events(attempt: Attempt) -> Vec<(&'static str, Event)> {
         ("progressed", Event::Progressed { attempt, message: Arc::from("half") }),
         ("asked", Event::Asked { attempt, question: question(7) }),
         ("withdrawn", Event::Withdrawn { attempt, ask: Payload::of(&0) }),
-        ("answered", Event::Answered { answers: BTreeMap::from([(InputKey(0), Payload::empty_object())]) }),
+        (
+            "answered",
+            Event::Answered { answers: BTreeMap::from([(InputKey(0), Answer::Result(Payload::empty_object()))]) },
+        ),
         ("returns", Event::Returned { attempt, result: Payload::empty_object(), is_error: true }),
         ("faults", Event::Faulted { attempt, failure: Failure::Upstream(RpcError::new(2, "n")) }),
         ("cancel", Event::CancelRequested),
@@ -151,7 +154,11 @@ fn an_outcome_raises_the_ttl_only_where_it_is_too_short_to_be_read() {
 
 fn any_event() -> impl Strategy<Value = Event> {
     let attempt = (1_u32..4).prop_map(Attempt);
-    let answers = proptest::collection::btree_map((0_u32..8).prop_map(InputKey), Just(Payload::empty_object()), 0..4);
+    let answers = proptest::collection::btree_map(
+        (0_u32..8).prop_map(InputKey),
+        Just(Answer::Result(Payload::empty_object())),
+        0..4,
+    );
     prop_oneof![
         1 => attempt.clone().prop_map(|attempt| Event::Dispatched { attempt }),
         1 => attempt.clone().prop_map(|attempt| Event::Progressed { attempt, message: Arc::from("m") }),

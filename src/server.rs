@@ -21,6 +21,7 @@ mod refusal;
 mod stack;
 mod tls;
 mod trail;
+mod unread;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;

@@ -137,7 +137,7 @@ fn service(
             if response.headers().contains_key(CONNECTION) {
                 trail.doubt();
             }
-            Ok(response.map(|body| OpenBody { body, _open: open }))
+            Ok(response.map(|body| OpenBody::new(body, open, version)))
         }
     })
 }

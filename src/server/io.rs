@@ -17,6 +17,7 @@ use super::Limits;
 use super::frames::{ControlBudget, FrameCursor};
 use super::patience::{Patience, Stage};
 use super::trail::Trail;
+use super::unread::ReadWatch;
 
 /// Something a connection can run over.
 pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin + 'static {
@@ -70,7 +71,10 @@ pub(super) struct Watched<T> {
     stalled: Option<Pin<Box<Sleep>>>,
     /// As `stalled`, for what the socket has taken but not passed on; only TLS holds bytes back.
     unflushed: Option<Pin<Box<Sleep>>>,
+    /// Over HTTP/1.
     patience: Option<Patience>,
+    /// Over HTTP/2, as are the frames.
+    unread: Option<ReadWatch>,
     frames: Option<Frames>,
     misconduct: Misconduct,
 }
@@ -103,9 +107,9 @@ impl<T: Transport> Watched<T> {
         trail: Arc<Trail>,
     ) -> (Self, oneshot::Receiver<Returned<T>>) {
         let (home, returned) = oneshot::channel();
-        let (patience, frames) = match protocol {
-            Protocol::Http1 => (Some(Patience::new(trail)), None),
-            Protocol::Http2 => (None, Some(Frames::new(&limits))),
+        let (patience, unread, frames) = match protocol {
+            Protocol::Http1 => (Some(Patience::new(trail)), None, None),
+            Protocol::Http2 => (None, Some(ReadWatch::new(trail, limits.write_stall)), Some(Frames::new(&limits))),
         };
         let watched = Self {
             socket: Some(socket),
@@ -115,6 +119,7 @@ impl<T: Transport> Watched<T> {
             stalled: None,
             unflushed: None,
             patience,
+            unread,
             frames,
             misconduct: Misconduct::None,
         };
@@ -192,6 +197,13 @@ impl<T: Transport> AsyncRead for Watched<T> {
                     }
                     return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                 }
+            }
+            if let Some(unread) = &mut this.unread
+                && read.is_pending()
+                && unread.poll(context).is_ready()
+            {
+                this.misconduct = Misconduct::Stalled;
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
             std::task::ready!(read)?;
         } else {

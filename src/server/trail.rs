@@ -3,13 +3,15 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use http::Version;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio_util::sync::CancellationToken;
 
 use super::meter::{InUse, Meter};
+use super::unread::{Unread, next_piece};
 use crate::face::http::ResponseBody;
 
 /// The state of one connection, written by its requests. All of it is advisory, so relaxed order will do.
@@ -20,16 +22,29 @@ pub(super) struct Trail {
     glitches: AtomicU32,
     in_doubt: AtomicBool,
     leave: CancellationToken,
+    unread: Unread,
 }
 
 impl Trail {
     /// `leave` asks the connection to end after what it is answering.
     pub(super) fn new(leave: CancellationToken) -> Self {
-        Self { begun: 0.into(), open: 0.into(), glitches: 0.into(), in_doubt: false.into(), leave }
+        Self {
+            begun: 0.into(),
+            open: 0.into(),
+            glitches: 0.into(),
+            in_doubt: false.into(),
+            leave,
+            unread: Unread::default(),
+        }
     }
 
     pub(super) const fn leave(&self) -> &CancellationToken {
         &self.leave
+    }
+
+    /// The answers that wait for their peer, over HTTP/2.
+    pub(super) const fn unread(&self) -> &Unread {
+        &self.unread
     }
 
     /// Counts one refused request; the one after `max` ends the connection, gracefully.
@@ -72,14 +87,16 @@ pub(super) enum Standing {
 #[derive(Debug)]
 pub(super) struct Open {
     trail: Arc<Trail>,
+    /// Which request of the connection this is.
+    number: u32,
     _counted: InUse,
 }
 
 impl Open {
     pub(super) fn new(trail: Arc<Trail>, meter: &Meter) -> Self {
-        trail.begun.fetch_add(1, Ordering::Relaxed);
+        let number = trail.begun.fetch_add(1, Ordering::Relaxed);
         trail.open.fetch_add(1, Ordering::Relaxed);
-        Self { trail, _counted: meter.request() }
+        Self { trail, number, _counted: meter.request() }
     }
 }
 
@@ -92,8 +109,28 @@ impl Drop for Open {
 /// The body of an answer, which keeps its request open.
 #[derive(Debug)]
 pub(super) struct OpenBody {
-    pub(super) body: ResponseBody,
-    pub(super) _open: Open,
+    body: ResponseBody,
+    open: Open,
+    carriage: Carriage,
+}
+
+/// How the bytes of an answer get to the peer.
+#[derive(Debug)]
+enum Carriage {
+    /// Over HTTP/1: the socket alone tells whether somebody reads.
+    Socket,
+    /// Over HTTP/2, piece by piece; holds what is left of a frame.
+    Stream(Bytes),
+}
+
+impl OpenBody {
+    pub(super) const fn new(body: ResponseBody, open: Open, version: Version) -> Self {
+        let carriage = match version {
+            Version::HTTP_2 => Carriage::Stream(Bytes::new()),
+            _ => Carriage::Socket,
+        };
+        Self { body, open, carriage }
+    }
 }
 
 impl Body for OpenBody {
@@ -104,14 +141,43 @@ impl Body for OpenBody {
         self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
-        Pin::new(&mut self.get_mut().body).poll_frame(context)
+        let this = self.get_mut();
+        let Carriage::Stream(left) = &mut this.carriage else {
+            return Pin::new(&mut this.body).poll_frame(context);
+        };
+        let Open { trail, number, .. } = &this.open;
+        trail.unread.taken(*number);
+        if left.is_empty() {
+            match ready!(Pin::new(&mut this.body).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => *left = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                other @ (Some(Err(_)) | None) => return Poll::Ready(other),
+            }
+        }
+        trail.unread.handed(*number);
+        Poll::Ready(Some(Ok(Frame::data(next_piece(left)))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        match &self.carriage {
+            Carriage::Stream(left) if !left.is_empty() => false,
+            Carriage::Stream(_) | Carriage::Socket => self.body.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
+        match &self.carriage {
+            // Asked for only before the first frame; what is known later is of no use to anybody.
+            Carriage::Stream(left) if !left.is_empty() => SizeHint::default(),
+            Carriage::Stream(_) | Carriage::Socket => self.body.size_hint(),
+        }
+    }
+}
+
+impl Drop for OpenBody {
+    fn drop(&mut self) {
+        self.open.trail.unread.taken(self.open.number);
     }
 }

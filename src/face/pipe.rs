@@ -8,6 +8,7 @@ mod batch;
 mod body;
 mod edit;
 mod late;
+mod paused;
 pub(super) mod read;
 
 use std::borrow::Cow;
@@ -40,6 +41,7 @@ pub(super) use batch::{Item, post_batch};
 use body::{Form, Pace, PipeBody};
 use edit::{Arrays, Edits};
 use late::{Answer, respond, status};
+pub(super) use paused::Paused;
 use read::Judged;
 
 /// How long a message that wants no answer may take to be accepted, and a cancellation.
@@ -133,18 +135,34 @@ pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Opti
 }
 
 async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Answer {
-    let response = match shared.stream(&session, last_event).await {
-        Ok(response) => response,
+    // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
+    let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
+    let (response, taken_up) = match shared.stream(&session, last_event).await {
+        Ok(stream) => stream,
         Err(answer) => return answer,
     };
     if response.content != Content::Events {
         return status(StatusCode::BAD_GATEWAY);
     }
     let source = shared.edits(&session).await.apply(response.body, shared.served.edited_bytes_max);
-    let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
-    let body = PipeBody::new(source, Form::Events(EventBoundary::default()), pace, None);
+    let body = match resumed.filter(|_| taken_up == TakenUp::Same) {
+        Some(resumable) => PipeBody::resumed(source, resumable),
+        None => {
+            let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
+            PipeBody::new(source, Form::Events(EventBoundary::default()), pace, None)
+        }
+    };
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
     Answer::Events(StreamBody::new(frames).boxed_unsync())
+}
+
+/// Which stream a client got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TakenUp {
+    /// The one that it asked for.
+    Same,
+    /// That of a session that took the place of a lost one.
+    Another,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -227,7 +245,7 @@ impl Piping {
             shared: Arc::clone(&self.shared),
             session: self.session.clone(),
             id: self.request.id.clone(),
-            _slot: slot,
+            slot,
         };
         let judged = match call.in_time(self.deliver(), timeouts.first_byte, deadline).await? {
             Judged::Fine(response) => response,
@@ -314,18 +332,23 @@ fn several(mut messages: Vec<Bytes>, accepted: AcceptedTypes, id: &RequestId) ->
 }
 
 /// A request that is at the upstream: its place, its time, and how to take it back.
+#[derive(Debug)]
 pub(super) struct Call {
     shared: Arc<Shared>,
     session: Session,
     id: RequestId,
     began: Instant,
     class: &'static str,
-    _slot: Option<Slot>,
+    slot: Option<Slot>,
 }
 
 impl Call {
     pub(super) const fn id(&self) -> &RequestId {
         &self.id
+    }
+
+    const fn has_place(&self) -> bool {
+        self.slot.is_some()
     }
 
     /// Waits for something of the upstream's, within its limits; past them it is told that nobody waits.
@@ -407,24 +430,27 @@ impl Shared {
         self: &Arc<Self>,
         session: &Session,
         last_event: Option<HeaderValue>,
-    ) -> Result<ConduitResponse, Answer> {
+    ) -> Result<(ConduitResponse, TakenUp), Answer> {
         let unreachable = |_| status(StatusCode::SERVICE_UNAVAILABLE);
         let mut binding = self.sessions.binding(session).await;
         let first = Verb::Get { last_event: last_event.clone() };
         let mut judged = self.patiently(&binding, &first).await.map_err(unreachable)?;
         let anew = Verb::Get { last_event: None };
+        let mut taken_up = TakenUp::Same;
         if matches!(judged, Judged::SessionLost) {
             binding = self.renew(session, &binding).await.map_err(unreachable)?;
             judged = self.judged(&binding, anew).await.map_err(unreachable)?;
+            taken_up = TakenUp::Another;
         } else if last_event.is_some()
             && matches!(judged, Judged::Refused { .. })
             && self.sessions.is_renewed(session).await
         {
             // The event may be one of a session that is gone, and whatever followed it too.
             judged = self.judged(&binding, anew).await.map_err(unreachable)?;
+            taken_up = TakenUp::Another;
         }
         match judged {
-            Judged::Fine(response) => Ok(response),
+            Judged::Fine(response) => Ok((response, taken_up)),
             Judged::SessionLost => Err(status(StatusCode::SERVICE_UNAVAILABLE)),
             Judged::Refused { fault, .. } => Err(Answer::Status(no_stream(&fault))),
         }

@@ -36,8 +36,8 @@ impl Introduction {
     #[must_use]
     pub fn message(&self, id: &RequestId, version: ProtocolVersion, original: &Bytes) -> Bytes {
         let asked = self.params.get_string("protocolVersion");
-        if asked.as_deref() == Some(version.as_str())
-            && self.params.get("capabilities").as_ref() == Some(&self.capabilities)
+        let capabilities = known_to(version, &self.capabilities);
+        if asked.as_deref() == Some(version.as_str()) && self.params.get("capabilities").as_ref() == Some(&capabilities)
         {
             return original.clone();
         }
@@ -45,7 +45,7 @@ impl Introduction {
             .params
             .edit()
             .set("protocolVersion", Payload::of(version.as_str()))
-            .set("capabilities", self.capabilities.clone())
+            .set("capabilities", capabilities)
             .finish();
         envelope::request(id, method::INITIALIZE, Some(&params))
     }
@@ -69,7 +69,7 @@ pub fn introduction(
     let own = || ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish();
     let params = ObjectWriter::new()
         .text("protocolVersion", version.as_str())
-        .member("capabilities", capabilities)
+        .member("capabilities", &known_to(version, capabilities))
         .member("clientInfo", &client_info.cloned().unwrap_or_else(own))
         .finish();
     envelope::request(id, method::INITIALIZE, Some(&params))
@@ -83,6 +83,23 @@ pub fn introduction_result(result: &Object, version: ProtocolVersion) -> Payload
         Some(capabilities) => edit.set("capabilities", without_tasks(&capabilities)).finish(),
         None => edit.finish(),
     }
+}
+
+/// A client's capabilities in the words of `version`: before 2025-11-25 there was one kind of elicitation, by
+/// form, and it had no members (protocol.md 1.14).
+fn known_to(version: ProtocolVersion, capabilities: &Payload) -> Payload {
+    let unchanged = || capabilities.clone();
+    if version >= ProtocolVersion::V2025_11_25 {
+        return unchanged();
+    }
+    let Some(object) = Object::of(capabilities) else { return unchanged() };
+    let Some(kinds) = object.get_object("elicitation").filter(|kinds| kinds.keys().next().is_some()) else {
+        return unchanged();
+    };
+    if kinds.contains("url") && !kinds.contains("form") {
+        return object.edit().remove("elicitation").finish();
+    }
+    object.edit().set("elicitation", ObjectWriter::new().finish()).finish()
 }
 
 /// Capabilities of either side, less tasks in both flavours.
@@ -174,6 +191,29 @@ mod tests {
             newest,
             r#"{"protocolVersion":"2025-11-25","capabilities":{}}"#,
         );
+    }
+
+    /// Protocol.md 1.14.
+    #[test]
+    fn older_versions_hear_of_elicitation_by_form_alone() {
+        let older = ProtocolVersion::V2025_06_18;
+        for (said, sent) in [
+            (r#"{"elicitation":{}}"#, r#"{"elicitation":{}}"#),
+            (r#"{"elicitation":{"form":{},"url":{}},"roots":{"n":1.10}}"#, r#"{"elicitation":{},"roots":{"n":1.10}}"#),
+            (r#"{"elicitation":{"form":{}}}"#, r#"{"elicitation":{}}"#),
+            (r#"{"roots":{},"elicitation":{"url":{}}}"#, r#"{"roots":{}}"#),
+        ] {
+            let params =
+                |version, capabilities| format!(r#"{{"protocolVersion":"{version}","capabilities":{capabilities}}}"#);
+            check_introduction(&params("2025-11-25", said), ProtocolVersion::V2025_11_25, &params("2025-11-25", said));
+            check_introduction(&params("2025-11-25", said), older, &params("2025-06-18", sent));
+            let capabilities = Payload::parse(&Bytes::copy_from_slice(said.as_bytes()), ScanLimits::CLIENT).unwrap();
+            let anew = introduction(&RequestId::number(1), older, &capabilities, None);
+            assert!(
+                String::from_utf8_lossy(&anew).contains(&format!("\"capabilities\":{sent}")),
+                "opened anew: {said}"
+            );
+        }
     }
 
     /// LEG-02, protocol.md 1.5.

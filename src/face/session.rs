@@ -73,6 +73,7 @@ impl fmt::Debug for SessionServed {
 pub(super) struct Shared {
     pub(super) served: SessionServed,
     pub(super) sessions: Sessions,
+    pub(super) paused: pipe::Paused,
 }
 
 /// The session face of one upstream.
@@ -93,7 +94,7 @@ enum NoSession {
 impl SessionFace {
     #[must_use]
     pub fn new(served: SessionServed) -> Self {
-        Self { shared: Arc::new(Shared { served, sessions: Sessions::new() }) }
+        Self { shared: Arc::new(Shared { served, sessions: Sessions::new(), paused: pipe::Paused::default() }) }
     }
 
     /// Answers one message of a client. Dropping the future means that the client left: the upstream's

@@ -11,6 +11,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::Call;
+use super::paused::{Resumable, Tail, pause};
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::ConduitBody;
@@ -45,14 +46,31 @@ pub(super) struct PipeBody {
     timer: Pin<Box<Sleep>>,
     /// The call that is answered; none behind a stream of the client's own.
     call: Option<Call>,
+    /// Tells whether that call is over when its stream ends; only where it holds a place.
+    tail: Option<Tail>,
+    /// Whether the stream may go on when the call is over.
+    is_resumed: bool,
     is_over: bool,
 }
 
 impl PipeBody {
+    /// The rest of a call's stream. Servers may keep such a stream as the session's own once it has brought the
+    /// answer.
+    pub(super) fn resumed(source: ConduitBody, Resumable { call, pace, .. }: Resumable) -> Self {
+        let form = Form::Events(EventBoundary::default());
+        Self { is_resumed: true, ..Self::new(source, form, pace, Some(call)) }
+    }
+
     pub(super) fn new(source: ConduitBody, form: Form, pace: Pace, call: Option<Call>) -> Self {
         let now = Instant::now();
         let timer = Box::pin(tokio::time::sleep_until(now));
-        let mut body = Self { source, form, pace, last_frame: now, last_written: now, timer, call, is_over: false };
+        let tail = match form {
+            Form::Events(_) if call.as_ref().is_some_and(Call::has_place) => Some(Tail::new()),
+            Form::Events(_) | Form::Json => None,
+        };
+        let (last_frame, last_written) = (now, now);
+        let mut body =
+            Self { source, form, pace, last_frame, last_written, timer, call, tail, is_resumed: false, is_over: false };
         body.rearm();
         body
     }
@@ -118,9 +136,28 @@ impl PipeBody {
                 self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))
             }
             Form::Events(_) | Form::Json => {
-                self.is_over = true;
+                self.end();
                 Err(error)
             }
+        }
+    }
+
+    /// Lets go of a call whose answer has come on a stream that goes on.
+    fn let_go(&mut self) {
+        let is_answered = |call: &Call| self.tail.as_ref().is_some_and(|tail| tail.is_answer(call.id()));
+        if self.is_resumed && self.call.as_ref().is_some_and(is_answered) {
+            (self.call, self.tail) = (None, None);
+            (self.pace.idle, self.pace.deadline) = (None, None);
+        }
+    }
+
+    /// The stream is over. The call may not be: its client then comes back for the rest (T-29).
+    fn end(&mut self) {
+        self.is_over = true;
+        if let (Some(call), Some(tail)) = (self.call.take(), self.tail.take())
+            && let Some(at) = tail.pause(call.id())
+        {
+            pause(call, self.pace, &at);
         }
     }
 }
@@ -140,13 +177,16 @@ impl Body for PipeBody {
                 this.last_written = this.last_frame;
                 if let (Form::Events(boundary), Some(data)) = (&mut this.form, frame.data_ref()) {
                     boundary.pass(data);
+                    if let Some(tail) = &mut this.tail {
+                        tail.pass(data);
+                    }
+                    this.let_go();
                 }
                 return Poll::Ready(Some(Ok(frame)));
             }
             Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),
             Poll::Ready(None) => {
-                this.is_over = true;
-                this.call = None;
+                this.end();
                 return Poll::Ready(None);
             }
             Poll::Pending => (),
@@ -161,7 +201,8 @@ impl Body for PipeBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.is_over || self.source.is_end_stream()
+        // Where the end means something it must be asked for.
+        self.is_over || (self.tail.is_none() && self.source.is_end_stream())
     }
 
     fn size_hint(&self) -> SizeHint {

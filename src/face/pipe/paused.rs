@@ -1,0 +1,127 @@
+//! Calls whose stream has ended before their answer. An upstream of 2025-11-25 may close a stream once it gave
+//! an event id; the client comes back with a GET that names the id, and gets the rest (T-29). Until then the
+//! call goes on upstream, so it keeps its place and its deadline.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::HeaderValue;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::body::Pace;
+use super::{Call, read};
+use crate::face::session::sessions::Session;
+use crate::task::Reason;
+use crate::wire::RequestId;
+use crate::wire::framing::SseDecoder;
+
+/// How long a client may stay away beyond the time that the upstream asked it to.
+const AWAY_MAX: Duration = Duration::from_secs(60);
+/// Longest time that an upstream may ask a client to wait at the price of a place.
+const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
+/// Largest event that is looked into. A larger one is taken for the answer.
+const EVENT_BYTES_MAX: usize = 64 * 1024;
+
+/// Calls that wait for their clients, by session and event id. Each has a place, so there are no more than
+/// places.
+#[derive(Debug, Default)]
+pub(in crate::face) struct Paused(Mutex<HashMap<(u128, String), Resumable>>);
+
+/// A call, and what it is still to keep to.
+#[derive(Debug)]
+pub(super) struct Resumable {
+    pub(super) call: Call,
+    pub(super) pace: Pace,
+    until: Instant,
+}
+
+impl Paused {
+    /// The call whose stream `session` takes up again.
+    pub(super) fn take(&self, session: &Session, last_event: &HeaderValue) -> Option<Resumable> {
+        let event = String::from_utf8_lossy(last_event.as_bytes()).into_owned();
+        self.0.lock().remove(&(session.token.nonce, event))
+    }
+}
+
+/// Keeps a call until its client comes back, its deadline, or the end of patience, whichever is first. A client
+/// that stays away cancels nothing (T-81); a deadline does.
+pub(super) fn pause(call: Call, pace: Pace, at: &Pause) {
+    let shared = Arc::clone(&call.shared);
+    let key = (call.session.token.nonce, at.event.clone());
+    let patience = Instant::now() + at.retry.min(RETRY_MAX) + AWAY_MAX;
+    let until = pace.deadline.map_or(patience, |deadline| deadline.min(patience));
+    shared.paused.0.lock().insert(key.clone(), Resumable { call, pace, until });
+    let stop = shared.served.life.stop.clone();
+    let tracker = shared.served.life.tracker.clone();
+    tracker.spawn(async move {
+        let _ = stop.run_until_cancelled(tokio::time::sleep_until(until)).await;
+        let due = {
+            let mut all = shared.paused.0.lock();
+            // One that was paused again has another end, and its own watcher.
+            let is_due = all.get(&key).is_some_and(|paused| paused.until == until);
+            if is_due { all.remove(&key) } else { None }
+        };
+        if let Some(Resumable { call, pace, .. }) = due
+            && pace.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        {
+            call.cancel(Reason::DeadlineExceeded);
+        }
+    });
+}
+
+/// Where a stream stands that can be taken up.
+#[derive(Debug)]
+pub(super) struct Pause {
+    event: String,
+    /// How long the client was asked to wait.
+    retry: Duration,
+}
+
+/// Watches the events of a call's stream go by, and holds the last one.
+#[derive(Debug)]
+pub(super) struct Tail {
+    /// `None` once an event was too large.
+    decoder: Option<SseDecoder>,
+    event: Option<String>,
+    retry: Duration,
+    data: Bytes,
+}
+
+impl Tail {
+    pub(super) fn new() -> Self {
+        let decoder = Some(SseDecoder::new(EVENT_BYTES_MAX));
+        Self { decoder, event: None, retry: Duration::ZERO, data: Bytes::new() }
+    }
+
+    /// Takes note of the next bytes.
+    pub(super) fn pass(&mut self, bytes: &[u8]) {
+        let Some(decoder) = &mut self.decoder else { return };
+        let Ok(events) = decoder.feed(bytes) else {
+            self.decoder = None;
+            return;
+        };
+        for event in events {
+            self.event = event.id.or_else(|| self.event.take());
+            self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
+            if !event.data.is_empty() {
+                self.data = event.data;
+            }
+        }
+    }
+
+    /// Whether the last event was the answer to `id`.
+    pub(super) fn is_answer(&self, id: &RequestId) -> bool {
+        read::is_answer(&self.data, id)
+    }
+
+    /// Where the stream stands if it ends here: `None` if it was over, with the answer to `id` as its last
+    /// event, or cannot be taken up.
+    pub(super) fn pause(self, id: &RequestId) -> Option<Pause> {
+        let is_answered = self.is_answer(id);
+        let event = self.event.filter(|event| self.decoder.is_some() && !event.is_empty())?;
+        (!is_answered).then_some(Pause { event, retry: self.retry })
+    }
+}

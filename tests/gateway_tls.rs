@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-#[path = "sockets_http/certificates.rs"]
+#[path = "support/certificates.rs"]
 mod certificates;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -18,14 +18,10 @@ use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use metrics_exporter_prometheus::PrometheusBuilder;
-use rustls::ServerConfig;
-use rustls::pki_types::PrivateKeyDer;
-use rustls::server::WebPkiClientVerifier;
 use serde_json::{Value, json};
 use taskgate::app::Gateway;
 use taskgate::config;
 use taskgate::demo::DemoServer;
-use taskgate::tls::provider;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::time::timeout;
@@ -42,34 +38,15 @@ struct Upstream {
     _stop: DropGuard,
 }
 
-/// What an upstream asks of its clients.
-enum Asks<'a> {
-    Nothing,
-    CertificateOf(&'a Authority),
-}
-
 impl Upstream {
-    async fn start(identity: &Identity, asks: Asks<'_>, alpn: &str) -> Self {
+    /// `clients` vouches for those that may come, if not everybody may.
+    async fn start(identity: &Identity, clients: Option<&Authority>, alpn: &str) -> Self {
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
         let demo = DemoServer::start(free, &tracker, stop.clone()).await.unwrap();
         let demo: url::Url = demo.url().parse().unwrap();
         let plain = *demo.socket_addrs(|| None).unwrap().first().unwrap();
-        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
-        let builder = match asks {
-            Asks::Nothing => builder.with_no_client_auth(),
-            Asks::CertificateOf(authority) => builder.with_client_cert_verifier(
-                WebPkiClientVerifier::builder_with_provider(authority.roots(), provider()).build().unwrap(),
-            ),
-        };
-        let mut config = builder
-            .with_single_cert(
-                vec![identity.certificate.clone()],
-                PrivateKeyDer::try_from(identity.key.serialize_der()).unwrap(),
-            )
-            .unwrap();
-        config.alpn_protocols = vec![alpn.as_bytes().to_vec()];
-        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let acceptor = TlsAcceptor::from(Arc::new(identity.server(&[alpn], clients)));
         let listener = TcpListener::bind(free).await.unwrap();
         let url = format!("https://localhost:{}{}", listener.local_addr().unwrap().port(), demo.path());
         let (inner, until) = (tracker.clone(), stop.clone());
@@ -148,7 +125,7 @@ async fn outcome(folder: &Path, authority: &Authority, upstream: &Upstream, tls:
 async fn a_call_goes_through_tls_on_both_sides() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let ca = ca_file(folder.path(), "ca.pem", &authority);
-    let upstream = Upstream::start(&authority.vouch(|_| ()), Asks::Nothing, "http/1.1").await;
+    let upstream = Upstream::start(&authority.vouch(|_| ()), None, "http/1.1").await;
     let tls = format!("ca = \"{}\"", ca.display());
     let (status, answer) = outcome(folder.path(), &authority, &upstream, &tls).await;
     assert_eq!((status, &answer["result"]["content"][0]["text"]), (StatusCode::OK, &json!("Hello, Ada!")), "{answer}");
@@ -159,9 +136,9 @@ async fn a_call_goes_through_tls_on_both_sides() {
 async fn an_upstream_that_nobody_trusted_vouches_for_is_not_spoken_to() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let other = ca_file(folder.path(), "other.pem", &Authority::new());
-    let upstream = Upstream::start(&authority.vouch(|_| ()), Asks::Nothing, "http/1.1").await;
+    let upstream = Upstream::start(&authority.vouch(|_| ()), None, "http/1.1").await;
     let expired = authority.vouch(|params| params.not_after = rcgen::date_time_ymd(2020, 1, 1));
-    let expired = Upstream::start(&expired, Asks::Nothing, "http/1.1").await;
+    let expired = Upstream::start(&expired, None, "http/1.1").await;
     let own = ca_file(folder.path(), "ca.pem", &authority);
     for (upstream, ca) in [(&upstream, &other), (&expired, &own)] {
         let tls = format!("ca = \"{}\"", ca.display());
@@ -179,7 +156,7 @@ async fn an_upstream_that_asks_for_a_certificate_gets_ours() {
     let own = clients.vouch(|_| ()).write(folder.path(), "gateway");
     let own = format!("certificate = \"{}\"\nkey = \"{}\"", own.certificate.display(), own.key.display());
     for alpn in ["http/1.1", "h2"] {
-        let upstream = Upstream::start(&authority.vouch(|_| ()), Asks::CertificateOf(&clients), alpn).await;
+        let upstream = Upstream::start(&authority.vouch(|_| ()), Some(&clients), alpn).await;
         let (status, answer) = outcome(folder.path(), &authority, &upstream, &format!("{ca}\n{own}")).await;
         let text = &answer["result"]["content"][0]["text"];
         assert_eq!((status, text), (StatusCode::OK, &json!("Hello, Ada!")), "{alpn}: {answer}");

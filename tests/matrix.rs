@@ -10,6 +10,8 @@
 mod bridge;
 #[path = "matrix/cases.rs"]
 mod cases;
+#[path = "peers/support/cells.rs"]
+mod cells;
 #[path = "matrix/client.rs"]
 mod client;
 #[allow(dead_code, reason = "other tests restart it")]
@@ -32,31 +34,15 @@ mod tap;
 #[path = "peers/support/upstream.rs"]
 mod upstream;
 
-use std::sync::OnceLock;
-
+use cells::Cells;
 use client::Client;
-use install::Peers;
 use run::Row;
-use tokio::runtime::Runtime;
 
-/// All cells. They are run once, by whichever test comes first.
-#[track_caller]
-fn rows() -> Option<&'static [Row]> {
-    static ROWS: OnceLock<Option<Result<Vec<Row>, String>>> = OnceLock::new();
-    let run = || {
-        let peers = Peers::find("the matrix of real clients and servers")?;
-        Some(Runtime::new().unwrap().block_on(run::run(&peers)))
-    };
-    ROWS.get_or_init(run).as_ref().map(|rows| rows.as_deref().unwrap_or_else(|error| panic!("{error}")))
-}
+static CELLS: Cells<Row> = Cells::new();
 
 #[track_caller]
 fn check(client: Client) {
-    let Some(rows) = rows() else { return };
-    let rows: Vec<_> = rows.iter().filter(|row| row.client == client).collect();
-    assert_eq!(rows.len(), run::UPSTREAMS.len());
-    let failures: Vec<_> = rows.iter().flat_map(|row| row.failures()).collect();
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    CELLS.check(|row| row.client == client);
 }
 
 #[test]
@@ -81,6 +67,6 @@ fn the_python_sdk_calls_every_upstream_without_tasks() {
 
 #[test]
 fn the_matrix_is_reported_and_the_readme_shows_it() {
-    let Some(rows) = rows() else { return };
+    let Some(rows) = CELLS.rows() else { return };
     report::publish("matrix", &run::table(rows));
 }

@@ -9,6 +9,8 @@
 
 #[path = "peers/support/bridge.rs"]
 mod bridge;
+#[path = "peers/support/cells.rs"]
+mod cells;
 #[path = "session_matrix/driver.rs"]
 mod driver;
 #[allow(dead_code, reason = "metrics are read by the matrix of task clients")]
@@ -35,30 +37,14 @@ mod table;
 #[path = "peers/support/upstream.rs"]
 mod upstream;
 
-use std::sync::OnceLock;
-
-use install::Peers;
+use cells::Cells;
 use run::Row;
-use tokio::runtime::Runtime;
 
-/// All cells. They are run once, by whichever test comes first.
-#[track_caller]
-fn rows() -> Option<&'static [Row]> {
-    static ROWS: OnceLock<Option<Result<Vec<Row>, String>>> = OnceLock::new();
-    let run = || {
-        let peers = Peers::find("the matrix of real session clients and servers")?;
-        Some(Runtime::new().unwrap().block_on(run::run(&peers)))
-    };
-    ROWS.get_or_init(run).as_ref().map(|rows| rows.as_deref().unwrap_or_else(|error| panic!("{error}")))
-}
+static CELLS: Cells<Row> = Cells::new();
 
 #[track_caller]
 fn check(client: &str) {
-    let Some(rows) = rows() else { return };
-    let rows: Vec<_> = rows.iter().filter(|row| row.client == client).collect();
-    assert_eq!(rows.len(), run::UPSTREAMS.len());
-    let failures: Vec<_> = rows.iter().flat_map(|row| row.failures()).collect();
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
+    CELLS.check(|row| row.client == client);
 }
 
 #[test]
@@ -108,6 +94,6 @@ fn the_inspector_has_its_sessions() {
 
 #[test]
 fn the_session_matrix_is_reported_and_the_readme_shows_it() {
-    let Some(rows) = rows() else { return };
+    let Some(rows) = CELLS.rows() else { return };
     report::publish("session-matrix", &run::report(rows));
 }

@@ -7,7 +7,10 @@
 mod batches;
 #[path = "session_wire/bytes.rs"]
 mod bytes;
-#[path = "session_wire/client.rs"]
+#[allow(dead_code, reason = "other tests spoil certificates")]
+#[path = "support/certificates.rs"]
+mod certificates;
+#[path = "support/session_client.rs"]
 mod client;
 #[path = "session_wire/face.rs"]
 mod face;
@@ -19,14 +22,10 @@ mod renewal;
 mod sessions;
 #[path = "session_wire/streams.rs"]
 mod streams;
-#[path = "session_wire/upstream.rs"]
+#[allow(dead_code, reason = "other tests ask other things of it")]
+#[path = "support/scripted.rs"]
 mod upstream;
 #[path = "session_wire/versions.rs"]
 mod versions;
 
-use std::time::Duration;
-
-/// Nothing here takes long; what takes this long hangs.
-async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_secs(20), future).await.expect("it happens in time")
-}
+use upstream::in_time;

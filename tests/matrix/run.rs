@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::{interval, timeout};
 
 use crate::cases::{Case, Expected, GRACE, POLL_INTERVAL, Way};
+use crate::cells;
 use crate::client::Client;
 use crate::gateway::Gateway;
 use crate::install::Peers;
@@ -20,7 +21,7 @@ const LOOK_PERIOD: Duration = Duration::from_millis(50);
 const FOREIGN: [&str; 3] = ["io.modelcontextprotocol/", "\"task\"", "mcp-method"];
 
 /// The upstreams, in the order of the report.
-pub(crate) const UPSTREAMS: [Program; 3] = [Program::Demo, Program::Everything, Program::FastMcp];
+const UPSTREAMS: [Program; 3] = [Program::Demo, Program::Everything, Program::FastMcp];
 
 /// What came of one case; the way it went, if it is as it should be.
 type Cell = Result<Way, String>;
@@ -33,12 +34,22 @@ pub(crate) struct Row {
     cells: Vec<(Case, Cell)>,
 }
 
-impl Row {
-    /// What went wrong, one line each.
-    pub(crate) fn failures(&self) -> impl Iterator<Item = String> {
+impl cells::Row for Row {
+    const MATRIX: &'static str = "the matrix of real clients and servers";
+    const UPSTREAMS: usize = UPSTREAMS.len();
+
+    async fn run(peers: &Peers) -> Result<Vec<Self>, String> {
+        Box::pin(run(peers)).await
+    }
+
+    fn failures(&self) -> Vec<String> {
         let place = format!("{} × {}", self.client.title(), self.upstream);
         let wrong = |(case, cell): &(Case, Cell)| Some((*case, cell.as_ref().err()?.clone()));
-        self.cells.iter().filter_map(wrong).map(move |(case, why)| format!("{place} × {}: {why}", case.title()))
+        self.cells
+            .iter()
+            .filter_map(wrong)
+            .map(move |(case, why)| format!("{place} × {}: {why}", case.title()))
+            .collect()
     }
 }
 
@@ -46,7 +57,7 @@ impl Row {
 ///
 /// # Errors
 /// If an upstream or a gateway cannot be started.
-pub(crate) async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
+async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
     let [first, second, third] = UPSTREAMS.map(|program| Server::start(program, peers, "matrix"));
     let servers: [Server; 3] = tokio::try_join!(first, second, third)?.into();
     let [first, second, third, fourth] = Client::ALL.map(|client| rows_of(client, peers, &servers));

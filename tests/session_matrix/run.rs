@@ -7,6 +7,7 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use futures_util::stream;
 
+use crate::cells;
 use crate::driver::{Given, Meeting, Pair, Seat};
 use crate::gateway::Gateway;
 use crate::install::Peers;
@@ -14,7 +15,7 @@ use crate::table::{CLIENTS, table};
 use crate::upstream::{Program, Server};
 
 /// The upstreams, in the order of the report.
-pub(crate) const UPSTREAMS: [Program; 3] = [Program::Everything, Program::FastMcp, Program::TypeScript];
+const UPSTREAMS: [Program; 3] = [Program::Everything, Program::FastMcp, Program::TypeScript];
 
 /// How many clients are driven at the same time; most of what they do is to wait.
 const CLIENTS_AT_ONCE: usize = 4;
@@ -71,15 +72,6 @@ impl Row {
         Self { client, upstream, cells: COLUMNS.iter().map(cell).collect() }
     }
 
-    /// What went wrong, one line each.
-    pub(crate) fn failures(&self) -> impl Iterator<Item = String> {
-        let place = format!("{} × {}", table().client(self.client).what, self.upstream.title());
-        self.cells.iter().zip(COLUMNS).filter_map(move |(cell, (_, title, _))| match cell {
-            Cell::Failed(why) => Some(format!("{place} × {title}: {why}")),
-            Cell::Fine | Cell::NotApplicable(_) => None,
-        })
-    }
-
     /// The cells to be run with that crash: their places, and what their driver is given.
     fn cases(&self, crash: Crash) -> (Vec<usize>, Vec<Given<'static>>) {
         let places = COLUMNS.iter().enumerate().filter(|(_, column)| column.2 == crash);
@@ -102,11 +94,32 @@ impl Row {
     }
 }
 
+impl cells::Row for Row {
+    const MATRIX: &'static str = "the matrix of real session clients and servers";
+    const UPSTREAMS: usize = UPSTREAMS.len();
+
+    async fn run(peers: &Peers) -> Result<Vec<Self>, String> {
+        run(peers).await
+    }
+
+    fn failures(&self) -> Vec<String> {
+        let place = format!("{} × {}", table().client(self.client).what, self.upstream.title());
+        self.cells
+            .iter()
+            .zip(COLUMNS)
+            .filter_map(move |(cell, (_, title, _))| match cell {
+                Cell::Failed(why) => Some(format!("{place} × {title}: {why}")),
+                Cell::Fine | Cell::NotApplicable(_) => None,
+            })
+            .collect()
+    }
+}
+
 /// Runs every case of every client with every upstream.
 ///
 /// # Errors
 /// If an upstream or a gateway cannot be started, or not again.
-pub(crate) async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
+async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
     let [first, second, third] = UPSTREAMS.map(|program| Server::start(program, peers, "session"));
     let mut servers: [Server; 3] = tokio::try_join!(first, second, third)?.into();
     let mut config = String::new();

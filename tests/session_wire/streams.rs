@@ -1,5 +1,7 @@
 //! Streams: questions of the upstream, the client's own stream, taking one up again, leaving.
 
+use std::sync::Arc;
+
 use http::StatusCode;
 use serde_json::json;
 
@@ -124,6 +126,102 @@ async fn a_stream_that_can_be_taken_up_again_is_cut_as_it_was() {
     }
 }
 
+/// What a server does that closes streams on purpose: it primes the stream of each call and leaves, and tells
+/// the rest to whoever names the event.
+async fn leaving_server(rest: Arc<Once>) -> Server {
+    Server::start(move |seen| match (is_get(seen), seen.is_call()) {
+        (true, _) => rest.take(),
+        (_, true) => {
+            let (events, reply) = Events::open();
+            events.raw(format!("id: e-{}\nretry: 10\ndata:\n\n", seen.body["id"]));
+            Some(reply)
+        }
+        (false, false) => None,
+    })
+    .await
+}
+
+/// T-29: the call goes on upstream, so its place is taken until its answer has come.
+#[tokio::test]
+async fn a_call_whose_stream_was_closed_on_purpose_keeps_its_place() {
+    for (name, last) in [("the stream ends", true), ("the stream goes on", false)] {
+        let (events, rest) = Once::events();
+        let server = leaving_server(rest).await;
+        let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+        let client = gate.client().await;
+        let primer = client.post(call(1)).await.text().await;
+        assert_eq!(primer, "id: e-1\nretry: 10\ndata:\n\n");
+        assert_eq!(client.post(call(2)).await.json().await["error"]["data"]["reason"], "queue_full", "{name}");
+        events.raw("id: e-2\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n");
+        let mut resumed = client.get(Some("e-1")).await;
+        resumed.until("\n\n").await;
+        assert_eq!(server.world.first(is_get).await.header("last-event-id"), Some("e-1"));
+        assert_eq!(client.post(call(3)).await.json().await["error"]["data"]["reason"], "queue_full", "{name}");
+        let result = "id: e-3\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
+        events.raw(result);
+        assert_eq!(resumed.until("\n\n").await, result, "{name}");
+        if last {
+            drop(events);
+            assert_eq!(resumed.piece().await, None);
+        }
+        let again = client.post(call(4)).await;
+        assert_eq!(again.header("content-type"), Some("text/event-stream"), "{name}: the place is free");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_with_ids_that_ends_with_its_answer_leaves_no_call_behind() {
+    let server = Server::start(|seen| {
+        seen.is_call().then(|| {
+            let (events, reply) = Events::open();
+            events.raw(format!("id: e-1\ndata:\n\nid: e-2\ndata: {{\"jsonrpc\":\"2.0\",\"id\":{},", seen.body["id"]));
+            events.raw("\"result\":{}}\n\n: bye\n\n");
+            reply
+        })
+    })
+    .await;
+    let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+    let client = gate.client().await;
+    for id in [1, 2] {
+        assert!(client.post(call(id)).await.text().await.contains("\"result\":{}"));
+    }
+}
+
+/// T-29: a deadline goes on while nobody listens, and in the stream that was taken up.
+#[tokio::test]
+async fn a_call_that_is_taken_up_or_not_ends_at_its_deadline() {
+    for come_back in [false, true] {
+        let (events, rest) = Once::events();
+        let server = leaving_server(rest).await;
+        let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0\ndeadline = \"500ms\"").await;
+        let client = gate.client().await;
+        client.post(call(1)).await.text().await;
+        if come_back {
+            let said = client.get(Some("e-1")).await.text().await;
+            assert!(said.contains(r#""id":1,"error":{"code":-32603"#) && said.contains("deadline_exceeded"), "{said}");
+        }
+        let cancel = server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
+        assert_eq!(cancel.body["params"], json!({"requestId": 1, "reason": "deadline_exceeded"}));
+        let again = client.post(call(2)).await;
+        assert_eq!(again.header("content-type"), Some("text/event-stream"), "the place is free");
+        drop(events);
+    }
+}
+
+/// Whom the upstream refuses the rest cannot wait for it.
+#[tokio::test]
+async fn a_call_whose_stream_is_not_to_be_had_any_more_gives_up_its_place() {
+    let (events, rest) = Once::events();
+    rest.take();
+    let server = leaving_server(rest).await;
+    let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+    let client = gate.client().await;
+    client.post(call(1)).await.text().await;
+    assert_eq!(client.get(Some("e-1")).await.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(client.post(call(2)).await.header("content-type"), Some("text/event-stream"));
+    drop(events);
+}
+
 #[tokio::test]
 async fn a_client_that_takes_only_one_type_gets_it() {
     let (events, stream) = Once::events();
@@ -190,7 +288,7 @@ async fn a_stream_waits_for_an_upstream_that_is_away() {
     let returning = async {
         // The first attempt has failed by the time the server is back, or has not: both must do.
         tokio::task::yield_now().await;
-        Server::start_at(address, move |seen| is_get(seen).then(|| stream.take()).flatten()).await
+        Server::start_at(address, None, move |seen| is_get(seen).then(|| stream.take()).flatten()).await
     };
     let (mut reply, server) = tokio::join!(opening, returning);
     assert_eq!(reply.until("\n\n").await, "data: {}\n\n");

@@ -18,6 +18,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use crate::column::Column;
+
 /// Nothing in these tests takes this long unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -49,6 +51,7 @@ impl Endpoint for Recorder {
         match path.as_str() {
             "/panic" => panic!("a handler with a bug"),
             "/hold" => self.released.acquire().await.unwrap().forget(),
+            "/page" => return Response::new(full_body(Bytes::from(vec![b' '; 2_000]))),
             "/flood" => return Response::new(full_body(Bytes::from(vec![b' '; 64 << 20]))),
             _ => (),
         }
@@ -86,7 +89,7 @@ pub(crate) async fn gate() -> Gate {
 pub(crate) async fn gate_with(settings: ListenSettings, limits: Limits) -> Gate {
     let recorder = Arc::new(Recorder::new());
     let mut routes = Routes::new();
-    for path in ["/mcp", "/panic", "/hold", "/flood"] {
+    for path in ["/mcp", "/panic", "/hold", "/page", "/flood"] {
         routes = routes.with(path, Arc::<Recorder>::clone(&recorder));
     }
     let running =
@@ -219,7 +222,11 @@ pub(crate) fn post(lines: &str, body: &str) -> String {
 
 /// Sends `bytes` on a fresh connection and says in the words of [`Answer::summary`] what came back.
 pub(crate) async fn outcome(gate: &Gate, bytes: &[u8]) -> String {
-    let mut client = gate.connect().await;
+    outcome_at(gate.running.local_addr(), bytes).await
+}
+
+pub(crate) async fn outcome_at(address: SocketAddr, bytes: &[u8]) -> String {
+    let mut client = connect(address).await;
     client.send(bytes).await;
     let Some(answer) = client.answer().await else {
         return "nothing close".to_owned();
@@ -236,18 +243,23 @@ pub(crate) async fn outcome(gate: &Gate, bytes: &[u8]) -> String {
     summary
 }
 
-/// One row of the table: what is sent, what comes back, how many requests reach the endpoint.
+/// One row of the table: what is sent, what comes back, how many requests come through.
 pub(crate) type Row<'a> = (&'a str, String, &'a str, usize);
 
+/// Checks each row in each column. Where a row says `allow=POST`, `Allow` names what the column's path has.
 pub(crate) async fn check_rows(rows: &[Row<'_>]) {
-    let gate = gate().await;
     let mut wrong = Vec::new();
-    for (name, sent, expected, reaches) in rows {
-        let before = gate.reached();
-        let found = outcome(&gate, sent.as_bytes()).await;
-        let reached = gate.reached() - before;
-        if found != *expected || reached != *reaches {
-            wrong.push(format!("{name}: {found:?} and {reached} reached, not {expected:?} and {reaches}"));
+    for column in Column::all().await {
+        for (name, sent, expected, reaches) in rows {
+            let expected = expected.replace("allow=POST", &format!("allow={}", column.allow));
+            let before = column.reached();
+            let found = outcome_at(column.address, column.dress(sent).as_bytes()).await;
+            let reached = column.reached() - before;
+            if found != expected || reached != *reaches {
+                let column = column.name;
+                wrong
+                    .push(format!("{name}, {column}: {found:?} and {reached} reached, not {expected:?} and {reaches}"));
+            }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

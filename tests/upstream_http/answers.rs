@@ -7,13 +7,13 @@ use serde_json::json;
 use taskgate::upstream::ExchangeEvent;
 use tokio_util::task::TaskTracker;
 
-use crate::server::{Events, Reply, Seen, Server, json_text, polite, result, status, whole};
+use crate::server::{Events, Reply, Seen, Server, answer, json_text, polite, status, whole};
 use crate::{begin, call, context, line, lines, next, try_begin, upstream};
 
 /// Runs one call against one answer; `ID` in a text stands for the call's own id.
 async fn check(name: &str, answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static, expected: &[&str]) {
     let server = Server::answering(answer).await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let mut context = context();
     context.result_bytes_max = 100_000;
     let lines = match try_begin(&upstream, call(&json!({})), context).await {
@@ -65,7 +65,7 @@ async fn refusing_statuses_have_each_their_reason() {
 }
 
 async fn check_no_session(code: u16, expected: &str) {
-    let server = Server::start(move |seen, world| async move {
+    let server = Server::slow(move |seen, world| async move {
         if seen.is_call() {
             return Some(status(code));
         }
@@ -74,7 +74,7 @@ async fn check_no_session(code: u16, expected: &str) {
         Some(reply)
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     assert_eq!(lines(&mut begin(&upstream).await).await, [expected], "U01 {code}");
 }
 
@@ -86,15 +86,15 @@ async fn a_status_and_its_retry_after_are_handed_on() {
         reply
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let ExchangeEvent::Lost(lost) = next(&mut begin(&upstream).await).await else { panic!("U02 is a loss") };
     assert_eq!((lost.0.http_status, lost.0.retry_after), (Some(503), Some(Duration::from_secs(7))), "U02");
 }
 
 #[tokio::test]
 async fn a_redirect_is_not_followed() {
-    let elsewhere = Server::answering(|seen| result(seen, &json!({}))).await;
-    let location = elsewhere.url.to_string();
+    let elsewhere = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let location = elsewhere.url().to_string();
     let answer = move |_: &Seen| {
         let mut reply = status(307);
         reply.headers_mut().insert("location", location.parse().unwrap());
@@ -127,7 +127,7 @@ async fn an_answer_that_is_no_message_of_ours_is_malformed() {
 #[tokio::test]
 async fn an_encoded_answer_is_refused_and_not_inflated() {
     let answer = |seen: &Seen| {
-        let mut reply = result(seen, &json!({}));
+        let mut reply = answer(seen, &json!({}));
         reply.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
         reply
     };
@@ -136,7 +136,7 @@ async fn an_encoded_answer_is_refused_and_not_inflated() {
 
 #[tokio::test]
 async fn answers_are_read_up_to_their_bound() {
-    let large = |seen: &Seen| result(seen, &json!({ "text": "x".repeat(200_000) }));
+    let large = |seen: &Seen| answer(seen, &json!({ "text": "x".repeat(200_000) }));
     check("U12", large, &["lost ResultTooLarge Yes"]).await;
     let unannounced = |_: &Seen| {
         let (events, mut reply) = Events::open();
@@ -240,7 +240,7 @@ async fn an_event_stream_is_read_however_it_is_written() {
 
 #[tokio::test]
 async fn silence_ends_a_call_only_where_a_limit_is_set() {
-    let server = Server::start(|seen, _| async move {
+    let server = Server::slow(|seen, _| async move {
         if seen.is_call() {
             if seen.body["params"]["arguments"]["head"] == json!(true) {
                 let (events, reply) = Events::open();
@@ -252,7 +252,7 @@ async fn silence_ends_a_call_only_where_a_limit_is_set() {
         None
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     for (head, expected) in [(false, "lost UpstreamTimeout Unknown"), (true, "lost UpstreamTimeout Unknown")] {
         let mut context = context();
         context.timeouts.first_byte = Some(Duration::from_millis(200));
@@ -279,6 +279,6 @@ async fn a_comment_is_no_silence() {
     .await;
     let mut context = context();
     context.timeouts.idle = Some(Duration::from_millis(500));
-    let mut exchange = try_begin(&upstream(&server.url), call(&json!({})), context).await.unwrap();
+    let mut exchange = try_begin(&upstream(&server.url()), call(&json!({})), context).await.unwrap();
     assert_eq!(lines(&mut exchange).await, ["returned {}"], "U18, F32");
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use taskgate::upstream::{Answer, BeginError, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, RpcError};
 
-use crate::server::{Events, Reply, Seen, Server, World, json_text, result, status};
+use crate::server::{Events, Reply, Seen, Server, World, answer, json_text, status};
 use crate::{begin, call, context, in_time, line, lines, next, try_begin, upstream};
 
 fn progress(seen: &Seen, n: u32) -> Value {
@@ -35,8 +35,8 @@ fn asked_of(event: &ExchangeEvent) -> Payload {
 
 #[tokio::test]
 async fn a_call_carries_its_params_and_the_gateways_own_marks_alone() {
-    let server = Server::answering(|seen| result(seen, &json!({}))).await;
-    let upstream = upstream(&server.url);
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let upstream = upstream(&server.url());
     let params =
         r#"{"arguments":{"b":1.10,"a":12345678901234567890123},"_meta":{"progressToken":7,"x/y":"z"},"name":"slow"}"#;
     let params: Box<serde_json::value::RawValue> = serde_json::from_str(params).unwrap();
@@ -52,7 +52,7 @@ async fn a_call_carries_its_params_and_the_gateways_own_marks_alone() {
     assert_eq!(seen.header("mcp-session-id"), Some("s-1"), "UPC-17");
     assert_eq!(seen.header("mcp-protocol-version"), Some("2025-11-25"));
     assert_eq!(seen.header("authorization"), None);
-    assert_eq!(seen.header("host"), Some(server.url.authority()));
+    assert_eq!(seen.header("host"), Some(server.url().authority()));
 
     let silent = taskgate::upstream::CallContext { progress: false, ..context() };
     lines(&mut try_begin(&upstream, request, silent).await.unwrap()).await;
@@ -76,7 +76,7 @@ async fn progress_and_log_messages_come_in_order_before_the_answer() {
     .await;
     let expected =
         ["progress 1 of 2 on it", "log {\"level\":\"info\"}", "progress 2 of 2 on it", "returned {\"content\":[]}"];
-    assert_eq!(lines(&mut begin(&upstream(&server.url)).await).await, expected);
+    assert_eq!(lines(&mut begin(&upstream(&server.url())).await).await, expected);
 }
 
 #[tokio::test]
@@ -90,7 +90,7 @@ async fn a_dropped_wait_loses_no_event() {
         reply
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let mut exchange = begin(&upstream).await;
     let mut heard = 0;
     let last = in_time(async {
@@ -112,7 +112,7 @@ async fn a_dropped_wait_loses_no_event() {
 
 /// A server that asks on the call's stream and returns the answer that it is given.
 async fn asking() -> Server {
-    Server::start(|seen, world: Arc<World>| async move {
+    Server::slow(|seen, world: Arc<World>| async move {
         if !seen.is_call() {
             return None;
         }
@@ -135,7 +135,7 @@ async fn a_question_on_the_calls_stream_is_answered_by_a_post() {
         (Answer::Error(RpcError::new(-1, "no")), json!({"error": {"code": -1, "message": "no"}})),
     ] {
         let server = asking().await;
-        let upstream = upstream(&server.url);
+        let upstream = upstream(&server.url());
         let mut exchange = begin(&upstream).await;
         let event = next(&mut exchange).await;
         assert_eq!(line(&event), "asked \"q-1\" elicitation/create {\"message\":\"sure?\"}");
@@ -160,7 +160,7 @@ async fn a_question_that_is_taken_back_is_not_answered() {
         reply
     })
     .await;
-    let mut exchange = begin(&upstream(&server.url)).await;
+    let mut exchange = begin(&upstream(&server.url())).await;
     let event = next(&mut exchange).await;
     assert_eq!(line(&next(&mut exchange).await), "withdrawn 7");
     in_time(exchange.answer(&asked_of(&event), Answer::Result(Payload::empty_object()))).await.unwrap();
@@ -181,7 +181,7 @@ async fn the_transport_answers_pings_unknown_methods_and_floods_itself() {
         reply
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let all = lines(&mut begin(&upstream).await).await;
     assert_eq!(all.iter().filter(|line| line.starts_with("asked")).count(), 32, "U29");
     for (id, expected) in [
@@ -197,7 +197,7 @@ async fn the_transport_answers_pings_unknown_methods_and_floods_itself() {
 
 #[tokio::test]
 async fn a_cancel_does_not_overtake_its_call() {
-    let server = Server::start(|seen, world: Arc<World>| async move {
+    let server = Server::slow(|seen, world: Arc<World>| async move {
         if seen.is_call() {
             // The head is held back until another request has come.
             world.first(|seen| seen.rpc() == "tools/list").await;
@@ -208,7 +208,7 @@ async fn a_cancel_does_not_overtake_its_call() {
         None
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let mut exchange = begin(&upstream).await;
     let release = async {
         let list = UpstreamRequest { method: Arc::from("tools/list"), params: None };
@@ -226,14 +226,14 @@ async fn a_cancel_does_not_overtake_its_call() {
 
 #[tokio::test]
 async fn a_call_that_is_silent_is_cancelled_within_a_bound() {
-    let server = Server::start(|seen, _| async move {
+    let server = Server::slow(|seen, _| async move {
         if seen.is_call() {
             std::future::pending::<()>().await;
         }
         None
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let mut exchange = begin(&upstream).await;
     tokio::time::timeout(Duration::from_secs(4), exchange.cancel("late")).await.expect("a second and a bit");
     assert_eq!(server.world.all(is_cancel).len(), 1);
@@ -241,8 +241,8 @@ async fn a_call_that_is_silent_is_cancelled_within_a_bound() {
 
 #[tokio::test]
 async fn a_call_that_ended_is_not_cancelled() {
-    let server = Server::answering(|seen| result(seen, &json!({}))).await;
-    let mut exchange = begin(&upstream(&server.url)).await;
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let mut exchange = begin(&upstream(&server.url())).await;
     in_time(exchange.cancel("late")).await;
     assert_eq!(lines(&mut exchange).await, ["returned {}"], "the answer was there first");
     assert!(server.world.all(is_cancel).is_empty());
@@ -250,7 +250,7 @@ async fn a_call_that_ended_is_not_cancelled() {
 
 #[tokio::test]
 async fn twenty_calls_whose_answers_cross_are_never_mixed() {
-    let server = Server::start(|seen, world: Arc<World>| async move {
+    let server = Server::slow(|seen, world: Arc<World>| async move {
         if !seen.is_call() {
             return None;
         }
@@ -259,7 +259,7 @@ async fn twenty_calls_whose_answers_cross_are_never_mixed() {
         world.nth(19, Seen::is_call).await;
         tokio::time::sleep(Duration::from_millis(2 * (20 - n))).await;
         if n.is_multiple_of(2) {
-            return Some(result(&seen, &json!({"n": n})));
+            return Some(answer(&seen, &json!({"n": n})));
         }
         let (events, reply) = Events::open();
         events.message(&progress(&seen, u32::try_from(n).unwrap()));
@@ -267,7 +267,7 @@ async fn twenty_calls_whose_answers_cross_are_never_mixed() {
         Some(reply)
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let calls = (0..20).map(|n| {
         let upstream = &upstream;
         async move {
@@ -291,7 +291,7 @@ fn is_resume(seen: &Seen) -> bool {
 
 /// Answers a call with a stream that pauses, as 2025-11-25 allows, and each resume by `rest`.
 async fn pausing(rest: impl Fn(&Seen, &Seen, usize) -> Reply + Clone + Send + Sync + 'static) -> Server {
-    Server::start(move |seen, world: Arc<World>| {
+    Server::slow(move |seen, world: Arc<World>| {
         let rest = rest.clone();
         async move {
             if seen.is_call() {
@@ -322,7 +322,7 @@ async fn a_stream_that_pauses_is_taken_up_after_its_last_event() {
         reply
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let expected = ["progress 1 of 2 on it", "progress 2 of 2 on it", "returned {\"ok\":true}"];
     assert_eq!(lines(&mut begin(&upstream).await).await, expected, "T-29, U23");
     assert_eq!(server.world.all(Seen::is_call).len(), 1, "a held call is never sent again");
@@ -343,13 +343,13 @@ async fn a_call_is_taken_up_by_another_process_life() {
     })
     .await;
     let token = {
-        let first = upstream(&server.url);
+        let first = upstream(&server.url());
         let mut exchange = begin(&first).await;
         assert!(exchange.resume_token().is_none(), "nothing to resume after yet");
         assert_eq!(line(&next(&mut exchange).await), "progress 1 of 2 on it");
         exchange.resume_token().unwrap()
     };
-    let second = upstream(&server.url);
+    let second = upstream(&server.url());
     let mut exchange = in_time(second.resume(token, context())).await.unwrap();
     assert!(exchange.resume_token().is_some(), "it can be taken up once more");
     assert_eq!(lines(&mut exchange).await, ["returned {\"ok\":true}"]);
@@ -361,17 +361,17 @@ async fn a_call_is_taken_up_by_another_process_life() {
 
 #[tokio::test]
 async fn a_foreign_resume_token_is_refused() {
-    let server = Server::answering(|seen| result(seen, &json!({}))).await;
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
     let token = taskgate::upstream::ResumeToken(Payload::empty_object());
-    let refused = in_time(upstream(&server.url).resume(token, context())).await;
+    let refused = in_time(upstream(&server.url()).resume(token, context())).await;
     assert!(matches!(refused, Err(BeginError::Gateway(_))));
 }
 
 #[tokio::test]
 async fn a_batch_answers_a_call_of_2025_03_26_alone() {
-    let server = Server::start(|seen, _| async move {
+    let server = Server::slow(|seen, _| async move {
         match seen.rpc() {
-            "initialize" => Some(result(&seen, &json!({"protocolVersion": "2025-03-26", "capabilities": {}}))),
+            "initialize" => Some(answer(&seen, &json!({"protocolVersion": "2025-03-26", "capabilities": {}}))),
             "tools/call" => {
                 let answer = json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": {}});
                 Some(json_text(json!([progress(&seen, 1), answer]).to_string()))
@@ -380,7 +380,7 @@ async fn a_batch_answers_a_call_of_2025_03_26_alone() {
         }
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     assert_eq!(lines(&mut begin(&upstream).await).await, ["progress 1 of 2 on it", "returned {}"]);
     let seen = server.world.first(Seen::is_call).await;
     assert_eq!(seen.header("mcp-protocol-version"), None, "the header exists from 2025-06-18 on");

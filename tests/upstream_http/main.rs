@@ -4,6 +4,8 @@
 
 mod answers;
 mod calls;
+#[allow(dead_code, reason = "other tests ask other things of it")]
+#[path = "../support/scripted.rs"]
 mod server;
 mod sessions;
 
@@ -21,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use server::WAIT_MAX;
+use server::in_time;
 
 fn upstream(url: &Url) -> HttpUpstream {
     let settings = HttpUpstreamSettings {
@@ -71,10 +73,6 @@ async fn try_begin(
 
 async fn next(exchange: &mut Box<dyn Exchange>) -> ExchangeEvent {
     in_time(exchange.next()).await
-}
-
-async fn in_time<T>(future: impl Future<Output = T>) -> T {
-    tokio::time::timeout(WAIT_MAX, future).await.expect("it happens in time")
 }
 
 /// An event as one line, so that sequences compare at a glance.

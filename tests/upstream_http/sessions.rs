@@ -14,7 +14,7 @@ use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use crate::server::{Events, Reply, Seen, Server, World, json_text, polite, result, status};
+use crate::server::{Events, Reply, Seen, Server, World, answer, json_text, polite, status};
 use crate::{begin, call, context, in_time, line, lines, next, try_begin, upstream, upstream_of};
 
 fn is_initialize(seen: &Seen) -> bool {
@@ -38,8 +38,8 @@ fn refused(begun: Result<Box<dyn Exchange>, BeginError>) -> String {
 
 #[tokio::test]
 async fn a_session_declares_what_its_client_can_be_asked() {
-    let server = Server::answering(|seen| result(seen, &json!({}))).await;
-    let upstream = upstream(&server.url);
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let upstream = upstream(&server.url());
     lines(&mut begin(&upstream).await).await;
     server.world.first(is_get).await;
     let all = server.world.all(|seen| !is_get(seen));
@@ -64,8 +64,8 @@ async fn a_session_declares_what_its_client_can_be_asked() {
 
 #[tokio::test]
 async fn sessions_are_not_shared_between_principals_or_capabilities() {
-    let server = Server::answering(|seen| result(seen, &json!({}))).await;
-    let upstream = upstream(&server.url);
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let upstream = upstream(&server.url());
     let other_principal = CallContext { principal: Principal::new("key:other"), ..context() };
     let silent = ClientFacts { capabilities: Payload::empty_object() };
     let other_client = CallContext { client: silent, ..context() };
@@ -87,27 +87,27 @@ async fn fifty_calls(upstream: &impl Upstream) -> Vec<Vec<String>> {
 
 #[tokio::test]
 async fn fifty_first_calls_make_one_handshake() {
-    let server = Server::answering(|seen| result(seen, &json!({}))).await;
-    let all = fifty_calls(&upstream(&server.url)).await;
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let all = fifty_calls(&upstream(&server.url())).await;
     assert!(all.iter().all(|lines| lines == &["returned {}"]));
     assert_eq!(server.world.all(is_initialize).len(), 1);
 }
 
 #[tokio::test]
 async fn a_forgotten_session_is_opened_anew_once_for_all() {
-    let server = Server::start(|seen, world: Arc<World>| async move {
+    let server = Server::slow(|seen, world: Arc<World>| async move {
         if !seen.is_call() {
             return None;
         }
         if seen.header("mcp-session-id") != Some("s-1") {
-            return Some(result(&seen, &json!({})));
+            return Some(answer(&seen, &json!({})));
         }
         // The calls are refused together, so that all look for a session at once.
         world.nth(49, Seen::is_call).await;
         Some(status(404))
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let all = fifty_calls(&upstream).await;
     assert!(all.iter().all(|lines| lines == &["returned {}"]), "U04: {all:?}");
     assert_eq!(server.world.all(is_initialize).len(), 2, "F39: one handshake, then one for all who wait");
@@ -118,7 +118,7 @@ async fn a_forgotten_session_is_opened_anew_once_for_all() {
 #[tokio::test]
 async fn a_second_404_loses_the_call() {
     let server = Server::answering(|_| status(404)).await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     assert_eq!(lines(&mut begin(&upstream).await).await, ["lost UpstreamSessionLost No"], "U04");
     assert_eq!(server.world.all(Seen::is_call).len(), 2);
 }
@@ -135,14 +135,14 @@ async fn a_400_that_says_so_is_a_forgotten_session_and_no_other_is() {
         let error = json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": words}});
         let server = Server::answering(move |seen| {
             if seen.header("mcp-session-id") != Some("s-1") {
-                return result(seen, &json!({}));
+                return answer(seen, &json!({}));
             }
             let mut reply = json_text(error.to_string());
             *reply.status_mut() = StatusCode::BAD_REQUEST;
             reply
         })
         .await;
-        let upstream = upstream(&server.url);
+        let upstream = upstream(&server.url());
         assert_eq!(lines(&mut begin(&upstream).await).await, [expected], "{words} {code}");
         assert_eq!(server.world.all(Seen::is_call).len(), calls, "{words} {code}");
     }
@@ -152,7 +152,7 @@ async fn a_400_that_says_so_is_a_forgotten_session_and_no_other_is() {
 async fn a_held_call_outlives_its_session_and_is_not_sent_again() {
     let held: Arc<Mutex<Option<(Events, Seen)>>> = Arc::default();
     let hold = Arc::clone(&held);
-    let server = Server::start(move |seen, world: Arc<World>| {
+    let server = Server::slow(move |seen, world: Arc<World>| {
         let hold = Arc::clone(&hold);
         async move {
             let is_first = world.all(Seen::is_call).len() == 1;
@@ -168,7 +168,7 @@ async fn a_held_call_outlives_its_session_and_is_not_sent_again() {
         }
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let mut first = begin(&upstream).await;
     server.world.first(Seen::is_call).await;
     assert_eq!(lines(&mut begin(&upstream).await).await, ["returned {}"]);
@@ -180,12 +180,12 @@ async fn a_held_call_outlives_its_session_and_is_not_sent_again() {
 
 /// Begins one call at a server that answers `initialize` in this way.
 async fn check_handshake(name: &str, answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static, expected: &str) {
-    let server = Server::start(move |seen, _| {
+    let server = Server::slow(move |seen, _| {
         let answer = is_initialize(&seen).then(|| answer(&seen));
         async move { answer }
     })
     .await;
-    let begun = try_begin(&upstream(&server.url), call(&json!({})), context()).await;
+    let begun = try_begin(&upstream(&server.url()), call(&json!({})), context()).await;
     assert_eq!(refused(begun), expected, "{name}");
     assert!(server.world.all(Seen::is_call).is_empty(), "{name}: nothing was sent");
 }
@@ -194,7 +194,7 @@ async fn check_handshake(name: &str, answer: impl Fn(&Seen) -> Reply + Send + Sy
 async fn a_handshake_that_fails_sends_no_call() {
     let with_session = |id: Vec<u8>| {
         move |seen: &Seen| {
-            let mut reply = result(seen, &json!({"protocolVersion": "2025-11-25", "capabilities": {}}));
+            let mut reply = answer(seen, &json!({"protocolVersion": "2025-11-25", "capabilities": {}}));
             reply.headers_mut().insert("mcp-session-id", http::HeaderValue::from_bytes(&id).unwrap());
             reply
         }
@@ -203,11 +203,11 @@ async fn a_handshake_that_fails_sends_no_call() {
     check_handshake("U39 not ASCII", with_session(vec![b'a', 0xe9]), "UpstreamMalformed No").await;
     check_handshake("U39 length", with_session(vec![b'a'; 1025]), "UpstreamMalformed No").await;
     let version = |version: &'static str| {
-        move |seen: &Seen| result(seen, &json!({"protocolVersion": version, "capabilities": {}}))
+        move |seen: &Seen| answer(seen, &json!({"protocolVersion": version, "capabilities": {}}))
     };
     check_handshake("2026-07-28", version("2026-07-28"), "UpstreamRefused No").await;
     check_handshake("unknown version", version("2031-01-01"), "UpstreamMalformed No").await;
-    check_handshake("no facts", |seen| result(seen, &json!({})), "UpstreamMalformed No").await;
+    check_handshake("no facts", |seen| answer(seen, &json!({})), "UpstreamMalformed No").await;
     check_handshake("U01", |_| status(500), "UpstreamHttpStatus No").await;
     check_handshake("U03", |_| status(401), "UpstreamAuth No").await;
     let stateless_only = |seen: &Seen| {
@@ -222,7 +222,7 @@ async fn a_handshake_that_fails_sends_no_call() {
 
 #[tokio::test]
 async fn a_server_that_refuses_newer_versions_is_asked_for_its_own() {
-    let server = Server::start(|seen, _| async move {
+    let server = Server::slow(|seen, _| async move {
         if !is_initialize(&seen) || seen.body["params"]["protocolVersion"] == "2025-06-18" {
             return None;
         }
@@ -232,7 +232,7 @@ async fn a_server_that_refuses_newer_versions_is_asked_for_its_own() {
         Some(reply)
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     assert_eq!(in_time(upstream.facts(&context())).await.unwrap().version, ProtocolVersion::V2025_06_18);
     let other = CallContext { principal: Principal::anonymous(), ..context() };
     in_time(upstream.facts(&other)).await.unwrap();
@@ -241,10 +241,10 @@ async fn a_server_that_refuses_newer_versions_is_asked_for_its_own() {
 
 #[tokio::test]
 async fn a_fixed_version_is_asked_for() {
-    let server = Server::answering(|seen| result(seen, &json!({}))).await;
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream_of(HttpUpstreamSettings {
         name: Arc::from("fixed"),
-        url: server.url.clone(),
+        url: server.url().clone(),
         protocol: Some(ProtocolVersion::V2025_03_26),
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
@@ -263,8 +263,8 @@ async fn an_upstream_that_is_down_is_unreachable_and_the_call_was_not_run() {
 
 #[tokio::test]
 async fn a_server_that_goes_away_after_the_handshake_is_unreachable() {
-    let server = Server::answering(|seen| result(seen, &json!({}))).await;
-    let upstream = upstream(&server.url);
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let upstream = upstream(&server.url());
     lines(&mut begin(&upstream).await).await;
     drop(server);
     let begun = in_time(async {
@@ -284,7 +284,7 @@ async fn a_server_that_goes_away_after_the_handshake_is_unreachable() {
 async fn listening() -> (Server, Events) {
     let (events, reply) = Events::open();
     let reply = Arc::new(Mutex::new(Some(reply)));
-    let server = Server::start(move |seen, _| {
+    let server = Server::slow(move |seen, _| {
         let reply = Arc::clone(&reply);
         async move {
             if seen.is_call() {
@@ -308,7 +308,7 @@ async fn answer_to(world: &World, id: u32) -> Value {
 #[tokio::test]
 async fn a_question_on_the_sessions_stream_goes_to_the_only_call_or_to_none() {
     let (server, events) = listening().await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let mut first = begin(&upstream).await;
     server.world.first(Seen::is_call).await;
     events.message(&question(1));
@@ -335,7 +335,7 @@ async fn a_question_on_the_sessions_stream_goes_to_the_only_call_or_to_none() {
 #[tokio::test]
 async fn what_a_message_names_decides_where_it_goes() {
     let (server, events) = listening().await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let mut news = in_time(upstream.notifications(&context())).await.unwrap();
     let mut plain = begin(&upstream).await;
     let of_task = taskgate::upstream::UpstreamRequest {
@@ -368,7 +368,7 @@ async fn what_a_message_names_decides_where_it_goes() {
 
 #[tokio::test]
 async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
-    let server = Server::start(|seen, world: Arc<World>| async move {
+    let server = Server::slow(|seen, world: Arc<World>| async move {
         if !is_get(&seen) {
             return None;
         }
@@ -381,7 +381,7 @@ async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
         Some(reply)
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     in_time(upstream.facts(&context())).await.unwrap();
     let first = server.world.first(is_get).await;
     assert_eq!((first.header("last-event-id"), first.header("mcp-session-id")), (None, Some("s-1")));
@@ -392,7 +392,7 @@ async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
 #[tokio::test]
 async fn closing_ends_idle_sessions_and_leaves_those_with_calls() {
     let (server, _events) = listening().await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     let _held = begin(&upstream).await;
     let idle = CallContext { principal: Principal::anonymous(), ..context() };
     in_time(upstream.facts(&idle)).await.unwrap();
@@ -406,7 +406,7 @@ async fn closing_ends_idle_sessions_and_leaves_those_with_calls() {
 async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
     let is_open = Arc::new(AtomicBool::new(false));
     let gate = Arc::clone(&is_open);
-    let server = Server::start(move |seen, world: Arc<World>| {
+    let server = Server::slow(move |seen, world: Arc<World>| {
         let gate = Arc::clone(&gate);
         async move {
             if is_initialize(&seen) {
@@ -418,14 +418,14 @@ async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
         }
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     tokio::select! {
         _ = upstream.begin(call(&json!({})), context()) => panic!("the handshake is held back"),
         _ = server.world.first(is_initialize) => (),
     }
     let release = async {
         let http = hyper_util::client::legacy::Client::builder(hyper_util::rt::TokioExecutor::new()).build_http();
-        let request = http::Request::post(server.url.as_str());
+        let request = http::Request::post(server.url().as_str());
         let body = http_body_util::Full::new(bytes::Bytes::from(r#"{"method":"release"}"#));
         http.request(request.body(body).unwrap()).await.unwrap();
     };
@@ -438,12 +438,12 @@ async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
 
 #[tokio::test]
 async fn the_lowest_log_level_that_anybody_asked_for_is_set_once() {
-    let server = Server::start(|seen, _| async move {
+    let server = Server::slow(|seen, _| async move {
         let facts = json!({"protocolVersion": "2025-11-25", "capabilities": {"logging": {}}});
-        is_initialize(&seen).then(|| result(&seen, &facts))
+        is_initialize(&seen).then(|| answer(&seen, &facts))
     })
     .await;
-    let upstream = upstream(&server.url);
+    let upstream = upstream(&server.url());
     for level in [Some("warning"), Some("error"), None, Some("loud"), Some("debug"), Some("warning")] {
         let context = CallContext { log_level: level.map(Arc::from), ..context() };
         lines(&mut try_begin(&upstream, call(&json!({})), context).await.unwrap()).await;

@@ -1,35 +1,47 @@
-//! A scripted server with sessions. It keeps every request byte for byte, and is polite by itself:
-//! handshake, 202, echo. A script sees each request first and may answer it otherwise.
+//! A scripted streamable HTTP server. It keeps every request byte for byte, and is polite by itself: handshake,
+//! 202, echo. A script sees each request first and may answer it otherwise.
 
 use std::collections::HashSet;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use futures_util::future::BoxFuture;
+use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use hyper_util::server::conn::auto;
 use parking_lot::Mutex;
+use rustls::ServerConfig;
 use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
+use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::in_time;
+/// Nothing that is waited for takes this long unless it hangs.
+pub(crate) const WAIT_MAX: Duration = Duration::from_secs(20);
+
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(WAIT_MAX, future).await.expect("it happens in time")
+}
 
 pub(crate) type Reply = Response<UnsyncBoxBody<Bytes, io::Error>>;
-type Script = dyn Fn(&Seen) -> Option<Reply> + Send + Sync;
+type Script = dyn Fn(Seen, Arc<World>) -> BoxFuture<'static, Option<Reply>> + Send + Sync;
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Seen {
     pub(crate) method: Method,
+    pub(crate) version: Version,
     pub(crate) headers: HeaderMap,
     pub(crate) bytes: Bytes,
     /// `null` where there was no JSON.
@@ -41,8 +53,23 @@ impl Seen {
         self.body["method"].as_str().unwrap_or_default()
     }
 
+    pub(crate) fn id(&self) -> &str {
+        self.body["id"].as_str().unwrap_or_default()
+    }
+
+    pub(crate) fn token(&self) -> &str {
+        self.body["params"]["_meta"]["progressToken"].as_str().unwrap_or_default()
+    }
+
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
+    }
+
+    /// The names of its header fields, in order.
+    pub(crate) fn fields(&self) -> Vec<&str> {
+        let mut names: Vec<&str> = self.headers.keys().map(http::HeaderName::as_str).collect();
+        names.sort_unstable();
+        names
     }
 
     pub(crate) fn is_call(&self) -> bool {
@@ -74,12 +101,16 @@ impl World {
 
     /// The first request of a kind, waiting for it.
     pub(crate) async fn first(&self, is_meant: impl Fn(&Seen) -> bool) -> Seen {
+        self.nth(0, is_meant).await
+    }
+
+    pub(crate) async fn nth(&self, n: usize, is_meant: impl Fn(&Seen) -> bool) -> Seen {
         let found = async {
             loop {
                 let news = self.news.notified();
                 tokio::pin!(news);
                 news.as_mut().enable();
-                if let Some(seen) = self.all(&is_meant).into_iter().next() {
+                if let Some(seen) = self.all(&is_meant).into_iter().nth(n) {
                     return seen;
                 }
                 news.await;
@@ -93,72 +124,121 @@ impl World {
         self.sessions.lock().clear();
         self.seen.lock().clear();
     }
+
+    fn knows(&self, session: &str) -> bool {
+        self.sessions.lock().contains(session)
+    }
 }
 
+/// Dropping it ends all its connections.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) world: Arc<World>,
     _stop: DropGuard,
 }
 
+/// A free port of this machine.
+fn anywhere() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
 impl Server {
+    /// A server that answers at once, and refuses sessions that it did not open.
     pub(crate) async fn start(script: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static) -> Self {
-        Self::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), script).await
+        Self::start_at(anywhere(), None, script).await
     }
 
+    /// The same at an address, and over TLS where there is an identity: HTTP/1.1 and HTTP/2, whatever is agreed on.
     pub(crate) async fn start_at(
         address: SocketAddr,
+        tls: Option<ServerConfig>,
         script: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static,
     ) -> Self {
-        let script: Arc<Script> = Arc::new(script);
-        let listener = TcpListener::bind(address).await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let world = Arc::new(World::default());
-        let stop = CancellationToken::new();
-        let tracker = TaskTracker::new();
-        let accept = accept(listener, Arc::clone(&world), script, (tracker.clone(), stop.clone()));
-        tracker.spawn(stop.clone().run_until_cancelled_owned(accept));
-        Self { address, world, _stop: stop.drop_guard() }
+        let strict = move |seen: Seen, world: Arc<World>| {
+            let unknown = seen.header("mcp-session-id").is_some_and(|id| !world.knows(id));
+            let reply = if unknown { Some(lost(world.lost_status.lock().unwrap_or(404))) } else { script(&seen) };
+            Box::pin(std::future::ready(reply)) as BoxFuture<'static, Option<Reply>>
+        };
+        Self::listen(address, tls, Arc::new(strict)).await
     }
 
     pub(crate) async fn polite() -> Self {
         Self::start(|_| None).await
     }
+
+    /// A server whose script may wait, and that takes any session for its own.
+    pub(crate) async fn slow<F>(script: impl Fn(Seen, Arc<World>) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = Option<Reply>> + Send + 'static,
+    {
+        Self::listen(anywhere(), None, Arc::new(move |seen, world| Box::pin(script(seen, world)))).await
+    }
+
+    /// A server that answers every call the same way.
+    pub(crate) async fn answering(answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+        Self::slow(move |seen, _| std::future::ready(seen.is_call().then(|| answer(&seen)))).await
+    }
+
+    pub(crate) fn url(&self) -> url::Url {
+        url::Url::parse(&format!("http://{}/mcp", self.address)).unwrap()
+    }
+
+    async fn listen(address: SocketAddr, tls: Option<ServerConfig>, script: Arc<Script>) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let world = Arc::new(World::default());
+        let stop = CancellationToken::new();
+        let tracker = TaskTracker::new();
+        let tls = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
+        let accept = accept(listener, tls, Arc::new((Arc::clone(&world), script)), (tracker.clone(), stop.clone()));
+        tracker.spawn(stop.clone().run_until_cancelled_owned(accept));
+        Self { address, world, _stop: stop.drop_guard() }
+    }
 }
+
+type Shared = Arc<(Arc<World>, Arc<Script>)>;
 
 async fn accept(
     listener: TcpListener,
-    world: Arc<World>,
-    script: Arc<Script>,
+    tls: Option<TlsAcceptor>,
+    shared: Shared,
     (tracker, stop): (TaskTracker, CancellationToken),
 ) {
     loop {
         let (stream, _) = listener.accept().await.unwrap();
-        let (world, script) = (Arc::clone(&world), Arc::clone(&script));
-        let service = service_fn(move |request| {
-            let (world, script) = (Arc::clone(&world), Arc::clone(&script));
-            async move { Ok::<_, Infallible>(serve(request, &world, &*script).await) }
-        });
-        let connection = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-        // Connections are cut by tests on purpose, so how one ends says nothing.
+        let (tls, shared) = (tls.clone(), Arc::clone(&shared));
+        let connection = async move {
+            match tls {
+                None => converse(stream, shared).await,
+                Some(tls) => {
+                    if let Ok(stream) = tls.accept(stream).await {
+                        converse(stream, shared).await;
+                    }
+                }
+            }
+        };
         tracker.spawn(stop.clone().run_until_cancelled_owned(connection));
     }
 }
 
-async fn serve(request: Request<Incoming>, world: &World, script: &Script) -> Reply {
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Shared) {
+    let service = service_fn(move |request| {
+        let shared = Arc::clone(&shared);
+        async move { Ok::<_, Infallible>(serve(request, &shared).await) }
+    });
+    // Connections are cut by tests on purpose, so how one ends says nothing.
+    let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
+}
+
+async fn serve(request: Request<Incoming>, shared: &Shared) -> Reply {
+    let (world, script) = &**shared;
     let (head, body) = request.into_parts();
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body = serde_json::from_slice(&bytes).unwrap_or_default();
-    let seen = Seen { method: head.method, headers: head.headers, bytes, body };
+    let seen = Seen { method: head.method, version: head.version, headers: head.headers, bytes, body };
     world.seen.lock().push(seen.clone());
     world.news.notify_waiters();
-    let named = seen.header("mcp-session-id").map(str::to_owned);
-    if let Some(id) = named
-        && !world.sessions.lock().contains(&id)
-    {
-        return lost(world.lost_status.lock().unwrap_or(404));
-    }
-    script(&seen).unwrap_or_else(|| polite(&seen, world))
+    script(seen.clone(), Arc::clone(world)).await.unwrap_or_else(|| polite(&seen, world))
 }
 
 /// How servers refuse a session that they do not know.
@@ -170,7 +250,7 @@ fn lost(code: u16) -> Reply {
 }
 
 /// What a server does that has nothing to hide.
-fn polite(seen: &Seen, world: &World) -> Reply {
+pub(crate) fn polite(seen: &Seen, world: &World) -> Reply {
     match (seen.method.as_str(), seen.rpc()) {
         ("POST", "initialize") => {
             let n = {
@@ -206,13 +286,17 @@ fn polite(seen: &Seen, world: &World) -> Reply {
 }
 
 pub(crate) fn status(code: u16) -> Reply {
-    let mut reply = Response::new(Full::new(Bytes::new()).map_err(|never| match never {}).boxed_unsync());
+    let mut reply = whole("");
     *reply.status_mut() = StatusCode::from_u16(code).unwrap();
     reply
 }
 
+pub(crate) fn whole(body: impl Into<Bytes>) -> Reply {
+    Response::new(Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
+}
+
 pub(crate) fn json_text(text: impl Into<Bytes>) -> Reply {
-    let mut reply = Response::new(Full::new(text.into()).map_err(|never| match never {}).boxed_unsync());
+    let mut reply = whole(text);
     reply.headers_mut().insert("content-type", "application/json; charset=utf-8".parse().unwrap());
     reply
 }
@@ -247,6 +331,18 @@ impl Events {
         let _ = self.0.try_send(Ok(text.into()));
     }
 
+    pub(crate) fn message(&self, message: &Value) {
+        self.raw(format!("data: {message}\n\n"));
+    }
+
+    pub(crate) fn numbered(&self, id: &str, message: &Value) {
+        self.raw(format!("id: {id}\ndata: {message}\n\n"));
+    }
+
+    pub(crate) fn result(&self, seen: &Seen, result: &Value) {
+        self.message(&json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": result}));
+    }
+
     /// Cuts the connection.
     pub(crate) fn cut(&self) {
         let _ = self.0.try_send(Err(io::Error::other("cut")));
@@ -263,8 +359,7 @@ pub(crate) struct Once(Mutex<Option<Reply>>);
 
 impl Once {
     pub(crate) fn events() -> (Events, Arc<Self>) {
-        let (events, reply) = Events::open();
-        (events, Arc::new(Self(Mutex::new(Some(reply)))))
+        Self::body("text/event-stream")
     }
 
     pub(crate) fn body(media: &'static str) -> (Events, Arc<Self>) {

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use rustls::pki_types::CertificateDer;
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore, WantsVerifier};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore, ServerConfig, WantsVerifier};
 use taskgate::tls::{IdentityFiles, provider};
 
 /// Somebody to trust.
@@ -58,6 +59,21 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
+    /// A server that comes as this identity and speaks these protocols, to clients of `clients` where it is given.
+    pub(crate) fn server(&self, alpn: &[&str], clients: Option<&Authority>) -> ServerConfig {
+        let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions().unwrap();
+        let builder = match clients {
+            None => builder.with_no_client_auth(),
+            Some(clients) => builder.with_client_cert_verifier(
+                WebPkiClientVerifier::builder_with_provider(clients.roots(), provider()).build().unwrap(),
+            ),
+        };
+        let key = PrivateKeyDer::try_from(self.key.serialize_der()).unwrap();
+        let mut config = builder.with_single_cert(vec![self.certificate.clone()], key).unwrap();
+        config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
+        config
+    }
+
     /// `NAME.pem` and `NAME.key`, replaced if they are there.
     pub(crate) fn write(&self, folder: &Path, name: &str) -> IdentityFiles {
         IdentityFiles {

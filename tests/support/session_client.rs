@@ -1,29 +1,43 @@
-//! The gateway under test, and a client that shows what it gets as it comes.
+//! A whole gateway in front of one server, and a client with a session that shows what it gets as it comes.
 
 use std::fs::{self, Permissions};
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
 
 use ::bytes::Bytes;
-use http::{HeaderMap, Request, StatusCode};
+use http::{HeaderMap, Request, StatusCode, Uri, Version};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
+use hyper::client::conn::{http1, http2};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use taskgate::app::Gateway;
 use taskgate::config;
 use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
-use crate::in_time;
-use crate::upstream::Server;
+use crate::upstream::{Server, in_time};
 
 /// The line of every gateway's key file: what one sealed, the next one opens.
 pub(crate) const KEY: &str = "0707070707070707070707070707070707070707070707070707070707070707";
 pub(crate) const BOTH: &str = "application/json, text/event-stream";
+
+/// The header fields of a request to an upstream, in order: no others come through.
+pub(crate) const UPSTREAM_FIELDS: [&str; 8] = [
+    "accept",
+    "accept-encoding",
+    "content-length",
+    "content-type",
+    "host",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "user-agent",
+];
 
 /// A gateway in front of one server.
 pub(crate) struct Gate {
@@ -38,9 +52,14 @@ impl Gate {
 
     /// `keys` stand in the upstream's section.
     pub(crate) async fn with(upstream: SocketAddr, keys: &str) -> Self {
+        Self::open("", &format!("http://{upstream}/mcp"), keys).await
+    }
+
+    /// `listen` stands in the section of the listener, and may open others behind it.
+    pub(crate) async fn open(listen: &str, url: &str, keys: &str) -> Self {
         let text = format!(
-            "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
-             [upstreams.up]\nurl = \"http://{upstream}/mcp\"\npath = \"/mcp\"\n{keys}\n"
+            "[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{listen}\n\
+             [upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\n{keys}\n"
         );
         let mut loaded = config::parse("test", &text, &|_| None).unwrap();
         let folder = tempfile::tempdir().unwrap();
@@ -59,7 +78,11 @@ impl Gate {
     }
 
     pub(crate) async fn client_of(&self, version: &str) -> Client {
-        let mut client = self.stranger();
+        self.client_over(Over::default(), version).await
+    }
+
+    pub(crate) async fn client_over(&self, over: Over, version: &str) -> Client {
+        let mut client = Client { over, ..self.stranger() };
         let reply = client.post(initialize(version, &json!({"roots": {}}))).await;
         assert_eq!(reply.status, StatusCode::OK);
         client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
@@ -74,6 +97,7 @@ impl Gate {
             session: None,
             version: None,
             accept: BOTH,
+            over: Over::default(),
             connections: TaskTracker::new(),
         }
     }
@@ -92,12 +116,33 @@ pub(crate) fn call(id: u32) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"t","arguments":{{"n":{id}}}}}}}"#)
 }
 
+/// How a client speaks HTTP. The default is HTTP/1.1 without TLS.
+#[derive(Clone, Default)]
+pub(crate) struct Over {
+    pub(crate) version: Version,
+    /// Agrees on that version and no other.
+    pub(crate) tls: Option<Arc<rustls::ClientConfig>>,
+}
+
+trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
+
+impl Over {
+    async fn connect(&self, address: SocketAddr) -> TokioIo<Box<dyn Socket>> {
+        let socket = in_time(TcpStream::connect(address)).await.unwrap();
+        let Some(tls) = &self.tls else { return TokioIo::new(Box::new(socket)) };
+        let connecting = TlsConnector::from(Arc::clone(tls)).connect("localhost".try_into().unwrap(), socket);
+        TokioIo::new(Box::new(in_time(connecting).await.unwrap()))
+    }
+}
+
 #[derive(Clone)]
 pub(crate) struct Client {
     pub(crate) address: SocketAddr,
     pub(crate) session: Option<String>,
     pub(crate) version: Option<String>,
     pub(crate) accept: &'static str,
+    pub(crate) over: Over,
     pub(crate) connections: TaskTracker,
 }
 
@@ -132,12 +177,23 @@ impl Client {
     }
 
     /// Sends a request on a connection of its own; returns with the head of the answer.
-    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Reply {
-        let stream = in_time(TcpStream::connect(self.address)).await.unwrap();
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+    pub(crate) async fn send(&self, mut request: Request<Full<Bytes>>) -> Reply {
+        let socket = self.over.connect(self.address).await;
         // How a connection ends says nothing: tests drop answers on purpose.
-        self.connections.spawn(connection);
-        let response = in_time(sender.send_request(request)).await.unwrap();
+        let response = if self.over.version == Version::HTTP_2 {
+            let scheme = if self.over.tls.is_some() { "https" } else { "http" };
+            let path = request.uri().path().to_owned();
+            *request.uri_mut() =
+                Uri::builder().scheme(scheme).authority("localhost").path_and_query(path).build().unwrap();
+            request.headers_mut().remove("host");
+            let (mut sender, connection) = http2::handshake(TokioExecutor::new(), socket).await.unwrap();
+            self.connections.spawn(connection);
+            in_time(sender.send_request(request)).await.unwrap()
+        } else {
+            let (mut sender, connection) = http1::handshake(socket).await.unwrap();
+            self.connections.spawn(connection);
+            in_time(sender.send_request(request)).await.unwrap()
+        };
         let (head, body) = response.into_parts();
         Reply { status: head.status, headers: head.headers, body }
     }

@@ -208,6 +208,8 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         timeouts: config.timeouts,
         call_timeouts: config.call_timeouts,
         result_bytes_max: config.result_bytes_max,
+        sealer: Arc::clone(&parts.sealer),
+        clock: Arc::new(SystemClock),
     });
     Ok((upstream, UpstreamEndpoint::new(face, session)))
 }

@@ -7,6 +7,7 @@
 pub mod ext_tasks;
 pub mod face;
 pub mod faults;
+pub mod inputs;
 pub mod lifecycle;
 pub mod negotiate;
 pub mod peer;

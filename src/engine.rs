@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 
 pub use admission::{Admission, AdmissionLimits};
 pub use apply::TaskError;
-pub use call::{Askable, CallEnd, CallEvent, CallSpec, CallStream};
+pub use call::{Askable, CallEnd, CallEvent, CallSpec, CallStream, Questions, Retry, Rounds};
 pub use watch::Watchers;
 
 use crate::store::TaskStore;
@@ -76,15 +76,33 @@ impl Engine {
     /// # Errors
     /// `Unknown` for ids that are unknown, foreign, expired or hidden alike; `Store`.
     pub async fn get(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        let task = self.held(key).await?;
+        if task.shown == Shown::Hidden { Err(TaskError::Unknown) } else { Ok(task) }
+    }
+
+    /// How a call stands that was held between two rounds of questions, whether or not it has a handle by now. Only for
+    /// those who prove that the reference was given to them: no face shows a hidden task.
+    ///
+    /// # Errors
+    /// `Unknown` for ids that are unknown, foreign or expired alike; `Store`.
+    pub async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-        if row.task.shown == Shown::Hidden {
-            return Err(TaskError::Unknown);
-        }
         if !row.task.is_settled() && row.task.expires_at() <= now {
             return self.apply(key, Event::TtlElapsed).await.map(|applied| applied.task);
         }
         Ok(row.task)
+    }
+
+    /// Goes on with a held call: what the client says reaches the upstream, and the stream shows what comes of it as
+    /// [`Engine::call`] does. Dropping the stream before it showed anything final cancels the call, unless another
+    /// client waits for it too.
+    ///
+    /// `None` if nobody runs the call any more, or too many come back for it at once: see [`Engine::held`].
+    #[must_use]
+    pub fn retry(&self, key: &TaskKey, retry: Retry) -> Option<CallStream> {
+        let (seat, stream) = CallStream::new();
+        self.live.retry(key, seat, retry).then_some(stream)
     }
 
     /// Hands answers to a task's open questions; keys that are not open are ignored (EXT-39). The

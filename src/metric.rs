@@ -25,6 +25,8 @@ pub const TASKS_SETTLED: &str = "taskgate_tasks_settled_total";
 pub const TASK_AGE: &str = "taskgate_task_age_seconds";
 /// How calls left the grace period, by `upstream` and `result` (`plain` or `task`).
 pub const GRACE: &str = "taskgate_grace_total";
+/// Questions of upstreams in mid-call, by `upstream` and `result` (`put`, `refused`, `withdrawn`, `expired`, `flood`).
+pub const QUESTIONS: &str = "taskgate_questions_total";
 /// Polls of tasks.
 pub const TASK_POLLS: &str = "taskgate_task_polls_total";
 /// Time an upstream request took, in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).

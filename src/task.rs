@@ -15,7 +15,7 @@ pub use id::{TaskId, TaskKey};
 pub use model::{
     Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Question, Reason, Shown, Task,
 };
-pub use policy::{Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
+pub use policy::{EarlyInput, Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
 pub use principal::Principal;
 pub use time::{Clock, ManualClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

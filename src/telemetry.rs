@@ -100,7 +100,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 22] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 23] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -112,6 +112,7 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 22] = [
     (Kind::Counter, metric::TASKS_SETTLED, Unit::Count, "Settled tasks, by upstream and outcome"),
     (Kind::Histogram, metric::TASK_AGE, Unit::Seconds, "Age of a task when it settled"),
     (Kind::Counter, metric::GRACE, Unit::Count, "How calls left the grace period, by upstream and result"),
+    (Kind::Counter, metric::QUESTIONS, Unit::Count, "Questions of upstreams in mid-call, by upstream and result"),
     (Kind::Counter, metric::TASK_POLLS, Unit::Count, "Polls of tasks"),
     (Kind::Histogram, metric::UPSTREAM_REQUEST, Unit::Seconds, "Time an upstream call took"),
     (Kind::Gauge, metric::UPSTREAM_IN_FLIGHT, Unit::Count, "Tool calls that hold a place at an upstream"),

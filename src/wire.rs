@@ -3,6 +3,7 @@
 //! Knows no tokio, no http, no clock. Read [`scan`] first: whatever passes it reads the same to
 //! every JSON parser, which is why its bytes may be forwarded as they came.
 
+pub mod canonical;
 pub mod envelope;
 pub mod fault;
 pub mod framing;
@@ -14,6 +15,7 @@ pub mod payload;
 pub mod scan;
 pub mod version;
 
+pub use canonical::canonical;
 pub use envelope::{Message, Notification, Request, Response};
 pub use fault::RpcError;
 pub use id::RequestId;

@@ -66,6 +66,11 @@ fn the_python_sdk_calls_every_upstream_without_tasks() {
 }
 
 #[test]
+fn the_typescript_sdk_calls_every_upstream_without_tasks() {
+    check(Client::TypeScriptPlain);
+}
+
+#[test]
 fn the_matrix_is_reported_and_the_readme_shows_it() {
     let Some(rows) = CELLS.rows() else { return };
     report::publish("matrix", &run::table(rows));

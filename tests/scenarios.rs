@@ -15,6 +15,8 @@ mod draining;
 mod faults;
 #[path = "scenarios/grace.rs"]
 mod grace;
+#[path = "scenarios/inputs.rs"]
+mod inputs;
 #[path = "scenarios/leaving.rs"]
 mod leaving;
 #[path = "scenarios/lifetime.rs"]
@@ -25,6 +27,8 @@ mod places;
 mod progress;
 #[path = "scenarios/questions.rs"]
 mod questions;
+#[path = "scenarios/rounds.rs"]
+mod rounds;
 #[path = "scenarios/script.rs"]
 mod script;
 #[path = "scenarios/stores.rs"]

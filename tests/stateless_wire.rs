@@ -15,6 +15,8 @@ mod messages;
 mod metadata;
 #[path = "stateless_wire/odd.rs"]
 mod odd;
+#[path = "stateless_wire/questions.rs"]
+mod questions;
 #[path = "stateless_wire/results.rs"]
 mod results;
 #[path = "stateless_wire/tasks.rs"]

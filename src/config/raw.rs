@@ -14,7 +14,7 @@ use super::section::{Placed, Section};
 use super::value::{
     ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, ORIGIN, PATTERN, PEM_FILE, SERVED_PATH, SIZE, UPSTREAM_URL,
 };
-use crate::task::Mode;
+use crate::task::{EarlyInput, Mode};
 use crate::wire::ProtocolVersion;
 
 /// The whole file.
@@ -103,6 +103,8 @@ pub(super) struct RawRules {
     pub(super) ttl_max: Option<Placed<Duration>>,
     pub(super) keep_result_min: Option<Placed<Duration>>,
     pub(super) poll_interval: Option<Placed<Duration>>,
+    pub(super) early_input: Option<Placed<EarlyInput>>,
+    pub(super) input_deadline: Option<Placed<Duration>>,
     pub(super) deadline: Option<Placed<Duration>>,
     pub(super) result_bytes_max: Option<Placed<usize>>,
 }
@@ -235,6 +237,7 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         ("always", Some(Mode::Always)),
         ("required", Some(Mode::Required)),
     ];
+    let early_inputs = [("task", Some(EarlyInput::Task)), ("ask-first", Some(EarlyInput::AskFirst))];
     let rules = RawRules {
         mode: section.word("mode", &modes),
         grace: section.read("grace", &DURATION),
@@ -242,11 +245,12 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         ttl_max: section.read("ttl_max", &DURATION_NOT_ZERO),
         keep_result_min: section.read("keep_result_min", &DURATION),
         poll_interval: section.read("poll_interval", &DURATION_NOT_ZERO),
+        early_input: section.word("early_input", &early_inputs),
+        input_deadline: section.read("input_deadline", &DURATION_NOT_ZERO),
         deadline: None,
         result_bytes_max: None,
     };
     section.word("after_crash", &[("fail", Some(())), ("rerun-if-safe", None), ("rerun", None)]);
-    section.word("early_input", &[("task", Some(())), ("ask-first", None)]);
     section.word("fallback", &[("hold", Some(())), ("tools", None)]);
     rules
 }
@@ -291,6 +295,8 @@ impl RawRules {
             ttl_max: self.ttl_max.clone().or_else(|| wider.ttl_max.clone()),
             keep_result_min: self.keep_result_min.clone().or_else(|| wider.keep_result_min.clone()),
             poll_interval: self.poll_interval.clone().or_else(|| wider.poll_interval.clone()),
+            early_input: self.early_input.clone().or_else(|| wider.early_input.clone()),
+            input_deadline: self.input_deadline.clone().or_else(|| wider.input_deadline.clone()),
             deadline: self.deadline.clone().or_else(|| wider.deadline.clone()),
             result_bytes_max: self.result_bytes_max.clone().or_else(|| wider.result_bytes_max.clone()),
         }

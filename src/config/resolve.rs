@@ -19,7 +19,7 @@ use super::section::Placed;
 use super::{Config, StoreSettings, UpstreamConfig};
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::{Mode, Principal, ToolPolicy, ToolRules};
+use crate::task::{EarlyInput, Mode, Principal, ToolPolicy, ToolRules};
 use crate::tls::IdentityFiles;
 use crate::upstream::Timeouts;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
@@ -298,6 +298,8 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
         keep_result_min: value_or(raw.keep_result_min.as_ref(), 15 * MINUTE),
         poll_interval: value_or(raw.poll_interval.as_ref(), Duration::from_secs(1)),
         deadline: value_or(raw.deadline.as_ref(), HOUR),
+        early_input: value_or(raw.early_input.as_ref(), EarlyInput::Task),
+        input_deadline: value_or(raw.input_deadline.as_ref(), 30 * MINUTE),
         result_bytes_max: value_or(raw.result_bytes_max.as_ref(), shared.result_bytes_max),
     };
     if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use super::face::{Command, FaceDialect, Reply};
 use super::faults::{Complaint, failure_error};
+use super::inputs;
 use crate::task::time::millis;
 use crate::task::{Answer, InputKey, Outcome, Phase, Task, TaskId};
 use crate::wire::meta::META;
@@ -45,12 +46,7 @@ impl ExtTasks {
         let writer = task_fields(self.envelope("complete"), task);
         match &task.phase {
             Phase::Queued | Phase::Working | Phase::Settled(Outcome::Cancelled) => writer.finish(),
-            Phase::AwaitingInput(open) => {
-                let entries = open.iter().fold(ObjectWriter::new(), |entries, (key, question)| {
-                    entries.member(&input_key(*key), &question.request)
-                });
-                writer.member("inputRequests", &entries.finish()).finish()
-            }
+            Phase::AwaitingInput(open) => writer.member("inputRequests", &inputs::requests(open)).finish(),
             // The inlined result is a CallToolResult of 2026-07-28, which wants its own `resultType` (T-13).
             Phase::Settled(Outcome::Returned { result, .. }) => {
                 writer.member_led_by("result", ("resultType", "complete"), result).finish()
@@ -119,15 +115,6 @@ fn status_message(task: &Task) -> Option<Cow<'_, str>> {
     }
 }
 
-fn input_key(key: InputKey) -> String {
-    format!("r{}", key.0)
-}
-
-fn parse_input_key(text: &str) -> Option<InputKey> {
-    let number = text.strip_prefix('r')?.parse().ok().map(InputKey)?;
-    (input_key(number) == text).then_some(number)
-}
-
 fn task_id(params: &Object) -> Result<TaskId, Complaint> {
     let usable =
         |text: &String| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
@@ -138,23 +125,11 @@ fn task_id(params: &Object) -> Result<TaskId, Complaint> {
     TaskId::parse(&text).ok_or(Complaint::UnknownTask)
 }
 
-/// Reads `inputResponses`. Keys that we never issued are ignored before their values are looked at
-/// (EXT-39); of the others each value must be an object.
 fn answers(params: &Object) -> Result<BTreeMap<InputKey, Answer>, Complaint> {
-    let object = params
-        .get_object("inputResponses")
-        .ok_or(Complaint::Params(Cow::Borrowed("inputResponses must be an object")))?;
-    let mut answers = BTreeMap::new();
-    for name in object.keys() {
-        let (Some(key), Some(value)) = (parse_input_key(&name), object.get(&name)) else {
-            continue;
-        };
-        if Object::of(&value).is_none() {
-            return Err(Complaint::Params(Cow::Borrowed("each value of inputResponses must be an object")));
-        }
-        answers.insert(key, Answer::Result(value.detached()));
+    if !params.contains("inputResponses") {
+        return Err(Complaint::Params(Cow::Borrowed("inputResponses must be an object")));
     }
-    Ok(answers)
+    inputs::responses(params)
 }
 
 #[cfg(test)]

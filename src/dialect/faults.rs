@@ -28,6 +28,8 @@ pub enum Complaint {
     UnknownMethod(String),
     UnknownTool,
     UnknownTask,
+    /// A `requestState` that was not given out for this request, or has expired (B135).
+    State,
     /// A header is missing or says something else than the body.
     Header(Cow<'static, str>),
     /// The request needs what its client did not declare: a `ClientCapabilities` object.
@@ -61,6 +63,8 @@ impl Complaint {
             }
             Self::UnknownTool => RpcError::new(fault::INVALID_PARAMS, "Unknown tool"),
             Self::UnknownTask => RpcError::new(fault::INVALID_PARAMS, "Task not found"),
+            Self::State => RpcError::new(fault::INVALID_PARAMS, "Invalid params: requestState is not valid here")
+                .with_data(&RefusedData { reason: "invalid_request_state" }),
             Self::Header(what) => RpcError::new(fault::HEADER_MISMATCH, format!("Header mismatch: {what}")),
             Self::Capability(required) => RpcError {
                 code: if version == ProtocolVersion::V2026_06_30 { -32003 } else { fault::MISSING_CLIENT_CAPABILITY },
@@ -243,6 +247,10 @@ mod tests {
         check(
             &Complaint::Refused { what: "too deep".to_owned(), reason: "too_deep" },
             r#"{"code":-32600,"message":"Invalid request: too deep","data":{"reason":"too_deep"}}"#,
+        );
+        check(
+            &Complaint::State,
+            r#"{"code":-32602,"message":"Invalid params: requestState is not valid here","data":{"reason":"invalid_request_state"}}"#,
         );
         check(&Complaint::UnknownMethod("x".to_owned()), r#"{"code":-32601,"message":"Method not found: x"}"#);
     }

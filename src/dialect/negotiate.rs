@@ -3,12 +3,13 @@
 //! After this nobody asks for the version again: the answer is a set of facts.
 
 use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::faults::Complaint;
 use crate::task::TakesTasks;
 use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, ProtocolVersion};
+use crate::wire::{Object, Payload, ProtocolVersion, method};
 
 /// What a stateless request says of its client, in its own `_meta` alone (MOD-19).
 #[derive(Clone, Debug)]
@@ -107,29 +108,53 @@ impl StatelessRequest {
         edit.finish().detached()
     }
 
-    /// Whether the client declared that it can be asked this.
+    /// What the client would have to declare besides, to be asked all of these questions (`{method, params}`): a
+    /// `ClientCapabilities` object. `None` if it declared it all (EXT-41, MOD-27).
     #[must_use]
-    pub fn declares(&self, question: &str) -> bool {
-        capability_of(question).is_some_and(|needed| self.capabilities.has_object(needed))
+    pub fn missing<'q>(&self, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
+        let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+        for (capability, part) in questions.into_iter().filter_map(need_of) {
+            if !self.declares(capability, part) {
+                missing.entry(capability).or_default().extend(part.filter(|part| *part != FORM));
+            }
+        }
+        let write = |writer: ObjectWriter, (capability, parts): (&str, &BTreeSet<&str>)| {
+            let each = |inner: ObjectWriter, part: &&str| inner.member(part, &Payload::empty_object());
+            writer.member(capability, &parts.iter().fold(ObjectWriter::new(), each).finish())
+        };
+        let capabilities = missing.iter().map(|(capability, parts)| (*capability, parts));
+        (!missing.is_empty()).then(|| capabilities.fold(ObjectWriter::new(), write).finish())
     }
 
-    /// The capability that a call needs whose upstream asks this question and got no answer: a
-    /// `ClientCapabilities` object. None for roots: servers ask for them whenever a session begins, for no
-    /// call in particular, and do without.
-    #[must_use]
-    pub fn required_for(question: &str) -> Option<Payload> {
-        let needed = capability_of(question).filter(|needed| *needed != "roots")?;
-        Some(ObjectWriter::new().member(needed, &Payload::empty_object()).finish())
+    fn declares(&self, capability: &str, part: Option<&str>) -> bool {
+        let Some(declared) = self.capabilities.get_object(capability) else { return false };
+        match part {
+            // Clients that name no mode mean forms.
+            Some(FORM) => declared.contains(FORM) || !declared.contains(URL),
+            Some(part) => declared.has_object(part),
+            None => true,
+        }
     }
 }
 
-/// The client capability behind a question of an upstream.
-fn capability_of(question: &str) -> Option<&'static str> {
-    use crate::wire::method;
-    match question {
-        method::ELICIT => Some("elicitation"),
-        method::SAMPLE => Some("sampling"),
-        method::ROOTS => Some("roots"),
+/// The modes of an elicitation.
+const FORM: &str = "form";
+const URL: &str = "url";
+
+/// The client capability behind a question of an upstream, and the part of it.
+fn need_of(question: &Payload) -> Option<(&'static str, Option<&'static str>)> {
+    let question = Object::of(question)?;
+    let params = question.get_object("params");
+    match &*question.get_str("method")? {
+        method::ELICIT => {
+            let mode = params.as_ref().and_then(|params| params.get_str("mode"));
+            Some(("elicitation", Some(if mode.as_deref() == Some(URL) { URL } else { FORM })))
+        }
+        method::SAMPLE => {
+            let tools = params.is_some_and(|params| params.contains("tools") || params.contains("toolChoice"));
+            Some(("sampling", tools.then_some("tools")))
+        }
+        method::ROOTS => Some(("roots", None)),
         _ => None,
     }
 }
@@ -253,16 +278,34 @@ mod tests {
         assert!(matches!(request(meta), Err(Complaint::Params(_))));
     }
 
-    /// MOD-10.
+    /// MOD-10, EXT-41: by mode of elicitation and use of tools.
     #[test]
-    fn a_question_of_an_undeclared_kind_names_the_missing_capability() {
-        let request = with_capabilities(r#"{"elicitation":{}}"#);
-        assert!(request.declares("elicitation/create"));
-        assert!(!request.declares("sampling/createMessage"));
-        assert!(!request.declares("custom/question"));
-        let required = |question| StatelessRequest::required_for(question).map(|needed| needed.as_str().to_owned());
-        assert_eq!(required("sampling/createMessage").as_deref(), Some(r#"{"sampling":{}}"#));
-        assert_eq!(required("roots/list"), None);
-        assert_eq!(required("custom/question"), None);
+    fn questions_of_an_undeclared_kind_name_the_missing_capabilities() {
+        const FORM: &str = r#"{"method":"elicitation/create","params":{"message":"?"}}"#;
+        const URL: &str = r#"{"method":"elicitation/create","params":{"mode":"url"}}"#;
+        const SAMPLE: &str = r#"{"method":"sampling/createMessage","params":{}}"#;
+        const TOOLS: &str = r#"{"method":"sampling/createMessage","params":{"tools":[]}}"#;
+        const ROOTS: &str = r#"{"method":"roots/list"}"#;
+        for (capabilities, questions, missing) in [
+            (r#"{"elicitation":{}}"#, &[FORM][..], None),
+            (r#"{"elicitation":{}}"#, &[URL], Some(r#"{"elicitation":{"url":{}}}"#)),
+            (r#"{"elicitation":{"url":{}}}"#, &[URL], None),
+            (r#"{"elicitation":{"url":{}}}"#, &[FORM], Some(r#"{"elicitation":{}}"#)),
+            (r#"{"elicitation":{"url":{},"form":{}}}"#, &[FORM, URL], None),
+            (r#"{"sampling":{}}"#, &[SAMPLE], None),
+            (r#"{"sampling":{}}"#, &[TOOLS], Some(r#"{"sampling":{"tools":{}}}"#)),
+            (r#"{"sampling":{"tools":{}}}"#, &[TOOLS, SAMPLE], None),
+            (r#"{"roots":{}}"#, &[ROOTS], None),
+            ("{}", &[FORM, TOOLS, ROOTS, SAMPLE], Some(r#"{"elicitation":{},"roots":{},"sampling":{"tools":{}}}"#)),
+            ("{}", &[r#"{"method":"custom/question"}"#], None),
+            (r#"{"sampling":7}"#, &[SAMPLE], Some(r#"{"sampling":{}}"#)),
+        ] {
+            let texts: Vec<_> = questions
+                .iter()
+                .map(|text| Payload::parse(&bytes::Bytes::from_static(text.as_bytes()), ScanLimits::UPSTREAM).unwrap())
+                .collect();
+            let told = with_capabilities(capabilities).missing(&texts);
+            assert_eq!(told.as_ref().map(Payload::as_str), missing, "{capabilities} {questions:?}");
+        }
     }
 }

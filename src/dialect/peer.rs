@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::task::Reason;
+use crate::task::{Answer, Reason};
 use crate::wire::{Object, Payload, RpcError};
 
 /// How a kind of upstream is spoken to.
@@ -15,6 +15,23 @@ pub trait PeerDialect: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// The reason, if this is no result that the upstream may give.
     fn decode_result(&self, result: Payload) -> Result<Returned, Reason>;
+
+    /// Reads a question that is asked in mid-call: `{method, params}` in canonical form.
+    ///
+    /// # Errors
+    /// The answer, where nobody may be asked this: no question of MCP (U30), or an address that no user is sent to
+    /// (U32).
+    fn decode_question(&self, question: &str, params: Option<&Payload>) -> Result<Payload, Refused>;
+
+    /// A client's answer as this upstream is to see it.
+    fn encode_answer(&self, answer: Answer) -> Answer;
+
+    /// The questions that an error of the call stands for: once they are answered, the call is to be made again.
+    /// Empty for every other error. Each is read as [`PeerDialect::decode_question`] does.
+    fn demanded(&self, error: &RpcError) -> Vec<Result<Payload, Refused>>;
+
+    /// Whether the answer to such a question says that the user has been where the upstream wanted.
+    fn is_consent(&self, answer: &Answer) -> bool;
 
     /// What is answered to a question that cannot reach the client.
     fn refuse(&self, question: &str, why: Refusal) -> Refused;
@@ -35,6 +52,8 @@ pub enum Refusal {
     Undeclared,
     /// Nobody will answer.
     Unanswered,
+    /// The upstream asks more than one call may (U29).
+    TooMany,
 }
 
 /// The answer to a refused question.

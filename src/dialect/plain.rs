@@ -4,19 +4,16 @@
 //! everything that belongs to the client's hop or to a flavour of tasks is taken out
 //! (protocol.md 5.18).
 
+mod questions;
+
 use super::peer::{PeerDialect, Refusal, Refused, Returned};
-use crate::task::Reason;
+use crate::task::{Answer, Reason};
 use crate::wire::meta::{DRAFT_RELATED_TASK, HOP_BY_HOP, META, PROGRESS_TOKEN, RELATED_TASK, SERVER_INFO};
-use crate::wire::{Object, Payload, RpcError, fault, method};
+use crate::wire::{Object, Payload, RpcError};
 
 /// A session upstream without tasks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlainPeer;
-
-#[derive(serde::Serialize)]
-struct ElicitCancelled {
-    action: &'static str,
-}
 
 impl PeerDialect for PlainPeer {
     fn encode_params(&self, params: &Object) -> Payload {
@@ -46,29 +43,31 @@ impl PeerDialect for PlainPeer {
         Ok(Returned { result: edit.finish(), is_error })
     }
 
+    fn decode_question(&self, question: &str, params: Option<&Payload>) -> Result<Payload, Refused> {
+        questions::decode(question, params)
+    }
+
+    fn encode_answer(&self, answer: Answer) -> Answer {
+        questions::encode_answer(answer)
+    }
+
+    fn demanded(&self, error: &RpcError) -> Vec<Result<Payload, Refused>> {
+        questions::demanded(error)
+    }
+
+    fn is_consent(&self, answer: &Answer) -> bool {
+        questions::is_consent(answer)
+    }
+
     fn refuse(&self, question: &str, why: Refusal) -> Refused {
-        let error = |code, message: &str| Refused::Error(RpcError::new(code, message));
-        match (question, why) {
-            (method::ELICIT, Refusal::Undeclared) => {
-                error(fault::INVALID_PARAMS, "the client takes no such elicitation")
-            }
-            (method::SAMPLE | method::ROOTS, Refusal::Undeclared) => {
-                error(fault::METHOD_NOT_FOUND, "the client did not declare this capability")
-            }
-            (method::ELICIT, Refusal::Unanswered) => {
-                Refused::Result(Payload::of(&ElicitCancelled { action: "cancel" }))
-            }
-            (method::SAMPLE, Refusal::Unanswered) => error(-1, "nobody answered the sampling request"),
-            (method::ROOTS, Refusal::Unanswered) => error(fault::INTERNAL_ERROR, "nobody answered the roots request"),
-            _ => error(fault::METHOD_NOT_FOUND, "no such method"),
-        }
+        questions::refuse(question, why)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::ScanLimits;
+    use crate::wire::{ScanLimits, fault, method};
 
     fn payload(text: &str) -> Payload {
         Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
@@ -117,7 +116,7 @@ mod tests {
     /// protocol.md 5.9.
     #[test]
     fn refused_questions_get_the_answer_of_their_kind() {
-        use Refusal::{Unanswered, Undeclared};
+        use Refusal::{TooMany, Unanswered, Undeclared};
         for (question, why, code) in [
             (method::ROOTS, Undeclared, Some(fault::METHOD_NOT_FOUND)),
             (method::SAMPLE, Undeclared, Some(fault::METHOD_NOT_FOUND)),
@@ -125,6 +124,7 @@ mod tests {
             (method::ELICIT, Unanswered, None),
             (method::SAMPLE, Unanswered, Some(-1)),
             (method::ROOTS, Unanswered, Some(fault::INTERNAL_ERROR)),
+            (method::ELICIT, TooMany, Some(fault::INTERNAL_ERROR)),
             ("tasks/get", Undeclared, Some(fault::METHOD_NOT_FOUND)),
         ] {
             match PlainPeer.refuse(question, why) {

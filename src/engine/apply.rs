@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use super::Engine;
 use crate::store::{StoreError, Stored};
-use crate::task::{Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task, TaskKey, transition};
+use crate::task::{
+    Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Shown, Task, TaskKey, transition,
+};
 
 /// How often a lost race is run again. Each round somebody else got through, so this many means a bug.
 const CONFLICTS_MAX: usize = 64;
@@ -95,6 +97,7 @@ fn without_payload(event: &Event) -> Option<Event> {
         | Event::Asked { .. }
         | Event::Withdrawn { .. }
         | Event::Answered { .. }
+        | Event::Revealed
         | Event::CancelRequested
         | Event::TtlElapsed => return None,
     };
@@ -109,6 +112,10 @@ fn record(before: &Task, after: &Task) {
         return;
     }
     let label = outcome_label(outcome);
+    if after.shown == Shown::Hidden {
+        tracing::debug!(task = ?after.key.id, outcome = label, "a held call ended");
+        return;
+    }
     let upstream = Arc::clone(&after.origin.upstream);
     let age = after.updated_at.since(after.created_at);
     metrics::counter!(crate::metric::TASKS_SETTLED, "upstream" => Arc::clone(&upstream), "outcome" => label)

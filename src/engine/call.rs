@@ -1,5 +1,6 @@
 //! What a face hands to the engine for one call, and what it gets back.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::PeerDialect;
-use crate::task::{Outcome, Plan, Principal, Task, ToolPolicy};
+use crate::task::{Answer, InputKey, Outcome, Plan, Principal, Task, ToolPolicy};
 use crate::upstream::limits::Slots;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
 use crate::wire::Payload;
@@ -34,6 +35,7 @@ pub struct CallSpec {
     pub arrived: tokio::time::Instant,
     /// What this client can be asked.
     pub questions: Questions,
+    pub rounds: Rounds,
 }
 
 impl std::fmt::Debug for CallSpec {
@@ -42,8 +44,33 @@ impl std::fmt::Debug for CallSpec {
     }
 }
 
-/// Says of a question, by its method, whether this client can be asked.
-pub type Questions = Arc<dyn Fn(&str) -> Askable + Send + Sync>;
+/// Says of a question, as the peer dialect has read it, whether this client can be asked.
+pub type Questions = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
+
+/// Whether a client without a handle can be asked: by an answer that holds the questions, after which it makes its
+/// request again with what it says to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounds {
+    Allowed,
+    /// Its version or this method knows no such thing.
+    Unknown,
+}
+
+/// What a client sends along when it makes a held call's request again.
+pub struct Retry {
+    /// What it says to questions; keys that are not open are ignored.
+    pub answers: BTreeMap<InputKey, Answer>,
+    /// How this request may be answered.
+    pub plan: Plan,
+    /// What it can be asked from now on.
+    pub questions: Questions,
+}
+
+impl std::fmt::Debug for Retry {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Retry").field("answers", &self.answers.len()).field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
 
 /// Whether a client can be asked something.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,7 +84,7 @@ pub enum Askable {
 }
 
 /// What a client sees of a call, in order.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum CallEvent {
     Progress(Progress),
     /// `notifications/message`: its params.
@@ -66,14 +93,22 @@ pub enum CallEvent {
     StaysPlain,
     /// The call became a task. Nothing follows.
     Created(Arc<Task>),
+    /// The upstream asks something, and the call is held under this hidden task until the client makes its request
+    /// again. Rounds are counted from 1. Nothing follows.
+    InputRequired {
+        task: Arc<Task>,
+        round: u32,
+    },
     /// The call ended. Nothing follows.
     Ended(CallEnd),
 }
 
 /// How a call that stayed plain ended.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub enum CallEnd {
     Outcome(Outcome),
+    /// The held call is there no more, and has no outcome.
+    Gone,
     /// The upstream asked for what the client did not declare: a `ClientCapabilities` object (MOD-10).
     NeedsCapability(Payload),
 }
@@ -82,17 +117,31 @@ pub enum CallEnd {
 #[derive(Debug)]
 pub struct CallStream {
     pub(super) events: mpsc::Receiver<CallEvent>,
-    /// Set once a handle was taken over: until then nobody knows the task (T-27).
+    /// Set once what refers to a task was taken over: until then nobody knows it (T-27).
     pub(super) claimed: CancellationToken,
 }
 
 impl CallStream {
+    /// A stream and the seat that fills it.
+    pub(super) fn new() -> (Seat, Self) {
+        let (sender, events) = mpsc::channel(EVENTS_MAX);
+        let claimed = CancellationToken::new();
+        (Seat { events: sender, claimed: claimed.clone() }, Self { events, claimed })
+    }
+
     /// The next event; `None` after the last. Cancel safe.
     pub async fn next(&mut self) -> Option<CallEvent> {
         let event = self.events.recv().await;
-        if matches!(event, Some(CallEvent::Created(_))) {
+        if matches!(event, Some(CallEvent::Created(_) | CallEvent::InputRequired { .. })) {
             self.claimed.cancel();
         }
         event
     }
+}
+
+/// The runner's end of a [`CallStream`].
+#[derive(Clone, Debug)]
+pub(super) struct Seat {
+    pub(super) events: mpsc::Sender<CallEvent>,
+    pub(super) claimed: CancellationToken,
 }

@@ -2,21 +2,26 @@
 //!
 //! Nobody else can read or change one, and none is good for anything but its [`Purpose`]. Opening and
 //! sealing are pure but for the random nonce; where keys come from is not known here. Read [`Sealer`]
-//! first, then [`SessionToken`] for what a session id holds.
+//! first, then [`SessionToken`] for what a session id holds and [`StateToken`] for a `requestState`.
 
 mod keys;
+mod layout;
 mod session;
+mod state;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+use std::time::Duration;
 
 use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
+use crate::task::Timestamp;
 pub use keys::{KEY_LEN, KeyError, KeyRing};
 pub use session::{SessionToken, digest_of};
+pub use state::{StateContent, StateScope, StateToken};
 
 /// The first byte of every token. Another number means another layout.
 const FORMAT: u8 = 1;
@@ -30,12 +35,15 @@ const AES_256_GCM_TAG_LEN: usize = 16;
 pub enum Purpose {
     /// A session id; holds a [`SessionToken`].
     Session,
+    /// A `requestState`; holds a [`StateToken`].
+    RequestState,
 }
 
 impl Purpose {
     const fn label(self) -> &'static [u8] {
         match self {
             Self::Session => b"session",
+            Self::RequestState => b"request state",
         }
     }
 
@@ -44,6 +52,7 @@ impl Purpose {
     pub const fn text_len_max(self) -> usize {
         match self {
             Self::Session => 2 << 10,
+            Self::RequestState => 64 << 10,
         }
     }
 
@@ -66,7 +75,7 @@ pub struct TooLarge {
 ///
 /// The keys' schedules are computed once, here; a request costs one pass over a few hundred bytes.
 /// Nonces are random, so a key is good for 2³² tokens (NIST SP 800-38D, 8.3), which are 136 years of
-/// one new session a second.
+/// one new session or question a second.
 pub struct Sealer {
     /// The first one seals. Never empty.
     keys: Vec<LessSafeKey>,
@@ -118,6 +127,34 @@ impl Sealer {
     #[must_use]
     pub fn open_session(&self, sealed: &str) -> Option<SessionToken> {
         SessionToken::decode(&self.open(Purpose::Session, sealed)?)
+    }
+
+    /// A `requestState`.
+    ///
+    /// # Errors
+    /// If the upstream's own state is too long for one.
+    pub fn seal_state(&self, token: &StateToken) -> Result<String, TooLarge> {
+        let plain = token.encode();
+        let max = Purpose::RequestState.plain_len_max();
+        if plain.len() > max {
+            return Err(TooLarge { len: plain.len(), max });
+        }
+        Ok(self.seal(Purpose::RequestState, &plain))
+    }
+
+    /// What a `requestState` holds, if it was given out for just this request of just this client, no
+    /// longer than `expires_after` ago. Which of these fails is not told (B135).
+    #[must_use]
+    pub fn open_state(
+        &self,
+        sealed: &str,
+        scope: &StateScope,
+        now: Timestamp,
+        expires_after: Duration,
+    ) -> Option<StateContent> {
+        let token = StateToken::decode(&self.open(Purpose::RequestState, sealed)?)?;
+        let holds = token.scope == *scope && now.since(token.issued_at) <= expires_after;
+        holds.then_some(token.content)
     }
 
     fn seal_as(&self, label: &[u8], plain: &[u8]) -> String {

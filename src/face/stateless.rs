@@ -4,6 +4,9 @@
 //! names, capabilities, params; the first failure answers. Everything that needs a 4xx is decided
 //! before anything is sent upstream.
 
+mod rounds;
+mod tasks;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,25 +19,26 @@ use tokio_util::sync::CancellationToken;
 use super::answer::Addressee;
 use super::catalog::{Catalog, CatalogError, no_such_cursor};
 use super::http::{AcceptedTypes, Response};
+use super::sealed::Sealer;
 use super::stream::{CallView, Promotable};
 use super::{headers, mirrored};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, stateless_result};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainPeer;
-use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply};
-use crate::engine::{Askable, CallSpec, Engine, TaskError};
-use crate::metric;
-use crate::task::{Executed, GatewayFault, Plan, Principal, Reason, TakesTasks, TaskKey, ToolPolicy, ToolRules};
+use crate::dialect::{Complaint, PeerDialect};
+use crate::engine::{CallSpec, Engine, Rounds};
+use crate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, TakesTasks, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
 use crate::upstream::{BeginError, CallContext, ClientFacts, ServerFacts, Timeouts, Upstream, UpstreamRequest};
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
+use rounds::{questions_for, rounds_of};
 
 /// Members of `params` that mean something to the gateway: a spelling that differs in case alone is
 /// refused, since another parser might take it for the real one (B85).
-const KNOWN_MEMBERS: [&str; 5] = ["name", "arguments", "taskId", "uri", "inputResponses"];
+const KNOWN_MEMBERS: [&str; 6] = ["name", "arguments", "taskId", "uri", "inputResponses", "requestState"];
 
 /// What one upstream is served with.
 #[derive(Debug)]
@@ -52,6 +56,9 @@ pub struct Served {
     pub call_timeouts: Timeouts,
     /// Largest answer that is read for methods other than `tools/call`.
     pub result_bytes_max: usize,
+    /// Seals what clients bring back with their answers.
+    pub sealer: Arc<Sealer>,
+    pub clock: Arc<dyn Clock>,
 }
 
 /// The stateless face of one upstream.
@@ -246,6 +253,10 @@ impl StatelessFace {
     }
 
     async fn run(&self, inquiry: Inquiry<'_>, tool: &str, policy: ToolPolicy, plan: Plan) -> Response {
+        let rounds = rounds_of(inquiry.method);
+        if rounds == Rounds::Allowed && inquiry.params.contains("requestState") {
+            return self.go_on(inquiry, policy, plan).await;
+        }
         let is_tool = inquiry.method == method::TOOLS_CALL;
         let timeouts = if is_tool { self.served.call_timeouts } else { self.served.timeouts };
         let mut context = self.context(&inquiry, timeouts);
@@ -254,7 +265,6 @@ impl StatelessFace {
         if is_tool {
             context.result_bytes_max = policy.result_bytes_max;
         }
-        let said = inquiry.said.clone();
         let call = self.served.engine.call(CallSpec {
             owner: inquiry.principal.clone(),
             upstream: Arc::clone(&self.served.upstream),
@@ -270,51 +280,23 @@ impl StatelessFace {
             policy,
             plan,
             arrived: inquiry.arrived,
-            questions: Arc::new(move |question| askable(&said, question)),
+            questions: questions_for(&inquiry.said),
+            rounds,
         });
+        let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
+        self.view(inquiry, promotable).respond(call).await
+    }
+
+    /// How the events of a call are shown to the client that waits for it.
+    fn view(&self, inquiry: Inquiry<'_>, promotable: Promotable) -> CallView<ExtTasks> {
+        let rounds = self.seal_for(&inquiry);
         let mut view = CallView::new(inquiry.addressee, inquiry.method, self.identity(), self.dialect());
         view.uri = (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten();
         view.progress_token = inquiry.said.progress_token;
         view.log_level = inquiry.said.log_level;
-        view.promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
-        view.respond(call).await
-    }
-
-    async fn task(&self, inquiry: &Inquiry<'_>) -> Response {
-        let dialect = self.dialect();
-        let answered = match dialect.decode(inquiry.method, inquiry.params) {
-            Ok(command) => self.obey(command, &inquiry.principal, &dialect).await,
-            Err(complaint) => Err(Refused::Complaint(complaint)),
-        };
-        match answered {
-            Ok(result) => inquiry.addressee.result(result),
-            Err(Refused::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
-            Err(Refused::Task(TaskError::Unknown)) => inquiry.addressee.complaint(&Complaint::UnknownTask),
-            Err(Refused::Task(error)) => {
-                tracing::error!(%error, "a task could not be served");
-                inquiry.addressee.fault(&GatewayFault::new(error.reason(), Executed::No))
-            }
-        }
-    }
-
-    async fn obey(&self, command: Command, owner: &Principal, dialect: &ExtTasks) -> Result<Payload, Refused> {
-        let key = TaskKey { owner: owner.clone(), id: command.task() };
-        let engine = &self.served.engine;
-        let result = match command {
-            Command::Get(_) => {
-                metrics::counter!(metric::TASK_POLLS).increment(1);
-                dialect.encode(Reply::Snapshot(&*engine.get(&key).await?))
-            }
-            Command::Answer(_, answers) => {
-                engine.answer(&key, answers).await?;
-                dialect.encode(Reply::Answered)
-            }
-            Command::Cancel(_) => {
-                let cancelled = engine.cancel(&key).await?;
-                dialect.encode(Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
-            }
-        };
-        result.map_err(Refused::Complaint)
+        view.promotable = promotable;
+        view.rounds = rounds;
+        view
     }
 
     fn context(&self, inquiry: &Inquiry<'_>, timeouts: Timeouts) -> CallContext {
@@ -340,17 +322,6 @@ impl StatelessFace {
 /// The gateway's name, for servers that gave none.
 fn own_identity() -> Payload {
     ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
-}
-
-enum Refused {
-    Complaint(Complaint),
-    Task(TaskError),
-}
-
-impl From<TaskError> for Refused {
-    fn from(error: TaskError) -> Self {
-        Self::Task(error)
-    }
 }
 
 /// The methods of 2026-07-28 that are served in front of a session upstream (MOD-09).
@@ -379,13 +350,6 @@ fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), Compl
         None => None,
     };
     Ok((name, arguments))
-}
-
-fn askable(said: &StatelessRequest, question: &str) -> Askable {
-    if said.declares(question) {
-        return Askable::Declared;
-    }
-    StatelessRequest::required_for(question).map_or(Askable::Undeclared, Askable::Required)
 }
 
 fn refused_list(addressee: &Addressee, error: CatalogError) -> Response {

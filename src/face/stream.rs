@@ -3,6 +3,7 @@
 //! While a grace period can still end in a handle nothing is written (T-55); a call that cannot be
 //! promoted streams from its first event, or from its first life sign when the upstream stays silent.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,12 +13,13 @@ use hyper::body::Frame;
 
 use super::answer::{Addressee, event_stream};
 use super::http::{AcceptedTypes, Response};
+use super::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::dialect::faults::{failure_error, gateway_error, with_uri};
-use crate::dialect::lifecycle::stateless_result;
+use crate::dialect::lifecycle::{server_meta, stateless_result};
 use crate::dialect::negotiate::LogLevel;
-use crate::dialect::{Complaint, FaceDialect, Reply};
+use crate::dialect::{Complaint, FaceDialect, Reply, inputs};
 use crate::engine::{CallEnd, CallEvent, CallStream};
-use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
+use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task};
 use crate::upstream::Progress;
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::object::ObjectWriter;
@@ -39,7 +41,26 @@ pub struct CallView<D> {
     /// Whether a handle may still come.
     pub promotable: Promotable,
     pub dialect: D,
+    /// Seals the way back to this call, where its answer may be questions.
+    pub rounds: Option<RoundSeal>,
     last_progress: f64,
+}
+
+/// Seals references to a held call, for the request that it belongs to.
+#[derive(Debug)]
+pub struct RoundSeal {
+    pub sealer: Arc<Sealer>,
+    pub clock: Arc<dyn Clock>,
+    pub scope: StateScope,
+}
+
+impl RoundSeal {
+    /// A `requestState`; `None` if the request's scope alone is too long for one, which no checked request's is.
+    fn seal(&self, task: &Task, round: u32) -> Option<String> {
+        let content = StateContent::Task { id: task.key.id, round };
+        let token = StateToken { scope: self.scope.clone(), issued_at: self.clock.now(), content };
+        self.sealer.seal_state(&token).ok()
+    }
 }
 
 /// Whether the head of the answer must wait.
@@ -72,6 +93,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
             log_level: None,
             promotable: Promotable::No,
             dialect,
+            rounds: None,
             last_progress: f64::NEG_INFINITY,
         }
     }
@@ -88,15 +110,36 @@ impl<D: FaceDialect + 'static> CallView<D> {
             match self.show(event) {
                 Shown::Notification(message) if takes_stream => return self.stream(call, sse_message(&message)),
                 Shown::Notification(_) | Shown::Nothing => (),
-                Shown::Handle(result) | Shown::Result(result) => return self.addressee.result(result),
-                Shown::Complaint(complaint) => return self.addressee.complaint(&complaint),
-                Shown::Fault(fault) => return self.addressee.fault(&fault),
-                Shown::Error(error) => {
-                    // An unknown method is 404 whoever says so (MOD-09); a tool may mean anything by the code.
-                    let unknown = error.code == fault::METHOD_NOT_FOUND && self.method != method::TOOLS_CALL;
-                    let status = if unknown { http::StatusCode::NOT_FOUND } else { http::StatusCode::OK };
-                    return self.addressee.error(status, &error);
-                }
+                last @ (Shown::Handle(_)
+                | Shown::Result(_)
+                | Shown::Complaint(_)
+                | Shown::Fault(_)
+                | Shown::Error(_)) => return self.whole(last),
+            }
+        }
+    }
+
+    /// Answers with the last event of a call that is over.
+    #[must_use]
+    pub fn answer(mut self, event: CallEvent) -> Response {
+        let last = self.show(Some(event));
+        self.whole(last)
+    }
+
+    /// The whole answer, where nothing was written before.
+    fn whole(&self, last: Shown) -> Response {
+        match last {
+            Shown::Handle(result) | Shown::Result(result) => self.addressee.result(result),
+            Shown::Complaint(complaint) => self.addressee.complaint(&complaint),
+            Shown::Fault(fault) => self.addressee.fault(&fault),
+            Shown::Error(error) => {
+                // An unknown method is 404 whoever says so (MOD-09); a tool may mean anything by the code.
+                let unknown = error.code == fault::METHOD_NOT_FOUND && self.method != method::TOOLS_CALL;
+                let status = if unknown { http::StatusCode::NOT_FOUND } else { http::StatusCode::OK };
+                self.addressee.error(status, &error)
+            }
+            Shown::Notification(_) | Shown::Nothing => {
+                self.addressee.fault(&GatewayFault::new(Reason::Internal, Executed::Unknown))
             }
         }
     }
@@ -158,11 +201,23 @@ impl<D: FaceDialect + 'static> CallView<D> {
                 Ok(handle) => Shown::Handle(handle),
                 Err(complaint) => Shown::Complaint(complaint),
             },
+            Some(CallEvent::InputRequired { task, round }) => self.show_questions(&task, round),
+            Some(CallEvent::Ended(CallEnd::Gone)) => Shown::Complaint(Complaint::State),
             Some(CallEvent::Ended(CallEnd::NeedsCapability(required))) => {
                 Shown::Complaint(Complaint::Capability(required))
             }
             Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => self.show_outcome(outcome),
             None => Shown::Fault(GatewayFault::new(Reason::Internal, Executed::Unknown)),
+        }
+    }
+
+    fn show_questions(&self, task: &Task, round: u32) -> Shown {
+        let state = self.rounds.as_ref().and_then(|rounds| rounds.seal(task, round));
+        match (&task.phase, state) {
+            (Phase::AwaitingInput(open), Some(state)) => {
+                Shown::Result(inputs::input_required(open, &state, &server_meta(&self.server_info)))
+            }
+            _ => Shown::Fault(GatewayFault::new(Reason::Internal, Executed::Unknown)),
         }
     }
 

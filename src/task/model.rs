@@ -10,6 +10,9 @@ use crate::wire::{Payload, RpcError};
 /// Smallest size that a row is counted as, whatever it holds (design.md 2, `stored_bytes_max`).
 pub const ROW_BYTES_MIN: usize = 1024;
 
+/// How long the outcome of a hidden task stays, for a client that asks again for what it was answered.
+pub const LINGER: Duration = Duration::from_secs(5 * 60);
+
 /// One call that a client may come back for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
@@ -19,7 +22,7 @@ pub struct Task {
     pub created_at: Timestamp,
     /// Never goes backwards, whatever the clock does.
     pub updated_at: Timestamp,
-    /// Counted from `created_at`. Grows when an outcome needs room to be read; never shrinks.
+    /// Counted from `created_at`. Grows when an outcome needs room to be read; never shrinks once there is a handle.
     pub ttl: Duration,
     /// How long an outcome stays readable at least, counted from the moment it is there.
     pub keep_result_min: Duration,

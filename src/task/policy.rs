@@ -17,6 +17,16 @@ pub enum Mode {
     Required,
 }
 
+/// What becomes of a question that comes before there is a handle.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EarlyInput {
+    /// It makes the handle, and is asked in the task.
+    #[default]
+    Task,
+    /// It is asked first, and the handle comes after the answer.
+    AskFirst,
+}
+
 /// The rules for one tool, all of them decided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToolPolicy {
@@ -27,6 +37,9 @@ pub struct ToolPolicy {
     pub poll_interval: Duration,
     /// The longest that the upstream call may run, from its dispatch.
     pub deadline: Duration,
+    pub early_input: EarlyInput,
+    /// How long a question waits for its answer; then the upstream is told that nobody will give one.
+    pub input_deadline: Duration,
     /// Largest result that is kept.
     pub result_bytes_max: usize,
 }

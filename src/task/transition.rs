@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::model::Question;
+use super::model::{LINGER, Question, Shown};
 use super::{Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Task, Timestamp};
 use crate::wire::Payload;
 
@@ -42,6 +42,8 @@ pub enum Event {
         attempt: Attempt,
         failure: Failure,
     },
+    /// A hidden task gets a handle.
+    Revealed,
     CancelRequested,
     /// The task's time is over before its call was.
     TtlElapsed,
@@ -57,7 +59,7 @@ impl Event {
             | Self::Withdrawn { attempt, .. }
             | Self::Returned { attempt, .. }
             | Self::Faulted { attempt, .. } => *attempt != current,
-            Self::Answered { .. } | Self::CancelRequested | Self::TtlElapsed => false,
+            Self::Answered { .. } | Self::Revealed | Self::CancelRequested | Self::TtlElapsed => false,
         }
     }
 }
@@ -117,6 +119,13 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
             }
             effects.push(Effect::Deliver(delivered));
         }
+        Event::Revealed => {
+            if task.shown == Shown::Handle {
+                return (task, Vec::new());
+            }
+            task.shown = Shown::Handle;
+            rekey(&mut task);
+        }
         Event::Returned { result, is_error, .. } => settle(&mut task, Outcome::Returned { result, is_error }, now),
         Event::Faulted { failure, .. } => settle(&mut task, Outcome::Faulted(failure), now),
         Event::CancelRequested => {
@@ -137,7 +146,22 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
 /// Ends the task and makes sure that its end can be read for a while.
 fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
     task.phase = Phase::Settled(outcome);
-    task.ttl = task.ttl.max(now.since(task.created_at).saturating_add(task.keep_result_min));
+    let age = now.since(task.created_at);
+    task.ttl = match task.shown {
+        Shown::Handle => task.ttl.max(age.saturating_add(task.keep_result_min)),
+        // Nobody was told how long it lives, so it need not live as long.
+        Shown::Hidden => age.saturating_add(LINGER),
+    };
+}
+
+/// Gives open questions new keys: those of the rounds before the handle mean nothing after it (EXT-43).
+fn rekey(task: &mut Task) {
+    if let Phase::AwaitingInput(open) = &mut task.phase {
+        for question in std::mem::take(open).into_values() {
+            open.insert(task.next_key, question);
+            task.next_key.0 += 1;
+        }
+    }
 }
 
 /// Takes the open questions out; a queued task that is asked something was evidently sent.

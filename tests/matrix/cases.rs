@@ -8,10 +8,25 @@ pub(crate) enum Case {
     Cancel,
     ToolError,
     ProtocolError,
+    /// The tool asks the user, who answers.
+    Elicitation,
+    /// The tool asks the user, who declines.
+    Declined,
+    /// The tool asks the client's model.
+    Sampling,
 }
 
 impl Case {
-    pub(crate) const ALL: [Self; 5] = [Self::Fast, Self::Slow, Self::Cancel, Self::ToolError, Self::ProtocolError];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Fast,
+        Self::Slow,
+        Self::Cancel,
+        Self::ToolError,
+        Self::ProtocolError,
+        Self::Elicitation,
+        Self::Declined,
+        Self::Sampling,
+    ];
 
     pub(crate) const fn title(self) -> &'static str {
         match self {
@@ -20,6 +35,9 @@ impl Case {
             Self::Cancel => "cancel",
             Self::ToolError => "tool error",
             Self::ProtocolError => "protocol error",
+            Self::Elicitation => "elicitation",
+            Self::Declined => "declined elicitation",
+            Self::Sampling => "sampling",
         }
     }
 }
@@ -51,17 +69,19 @@ pub(crate) struct Call {
     pub(crate) arguments: &'static str,
     pub(crate) expected: Expected,
     pub(crate) way: Way,
+    /// What the user says to questions.
+    pub(crate) declines: bool,
 }
 
 /// Long enough that an interpreter on a busy machine gives its fast answers within it.
 pub(crate) const GRACE: &str = "1s";
 pub(crate) const POLL_INTERVAL: &str = "200ms";
 
-use Case::{Cancel, Fast, ProtocolError, Slow, ToolError};
+use Case::{Cancel, Declined, Elicitation, Fast, ProtocolError, Sampling, Slow, ToolError};
 
 /// Upstream, case, tool, arguments, outcome. Slow calls take twice [`GRACE`]; those to be cancelled would take
 /// longer than any test.
-const ROWS: [(&str, Case, &str, &str, Expected); 15] = [
+const ROWS: [(&str, Case, &str, &str, Expected); 24] = [
     ("demo", Fast, "greet", r#"{"name":"Ada"}"#, Expected::Result("Hello, Ada!")),
     (
         "demo",
@@ -96,6 +116,21 @@ const ROWS: [(&str, Case, &str, &str, Expected); 15] = [
     ("fastmcp", Cancel, "slow", r#"{"seconds":600,"steps":600}"#, Expected::Cancelled),
     ("fastmcp", ToolError, "fail", "{}", Expected::ToolError("it broke")),
     ("fastmcp", ProtocolError, "nobody", "{}", Expected::ProtocolError(-32602, "Unknown tool")),
+    ("demo", Elicitation, "confirm_delete", r#"{"path":"a.txt"}"#, Expected::Result("Deleted a.txt.")),
+    ("demo", Declined, "confirm_delete", r#"{"path":"a.txt"}"#, Expected::Result("Kept a.txt.")),
+    ("demo", Sampling, "summarise", r#"{"text":"long"}"#, Expected::Result("Summary: said by the model")),
+    ("everything", Elicitation, "trigger-elicitation-request", "{}", Expected::Result("- Name: Ada")),
+    ("everything", Declined, "trigger-elicitation-request", "{}", Expected::Result("User declined")),
+    (
+        "everything",
+        Sampling,
+        "trigger-sampling-request",
+        r#"{"prompt":"hi","maxTokens":50}"#,
+        Expected::Result("said by the model"),
+    ),
+    ("fastmcp", Elicitation, "ask", r#"{"question":"Who?"}"#, Expected::Result("accept: Ada")),
+    ("fastmcp", Declined, "ask", r#"{"question":"Who?"}"#, Expected::Result("decline: None")),
+    ("fastmcp", Sampling, "complete", r#"{"prompt":"hi"}"#, Expected::Result("model: said by the model")),
 ];
 
 /// The call of `case`, for a client that knows tasks.
@@ -105,8 +140,10 @@ const ROWS: [(&str, Case, &str, &str, Expected); 15] = [
 pub(crate) fn call(upstream: &str, case: Case) -> Call {
     let row = ROWS.iter().find(|row| row.0 == upstream && row.1 == case);
     let &(_, _, tool, arguments, expected) = row.expect("every case is given for every upstream");
-    let way = if matches!(case, Slow | Cancel) { Way::Task } else { Way::Plain };
-    Call { tool, arguments, expected, way }
+    // Sampling tools ask before they give a handle: a client of tasks need not be able to sample in one.
+    let way = if matches!(case, Slow | Cancel | Elicitation | Declined) { Way::Task } else { Way::Plain };
+    let declines = case == Declined;
+    Call { tool, arguments, expected, way, declines }
 }
 
 /// The call of `case`, for a client without tasks: what it cannot have is the slow call, answered in place.

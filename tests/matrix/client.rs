@@ -19,6 +19,7 @@ pub(crate) enum Client {
     TypeScript,
     Rust,
     Python,
+    TypeScriptPlain,
 }
 
 /// What a driver says of a call.
@@ -32,7 +33,8 @@ pub(crate) struct Facts {
 }
 
 impl Client {
-    pub(crate) const ALL: [Self; 4] = [Self::FastMcp4, Self::TypeScript, Self::Rust, Self::Python];
+    pub(crate) const ALL: [Self; 5] =
+        [Self::FastMcp4, Self::TypeScript, Self::Rust, Self::Python, Self::TypeScriptPlain];
 
     /// How the report calls it.
     pub(crate) fn title(self) -> String {
@@ -49,13 +51,14 @@ impl Client {
             }
             Self::Rust => format!("rmcp {version}"),
             Self::Python => format!("Python SDK {version}, plain calls"),
+            Self::TypeScriptPlain => format!("TypeScript client {version}, plain calls"),
         }
     }
 
     fn version(self) -> &'static str {
         match self {
             Self::FastMcp4 => Pins::PyModern.version("fastmcp"),
-            Self::TypeScript => Pins::Npm.version("@modelcontextprotocol/client"),
+            Self::TypeScript | Self::TypeScriptPlain => Pins::Npm.version("@modelcontextprotocol/client"),
             Self::Rust => rust_client::VERSION,
             Self::Python => Pins::PyModern.version("mcp"),
         }
@@ -68,6 +71,7 @@ impl Client {
             Self::TypeScript => "ts",
             Self::Rust => "rmcp",
             Self::Python => "py2",
+            Self::TypeScriptPlain => "ts-plain",
         }
     }
 
@@ -75,7 +79,7 @@ impl Client {
     pub(crate) fn call(self, upstream: &str, case: Case) -> Call {
         match self {
             Self::FastMcp4 | Self::TypeScript | Self::Rust => call(upstream, case),
-            Self::Python => plain_call(upstream, case),
+            Self::Python | Self::TypeScriptPlain => plain_call(upstream, case),
         }
     }
 
@@ -93,8 +97,13 @@ impl Client {
             Self::FastMcp4 => ("py-modern/bin/python", "client_fastmcp4.py"),
             Self::Python => ("py-modern/bin/python", "client_py2.py"),
             Self::TypeScript => ("node", "client_ts.mjs"),
+            Self::TypeScriptPlain => ("node", "client_ts_plain.mjs"),
         };
-        let kind = if call.expected == Expected::Cancelled { "cancel" } else { "call" };
+        let kind = match call.expected {
+            Expected::Cancelled => "cancel",
+            _ if call.declines => "decline",
+            Expected::Result(_) | Expected::ToolError(_) | Expected::ProtocolError(..) => "call",
+        };
         let mut command = peers.command(program, [script, url, kind, call.tool, call.arguments]);
         let output = command.kill_on_drop(true).output();
         let output = timeout(DRIVE_MAX, output).await.map_err(|_| "no end in time".to_owned())?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{interval, timeout};
 
-use crate::cases::{Case, Expected, GRACE, POLL_INTERVAL, Way};
+use crate::cases::{Case, Expected, GRACE, POLL_INTERVAL, Way, call};
 use crate::cells;
 use crate::client::Client;
 use crate::gateway::Gateway;
@@ -60,9 +60,8 @@ impl cells::Row for Row {
 async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
     let [first, second, third] = UPSTREAMS.map(|program| Server::start(program, peers, "matrix"));
     let servers: [Server; 3] = tokio::try_join!(first, second, third)?.into();
-    let [first, second, third, fourth] = Client::ALL.map(|client| rows_of(client, peers, &servers));
-    let (first, second, third, fourth) = tokio::try_join!(first, second, third, fourth)?;
-    Ok([first, second, third, fourth].into_iter().flatten().collect())
+    let rows = Client::ALL.map(|client| rows_of(client, peers, &servers));
+    Ok(futures_util::future::try_join_all(rows).await?.into_iter().flatten().collect())
 }
 
 async fn rows_of(client: Client, peers: &Peers, servers: &[Server]) -> Result<Vec<Row>, String> {
@@ -73,6 +72,8 @@ async fn rows_of(client: Client, peers: &Peers, servers: &[Server]) -> Result<Ve
         let (name, url) = (server.program.name(), format!("http://{}/mcp", tap.address()));
         let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
         let _ = write!(config, "[upstreams.{name}]\nurl = \"{url}\"\n\n[upstreams.{name}.tasks]\n{tasks}\n\n");
+        let sampling = call(name, Case::Sampling).tool;
+        let _ = write!(config, "[[upstreams.{name}.tools]]\nmatch = \"{sampling}\"\nearly_input = \"ask-first\"\n\n");
         taps.push(tap);
     }
     let gateway = Gateway::start(&format!("matrix-gateway-{}", client.name()), &config, servers.len()).await?;

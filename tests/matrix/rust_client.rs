@@ -4,12 +4,13 @@ use std::time::Duration;
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, CancelTaskParams, ClientCapabilities, ClientConfig,
-    DetailedTask, GetTaskParams, Implementation, ProtocolVersion, TaskPayload,
+    DetailedTask, GetTaskParams, Implementation, InputRequest, InputRequests, InputResponses, ProtocolVersion,
+    TaskPayload, UpdateTaskParams,
 };
 use rmcp::service::{ClientLifecycleMode, ClientServiceExt, RoleClient};
 use rmcp::transport::StreamableHttpClientTransport;
 use rmcp::{Peer, ServiceError};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use crate::bridge::Bridge;
@@ -29,7 +30,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 pub(crate) async fn drive(url: &str, call: Call) -> Result<Facts, String> {
     let bridge = Bridge::to(url)?;
     let transport = StreamableHttpClientTransport::from_unix_socket(&bridge.socket().to_string_lossy(), url);
-    let capabilities = ClientCapabilities::builder().enable_tasks().build();
+    #[allow(deprecated, reason = "servers of session versions still ask for samples")]
+    let capabilities = ClientCapabilities::builder().enable_tasks().enable_elicitation().enable_sampling().build();
     let config = ClientConfig::new(capabilities, Implementation::from_build_env());
     let lifecycle = ClientLifecycleMode::Auto {
         preferred_versions: vec![ProtocolVersion::V_2026_07_28],
@@ -46,14 +48,20 @@ async fn outcome(peer: &Peer<RoleClient>, call: Call) -> Result<Facts, String> {
     let arguments: Value = serde_json::from_str(call.arguments).map_err(|error| error.to_string())?;
     let mut params = CallToolRequestParams::new(call.tool);
     params.arguments = arguments.as_object().cloned();
-    let task = match peer.call_tool_once(params).await {
-        Ok(CallToolResponse::Complete(result)) => return Ok(returned(&result, false)),
-        Ok(CallToolResponse::Task(created)) => created.task,
-        Ok(other) => return Err(format!("the call was answered with {other:?}")),
-        Err(ServiceError::McpError(error)) => {
-            return Ok(facts("protocol_error", &error.message, Some(error.code.0.into()), false));
+    let task = loop {
+        match peer.call_tool_once(params.clone()).await {
+            Ok(CallToolResponse::Complete(result)) => return Ok(returned(&result, false)),
+            Ok(CallToolResponse::Task(created)) => break created.task,
+            Ok(CallToolResponse::InputRequired(asked)) => {
+                params.input_responses = Some(answers(&asked.input_requests.unwrap_or_default(), call.declines)?);
+                params.request_state = asked.request_state;
+            }
+            Ok(other) => return Err(format!("the call was answered with {other:?}")),
+            Err(ServiceError::McpError(error)) => {
+                return Ok(facts("protocol_error", &error.message, Some(error.code.0.into()), false));
+            }
+            Err(error) => return Err(error.to_string()),
         }
-        Err(error) => return Err(error.to_string()),
     };
     let mut is_cancelled = call.expected != Expected::Cancelled;
     let pace = task.poll_interval_ms.map_or(POLL_INTERVAL, Duration::from_millis);
@@ -63,6 +71,10 @@ async fn outcome(peer: &Peer<RoleClient>, call: Call) -> Result<Facts, String> {
         if polled.status().is_terminal() {
             return settled(polled);
         }
+        if let TaskPayload::InputRequired { input_requests } = polled.payload {
+            let update = UpdateTaskParams::new(task.task_id.clone(), answers(&input_requests, call.declines)?);
+            peer.update_task(update).await.map_err(|error| error.to_string())?;
+        }
         if !is_cancelled {
             is_cancelled = true;
             let cancel = peer.cancel_task(CancelTaskParams::new(task.task_id.clone())).await;
@@ -70,6 +82,33 @@ async fn outcome(peer: &Peer<RoleClient>, call: Call) -> Result<Facts, String> {
         }
         sleep(pace).await;
     }
+}
+
+/// What the user and the model of this client say.
+fn answers(requests: &InputRequests, declines: bool) -> Result<InputResponses, String> {
+    let answer = |request: &InputRequest| match request {
+        InputRequest::Elicitation(_) if declines => Ok(json!({ "action": "decline" })),
+        InputRequest::Elicitation(asked) => {
+            let asked = serde_json::to_value(asked).map_err(|error| error.to_string())?;
+            Ok(json!({ "action": "accept", "content": filled(&asked["params"]["requestedSchema"]) }))
+        }
+        InputRequest::CreateMessage(_) => {
+            let content = json!({ "type": "text", "text": "said by the model" });
+            Ok(json!({ "role": "assistant", "model": "peer", "content": content }))
+        }
+        other => Err(format!("the client was asked {other:?}")),
+    };
+    requests.iter().map(|(key, request)| Ok((key.clone(), answer(request)?))).collect()
+}
+
+/// A form with what it requires.
+fn filled(schema: &Value) -> Value {
+    let value = |name: &str| match schema["properties"][name]["type"].as_str() {
+        Some("boolean") => json!(true),
+        _ => json!("Ada"),
+    };
+    let names = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    names.map(|name| (name.to_owned(), value(name))).collect::<serde_json::Map<_, _>>().into()
 }
 
 fn settled(task: DetailedTask) -> Result<Facts, String> {

@@ -3,7 +3,8 @@
     client_NAME.py URL CASE TOOL ARGUMENTS_JSON
 
 prints one JSON line of facts on stdout; CASE is `call` (drive the call to its end, through a task if
-the server answers with one) or `cancel` (cancel the task after its first poll, then look at it).
+the server answers with one, and answer what is asked), `decline` (the same for a user who declines) or
+`cancel` (cancel the task after its first poll, then look at it).
 """
 
 import asyncio
@@ -65,6 +66,15 @@ Facts = dict[str, Any]
 Drive = Callable[[str, str, str, dict[str, Any], Wire], Awaitable[Facts]]
 
 
+SAMPLED = "said by the model"
+
+
+def filled(schema: dict[str, Any]) -> dict[str, Any]:
+    """A form with what it requires."""
+    properties = schema["properties"]
+    return {name: True if properties[name]["type"] == "boolean" else "Ada" for name in schema.get("required", [])}
+
+
 def text_of(content: list[Any]) -> str:
     return "\n".join(block.text for block in content if block.type == "text")
 
@@ -99,7 +109,7 @@ async def _facts(drive: Drive, wire: Wire, argv: list[str]) -> Facts:
 
 
 def main(client: str, version: str, drive: Drive) -> None:
-    if len(sys.argv) != 5 or sys.argv[2] not in ("call", "cancel"):
+    if len(sys.argv) != 5 or sys.argv[2] not in ("call", "decline", "cancel"):
         sys.exit(f"usage: {sys.argv[0]} URL call|cancel TOOL ARGUMENTS_JSON")
     signal.alarm(TIME_LIMIT_S + 5)  # ends the process even if its event loop is stuck
     wire, started = Wire(), time.monotonic()

@@ -1,15 +1,17 @@
 // Drives a tool with the TypeScript client 2 and ext-tasks: extension tasks of 2026-07-28.
 //
-//   node client_ts.mjs URL call|cancel TOOL ARGUMENTS_JSON
+//   node client_ts.mjs URL call|decline|cancel TOOL ARGUMENTS_JSON
 //
 // prints one JSON line of facts on stdout. `call` drives the call to its end, through a task if the
-// server answers with one; `cancel` cancels the task after its first poll, then looks at it.
+// server answers with one, and answers what it is asked; `decline` does the same for a user who declines;
+// `cancel` cancels the task after its first poll, then looks at it.
 
 import { readFileSync } from 'node:fs';
 import { createRequire } from 'node:module';
 import { dirname, join } from 'node:path';
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client, ProtocolError, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
+import { elicited, sampled } from './client_answers.mjs';
 import { createTaskSessionFromClient, JsonRpcResponseError, TaskFailedError } from '@modelcontextprotocol/ext-tasks/client';
 
 const TIME_LIMIT_MS = 60_000;
@@ -17,11 +19,11 @@ const CANCEL_LIMIT_MS = 20_000;
 const TERMINAL = new Set(['completed', 'failed', 'cancelled']);
 const VERSION = '2026-07-28';
 const CLIENT = { name: 'taskgate-peer', version: '1.0.0' };
-const CAPABILITIES = { extensions: { 'io.modelcontextprotocol/tasks': {} } };
+const CAPABILITIES = { elicitation: {}, sampling: {}, extensions: { 'io.modelcontextprotocol/tasks': {} } };
 
 const [url, kind, tool, argumentsJson] = process.argv.slice(2);
-if (argumentsJson === undefined || !['call', 'cancel'].includes(kind)) {
-  console.error('usage: client_ts.mjs URL call|cancel TOOL ARGUMENTS_JSON');
+if (argumentsJson === undefined || !['call', 'decline', 'cancel'].includes(kind)) {
+  console.error('usage: client_ts.mjs URL call|decline|cancel TOOL ARGUMENTS_JSON');
   process.exit(2);
 }
 
@@ -93,6 +95,8 @@ async function drive() {
   const session = createTaskSessionFromClient(client, {
     endpointId: 'taskgate-peer',
     rawDispatch,
+    onInputRequest: async ({ kind: question, params }) =>
+      question === 'sampling' ? sampled() : elicited(params, kind === 'decline'),
     v2RequestFraming: { protocolVersion: VERSION, clientInfo: CLIENT, clientCapabilities: CAPABILITIES },
   });
   const execution = await session.callTool(tool, JSON.parse(argumentsJson));

@@ -66,6 +66,8 @@ const SHORT: Rules = Rules {
     mode: Mode::Always,
     ttl: seconds(100),
     keep_result_min: seconds(60),
+    early_input: taskgate::task::EarlyInput::Task,
+    input_deadline: seconds(600),
     deadline: seconds(1800),
     in_flight_max: 10,
     queue_deadline: seconds(10),

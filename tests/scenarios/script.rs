@@ -25,10 +25,20 @@ pub(crate) enum Happens {
     Progress(f64, &'static str),
     /// A log message of this level.
     Log(&'static str),
-    /// A question with this method.
+    /// A question with this method, under the name `ask-1`.
     Asks(&'static str),
+    /// An elicitation under a name of its own.
+    Elicits(&'static str),
+    /// A question as it is written.
+    AsksFor(&'static str, &'static str),
+    /// The question of this name is taken back.
+    Withdraws(&'static str),
+    /// So many answers have come, refusals included.
+    Heard(usize),
     Returns(String),
     Faults(i64, &'static str),
+    /// An error with this `data`.
+    FaultsWith(i64, &'static str),
     Loses(Reason, Executed),
     /// A bug in the transport.
     Panics,
@@ -45,6 +55,10 @@ pub(crate) struct Script {
     pub(crate) refusal: Option<BeginError>,
     /// Counted from the moment at which the call was sent.
     pub(crate) events: VecDeque<(Duration, Happens)>,
+    /// Answers do not reach it.
+    pub(crate) deaf: bool,
+    /// How long an answer is on its way.
+    pub(crate) answer_takes: Duration,
     /// How long the upstream takes to hear a cancel.
     pub(crate) cancel_takes: Duration,
 }
@@ -199,7 +213,7 @@ impl Upstream for Scripted {
         if let Some(refusal) = script.refusal {
             return Err(refusal);
         }
-        Ok(Box::new(Played { begun: Instant::now(), script, number, seen: Arc::clone(&self.seen) }))
+        Ok(Box::new(Played { begun: Instant::now(), script, answers: 0, number, seen: Arc::clone(&self.seen) }))
     }
 
     async fn resume(&self, _: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
@@ -220,6 +234,7 @@ impl Upstream for Scripted {
 struct Played {
     begun: Instant,
     script: Script,
+    answers: usize,
     /// `None` for requests that are not recorded.
     number: Option<usize>,
     seen: Arc<watch::Sender<Vec<Saw>>>,
@@ -241,6 +256,13 @@ impl Exchange for Played {
             tokio::task::consume_budget().await;
             return ExchangeEvent::Progress(Progress { progress: Payload::of(&1), total: None, message: None });
         }
+        if let Happens::Heard(count) = happens {
+            if self.answers < *count {
+                return std::future::pending().await;
+            }
+            self.script.events.pop_front();
+            return Box::pin(self.next()).await;
+        }
         tokio::time::sleep_until(self.begun + *after).await;
         match self.script.events.pop_front().unwrap().1 {
             Happens::Progress(progress, message) => ExchangeEvent::Progress(Progress {
@@ -249,16 +271,18 @@ impl Exchange for Played {
                 message: (!message.is_empty()).then(|| Arc::from(message)),
             }),
             Happens::Log(level) => ExchangeEvent::Log(Payload::of(&json!({ "level": level, "data": "said" }))),
-            Happens::Asks(method) => ExchangeEvent::Asked {
-                ask: Payload::of("ask-1"),
-                method: Arc::from(method),
-                params: Some(payload(r#"{"message":"?"}"#)),
-            },
+            Happens::Asks(method) => asked("ask-1", method, r#"{"message":"?"}"#),
+            Happens::Elicits(name) => asked(name, "elicitation/create", r#"{"message":"?"}"#),
+            Happens::AsksFor(method, params) => asked("ask-1", method, params),
+            Happens::Withdraws(name) => ExchangeEvent::Withdrawn { ask: Payload::of(name) },
             Happens::Returns(result) => ExchangeEvent::Returned(payload(&result)),
             Happens::Faults(code, message) => ExchangeEvent::Faulted(RpcError::new(code, message)),
+            Happens::FaultsWith(code, data) => {
+                ExchangeEvent::Faulted(RpcError { data: Some(payload(data)), ..RpcError::new(code, "m") })
+            }
             Happens::Loses(reason, executed) => ExchangeEvent::Lost(Lost(GatewayFault::new(reason, executed))),
             Happens::Panics => panic!("a transport with a bug"),
-            Happens::Floods => unreachable!("a flood stays in front"),
+            Happens::Floods | Happens::Heard(_) => unreachable!("stays in front"),
         }
     }
 
@@ -267,8 +291,13 @@ impl Exchange for Played {
             Answer::Result(result) => result.as_str().to_owned(),
             Answer::Error(error) => error.code.to_string(),
         };
+        self.answers += 1;
         self.record(|call| Saw::Answer { call, ask: ask.as_str().to_owned(), answer });
-        Ok(())
+        tokio::time::sleep(self.script.answer_takes).await;
+        match self.script.deaf {
+            true => Err(Lost(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No))),
+            false => Ok(()),
+        }
     }
 
     async fn cancel(&mut self, _: &str) {
@@ -279,6 +308,10 @@ impl Exchange for Played {
     fn resume_token(&self) -> Option<ResumeToken> {
         None
     }
+}
+
+fn asked(name: &str, method: &str, params: &str) -> ExchangeEvent {
+    ExchangeEvent::Asked { ask: Payload::of(name), method: Arc::from(method), params: Some(payload(params)) }
 }
 
 impl Drop for Played {

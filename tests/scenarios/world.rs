@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use http_body_util::BodyExt;
 use serde_json::{Value, json};
-use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine};
+use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine, Rounds};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, Response, ResponseBody};
 use taskgate::face::sealed::{KeyRing, Sealer};
@@ -18,7 +18,8 @@ use taskgate::face::session::{SessionFace, SessionServed};
 use taskgate::face::stateless::{Served, StatelessFace};
 use taskgate::store::TaskStore;
 use taskgate::task::{
-    Clock, Executed, GatewayFault, Mode, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolPolicy, ToolRules,
+    Clock, EarlyInput, Executed, GatewayFault, Mode, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolPolicy,
+    ToolRules,
 };
 use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse};
 use taskgate::upstream::http::Life;
@@ -59,6 +60,8 @@ pub(crate) struct Rules {
     pub(crate) ttl: Duration,
     pub(crate) keep_result_min: Duration,
     pub(crate) deadline: Duration,
+    pub(crate) early_input: EarlyInput,
+    pub(crate) input_deadline: Duration,
     pub(crate) in_flight_max: usize,
     pub(crate) queue_deadline: Duration,
     pub(crate) tasks_max: usize,
@@ -72,6 +75,8 @@ impl Default for Rules {
             ttl: seconds(3600),
             keep_result_min: seconds(60),
             deadline: seconds(1800),
+            early_input: EarlyInput::Task,
+            input_deadline: seconds(600),
             in_flight_max: 2_000,
             queue_deadline: seconds(10),
             tasks_max: 2_000,
@@ -93,6 +98,8 @@ impl Rules {
             keep_result_min: self.keep_result_min,
             poll_interval: seconds(1),
             deadline: self.deadline,
+            early_input: self.early_input,
+            input_deadline: self.input_deadline,
             result_bytes_max: 1 << 20,
         }
     }
@@ -182,6 +189,8 @@ impl World {
             timeouts: Timeouts::default(),
             call_timeouts: Timeouts::default(),
             result_bytes_max: 1 << 20,
+            sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
+            clock: Arc::new(PausedClock(started)),
         });
         let face = Arc::new(UpstreamEndpoint::new(face, sessions));
         Self { engine, store, upstream, slots, rules, started, face, clients: TaskTracker::new() }
@@ -220,6 +229,7 @@ impl World {
             plan,
             arrived: Instant::now(),
             questions: Arc::new(|_| Askable::Declared),
+            rounds: Rounds::Allowed,
         })
     }
 

@@ -95,6 +95,8 @@ fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
         keep_result_min: Duration::from_secs(60),
         poll_interval: Duration::from_secs(1),
         deadline: Duration::from_secs(3600),
+        early_input: taskgate::task::EarlyInput::Task,
+        input_deadline: Duration::from_secs(1800),
         result_bytes_max: 1 << 20,
     };
     SessionFace::new(SessionServed {

@@ -2,12 +2,8 @@
 
 use std::sync::Arc;
 
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
-
 use crate::dialect::peer::status_text;
-use crate::engine::call::CallEvent;
-use crate::task::Task;
+use crate::engine::call::{CallEnd, CallEvent, Seat};
 use crate::upstream::Progress;
 use crate::wire::Payload;
 
@@ -17,33 +13,69 @@ const HELD_LOGS_MAX: usize = 64;
 /// Progress notifications that wait likewise; beyond that only the newest is kept.
 const HELD_PROGRESS_MAX: usize = 16;
 
-/// The way to the client, and what goes out once the grace period is over.
+/// Clients that wait for one call at a time: the one that made it, and those that came back for it.
+const SEATS_MAX: usize = 8;
+
+/// The way to the client. More than one seat is taken only where a client repeats a request that it does not trust to
+/// be under way any more; nobody is displaced by it.
 pub(super) struct Client {
-    pub(super) events: mpsc::Sender<CallEvent>,
-    pub(super) claimed: CancellationToken,
+    seats: Vec<Seat>,
 }
 
 impl Client {
+    pub(super) fn new(seat: Seat) -> Self {
+        Self { seats: vec![seat] }
+    }
+
+    /// Gives a client that came back a seat, if there is one.
+    pub(super) fn seat(&mut self, seat: Seat) {
+        self.seats.retain(|seat| !seat.events.is_closed());
+        if self.seats.len() < SEATS_MAX {
+            self.seats.push(seat);
+        }
+    }
+
+    /// Whether anybody waits for this call.
+    pub(super) const fn is_there(&self) -> bool {
+        !self.seats.is_empty()
+    }
+
     /// Waits for room where the client reads slowly. A client that left is noticed by the next step.
     pub(super) async fn tell(&self, event: CallEvent) {
-        let _ = self.events.send(event).await;
+        if let [all_but_last @ .., last] = self.seats.as_slice() {
+            for seat in all_but_last {
+                let _ = seat.events.send(event.clone()).await;
+            }
+            let _ = last.events.send(event).await;
+        }
     }
 
-    /// Returns once the client left. Cancel safe.
+    /// The last event of a call that nobody comes back for.
+    pub(super) async fn end(&mut self, end: CallEnd) {
+        self.tell(CallEvent::Ended(end)).await;
+        self.seats.clear();
+    }
+
+    /// Returns once everybody left. Cancel safe.
     pub(super) async fn left(&self) {
-        self.events.closed().await;
+        for seat in &self.seats {
+            seat.events.closed().await;
+        }
     }
 
-    /// Hands out the handle; false if the client left before it took it, so that nobody knows the id.
-    pub(super) async fn hand_over(&self, task: Arc<Task>) -> bool {
-        if self.events.send(CallEvent::Created(task)).await.is_err() {
-            return false;
+    /// Hands out what refers to a task; false if everybody left before taking it, so that nobody knows. Nobody waits
+    /// any more after this.
+    pub(super) async fn hand_over(&mut self, event: CallEvent) -> bool {
+        self.tell(event).await;
+        let mut taken = false;
+        for seat in std::mem::take(&mut self.seats) {
+            taken |= tokio::select! {
+                biased;
+                () = seat.claimed.cancelled() => true,
+                () = seat.events.closed() => false,
+            };
         }
-        tokio::select! {
-            biased;
-            () = self.claimed.cancelled() => true,
-            () = self.events.closed() => false,
-        }
+        taken
     }
 
     /// Lets out what a grace period held back.

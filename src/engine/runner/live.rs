@@ -1,4 +1,4 @@
-//! The runners of live tasks, by task: how `apply` reaches the one that owns a call.
+//! The runners of live tasks, by task: how `apply` and returning clients reach the one that owns a call.
 
 use std::collections::HashMap;
 
@@ -6,12 +6,16 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::engine::call::{Retry, Seat};
 use crate::task::{Answer, TaskKey};
 use crate::wire::Payload;
 
-/// Sets of answers on their way to one runner; each stands for a commit, so a runner that is this far
-/// behind has lost its upstream.
+/// Sets of answers on their way to one runner. Each holds an answer at least, and no more questions than these are
+/// open while a runner is busy.
 const DELIVERIES_MAX: usize = 64;
+
+/// Clients on their way back to one runner.
+const RETRIES_MAX: usize = 8;
 
 /// What a runner is told.
 #[derive(Debug)]
@@ -20,6 +24,8 @@ pub(super) enum Order {
     Abandon,
     /// Hand answers to the upstream.
     Deliver(Vec<(Payload, Answer)>),
+    /// A client came back.
+    Retried(Seat, Retry),
 }
 
 /// Runners by task. An entry lives from the task's insert to the runner's end.
@@ -32,14 +38,16 @@ pub(in crate::engine) struct LiveRunners {
 struct Line {
     abandon: CancellationToken,
     deliveries: mpsc::Sender<Vec<(Payload, Answer)>>,
+    retries: mpsc::Sender<(Seat, Retry)>,
 }
 
 impl LiveRunners {
     pub(super) fn insert(&self, key: TaskKey) -> Orders {
         let abandon = CancellationToken::new();
-        let (deliveries, orders) = mpsc::channel(DELIVERIES_MAX);
-        self.by_task.lock().insert(key, Line { abandon: abandon.clone(), deliveries });
-        Orders { abandon, deliveries: orders }
+        let (deliveries, delivered) = mpsc::channel(DELIVERIES_MAX);
+        let (retries, retried) = mpsc::channel(RETRIES_MAX);
+        self.by_task.lock().insert(key, Line { abandon: abandon.clone(), deliveries, retries });
+        Orders { abandon, delivered, retried }
     }
 
     pub(super) fn remove(&self, key: &TaskKey) {
@@ -60,13 +68,19 @@ impl LiveRunners {
             tracing::warn!(task = ?key.id, "answers could not be handed to the runner");
         }
     }
+
+    /// Whether a client that came back was handed to the runner.
+    pub(in crate::engine) fn retry(&self, key: &TaskKey, seat: Seat, retry: Retry) -> bool {
+        self.by_task.lock().get(key).is_some_and(|line| line.retries.try_send((seat, retry)).is_ok())
+    }
 }
 
 /// The runner's end of the line.
 #[derive(Debug)]
 pub(super) struct Orders {
     abandon: CancellationToken,
-    deliveries: mpsc::Receiver<Vec<(Payload, Answer)>>,
+    delivered: mpsc::Receiver<Vec<(Payload, Answer)>>,
+    retried: mpsc::Receiver<(Seat, Retry)>,
 }
 
 impl Orders {
@@ -75,8 +89,14 @@ impl Orders {
         tokio::select! {
             biased;
             () = self.abandon.cancelled() => Order::Abandon,
-            Some(answers) = self.deliveries.recv() => Order::Deliver(answers),
+            Some(answers) = self.delivered.recv() => Order::Deliver(answers),
+            Some((seat, retry)) = self.retried.recv() => Order::Retried(seat, retry),
             else => std::future::pending().await,
         }
+    }
+
+    /// A client that came back too late to be told of by an order.
+    pub(super) fn late(&mut self) -> Option<Seat> {
+        self.retried.try_recv().ok().map(|(seat, _)| seat)
     }
 }

@@ -31,6 +31,7 @@ enum StepFuture {
     Waiting(BoxFuture<'static, Result<Option<Slot>, GatewayFault>>),
     Beginning(BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>),
     Exchanging(Box<dyn Exchange>),
+    /// Nothing is under way; what was is over, or waits to be made again.
     Over,
 }
 
@@ -79,6 +80,17 @@ impl Stage {
             StepFuture::Exchanging(exchange) => StageEvent::Exchange(exchange.next().await),
             StepFuture::Over => std::future::pending().await,
         }
+    }
+
+    /// Lets go of an exchange that has ended, and keeps the place.
+    pub(super) fn rest(&mut self) {
+        self.step = StepFuture::Over;
+    }
+
+    /// Makes the call again in its place.
+    pub(super) fn again(&mut self, spec: &CallSpec) {
+        let (upstream, request, context) = (spec.upstream.clone(), spec.request.clone(), spec.context.clone());
+        self.step = StepFuture::Beginning(Box::pin(async move { upstream.begin(request, context).await }));
     }
 
     fn not_begun(&mut self, failure: Failure) -> StageEvent {

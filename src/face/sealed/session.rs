@@ -1,11 +1,9 @@
 //! What a session id holds: enough to open the upstream's session anew, with no table anywhere.
 
-use aws_lc_rs::digest;
-use bytes::Bytes;
-
 use super::Purpose;
+use super::layout::{Reader, hex_digest, put};
 use crate::task::{Principal, Timestamp};
-use crate::wire::{Payload, ProtocolVersion, ScanLimits};
+use crate::wire::{Payload, ProtocolVersion};
 
 /// The layout below. Another number means another one.
 const LAYOUT: u8 = 1;
@@ -53,9 +51,7 @@ impl SessionToken {
         let client_info = client_info.map(|info| info.bytes().as_ref());
         let upstream_session = self.upstream_session.as_deref().map(str::as_bytes);
         for text in always.into_iter().chain(client_info).chain(upstream_session) {
-            let len = u32::try_from(text.len()).expect("parts of a request are far shorter than 4 GiB");
-            out.extend_from_slice(&len.to_be_bytes());
-            out.extend_from_slice(text);
+            put(&mut out, text);
         }
         out
     }
@@ -63,7 +59,7 @@ impl SessionToken {
     /// Reads what [`SessionToken::encode`] wrote; `None` for anything else.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = Reader(bytes);
+        let mut rest = Reader::new(bytes);
         let [layout, flags, client_version, upstream_version] = rest.take()?;
         if layout != LAYOUT || flags & !(HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION) != 0 {
             return None;
@@ -80,17 +76,14 @@ impl SessionToken {
             client_info: if flags & HAS_CLIENT_INFO == 0 { None } else { Some(rest.payload()?) },
             upstream_session: if flags & HAS_UPSTREAM_SESSION == 0 { None } else { Some(rest.text()?) },
         };
-        rest.0.is_empty().then_some(token)
+        rest.is_empty().then_some(token)
     }
 }
 
 /// Whose session it is, without saying who: 64 hex digits.
 #[must_use]
 pub fn digest_of(principal: &Principal) -> String {
-    let digest = digest::digest(&digest::SHA256, principal.as_str().as_bytes());
-    let nibbles = digest.as_ref().iter().flat_map(|byte| [byte >> 4, byte & 15]);
-    // One allocation: this runs for every request of a session.
-    nibbles.map(|nibble| char::from(b"0123456789abcdef"[usize::from(nibble)])).collect()
+    hex_digest(principal.as_str().as_bytes())
 }
 
 /// The numbers stand in tokens that outlive this program's version: never give one a new meaning.
@@ -107,30 +100,4 @@ const fn number_of(version: ProtocolVersion) -> u8 {
 
 fn version_of(number: u8) -> Option<ProtocolVersion> {
     ProtocolVersion::ALL.into_iter().find(|version| number_of(*version) == number)
-}
-
-/// What is left to be read.
-struct Reader<'a>(&'a [u8]);
-
-impl<'a> Reader<'a> {
-    fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
-        let (taken, rest) = self.0.split_first_chunk()?;
-        self.0 = rest;
-        Some(*taken)
-    }
-
-    fn bytes(&mut self) -> Option<&'a [u8]> {
-        let len = usize::try_from(u32::from_be_bytes(self.take()?)).ok()?;
-        let (taken, rest) = self.0.split_at_checked(len)?;
-        self.0 = rest;
-        Some(taken)
-    }
-
-    fn text(&mut self) -> Option<String> {
-        String::from_utf8(self.bytes()?.to_vec()).ok()
-    }
-
-    fn payload(&mut self) -> Option<Payload> {
-        Payload::parse(&Bytes::copy_from_slice(self.bytes()?), ScanLimits::CLIENT).ok()
-    }
 }

@@ -46,6 +46,7 @@ fn events(attempt: Attempt) -> Vec<(&'static str, Event)> {
             "answered",
             Event::Answered { answers: BTreeMap::from([(InputKey(0), Answer::Result(Payload::empty_object()))]) },
         ),
+        ("revealed", Event::Revealed),
         ("returns", Event::Returned { attempt, result: Payload::empty_object(), is_error: true }),
         ("faults", Event::Faulted { attempt, failure: Failure::Upstream(RpcError::new(2, "n")) }),
         ("cancel", Event::CancelRequested),
@@ -73,6 +74,7 @@ const TABLE: &[(&str, [&str; 4])] = &[
     ("asked", ["asking 1 n", "asking 1 n", "asking 2 n", "asking 3 n"]),
     ("withdrawn", ["-", "-", "working n", "asking 1 n"]),
     ("answered", ["-", "-", "working nd", "asking 1 nd"]),
+    ("revealed", ["-", "-", "-", "-"]),
     ("returns", ["returned n", "returned n", "returned n", "returned n"]),
     ("faults", ["faulted n", "faulted n", "faulted n", "faulted n"]),
     ("cancel", ["cancelled na", "cancelled na", "cancelled na", "cancelled na"]),
@@ -105,7 +107,33 @@ fn every_phase_and_event_follow_the_table() {
             seen += 1;
         }
     }
-    assert_eq!(seen, 36);
+    assert_eq!(seen, 40);
+}
+
+/// EXT-34, EXT-36, EXT-43: the keys of the rounds before a handle are those of no question after it.
+#[test]
+fn a_hidden_task_that_gets_a_handle_asks_under_new_keys() {
+    for (phase_name, phase) in phases().into_iter().filter(|(_, phase)| !matches!(phase, Phase::Settled(_))) {
+        let before = Task { shown: Shown::Hidden, ..in_phase(phase) };
+        let (after, effects) = transition(before.clone(), Event::Revealed, NOW);
+        assert_eq!((after.shown, effects), (Shown::Handle, vec![Effect::NotifyWatchers]), "{phase_name}");
+        match (&before.phase, &after.phase) {
+            (Phase::AwaitingInput(before), Phase::AwaitingInput(after)) => {
+                assert!(after.keys().all(|key| !before.contains_key(key)), "{phase_name}");
+                assert_eq!(before.values().collect::<Vec<_>>(), after.values().collect::<Vec<_>>());
+            }
+            (before, after) => assert_eq!(before, after),
+        }
+    }
+}
+
+/// Nobody was told how long a hidden task lives, and nobody comes back for its outcome after a while.
+#[test]
+fn the_outcome_of_a_hidden_task_lingers_and_goes() {
+    let task = Task { shown: Shown::Hidden, ..in_phase(Phase::Working) };
+    let created_at = task.created_at;
+    let (settled, _) = transition(task, Event::CancelRequested, NOW);
+    assert_eq!(settled.ttl, NOW.since(created_at) + LINGER);
 }
 
 /// EXT-20, L25-12: late results, cancels and answers change nothing.

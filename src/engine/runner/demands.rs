@@ -1,0 +1,85 @@
+//! Errors that stand for questions: the upstream wants its user somewhere, and the call made again after that (T-49).
+
+use std::sync::Arc;
+
+use super::questions::NotPut;
+use super::{Failure, Next, Outcome, Runner};
+use crate::engine::call::Askable;
+use crate::upstream::Answer;
+use crate::wire::{Payload, RpcError, method};
+
+/// How often one call is made again.
+const REPEATS_MAX: u32 = 8;
+
+/// Why a call rests.
+pub(super) struct Demand {
+    /// What the call ends with if the user does not go there.
+    error: RpcError,
+    /// The questions that stand for it, as the task names them.
+    open: Vec<Payload>,
+    repeats: u32,
+}
+
+impl Runner {
+    /// The upstream answered with an error. The exchange is over.
+    pub(super) async fn faulted(&mut self, error: RpcError) -> Next {
+        let repeats = self.demand.take().map_or(0, |demand| demand.repeats);
+        let demanded: Result<Vec<_>, _> = self.spec.peer.demanded(&error).into_iter().collect();
+        let requests = match demanded {
+            Ok(requests) if !requests.is_empty() && repeats < REPEATS_MAX => requests,
+            Ok(_) => return self.end(Outcome::Faulted(Failure::Upstream(error))).await,
+            Err(_) => {
+                tracing::warn!("the upstream wants its user where nobody is sent to");
+                return self.end(Outcome::Faulted(Failure::Upstream(error))).await;
+            }
+        };
+        self.stage.rest();
+        self.demand = Some(Demand { error, open: Vec::new(), repeats: repeats + 1 });
+        for (number, request) in requests.into_iter().enumerate() {
+            let next = match (self.spec.questions)(&request) {
+                Askable::Declared => self.put_demanded(repeats, number, request).await,
+                Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
+                Askable::Undeclared | Askable::Required(_) => self.demand_refused().await,
+            };
+            if matches!(next, Next::Stop) {
+                return Next::Stop;
+            }
+        }
+        Next::Continue
+    }
+
+    async fn put_demanded(&mut self, repeats: u32, number: usize, request: Payload) -> Next {
+        // No exchange has such a name for a question: there is none while the call rests.
+        let ask = Payload::of(&format!("demand-{repeats}-{number}"));
+        if let Some(demand) = &mut self.demand {
+            demand.open.push(ask.clone());
+        }
+        match self.put(&ask, &Arc::from(method::ELICIT), request).await {
+            Ok(next) => next,
+            Err(NotPut(_)) => self.demand_refused().await,
+        }
+    }
+
+    pub(super) fn is_demanded(&self, ask: &Payload) -> bool {
+        self.demand.as_ref().is_some_and(|demand| demand.open.contains(ask))
+    }
+
+    /// The call is made again once its user has been everywhere.
+    pub(super) async fn demand_answered(&mut self, ask: &Payload, answer: &Answer) -> Next {
+        if !self.spec.peer.is_consent(answer) {
+            return self.demand_refused().await;
+        }
+        let Some(demand) = &mut self.demand else { return Next::Continue };
+        demand.open.retain(|open| open != ask);
+        if demand.open.is_empty() {
+            self.stage.again(&self.spec);
+        }
+        Next::Continue
+    }
+
+    /// The user does not go there: the error stands.
+    pub(super) async fn demand_refused(&mut self) -> Next {
+        let Some(demand) = self.demand.take() else { return Next::Continue };
+        self.end(Outcome::Faulted(Failure::Upstream(demand.error))).await
+    }
+}

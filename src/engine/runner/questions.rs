@@ -1,0 +1,283 @@
+//! What the upstream asks in mid-call: who is asked, what goes back, and what becomes of questions that nobody answers
+//! (protocol.md 5.9).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use tokio::time::Instant;
+
+use super::stage::StageEvent;
+use super::{CallEnd, Next, Rounds, Runner, lost};
+use crate::dialect::peer::{Refusal, Refused};
+use crate::engine::call::Askable;
+use crate::metric;
+use crate::task::{Attempt, Event, Executed, GatewayFault, Outcome, Question, Shown};
+use crate::upstream::{Answer, Lost};
+use crate::wire::Payload;
+
+/// Questions that one call may have open, and may ask in all (U29).
+const OPEN_MAX: usize = 32;
+const ASKED_MAX: u32 = 1_000;
+
+/// How long a round waits for questions that are asked along with its first one (protocol.md 5.10).
+const ROUND_WAIT: Duration = Duration::from_millis(30);
+
+/// Events that may lie in front of the sign that an upstream is gone.
+const LAST_EVENTS_MAX: usize = 64;
+
+/// The questions of one call.
+#[derive(Default)]
+pub(super) struct Inputs {
+    pub(super) open: Vec<Open>,
+    asked: u32,
+    /// When the client that waits is shown what is open.
+    round_due: Option<Instant>,
+    /// Rounds so far.
+    pub(super) rounds: u32,
+}
+
+/// A question that was put to the client.
+pub(super) struct Open {
+    pub(super) ask: Payload,
+    pub(super) method: Arc<str>,
+    due: Instant,
+}
+
+impl Inputs {
+    const fn is_full(&self) -> bool {
+        self.open.len() >= OPEN_MAX || self.asked >= ASKED_MAX
+    }
+
+    pub(super) const fn round_due(&self) -> Option<Instant> {
+        self.round_due
+    }
+
+    /// The moment from which a question has waited for too long.
+    pub(super) fn overdue_at(&self) -> Option<Instant> {
+        self.open.iter().map(|open| open.due).min()
+    }
+
+    pub(super) fn gather(&mut self) {
+        self.round_due.get_or_insert_with(|| Instant::now() + ROUND_WAIT);
+    }
+
+    pub(super) const fn stop_gathering(&mut self) {
+        self.round_due = None;
+    }
+
+    /// Forgets a question; whether it was open.
+    pub(super) fn close(&mut self, ask: &Payload) -> bool {
+        let before = self.open.len();
+        self.open.retain(|open| open.ask != *ask);
+        self.open.len() != before
+    }
+
+    fn take_overdue(&mut self) -> Vec<Open> {
+        let now = Instant::now();
+        self.open.extract_if(.., |open| open.due <= now).collect()
+    }
+}
+
+/// A question that could not be put to anybody.
+pub(super) struct NotPut(pub(super) Refusal);
+
+impl Runner {
+    pub(super) async fn asked(&mut self, ask: Payload, method: Arc<str>, params: Option<Payload>) -> Next {
+        let request = match self.spec.peer.decode_question(&method, params.as_ref()) {
+            Ok(request) => request,
+            Err(refused) => {
+                tracing::warn!(%method, "nobody may be asked this; it was refused");
+                self.say(&ask, refused).await;
+                return Next::Continue;
+            }
+        };
+        match (self.spec.questions)(&request) {
+            Askable::Declared => match self.put(&ask, &method, request).await {
+                Ok(next) => next,
+                Err(NotPut(why)) => {
+                    self.say(&ask, self.spec.peer.refuse(&method, why)).await;
+                    Next::Continue
+                }
+            },
+            Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
+            Askable::Undeclared | Askable::Required(_) => {
+                self.say(&ask, self.spec.peer.refuse(&method, Refusal::Undeclared)).await;
+                Next::Continue
+            }
+        }
+    }
+
+    /// Whether a client without a handle waits for this call.
+    pub(super) fn is_waited_for(&self) -> bool {
+        !self.has_handle() && self.client.is_there()
+    }
+
+    /// The call cannot be served: its client learns what it must declare (MOD-10).
+    pub(super) async fn needs(&mut self, capability: Payload) -> Next {
+        self.stage.cancel("the client cannot be asked").await;
+        self.settle_cancelled().await;
+        self.client.end(CallEnd::NeedsCapability(capability)).await;
+        Next::Stop
+    }
+
+    /// Puts a question where the client finds it.
+    pub(super) async fn put(&mut self, ask: &Payload, method: &Arc<str>, request: Payload) -> Result<Next, NotPut> {
+        if self.inputs.is_full() {
+            self.count_question("flood");
+            return Err(NotPut(Refusal::TooMany));
+        }
+        let question = Question { ask: ask.detached(), request };
+        let next = match self.row_key() {
+            Some(key) => {
+                let event = Event::Asked { attempt: Attempt::FIRST, question };
+                match self.engine.apply(&key, event).await {
+                    Ok(applied) if applied.changed => Next::Continue,
+                    Ok(_) => return Err(NotPut(Refusal::Unanswered)),
+                    Err(error) => {
+                        tracing::warn!(%error, "a question could not be stored and was refused");
+                        return Err(NotPut(Refusal::Unanswered));
+                    }
+                }
+            }
+            None => self.put_first(question).await?,
+        };
+        self.count_question("put");
+        self.inputs.asked += 1;
+        let due = Instant::now() + self.spec.policy.input_deadline;
+        self.inputs.open.push(Open { ask: ask.detached(), method: Arc::clone(method), due });
+        if self.is_waited_for() {
+            // What was asked in time is asked before the handle.
+            self.grace_end = None;
+            self.inputs.gather();
+        }
+        Ok(next)
+    }
+
+    /// A question makes the row: visible where that is how this call may be answered, else hidden.
+    async fn put_first(&mut self, question: Question) -> Result<Next, NotPut> {
+        if self.grace_end.is_some() && !self.asks_first() {
+            self.grace_end = None;
+            return match self.promote(Some(question)).await {
+                Ok(next) => Ok(next),
+                Err(reason) => {
+                    self.stay_plain(reason).await;
+                    Err(NotPut(Refusal::Unanswered))
+                }
+            };
+        }
+        if self.spec.rounds == Rounds::Unknown {
+            return Err(NotPut(Refusal::Unanswered));
+        }
+        if self.place.is_none() {
+            self.place = self.engine.admission.take(&self.spec.owner).ok();
+        }
+        if self.place.is_none() {
+            tracing::warn!("no place for a held call; its question was refused");
+            return Err(NotPut(Refusal::Unanswered));
+        }
+        match self.insert(Shown::Hidden, Some(question)).await {
+            Ok(_) => Ok(Next::Continue),
+            Err(_) => Err(NotPut(Refusal::Unanswered)),
+        }
+    }
+
+    /// The upstream takes a question back.
+    pub(super) async fn withdrawn(&mut self, ask: Payload) -> Next {
+        if self.inputs.close(&ask) && self.withdraw(ask).await {
+            self.count_question("withdrawn");
+        }
+        Next::Continue
+    }
+
+    /// Takes a question off the task; false if it was answered before.
+    pub(super) async fn withdraw(&mut self, ask: Payload) -> bool {
+        let Some(key) = self.row_key() else { return false };
+        match self.engine.apply(&key, Event::Withdrawn { attempt: Attempt::FIRST, ask }).await {
+            Ok(applied) => applied.changed,
+            Err(error) => {
+                tracing::warn!(%error, "a question could not be taken off its task");
+                true
+            }
+        }
+    }
+
+    /// Nobody answered in time: the upstream is told so, and the call goes on.
+    pub(super) async fn expire_inputs(&mut self) -> Next {
+        for open in self.inputs.take_overdue() {
+            if matches!(self.give_up(open).await, Next::Stop) {
+                return Next::Stop;
+            }
+        }
+        Next::Continue
+    }
+
+    /// Takes a question off the task and tells the upstream that nobody will answer. An answer that was given just
+    /// before is on its way: then there is nothing to tell.
+    pub(super) async fn give_up(&mut self, open: Open) -> Next {
+        if !self.withdraw(open.ask.clone()).await && false {
+            return Next::Continue;
+        }
+        self.count_question("expired");
+        if self.is_demanded(&open.ask) {
+            return self.demand_refused().await;
+        }
+        self.say(&open.ask, self.spec.peer.refuse(&open.method, Refusal::Unanswered)).await;
+        Next::Continue
+    }
+
+    /// Hands answers to the upstream, each once.
+    pub(super) async fn deliver(&mut self, answers: Vec<(Payload, Answer)>) -> Next {
+        for (ask, answer) in answers {
+            self.inputs.close(&ask);
+            if self.is_demanded(&ask) {
+                if matches!(self.demand_answered(&ask, &answer).await, Next::Stop) {
+                    return Next::Stop;
+                }
+                continue;
+            }
+            let answer = self.spec.peer.encode_answer(answer);
+            if let Err(Lost(fault)) = self.stage.answer(&ask, answer).await {
+                return self.undelivered(fault).await;
+            }
+        }
+        Next::Continue
+    }
+
+    /// The upstream does not take an answer that the client believes to be given. What it said before is heard first;
+    /// without an end among it the call is lost.
+    async fn undelivered(&mut self, fault: GatewayFault) -> Next {
+        tracing::warn!(?fault, "an answer did not reach the upstream");
+        for _ in 0..LAST_EVENTS_MAX {
+            match self.stage.next().now_or_never() {
+                Some(StageEvent::Exchange(event)) => {
+                    if matches!(self.heard(event).await, Next::Stop) {
+                        return Next::Stop;
+                    }
+                }
+                Some(StageEvent::PlaceTaken | StageEvent::Begun | StageEvent::NotBegun(_)) | None => break,
+            }
+        }
+        let outcome: Outcome = lost(GatewayFault { executed: Executed::Unknown, ..fault });
+        let next = self.end(outcome).await;
+        self.stage.cancel("an answer could not be delivered").await;
+        next
+    }
+
+    /// Answers a question in nobody's name.
+    async fn say(&mut self, ask: &Payload, refused: Refused) {
+        self.count_question("refused");
+        let answer = match refused {
+            Refused::Result(result) => Answer::Result(result),
+            Refused::Error(error) => Answer::Error(error),
+        };
+        if let Err(lost) = self.stage.answer(ask, answer).await {
+            tracing::warn!(%lost, "a refusal did not reach the upstream");
+        }
+    }
+
+    fn count_question(&self, result: &'static str) {
+        let upstream = Arc::clone(self.spec.upstream.name());
+        metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => result).increment(1);
+    }
+}

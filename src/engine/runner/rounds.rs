@@ -1,0 +1,99 @@
+//! Clients that are asked without a handle: the call is held under a hidden task until they come back with answers
+//! (protocol.md 5.10).
+
+use tokio::time::Instant;
+
+use super::{CallEvent, Next, Runner};
+use crate::engine::call::{CallEnd, Retry, Seat};
+use crate::task::{Event, Phase, Plan, Task};
+
+/// Rounds of questions in one call; clients give up at ten.
+const ROUNDS_MAX: u32 = 8;
+
+impl Runner {
+    /// Answers the client that waits with the questions that are open. From then on nobody waits.
+    pub(super) async fn ask_client(&mut self) -> Next {
+        self.inputs.stop_gathering();
+        let Some(key) = self.row_key().filter(|_| self.is_waited_for()) else { return Next::Continue };
+        if self.inputs.open.is_empty() {
+            self.begin_grace();
+            return Next::Continue;
+        }
+        if self.inputs.rounds >= ROUNDS_MAX {
+            tracing::warn!("too many rounds of questions; the rest is refused");
+            return self.give_up_all().await;
+        }
+        let task = match self.engine.held(&key).await {
+            Ok(task) if !task.is_settled() => task,
+            // The order that says so is on its way.
+            Ok(_) => return Next::Continue,
+            Err(error) => {
+                tracing::warn!(%error, "questions could not be read and are refused");
+                return self.give_up_all().await;
+            }
+        };
+        self.inputs.rounds += 1;
+        self.held = super::Held::default();
+        let asks = CallEvent::InputRequired { task, round: self.inputs.rounds };
+        if self.client.hand_over(asks).await { Next::Continue } else { self.client_left().await }
+    }
+
+    async fn give_up_all(&mut self) -> Next {
+        for open in std::mem::take(&mut self.inputs.open) {
+            if matches!(self.give_up(open).await, Next::Stop) {
+                return Next::Stop;
+            }
+        }
+        self.begin_grace();
+        Next::Continue
+    }
+
+    /// A client came back. What it says is part of the task before anything else; then it waits as the first time.
+    pub(super) async fn retried(&mut self, seat: Seat, retry: Retry) -> Next {
+        let Some(key) = self.row_key() else { return Next::Continue };
+        self.client.seat(seat);
+        self.spec.questions = retry.questions;
+        let task = match self.engine.apply(&key, Event::Answered { answers: retry.answers }).await {
+            Ok(applied) => applied.task,
+            Err(error) => {
+                tracing::error!(%error, "answers could not be stored");
+                self.client.end(CallEnd::Gone).await;
+                return Next::Continue;
+            }
+        };
+        if self.has_handle() {
+            // It was given out to another request of this client a moment ago.
+            return self.show_handle(retry.plan, task).await;
+        }
+        self.spec.plan = retry.plan;
+        let is_open = |ask| match &task.phase {
+            Phase::AwaitingInput(open) => open.values().any(|question| question.ask == ask),
+            Phase::Queued | Phase::Working | Phase::Settled(_) => false,
+        };
+        self.inputs.open.retain(|open| is_open(open.ask.clone()));
+        if self.inputs.open.is_empty() {
+            self.begin_grace();
+            return Next::Continue;
+        }
+        self.ask_client().await
+    }
+
+    async fn show_handle(&mut self, plan: Plan, task: std::sync::Arc<Task>) -> Next {
+        match plan {
+            Plan::Grace(_) | Plan::Task => {
+                self.client.hand_over(CallEvent::Created(task)).await;
+            }
+            Plan::Direct | Plan::Refuse => self.client.end(CallEnd::Gone).await,
+        }
+        Next::Continue
+    }
+
+    /// Each round starts the grace anew, for a client that may have a handle after it (design.md 3.4).
+    fn begin_grace(&mut self) {
+        let may_become = match self.spec.plan {
+            Plan::Grace(_) | Plan::Task => self.asks_first() && self.is_waited_for(),
+            Plan::Direct | Plan::Refuse => false,
+        };
+        self.grace_end = may_become.then(|| Instant::now() + self.spec.policy.grace);
+    }
+}

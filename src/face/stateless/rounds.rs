@@ -1,0 +1,141 @@
+//! Plain calls whose upstream asks in mid-call: answered with the questions and a sealed reference, and taken up when
+//! the client makes its request again (protocol.md 5.10).
+
+use std::sync::Arc;
+
+use super::{Inquiry, Promotable, Response, StatelessFace};
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::{Complaint, inputs};
+use crate::engine::{Askable, CallEnd, CallEvent, Questions, Retry, Rounds, TaskError};
+use crate::face::sealed::{StateContent, StateScope};
+use crate::face::stream::RoundSeal;
+use crate::task::model::LINGER;
+use crate::task::{
+    EarlyInput, Executed, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Shown, TakesTasks, Task, TaskKey,
+    ToolPolicy,
+};
+use crate::wire::{Object, Payload, method};
+
+/// The methods whose answer may be questions (MOD-26).
+pub(super) fn rounds_of(name: &str) -> Rounds {
+    match name {
+        method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => Rounds::Allowed,
+        _ => Rounds::Unknown,
+    }
+}
+
+/// What the client of this very request can be asked (MOD-19, MOD-27).
+pub(super) fn questions_for(said: &StatelessRequest) -> Questions {
+    let said = said.clone();
+    Arc::new(move |question| match said.missing([question]) {
+        None => Askable::Declared,
+        // Servers ask for roots whenever a session begins, for no call in particular, and do without.
+        Some(_) if asks_for_roots(question) => Askable::Undeclared,
+        Some(needed) => Askable::Required(needed),
+    })
+}
+
+fn asks_for_roots(question: &Payload) -> bool {
+    Object::of(question).is_some_and(|question| question.get_str("method").is_some_and(|name| name == method::ROOTS))
+}
+
+/// Why a held call is not gone on with.
+enum NotHeld {
+    Complaint(Complaint),
+    Fault(GatewayFault),
+}
+
+impl From<Complaint> for NotHeld {
+    fn from(complaint: Complaint) -> Self {
+        Self::Complaint(complaint)
+    }
+}
+
+impl StatelessFace {
+    fn scope(&self, inquiry: &Inquiry<'_>) -> StateScope {
+        StateScope::of(self.served.upstream.name(), &inquiry.principal, inquiry.method, inquiry.params)
+    }
+
+    /// Seals references to this request's call, where its answer may be questions.
+    pub(super) fn seal_for(&self, inquiry: &Inquiry<'_>) -> Option<RoundSeal> {
+        (rounds_of(inquiry.method) == Rounds::Allowed).then(|| RoundSeal {
+            sealer: Arc::clone(&self.served.sealer),
+            clock: Arc::clone(&self.served.clock),
+            scope: self.scope(inquiry),
+        })
+    }
+
+    /// Goes on with a call that was held. Whatever is wrong with its state, the tool is never run again (T-56).
+    pub(super) async fn go_on(&self, inquiry: Inquiry<'_>, policy: ToolPolicy, plan: Plan) -> Response {
+        match self.take_up(&inquiry, &policy, plan).await {
+            Ok(TakenUp::Going(stream)) => {
+                let may_promote = plan != Plan::Direct && policy.early_input == EarlyInput::AskFirst;
+                let promotable = if may_promote { Promotable::Yes } else { Promotable::No };
+                self.view(inquiry, promotable).respond(stream).await
+            }
+            Ok(TakenUp::Over(event)) => self.view(inquiry, Promotable::No).answer(event),
+            Err(NotHeld::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
+            Err(NotHeld::Fault(fault)) => inquiry.addressee.fault(&fault),
+        }
+    }
+
+    async fn take_up(&self, inquiry: &Inquiry<'_>, policy: &ToolPolicy, plan: Plan) -> Result<TakenUp, NotHeld> {
+        let sealed = inquiry.params.get_string("requestState").ok_or(Complaint::State)?;
+        let (scope, now) = (self.scope(inquiry), self.served.clock.now());
+        let lives = policy.ttl.saturating_add(LINGER);
+        let content = self.served.sealer.open_state(&sealed, &scope, now, lives);
+        // A state of another kind was given out by a gateway that was configured otherwise.
+        let Some(StateContent::Task { id, .. }) = content else { return Err(Complaint::State.into()) };
+        let answers = inputs::responses(inquiry.params)?;
+        let key = TaskKey { owner: inquiry.principal.clone(), id };
+        let task = self.held(&key).await?;
+        let takes_tasks = inquiry.said.takes_tasks() != TakesTasks::No;
+        if let Some(over) = end_of(&task, takes_tasks)? {
+            return Ok(TakenUp::Over(over));
+        }
+        if let Phase::AwaitingInput(open) = &task.phase {
+            inputs::check(open, &answers)?;
+            let left = |(key, question): (&InputKey, &Question)| {
+                (!answers.contains_key(key)).then(|| question.request.clone())
+            };
+            let left: Vec<_> = open.iter().filter_map(left).collect();
+            if let Some(needed) = inquiry.said.missing(&left) {
+                return Err(Complaint::Capability(needed).into());
+            }
+        }
+        let retry = Retry { answers, plan, questions: questions_for(&inquiry.said) };
+        match self.served.engine.retry(&key, retry) {
+            Some(stream) => Ok(TakenUp::Going(stream)),
+            // It ended just now, or with the process that ran it.
+            None => end_of(&self.held(&key).await?, takes_tasks)?.map(TakenUp::Over).ok_or(Complaint::State.into()),
+        }
+    }
+
+    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, NotHeld> {
+        self.served.engine.held(key).await.map_err(|error| match error {
+            TaskError::Unknown => NotHeld::Complaint(Complaint::State),
+            TaskError::Contended | TaskError::Store(_) => {
+                tracing::error!(%error, "a held call could not be read");
+                NotHeld::Fault(GatewayFault::new(error.reason(), Executed::Unknown))
+            }
+        })
+    }
+}
+
+/// What became of a held call.
+enum TakenUp {
+    Going(crate::engine::CallStream),
+    /// It ended while nobody waited, or has a handle.
+    Over(CallEvent),
+}
+
+/// The last event of a call that is not held any more; `None` if it is.
+fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, Complaint> {
+    match (task.shown, &task.phase) {
+        // A repetition of the request that the handle was given to.
+        (Shown::Handle, _) if takes_tasks => Ok(Some(CallEvent::Created(Arc::clone(task)))),
+        (Shown::Handle, _) | (Shown::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(Complaint::State),
+        (Shown::Hidden, Phase::Settled(outcome)) => Ok(Some(CallEvent::Ended(CallEnd::Outcome(outcome.clone())))),
+        (Shown::Hidden, Phase::Queued | Phase::Working | Phase::AwaitingInput(_)) => Ok(None),
+    }
+}

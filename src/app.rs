@@ -26,7 +26,7 @@ use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::sealed::Sealer;
 use crate::face::session::{SessionFace, SessionServed};
-use crate::face::stateless::{Served, StatelessFace};
+use crate::face::stateless::{Piped, Served, StatelessFace};
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, Limits, Routes, Running, Site, StartError};
 use crate::store::MemoryStore;
@@ -198,7 +198,14 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
     });
-    let upstream: Arc<dyn Upstream> = http;
+    let upstream: Arc<dyn Upstream> = Arc::new(http.for_stateless_clients());
+    let piped = Piped {
+        conduit: http,
+        sealer: Arc::clone(&parts.sealer),
+        clock: Arc::new(SystemClock),
+        life_sign: LIFE_SIGN,
+        leaving: parts.leaving.clone(),
+    };
     let face = StatelessFace::new(Served {
         upstream: Arc::clone(&upstream),
         engine: Arc::clone(&parts.engine),
@@ -210,7 +217,8 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         result_bytes_max: config.result_bytes_max,
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
-    });
+    })
+    .with_pipe(piped);
     Ok((upstream, UpstreamEndpoint::new(face, session)))
 }
 

@@ -1,15 +1,19 @@
 //! Towards servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
 //!
 //! Read [`exchange`] first: everything above it knows nothing else of upstreams. Then [`http`] for the
-//! transport that there is. A client with a session of its own goes by [`conduit`] instead.
+//! transport that there is, and [`era`] for how a server is spoken to. What is passed on as it came goes by
+//! [`conduit`] instead.
 
 pub mod conduit;
+pub mod era;
 pub mod exchange;
 pub mod http;
 pub mod limits;
+pub mod mirrored;
 mod probe;
 mod session;
 
+pub use era::{Era, EraUpstream};
 pub use exchange::{
     Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Lost, Progress, ResumeToken, ServerFacts,
     Timeouts, Upstream, UpstreamRequest,

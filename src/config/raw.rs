@@ -214,7 +214,7 @@ fn read_upstream_settings(section: &mut Section<'_, '_>) -> RawUpstreamSettings 
         ("2025-03-26", Some(Some(ProtocolVersion::V2025_03_26))),
         ("2025-06-18", Some(Some(ProtocolVersion::V2025_06_18))),
         ("2025-11-25", Some(Some(ProtocolVersion::V2025_11_25))),
-        ("2026-07-28", None),
+        ("2026-07-28", Some(Some(ProtocolVersion::V2026_07_28))),
     ];
     RawUpstreamSettings {
         protocol: section.word("protocol", &protocols),

@@ -135,6 +135,17 @@ impl StatelessRequest {
             None => true,
         }
     }
+
+    /// Whether any of these capabilities (a `ClientCapabilities` object) was not declared.
+    #[must_use]
+    pub fn lacks(&self, required: &Payload) -> bool {
+        let Some(required) = Object::of(required) else { return false };
+        let declared = self.capabilities.get_object("extensions");
+        required.keys().any(|key| match required.get_object("extensions").filter(|_| key == "extensions") {
+            Some(wanted) => wanted.keys().any(|one| !declared.as_ref().is_some_and(|all| all.contains(&one))),
+            None => !self.capabilities.contains(&key),
+        })
+    }
 }
 
 /// The modes of an elicitation.

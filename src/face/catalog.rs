@@ -14,10 +14,10 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::mirrored::{self, Annotations, Mirrored};
 use crate::dialect::PeerDialect;
 use crate::dialect::peer::{Refusal, Refused};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::mirrored::{self, Annotations, Mirrored};
 use crate::upstream::{Answer, BeginError, CallContext, ExchangeEvent, Lost, Upstream, UpstreamRequest};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, fault, method};

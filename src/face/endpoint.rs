@@ -117,6 +117,7 @@ impl UpstreamEndpoint {
         }
         let around = Surroundings {
             headers: &inbound.headers,
+            body: &inbound.body,
             principal: inbound.principal,
             accepted: inbound.accepted,
             arrived: inbound.received_at,

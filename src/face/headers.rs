@@ -16,8 +16,6 @@ pub const METHOD: HeaderName = HeaderName::from_static("mcp-method");
 pub const NAME: HeaderName = HeaderName::from_static("mcp-name");
 pub const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
-/// In front of the name of a header that mirrors an argument.
-pub const PARAM_PREFIX: &str = "mcp-param-";
 
 /// A header that must stand at most once, as text.
 ///

@@ -1,108 +1,13 @@
-//! Arguments that a tool wants repeated in headers (`x-mcp-header`, protocol.md 1.13).
-//!
-//! The annotation stands in the tool's input schema, so it is read once per tool list, and each call's
-//! headers are compared with its arguments.
+//! Compares the headers of a call with the arguments that they repeat (`x-mcp-header`, protocol.md 1.13).
 
 use std::borrow::Cow;
 
 use http::HeaderMap;
-use http::header::HeaderName;
-use serde_json::Value;
 
 use super::headers;
 use crate::dialect::Complaint;
-use crate::wire::{Object, Payload};
-
-const ANNOTATION: &str = "x-mcp-header";
-
-/// One argument that is repeated in a header.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mirrored {
-    /// Member names from `arguments` inwards.
-    path: Vec<String>,
-    header: HeaderName,
-    kind: Kind,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Text,
-    Integer,
-    Boolean,
-}
-
-/// What a schema says about headers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Annotations {
-    /// All of them may be relied on; usually there are none.
-    Valid(Vec<Mirrored>),
-    /// Some break the rules, and clients would drop the tool (UPC-16): the schema without any.
-    Stripped(Payload),
-}
-
-/// Reads the annotations of an input schema. Only a schema that names the annotation at all is opened.
-#[must_use]
-pub fn read(schema: &Payload) -> Annotations {
-    if !schema.as_str().contains(ANNOTATION) {
-        return Annotations::Valid(Vec::new());
-    }
-    let Ok(mut tree) = schema.read::<Value>() else {
-        return Annotations::Valid(Vec::new());
-    };
-    let mut found = Vec::new();
-    let all_named = collect(&tree, &mut Vec::new(), &mut found).is_some();
-    let unique = found.iter().enumerate().all(|(at, one)| found[..at].iter().all(|other| other.header != one.header));
-    if all_named && unique && found.len() == count(&tree) {
-        return Annotations::Valid(found);
-    }
-    strip(&mut tree);
-    Annotations::Stripped(Payload::of(&tree))
-}
-
-/// Follows `properties` alone: an annotation reached in any other way is invalid and stays uncounted.
-fn collect(schema: &Value, path: &mut Vec<String>, found: &mut Vec<Mirrored>) -> Option<()> {
-    let Some(properties) = schema.get("properties").and_then(Value::as_object) else {
-        return Some(());
-    };
-    for (name, property) in properties {
-        path.push(name.clone());
-        if let Some(annotation) = property.get(ANNOTATION) {
-            let header = annotation.as_str().filter(|text| !text.is_empty())?;
-            let header = HeaderName::try_from(format!("{}{header}", headers::PARAM_PREFIX)).ok()?;
-            let kind = match property.get("type").and_then(Value::as_str) {
-                Some("string") => Kind::Text,
-                Some("integer") => Kind::Integer,
-                Some("boolean") => Kind::Boolean,
-                _ => return None,
-            };
-            found.push(Mirrored { path: path.clone(), header, kind });
-        }
-        collect(property, path, found)?;
-        path.pop();
-    }
-    Some(())
-}
-
-fn count(tree: &Value) -> usize {
-    match tree {
-        Value::Object(members) => {
-            usize::from(members.contains_key(ANNOTATION)) + members.values().map(count).sum::<usize>()
-        }
-        Value::Array(items) => items.iter().map(count).sum(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
-    }
-}
-
-fn strip(tree: &mut Value) {
-    match tree {
-        Value::Object(members) => {
-            members.remove(ANNOTATION);
-            members.values_mut().for_each(strip);
-        }
-        Value::Array(items) => items.iter_mut().for_each(strip),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => (),
-    }
-}
+use crate::upstream::mirrored::Mirrored;
+use crate::wire::Object;
 
 /// Compares a call's headers with its arguments (MOD-06, MOD-07, B116). Headers that no annotation
 /// names are nobody's business (B76).
@@ -119,7 +24,7 @@ pub fn check(mirrored: &[Mirrored], all: &HeaderMap, arguments: Option<&Object>)
             (Some(_), None) => return Err(complain("is there, but its argument is not")),
             (Some(header), Some(argument)) => {
                 let header = headers::decode(header).ok_or_else(|| complain("is not validly encoded"))?;
-                if !one.kind.agree(&header, &argument) {
+                if !one.agrees(&header, &argument) {
                     return Err(complain("differs from its argument"));
                 }
                 // Another server may take the text to end there (B81).
@@ -133,42 +38,14 @@ pub fn check(mirrored: &[Mirrored], all: &HeaderMap, arguments: Option<&Object>)
     Ok(())
 }
 
-impl Mirrored {
-    /// The argument's value; `null` counts as absent.
-    fn argument(&self, arguments: Option<&Object>) -> Option<Payload> {
-        let (last, outer) = self.path.split_last()?;
-        let mut object = arguments?.clone();
-        for name in outer {
-            object = object.get_object(name)?;
-        }
-        object.get(last).filter(|value| value.as_str() != "null")
-    }
-}
-
-impl Kind {
-    fn agree(self, header: &str, argument: &Payload) -> bool {
-        match self {
-            Self::Text => argument.read::<String>().is_ok_and(|text| text == header),
-            Self::Boolean => argument.as_str() == header,
-            // Compared as numbers: `1` is `01` in neither notation, but `1.0` and `1e0` are 1.
-            Self::Integer => match (header.parse::<i64>(), argument.as_str().parse::<i64>()) {
-                (Ok(header), Ok(argument)) => header == argument,
-                _ => match (header.parse::<f64>(), argument.as_str().parse::<f64>()) {
-                    (Ok(header), Ok(argument)) => header.is_finite() && header == argument,
-                    _ => false,
-                },
-            },
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
     use http::HeaderValue;
 
     use super::*;
-    use crate::wire::ScanLimits;
+    use crate::upstream::mirrored::{Annotations, read};
+    use crate::wire::{Payload, ScanLimits};
 
     fn payload(text: &str) -> Payload {
         Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).unwrap()
@@ -208,21 +85,5 @@ mod tests {
         check_call(&[("mcp-param-dry", "true")], r#"{"dry":true}"#, true);
         check_call(&[("mcp-param-dry", "True")], r#"{"dry":true}"#, false);
         check_call(&[("mcp-param-other", "x")], "{}", true);
-    }
-
-    /// UPC-16, protocol.md 1.13.
-    #[test]
-    fn annotations_that_break_the_rules_are_taken_out() {
-        for schema in [
-            r#"{"properties":{"a":{"type":"number","x-mcp-header":"A"}}}"#,
-            r#"{"properties":{"a":{"type":"string","x-mcp-header":""}}}"#,
-            r#"{"properties":{"a":{"type":"string","x-mcp-header":"a b"}}}"#,
-            r#"{"properties":{"a":{"type":"array","items":{"type":"string","x-mcp-header":"A"}}}}"#,
-            r#"{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"type":"string","x-mcp-header":"a"}}}"#,
-        ] {
-            let Annotations::Stripped(stripped) = read(&payload(schema)) else { panic!("{schema} was accepted") };
-            assert!(!stripped.as_str().contains(ANNOTATION), "{}", stripped.as_str());
-        }
-        assert_eq!(read(&payload(r#"{"properties":{}}"#)), Annotations::Valid(vec![]));
     }
 }

@@ -5,9 +5,9 @@
 //! what happens to the answer on its way, `edit` for the few that are edited, `batch` for arrays.
 
 mod batch;
-mod body;
-mod edit;
-mod late;
+pub(super) mod body;
+pub(super) mod edit;
+pub(super) mod late;
 mod paused;
 pub(super) mod read;
 
@@ -38,9 +38,10 @@ use crate::wire::envelope::{self, Request};
 use crate::wire::framing::EventBoundary;
 use crate::wire::{Object, Payload, RequestId, method};
 pub(super) use batch::{Item, post_batch};
-use body::{Form, Pace, PipeBody};
+use body::{Answered, Form, Pace, PipeBody, in_time};
 use edit::{Arrays, Edits};
 use late::{Answer, respond, status};
+use paused::Pause;
 pub(super) use paused::Paused;
 use read::Judged;
 
@@ -149,7 +150,7 @@ async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<H
         Some(resumable) => PipeBody::resumed(source, resumable),
         None => {
             let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
-            PipeBody::new(source, Form::Events(EventBoundary::default()), pace, None)
+            PipeBody::<Call>::new(source, Form::Events(EventBoundary::default()), pace, None)
         }
     };
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
@@ -247,7 +248,7 @@ impl Piping {
             id: self.request.id.clone(),
             slot,
         };
-        let judged = match call.in_time(self.deliver(), timeouts.first_byte, deadline).await? {
+        let judged = match in_time(&call, self.deliver(), timeouts.first_byte, deadline).await? {
             Judged::Fine(response) => response,
             Judged::Refused { error: Some(error), .. } => return Ok(Answer::Error(error)),
             Judged::Refused { fault, error: None } => return Err(fault),
@@ -290,7 +291,7 @@ impl Piping {
             Content::Events if accepted == AcceptedTypes::Json => {
                 // The client takes no stream: what was said before the answer has nowhere to go.
                 let reading = read::answer(response, &self.request.id, edited_bytes_max);
-                let answer = call.in_time(reading, None, pace.deadline).await?;
+                let answer = in_time(&call, reading, None, pace.deadline).await?;
                 let text = match &answer.outcome {
                     Ok(result) => envelope::result(&self.request.id, result),
                     Err(error) => envelope::error(Some(&self.request.id), error),
@@ -307,7 +308,7 @@ impl Piping {
             }
             Content::Json => {
                 let reading = read::whole(response.body, edited_bytes_max);
-                let text = call.in_time(reading, None, pace.deadline).await?;
+                let text = in_time(&call, reading, None, pace.deadline).await?;
                 Ok(several(edits.text(text), accepted, &self.request.id))
             }
         }
@@ -342,38 +343,21 @@ pub(super) struct Call {
     slot: Option<Slot>,
 }
 
-impl Call {
-    pub(super) const fn id(&self) -> &RequestId {
+impl Answered for Call {
+    fn id(&self) -> &RequestId {
         &self.id
     }
 
-    const fn has_place(&self) -> bool {
+    fn is_resumable(&self) -> bool {
         self.slot.is_some()
     }
 
-    /// Waits for something of the upstream's, within its limits; past them it is told that nobody waits.
-    async fn in_time<T>(
-        &self,
-        waiting: impl Future<Output = Result<T, GatewayFault>>,
-        silence_max: Option<Duration>,
-        deadline: Option<Instant>,
-    ) -> Result<T, GatewayFault> {
-        let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
-        let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
-        let Some((end, reason)) = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) else {
-            return waiting.await;
-        };
-        match tokio::time::timeout_at(end, waiting).await {
-            Ok(outcome) => outcome,
-            Err(_) => {
-                self.cancel(reason);
-                Err(GatewayFault::new(reason, Executed::Unknown))
-            }
-        }
+    fn pause(self, pace: Pace, at: &Pause) {
+        paused::pause(self, pace, at);
     }
 
-    /// Tells the upstream in the background that nobody waits any more.
-    pub(super) fn cancel(&self, reason: Reason) {
+    /// In the background.
+    fn cancel(&self, reason: Reason) {
         let params = Payload::of(&json!({ "requestId": self.id, "reason": reason_key(reason) }));
         let message = envelope::notification(method::CANCELLED, Some(&params));
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());

@@ -1,5 +1,5 @@
-//! The few bodies of a session client that are edited: `initialize` both ways, the tool list, the
-//! members of a call that belong to tasks.
+//! The few bodies in the pipes that are edited: `initialize` both ways, what a server says of itself, the
+//! tool list, the members of a call that belong to tasks.
 //!
 //! Pure. Everything that is not named here leaves as it came, byte for byte.
 
@@ -123,7 +123,7 @@ pub fn tool_list(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     // Servers without tasks are many, and their lists need not be taken apart.
     memchr::memmem::find(message, b"execution")?;
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
-    let result = response.result.filter(|_| response.id.as_ref() == Some(id))?;
+    let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
     let mut changed = false;
     let tools: Vec<Payload> = result
         .get("tools")?
@@ -137,6 +137,27 @@ pub fn tool_list(message: &Bytes, id: &RequestId) -> Option<Bytes> {
         })
         .collect();
     changed.then(|| envelope::result(id, &result.edit().set("tools", Payload::of(&tools)).finish()))
+}
+
+/// What a server without sessions says of itself, as the gateway says it: the extension is the gateway's
+/// own, tasks of the older flavour are nobody's, and versions that the gateway does not speak are not
+/// offered (protocol.md 5.3). How long and for whom it may be kept stays the server's word.
+#[must_use]
+pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
+    let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
+    let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
+    let capabilities = result.get_object("capabilities")?;
+    let declared = capabilities.get_object("extensions");
+    let extensions = match &declared {
+        Some(declared) => declared.edit().set(TASKS_EXTENSION, Payload::empty_object()).finish(),
+        None => ObjectWriter::new().member(TASKS_EXTENSION, &Payload::empty_object()).finish(),
+    };
+    let capabilities = capabilities.edit().remove("tasks").set("extensions", extensions).finish();
+    let versions: Vec<String> = result.get("supportedVersions")?.read().ok()?;
+    let spoken = ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str);
+    let both: Vec<&str> = spoken.into_iter().filter(|version| versions.iter().any(|one| one == version)).collect();
+    let edit = result.edit().set("capabilities", capabilities).set("supportedVersions", Payload::of(&both));
+    Some(envelope::result(id, &edit.finish()))
 }
 
 /// A call without the wish for a task, which is not granted: a receiver that declared no tasks runs the
@@ -238,6 +259,18 @@ mod tests {
                 request(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#));
             assert!(Introduction::read(&request).is_none(), "{params}");
         }
+    }
+
+    /// EXT-01, EXT-60, protocol.md 5.3.
+    #[test]
+    fn what_a_stateless_server_says_of_itself_gains_the_extension() {
+        let sent = r#"{"id":1,"jsonrpc":"2.0","result":{"supportedVersions":["2027-01-01","2026-07-28"],"ttlMs":5,
+            "capabilities":{"tasks":{},"tools":{"listChanged":true},"extensions":{"a/b":{}}},"n":1.10}}"#;
+        let shown = discovery(&Bytes::from_static(sent.as_bytes()), &RequestId::number(1)).unwrap();
+        let result = r#"{"supportedVersions":["2026-07-28"],"ttlMs":5,
+            "capabilities":{"tools":{"listChanged":true},"extensions":{"a/b":{},"io.modelcontextprotocol/tasks":{}}},"n":1.10}"#;
+        let expected = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{result}}}"#);
+        assert_eq!(String::from_utf8_lossy(&shown), expected);
     }
 
     #[track_caller]

@@ -4,6 +4,7 @@
 //! names, capabilities, params; the first failure answers. Everything that needs a 4xx is decided
 //! before anything is sent upstream.
 
+mod pipe;
 mod rounds;
 mod tasks;
 
@@ -11,11 +12,13 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::HeaderMap;
 use parking_lot::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use self::pipe::Pipe;
 use super::answer::Addressee;
 use super::catalog::{Catalog, CatalogError, no_such_cursor};
 use super::http::{AcceptedTypes, Response};
@@ -30,7 +33,7 @@ use crate::dialect::{Complaint, PeerDialect};
 use crate::engine::{CallSpec, Engine, Rounds};
 use crate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, TakesTasks, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
-use crate::upstream::{BeginError, CallContext, ClientFacts, ServerFacts, Timeouts, Upstream, UpstreamRequest};
+use crate::upstream::{BeginError, CallContext, ClientFacts, Era, ServerFacts, Timeouts, Upstream, UpstreamRequest};
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -39,6 +42,8 @@ use rounds::{questions_for, rounds_of};
 /// Members of `params` that mean something to the gateway: a spelling that differs in case alone is
 /// refused, since another parser might take it for the real one (B85).
 const KNOWN_MEMBERS: [&str; 6] = ["name", "arguments", "taskId", "uri", "inputResponses", "requestState"];
+
+pub use self::pipe::Piped;
 
 /// What one upstream is served with.
 #[derive(Debug)]
@@ -69,6 +74,8 @@ pub struct StatelessFace {
     catalog: Catalog,
     /// The server's own name for itself, once a handshake has told it.
     server_info: RwLock<Option<Payload>>,
+    /// The way for requests to an upstream of their own era; without it all goes through the engine.
+    pipe: Option<Arc<Pipe>>,
 }
 
 /// One request with all that was read of it.
@@ -76,6 +83,11 @@ struct Inquiry<'a> {
     addressee: Addressee,
     principal: Principal,
     said: StatelessRequest,
+    request: &'a Request,
+    /// The request as it came.
+    body: &'a Bytes,
+    /// How the upstream is spoken to.
+    era: Era,
     method: &'a str,
     params: &'a Object,
     headers: &'a HeaderMap,
@@ -86,6 +98,8 @@ struct Inquiry<'a> {
 #[derive(Debug)]
 pub struct Surroundings<'a> {
     pub headers: &'a HeaderMap,
+    /// The message as it came.
+    pub body: &'a Bytes,
     pub principal: Principal,
     pub accepted: AcceptedTypes,
     pub arrived: Instant,
@@ -96,7 +110,7 @@ impl StatelessFace {
     pub fn new(served: Served) -> Self {
         let peer: Arc<dyn PeerDialect> = Arc::new(PlainPeer);
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
-        Self { served, peer, catalog, server_info: RwLock::default() }
+        Self { served, peer, catalog, server_info: RwLock::default(), pipe: None }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -112,14 +126,14 @@ impl StatelessFace {
             version: ProtocolVersion::V2026_07_28,
             accepted: around.accepted,
         };
-        match self.admit(request, &mut addressee, around) {
+        match self.admit(request, &mut addressee, around).await {
             Ok(inquiry) => self.dispatch(inquiry).await,
             Err(complaint) => addressee.complaint(&complaint),
         }
     }
 
     /// Steps 4 to 8 of the pipeline.
-    fn admit<'a>(
+    async fn admit<'a>(
         &self,
         request: &'a Request,
         addressee: &mut Addressee,
@@ -134,7 +148,12 @@ impl StatelessFace {
         let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
         let version = version.ok_or(Complaint::Version { requested: named })?;
         addressee.version = version;
-        if !is_served(&request.method) {
+        let era = self.era(&request.method).await;
+        let is_served = match era {
+            Era::Session => is_served(&request.method),
+            Era::Stateless => pipe::is_passed_on(&request.method, params),
+        };
+        if !is_served {
             return Err(Complaint::UnknownMethod(request.method.clone()));
         }
         headers::check_name(around.headers, &request.method, params)?;
@@ -154,6 +173,9 @@ impl StatelessFace {
             addressee: addressee.clone(),
             principal: around.principal,
             said,
+            request,
+            body: around.body,
+            era,
             method: &request.method,
             params,
             headers: around.headers,
@@ -161,7 +183,15 @@ impl StatelessFace {
         })
     }
 
+    /// How the upstream is spoken to. What the gateway does by itself needs no upstream.
+    async fn era(&self, name: &str) -> Era {
+        if self.pipe.is_none() || ExtTasks::is_method(name) { Era::Session } else { self.served.upstream.era().await }
+    }
+
     async fn dispatch(&self, inquiry: Inquiry<'_>) -> Response {
+        if let (Era::Stateless, Some(pipe)) = (inquiry.era, &self.pipe) {
+            return self.pass(pipe, inquiry).await;
+        }
         match inquiry.method {
             method::DISCOVER => self.discover(&inquiry).await,
             method::TOOLS_LIST => self.list_tools(&inquiry).await,
@@ -217,30 +247,34 @@ impl StatelessFace {
     }
 
     async fn call_tool(&self, inquiry: Inquiry<'_>) -> Response {
-        let (tool, arguments) = match tool_and_arguments(inquiry.params) {
-            Ok(both) => both,
-            Err(complaint) => return inquiry.addressee.complaint(&complaint),
-        };
+        match self.weigh(&inquiry).await {
+            Ok((tool, policy, plan)) => self.run_call(inquiry, &tool, policy, plan).await,
+            Err(refusal) => *refusal,
+        }
+    }
+
+    /// Judges a call: by the list that its tool stands in, and by what the operator says of the tool.
+    async fn weigh(&self, inquiry: &Inquiry<'_>) -> Result<(String, ToolPolicy, Plan), Box<Response>> {
+        let refuse = |complaint: &Complaint| Box::new(inquiry.addressee.complaint(complaint));
+        let (tool, arguments) = tool_and_arguments(inquiry.params).map_err(|complaint| refuse(&complaint))?;
+        let context = self.context(inquiry, self.served.timeouts);
+        let list = self.catalog.list_with(&tool, &context).await;
+        let list = list.map_err(|error| Box::new(refused_list(&inquiry.addressee, error)))?;
+        let mirrored_arguments = list.mirrored(&tool).ok_or_else(|| refuse(&Complaint::UnknownTool))?;
+        mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
+            .map_err(|complaint| refuse(&complaint))?;
+        let policy = self.served.rules.policy_of(&tool);
+        match policy.mode.plan(inquiry.said.takes_tasks(), policy.grace) {
+            Plan::Refuse => Err(refuse(&StatelessRequest::needs_extension())),
+            plan @ (Plan::Direct | Plan::Grace(_) | Plan::Task) => Ok((tool, policy, plan)),
+        }
+    }
+
+    async fn run_call(&self, inquiry: Inquiry<'_>, tool: &str, policy: ToolPolicy, plan: Plan) -> Response {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
         }
-        let context = self.context(&inquiry, self.served.timeouts);
-        let list = match self.catalog.list_with(&tool, &context).await {
-            Ok(list) => list,
-            Err(error) => return refused_list(&inquiry.addressee, error),
-        };
-        let Some(mirrored_arguments) = list.mirrored(&tool) else {
-            return inquiry.addressee.complaint(&Complaint::UnknownTool);
-        };
-        if let Err(complaint) = mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref()) {
-            return inquiry.addressee.complaint(&complaint);
-        }
-        let policy = self.served.rules.policy_of(&tool);
-        let plan = policy.mode.plan(inquiry.said.takes_tasks(), policy.grace);
-        if plan == Plan::Refuse {
-            return inquiry.addressee.complaint(&StatelessRequest::needs_extension());
-        }
-        self.run(inquiry, &tool, policy, plan).await
+        self.run(inquiry, tool, policy, plan).await
     }
 
     /// Methods that are neither ours nor about tools go upstream as they are.

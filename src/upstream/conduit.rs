@@ -1,4 +1,4 @@
-//! Raw access to a server, for clients that have a session of their own there.
+//! Raw access to a server, for clients that have a session of their own there or need none.
 //!
 //! Where an [`Exchange`](super::Exchange) understands its request, a conduit carries bytes: it knows what
 //! headers a session needs and nothing of what is said in it. No session pool stands behind it.
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
 use crate::task::GatewayFault;
@@ -60,6 +60,8 @@ pub struct ConduitRequest {
 pub enum Verb {
     /// One message, verbatim.
     Post(Bytes),
+    /// The same with headers that repeat what it says (2026-07-28).
+    PostWith { message: Bytes, headers: HeaderMap },
     /// A stream: the session's own, or the rest of one that gave this event id.
     Get { last_event: Option<HeaderValue> },
     /// The end of the session.

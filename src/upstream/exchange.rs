@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use super::Era;
 pub use crate::task::Answer;
 use crate::task::{GatewayFault, Principal};
 use crate::wire::{Payload, ProtocolVersion, RpcError};
@@ -47,6 +48,14 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
         &self,
         context: &CallContext,
     ) -> Result<tokio::sync::broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError>;
+
+    /// How the server is spoken to on behalf of stateless clients. Bounded in time; usually known.
+    async fn era(&self) -> Era {
+        Era::Session
+    }
+
+    /// Says that the server just contradicted [`Upstream::era`]: it is found out anew before the next request.
+    fn doubt_era(&self) {}
 
     /// Ends sessions and streams; bounded in time.
     async fn close(&self);

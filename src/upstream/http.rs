@@ -1,7 +1,7 @@
-//! Streamable HTTP upstreams with a handshake, 2025-03-26 to 2025-11-25.
+//! Streamable HTTP upstreams: with a handshake, 2025-03-26 to 2025-11-25, and `stateless` for 2026-07-28.
 //!
-//! Knows nothing of tasks. Read `exchange` for one call from begin to end, `drive` for
-//! what happens to it on the way, then `upstream::session` for what calls share.
+//! Read `exchange` for one call in a session from begin to end, `drive` for what happens to it on the way,
+//! then `upstream::session` for what calls share.
 
 pub(crate) mod client;
 mod conduit;
@@ -10,6 +10,7 @@ pub(crate) mod exchange;
 pub(crate) mod post;
 pub(crate) mod reply;
 mod resume;
+pub(crate) mod stateless;
 pub(crate) mod token;
 
 use std::path::PathBuf;
@@ -21,6 +22,7 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::era::{Era, EraUpstream, Eras};
 use super::probe::VersionChoice;
 use super::session::pool::Pool;
 use super::session::{Hop, SessionKey};
@@ -31,6 +33,7 @@ use crate::wire::{Payload, ProtocolVersion};
 pub use client::ClientError;
 use client::{ClientTls, HttpClient};
 use exchange::{HttpExchange, Latencies};
+use stateless::StatelessUpstream;
 
 /// How long [`Upstream::close`] may take.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
@@ -73,11 +76,13 @@ pub struct Life {
     pub stop: CancellationToken,
 }
 
-/// A streamable HTTP server.
+/// A streamable HTTP server, in sessions.
 #[derive(Debug)]
 pub struct HttpUpstream {
     hop: Arc<Hop>,
     pool: Arc<Pool>,
+    /// The era that the operator's version belongs to.
+    era: Option<Era>,
 }
 
 impl HttpUpstream {
@@ -91,11 +96,20 @@ impl HttpUpstream {
             latencies: Latencies::of(&settings.name),
             name: settings.name,
             client,
-            versions: VersionChoice::new(settings.protocol),
+            versions: VersionChoice::new(settings.protocol.filter(|version| !version.is_stateless())),
             tracker: life.tracker,
             stop: life.stop,
         });
-        Ok(Self { pool: Pool::new(Arc::clone(&hop)), hop })
+        let era = |version: ProtocolVersion| if version.is_stateless() { Era::Stateless } else { Era::Session };
+        Ok(Self { pool: Pool::new(Arc::clone(&hop)), hop, era: settings.protocol.map(era) })
+    }
+
+    /// The same server as stateless clients have it: spoken to in their era where it can.
+    #[must_use]
+    pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
+        let eras = Arc::new(Eras::new(self.era));
+        let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.hop), Arc::clone(&eras)));
+        EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())
     }
 }
 

@@ -37,6 +37,13 @@ impl RequestId {
         Self(Payload::of(&number))
     }
 
+    /// Whether two ids say the same, however they are escaped: servers write back what they read.
+    #[must_use]
+    pub fn says(&self, other: &Self) -> bool {
+        let text = |id: &Self| id.0.read::<String>().ok();
+        self == other || text(self).is_some_and(|own| text(other).as_ref() == Some(&own))
+    }
+
     /// The id as JSON text.
     #[must_use]
     pub fn as_json(&self) -> &str {

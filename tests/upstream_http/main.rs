@@ -8,6 +8,7 @@ mod calls;
 #[path = "../support/scripted.rs"]
 mod server;
 mod sessions;
+mod stateless;
 
 use std::sync::Arc;
 use std::time::Duration;

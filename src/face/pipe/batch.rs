@@ -13,7 +13,7 @@ use hyper::body::Frame;
 
 use super::body::{Form, Pace, PipeBody};
 use super::late::Answer;
-use super::{Kind, Parcel, PipedRequest, Piping, note, read};
+use super::{Call, Kind, Parcel, PipedRequest, Piping, note, read};
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{bare, event_stream};
@@ -66,7 +66,7 @@ pub(in crate::face) async fn post_batch(
     let merged = stream::select_all(answers).map(|event| event.map(Frame::data));
     let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
     let source = StreamBody::new(merged).boxed_unsync();
-    event_stream(PipeBody::new(source, Form::Events(EventBoundary::default()), pace, None).boxed_unsync())
+    event_stream(PipeBody::<Call>::new(source, Form::Events(EventBoundary::default()), pace, None).boxed_unsync())
 }
 
 fn sort(items: Vec<Item>) -> Sorted {
@@ -107,7 +107,8 @@ async fn message(answer: Answer, id: &RequestId, bytes_max: usize) -> Bytes {
     let error = |error: &RpcError| envelope::error(Some(id), error);
     match answer {
         Answer::Json(body) => read::whole(body, bytes_max).await.unwrap_or_else(|fault| error(&gateway_error(&fault))),
-        Answer::Error(refused) => error(&refused),
+        Answer::Error(refused) | Answer::Refused(_, refused) => error(&refused),
+        Answer::Fault(fault) => error(&gateway_error(&fault)),
         Answer::Events(_) | Answer::Status(_) => {
             error(&gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
         }
@@ -121,7 +122,11 @@ fn events(piping: Piping) -> BoxStream<'static, io::Result<Bytes>> {
     let answering = async move {
         match piping.run(AcceptedTypes::Both).await {
             Answer::Events(body) => whole_events(body, bytes_max).boxed(),
-            other @ (Answer::Json(_) | Answer::Error(_) | Answer::Status(_)) => {
+            other @ (Answer::Json(_)
+            | Answer::Error(_)
+            | Answer::Refused(..)
+            | Answer::Fault(_)
+            | Answer::Status(_)) => {
                 let message = message(other, &id, bytes_max).await;
                 stream::once(async move { Ok(sse_message(&message)) }).boxed()
             }

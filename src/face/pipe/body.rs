@@ -11,33 +11,53 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::Call;
-use super::paused::{Resumable, Tail, pause};
+use super::paused::{Pause, Resumable, Tail};
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::ConduitBody;
-use crate::wire::envelope;
 use crate::wire::framing::{EventBoundary, sse_comment, sse_message};
+use crate::wire::{RequestId, envelope};
 
 /// How a body may be silent, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pace {
+pub(in crate::face) struct Pace {
     /// Silence after which a comment shows that the answer lives.
-    pub(super) life_sign: Duration,
+    pub(in crate::face) life_sign: Duration,
     /// Longest silence of the upstream.
-    pub(super) idle: Option<Duration>,
+    pub(in crate::face) idle: Option<Duration>,
     /// The end of the call.
-    pub(super) deadline: Option<Instant>,
+    pub(in crate::face) deadline: Option<Instant>,
 }
 
 /// What stands in a body.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Form {
+pub(in crate::face) enum Form {
     Json,
     Events(EventBoundary),
 }
 
+/// The request that a body answers. Dropping it gives back what the request held.
+pub(in crate::face) trait Answered: Send + Unpin {
+    fn id(&self) -> &RequestId;
+
+    /// Tells the upstream that nobody waits any more, where dropping its body does not.
+    fn cancel(&self, reason: Reason);
+
+    /// Whether the request goes on when its stream ends before the answer, and can be taken up again (T-29).
+    fn is_resumable(&self) -> bool {
+        false
+    }
+
+    /// Keeps the request until its stream is taken up.
+    fn pause(self, _pace: Pace, _at: &Pause)
+    where
+        Self: Sized,
+    {
+    }
+}
+
 /// A body on its way. Dropping it lets go of the upstream's stream without a cancel (T-81).
-pub(super) struct PipeBody {
+pub(in crate::face) struct PipeBody<C> {
     source: ConduitBody,
     form: Form,
     pace: Pace,
@@ -45,27 +65,29 @@ pub(super) struct PipeBody {
     last_written: Instant,
     timer: Pin<Box<Sleep>>,
     /// The call that is answered; none behind a stream of the client's own.
-    call: Option<Call>,
-    /// Tells whether that call is over when its stream ends; only where it holds a place.
+    call: Option<C>,
+    /// Tells whether that call is over when its stream ends; only where it can be taken up.
     tail: Option<Tail>,
     /// Whether the stream may go on when the call is over.
     is_resumed: bool,
     is_over: bool,
 }
 
-impl PipeBody {
+impl PipeBody<Call> {
     /// The rest of a call's stream. Servers may keep such a stream as the session's own once it has brought the
     /// answer.
     pub(super) fn resumed(source: ConduitBody, Resumable { call, pace, .. }: Resumable) -> Self {
         let form = Form::Events(EventBoundary::default());
         Self { is_resumed: true, ..Self::new(source, form, pace, Some(call)) }
     }
+}
 
-    pub(super) fn new(source: ConduitBody, form: Form, pace: Pace, call: Option<Call>) -> Self {
+impl<C: Answered> PipeBody<C> {
+    pub(in crate::face) fn new(source: ConduitBody, form: Form, pace: Pace, call: Option<C>) -> Self {
         let now = Instant::now();
         let timer = Box::pin(tokio::time::sleep_until(now));
         let tail = match form {
-            Form::Events(_) if call.as_ref().is_some_and(Call::has_place) => Some(Tail::new()),
+            Form::Events(_) if call.as_ref().is_some_and(Answered::is_resumable) => Some(Tail::new()),
             Form::Events(_) | Form::Json => None,
         };
         let (last_frame, last_written) = (now, now);
@@ -144,7 +166,7 @@ impl PipeBody {
 
     /// Lets go of a call whose answer has come on a stream that goes on.
     fn let_go(&mut self) {
-        let is_answered = |call: &Call| self.tail.as_ref().is_some_and(|tail| tail.is_answer(call.id()));
+        let is_answered = |call: &C| self.tail.as_ref().is_some_and(|tail| tail.is_answer(call.id()));
         if self.is_resumed && self.call.as_ref().is_some_and(is_answered) {
             (self.call, self.tail) = (None, None);
             (self.pace.idle, self.pace.deadline) = (None, None);
@@ -157,12 +179,33 @@ impl PipeBody {
         if let (Some(call), Some(tail)) = (self.call.take(), self.tail.take())
             && let Some(at) = tail.pause(call.id())
         {
-            pause(call, self.pace, &at);
+            call.pause(self.pace, &at);
         }
     }
 }
 
-impl Body for PipeBody {
+/// Waits for something of the upstream's, within its limits; past them it is told that nobody waits.
+pub(in crate::face) async fn in_time<T>(
+    call: &impl Answered,
+    waiting: impl Future<Output = Result<T, GatewayFault>>,
+    silence_max: Option<Duration>,
+    deadline: Option<Instant>,
+) -> Result<T, GatewayFault> {
+    let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
+    let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
+    let Some((end, reason)) = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) else {
+        return waiting.await;
+    };
+    match tokio::time::timeout_at(end, waiting).await {
+        Ok(outcome) => outcome,
+        Err(_) => {
+            call.cancel(reason);
+            Err(GatewayFault::new(reason, Executed::Unknown))
+        }
+    }
+}
+
+impl<C: Answered> Body for PipeBody<C> {
     type Data = Bytes;
     type Error = io::Error;
 

@@ -57,7 +57,7 @@ impl Edits {
             (None, Arrays::Pass) => Whole::Nothing,
         };
         let gate = EventGate::new(self.primers, whole, event_bytes_max);
-        ConduitBody::new(EditedEvents { source, gate, edits: self, ready: VecDeque::new() })
+        edited_events(source, gate, move |event| self.event(event))
     }
 
     /// A JSON body with these edits.
@@ -73,25 +73,38 @@ impl Edits {
     }
 
     fn event(&self, event: Bytes) -> Bytes {
-        let Some(read) = read_event(&event).filter(|read| read.name.as_deref().is_none_or(|name| name == "message"))
-        else {
-            return event;
-        };
-        let messages = self.text(read.data.clone());
-        let is_same = matches!(messages.as_slice(), [only] if *only == read.data);
-        if is_same { event } else { with_data(&event, &messages) }
+        edited_event(event, |text| self.text(text))
     }
 }
 
-struct EditedEvents {
+/// An event with what its message becomes; itself where that stays the same.
+pub(in crate::face) fn edited_event(event: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
+    let Some(read) = read_event(&event).filter(|read| read.name.as_deref().is_none_or(|name| name == "message")) else {
+        return event;
+    };
+    let messages = edit(read.data.clone());
+    let is_same = matches!(messages.as_slice(), [only] if *only == read.data);
+    if is_same { event } else { with_data(&event, &messages) }
+}
+
+/// An event stream in which the events that a gate hands over whole are edited.
+pub(in crate::face) fn edited_events(
     source: ConduitBody,
     gate: EventGate,
-    edits: Edits,
+    edit: impl Fn(Bytes) -> Bytes + Send + Unpin + 'static,
+) -> ConduitBody {
+    ConduitBody::new(EditedEvents { source, gate, edit, ready: VecDeque::new() })
+}
+
+struct EditedEvents<E> {
+    source: ConduitBody,
+    gate: EventGate,
+    edit: E,
     /// What one piece of the source became.
     ready: VecDeque<Bytes>,
 }
 
-impl Body for EditedEvents {
+impl<E: Fn(Bytes) -> Bytes + Send + Unpin> Body for EditedEvents<E> {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -110,10 +123,10 @@ impl Body for EditedEvents {
                 Ok(passages) => passages,
                 Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
             };
-            let edits = &this.edits;
+            let edit = &this.edit;
             this.ready.extend(passages.into_iter().map(|passage| match passage {
                 Passage::Through(bytes) => bytes,
-                Passage::Event(event) => edits.event(event),
+                Passage::Event(event) => edit(event),
             }));
         }
     }

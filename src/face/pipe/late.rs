@@ -13,16 +13,22 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
+use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
-use crate::face::http::{AcceptedTypes, Response, ResponseBody};
+use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
+use crate::task::GatewayFault;
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{RpcError, envelope};
 
 /// What became of a request.
-pub(super) enum Answer {
+pub(in crate::face) enum Answer {
     Json(ResponseBody),
     Events(ResponseBody),
     Error(RpcError),
+    /// An error that the upstream gave under a status of its own.
+    Refused(StatusCode, RpcError),
+    /// A fault of the gateway, for clients that take a status which means that it may be repeated.
+    Fault(GatewayFault),
     /// A status alone, for a stream that there is not.
     Status(Response),
 }
@@ -40,6 +46,8 @@ impl Answer {
             }
             Self::Events(body) => event_stream(body),
             Self::Error(error) => addressee.error(StatusCode::OK, &error),
+            Self::Refused(status, error) => addressee.error(status, &error),
+            Self::Fault(fault) => addressee.fault(&fault),
             Self::Status(response) => response,
         }
     }
@@ -49,18 +57,20 @@ impl Answer {
         match self {
             Self::Json(body) => Some(OneEvent::new(body).boxed_unsync()),
             Self::Events(body) => Some(body),
-            Self::Error(error) => {
-                let message = envelope::error(addressee.id.as_ref(), &error);
-                Some(crate::face::http::full_body(sse_message(&message)))
-            }
+            Self::Error(error) | Self::Refused(_, error) => Some(error_event(addressee, &error)),
+            Self::Fault(fault) => Some(error_event(addressee, &gateway_error(&fault))),
             Self::Status(_) => None,
         }
     }
 }
 
+fn error_event(addressee: &Addressee, error: &RpcError) -> ResponseBody {
+    full_body(sse_message(&envelope::error(addressee.id.as_ref(), error)))
+}
+
 /// Answers as soon as there is an answer, or begins an event stream where that takes long and the client
 /// takes one.
-pub(super) async fn respond(
+pub(in crate::face) async fn respond(
     mut answering: BoxFuture<'static, Answer>,
     addressee: Addressee,
     life_sign: Duration,

@@ -11,7 +11,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::body::Pace;
+use super::body::{Answered as _, Pace};
 use super::{Call, read};
 use crate::face::session::sessions::Session;
 use crate::task::Reason;
@@ -74,7 +74,7 @@ pub(super) fn pause(call: Call, pace: Pace, at: &Pause) {
 
 /// Where a stream stands that can be taken up.
 #[derive(Debug)]
-pub(super) struct Pause {
+pub(in crate::face) struct Pause {
     event: String,
     /// How long the client was asked to wait.
     retry: Duration,

@@ -21,7 +21,7 @@ const ERROR_WAIT: Duration = Duration::from_secs(5);
 /// Most messages in one array.
 const BATCH_MAX: usize = 1_000;
 /// An answer whose head says what it is worth.
-pub(super) enum Judged {
+pub(in crate::face) enum Judged {
     /// A success, still to be read.
     Fine(ConduitResponse),
     /// The upstream does not know the session; it has not looked at the message.
@@ -31,7 +31,7 @@ pub(super) enum Judged {
 }
 
 /// Judges an answer to a request in `binding`.
-pub(super) async fn judge(response: ConduitResponse, binding: &Binding) -> Judged {
+pub(in crate::face) async fn judge(response: ConduitResponse, binding: &Binding) -> Judged {
     if response.status.is_success() {
         return Judged::Fine(response);
     }
@@ -98,7 +98,7 @@ pub(in crate::face) async fn whole(mut body: ConduitBody, bytes_max: usize) -> R
 }
 
 /// The next bytes of a body; `None` at its end. Cancel safe.
-pub(super) async fn next(body: &mut ConduitBody) -> Result<Option<Bytes>, GatewayFault> {
+pub(in crate::face) async fn next(body: &mut ConduitBody) -> Result<Option<Bytes>, GatewayFault> {
     loop {
         match body.frame().await {
             None => return Ok(None),
@@ -141,7 +141,10 @@ pub(in crate::face) async fn answer(
 fn answer_in(text: &Bytes, id: &RequestId) -> Option<Response> {
     let messages = envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX).ok()?;
     messages.into_iter().flatten().find_map(|message| match message {
-        Message::Response(response) => Some(response).filter(|response| response.id.as_ref() == Some(id)),
+        Message::Response(response) => {
+            let is_meant = response.id.as_ref().is_some_and(|named| named.says(id));
+            is_meant.then_some(response)
+        }
         Message::Request(_) | Message::Notification(_) => None,
     })
 }

@@ -41,7 +41,7 @@ pub(super) struct HttpExchange {
 
 /// What an exchange is counted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Class {
+pub(crate) enum Class {
     Call,
     Other,
     Resumed,
@@ -62,7 +62,7 @@ impl Latencies {
         Self { call: histogram("call"), other: histogram("other"), resumed: histogram("resumed") }
     }
 
-    fn record(&self, class: Class, took: Duration) {
+    pub(crate) fn record(&self, class: Class, took: Duration) {
         let histogram = match class {
             Class::Call => &self.call,
             Class::Other => &self.other,

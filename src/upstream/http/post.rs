@@ -27,6 +27,13 @@ impl Credentials {
         Outgoing { method: Method::POST, headers, body: Some(message) }
     }
 
+    /// The same with further headers.
+    pub(crate) fn post_with(&self, message: Bytes, further: HeaderMap) -> Outgoing {
+        let mut post = self.post(message);
+        post.headers.extend(further);
+        post
+    }
+
     /// A stream: the session's own, or the rest of one that gave `last_event`.
     pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> Outgoing {
         let mut headers = self.headers("text/event-stream");

@@ -131,6 +131,15 @@ impl Session {
     }
 }
 
+/// What a notification on the stream of the request `id` says of it; `None` if nothing.
+pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<ExchangeEvent> {
+    match read(notification) {
+        Note::Progress(token, progress) => (token == *id.payload()).then_some(ExchangeEvent::Progress(progress)),
+        Note::Log(params) => Some(ExchangeEvent::Log(params)),
+        Note::Withdrawn(_) | Note::News | Note::Unusable => None,
+    }
+}
+
 fn read(notification: &Notification) -> Note {
     let params = notification.params.object();
     match notification.method.as_str() {

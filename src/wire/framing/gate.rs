@@ -42,6 +42,7 @@ pub struct EventGate {
     primers: Primers,
     whole: Whole,
     event_bytes_max: usize,
+    sniff: Option<Sniff>,
     held: BytesMut,
     state: State,
     /// Bytes of the line under way, held or gone by.
@@ -52,6 +53,14 @@ pub struct EventGate {
     withheld: bool,
     /// Whether the event under way has a field, not only comments.
     has_field: bool,
+    /// Whether something of interest was found in the event under way.
+    is_of_interest: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Sniff {
+    bytes_max: usize,
+    is_of_interest: fn(&[u8]) -> bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,13 +78,23 @@ impl EventGate {
             primers,
             whole,
             event_bytes_max,
+            sniff: None,
             held: BytesMut::new(),
             state: State::Lead,
             line: 0,
             after_return: false,
             withheld: false,
             has_field: false,
+            is_of_interest: false,
         }
+    }
+
+    /// Lets go of an event that is kept once it has `bytes_max` bytes and nothing in them is of interest:
+    /// then it goes on as it comes, however large it is.
+    #[must_use]
+    pub const fn sniffing(mut self, bytes_max: usize, is_of_interest: fn(&[u8]) -> bool) -> Self {
+        self.sniff = Some(Sniff { bytes_max, is_of_interest });
+        self
     }
 
     /// Takes bytes; what may go on comes out in order.
@@ -96,8 +115,12 @@ impl EventGate {
             let piece_end = (line_end + 1 + usize::from(has_feed)).min(bytes.len());
             self.line += line_end - at;
             if self.state != State::Passing {
-                self.hold(&bytes[at..piece_end])?;
+                self.held.extend_from_slice(&bytes[at..piece_end]);
                 from = piece_end;
+                out.extend(self.let_go());
+                if self.state == State::Keeping && self.held.len() > self.event_bytes_max {
+                    return Err(FramingError::EventTooLarge { max: self.event_bytes_max });
+                }
             }
             at = piece_end;
             if end.is_none() {
@@ -112,12 +135,15 @@ impl EventGate {
             self.withheld = false;
             match self.state {
                 State::Lead => self.end_without_data(&mut out),
+                // Nothing is left of one that was let go with its last byte.
+                State::Passing if from == at => (),
                 State::Passing => out.push(Passage::Through(bytes.slice(from..at))),
                 State::Keeping => out.push(Passage::Event(self.held.split().freeze())),
             }
             from = at;
             self.state = State::Lead;
             self.has_field = false;
+            self.is_of_interest = false;
         }
         if self.state == State::Lead && self.line > 0 {
             // A line may be as large as a result: its beginning decides.
@@ -156,12 +182,15 @@ impl EventGate {
         (!rest.is_empty()).then_some(rest)
     }
 
-    fn hold(&mut self, piece: &[u8]) -> Result<(), FramingError> {
-        if self.state == State::Keeping && self.held.len() + piece.len() > self.event_bytes_max {
-            return Err(FramingError::EventTooLarge { max: self.event_bytes_max });
+    /// What was kept of an event that turns out to be of no interest.
+    fn let_go(&mut self) -> Option<Passage> {
+        let sniff = self.sniff.filter(|sniff| self.state == State::Keeping && self.held.len() >= sniff.bytes_max)?;
+        if self.is_of_interest || (sniff.is_of_interest)(&self.held) {
+            self.is_of_interest = true;
+            return None;
         }
-        self.held.extend_from_slice(piece);
-        Ok(())
+        self.state = State::Passing;
+        Some(Passage::Through(self.held.split().freeze()))
     }
 
     fn end_without_data(&mut self, out: &mut Vec<Passage>) {
@@ -321,6 +350,24 @@ mod tests {
             })
             .sum();
         assert_eq!(passed, large.len());
+    }
+
+    #[test]
+    fn a_large_event_without_anything_of_interest_goes_on_as_it_comes() {
+        let is_of_interest = |held: &[u8]| memchr::memmem::find(held, b"?").is_some();
+        let gate = || EventGate::new(Primers::Pass, Whole::Messages, 1_000).sniffing(16, is_of_interest);
+        let text = "data: dull\n\ndata: a long dull one\n\ndata: an odd? one\n\nid: 7\ndata: x\n\n";
+        let shown = "<data: dull\n\n>data: a long dull one\n\n<data: an odd? one\n\n><id: 7\ndata: x\n\n>";
+        // Cut further behind than that, the mark comes too late; a whole line is looked at as far as it has come.
+        assert_eq!(through(text, [0, 0], gate()), shown);
+        for cut in 0..=text.len() {
+            let kept = through(text, [cut, cut], gate());
+            assert_eq!(kept.replace(['<', '>'], ""), text, "cut at {cut}");
+            assert!(kept.starts_with("<data: dull\n\n>data: a long dull one\n\n"), "cut at {cut}: {kept}");
+        }
+        let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
+        let passed = gate().feed(&large).unwrap();
+        assert_eq!(passed, [Passage::Through(large)], "the bound holds for what is kept");
     }
 
     #[test]

@@ -16,6 +16,10 @@ pub(crate) enum Program {
     Demo,
     Everything,
     FastMcp,
+    /// Of 2026-07-28, without sessions.
+    FastMcp4,
+    /// The same with tasks of its own.
+    FastMcp4Tasks,
     /// With an event store, so that streams can be resumed.
     TypeScript,
     /// What the scenarios of the conformance suite name.
@@ -29,6 +33,8 @@ impl Program {
             Self::Demo => "demo",
             Self::Everything => "everything",
             Self::FastMcp => "fastmcp",
+            Self::FastMcp4 => "fastmcp4",
+            Self::FastMcp4Tasks => "fastmcp4_tasks",
             Self::TypeScript => "ts_store",
             Self::Fixture => "fixture",
         }
@@ -41,6 +47,8 @@ impl Program {
             Self::Demo => "demo server".to_owned(),
             Self::Everything => format!("server-everything {}", npm("@modelcontextprotocol/server-everything")),
             Self::FastMcp => format!("FastMCP {} server", Pins::PyLegacy.version("fastmcp")),
+            Self::FastMcp4 => format!("FastMCP {} server", Pins::PyModern.version("fastmcp")),
+            Self::FastMcp4Tasks => format!("FastMCP {} server with tasks", Pins::PyModern.version("fastmcp")),
             Self::TypeScript => format!("TypeScript SDK {} with event store", npm("@modelcontextprotocol/sdk")),
             Self::Fixture => "fixture".to_owned(),
         }
@@ -61,6 +69,10 @@ impl Program {
                 command
             }
             Self::FastMcp => peers.command("py-legacy/bin/python", ["fastmcp_server.py", "--port", &number]),
+            Self::FastMcp4 => peers.command("py-modern/bin/python", ["fastmcp4_server.py", "--port", &number]),
+            Self::FastMcp4Tasks => {
+                peers.command("py-modern/bin/python", ["fastmcp4_server.py", "--tasks", "--port", &number])
+            }
             Self::TypeScript => peers.command("node", ["ts_store_server.mjs", "--port", &number]),
             Self::Fixture => peers.command("node", ["fixture.mjs", "--port", &number]),
         }
@@ -71,7 +83,7 @@ impl Program {
         match self {
             Self::Demo => "http://",
             Self::Everything => "MCP Streamable HTTP Server listening",
-            Self::FastMcp | Self::TypeScript | Self::Fixture => "listening",
+            Self::FastMcp | Self::FastMcp4 | Self::FastMcp4Tasks | Self::TypeScript | Self::Fixture => "listening",
         }
     }
 }

@@ -1,0 +1,392 @@
+//! The pipe of stateless clients: what they and a server of their own era say to each other, passed on as it
+//! came (protocol.md 5.17, P1).
+//!
+//! The gateway's own checks come first; then the same bytes go on, and the answer comes back piece by
+//! piece, whatever its size. `edit` says what little is edited on the way. A call that may become a task is
+//! not for here: it goes to the engine. A client that leaves drops the upstream's request with its answer,
+//! which is how servers without sessions are told.
+
+mod edit;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::{StreamExt, stream};
+use http::{HeaderMap, StatusCode};
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use hyper::body::Frame;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use self::edit::{Aim, Asker, Edits, Sniffed};
+use super::{Inquiry, StatelessFace};
+use crate::dialect::faults::{failure_error, reason_key};
+use crate::dialect::{Complaint, ext_tasks::ExtTasks};
+use crate::face::headers;
+use crate::face::http::{AcceptedTypes, Response, full_body};
+use crate::face::pipe::body::{Answered, Form, Pace, PipeBody, in_time};
+use crate::face::pipe::late::{Answer, respond};
+use crate::face::pipe::read::{self, Judged};
+use crate::face::sealed::{Sealer, StateContent};
+use crate::metric;
+use crate::task::{Clock, Executed, Failure, GatewayFault, Plan, Reason, TakesTasks};
+use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, Content, Verb};
+use crate::upstream::era::contradicts;
+use crate::upstream::limits::{Slot, Slots};
+use crate::upstream::mirrored::PARAM_PREFIX;
+use crate::upstream::{Timeouts, Upstream};
+use crate::wire::framing::{EventBoundary, sse_message};
+use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, fault, method};
+
+/// How long a client may take to answer what it was asked.
+const STATE_EXPIRES_AFTER: Duration = Duration::from_secs(60 * 60);
+
+/// Methods that are none of 2026-07-28, or not of a server's own: nobody behind the gateway is asked.
+const GONE: [&str; 7] = [
+    method::INITIALIZE,
+    method::PING,
+    method::SET_LEVEL,
+    method::RESOURCES_SUBSCRIBE,
+    method::RESOURCES_UNSUBSCRIBE,
+    method::TASKS_RESULT,
+    method::TASKS_LIST,
+];
+
+/// What it takes to pass requests on.
+pub struct Piped {
+    pub conduit: Arc<dyn Conduit>,
+    pub sealer: Arc<Sealer>,
+    pub clock: Arc<dyn Clock>,
+    /// How long an answer may be silent before a comment shows that it lives.
+    pub life_sign: Duration,
+    /// Ends subscriptions, which would hold up a shutdown: they end by no other means.
+    pub leaving: CancellationToken,
+}
+
+impl std::fmt::Debug for Piped {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Piped").field("upstream", self.conduit.name()).finish_non_exhaustive()
+    }
+}
+
+/// What all requests of one upstream share.
+#[derive(Debug)]
+pub(super) struct Pipe {
+    piped: Piped,
+    upstream: Arc<dyn Upstream>,
+    slots: Arc<Slots>,
+    queue_deadline: Duration,
+    timeouts: Timeouts,
+    call_timeouts: Timeouts,
+    edited_bytes_max: usize,
+}
+
+/// Whether a method is passed on. What a server does not know it says itself.
+pub(super) fn is_passed_on(name: &str, params: Option<&Object>) -> bool {
+    // Subscriptions to tasks are subscriptions to the gateway, which has none yet.
+    let asks_for_tasks = || {
+        let wanted = params.and_then(|params| params.get_object("notifications"));
+        wanted.is_some_and(|wanted| wanted.contains("taskIds"))
+    };
+    match name {
+        method::LISTEN => !asks_for_tasks(),
+        _ => !GONE.contains(&name) && !ExtTasks::is_method(name),
+    }
+}
+
+impl StatelessFace {
+    /// The face, with a way for requests to upstreams of their own era.
+    #[must_use]
+    pub fn with_pipe(mut self, piped: Piped) -> Self {
+        let served = &self.served;
+        self.pipe = Some(Arc::new(Pipe {
+            piped,
+            upstream: Arc::clone(&served.upstream),
+            slots: Arc::clone(&served.slots),
+            queue_deadline: served.queue_deadline,
+            timeouts: served.timeouts,
+            call_timeouts: served.call_timeouts,
+            edited_bytes_max: served.result_bytes_max,
+        }));
+        self
+    }
+
+    /// Passes a request on, or hands it to the engine where it may become a task.
+    pub(super) async fn pass(&self, pipe: &Arc<Pipe>, inquiry: Inquiry<'_>) -> Response {
+        let asker = Asker {
+            upstream: Arc::clone(pipe.upstream.name()),
+            principal: inquiry.principal.clone(),
+            method: inquiry.method.to_owned(),
+            params: inquiry.params.clone(),
+        };
+        let state = match pipe.open(&inquiry, &asker) {
+            Ok(state) => state,
+            Err(complaint) => return inquiry.addressee.complaint(&complaint),
+        };
+        let mut deadline = None;
+        if inquiry.method == method::TOOLS_CALL {
+            let (tool, policy, plan) = match self.weigh(&inquiry).await {
+                Ok(weighed) => weighed,
+                Err(refusal) => return *refusal,
+            };
+            // What was asked without a task goes on without one.
+            if plan != Plan::Direct && state == State::New {
+                return self.run_call(inquiry, &tool, policy, plan).await;
+            }
+            deadline = Some(policy.deadline);
+        }
+        let edits = Edits {
+            id: inquiry.request.id.clone(),
+            aim: Aim::of(inquiry.method),
+            asker,
+            sealer: Arc::clone(&pipe.piped.sealer),
+            clock: Arc::clone(&pipe.piped.clock),
+            said: inquiry.said.clone(),
+        };
+        let passing = Passing {
+            pipe: Arc::clone(pipe),
+            method: inquiry.method.to_owned(),
+            message: message(&inquiry, state),
+            headers: forwarded(inquiry.headers),
+            edits,
+            deadline,
+        };
+        let addressee = inquiry.addressee.clone();
+        let accepted = addressee.accepted;
+        respond(Box::pin(passing.run(accepted)), addressee, pipe.piped.life_sign).await
+    }
+}
+
+/// What a request says of a round before it.
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    /// There was none, or the upstream left nothing to be kept.
+    New,
+    /// What the upstream gave, to be given back.
+    Kept(Option<Payload>),
+}
+
+impl Pipe {
+    /// Opens a `requestState` (MOD-28). Methods that cannot be asked back know none.
+    fn open(&self, inquiry: &Inquiry<'_>, asker: &Asker) -> Result<State, Complaint> {
+        let may_be_asked = [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ].contains(&inquiry.method);
+        if !may_be_asked || !inquiry.params.contains("requestState") {
+            return Ok(State::New);
+        }
+        let sealed = inquiry.params.get_str("requestState").ok_or(Complaint::State)?;
+        let now = self.piped.clock.now();
+        match self.piped.sealer.open_state(&sealed, &asker.scope(), now, STATE_EXPIRES_AFTER) {
+            Some(StateContent::Upstream(own)) => Ok(State::Kept(own)),
+            // A call that the gateway held for an upstream which has no sessions any more is gone.
+            Some(StateContent::Task { .. }) | None => Err(Complaint::State),
+        }
+    }
+
+    fn count(&self, kind: &'static str) {
+        let upstream = Arc::clone(self.piped.conduit.name());
+        metrics::counter!(metric::PIPED, "upstream" => upstream, "kind" => kind).increment(1);
+    }
+}
+
+/// The message as the upstream is to see it: as it came, unless it holds something that is not for it.
+fn message(inquiry: &Inquiry<'_>, state: State) -> Bytes {
+    let mut edit = inquiry.params.edit();
+    let mut is_edited = false;
+    if let State::Kept(own) = state {
+        is_edited = true;
+        edit = match own {
+            Some(own) => edit.set("requestState", own),
+            None => edit.remove("requestState"),
+        };
+    }
+    // A task of the upstream's own would be found by nobody, so a call that is passed on takes none.
+    let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.said.takes_tasks() != TakesTasks::No;
+    let is_draft = inquiry.said.version != ProtocolVersion::V2026_07_28;
+    if (takes_tasks || is_draft)
+        && let Some(meta) = inquiry.params.get_object(META)
+    {
+        is_edited = true;
+        let mut meta = meta.edit().set(PROTOCOL_VERSION, Payload::of(ProtocolVersion::V2026_07_28.as_str()));
+        if takes_tasks {
+            meta = meta.set(CLIENT_CAPABILITIES, inquiry.said.upstream_capabilities());
+        }
+        edit = edit.set(META, meta.finish());
+    }
+    match is_edited {
+        true => envelope::request(&inquiry.request.id, inquiry.method, Some(&edit.finish())),
+        false => inquiry.body.clone(),
+    }
+}
+
+/// The headers that repeat what the body says, as the client sent them; no other one goes on.
+fn forwarded(all: &HeaderMap) -> HeaderMap {
+    let repeats = |name: &http::HeaderName| {
+        *name == headers::METHOD || *name == headers::NAME || name.as_str().starts_with(PARAM_PREFIX)
+    };
+    all.iter().filter(|(name, _)| repeats(name)).map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// One request on its way.
+struct Passing {
+    pipe: Arc<Pipe>,
+    method: String,
+    message: Bytes,
+    headers: HeaderMap,
+    edits: Edits,
+    /// How long a call may run.
+    deadline: Option<Duration>,
+}
+
+/// A request that is at the upstream: its place and its time.
+struct Call {
+    id: RequestId,
+    upstream: Arc<str>,
+    began: Instant,
+    class: &'static str,
+    _slot: Option<Slot>,
+}
+
+impl Answered for Call {
+    fn id(&self) -> &RequestId {
+        &self.id
+    }
+
+    /// Nothing to be said: the request is dropped with its answer.
+    fn cancel(&self, _: Reason) {}
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(&self.upstream), "class" => self.class)
+            .record(self.began.elapsed());
+    }
+}
+
+impl Passing {
+    async fn run(self, accepted: AcceptedTypes) -> Answer {
+        match self.attempt(accepted).await {
+            Ok(answer) => answer,
+            Err(fault) => {
+                tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
+                Answer::Fault(fault)
+            }
+        }
+    }
+
+    async fn attempt(self, accepted: AcceptedTypes) -> Result<Answer, GatewayFault> {
+        let pipe = &self.pipe;
+        let is_stream = self.method == method::LISTEN;
+        let (slot, timeouts, deadline) = match self.deadline {
+            Some(deadline) => {
+                let slot = pipe.slots.acquire(Some(pipe.queue_deadline)).await?;
+                (Some(slot), pipe.call_timeouts, Some(Instant::now() + deadline))
+            }
+            None => (None, pipe.timeouts, None),
+        };
+        let kind = if is_stream { "stream" } else { "request" };
+        pipe.count(if slot.is_some() { "call" } else { kind });
+        let call = Call {
+            id: self.edits.id.clone(),
+            upstream: Arc::clone(pipe.piped.conduit.name()),
+            began: Instant::now(),
+            class: if slot.is_some() { "call" } else { "other" },
+            _slot: slot,
+        };
+        let response = match in_time(&call, self.deliver(), timeouts.first_byte, deadline).await? {
+            Judged::Fine(response) => response,
+            Judged::Refused { fault, error } => return self.refused(fault, error),
+            Judged::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+        };
+        // A subscription is silent for as long as nothing changes.
+        let idle = timeouts.idle.filter(|_| !is_stream);
+        let pace = Pace { life_sign: pipe.piped.life_sign, idle, deadline };
+        self.answer(response, accepted, pace, call).await
+    }
+
+    async fn deliver(&self) -> Result<Judged, GatewayFault> {
+        let binding = Binding { session: None, version: Some(ProtocolVersion::V2026_07_28) };
+        let verb = Verb::PostWith { message: self.message.clone(), headers: self.headers.clone() };
+        let response = self.pipe.piped.conduit.send(ConduitRequest { binding: binding.clone(), verb }).await?;
+        Ok(read::judge(response, &binding).await)
+    }
+
+    /// What a refusal means to the client.
+    fn refused(&self, fault: GatewayFault, error: Option<RpcError>) -> Result<Answer, GatewayFault> {
+        if contradicts(fault.http_status, error.as_ref()) {
+            self.pipe.upstream.doubt_era();
+        }
+        let Some(error) = error else { return Err(fault) };
+        let status = fault.http_status.and_then(|status| StatusCode::from_u16(status).ok());
+        let status = status.filter(|status| [400, 404].contains(&status.as_u16())).unwrap_or(StatusCode::OK);
+        Ok(match self.edits.error(&error) {
+            Some(about_us) => Answer::Error(about_us),
+            None => Answer::Refused(status, error),
+        })
+    }
+
+    async fn answer(
+        self,
+        response: ConduitResponse,
+        accepted: AcceptedTypes,
+        pace: Pace,
+        call: Call,
+    ) -> Result<Answer, GatewayFault> {
+        let bytes_max = self.pipe.edited_bytes_max;
+        match response.content {
+            Content::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            Content::Events if accepted == AcceptedTypes::Json => {
+                // The client takes no stream: what was said before the answer has nowhere to go.
+                let reading = read::answer(response, &call.id, bytes_max);
+                let answer = in_time(&call, reading, None, pace.deadline).await?;
+                let text = match &answer.outcome {
+                    Ok(result) => envelope::result(&call.id, result),
+                    Err(error) => envelope::error(Some(&call.id), error),
+                };
+                Ok(Answer::Json(full_body(self.edits.text(text))))
+            }
+            Content::Events => {
+                let leaving = (self.method == method::LISTEN).then(|| self.pipe.piped.leaving.clone());
+                let id = call.id.clone();
+                let source = self.edits.events(response.body, bytes_max);
+                let body = PipeBody::new(source, Form::Events(EventBoundary::default()), pace, Some(call));
+                Ok(Answer::Events(match leaving {
+                    Some(leaving) => until_leaving(body, leaving, &id),
+                    None => body.boxed_unsync(),
+                }))
+            }
+            Content::Json => {
+                let sniffing = self.edits.sniff(response.body, bytes_max);
+                match in_time(&call, sniffing, pace.idle, pace.deadline).await? {
+                    Sniffed::Whole(text) => Ok(Answer::Json(full_body(self.edits.text(text)))),
+                    Sniffed::Through(body) => {
+                        Ok(Answer::Json(PipeBody::new(body, Form::Json, pace, Some(call)).boxed_unsync()))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A subscription that ends with its result when the gateway shuts down (protocol.md 1.11).
+fn until_leaving(body: PipeBody<Call>, leaving: CancellationToken, id: &RequestId) -> crate::face::http::ResponseBody {
+    let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
+    let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
+    let farewell = sse_message(&envelope::result(id, &result));
+    let stopped = leaving.clone();
+    let last = stream::once(async move { stopped.is_cancelled().then(|| Ok(Frame::data(farewell))) });
+    let frames = BodyStream::new(body).take_until(leaving.cancelled_owned());
+    StreamBody::new(frames.chain(last.filter_map(std::future::ready))).boxed_unsync()
+}
+
+/// Errors about the gateway's own request are no client's business (protocol.md 5.16); `None` for others.
+fn about_us(error: &RpcError, is_lacking: impl FnOnce(&Payload) -> bool) -> Option<RpcError> {
+    let named = error.data.as_ref().and_then(Object::of).and_then(|data| data.get("requiredCapabilities"));
+    match error.code {
+        fault::MISSING_CLIENT_CAPABILITY if named.as_ref().is_some_and(is_lacking) => None,
+        fault::UNSUPPORTED_VERSION..=fault::HEADER_MISMATCH => Some(failure_error(&Failure::Upstream(error.clone()))),
+        _ => None,
+    }
+}

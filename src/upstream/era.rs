@@ -1,0 +1,364 @@
+//! Which era an upstream is spoken to in on behalf of stateless clients.
+//!
+//! An upstream of both eras is spoken to in the client's. Session clients send `initialize`, which every
+//! server with sessions answers, so nobody asks anything before it: a `server/discover` in front would
+//! cost each of them a round trip, and hangs on some servers. For a stateless client there is no other way
+//! to learn whether its requests can go on as they are, so the first one asks `server/discover`, once for
+//! all who wait, within a bound; what was learnt is kept until the upstream contradicts it (UPC-22).
+//!
+//! [`EraUpstream`] owns both halves of one upstream and chooses by that. It is what stateless clients
+//! are given; session clients are given the session half itself, so no call has to say who it is for.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use tokio::sync::{SetOnce, broadcast};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
+use crate::wire::fault::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
+
+/// How long the question may take, connecting included.
+pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
+/// How soon an upstream that gave no verdict is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(30);
+
+/// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
+const TRANSPORT_ERROR: i64 = -32_000;
+
+/// The two ways to speak to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Era {
+    /// `initialize` and a session, up to 2025-11-25.
+    Session,
+    /// Everything with each request, 2026-07-28.
+    Stateless,
+}
+
+/// Whoever can ask a server for its era. `None` is no verdict: nobody knows what a failure means.
+#[async_trait]
+pub(super) trait Discover: Send + Sync {
+    async fn discover(&self) -> Option<Era>;
+}
+
+/// What a JSON-RPC error says of the era of whoever answers a stateless request with it. Never keyed to
+/// one code: whatever is not recognised as stateless is a session server's.
+#[must_use]
+pub(super) fn era_of_refusal(error: &RpcError) -> Era {
+    let is_stateless = match error.code {
+        HEADER_MISMATCH | MISSING_CLIENT_CAPABILITY => true,
+        UNSUPPORTED_VERSION => names_stateless(error),
+        _ => false,
+    };
+    if is_stateless { Era::Stateless } else { Era::Session }
+}
+
+/// Whether a refusal of a stateless request is one that no server of that era gives (UPC-22): it knows no
+/// version of ours, or says nothing in JSON-RPC under a status that is about the request.
+#[must_use]
+pub fn contradicts(http_status: Option<u16>, error: Option<&RpcError>) -> bool {
+    match error {
+        Some(error) if error.code == UNSUPPORTED_VERSION => era_of_refusal(error) == Era::Session,
+        // What servers with sessions say to a request without one.
+        Some(error) => http_status == Some(400) && matches!(error.code, TRANSPORT_ERROR | INVALID_REQUEST),
+        None => matches!(http_status, Some(400 | 404 | 405 | 406 | 415)),
+    }
+}
+
+/// Whether an error names a stateless version among those that its sender supports.
+fn names_stateless(error: &RpcError) -> bool {
+    let data = error.data.as_ref().and_then(Object::of);
+    let supported: Option<Vec<String>> = data.and_then(|data| data.get("supported")?.read().ok());
+    supported.unwrap_or_default().iter().any(|text| is_served(text))
+}
+
+/// Whether a version is one that stateless requests are sent in.
+pub(super) fn is_served(version: &str) -> bool {
+    ProtocolVersion::ADVERTISED_STATELESS.iter().any(|served| served.as_str() == version)
+}
+
+/// What is known of one upstream's era.
+#[derive(Debug)]
+pub(super) struct Eras {
+    fixed: Option<Era>,
+    known: Mutex<Known>,
+}
+
+#[derive(Clone, Debug)]
+enum Known {
+    Nothing,
+    Verdict(Era),
+    /// Asked then, in vain.
+    NoVerdict(Instant),
+    /// Being asked; set once there is an answer, whatever it is.
+    Asking(Arc<SetOnce<()>>),
+}
+
+impl Eras {
+    /// Nothing is known yet. A `fixed` era is never asked for.
+    pub(super) const fn new(fixed: Option<Era>) -> Self {
+        Self { fixed, known: Mutex::new(Known::Nothing) }
+    }
+
+    /// The era, asked for if need be. Without a verdict it is [`Era::Session`] for this once.
+    async fn era(self: &Arc<Self>, discover: &Arc<dyn Discover>, tracker: &TaskTracker) -> Era {
+        if let Some(fixed) = self.fixed {
+            return fixed;
+        }
+        let answered = {
+            let mut known = self.known.lock();
+            match &*known {
+                Known::Verdict(era) => return *era,
+                Known::NoVerdict(at) if at.elapsed() < ASK_AGAIN => return Era::Session,
+                Known::Asking(answered) => Arc::clone(answered),
+                Known::Nothing | Known::NoVerdict(_) => {
+                    let answered = Arc::new(SetOnce::new());
+                    *known = Known::Asking(Arc::clone(&answered));
+                    // In the background: whoever asks first may leave, and the others still wait.
+                    tracker.spawn(Arc::clone(self).ask(Arc::clone(discover), Arc::clone(&answered)));
+                    answered
+                }
+            }
+        };
+        // Asking is bounded, but a gateway that ends may end it before.
+        let _ = tokio::time::timeout(ASK_MAX, answered.wait()).await;
+        match &*self.known.lock() {
+            Known::Verdict(era) => *era,
+            Known::Nothing | Known::NoVerdict(_) | Known::Asking(_) => Era::Session,
+        }
+    }
+
+    async fn ask(self: Arc<Self>, discover: Arc<dyn Discover>, answered: Arc<SetOnce<()>>) {
+        let verdict = tokio::time::timeout(ASK_MAX, discover.discover()).await.ok().flatten();
+        *self.known.lock() = verdict.map_or_else(|| Known::NoVerdict(Instant::now()), Known::Verdict);
+        // Set once: this is the only place.
+        let _ = answered.set(());
+    }
+
+    /// Takes back a verdict, so that the next request asks again. Where there was none the pause before the
+    /// next question stays: an upstream that hangs must not cost its bound with every request.
+    pub(super) fn doubt(&self) {
+        let mut known = self.known.lock();
+        if matches!(*known, Known::Verdict(_)) {
+            *known = Known::Nothing;
+        }
+    }
+
+    fn learn(&self, era: Era) {
+        *self.known.lock() = Known::Verdict(era);
+    }
+}
+
+/// One upstream as stateless clients have it.
+pub struct EraUpstream {
+    eras: Arc<Eras>,
+    discover: Arc<dyn Discover>,
+    session: Arc<dyn Upstream>,
+    stateless: Arc<dyn Upstream>,
+    tracker: TaskTracker,
+}
+
+impl std::fmt::Debug for EraUpstream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("EraUpstream").field("name", self.session.name()).field("eras", &self.eras).finish()
+    }
+}
+
+impl EraUpstream {
+    /// Both halves of one upstream, and what is known of its era.
+    pub(super) fn new<S>(session: Arc<dyn Upstream>, stateless: Arc<S>, eras: Arc<Eras>, tracker: TaskTracker) -> Self
+    where
+        S: Upstream + Discover + 'static,
+    {
+        Self { eras, discover: Arc::<S>::clone(&stateless), session, stateless, tracker }
+    }
+
+    async fn half(&self) -> &Arc<dyn Upstream> {
+        match self.era().await {
+            Era::Session => &self.session,
+            Era::Stateless => &self.stateless,
+        }
+    }
+
+    /// What else to try after a half failed to begin, since nothing was sent: a server that has no sessions
+    /// says so when it is asked for one.
+    fn other_half(&self, error: &BeginError) -> Option<&Arc<dyn Upstream>> {
+        if self.eras.fixed.is_some() {
+            return None;
+        }
+        let error = match error {
+            BeginError::Refused(error) => error,
+            BeginError::Gateway(fault) => {
+                if contradicts(fault.http_status, None) {
+                    self.eras.doubt();
+                }
+                return None;
+            }
+        };
+        match era_of_refusal(error) {
+            Era::Stateless => {
+                self.eras.learn(Era::Stateless);
+                Some(&self.stateless)
+            }
+            Era::Session => {
+                self.eras.doubt();
+                None
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl Upstream for EraUpstream {
+    fn name(&self) -> &Arc<str> {
+        self.session.name()
+    }
+
+    async fn era(&self) -> Era {
+        self.eras.era(&self.discover, &self.tracker).await
+    }
+
+    fn doubt_era(&self) {
+        self.eras.doubt();
+    }
+
+    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        match self.half().await.facts(context).await {
+            Ok(facts) => Ok(facts),
+            Err(error) => match self.other_half(&error) {
+                Some(other) => other.facts(context).await,
+                None => Err(error),
+            },
+        }
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        match self.half().await.begin(request.clone(), context.clone()).await {
+            Ok(exchange) => Ok(exchange),
+            Err(error) => match self.other_half(&error) {
+                Some(other) => other.begin(request, context).await,
+                None => Err(error),
+            },
+        }
+    }
+
+    /// A token says by itself whose it is: the halves write different ones.
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        match self.stateless.resume(token.clone(), context.clone()).await {
+            Ok(exchange) => Ok(exchange),
+            Err(_) => self.session.resume(token, context).await,
+        }
+    }
+
+    async fn notifications(
+        &self,
+        context: &CallContext,
+    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+        match self.half().await.notifications(context).await {
+            Ok(news) => Ok(news),
+            Err(error) => match self.other_half(&error) {
+                Some(other) => other.notifications(context).await,
+                None => Err(error),
+            },
+        }
+    }
+
+    async fn close(&self) {
+        self.stateless.close().await;
+        self.session.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    /// Answers after a while, and counts how often it was asked.
+    struct Asked {
+        after: Duration,
+        verdict: Option<Era>,
+        count: AtomicUsize,
+    }
+
+    #[async_trait]
+    impl Discover for Asked {
+        async fn discover(&self) -> Option<Era> {
+            self.count.fetch_add(1, Ordering::SeqCst);
+            tokio::time::sleep(self.after).await;
+            self.verdict
+        }
+    }
+
+    struct Probe {
+        eras: Arc<Eras>,
+        asked: Arc<Asked>,
+        tracker: TaskTracker,
+    }
+
+    impl Probe {
+        fn new(after: Duration, verdict: Option<Era>) -> Self {
+            let eras = Arc::new(Eras::new(None));
+            let asked = Arc::new(Asked { after, verdict, count: AtomicUsize::new(0) });
+            Self { eras, asked, tracker: TaskTracker::new() }
+        }
+
+        async fn era(&self) -> Era {
+            let discover: Arc<dyn Discover> = Arc::<Asked>::clone(&self.asked);
+            self.eras.era(&discover, &self.tracker).await
+        }
+
+        fn count(&self) -> usize {
+            self.asked.count.load(Ordering::SeqCst)
+        }
+    }
+
+    /// UPC-22.
+    #[tokio::test(start_paused = true)]
+    async fn upc22_a_verdict_is_asked_for_once_and_again_after_a_contradiction() {
+        let probe = Probe::new(Duration::from_millis(10), Some(Era::Stateless));
+        let many = tokio::join!(probe.era(), probe.era(), probe.era());
+        assert_eq!(many, (Era::Stateless, Era::Stateless, Era::Stateless));
+        assert_eq!((probe.era().await, probe.count()), (Era::Stateless, 1));
+        probe.eras.doubt();
+        assert_eq!((probe.era().await, probe.count()), (Era::Stateless, 2));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_upstream_that_hangs_costs_the_bound_once_in_a_while() {
+        let probe = Probe::new(Duration::from_secs(3600), None);
+        let began = Instant::now();
+        // The first one leaves; the second one does not wait anew.
+        let left = tokio::time::timeout(Duration::from_secs(2), probe.era()).await;
+        assert!(left.is_err());
+        assert_eq!(probe.era().await, Era::Session);
+        assert_eq!(began.elapsed(), ASK_MAX);
+        assert_eq!((probe.era().await, probe.count()), (Era::Session, 1));
+        assert_eq!(began.elapsed(), ASK_MAX, "nobody waits again");
+        tokio::time::sleep(ASK_AGAIN).await;
+        assert_eq!((probe.era().await, probe.count()), (Era::Session, 2));
+    }
+
+    #[test]
+    fn upc22_errors_that_only_stateless_servers_have_are_recognised() {
+        let supported = |versions: &[&str]| {
+            RpcError::new(UNSUPPORTED_VERSION, "m").with_data(&serde_json::json!({ "supported": versions }))
+        };
+        for (error, era) in [
+            (RpcError::new(HEADER_MISMATCH, "m"), Era::Stateless),
+            (RpcError::new(MISSING_CLIENT_CAPABILITY, "m"), Era::Stateless),
+            (supported(&["2025-11-25", "2026-07-28"]), Era::Stateless),
+            (supported(&["2025-11-25"]), Era::Session),
+            (RpcError::new(UNSUPPORTED_VERSION, "m"), Era::Session),
+            (RpcError::new(-32601, "m"), Era::Session),
+            (RpcError::new(-32600, "m"), Era::Session),
+        ] {
+            assert_eq!(era_of_refusal(&error), era, "{error:?}");
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Servers of 2026-07-28: no session, everything with each request.
+//!
+//! Read `line` for one request and its answer, `course` for a call that comes back with questions, and
+//! `task` for one that the upstream made a task of its own. The exchange that owns them is `exchange`.
+
+mod course;
+mod exchange;
+mod line;
+mod questions;
+mod task;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::broadcast;
+
+use self::exchange::StatelessExchange;
+use self::line::{Annotated, Ending, Line, Said};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::era::{Discover, Era, Eras, era_of_refusal, is_served};
+use crate::upstream::session::Hop;
+use crate::upstream::{
+    BeginError, CallContext, ClientFacts, Exchange, ResumeToken, ServerFacts, Timeouts, Upstream, UpstreamRequest,
+};
+use crate::wire::meta::{META, SERVER_INFO};
+use crate::wire::{Object, Payload, ProtocolVersion, method};
+
+/// Largest answer to `server/discover`.
+const DISCOVER_BYTES_MAX: usize = 1024 * 1024;
+
+/// A server of 2026-07-28.
+#[derive(Debug)]
+pub(crate) struct StatelessUpstream {
+    hop: Arc<Hop>,
+    eras: Arc<Eras>,
+    annotated: Arc<Annotated>,
+    /// What the server said of itself last. It may differ with who asks, so it is believed as far as the
+    /// name goes.
+    facts: parking_lot::Mutex<Option<Arc<ServerFacts>>>,
+    /// Never heard of: this server says what changes only to those who listen for it.
+    news: broadcast::Sender<(Arc<str>, Option<Payload>)>,
+}
+
+impl StatelessUpstream {
+    pub(in crate::upstream) fn new(hop: Arc<Hop>, eras: Arc<Eras>) -> Self {
+        let news = broadcast::Sender::new(1);
+        Self { hop, eras, annotated: Arc::default(), facts: parking_lot::Mutex::default(), news }
+    }
+
+    fn line(&self, context: &CallContext) -> Line {
+        Line::new(Arc::clone(&self.hop), Arc::clone(&self.eras), Arc::clone(&self.annotated), context)
+    }
+
+    async fn ask_facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, Ending> {
+        let said = Said::new(method::DISCOVER, None);
+        let result = self.line(context).answer(&said, None).await?;
+        let facts = Arc::new(facts_in(&result).ok_or(Ending::Lost(MALFORMED))?);
+        *self.facts.lock() = Some(Arc::clone(&facts));
+        Ok(facts)
+    }
+}
+
+const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::No);
+
+/// What a server says of itself; `None` if it serves no version that we speak.
+fn facts_in(result: &Payload) -> Option<ServerFacts> {
+    let result = Object::of(result)?;
+    let versions: Vec<String> = result.get("supportedVersions")?.read().ok()?;
+    versions.iter().any(|version| is_served(version)).then_some(())?;
+    let meta = result.get_object(META);
+    Some(ServerFacts {
+        version: ProtocolVersion::V2026_07_28,
+        capabilities: result.get_object("capabilities")?.payload().detached(),
+        server_info: meta.and_then(|meta| meta.get(SERVER_INFO)).map(|info| info.detached()),
+        instructions: result.get("instructions").map(|text| text.detached()),
+    })
+}
+
+/// Asks on nobody's behalf: a server without sessions answers this to anyone, with no capabilities declared.
+#[async_trait]
+impl Discover for StatelessUpstream {
+    async fn discover(&self) -> Option<Era> {
+        let context = CallContext {
+            principal: Principal::anonymous(),
+            client: ClientFacts { capabilities: Payload::empty_object() },
+            progress: false,
+            log_level: None,
+            timeouts: Timeouts::default(),
+            result_bytes_max: DISCOVER_BYTES_MAX,
+        };
+        match self.ask_facts(&context).await {
+            Ok(_) => Some(Era::Stateless),
+            Err(Ending::Faulted(error)) => Some(era_of_refusal(&error)),
+            // Whoever is not let in, and a server in trouble, says nothing of eras.
+            Err(Ending::Lost(fault)) => match (fault.reason, fault.http_status) {
+                (Reason::UpstreamMalformed, _) => Some(Era::Session),
+                (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => Some(Era::Session),
+                _ => None,
+            },
+        }
+    }
+}
+
+#[async_trait]
+impl Upstream for StatelessUpstream {
+    fn name(&self) -> &Arc<str> {
+        &self.hop.name
+    }
+
+    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        let known = self.facts.lock().clone();
+        match known {
+            Some(facts) => Ok(facts),
+            None => self.ask_facts(context).await.map_err(|ending| match ending {
+                Ending::Faulted(error) => BeginError::Refused(error),
+                Ending::Lost(fault) => BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault }),
+            }),
+        }
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        let exchange = StatelessExchange::begin(self.line(&context), request, &context).await?;
+        Ok(Box::new(exchange))
+    }
+
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
+        let task = task::resumed(&token).ok_or(BeginError::Gateway(broken))?;
+        Ok(Box::new(StatelessExchange::resume(self.line(&context), task)))
+    }
+
+    async fn notifications(
+        &self,
+        _: &CallContext,
+    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+        Ok(self.news.subscribe())
+    }
+
+    /// There is nothing to end.
+    async fn close(&self) {}
+}

@@ -1,0 +1,165 @@
+//! The course of one request: sent, asked back, sent again with the answers, until there is a result.
+//!
+//! One future runs the whole course; whoever owns the exchange polls it. Events go into a queue, and answers
+//! to questions come out of another.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::line::{Ending, Line, Said, malformed};
+use super::questions::Questions;
+use super::task::TaskSlot;
+use crate::task::{Executed, Reason};
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::{Answer, ExchangeEvent, Lost};
+use crate::wire::{Object, Payload, method};
+
+/// Rounds without a question that are gone through, and the pause before the first of them. Each pause is
+/// twice the one before.
+const SILENT_ROUNDS_MAX: u32 = 8;
+const SILENT_PAUSE: Duration = Duration::from_millis(250);
+
+/// Answers to questions, by their `ask`.
+pub(super) type Answers = mpsc::Receiver<(Payload, Answer)>;
+
+pub(super) struct Course {
+    pub(super) line: Line,
+    pub(super) events: mpsc::Sender<ExchangeEvent>,
+    pub(super) answers: Answers,
+    pub(super) questions: Questions,
+    /// Where the upstream's task is put as soon as there is one.
+    pub(super) task: TaskSlot,
+}
+
+/// What a result is by its `resultType`.
+enum Told {
+    Complete,
+    Asks(Object),
+    Task(Object),
+}
+
+impl Course {
+    /// Runs a request to its last event.
+    pub(super) async fn run(mut self, said: Request, handed_over: HandedOver) -> ExchangeEvent {
+        match self.rounds(said, &handed_over).await {
+            Ok(result) => ExchangeEvent::Returned(result),
+            Err(Ending::Faulted(error)) => ExchangeEvent::Faulted(error),
+            Err(Ending::Lost(fault)) => ExchangeEvent::Lost(Lost(fault)),
+        }
+    }
+
+    async fn rounds(&mut self, request: Request, handed_over: &HandedOver) -> Result<Payload, Ending> {
+        let mut said = request.first();
+        let mut silent = 0;
+        loop {
+            let result = self.line.call(&said, Some(&self.events), handed_over).await?;
+            let round = match told(&request.method, &result)? {
+                Told::Complete => return Ok(result),
+                Told::Task(handle) => return self.follow(&handle).await,
+                Told::Asks(round) => round,
+            };
+            // Verbatim, escapes and all, and none where none was given (UPC-14).
+            let state = round.get("requestState");
+            let responses = match round.get_object("inputRequests").filter(|asked| asked.keys().next().is_some()) {
+                Some(asked) => {
+                    silent = 0;
+                    self.put(&asked).await?
+                }
+                None if state.is_none() || silent == SILENT_ROUNDS_MAX => return Err(malformed(Executed::Unknown)),
+                None => {
+                    tokio::time::sleep(SILENT_PAUSE * 2_u32.pow(silent)).await;
+                    silent += 1;
+                    None
+                }
+            };
+            said = request.again(responses, state);
+        }
+    }
+
+    /// Puts the questions of a round, and waits until all are answered: a retry with some would be asked
+    /// for the rest (UPC-14).
+    async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, Ending> {
+        self.questions.next_round();
+        self.tell_all(asked).await?;
+        while !self.questions.is_complete() {
+            self.hear_answer().await?;
+        }
+        Ok(self.questions.responses())
+    }
+
+    /// Tells of the questions that are new.
+    pub(super) async fn tell_all(&mut self, asked: &Object) -> Result<(), Ending> {
+        for event in self.questions.take(asked)? {
+            self.tell(event).await;
+        }
+        Ok(())
+    }
+
+    /// Puts an event into the queue. Nobody left to read it is as good as read.
+    pub(super) async fn tell(&self, event: ExchangeEvent) {
+        let _ = self.events.send(event).await;
+    }
+
+    /// Waits for one answer. Cancel safe.
+    pub(super) async fn hear_answer(&mut self) -> Result<(), Ending> {
+        let Some((ask, answer)) = self.answers.recv().await else {
+            // The exchange is gone, and this future goes with it.
+            return std::future::pending().await;
+        };
+        self.questions.answer(&ask, answer).map_err(Ending::Faulted)
+    }
+}
+
+/// A request that may have to be sent several times.
+#[derive(Clone, Debug)]
+pub(super) struct Request {
+    pub(super) method: std::sync::Arc<str>,
+    pub(super) params: Option<Payload>,
+    pub(super) progress: bool,
+}
+
+impl Request {
+    fn first(&self) -> Said {
+        Said::new(&self.method, self.params.clone()).with_progress(self.progress)
+    }
+
+    /// The same request with what its answer asked for.
+    fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> Said {
+        let params = self.params.clone().unwrap_or_else(Payload::empty_object);
+        let params = Object::of(&params).map(|params| {
+            let mut edit = params.edit();
+            if let Some(responses) = responses {
+                edit = edit.set("inputResponses", responses);
+            }
+            if let Some(state) = state {
+                edit = edit.set("requestState", state);
+            }
+            edit.finish()
+        });
+        Said::new(&self.method, params).with_progress(self.progress)
+    }
+}
+
+/// Tells results apart (UPC-09): a task is an answer to a call alone, questions to those that may ask.
+fn told(name: &str, result: &Payload) -> Result<Told, Ending> {
+    let object = Object::of(result).ok_or(malformed(Executed::Yes))?;
+    let kind = match object.get("resultType") {
+        None => return Ok(Told::Complete),
+        Some(_) => object.get_string("resultType").unwrap_or_default(),
+    };
+    match kind.as_str() {
+        "complete" => Ok(Told::Complete),
+        "input_required" if may_ask(name) => Ok(Told::Asks(object)),
+        "task" if name == method::TOOLS_CALL => Ok(Told::Task(object)),
+        _ => {
+            tracing::warn!(method = name, reason = ?Reason::UpstreamMalformed, "a result is of a type that it may not have");
+            Err(malformed(Executed::Yes))
+        }
+    }
+}
+
+/// Methods whose results may ask (protocol.md 1.12).
+fn may_ask(name: &str) -> bool {
+    [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ].contains(&name)
+}

@@ -1,0 +1,149 @@
+//! One request as its owner sees it: events in order, answers to questions, cancel.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::course::{Course, Request};
+use super::line::{Ending, Line};
+use super::questions::Questions;
+use super::task::{self, TaskSlot};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::exchange::Class;
+use crate::upstream::{Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, UpstreamRequest};
+use crate::wire::{Payload, method};
+
+/// Events that wait for whoever owns the exchange.
+const EVENTS_MAX: usize = 64;
+/// Answers that wait for the course to take them; more than may be asked at a time.
+const ANSWERS_MAX: usize = 64;
+
+pub(super) struct StatelessExchange {
+    line: Line,
+    queue: mpsc::Receiver<ExchangeEvent>,
+    answers: mpsc::Sender<(Payload, Answer)>,
+    task: TaskSlot,
+    state: State,
+    began: Instant,
+    class: Class,
+}
+
+enum State {
+    Running(Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>),
+    /// The last event is there; it comes after those in the queue.
+    Ended(ExchangeEvent),
+}
+
+impl StatelessExchange {
+    /// Sends a request and returns once a connection has taken it, without waiting for any answer.
+    ///
+    /// # Errors
+    /// If there is no connection: nothing was sent.
+    pub(super) async fn begin(line: Line, request: UpstreamRequest, context: &CallContext) -> Result<Self, BeginError> {
+        let class = if *request.method == *method::TOOLS_CALL { Class::Call } else { Class::Other };
+        let request = Request { method: request.method, params: request.params, progress: context.progress };
+        let handed_over = HandedOver::default();
+        let taken = Arc::clone(&handed_over);
+        let mut exchange = Self::start(line, class, |course| Box::pin(course.run(request, taken)));
+        exchange.hand_over(&handed_over).await?;
+        Ok(exchange)
+    }
+
+    /// Takes up a task that another life began. Whether the upstream still has it shows in its events.
+    pub(super) fn resume(line: Line, id: Arc<str>) -> Self {
+        Self::start(line, Class::Resumed, |mut course| {
+            Box::pin(async move {
+                match course.take_up(id).await {
+                    Ok(result) => ExchangeEvent::Returned(result),
+                    Err(Ending::Faulted(error)) => ExchangeEvent::Faulted(error),
+                    Err(Ending::Lost(fault)) => ExchangeEvent::Lost(Lost(fault)),
+                }
+            })
+        })
+    }
+
+    fn start(
+        line: Line,
+        class: Class,
+        run: impl FnOnce(Course) -> Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>,
+    ) -> Self {
+        let (events, queue) = mpsc::channel(EVENTS_MAX);
+        let (answers, answered) = mpsc::channel(ANSWERS_MAX);
+        let task = TaskSlot::default();
+        let questions = Questions::default();
+        let course = Course { line: line.clone(), events, answers: answered, questions, task: task.clone() };
+        Self { line, queue, answers, task, state: State::Running(run(course)), began: Instant::now(), class }
+    }
+
+    /// Runs the request until a connection has taken it. An end before that is a beginning that failed.
+    async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
+        let State::Running(course) = &mut self.state else { return Ok(()) };
+        let last = tokio::select! {
+            biased;
+            _ = handed_over.wait() => return Ok(()),
+            last = course => last,
+        };
+        if let ExchangeEvent::Lost(Lost(fault)) = last
+            && !handed_over.initialized()
+        {
+            return Err(BeginError::Gateway(fault));
+        }
+        self.end(last);
+        Ok(())
+    }
+
+    fn end(&mut self, last: ExchangeEvent) {
+        self.line.hop.latencies.record(self.class, self.began.elapsed());
+        self.state = State::Ended(last);
+    }
+}
+
+#[async_trait]
+impl Exchange for StatelessExchange {
+    async fn next(&mut self) -> ExchangeEvent {
+        loop {
+            if let Ok(event) = self.queue.try_recv() {
+                return event;
+            }
+            let last = match &mut self.state {
+                State::Ended(last) => return last.clone(),
+                State::Running(course) => tokio::select! {
+                    biased;
+                    Some(event) = self.queue.recv() => return event,
+                    last = course => last,
+                },
+            };
+            self.end(last);
+        }
+    }
+
+    /// Hands the answer to the course, which sends it on when its time has come.
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+        if matches!(self.state, State::Ended(_)) {
+            return Ok(());
+        }
+        let full = |_| Lost(GatewayFault::new(Reason::Internal, Executed::Unknown));
+        self.answers.try_send((ask.detached(), answer)).map_err(full)
+    }
+
+    /// Drops the request, which is how a server without sessions is told; a task is cancelled by its name.
+    async fn cancel(&mut self, _: &str) {
+        if matches!(self.state, State::Running(_)) {
+            self.end(ExchangeEvent::Lost(Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
+            if let Some(id) = self.task.get() {
+                task::cancel(&self.line, &id).await;
+            }
+        }
+    }
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        match self.state {
+            State::Running(_) => self.task.get().map(|id| task::token(&id)),
+            State::Ended(_) => None,
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! A call that the upstream made a task of its own: watched until it settles (protocol.md 5.15).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::course::Course;
+use super::line::{Ending, Line, Said, malformed};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::{ExchangeEvent, Progress, ResumeToken};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RpcError, fault, method};
+
+/// Time between two polls where the upstream names none, and what it may name.
+const POLL_DEFAULT: Duration = Duration::from_secs(1);
+const POLL_MIN: Duration = Duration::from_millis(50);
+const POLL_MAX: Duration = Duration::from_secs(60);
+/// How long one request about a task may take.
+const REQUEST_MAX: Duration = Duration::from_secs(30);
+/// How long the wish to cancel may take.
+const CANCEL_MAX: Duration = Duration::from_secs(5);
+/// Longest id.
+const ID_BYTES_MAX: usize = 1024;
+
+/// The upstream's task, once there is one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TaskSlot(Arc<Mutex<Option<Arc<str>>>>);
+
+impl TaskSlot {
+    pub(super) fn get(&self) -> Option<Arc<str>> {
+        self.0.lock().clone()
+    }
+
+    fn put(&self, id: &Arc<str>) {
+        *self.0.lock() = Some(Arc::clone(id));
+    }
+}
+
+/// What another process life needs to watch the task.
+pub(super) fn token(id: &str) -> ResumeToken {
+    ResumeToken(ObjectWriter::new().text("task", id).finish())
+}
+
+/// The task in a token; `None` if it is none of ours.
+pub(super) fn resumed(token: &ResumeToken) -> Option<Arc<str>> {
+    Object::of(&token.0)?.get_string("task").map(Arc::from)
+}
+
+/// Asks the upstream to end a task. Best effort, within five seconds (UPC-06).
+pub(super) async fn cancel(line: &Line, id: &str) {
+    let said = Said::new(method::TASKS_CANCEL, Some(Payload::of(&json!({ "taskId": id }))));
+    let told = tokio::time::timeout(CANCEL_MAX, line.answer(&said, None)).await;
+    if !matches!(told, Ok(Ok(_))) {
+        line.hop.dropped("cancel_failed");
+    }
+}
+
+/// The watch over one task.
+struct Watch {
+    id: Arc<str>,
+    interval: Duration,
+    /// Requests that failed in a row.
+    failures: u32,
+    message: Option<String>,
+    /// Status messages so far: progress has to rise, and a task gives no number.
+    steps: u64,
+}
+
+impl Course {
+    /// Watches the task that a call was answered with.
+    pub(super) async fn follow(&mut self, handle: &Object) -> Result<Payload, Ending> {
+        let id = handle.get_string("taskId").filter(|id| (1..=ID_BYTES_MAX).contains(&id.len()));
+        let id: Arc<str> = id.ok_or(malformed(Executed::Yes))?.into();
+        // The keys of a task have nothing to do with those of the rounds before it.
+        self.questions.next_round();
+        let mut watch = Watch::new(&id);
+        self.task.put(&id);
+        watch.note(handle, self).await;
+        // A handle says how things stand but holds neither questions nor a result.
+        let at_once = handle.get_string("status").is_some_and(|status| status != "working");
+        self.watch(watch, at_once).await
+    }
+
+    /// Watches a task that an earlier life began.
+    pub(super) async fn take_up(&mut self, id: Arc<str>) -> Result<Payload, Ending> {
+        self.questions.next_round();
+        self.task.put(&id);
+        self.watch(Watch::new(&id), true).await
+    }
+
+    async fn watch(&mut self, mut watch: Watch, at_once: bool) -> Result<Payload, Ending> {
+        let mut due = Instant::now() + if at_once { Duration::ZERO } else { watch.pause() };
+        loop {
+            self.wait(due).await?;
+            // Answers go first: what is asked next depends on them.
+            if let Some(responses) = self.questions.responses() {
+                let params =
+                    ObjectWriter::new().text("taskId", &watch.id).member("inputResponses", &responses).finish();
+                match watch.ask(&self.line, method::TASKS_UPDATE, params).await? {
+                    Some(_) => self.questions.taken(),
+                    None => {
+                        due = Instant::now() + watch.pause();
+                        continue;
+                    }
+                }
+            }
+            let params = Payload::of(&json!({ "taskId": &*watch.id }));
+            if let Some(result) = watch.ask(&self.line, method::TASKS_GET, params).await?
+                && let Some(settled) = self.look(&mut watch, &result).await?
+            {
+                return Ok(settled);
+            }
+            due = Instant::now() + watch.pause();
+        }
+    }
+
+    /// Waits until `due`, or until there is an answer to hand over.
+    async fn wait(&mut self, due: Instant) -> Result<(), Ending> {
+        loop {
+            tokio::select! {
+                biased;
+                heard = self.hear_answer() => {
+                    heard?;
+                    if self.questions.responses().is_some() {
+                        return Ok(());
+                    }
+                }
+                () = tokio::time::sleep_until(due) => return Ok(()),
+            }
+        }
+    }
+
+    /// Looks at how a task stands; its result if it is settled.
+    async fn look(&mut self, watch: &mut Watch, result: &Payload) -> Result<Option<Payload>, Ending> {
+        let Some(task) = Object::of(result) else { return Err(malformed(Executed::Unknown)) };
+        let status = task.get_string("status").unwrap_or_default();
+        watch.note(&task, self).await;
+        match status.as_str() {
+            "completed" => {
+                let result = task.get_object("result").ok_or(malformed(Executed::Yes))?;
+                Ok(Some(result.payload().clone()))
+            }
+            "failed" => {
+                let error = task.get_object("error").as_ref().and_then(RpcError::from_object);
+                Err(error.map_or(malformed(Executed::Yes), Ending::Faulted))
+            }
+            // Not by us: nobody would be looking any more.
+            "cancelled" => Err(Ending::Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))),
+            "input_required" => {
+                let asked = task.get_object("inputRequests").ok_or(malformed(Executed::Unknown))?;
+                self.tell_all(&asked).await?;
+                Ok(None)
+            }
+            other => {
+                if other != "working" {
+                    tracing::warn!(status = other, "an upstream task has a status that nobody knows");
+                }
+                for event in self.questions.withdraw_all_but(None) {
+                    self.tell(event).await;
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Watch {
+    fn new(id: &Arc<str>) -> Self {
+        Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, steps: 0 }
+    }
+
+    /// Takes note of what a task says of itself besides its status.
+    async fn note(&mut self, task: &Object, course: &Course) {
+        if let Some(interval) = task.get("pollIntervalMs").and_then(|value| value.as_str().parse::<f64>().ok())
+            && interval > 0.0
+        {
+            let interval = Duration::try_from_secs_f64(interval / 1_000.0).unwrap_or(POLL_MAX);
+            self.interval = interval.clamp(POLL_MIN, POLL_MAX);
+        }
+        let message = task.get_string("statusMessage").filter(|message| !message.is_empty());
+        if message.is_some() && message != self.message {
+            self.steps += 1;
+            let progress = Progress {
+                progress: Payload::of(&self.steps),
+                total: None,
+                message: message.as_deref().map(Arc::from),
+            };
+            self.message = message;
+            course.tell(ExchangeEvent::Progress(progress)).await;
+        }
+    }
+
+    /// Time to the next poll: a little more than the upstream asks for, so that many watchers spread, and
+    /// twice as much for each failure (UPC-01).
+    fn pause(&self) -> Duration {
+        let mut random = [0];
+        let _ = getrandom::fill(&mut random);
+        let pause = self.interval.saturating_mul(2_u32.saturating_pow(self.failures.min(16))).min(POLL_MAX);
+        pause + pause * u32::from(random[0]) / 2_560
+    }
+
+    /// Makes a request about the task; `None` if it failed in a way that may pass.
+    ///
+    /// # Errors
+    /// If the upstream does not know the task: then nobody ever learns how it ended.
+    async fn ask(&mut self, line: &Line, name: &str, params: Payload) -> Result<Option<Payload>, Ending> {
+        let said = Said::new(name, Some(params));
+        match tokio::time::timeout(REQUEST_MAX, line.answer(&said, None)).await {
+            Ok(Ok(result)) => {
+                self.failures = 0;
+                return Ok(Some(result));
+            }
+            Ok(Err(Ending::Faulted(error))) if error.code == fault::INVALID_PARAMS => {
+                return Err(Ending::Lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)));
+            }
+            Ok(Err(Ending::Faulted(error))) => {
+                tracing::debug!(code = error.code, method = name, "an upstream task cannot be looked at");
+            }
+            Ok(Err(Ending::Lost(fault))) => {
+                tracing::debug!(reason = ?fault.reason, method = name, "an upstream task cannot be looked at");
+            }
+            Err(_) => tracing::debug!(method = name, "an upstream task cannot be looked at in time"),
+        }
+        self.failures += 1;
+        Ok(None)
+    }
+}

@@ -1,0 +1,61 @@
+"""An upstream of 2026-07-28: a FastMCP 4 server without sessions.
+
+    fastmcp4_server.py [--port N] [--tasks]      prints `listening http://127.0.0.1:PORT/mcp`
+
+With --tasks, `slow` runs as a task of the server's own for clients that take them. As in FastMCP 3 no tool ends
+with a JSON-RPC error.
+"""
+
+import argparse
+import asyncio
+import socket
+
+import uvicorn
+from fastmcp import Context, FastMCP
+from fastmcp.exceptions import ToolError
+
+SECONDS_MAX = 600
+
+
+def build(tasks: bool) -> FastMCP:
+    server = FastMCP("fastmcp4-upstream")
+    if tasks:
+        from fastmcp_tasks import TasksExtension
+
+        server.add_extension(TasksExtension())
+
+    @server.tool
+    def greet(name: str) -> str:
+        """Greets someone."""
+        return f"Hello, {name}!"
+
+    @server.tool(task=tasks)
+    async def slow(seconds: float, context: Context, steps: int = 4) -> str:
+        """Works for some seconds and reports its progress."""
+        seconds = min(seconds, SECONDS_MAX)
+        for step in range(steps):
+            await context.report_progress(step, steps, f"step {step + 1} of {steps}")
+            await asyncio.sleep(seconds / steps)
+        return f"worked {seconds:g} s in {steps} steps"
+
+    @server.tool
+    def fail() -> str:
+        """Fails."""
+        raise ToolError("it broke")
+
+    return server
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--tasks", action="store_true")
+    options = parser.parse_args()
+    with socket.create_server(("127.0.0.1", options.port)) as listener:
+        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
+        app = build(options.tasks).http_app(path="/mcp")
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+        uvicorn.Server(config).run(sockets=[listener])
+
+
+main()

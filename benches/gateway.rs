@@ -7,8 +7,12 @@
 
 #[path = "gateway/bare.rs"]
 mod bare;
+#[path = "gateway/line.rs"]
+mod line;
 #[path = "gateway/load.rs"]
 mod load;
+#[path = "gateway/memory.rs"]
+mod memory;
 #[path = "gateway/messages.rs"]
 mod messages;
 #[path = "gateway/parts.rs"]
@@ -72,7 +76,8 @@ fn serve(arguments: &[String]) -> anyhow::Result<()> {
     runtime.block_on(async {
         match arguments[..] {
             [bare::TASKS] => bare::serve_tasks().await,
-            [bare::PROXY, upstream] => bare::serve_proxy(upstream).await,
+            [bare::PROXY, upstream] => bare::serve_proxy(line::Protocol::Http1, upstream).await,
+            [bare::PROXY_HTTP2, upstream] => bare::serve_proxy(line::Protocol::Http2, upstream).await,
             [upstream::NAME] => upstream::serve().await,
             _ => bail!("no such part: {arguments:?}"),
         }

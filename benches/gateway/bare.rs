@@ -11,10 +11,10 @@ use anyhow::Context as _;
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_TYPE, HOST};
 use http::uri::{PathAndQuery, Uri};
-use http::{HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use hyper::body::{Body, Incoming};
-use hyper::server::conn::http1;
+use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -25,18 +25,22 @@ use serde_json::value::RawValue;
 use tokio::net::TcpListener;
 use tokio_util::task::TaskTracker;
 
+use crate::line::Protocol;
+
 /// The bare task server.
 pub(crate) const TASKS: &str = "tasks";
 /// The bare reverse proxy; its argument is the upstream's address.
 pub(crate) const PROXY: &str = "proxy";
+/// The same towards clients of HTTP/2.
+pub(crate) const PROXY_HTTP2: &str = "proxy-http2";
 
 const SHARDS: usize = 64;
 
-/// Serves HTTP/1.1 on a free port until the process is ended, and says where.
-pub(crate) async fn serve<F, A, B>(answer: F) -> anyhow::Result<()>
+/// Serves one protocol on a free port until the process is ended, and says where.
+pub(crate) async fn serve<F, A, B>(protocol: Protocol, answer: F) -> anyhow::Result<()>
 where
     F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
-    A: Future<Output = anyhow::Result<Response<B>>> + Send,
+    A: Future<Output = anyhow::Result<Response<B>>> + Send + 'static,
     B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no free port")?;
@@ -47,8 +51,12 @@ where
         socket.set_nodelay(true)?;
         let answer = answer.clone();
         tracker.spawn(async move {
+            let (socket, service) = (TokioIo::new(socket), service_fn(answer));
             // A connection that breaks off is the client's affair: it counts its answers.
-            let _ = http1::Builder::new().serve_connection(TokioIo::new(socket), service_fn(answer)).await;
+            let _ = match protocol {
+                Protocol::Http1 => http1::Builder::new().serve_connection(socket, service).await,
+                Protocol::Http2 => http2::Builder::new(TokioExecutor::new()).serve_connection(socket, service).await,
+            };
         });
     }
 }
@@ -86,7 +94,7 @@ struct Params<'a> {
 pub(crate) async fn serve_tasks() -> anyhow::Result<()> {
     let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
     let tasks = Arc::new(Tasks { shards, hasher: RandomState::new() });
-    serve(move |request| {
+    serve(Protocol::Http1, move |request| {
         let tasks = Arc::clone(&tasks);
         async move {
             let (parts, body) = request.into_parts();
@@ -121,13 +129,13 @@ pub(crate) fn json(body: Bytes) -> Response<Full<Bytes>> {
 }
 
 /// Passes each request on to one address, and its answer back, both as streams.
-pub(crate) async fn serve_proxy(upstream: &str) -> anyhow::Result<()> {
+pub(crate) async fn serve_proxy(protocol: Protocol, upstream: &str) -> anyhow::Result<()> {
     let authority: http::uri::Authority = upstream.parse()?;
     let host = HeaderValue::from_str(upstream)?;
     let mut connector = HttpConnector::new();
     connector.set_nodelay(true);
     let client: Client<HttpConnector, Incoming> = Client::builder(TokioExecutor::new()).build(connector);
-    serve(move |request| {
+    serve(protocol, move |request| {
         let (client, authority, host) = (client.clone(), authority.clone(), host.clone());
         async move {
             let forwarded = client.request(forward(request, authority, host)?).await;
@@ -146,6 +154,7 @@ fn forward(
     *request.uri_mut() = Uri::builder().scheme("http").authority(authority).path_and_query(path).build()?;
     request.headers_mut().insert(HOST, host);
     request.headers_mut().remove(CONNECTION);
+    *request.version_mut() = Version::HTTP_11;
     Ok(request)
 }
 

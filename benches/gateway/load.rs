@@ -4,76 +4,12 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
-use memchr::memmem;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use anyhow::ensure;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
+use crate::line::{Line, Protocol};
 use crate::parts::Part;
-
-/// The longest that one answer may take.
-const ANSWER_MAX: Duration = Duration::from_secs(20);
-
-/// A connection of a client.
-#[derive(Debug)]
-pub(crate) struct Line {
-    stream: TcpStream,
-    read: Vec<u8>,
-}
-
-impl Line {
-    pub(crate) async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect(address).await.with_context(|| format!("cannot connect to {address}"))?;
-        stream.set_nodelay(true)?;
-        Ok(Self { stream, read: Vec::new() })
-    }
-
-    /// Sends a request that is not answered for now.
-    pub(crate) async fn send(&mut self, request: &[u8]) -> anyhow::Result<()> {
-        Ok(self.stream.write_all(request).await?)
-    }
-
-    /// Sends a request and returns the body of its answer, whose status must be 200.
-    pub(crate) async fn ask(&mut self, request: &[u8]) -> anyhow::Result<&[u8]> {
-        tokio::time::timeout(ANSWER_MAX, self.exchange(request)).await.context("no answer")?
-    }
-
-    /// A header of the last answer.
-    pub(crate) fn header(&self, name: &str) -> Option<String> {
-        let end = memmem::find(&self.read, b"\r\n\r\n")?;
-        let head = String::from_utf8_lossy(&self.read[..end]).into_owned();
-        let mut lines = head.lines().filter_map(|line| line.split_once(':'));
-        lines.find_map(|(found, value)| found.eq_ignore_ascii_case(name).then(|| value.trim().to_owned()))
-    }
-
-    async fn exchange(&mut self, request: &[u8]) -> anyhow::Result<&[u8]> {
-        self.stream.write_all(request).await?;
-        self.read.clear();
-        let body = loop {
-            if let Some(end) = memmem::find(&self.read, b"\r\n\r\n") {
-                break end + 4;
-            }
-            self.more().await?;
-        };
-        let head = String::from_utf8_lossy(&self.read[..body]).to_ascii_lowercase();
-        ensure!(head.starts_with("http/1.1 200"), "refused: {head}");
-        let length = head.lines().find_map(|line| line.strip_prefix("content-length:")).context("no length")?;
-        let end = body + length.trim().parse::<usize>()?;
-        while self.read.len() < end {
-            self.more().await?;
-        }
-        ensure!(self.read.len() == end, "more than an answer came");
-        Ok(&self.read[body..end])
-    }
-
-    async fn more(&mut self) -> anyhow::Result<()> {
-        self.read.reserve(4 << 10);
-        ensure!(self.stream.read_buf(&mut self.read).await? > 0, "the connection ended");
-        Ok(())
-    }
-}
 
 /// One request that a part is asked over and over.
 #[derive(Clone, Debug)]
@@ -103,10 +39,14 @@ pub(crate) struct Crowd {
 }
 
 impl Crowd {
-    pub(crate) async fn connect(address: SocketAddr, clients: usize, question: Question) -> anyhow::Result<Self> {
+    pub(crate) async fn connect(
+        address: SocketAddr,
+        (clients, protocol): (usize, Protocol),
+        question: Question,
+    ) -> anyhow::Result<Self> {
         let mut lines = Vec::with_capacity(clients);
         for _ in 0..clients {
-            lines.push(Line::connect(address).await?);
+            lines.push(Line::connect_with(address, protocol).await?);
         }
         Ok(Self { lines, question: Arc::new(question) })
     }
@@ -151,7 +91,8 @@ async fn ask_repeatedly(
     for _ in 0..times {
         let began = Instant::now();
         let answer = line.ask(&question.request).await?;
-        ensure!(answer == question.answer, "a wrong answer: {}", String::from_utf8_lossy(answer));
+        let is_right = answer == question.answer;
+        ensure!(is_right, "a wrong answer: {}", String::from_utf8_lossy(&answer[..answer.len().min(1_000)]));
         latencies.push(began.elapsed());
     }
     Ok((line, latencies))

@@ -8,7 +8,9 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader, Lines};
+use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
 
 /// First argument of this program where it is to be one of its own parts.
@@ -18,6 +20,9 @@ pub(crate) const PART: &str = "part";
 const LOG: &str = "bench.log";
 
 const START_MAX: Duration = Duration::from_secs(20);
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+/// How often another port is tried where one was taken.
+const NGINX_ATTEMPTS: usize = 5;
 
 /// Every held call is a socket or two: a process may have as many as the system admits at all.
 const WITH_MANY_FILES: &str = r#"ulimit -n "$(ulimit -H -n)" && exec "$0" "$@""#;
@@ -29,7 +34,9 @@ pub(crate) struct Part {
     process: PathBuf,
     _child: Child,
     /// Kept open, as the part may go on writing.
-    _output: Lines<BufReader<ChildStdout>>,
+    _output: Option<Lines<BufReader<ChildStdout>>>,
+    /// Where it keeps its files.
+    _folder: Option<TempDir>,
 }
 
 impl Part {
@@ -44,6 +51,38 @@ impl Part {
     pub(crate) async fn gateway(config: &Path) -> anyhow::Result<Self> {
         let program = Path::new(env!("CARGO_BIN_EXE_taskgate"));
         Self::start(program, &[OsStr::new("serve"), OsStr::new("--config"), config.as_os_str()]).await
+    }
+
+    /// nginx as a reverse proxy with one process; `None` where there is none on `PATH`, or it does not start.
+    pub(crate) async fn nginx(upstream: SocketAddr) -> anyhow::Result<Option<Self>> {
+        for _ in 0..NGINX_ATTEMPTS {
+            let folder = TempDir::new()?;
+            // It knows no port 0: somebody else may take this one before it does.
+            let address = std::net::TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, 0))?.local_addr()?;
+            std::fs::write(folder.path().join("nginx.conf"), nginx_config(address, upstream))?;
+            let spawned = Command::new("nginx")
+                .args([OsStr::new("-p"), folder.path().as_os_str()])
+                .args(["-e", "error.log", "-c", "nginx.conf"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(log()?)
+                .kill_on_drop(true)
+                .spawn();
+            let mut child = match spawned {
+                Ok(child) => child,
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error).context("nginx does not start"),
+            };
+            let process = PathBuf::from(format!("/proc/{}", child.id().context("nginx ended at once")?));
+            let ends_at = tokio::time::Instant::now() + START_MAX;
+            while child.try_wait()?.is_none() && tokio::time::Instant::now() < ends_at {
+                if TcpStream::connect(address).await.is_ok() {
+                    return Ok(Some(Self { address, process, _child: child, _output: None, _folder: Some(folder) }));
+                }
+                tokio::time::sleep(LOOK_EVERY).await;
+            }
+        }
+        Ok(None)
     }
 
     async fn start(program: &Path, arguments: &[&OsStr]) -> anyhow::Result<Self> {
@@ -69,7 +108,13 @@ impl Part {
             bail!("{} {arguments:?} ended before it served, see {LOG} beside the report", program.display())
         };
         let address = tokio::time::timeout(START_MAX, serving).await.context("it does not get to serve")??;
-        Ok(Self { address, process: PathBuf::from(format!("/proc/{pid}")), _child: child, _output: output })
+        Ok(Self {
+            address,
+            process: PathBuf::from(format!("/proc/{pid}")),
+            _child: child,
+            _output: Some(output),
+            _folder: None,
+        })
     }
 
     /// CPU time of all its threads so far, in the kernel and outside.
@@ -85,11 +130,48 @@ impl Part {
 
     /// Resident memory in bytes.
     pub(crate) fn resident(&self) -> anyhow::Result<u64> {
+        self.status("VmRSS:")
+    }
+
+    /// The most that it ever was.
+    pub(crate) fn resident_peak(&self) -> anyhow::Result<u64> {
+        self.status("VmHWM:")
+    }
+
+    fn status(&self, name: &str) -> anyhow::Result<u64> {
         let status = std::fs::read_to_string(self.process.join("status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS")?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).with_context(|| format!("no {name}"))?;
         let kilobytes: u64 = line.trim().trim_end_matches("kB").trim_end().parse()?;
         Ok(kilobytes << 10)
     }
+}
+
+fn nginx_config(address: SocketAddr, upstream: SocketAddr) -> String {
+    format!(
+        r#"daemon off;
+master_process off;
+pid nginx.pid;
+events {{ worker_connections 1024; }}
+http {{
+    access_log off;
+    keepalive_requests 100000000;
+    client_body_temp_path body;
+    proxy_temp_path proxy;
+    fastcgi_temp_path fastcgi;
+    uwsgi_temp_path uwsgi;
+    scgi_temp_path scgi;
+    upstream bench {{ server {upstream}; keepalive 64; keepalive_requests 100000000; }}
+    server {{
+        listen {address};
+        location / {{
+            proxy_pass http://bench;
+            proxy_http_version 1.1;
+            proxy_set_header Connection "";
+        }}
+    }}
+}}
+"#
+    )
 }
 
 /// All parts of a run append to one file.

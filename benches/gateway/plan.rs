@@ -1,49 +1,58 @@
-//! What is measured, in order: polls and plain calls next to bare servers, then memory.
+//! What is measured, in order: polls and calls next to bare servers, then memory.
+//!
+//! [`ROWS`] is the plan: a call that is to be measured is one line more.
 
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
 use tempfile::NamedTempFile;
 
-use crate::load::{Crowd, Line, Question, Round, as_float};
+use crate::line::{Line, Protocol};
+use crate::load::{Crowd, Question, Round};
+use crate::memory::{self, Memory};
 use crate::messages::{self, Client};
 use crate::parts::Part;
+use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
 use crate::{bare, upstream};
 
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
-const PLAIN: &str = "/plain/mcp";
-const TASKS: &str = "/tasks/mcp";
-
-const HELD_TASK: &str = "held task";
-const HELD_CALL: &str = "held plain call";
+pub(crate) const PLAIN: &str = "/plain/mcp";
+pub(crate) const TASKS: &str = "/tasks/mcp";
 
 /// How long anything that is waited for may take.
-const PATIENCE: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-/// How long a process is left alone before its memory is read.
-const REST: Duration = Duration::from_millis(500);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
     rounds: usize,
     clients: usize,
-    /// Requests of one round where answers are small, and where they are large.
-    small: usize,
-    large: usize,
-    held_tasks: usize,
-    held_calls: usize,
+    /// Requests of one round where answers are small, where they are large, and where they are huge.
+    pub(crate) small: usize,
+    pub(crate) large: usize,
+    pub(crate) huge: usize,
+    pub(crate) held_tasks: usize,
+    pub(crate) held_calls: usize,
+    pub(crate) sessions: usize,
 }
 
 impl Size {
-    pub(crate) const FULL: Self =
-        Self { rounds: 7, clients: 8, small: 20_000, large: 4_000, held_tasks: 1_000, held_calls: 400 };
+    pub(crate) const FULL: Self = Self {
+        rounds: 7,
+        clients: 8,
+        small: 20_000,
+        large: 4_000,
+        huge: 64,
+        held_tasks: 1_000,
+        held_calls: 400,
+        sessions: 10_000,
+    };
     pub(crate) const TRIAL: Self =
-        Self { rounds: 1, clients: 2, small: 200, large: 40, held_tasks: 20, held_calls: 20 };
+        Self { rounds: 1, clients: 2, small: 200, large: 40, huge: 4, held_tasks: 20, held_calls: 20, sessions: 50 };
 }
 
 /// One comparison: medians over the rounds.
@@ -51,26 +60,11 @@ impl Size {
 pub(crate) struct Comparison {
     pub(crate) what: &'static str,
     pub(crate) peer: &'static str,
+    pub(crate) server: &'static str,
     pub(crate) bare: Round,
-    pub(crate) gateway: Round,
-    /// The gateway's CPU per request over the bare server's: the median of each round's ratio.
+    pub(crate) measured: Round,
+    /// The measured server's CPU per request over the bare one's: the median of each round's ratio.
     pub(crate) ratio: f64,
-}
-
-/// Memory of the gateway alone.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
-    pub(crate) what: &'static str,
-    pub(crate) count: usize,
-    pub(crate) before: u64,
-    pub(crate) after: u64,
-}
-
-impl Memory {
-    /// Bytes for one of `count`.
-    pub(crate) fn each(&self) -> f64 {
-        as_float(usize::try_from(self.after.saturating_sub(self.before)).unwrap_or(usize::MAX)) / as_float(self.count)
-    }
 }
 
 /// Everything that a run found out.
@@ -80,6 +74,56 @@ pub(crate) struct Measured {
     pub(crate) memory: Vec<Memory>,
 }
 
+/// Whose call it is, and so what becomes of it at the gateway.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caller {
+    /// A client of 2026-07-28 whose calls are bridged to the upstream's sessions.
+    Stateless,
+    /// A client of 2025-11-25 in the pipe: the answer is the upstream's, byte for byte.
+    Session,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Server {
+    Gateway,
+    /// Measured where it is on `PATH`.
+    Nginx,
+}
+
+/// A `tools/call` through a server, next to the same through the bare proxy.
+struct Row {
+    what: &'static str,
+    server: Server,
+    caller: Caller,
+    protocol: Protocol,
+    tool: &'static str,
+}
+
+impl Row {
+    const fn of(what: &'static str, caller: Caller, tool: &'static str) -> Self {
+        Self { what, server: Server::Gateway, caller, protocol: Protocol::Http1, tool }
+    }
+
+    const fn over(self, protocol: Protocol) -> Self {
+        Self { protocol, ..self }
+    }
+
+    const fn at(self, server: Server) -> Self {
+        Self { server, ..self }
+    }
+}
+
+const ROWS: [Row; 8] = [
+    Row::of("plain call, small answer", Caller::Stateless, SMALL),
+    Row::of("plain call, 100 kB answer", Caller::Stateless, LARGE),
+    Row::of("session call in the pipe, small answer", Caller::Session, SMALL),
+    Row::of("session call in the pipe, small answer as an event", Caller::Session, EVENTS),
+    Row::of("session call in the pipe, small answer over HTTP/2", Caller::Session, SMALL).over(Protocol::Http2),
+    Row::of("session call in the pipe, 100 kB answer", Caller::Session, LARGE),
+    Row::of("session call in the pipe, 10 MB answer", Caller::Session, HUGE),
+    Row::of("call through nginx, small answer", Caller::Session, SMALL).at(Server::Nginx),
+];
+
 /// Runs all of it whose name contains `wanted`.
 ///
 /// # Errors
@@ -87,57 +131,76 @@ pub(crate) struct Measured {
 pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
     let upstream = Part::own(&[upstream::NAME]).await?;
     let config = config(upstream.address)?;
-    let comparisons = compare_all(config.path(), &upstream, (size, wanted)).await?;
-    let mut memory = Vec::new();
-    if HELD_TASK.contains(wanted) {
-        memory.push(held_tasks(config.path(), &upstream, size.held_tasks).await?);
-    }
-    if HELD_CALL.contains(wanted) {
-        memory.push(held_calls(config.path(), &upstream, size.held_calls).await?);
-    }
+    let gateway = Part::gateway(config.path()).await?;
+    let mut comparisons = compare_polls(&gateway, (size, wanted)).await?;
+    comparisons.extend(compare_calls(&gateway, &upstream, (size, wanted)).await?);
+    drop(gateway);
+    let memory = memory::all(config.path(), &upstream, (size, wanted)).await?;
     Ok(Measured { comparisons, memory })
 }
 
-async fn compare_all(config: &Path, upstream: &Part, (size, wanted): (Size, &str)) -> anyhow::Result<Vec<Comparison>> {
-    let mut comparisons = Vec::new();
-    let gateway = Part::gateway(config).await?;
+async fn compare_polls(gateway: &Part, (size, wanted): (Size, &str)) -> anyhow::Result<Vec<Comparison>> {
     let tasks = Part::own(&[bare::TASKS]).await?;
-    let polls = [
-        ("tasks/get, small result", upstream::SMALL, size.small),
-        ("tasks/get, 100 kB result", upstream::LARGE, size.large),
-    ];
-    for (what, tool, requests) in polls.into_iter().filter(|(what, ..)| what.contains(wanted)) {
-        let (at_bare, at_gateway) = polls_of(tool, &tasks, &gateway).await?;
-        let sides = [(&tasks, at_bare), (&gateway, at_gateway)];
-        comparisons.push(compare((what, "bare task server"), sides, (size, requests)).await?);
-    }
-    let proxy = Part::own(&[bare::PROXY, &upstream.address.to_string()]).await?;
-    let calls = [
-        ("plain call, small answer", upstream::SMALL, size.small),
-        ("plain call, 100 kB answer", upstream::LARGE, size.large),
-    ];
-    for (what, tool, requests) in calls.into_iter().filter(|(what, ..)| what.contains(wanted)) {
-        let request = messages::call(PLAIN, Client::Plain, tool);
-        let (at_bare, at_gateway) = (call_of(tool, &request, &proxy).await?, call_of(tool, &request, &gateway).await?);
-        let sides = [(&proxy, at_bare), (&gateway, at_gateway)];
-        comparisons.push(compare((what, "bare proxy"), sides, (size, requests)).await?);
-    }
-    let piped = [
-        ("session call in the pipe, small answer", upstream::SMALL, size.small),
-        ("session call in the pipe, 100 kB answer", upstream::LARGE, size.large),
-    ];
-    for (what, tool, requests) in piped.into_iter().filter(|(what, ..)| what.contains(wanted)) {
-        let request = messages::session_call(PLAIN, &open_session(&gateway).await?, tool);
-        let (at_bare, at_gateway) = (call_of(tool, &request, &proxy).await?, call_of(tool, &request, &gateway).await?);
-        ensure!(at_bare.answer == at_gateway.answer, "the pipe changed an answer");
-        let sides = [(&proxy, at_bare), (&gateway, at_gateway)];
-        comparisons.push(compare((what, "bare proxy"), sides, (size, requests)).await?);
+    let mut comparisons = Vec::new();
+    for (what, tool) in [("tasks/get, small result", SMALL), ("tasks/get, 100 kB result", LARGE)] {
+        if what.contains(wanted) {
+            let (at_bare, at_gateway) = polls_of(tool, &tasks, gateway).await?;
+            let sides = [("bare task server", &tasks, at_bare), ("taskgate", gateway, at_gateway)];
+            comparisons.push(compare(what, sides, size, (requests(size, tool), Protocol::Http1)).await?);
+        }
     }
     Ok(comparisons)
 }
 
+async fn compare_calls(
+    gateway: &Part,
+    upstream: &Part,
+    (size, wanted): (Size, &str),
+) -> anyhow::Result<Vec<Comparison>> {
+    let upstream = upstream.address.to_string();
+    let proxy = Part::own(&[bare::PROXY, &upstream]).await?;
+    let proxy_http2 = Part::own(&[bare::PROXY_HTTP2, &upstream]).await?;
+    let mut comparisons = Vec::new();
+    for row in ROWS.iter().filter(|row| row.what.contains(wanted)) {
+        let nginx;
+        let (name, server) = match row.server {
+            Server::Gateway => ("taskgate", gateway),
+            Server::Nginx => match Part::nginx(upstream.parse()?).await? {
+                Some(part) => {
+                    nginx = part;
+                    ("nginx", &nginx)
+                }
+                None => continue,
+            },
+        };
+        let peer = match row.protocol {
+            Protocol::Http1 => &proxy,
+            Protocol::Http2 => &proxy_http2,
+        };
+        let request = match row.caller {
+            Caller::Stateless => messages::call(PLAIN, Client::Plain, row.tool),
+            Caller::Session => messages::session_call(PLAIN, &open_session(gateway).await?, row.tool),
+        };
+        let at_peer = call_of(row, &request, peer).await?;
+        let at_server = call_of(row, &request, server).await?;
+        ensure!(row.caller == Caller::Stateless || at_peer.answer == at_server.answer, "the pipe changed an answer");
+        let sides = [("bare proxy", peer, at_peer), (name, server, at_server)];
+        comparisons.push(compare(row.what, sides, size, (requests(size, row.tool), row.protocol)).await?);
+    }
+    Ok(comparisons)
+}
+
+/// How often a tool is called in one round.
+fn requests(size: Size, tool: &str) -> usize {
+    match tool {
+        HUGE => size.huge,
+        LARGE => size.large,
+        _ => size.small,
+    }
+}
+
 /// Opens a session at the gateway; returns its id.
-async fn open_session(gateway: &Part) -> anyhow::Result<String> {
+pub(crate) async fn open_session(gateway: &Part) -> anyhow::Result<String> {
     let mut line = Line::connect(gateway.address).await?;
     line.ask(&messages::initialize(PLAIN)).await?;
     line.header("mcp-session-id").context("no session was given out")
@@ -167,23 +230,25 @@ tasks.mode = "always"
 
 /// Warms both sides up, then lets them take turns, so that whatever else happens on the machine meets both.
 async fn compare(
-    (what, peer): (&'static str, &'static str),
-    [bare, gateway]: [(&Part, Question); 2],
-    (size, requests): (Size, usize),
+    what: &'static str,
+    [bare, measured]: [(&'static str, &Part, Question); 2],
+    size: Size,
+    (requests, protocol): (usize, Protocol),
 ) -> anyhow::Result<Comparison> {
-    let (bare, at_bare) = bare;
-    let (gateway, at_gateway) = gateway;
-    let mut bare_crowd = Crowd::connect(bare.address, size.clients, at_bare).await?;
-    let mut gateway_crowd = Crowd::connect(gateway.address, size.clients, at_gateway).await?;
-    bare_crowd.round(bare, requests / 4).await?;
-    gateway_crowd.round(gateway, requests / 4).await?;
-    let (mut of_bare, mut of_gateway) = (Vec::new(), Vec::new());
+    let ((peer, bare, at_bare), (server, measured, at_measured)) = (bare, measured);
+    let mut bare_crowd = Crowd::connect(bare.address, (size.clients, protocol), at_bare).await?;
+    let mut crowd = Crowd::connect(measured.address, (size.clients, protocol), at_measured).await?;
+    let warming = requests.div_ceil(4).max(size.clients);
+    bare_crowd.round(bare, warming).await?;
+    crowd.round(measured, warming).await?;
+    let (mut of_bare, mut of_measured) = (Vec::new(), Vec::new());
     for _ in 0..size.rounds {
         of_bare.push(bare_crowd.round(bare, requests).await?);
-        of_gateway.push(gateway_crowd.round(gateway, requests).await?);
+        of_measured.push(crowd.round(measured, requests).await?);
     }
-    let ratios = of_gateway.iter().zip(&of_bare).map(|(gateway, bare)| gateway.cpu / bare.cpu);
-    Ok(Comparison { what, peer, ratio: median(ratios), bare: typical(&of_bare), gateway: typical(&of_gateway) })
+    let ratios = of_measured.iter().zip(&of_bare).map(|(measured, bare)| measured.cpu / bare.cpu);
+    let (bare, measured) = (typical(&of_bare), typical(&of_measured));
+    Ok(Comparison { what, peer, server, ratio: median(ratios), bare, measured })
 }
 
 fn typical(rounds: &[Round]) -> Round {
@@ -229,80 +294,23 @@ async fn polls_of(tool: &str, tasks: &Part, gateway: &Part) -> anyhow::Result<(Q
 }
 
 /// Calls a tool that becomes a task; returns the task's id.
-async fn create(line: &mut Line, tool: &str) -> anyhow::Result<String> {
+pub(crate) async fn create(line: &mut Line, tool: &str) -> anyhow::Result<String> {
     let handle: Value = serde_json::from_slice(line.ask(&messages::call(TASKS, Client::OfTasks, tool)).await?)?;
     handle["result"]["taskId"].as_str().map(str::to_owned).with_context(|| format!("no handle: {handle}"))
 }
 
-/// What a plain call is answered with by one side, once it has been found right.
-async fn call_of(tool: &str, request: &[u8], part: &Part) -> anyhow::Result<Question> {
-    let mut line = Line::connect(part.address).await?;
+/// What a call is answered with by one side, once it has been found right.
+async fn call_of(row: &Row, request: &[u8], part: &Part) -> anyhow::Result<Question> {
+    let mut line = Line::connect_with(part.address, row.protocol).await?;
     let answer = line.ask(request).await?.to_vec();
-    let seen: Value = serde_json::from_slice(&answer)?;
+    let message = answer.strip_prefix(b"event: message\ndata: ").unwrap_or(&answer);
+    let seen: Value = serde_json::from_slice(message)?;
     ensure!(seen["id"] == 1, "an answer to nobody: {seen}");
-    check_text(&seen["result"], tool)?;
+    check_text(&seen["result"], row.tool)?;
     Ok(Question { request: request.to_vec(), answer })
 }
 
 fn check_text(result: &Value, tool: &str) -> anyhow::Result<()> {
-    ensure!(result["content"][0]["text"] == upstream::text_of(tool), "a wrong result: {result}");
+    ensure!(result["content"][0]["text"] == text_of(tool), "a wrong result: {result}");
     Ok(())
-}
-
-/// Memory of tasks whose calls are in progress at an HTTP/1.1 upstream.
-async fn held_tasks(config: &Path, upstream: &Part, count: usize) -> anyhow::Result<Memory> {
-    let gateway = Part::gateway(config).await?;
-    let mut line = Line::connect(gateway.address).await?;
-    create(&mut line, upstream::SMALL).await?;
-    let before = at_rest(&gateway).await?;
-    let mut task = String::new();
-    for _ in 0..count {
-        task = create(&mut line, upstream::HOLD).await?;
-    }
-    wait_for_held(upstream, count).await?;
-    let after = at_rest(&gateway).await?;
-    let seen: Value = serde_json::from_slice(line.ask(&messages::poll(TASKS, &task)).await?)?;
-    ensure!(seen["result"]["status"] == "working", "a held task is not working: {seen}");
-    drop(gateway);
-    wait_for_held(upstream, 0).await?;
-    Ok(Memory { what: HELD_TASK, count, before, after })
-}
-
-/// Memory of plain calls that are in progress, each with a connection on either side.
-async fn held_calls(config: &Path, upstream: &Part, count: usize) -> anyhow::Result<Memory> {
-    let gateway = Part::gateway(config).await?;
-    let mut line = Line::connect(gateway.address).await?;
-    line.ask(&messages::call(PLAIN, Client::Plain, upstream::SMALL)).await?;
-    let before = at_rest(&gateway).await?;
-    let request = messages::call(PLAIN, Client::Plain, upstream::HOLD);
-    let mut lines = Vec::with_capacity(count);
-    for _ in 0..count {
-        let mut line = Line::connect(gateway.address).await?;
-        line.send(&request).await?;
-        lines.push(line);
-    }
-    wait_for_held(upstream, count).await?;
-    let after = at_rest(&gateway).await?;
-    drop(lines);
-    wait_for_held(upstream, 0).await?;
-    Ok(Memory { what: HELD_CALL, count, before, after })
-}
-
-async fn at_rest(part: &Part) -> anyhow::Result<u64> {
-    tokio::time::sleep(REST).await;
-    part.resident()
-}
-
-/// Waits until that many calls are in progress at the upstream.
-async fn wait_for_held(upstream: &Part, count: usize) -> anyhow::Result<()> {
-    let mut line = Line::connect(upstream.address).await?;
-    let ends_at = tokio::time::Instant::now() + PATIENCE;
-    loop {
-        let held: usize = serde_json::from_slice(line.ask(&messages::get(upstream::HELD_PATH)).await?)?;
-        if held == count {
-            return Ok(());
-        }
-        ensure!(tokio::time::Instant::now() < ends_at, "{held} calls in progress instead of {count}");
-        tokio::time::sleep(LOOK_EVERY).await;
-    }
 }

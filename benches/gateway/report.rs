@@ -36,7 +36,7 @@ fn table(measured: &Measured) -> anyhow::Result<String> {
          | what | server | CPU/request | ratio | p50 | p99 | answers/s |\n|---|---|---:|---:|---:|---:|---:|\n"
     );
     for one in &measured.comparisons {
-        for (server, round, ratio) in [(one.peer, one.bare, 1.0), ("taskgate", one.gateway, one.ratio)] {
+        for (server, round, ratio) in [(one.peer, one.bare, 1.0), (one.server, one.measured, one.ratio)] {
             let Round { cpu, p50, p99, rate } = round;
             writeln!(
                 out,
@@ -68,7 +68,7 @@ fn numbers(measured: &Measured) -> Value {
             "peer": one.peer,
             "cpu_ratio": one.ratio,
             "bare": round(&one.bare),
-            "taskgate": round(&one.gateway),
+            (one.server): round(&one.measured),
         })
     });
     let memory = measured.memory.iter().map(|one| {

@@ -1,18 +1,22 @@
-//! A minimal session server without tasks: answers in JSON, at once or never.
+//! A minimal session server without tasks: answers in JSON or as a stream, at once, by half or never.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::Context as _;
 use bytes::Bytes;
+use futures_util::StreamExt;
+use futures_util::stream::{self, BoxStream};
+use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
+use http_body_util::{BodyExt, Either, Full, StreamBody};
+use hyper::body::{Frame, Incoming};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
 
 use crate::bare::{self, json, result};
+use crate::line::Protocol;
 
 pub(crate) const NAME: &str = "upstream";
 
@@ -20,22 +24,36 @@ pub(crate) const NAME: &str = "upstream";
 pub(crate) const SMALL: &str = "small";
 /// Answers with about 100 kB.
 pub(crate) const LARGE: &str = "large";
+/// Answers with about 10 MB.
+pub(crate) const HUGE: &str = "huge";
+/// Answers as [`SMALL`] does, with one event.
+pub(crate) const EVENTS: &str = "events";
+/// Begins an answer of 10 MB and never ends it.
+pub(crate) const HALF: &str = "half";
 /// Never answers.
 pub(crate) const HOLD: &str = "hold";
 
-/// Where the number of calls in progress of [`HOLD`] is told.
+/// Where the number of calls in progress of [`HOLD`] and [`HALF`] is told.
 pub(crate) const HELD_PATH: &str = "/held";
 
 /// What a tool answers with.
 pub(crate) fn text_of(tool: &str) -> String {
-    "0123456789".repeat(if tool == LARGE { 10_000 } else { 16 })
+    "0123456789".repeat(match tool {
+        HUGE => 1_000_000,
+        LARGE => 10_000,
+        _ => 16,
+    })
 }
+
+type Frames = BoxStream<'static, Result<Frame<Bytes>, std::convert::Infallible>>;
+type Answer = Either<Full<Bytes>, StreamBody<Frames>>;
 
 struct Upstream {
     small: Bytes,
     large: Bytes,
+    huge: Bytes,
     tools: Bytes,
-    held: AtomicUsize,
+    held: Arc<AtomicUsize>,
 }
 
 #[derive(Deserialize)]
@@ -55,14 +73,16 @@ struct Params<'a> {
 
 /// Serves until the process is ended.
 pub(crate) async fn serve() -> anyhow::Result<()> {
-    let tools = [SMALL, LARGE, HOLD].map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
+    let tools =
+        [SMALL, LARGE, HUGE, EVENTS, HALF, HOLD].map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
     let upstream = Arc::new(Upstream {
         small: content(SMALL),
         large: content(LARGE),
+        huge: content(HUGE),
         tools: json!({"tools": tools}).to_string().into(),
-        held: AtomicUsize::new(0),
+        held: Arc::default(),
     });
-    bare::serve(move |request| {
+    bare::serve(Protocol::Http1, move |request| {
         let upstream = Arc::clone(&upstream);
         async move { upstream.answer(request).await }
     })
@@ -74,9 +94,9 @@ fn content(tool: &str) -> Bytes {
 }
 
 impl Upstream {
-    async fn answer(&self, request: Request<Incoming>) -> anyhow::Result<Response<Full<Bytes>>> {
+    async fn answer(&self, request: Request<Incoming>) -> anyhow::Result<Response<Answer>> {
         if request.method() == Method::GET && request.uri().path() == HELD_PATH {
-            return Ok(json(self.held.load(Ordering::Relaxed).to_string().into()));
+            return Ok(json(self.held.load(Ordering::Relaxed).to_string().into()).map(Either::Left));
         }
         if request.method() != Method::POST {
             return Ok(bare_status(StatusCode::METHOD_NOT_ALLOWED));
@@ -90,24 +110,39 @@ impl Upstream {
             "initialize" => {
                 let mut response = json(result(id, greeting().as_bytes()));
                 response.headers_mut().insert("mcp-session-id", HeaderValue::from_static("bench"));
-                Ok(response)
+                Ok(response.map(Either::Left))
             }
-            "tools/list" => Ok(json(result(id, &self.tools))),
+            "tools/list" => Ok(json(result(id, &self.tools)).map(Either::Left)),
             "tools/call" => self.call(id, message.params.name.context("a tool has a name")?).await,
-            _ => Ok(json(error(id))),
+            _ => Ok(json(error(id)).map(Either::Left)),
         }
     }
 
-    async fn call(&self, id: &str, tool: &str) -> anyhow::Result<Response<Full<Bytes>>> {
+    async fn call(&self, id: &str, tool: &str) -> anyhow::Result<Response<Answer>> {
         let text = match tool {
             HOLD => {
                 let _counted = Held::new(&self.held);
                 std::future::pending().await
             }
+            EVENTS => {
+                let event = [b"event: message\ndata: ", result(id, &self.small).as_ref(), b"\n\n"].concat();
+                return Ok(stream("text/event-stream", stream::iter([Bytes::from(event)]).boxed()));
+            }
+            HALF => {
+                let whole = result(id, &self.huge);
+                let held = Held::new(&self.held);
+                let rest = stream::once(async move {
+                    let _counted = held;
+                    std::future::pending().await
+                });
+                let pieces = stream::iter([whole.slice(..whole.len() / 2)]).chain(rest).boxed();
+                return Ok(stream("application/json", pieces));
+            }
+            HUGE => &self.huge,
             LARGE => &self.large,
             _ => &self.small,
         };
-        Ok(json(result(id, text)))
+        Ok(json(result(id, text)).map(Either::Left))
     }
 }
 
@@ -124,23 +159,31 @@ fn error(id: &str) -> Bytes {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":-32601,"message":"method not found"}}}}"#).into()
 }
 
-fn bare_status(status: StatusCode) -> Response<Full<Bytes>> {
-    let mut response = Response::new(Full::default());
+/// A body whose length nobody knows beforehand.
+fn stream(content: &'static str, pieces: BoxStream<'static, Bytes>) -> Response<Answer> {
+    let frames: Frames = Box::pin(pieces.map(|piece| Ok(Frame::data(piece))));
+    let mut response = Response::new(Either::Right(StreamBody::new(frames)));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content));
+    response
+}
+
+fn bare_status(status: StatusCode) -> Response<Answer> {
+    let mut response = Response::new(Either::Left(Full::default()));
     *response.status_mut() = status;
     response
 }
 
 /// Counts a held call for as long as its connection lives.
-struct Held<'a>(&'a AtomicUsize);
+struct Held(Arc<AtomicUsize>);
 
-impl<'a> Held<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
+impl Held {
+    fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
+        Self(Arc::clone(count))
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

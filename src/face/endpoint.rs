@@ -42,10 +42,10 @@ impl UpstreamEndpoint {
 impl Endpoint for UpstreamEndpoint {
     async fn serve(&self, inbound: Inbound) -> Response {
         if inbound.method != Method::POST {
-            return self.operate(&inbound).await;
+            return Box::pin(self.operate(&inbound)).await;
         }
         if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
-            return self.serve_batch(&inbound).await;
+            return Box::pin(self.serve_batch(&inbound)).await;
         }
         match envelope::read(&inbound.body, ScanLimits::CLIENT) {
             Ok(message) => match era_of(&message, &inbound.headers) {
@@ -122,7 +122,8 @@ impl UpstreamEndpoint {
             accepted: inbound.accepted,
             arrived: inbound.received_at,
         };
-        self.stateless.serve(&request, around).await
+        // On the heap, so that a request of a session, which needs less, is not as large.
+        Box::pin(self.stateless.serve(&request, around)).await
     }
 }
 

@@ -8,6 +8,7 @@ mod batch;
 pub(super) mod body;
 pub(super) mod edit;
 pub(super) mod late;
+mod meter;
 mod paused;
 pub(super) mod read;
 
@@ -30,7 +31,6 @@ use super::session::sessions::{Session, Telling};
 use super::session::{Shared, addressee, not_allowed};
 use crate::dialect::Complaint;
 use crate::dialect::faults::{gateway_error, reason_key};
-use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
 use crate::upstream::limits::Slot;
@@ -41,6 +41,7 @@ pub(super) use batch::{Item, post_batch};
 use body::{Answered, Form, Pace, PipeBody, in_time};
 use edit::{Arrays, Edits};
 use late::{Answer, respond, status};
+pub(super) use meter::Meter;
 use paused::Pause;
 pub(super) use paused::Paused;
 use read::Judged;
@@ -104,7 +105,7 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complain
 fn tool_of(params: Option<&Object>) -> Result<String, Complaint> {
     let invalid = |what| Complaint::Params(Cow::Borrowed(what));
     let params = params.ok_or_else(|| invalid("params must be an object"))?;
-    if params.get("arguments").is_some_and(|arguments| Object::of(&arguments).is_none()) {
+    if params.contains("arguments") && !params.has_object("arguments") {
         return Err(invalid("arguments must be an object"));
     }
     let name = params.get_string("name").filter(|name| !name.contains('\0'));
@@ -119,14 +120,15 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
             let piping = Piping { shared: Arc::clone(shared), session, request };
             respond(Box::pin(piping.run(accepted)), addressee, shared.served.life_sign).await
         }
-        Parcel::Notification(bytes) => bare(note(shared, &session, bytes, Kind::Notification).await),
-        Parcel::Response(bytes) => bare(note(shared, &session, bytes, Kind::Response).await),
+        // On the heap, so that the future of a request is no larger than a request needs.
+        Parcel::Notification(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Notification)).await),
+        Parcel::Response(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Response)).await),
     }
 }
 
 /// Opens the client's own stream, or takes one up again.
 pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Response {
-    shared.count("stream");
+    shared.meter.streams.increment(1);
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
     let opening = async move {
@@ -145,7 +147,7 @@ async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<H
     if response.content != Content::Events {
         return status(StatusCode::BAD_GATEWAY);
     }
-    let source = shared.edits(&session).await.apply(response.body, shared.served.edited_bytes_max);
+    let source = shared.edits(&session).apply(response.body, shared.served.edited_bytes_max);
     let body = match resumed.filter(|_| taken_up == TakenUp::Same) {
         Some(resumable) => PipeBody::resumed(source, resumable),
         None => {
@@ -174,9 +176,13 @@ enum Kind {
 
 /// Passes on something that wants no answer; the status is all there is to say (LEG-06).
 async fn note(shared: &Arc<Shared>, session: &Session, bytes: Bytes, kind: Kind) -> StatusCode {
-    shared.count(if kind == Kind::Notification { "notification" } else { "response" });
+    let counter = match kind {
+        Kind::Notification => &shared.meter.notifications,
+        Kind::Response => &shared.meter.responses,
+    };
+    counter.increment(1);
     let noting = async {
-        let binding = shared.sessions.binding(session).await;
+        let binding = shared.sessions.binding(session);
         match shared.judged(&binding, Verb::Post(bytes.clone())).await? {
             // An answer belongs to a question, and the question has gone with its session.
             Judged::SessionLost if kind == Kind::Response => Ok(StatusCode::ACCEPTED),
@@ -214,8 +220,8 @@ impl Piping {
     /// Runs the request to the head of its answer. Dropping the future lets go of the upstream without a
     /// cancel (T-81).
     async fn run(self, accepted: AcceptedTypes) -> Answer {
-        let (upstream, method) = (Arc::clone(self.shared.served.conduit.name()), self.request.method.clone());
-        let span = tracing::debug_span!("pipe", %upstream, method);
+        let upstream = self.shared.served.conduit.name();
+        let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
         async {
             match self.attempt(accepted).await {
                 Ok(answer) => answer,
@@ -230,8 +236,9 @@ impl Piping {
     }
 
     async fn attempt(self, accepted: AcceptedTypes) -> Result<Answer, GatewayFault> {
-        let served = &self.shared.served;
-        let (slot, timeouts, deadline) = match &self.request.tool {
+        let Self { shared, session, request } = self;
+        let served = &shared.served;
+        let (slot, timeouts, deadline) = match &request.tool {
             Some(tool) => {
                 let slot = served.slots.acquire(Some(served.queue_deadline)).await?;
                 let deadline = Instant::now() + served.rules.policy_of(tool).deadline;
@@ -239,79 +246,20 @@ impl Piping {
             }
             None => (None, served.timeouts, None),
         };
-        self.shared.count(if slot.is_some() { "call" } else { "request" });
-        let call = Call {
-            began: Instant::now(),
-            class: if slot.is_some() { "call" } else { "other" },
-            shared: Arc::clone(&self.shared),
-            session: self.session.clone(),
-            id: self.request.id.clone(),
-            slot,
-        };
-        let judged = match in_time(&call, self.deliver(), timeouts.first_byte, deadline).await? {
+        let pace = Pace { life_sign: served.life_sign, idle: timeouts.idle, deadline };
+        let call = Call::begin(shared, session, request.id, slot);
+        let judged = match in_time(&call, call.deliver(request.bytes), timeouts.first_byte, deadline).await? {
             Judged::Fine(response) => response,
             Judged::Refused { error: Some(error), .. } => return Ok(Answer::Error(error)),
             Judged::Refused { fault, error: None } => return Err(fault),
             Judged::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
-        if let Some(telling) = self.request.telling.clone() {
-            self.shared.sessions.tell(&self.session, telling).await;
+        if let Some(telling) = request.telling {
+            call.shared.sessions.tell(&call.session, telling);
         }
-        let pace = Pace { life_sign: served.life_sign, idle: timeouts.idle, deadline };
-        self.answer(judged, accepted, pace, call).await
-    }
-
-    /// Sends the request. A session that the upstream has lost is opened anew, and the request sent once
-    /// more: the one that met the lost session was refused, so no tool runs twice.
-    async fn deliver(&self) -> Result<Judged, GatewayFault> {
-        let binding = self.shared.sessions.binding(&self.session).await;
-        let post = || Verb::Post(self.request.bytes.clone());
-        match self.shared.judged(&binding, post()).await? {
-            Judged::SessionLost => {
-                let renewed = self.shared.renew(&self.session, &binding).await?;
-                self.shared.judged(&renewed, post()).await
-            }
-            judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(judged),
-        }
-    }
-
-    /// The answer as the client is to see it.
-    async fn answer(
-        &self,
-        response: ConduitResponse,
-        accepted: AcceptedTypes,
-        pace: Pace,
-        call: Call,
-    ) -> Result<Answer, GatewayFault> {
-        let edited_bytes_max = self.shared.served.edited_bytes_max;
-        let mut edits = self.shared.edits(&self.session).await;
-        edits.tool_list = (self.request.method == method::TOOLS_LIST).then(|| self.request.id.clone());
-        match response.content {
-            Content::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
-            Content::Events if accepted == AcceptedTypes::Json => {
-                // The client takes no stream: what was said before the answer has nowhere to go.
-                let reading = read::answer(response, &self.request.id, edited_bytes_max);
-                let answer = in_time(&call, reading, None, pace.deadline).await?;
-                let text = match &answer.outcome {
-                    Ok(result) => envelope::result(&self.request.id, result),
-                    Err(error) => envelope::error(Some(&self.request.id), error),
-                };
-                Ok(Answer::Json(full_body(edits.text(text).swap_remove(0))))
-            }
-            Content::Events => {
-                let source = edits.apply(response.body, edited_bytes_max);
-                let form = Form::Events(EventBoundary::default());
-                Ok(Answer::Events(PipeBody::new(source, form, pace, Some(call)).boxed_unsync()))
-            }
-            Content::Json if edits.tool_list.is_none() && edits.arrays == Arrays::Pass => {
-                Ok(Answer::Json(PipeBody::new(response.body, Form::Json, pace, Some(call)).boxed_unsync()))
-            }
-            Content::Json => {
-                let reading = read::whole(response.body, edited_bytes_max);
-                let text = in_time(&call, reading, None, pace.deadline).await?;
-                Ok(several(edits.text(text), accepted, &self.request.id))
-            }
-        }
+        let mut edits = call.shared.edits(&call.session);
+        edits.tool_list = (request.method == method::TOOLS_LIST).then(|| call.id.clone());
+        call.answer(judged, edits, accepted, pace).await
     }
 }
 
@@ -339,8 +287,77 @@ pub(super) struct Call {
     session: Session,
     id: RequestId,
     began: Instant,
-    class: &'static str,
+    /// The place that a `tools/call` holds.
     slot: Option<Slot>,
+}
+
+impl Call {
+    fn begin(shared: Arc<Shared>, session: Session, id: RequestId, slot: Option<Slot>) -> Self {
+        let counter = if slot.is_some() { &shared.meter.calls } else { &shared.meter.requests };
+        counter.increment(1);
+        Self { shared, session, id, began: Instant::now(), slot }
+    }
+
+    /// Sends the request. A session that the upstream has lost is opened anew, and the request sent once
+    /// more: the one that met the lost session was refused, so no tool runs twice.
+    async fn deliver(&self, bytes: Bytes) -> Result<Judged, GatewayFault> {
+        let binding = self.shared.sessions.binding(&self.session);
+        match self.shared.judged(&binding, Verb::Post(bytes.clone())).await? {
+            Judged::SessionLost => {
+                let renewed = Box::pin(self.shared.renew(&self.session, &binding)).await?;
+                Box::pin(self.shared.judged(&renewed, Verb::Post(bytes))).await
+            }
+            judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(judged),
+        }
+    }
+
+    /// The answer as the client is to see it.
+    async fn answer(
+        self,
+        response: ConduitResponse,
+        edits: Edits,
+        accepted: AcceptedTypes,
+        pace: Pace,
+    ) -> Result<Answer, GatewayFault> {
+        let edited_bytes_max = self.shared.served.edited_bytes_max;
+        match response.content {
+            Content::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            Content::Json if edits.tool_list.is_none() && edits.arrays == Arrays::Pass => {
+                Ok(Answer::Json(PipeBody::new(response.body, Form::Json, pace, Some(self)).boxed_unsync()))
+            }
+            Content::Events if accepted != AcceptedTypes::Json => {
+                let source = edits.apply(response.body, edited_bytes_max);
+                let form = Form::Events(EventBoundary::default());
+                Ok(Answer::Events(PipeBody::new(source, form, pace, Some(self)).boxed_unsync()))
+            }
+            Content::Json | Content::Events => {
+                Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await
+            }
+        }
+    }
+
+    /// An answer that is read before it is passed on: it is edited, or comes as a stream to a client that
+    /// takes none.
+    async fn whole_answer(
+        &self,
+        response: ConduitResponse,
+        edits: Edits,
+        accepted: AcceptedTypes,
+        deadline: Option<Instant>,
+    ) -> Result<Answer, GatewayFault> {
+        let bytes_max = self.shared.served.edited_bytes_max;
+        if response.content != Content::Events {
+            let text = in_time(self, read::whole(response.body, bytes_max), None, deadline).await?;
+            return Ok(several(edits.text(text), accepted, &self.id));
+        }
+        // What was said before the answer has nowhere to go.
+        let answer = in_time(self, read::answer(response, &self.id, bytes_max), None, deadline).await?;
+        let text = match &answer.outcome {
+            Ok(result) => envelope::result(&self.id, result),
+            Err(error) => envelope::error(Some(&self.id), error),
+        };
+        Ok(Answer::Json(full_body(edits.text(text).swap_remove(0))))
+    }
 }
 
 impl Answered for Call {
@@ -362,7 +379,7 @@ impl Answered for Call {
         let message = envelope::notification(method::CANCELLED, Some(&params));
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
         self.shared.served.life.tracker.spawn(async move {
-            let binding = shared.sessions.binding(&session).await;
+            let binding = shared.sessions.binding(&session);
             let request = ConduitRequest { binding, verb: Verb::Post(message) };
             let _ = tokio::time::timeout(CANCEL_MAX, shared.served.conduit.send(request)).await;
         });
@@ -371,21 +388,16 @@ impl Answered for Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        let upstream = Arc::clone(self.shared.served.conduit.name());
-        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => upstream, "class" => self.class)
-            .record(self.began.elapsed());
+        let meter = &self.shared.meter;
+        let histogram = if self.slot.is_some() { &meter.call_time } else { &meter.request_time };
+        histogram.record(self.began.elapsed());
     }
 }
 
 impl Shared {
-    fn count(&self, kind: &'static str) {
-        let upstream = Arc::clone(self.served.conduit.name());
-        metrics::counter!(metric::PIPED, "upstream" => upstream, "kind" => kind).increment(1);
-    }
-
     /// What the versions of both sides demand of their messages.
-    async fn edits(&self, session: &Session) -> Edits {
-        let upstream = self.sessions.binding(session).await.version;
+    fn edits(&self, session: &Session) -> Edits {
+        let upstream = self.sessions.binding(session).version;
         Edits::between(session.token.client_version, upstream.unwrap_or(session.token.upstream_version))
     }
 
@@ -416,7 +428,7 @@ impl Shared {
         last_event: Option<HeaderValue>,
     ) -> Result<(ConduitResponse, TakenUp), Answer> {
         let unreachable = |_| status(StatusCode::SERVICE_UNAVAILABLE);
-        let mut binding = self.sessions.binding(session).await;
+        let mut binding = self.sessions.binding(session);
         let first = Verb::Get { last_event: last_event.clone() };
         let mut judged = self.patiently(&binding, &first).await.map_err(unreachable)?;
         let anew = Verb::Get { last_event: None };
@@ -425,9 +437,7 @@ impl Shared {
             binding = self.renew(session, &binding).await.map_err(unreachable)?;
             judged = self.judged(&binding, anew).await.map_err(unreachable)?;
             taken_up = TakenUp::Another;
-        } else if last_event.is_some()
-            && matches!(judged, Judged::Refused { .. })
-            && self.sessions.is_renewed(session).await
+        } else if last_event.is_some() && matches!(judged, Judged::Refused { .. }) && self.sessions.is_renewed(session)
         {
             // The event may be one of a session that is gone, and whatever followed it too.
             judged = self.judged(&binding, anew).await.map_err(unreachable)?;

@@ -5,6 +5,7 @@
 //! through the `pipe`. Read `sessions` for what outlives an upstream.
 
 mod handshake;
+mod recent;
 pub(super) mod sessions;
 
 use std::borrow::Cow;
@@ -74,6 +75,7 @@ pub(super) struct Shared {
     pub(super) served: SessionServed,
     pub(super) sessions: Sessions,
     pub(super) paused: pipe::Paused,
+    pub(super) meter: pipe::Meter,
 }
 
 /// The session face of one upstream.
@@ -94,7 +96,9 @@ enum NoSession {
 impl SessionFace {
     #[must_use]
     pub fn new(served: SessionServed) -> Self {
-        Self { shared: Arc::new(Shared { served, sessions: Sessions::new(), paused: pipe::Paused::default() }) }
+        let meter = pipe::Meter::of(served.conduit.name());
+        let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
+        Self { shared: Arc::new(Shared { served, sessions, paused, meter }) }
     }
 
     /// Answers one message of a client. Dropping the future means that the client left: the upstream's
@@ -103,14 +107,15 @@ impl SessionFace {
         if let Message::Request(request) = &message
             && request.method == method::INITIALIZE
         {
-            return handshake::open(&self.shared, inbound, request).await;
+            // On the heap, as below: what is rare makes no other request's future larger.
+            return Box::pin(handshake::open(&self.shared, inbound, request)).await;
         }
         let id = match &message {
             Message::Request(request) => Some(&request.id),
             Message::Notification(_) | Message::Response(_) => None,
         };
         let addressee = addressee(id, inbound.accepted);
-        let session = match self.session(inbound).await {
+        let session = match self.session(inbound) {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
@@ -124,7 +129,7 @@ impl SessionFace {
     /// Answers an array of messages, which 2025-03-26 alone has.
     pub async fn post_batch(&self, inbound: &Inbound, batch: Vec<(Result<Message, EnvelopeError>, Bytes)>) -> Response {
         let addressee = addressee(None, inbound.accepted);
-        let session = match self.session(inbound).await {
+        let session = match self.session(inbound) {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
@@ -141,7 +146,7 @@ impl SessionFace {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
-        match self.session(inbound).await {
+        match self.session(inbound) {
             Ok(session) => {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
                 pipe::get(&self.shared, session, last_event).await
@@ -152,22 +157,24 @@ impl SessionFace {
 
     /// Ends a session.
     pub async fn delete(&self, inbound: &Inbound) -> Response {
-        match self.session(inbound).await {
+        match self.session(inbound) {
             Ok(session) => self.shared.end(&session).await,
             Err(none) => none.answer(&addressee(None, AcceptedTypes::Json)),
         }
     }
 
     /// The session that a request names.
-    async fn session(&self, inbound: &Inbound) -> Result<Session, NoSession> {
+    fn session(&self, inbound: &Inbound) -> Result<Session, NoSession> {
         check_version(&inbound.headers).map_err(NoSession::Header)?;
         let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(NoSession::Header)?;
         let sealed = sealed.ok_or(NoSession::Missing)?;
-        let token = self.shared.served.sealer.open_session(sealed).ok_or(NoSession::Unknown)?;
-        let is_ours = token.upstream == **self.shared.served.conduit.name()
-            && token.principal == digest_of(&inbound.principal)
-            && !self.shared.sessions.has_ended(token.nonce).await;
-        if is_ours { Ok(Session { token: Arc::new(token) }) } else { Err(NoSession::Unknown) }
+        let open = || {
+            let token = self.shared.served.sealer.open_session(sealed)?;
+            let is_ours = token.upstream == **self.shared.served.conduit.name()
+                && token.principal == digest_of(&inbound.principal);
+            is_ours.then_some(token)
+        };
+        self.shared.sessions.open(sealed, &inbound.principal, open).ok_or(NoSession::Unknown)
     }
 }
 
@@ -241,7 +248,7 @@ fn request_parcel(request: Request, bytes: Bytes) -> Result<Parcel, Complaint> {
 
 /// Whether an id is one of the gateway's own, however it is written.
 fn is_own(id: &RequestId) -> bool {
-    id.payload().read::<Cow<'_, str>>().is_ok_and(|text| text.starts_with(OWN_ID))
+    id.as_text().is_some_and(|text| text.starts_with(OWN_ID))
 }
 
 fn batch_item(read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::Item {

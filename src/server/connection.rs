@@ -18,13 +18,12 @@ use hyper_util::server::graceful::GracefulConnection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
-use tower::ServiceExt;
 
 use super::drain::Phases;
 use super::io::{Misconduct, Protocol, Returned, Transport, Watched, linger};
 use super::meter::Meter;
 use super::refusal::Refused;
-use super::stack::{Layers, stack};
+use super::stack::Layers;
 use super::trail::{Open, OpenBody, Standing, Trail};
 use super::{Limits, frames};
 
@@ -122,13 +121,13 @@ fn service(
     Error = Infallible,
     Future: Future<Output = Answered> + Send,
 > {
-    let stack = stack(shared.layers.on(local));
-    service_fn(move |request| {
-        let (shared, trail, stack) = (Arc::clone(&shared), Arc::clone(&trail), stack.clone());
+    let layers = Arc::new(shared.layers.on(local));
+    service_fn(move |request: Request<Incoming>| {
+        let (shared, trail, layers) = (Arc::clone(&shared), Arc::clone(&trail), Arc::clone(&layers));
         async move {
             let open = Open::new(Arc::clone(&trail), &shared.meter);
             let version = request.version();
-            let Ok(mut response) = stack.oneshot(request).await;
+            let mut response = layers.answer(request).await;
             shared.meter.answered(response.status());
             let refused = response.extensions().get::<Refused>().is_some();
             if refused && trail.glitch(shared.limits.glitches_max) == Standing::Leaving && version <= Version::HTTP_11 {

@@ -1,13 +1,10 @@
 //! From a request that may come in to the endpoint that answers it: path, method, media, body, in this order.
 
 use std::collections::HashMap;
-use std::convert::Infallible;
 use std::fmt;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http::header::CONNECTION;
 use http::{HeaderValue, Method, Request};
 use hyper::body::Incoming;
@@ -42,7 +39,7 @@ impl fmt::Debug for Routes {
     }
 }
 
-/// The innermost service.
+/// The innermost layer.
 #[derive(Clone, Debug)]
 pub(super) struct Dispatch(Arc<Inner>);
 
@@ -57,32 +54,21 @@ impl Dispatch {
     pub(super) fn new(routes: Routes, limits: Limits, body_bytes_max: usize) -> Self {
         Self(Arc::new(Inner { routes, limits, body_bytes_max }))
     }
-}
 
-impl tower::Service<Request<Incoming>> for Dispatch {
-    type Response = Response;
-    type Error = Infallible;
-    type Future = BoxFuture<'static, Result<Response, Infallible>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: Request<Incoming>) -> Self::Future {
-        let inner = Arc::clone(&self.0);
-        Box::pin(async move { Ok(inner.answer(request).await) })
+    pub(super) async fn answer(&self, request: Request<Incoming>, principal: Principal) -> Response {
+        self.0.answer(request, principal).await
     }
 }
 
 impl Inner {
-    async fn answer(&self, request: Request<Incoming>) -> Response {
+    async fn answer(&self, request: Request<Incoming>, principal: Principal) -> Response {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
         let (endpoint, accepted) = match self.admit(&request) {
             Ok(admitted) => admitted,
             Err(refusal) => return refusal.answer(position),
         };
-        let (mut parts, mut incoming) = request.into_parts();
+        let (parts, mut incoming) = request.into_parts();
         let posted = parts.method == Method::POST;
         let body = if posted {
             match self.read(&mut incoming).await {
@@ -93,7 +79,6 @@ impl Inner {
             Bytes::new()
         };
         drop(incoming);
-        let principal = parts.extensions.remove::<Principal>().expect("the principal layer stands in front");
         let inbound = Inbound {
             path: parts.uri.path().to_owned(),
             method: parts.method,

@@ -23,7 +23,7 @@ impl HeadGuard {
 }
 
 impl Guard for HeadGuard {
-    fn check<B>(&self, request: &mut Request<B>) -> Result<(), Refusal> {
+    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         // CONNECT names an authority instead of a path: no later check would understand its target.
         if request.method() == Method::CONNECT {
             return Err(Refusal::Tunnel);

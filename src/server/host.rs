@@ -52,7 +52,7 @@ impl HostGuard {
 }
 
 impl Guard for HostGuard {
-    fn check<B>(&self, request: &mut Request<B>) -> Result<(), Refusal> {
+    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         let mut fields = request.headers().get_all(HOST).iter();
         let (field, second) = (fields.next(), fields.next());
         if second.is_some() {
@@ -138,7 +138,7 @@ impl OriginGuard {
 }
 
 impl Guard for OriginGuard {
-    fn check<B>(&self, request: &mut Request<B>) -> Result<(), Refusal> {
+    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal> {
         let mut fields = request.headers().get_all(ORIGIN).iter();
         match (fields.next(), fields.next()) {
             (None, _) => Ok(()),

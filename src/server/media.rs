@@ -6,14 +6,19 @@ use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use super::refusal::Refusal;
 use crate::face::http::AcceptedTypes;
 
+const USUAL_CONTENT: &str = "application/json";
+const USUAL_ACCEPT: &str = "application/json, text/event-stream";
+
 /// The body is JSON in UTF-8 and not encoded further (B67, B68).
+///
+/// What nearly every client sends, to the letter, needs no parsing here and in [`accepted`].
 pub(super) fn check_content(headers: &HeaderMap) -> Result<(), Refusal> {
     if !headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity")) {
         return Err(Refusal::ContentCoding);
     }
     let mut types = headers.get_all(CONTENT_TYPE).iter();
     match (types.next(), types.next()) {
-        (Some(only), None) if only.to_str().is_ok_and(is_json) => Ok(()),
+        (Some(only), None) if only == USUAL_CONTENT || only.to_str().is_ok_and(is_json) => Ok(()),
         (_, _) => Err(Refusal::MediaType),
     }
 }
@@ -32,6 +37,10 @@ fn is_json(value: &str) -> bool {
 
 /// Which of our two types `Accept` admits: the most specific range decides, `q=0` refuses (RFC 9110, 12.5.1).
 pub(super) fn accepted(headers: &HeaderMap) -> AcceptedTypes {
+    let mut values = headers.get_all(ACCEPT).iter();
+    if values.next().is_some_and(|only| only == USUAL_ACCEPT) && values.next().is_none() {
+        return AcceptedTypes::Both;
+    }
     let mut json = Range::default();
     let mut events = Range::default();
     for element in elements(headers, &ACCEPT) {

@@ -3,7 +3,6 @@
 use http::Request;
 
 use super::refusal::Refusal;
-use super::stack::Guard;
 use crate::task::principal::Principal;
 
 /// Without authentication: the one person behind a loopback listener, nobody in particular elsewhere (T-22).
@@ -21,10 +20,13 @@ impl PrincipalGuard {
     }
 }
 
-impl Guard for PrincipalGuard {
-    fn check<B>(&self, request: &mut Request<B>) -> Result<(), Refusal> {
-        request.extensions_mut().insert(self.everyone.clone());
-        Ok(())
+impl PrincipalGuard {
+    /// Who sent this request.
+    ///
+    /// # Errors
+    /// Where that cannot be told. Today everyone is known.
+    pub(super) fn identify<B>(&self, _: &Request<B>) -> Result<Principal, Refusal> {
+        Ok(self.everyone.clone())
     }
 }
 
@@ -36,9 +38,8 @@ mod tests {
     #[test]
     fn everyone_is_who_the_configuration_says_whatever_the_headers_say() {
         for everyone in [Principal::local(), Principal::anonymous()] {
-            let mut request = Request::builder().header("x-forwarded-for", "192.0.2.1").body(()).unwrap();
-            PrincipalGuard::new(everyone.clone()).check(&mut request).unwrap();
-            assert_eq!(request.extensions().get(), Some(&everyone));
+            let request = Request::builder().header("x-forwarded-for", "192.0.2.1").body(()).unwrap();
+            assert_eq!(PrincipalGuard::new(everyone.clone()).identify(&request), Ok(everyone));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! JSON-RPC request ids.
 
+use std::borrow::Cow;
 use std::fmt;
 
-use super::Payload;
+use super::{Payload, scan};
 
 /// Longest id, in bytes of JSON text (reliability.md B93).
 pub const ID_BYTES_MAX: usize = 256;
@@ -48,6 +49,12 @@ impl RequestId {
     #[must_use]
     pub fn as_json(&self) -> &str {
         self.0.as_str()
+    }
+
+    /// The id decoded, if it is a string.
+    #[must_use]
+    pub fn as_text(&self) -> Option<Cow<'_, str>> {
+        scan::decode_string(self.0.bytes())
     }
 
     #[must_use]

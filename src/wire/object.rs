@@ -108,11 +108,14 @@ impl Object {
     /// alone, by Unicode's folding (`paramſ` is `params`): other parsers might take it for that name (B85).
     #[must_use]
     pub fn case_variant<'n>(&self, names: &[&'n str]) -> Option<&'n str> {
-        let is_same = |key: &str, name: &str| match key.is_ascii() && name.is_ascii() {
-            true => key.eq_ignore_ascii_case(name),
-            false => folded(key).eq(folded(name)),
-        };
-        let is_variant = |key: &str, name: &str| key != name && is_same(key, name);
+        let is_ascii = |member: &Member| !member.escaped && self.raw_key(member).is_ascii();
+        if names.iter().all(|name| name.is_ascii()) && self.members().all(is_ascii) {
+            // Nearly every object: bytes are compared, most of them by their number alone.
+            let is_variant = |raw: &[u8], name: &[u8]| raw.eq_ignore_ascii_case(name) && raw != name;
+            let is_there = |name: &[u8]| self.members().any(|member| is_variant(self.raw_key(member), name));
+            return names.iter().copied().find(|name| is_there(name.as_bytes()));
+        }
+        let is_variant = |key: &str, name: &str| key != name && folded(key).eq(folded(name));
         names.iter().copied().find(|name| self.keys().any(|key| is_variant(&key, name)))
     }
 

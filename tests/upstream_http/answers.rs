@@ -163,6 +163,15 @@ async fn answers_are_read_up_to_their_bound() {
         reply
     };
     check("U13", head, &["lost UpstreamMalformed Unknown"]).await;
+    let large_head = |_: &Seen| {
+        let mut reply = status(200);
+        for n in 0..9 {
+            let value = "1".repeat(8 * 1024).parse().unwrap();
+            reply.headers_mut().insert(http::HeaderName::try_from(format!("x-{n}")).unwrap(), value);
+        }
+        reply
+    };
+    check("U13", large_head, &["lost UpstreamMalformed Unknown"]).await;
 }
 
 #[tokio::test]

@@ -63,7 +63,8 @@ pub(in crate::face) struct PipeBody<C> {
     pace: Pace,
     last_frame: Instant,
     last_written: Instant,
-    timer: Pin<Box<Sleep>>,
+    /// Made when there is first something to wait for: most answers are there at once.
+    timer: Option<Pin<Box<Sleep>>>,
     /// The call that is answered; none behind a stream of the client's own.
     call: Option<C>,
     /// Tells whether that call is over when its stream ends; only where it can be taken up.
@@ -85,19 +86,27 @@ impl PipeBody<Call> {
 impl<C: Answered> PipeBody<C> {
     pub(in crate::face) fn new(source: ConduitBody, form: Form, pace: Pace, call: Option<C>) -> Self {
         let now = Instant::now();
-        let timer = Box::pin(tokio::time::sleep_until(now));
         let tail = match form {
             Form::Events(_) if call.as_ref().is_some_and(Answered::is_resumable) => Some(Tail::new()),
             Form::Events(_) | Form::Json => None,
         };
         let (last_frame, last_written) = (now, now);
-        let mut body =
-            Self { source, form, pace, last_frame, last_written, timer, call, tail, is_resumed: false, is_over: false };
-        body.rearm();
-        body
+        Self {
+            source,
+            form,
+            pace,
+            last_frame,
+            last_written,
+            timer: None,
+            call,
+            tail,
+            is_resumed: false,
+            is_over: false,
+        }
     }
 
-    fn rearm(&mut self) {
+    /// When time next means something.
+    fn next_time(&self) -> Instant {
         let life_sign = match self.form {
             Form::Events(_) => Some(self.last_written + self.pace.life_sign),
             Form::Json => None,
@@ -105,8 +114,7 @@ impl<C: Answered> PipeBody<C> {
         let idle = self.pace.idle.map(|idle| self.last_frame + idle);
         // Far enough away to be never, near enough for a timer.
         let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
-        let next = [life_sign, idle, self.pace.deadline].into_iter().flatten().min().unwrap_or_else(never);
-        self.timer.as_mut().reset(next);
+        [life_sign, idle, self.pace.deadline].into_iter().flatten().min().unwrap_or_else(never)
     }
 
     /// What the passing of time means now, if anything.
@@ -234,13 +242,20 @@ impl<C: Answered> Body for PipeBody<C> {
             }
             Poll::Pending => (),
         }
-        while this.timer.as_mut().poll(cx).is_ready() {
+        loop {
+            let next = this.next_time();
+            let timer = this.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(next)));
+            if timer.as_mut().poll(cx).is_pending() {
+                return Poll::Pending;
+            }
             if let Some(frame) = this.timed() {
                 return Poll::Ready(Some(frame));
             }
-            this.rearm();
+            let next = this.next_time();
+            if let Some(timer) = &mut this.timer {
+                timer.as_mut().reset(next);
+            }
         }
-        Poll::Pending
     }
 
     fn is_end_stream(&self) -> bool {

@@ -40,7 +40,8 @@ pub(in crate::face) async fn judge(response: ConduitResponse, binding: &Binding)
     if binding.session.is_some() && status == StatusCode::NOT_FOUND {
         return Judged::SessionLost;
     }
-    let error = explained(response).await;
+    // On the heap: few answers are refusals, and every call waits in this future.
+    let error = Box::pin(explained(response)).await;
     let is_lost = error.as_ref().is_some_and(|error| names_lost_session(status, error));
     if binding.session.is_some() && is_lost {
         return Judged::SessionLost;

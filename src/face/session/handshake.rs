@@ -229,7 +229,7 @@ impl Shared {
 
     /// Ends a client's session for good, here and at the upstream.
     pub(super) async fn end(&self, session: &Session) -> Response {
-        let binding = self.sessions.binding(session).await;
+        let binding = self.sessions.binding(session);
         let had_id = binding.session.is_some();
         let ended = ConduitRequest { binding, verb: Verb::Delete };
         // Without an id the upstream has nothing that could be ended.
@@ -242,7 +242,7 @@ impl Shared {
         if status == StatusCode::METHOD_NOT_ALLOWED {
             return not_allowed(&http::Method::DELETE);
         }
-        self.sessions.ended(session.token.nonce).await;
+        self.sessions.ended(session.token.nonce);
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
     }
 

@@ -7,20 +7,21 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use http::HeaderValue;
-use moka::future::Cache;
-use moka::policy::EvictionPolicy;
 use parking_lot::Mutex;
 
+use super::recent::Recent;
 use crate::face::sealed::SessionToken;
-use crate::task::GatewayFault;
+use crate::task::{GatewayFault, Principal};
 use crate::upstream::conduit::Binding;
 use crate::wire::Payload;
 
 /// Sessions that something is known about; the one used longest ago falls out. What is lost with it is its
 /// log level and subscriptions, and a handshake if its upstream session had been renewed.
-const KNOWN_MAX: u64 = 20_000;
+const KNOWN_MAX: usize = 20_000;
 /// Sessions that were ended. A client that goes on using one that fell out gets an upstream session anew.
-const ENDED_MAX: u64 = 100_000;
+const ENDED_MAX: usize = 100_000;
+/// Session ids that need not be opened again: those used last. Each takes about 1 kB.
+const OPENED_MAX: usize = 4_096;
 /// What one session's memory holds of what its upstream was told.
 const SUBSCRIPTIONS_MAX: usize = 256;
 const TOLD_BYTES_MAX: usize = 16 * 1024;
@@ -29,14 +30,25 @@ const TOLD_BYTES_MAX: usize = 16 * 1024;
 #[derive(Clone, Debug)]
 pub(in crate::face) struct Session {
     pub(in crate::face) token: Arc<SessionToken>,
+    /// The upstream session that was opened for it.
+    opened: Binding,
 }
 
 impl Session {
-    /// The upstream session that was opened for it.
-    fn opened(&self) -> Binding {
-        let session = self.token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
-        Binding { session, version: Some(self.token.upstream_version) }
+    pub(super) fn new(token: SessionToken) -> Self {
+        let session = token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
+        let opened = Binding { session, version: Some(token.upstream_version) };
+        Self { token: Arc::new(token), opened }
     }
+}
+
+/// A session id that was opened before, for whoever owns it. Opening costs more than all else that the
+/// gateway does with a small request.
+#[derive(Debug)]
+struct Opened {
+    sealed: Box<str>,
+    owner: Principal,
+    session: Session,
 }
 
 /// A handshake that all who need it wait for.
@@ -71,51 +83,61 @@ pub(in crate::face) enum Telling {
     Unsubscribe(String),
 }
 
-/// By nonce.
+/// By nonce, but for `opened`, which is by the end of the sealed text: no two of our tokens share it.
 #[derive(Debug)]
 pub(in crate::face) struct Sessions {
-    known: Cache<u128, Arc<Known>>,
-    ended: Cache<u128, ()>,
+    known: Recent<Arc<Known>>,
+    ended: Recent<()>,
+    opened: Recent<Arc<Opened>>,
 }
 
 impl Sessions {
     pub(super) fn new() -> Self {
-        let lru = EvictionPolicy::lru();
-        Self {
-            known: Cache::builder().max_capacity(KNOWN_MAX).eviction_policy(lru.clone()).build(),
-            ended: Cache::builder().max_capacity(ENDED_MAX).eviction_policy(lru).build(),
-        }
+        Self { known: Recent::new(KNOWN_MAX), ended: Recent::new(ENDED_MAX), opened: Recent::new(OPENED_MAX) }
     }
 
-    pub(super) async fn has_ended(&self, nonce: u128) -> bool {
-        self.ended.get(&nonce).await.is_some()
+    /// The session that a sealed id stands for, by `open` where it is not known from before. `None` where
+    /// `open` gives none, and for one that has ended.
+    pub(super) fn open(
+        &self,
+        sealed: &str,
+        owner: &Principal,
+        open: impl FnOnce() -> Option<SessionToken>,
+    ) -> Option<Session> {
+        // Whoever sends the same end of a text, and another beginning, has no token of ours.
+        let key = sealed.as_bytes().last_chunk().map(|end| u128::from_ne_bytes(*end))?;
+        let is_same = |opened: &Arc<Opened>| *opened.sealed == *sealed && opened.owner == *owner;
+        let session = match self.opened.get(key).filter(is_same) {
+            Some(opened) => opened.session.clone(),
+            None => {
+                let session = Session::new(open()?);
+                let opened = Opened { sealed: sealed.into(), owner: owner.clone(), session: session.clone() };
+                self.opened.insert(key, Arc::new(opened));
+                session
+            }
+        };
+        (!self.ended.contains(session.token.nonce)).then_some(session)
     }
 
-    pub(super) async fn ended(&self, nonce: u128) {
-        self.ended.insert(nonce, ()).await;
-        self.known.invalidate(&nonce).await;
+    pub(super) fn ended(&self, nonce: u128) {
+        self.ended.insert(nonce, ());
+        self.known.remove(nonce);
     }
 
     /// The upstream session that is in use.
-    pub(in crate::face) async fn binding(&self, session: &Session) -> Binding {
-        let renewed = match self.known.get(&session.token.nonce).await {
-            Some(known) => known.0.lock().renewed.clone(),
-            None => None,
-        };
-        renewed.unwrap_or_else(|| session.opened())
+    pub(in crate::face) fn binding(&self, session: &Session) -> Binding {
+        let renewed = self.known.get(session.token.nonce).and_then(|known| known.0.lock().renewed.clone());
+        renewed.unwrap_or_else(|| session.opened.clone())
     }
 
     /// Whether another upstream session took the place of the first one.
-    pub(in crate::face) async fn is_renewed(&self, session: &Session) -> bool {
-        match self.known.get(&session.token.nonce).await {
-            Some(known) => known.0.lock().renewed.is_some(),
-            None => false,
-        }
+    pub(in crate::face) fn is_renewed(&self, session: &Session) -> bool {
+        self.known.get(session.token.nonce).is_some_and(|known| known.0.lock().renewed.is_some())
     }
 
     /// Keeps in mind what an upstream session was told.
-    pub(in crate::face) async fn tell(&self, session: &Session, telling: Telling) {
-        let known = self.known(session).await;
+    pub(in crate::face) fn tell(&self, session: &Session, telling: Telling) {
+        let known = self.known.get_or_default(session.token.nonce);
         let told = &mut known.0.lock().told;
         match telling {
             Telling::Level(params) => {
@@ -142,7 +164,7 @@ impl Sessions {
         lost: &Binding,
         open: impl FnOnce(Told) -> BoxFuture<'static, Result<Binding, GatewayFault>>,
     ) -> Result<Binding, GatewayFault> {
-        let known = self.known(session).await;
+        let known = self.known.get_or_default(session.token.nonce);
         let renewal = {
             let mut facts = known.0.lock();
             if let Some(renewed) = facts.renewed.as_ref().filter(|renewed| *renewed != lost) {
@@ -172,8 +194,49 @@ impl Sessions {
             None => Ok(lost.clone()),
         }
     }
+}
 
-    async fn known(&self, session: &Session) -> Arc<Known> {
-        self.known.get_with(session.token.nonce, async { Arc::default() }).await
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::task::Timestamp;
+    use crate::wire::ProtocolVersion;
+
+    fn token(nonce: u128) -> SessionToken {
+        SessionToken {
+            upstream: "reports".to_owned(),
+            principal: "digest".to_owned(),
+            nonce,
+            client_version: ProtocolVersion::V2025_11_25,
+            upstream_version: ProtocolVersion::V2025_11_25,
+            capabilities: Payload::empty_object(),
+            client_info: None,
+            issued_at: Timestamp::from_millis(0),
+            upstream_session: Some("s-1".to_owned()),
+        }
+    }
+
+    const SEALED: &str = "a sealed text, longer than its key";
+
+    #[test]
+    fn an_id_is_opened_once_for_its_owner_and_anew_for_anybody_else() {
+        let sessions = Sessions::new();
+        let owner = Principal::local();
+        let first = sessions.open(SEALED, &owner, || Some(token(1))).unwrap();
+        let again = sessions.open(SEALED, &owner, || panic!("it is known from before")).unwrap();
+        assert!(Arc::ptr_eq(&first.token, &again.token));
+        assert_eq!(sessions.binding(&again).session.unwrap(), "s-1");
+        assert!(sessions.open(SEALED, &Principal::anonymous(), || None).is_none(), "nobody else is let in by it");
+        let other = format!("another beginning{}", &SEALED[SEALED.len() - 16..]);
+        assert!(sessions.open(&other, &owner, || None).is_none(), "the whole text is compared, not its end alone");
+        assert!(sessions.open("short", &owner, || Some(token(2))).is_none(), "a token is never that short");
+    }
+
+    #[test]
+    fn an_id_that_has_ended_stands_for_nothing_though_it_was_open_before() {
+        let sessions = Sessions::new();
+        let session = sessions.open(SEALED, &Principal::local(), || Some(token(1))).unwrap();
+        sessions.ended(session.token.nonce);
+        assert!(sessions.open(SEALED, &Principal::local(), || Some(token(1))).is_none());
     }
 }

@@ -10,7 +10,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Request, Response, Uri};
+use http::header::HOST;
+use http::uri::Scheme;
+use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::Client;
@@ -22,12 +24,18 @@ use rustls_platform_verifier::Verifier;
 use tokio::net::TcpStream;
 use tokio::sync::SetOnce;
 
+use super::post::Outgoing;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{TlsFileError, provider};
 
 /// Largest header block of an answer, and most fields (U13).
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 const HEAD_FIELDS_MAX: usize = 100;
+/// Most that one read takes from a connection: fewer reads, and fewer wake-ups, for large answers. A connection
+/// begins with 8 KiB and grows with what comes. hyper bounds heads by the same number, so theirs is checked again.
+const READ_BYTES_MAX: usize = 256 * 1024;
+/// Field syntax counted beside name and value: colon, blank, line end.
+const FIELD_OVERHEAD: usize = 4;
 /// How often a request is sent again that certainly never left (F26).
 const RESENDS_MAX: u32 = 2;
 /// Pause before such a repetition, times its number.
@@ -77,16 +85,10 @@ pub(crate) struct ClientTls {
 #[derive(Clone, Debug)]
 pub(crate) struct HttpClient {
     uri: Uri,
+    /// What `Host` says over plain HTTP/1.1; elsewhere the connection decides whether there is one.
+    host: Option<HeaderValue>,
     connect_max: Duration,
     pool: Client<ConnectLimit, OneBody>,
-}
-
-/// A request that may be put on a connection more than once, as long as nothing of it left.
-#[derive(Clone, Debug)]
-pub(crate) struct Outgoing {
-    pub(crate) method: Method,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Option<Bytes>,
 }
 
 /// Set once a connection has taken the body of a request: from then on the upstream may have seen it.
@@ -108,13 +110,17 @@ impl HttpClient {
             .timer(TokioTimer::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_MAX)
-            .http1_max_buf_size(HEAD_BYTES_MAX)
+            .http1_max_buf_size(READ_BYTES_MAX)
             .http1_max_headers(HEAD_FIELDS_MAX)
             .http2_max_header_list_size(u32::try_from(HEAD_BYTES_MAX).unwrap_or(u32::MAX))
             .http2_keep_alive_interval(KEEP_ALIVE)
             .http2_keep_alive_while_idle(true)
             .build(ConnectLimit { inner: secure, max: connect_max });
-        Ok(Self { uri: url.as_str().parse()?, connect_max, pool })
+        let uri: Uri = url.as_str().parse()?;
+        let is_plain = uri.scheme() == Some(&Scheme::HTTP);
+        let authority = uri.authority().filter(|_| is_plain);
+        let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+        Ok(Self { uri, host, connect_max, pool })
     }
 
     /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes.
@@ -130,10 +136,13 @@ impl HttpClient {
         let mut resends = 0;
         loop {
             let failure = match self.pool.request(self.request(outgoing, handed_over)).await {
+                Ok(response) if head_bytes(response.headers()) > HEAD_BYTES_MAX => {
+                    return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+                }
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
             };
-            let left = handed_over.initialized() || (outgoing.body.is_none() && !failure.is_connect());
+            let left = handed_over.initialized() || (outgoing.body().is_none() && !failure.is_connect());
             let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
             let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
             if !again || tokio::time::Instant::now() >= resend_until {
@@ -145,11 +154,15 @@ impl HttpClient {
     }
 
     fn request(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Request<OneBody> {
-        let body = OneBody { data: outgoing.body.clone(), handed_over: Arc::clone(handed_over) };
+        let body = OneBody { data: outgoing.body().cloned(), handed_over: Arc::clone(handed_over) };
         let mut request = Request::new(body);
-        *request.method_mut() = outgoing.method.clone();
+        *request.method_mut() = outgoing.method();
         *request.uri_mut() = self.uri.clone();
-        *request.headers_mut() = outgoing.headers.clone();
+        let mut headers = outgoing.headers();
+        if let Some(host) = &self.host {
+            headers.insert(HOST, host.clone());
+        }
+        *request.headers_mut() = headers;
         request
     }
 }
@@ -166,6 +179,10 @@ fn tls_config(url: &url::Url, tls: ClientTls) -> Result<rustls::ClientConfig, ru
         Some(identity) => builder.with_client_cert_resolver(Arc::new(SingleCertAndKey::from(identity))),
         None => builder.with_no_client_auth(),
     })
+}
+
+fn head_bytes(headers: &HeaderMap) -> usize {
+    headers.iter().map(|(name, value)| name.as_str().len() + value.len() + FIELD_OVERHEAD).sum()
 }
 
 /// What a failure means while nothing of the request has left.

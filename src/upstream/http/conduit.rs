@@ -7,8 +7,8 @@ use async_trait::async_trait;
 use http_body_util::BodyExt;
 
 use super::HttpUpstream;
-use super::client::{HandedOver, Outgoing};
-use super::post::{Credentials, SESSION_ID};
+use super::client::HandedOver;
+use super::post::{Credentials, Outgoing, SESSION_ID};
 use super::reply;
 use crate::task::GatewayFault;
 use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, Verb};

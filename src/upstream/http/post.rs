@@ -4,7 +4,6 @@ use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
-use super::client::Outgoing;
 use crate::wire::ProtocolVersion;
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -22,42 +21,80 @@ pub(crate) struct Credentials {
 impl Credentials {
     /// One message. Both answer types are always offered (protocol.md 1.2, row 13).
     pub(crate) fn post(&self, message: Bytes) -> Outgoing {
-        let mut headers = self.headers("application/json, text/event-stream");
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        Outgoing { method: Method::POST, headers, body: Some(message) }
+        self.post_with(message, HeaderMap::new())
     }
 
     /// The same with further headers.
     pub(crate) fn post_with(&self, message: Bytes, further: HeaderMap) -> Outgoing {
-        let mut post = self.post(message);
-        post.headers.extend(further);
-        post
+        Outgoing { credentials: self.clone(), verb: Verb::Post { message, further } }
     }
 
     /// A stream: the session's own, or the rest of one that gave `last_event`.
     pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> Outgoing {
-        let mut headers = self.headers("text/event-stream");
-        if let Some(event) = last_event {
-            headers.insert(LAST_EVENT_ID, event.clone());
-        }
-        Outgoing { method: Method::GET, headers, body: None }
+        Outgoing { credentials: self.clone(), verb: Verb::Get { last_event: last_event.cloned() } }
     }
 
     /// The end of the session.
     pub(crate) fn delete(&self) -> Outgoing {
-        let headers = self.headers("application/json, text/event-stream");
-        Outgoing { method: Method::DELETE, headers, body: None }
+        Outgoing { credentials: self.clone(), verb: Verb::Delete }
+    }
+}
+
+/// A request that may be put on a connection more than once, as long as nothing of it left.
+#[derive(Clone, Debug)]
+pub(crate) struct Outgoing {
+    credentials: Credentials,
+    verb: Verb,
+}
+
+#[derive(Clone, Debug)]
+enum Verb {
+    Post { message: Bytes, further: HeaderMap },
+    Get { last_event: Option<HeaderValue> },
+    Delete,
+}
+
+impl Outgoing {
+    pub(crate) const fn method(&self) -> Method {
+        match self.verb {
+            Verb::Post { .. } => Method::POST,
+            Verb::Get { .. } => Method::GET,
+            Verb::Delete => Method::DELETE,
+        }
     }
 
-    fn headers(&self, accept: &'static str) -> HeaderMap {
+    pub(crate) const fn body(&self) -> Option<&Bytes> {
+        match &self.verb {
+            Verb::Post { message, .. } => Some(message),
+            Verb::Get { .. } | Verb::Delete => None,
+        }
+    }
+
+    /// All headers but `Host`, made for one attempt.
+    pub(crate) fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(8);
-        headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("taskgate/", env!("CARGO_PKG_VERSION"))));
-        if let Some(session) = &self.session {
+        let accept = match &self.verb {
+            Verb::Post { further, .. } => {
+                headers.extend(further.clone());
+                headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                "application/json, text/event-stream"
+            }
+            Verb::Get { last_event } => {
+                if let Some(event) = last_event {
+                    headers.insert(LAST_EVENT_ID, event.clone());
+                }
+                "text/event-stream"
+            }
+            Verb::Delete => "application/json, text/event-stream",
+        };
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
+        let Credentials { session, version } = &self.credentials;
+        if let Some(session) = session {
             headers.insert(SESSION_ID, session.clone());
         }
-        if let Some(version) = self.version.filter(|version| *version >= ProtocolVersion::V2025_06_18) {
+        if let Some(version) = version.filter(|version| *version >= ProtocolVersion::V2025_06_18) {
             headers.insert(PROTOCOL_VERSION, HeaderValue::from_static(version.as_str()));
         }
         headers

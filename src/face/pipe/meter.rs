@@ -1,0 +1,44 @@
+//! What is counted of one upstream's session clients, looked up once: every message counts.
+
+use std::fmt;
+use std::sync::Arc;
+
+use metrics::{Counter, Histogram};
+
+use crate::metric;
+
+/// The counters of one upstream.
+pub(in crate::face) struct Meter {
+    pub(super) calls: Counter,
+    pub(super) requests: Counter,
+    pub(super) notifications: Counter,
+    pub(super) responses: Counter,
+    pub(super) streams: Counter,
+    /// How long the answer to a call took, to its last byte, and to any other request.
+    pub(super) call_time: Histogram,
+    pub(super) request_time: Histogram,
+}
+
+impl Meter {
+    /// The metrics recorder must be installed before.
+    pub(in crate::face) fn of(upstream: &Arc<str>) -> Self {
+        let counter =
+            |kind: &'static str| metrics::counter!(metric::PIPED, "upstream" => Arc::clone(upstream), "kind" => kind);
+        let histogram = |class: &'static str| metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(upstream), "class" => class);
+        Self {
+            calls: counter("call"),
+            requests: counter("request"),
+            notifications: counter("notification"),
+            responses: counter("response"),
+            streams: counter("stream"),
+            call_time: histogram("call"),
+            request_time: histogram("other"),
+        }
+    }
+}
+
+impl fmt::Debug for Meter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Meter").finish_non_exhaustive()
+    }
+}

@@ -26,6 +26,7 @@ use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::sealed::Sealer;
 use crate::face::session::{SessionFace, SessionServed};
+use crate::face::stateless::listen::Listeners;
 use crate::face::stateless::{Piped, Served, StatelessFace};
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, Limits, Routes, Running, Site, StartError};
@@ -46,6 +47,9 @@ const DRAIN_NOTICE: Duration = Duration::from_secs(5);
 /// How long an answer to a session client may be silent before a comment shows that it lives.
 const LIFE_SIGN: Duration = Duration::from_secs(15);
 
+/// How long before the end of a drain the streams of those who listen are ended.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 const STARTING: &str = "starting";
 const DRAINING: &str = "draining";
 
@@ -60,6 +64,8 @@ pub struct Gateway {
     life: Life,
     /// Ends the streams of session clients.
     leaving: CancellationToken,
+    /// Ends the streams of stateless clients that listen.
+    ending: CancellationToken,
     drain_max: Duration,
 }
 
@@ -86,7 +92,9 @@ impl Gateway {
         );
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         let leaving = CancellationToken::new();
-        let parts = Parts { engine, life, sealer, leaving };
+        let ending = CancellationToken::new();
+        let listeners = Listeners::new(ending.clone());
+        let parts = Parts { engine, life, sealer, leaving, listeners };
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut routes = Routes::new();
         for one in config.upstreams {
@@ -111,7 +119,7 @@ impl Gateway {
         readiness.clear(STARTING);
         unless_started.disarm();
         let Parts { engine, life, leaving, .. } = parts;
-        Ok(Self { clients, admin, engine, upstreams, readiness, life, leaving, drain_max })
+        Ok(Self { clients, admin, engine, upstreams, readiness, life, leaving, ending, drain_max })
     }
 
     /// Where clients are served.
@@ -132,8 +140,8 @@ impl Gateway {
         self.admin.local_addr()
     }
 
-    /// Ends in phases: not ready, no new tasks, calls in progress are waited for, upstream sessions are
-    /// closed. Dropping the future ends everything at once.
+    /// Ends in phases: not ready, no new tasks, calls in progress are waited for, those who listen are told that
+    /// it is over, upstream sessions are closed. Dropping the future ends everything at once.
     pub async fn drain(self, notice: Duration) {
         self.readiness.block(DRAINING);
         let plan = DrainPlan { notice, max: self.drain_max };
@@ -142,7 +150,7 @@ impl Gateway {
             self.leaving.cancel();
         };
         let (drained, lost, ()) =
-            tokio::join!(self.clients.drain(plan), self.engine.drain(notice + self.drain_max), leave);
+            tokio::join!(self.clients.drain(plan), finish(&self.engine, &self.ending, plan), leave);
         for upstream in &self.upstreams {
             upstream.close().await;
         }
@@ -154,8 +162,25 @@ impl Gateway {
     }
 }
 
+/// Waits for the calls in progress, then ends the streams of those who listen: they hear how their tasks end,
+/// and hold up no drain. Returns how many calls were let go.
+async fn finish(engine: &Engine, ending: &CancellationToken, plan: DrainPlan) -> usize {
+    let farewell = FAREWELL.min(plan.max / 10);
+    let patience = plan.notice + plan.max;
+    let (early, ()) = tokio::join!(
+        tokio::time::timeout(patience - farewell, engine.drain(patience)),
+        tokio::time::sleep(plan.notice)
+    );
+    ending.cancel();
+    match early {
+        Ok(lost) => lost,
+        Err(_) => engine.drain(farewell).await,
+    }
+}
+
 /// What all upstreams share.
 struct Parts {
+    listeners: Arc<Listeners>,
     engine: Arc<Engine>,
     life: Life,
     sealer: Arc<Sealer>,
@@ -192,6 +217,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         call_timeouts: config.call_timeouts,
         edited_bytes_max: config.result_bytes_max,
         life_sign: LIFE_SIGN,
+        life_signs: config.life_signs,
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
         random: random_bits,
@@ -215,6 +241,8 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         timeouts: config.timeouts,
         call_timeouts: config.call_timeouts,
         result_bytes_max: config.result_bytes_max,
+        life_signs: config.life_signs,
+        listeners: Arc::clone(&parts.listeners),
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
     })

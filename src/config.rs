@@ -67,6 +67,8 @@ pub struct UpstreamConfig {
     pub timeouts: Timeouts,
     /// For `tools/call`: none unless the operator sets them, as silence is normal there.
     pub call_timeouts: Timeouts,
+    /// Whether a call that is silent for long shows progress to a client that wants progress.
+    pub life_signs: bool,
 }
 
 /// A configuration without mistakes.

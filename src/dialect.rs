@@ -12,6 +12,7 @@ pub mod lifecycle;
 pub mod negotiate;
 pub mod peer;
 pub mod plain;
+pub mod subscriptions;
 
 pub use face::{Command, FaceDialect, Reply};
 pub use faults::Complaint;

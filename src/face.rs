@@ -13,6 +13,7 @@ pub mod http;
 pub mod mirrored;
 mod pipe;
 pub mod rewrite;
+pub mod rising;
 pub mod sealed;
 pub mod session;
 pub mod stateless;

@@ -46,6 +46,10 @@ pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
 pub const PIPED: &str = "taskgate_piped_messages_total";
 /// Upstream sessions opened anew behind their clients' backs, by `upstream` and `outcome` (`renewed`, `failed`).
 pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
+/// Open `subscriptions/listen` streams, by `upstream`.
+pub const LISTENERS: &str = "taskgate_listen_streams";
+/// `subscriptions/listen` refused because too many are open, by `upstream`.
+pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
 /// Bytes that kept tasks take.
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
 /// Kept tasks.

@@ -100,7 +100,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 23] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 25] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -122,6 +122,8 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 23] = [
     (Kind::Counter, metric::UPSTREAM_DROPPED, Unit::Count, "Upstream messages that nobody could use, by reason"),
     (Kind::Counter, metric::PIPED, Unit::Count, "Messages of session clients passed on, by upstream and kind"),
     (Kind::Counter, metric::SESSION_RENEWALS, Unit::Count, "Upstream sessions opened anew, by upstream and outcome"),
+    (Kind::Gauge, metric::LISTENERS, Unit::Count, "Open subscriptions/listen streams, by upstream"),
+    (Kind::Counter, metric::LISTENERS_REFUSED, Unit::Count, "subscriptions/listen refused as too many are open"),
     (Kind::Gauge, metric::STORE_BYTES, Unit::Bytes, "Bytes that kept tasks take"),
     (Kind::Gauge, metric::STORE_ROWS, Unit::Count, "Kept tasks"),
 ];

@@ -21,6 +21,8 @@ mod inputs;
 mod leaving;
 #[path = "scenarios/lifetime.rs"]
 mod lifetime;
+#[path = "scenarios/listening.rs"]
+mod listening;
 #[path = "scenarios/places.rs"]
 mod places;
 #[path = "scenarios/progress.rs"]

@@ -91,6 +91,7 @@ pub(super) struct RawUpstreamSettings {
     pub(super) idle_max: Option<Placed<Duration>>,
     pub(super) call_first_byte_max: Option<Placed<Duration>>,
     pub(super) call_idle_max: Option<Placed<Duration>>,
+    pub(super) life_signs: Option<Placed<bool>>,
 }
 
 /// What may be said of tools: of all in `tasks`, of some in a `[[tools]]` block. `deadline` and
@@ -226,6 +227,7 @@ fn read_upstream_settings(section: &mut Section<'_, '_>) -> RawUpstreamSettings 
         idle_max: section.read("idle_max", &DURATION_NOT_ZERO),
         call_first_byte_max: section.read("call_first_byte_max", &DURATION_NOT_ZERO),
         call_idle_max: section.read("call_idle_max", &DURATION_NOT_ZERO),
+        life_signs: section.flag("life_signs"),
     }
 }
 

@@ -261,6 +261,7 @@ fn resolve_upstream(raw: &RawUpstream, at: Reached, rules: ToolRules, shared: &S
             first_byte: settings.call_first_byte_max.as_ref().map(|span| span.value),
             idle: settings.call_idle_max.as_ref().map(|span| span.value),
         },
+        life_signs: value_or(settings.life_signs.as_ref(), true),
     }
 }
 

@@ -29,20 +29,14 @@ pub fn discover_result(server: ServerWords<'_>) -> Payload {
     writer.number("ttlMs", 0).text("cacheScope", "private").member(META, &server_meta(server.server_info)).finish()
 }
 
-/// A session server's capabilities for stateless clients: less tasks of the older flavour (EXT-60), less
-/// what only works by pushed notifications, plus the extension as exactly `{}` (EXT-01).
+/// A session server's capabilities for stateless clients: less tasks of the older flavour (EXT-60), plus the
+/// extension as exactly `{}` (EXT-01). `listChanged` and `subscribe` stay: what the server pushes is told to
+/// those who ask by `subscriptions/listen`.
 fn stateless_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else {
         return ObjectWriter::new().member("extensions", &extensions(None)).finish();
     };
-    let mut edit = object.edit().remove("tasks");
-    for (area, pushed) in
-        [("tools", &["listChanged"][..]), ("prompts", &["listChanged"]), ("resources", &["listChanged", "subscribe"])]
-    {
-        if let Some(member) = object.get_object(area) {
-            edit = edit.set(area, pushed.iter().fold(member.edit(), |left, key| left.remove(key)).finish());
-        }
-    }
+    let edit = object.edit().remove("tasks");
     edit.set("extensions", extensions(object.get_object("extensions").as_ref())).finish()
 }
 
@@ -106,11 +100,11 @@ mod tests {
 
     /// EXT-01, EXT-60, EXT-61: exactly `{}`, and nothing of the older flavour.
     #[test]
-    fn capabilities_offer_the_extension_and_nothing_that_is_not_served() {
+    fn capabilities_offer_the_extension_and_what_listeners_can_hear() {
         check_capabilities("{}", r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#);
         check_capabilities(
             r#"{"tools":{"listChanged":true},"tasks":{"list":{}},"resources":{"subscribe":true,"x":1},"logging":{},"completions":{}}"#,
-            r#"{"tools":{},"resources":{"x":1},"logging":{},"completions":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
+            r#"{"tools":{"listChanged":true},"resources":{"subscribe":true,"x":1},"logging":{},"completions":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
         );
         check_capabilities(
             r#"{"extensions":{"a/b":{"k":1},"io.modelcontextprotocol/tasks":{"odd":true}}}"#,

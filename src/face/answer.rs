@@ -61,7 +61,7 @@ impl Addressee {
         if fault.executed != Executed::No {
             return self.error(StatusCode::OK, &gateway_error(fault));
         }
-        let is_quota = fault.reason == Reason::TooManyTasks;
+        let is_quota = matches!(fault.reason, Reason::TooManyTasks | Reason::TooManyListeners);
         let status = if is_quota { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::SERVICE_UNAVAILABLE };
         let mut response = self.error(status, &gateway_error(fault));
         let seconds = fault.retry_after.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs().max(1));

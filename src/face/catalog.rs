@@ -79,8 +79,9 @@ impl ToolList {
             match changes.try_recv() {
                 Ok((notification, _)) if &*notification == method::TOOLS_CHANGED => return true,
                 Ok(_) => (),
-                Err(broadcast::error::TryRecvError::Lagged(_)) => return true,
-                Err(broadcast::error::TryRecvError::Empty | broadcast::error::TryRecvError::Closed) => return false,
+                // Too much was said, or the session that it was said in is gone: nobody knows what has changed.
+                Err(broadcast::error::TryRecvError::Lagged(_) | broadcast::error::TryRecvError::Closed) => return true,
+                Err(broadcast::error::TryRecvError::Empty) => return false,
             }
         }
     }

@@ -11,6 +11,7 @@ pub(super) mod late;
 mod meter;
 mod paused;
 pub(super) mod read;
+mod signs;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -36,7 +37,7 @@ use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content
 use crate::upstream::limits::Slot;
 use crate::wire::envelope::{self, Request};
 use crate::wire::framing::EventBoundary;
-use crate::wire::{Object, Payload, RequestId, method};
+use crate::wire::{Object, Payload, RequestId, meta, method};
 pub(super) use batch::{Item, post_batch};
 use body::{Answered, Form, Pace, PipeBody, in_time};
 use edit::{Arrays, Edits};
@@ -45,6 +46,7 @@ pub(super) use meter::Meter;
 use paused::Pause;
 pub(super) use paused::Paused;
 use read::Judged;
+use signs::Signs;
 
 /// How long a message that wants no answer may take to be accepted, and a cancellation.
 const TELL_MAX: Duration = Duration::from_secs(30);
@@ -72,6 +74,16 @@ pub(super) struct PipedRequest {
     tool: Option<String>,
     /// What a later session has to be told again.
     telling: Option<Telling>,
+    /// Under which progress is wanted.
+    progress_token: Option<Payload>,
+}
+
+impl PipedRequest {
+    /// What silence is broken with, if it wants progress under a token that is one.
+    fn signs(&self) -> Option<Signs> {
+        let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
+        Some(Signs::new(self.id.clone(), token.payload().clone()))
+    }
 }
 
 /// Takes a request for the pipe.
@@ -91,6 +103,8 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complain
         method::RESOURCES_UNSUBSCRIBE => uri().map(Telling::Unsubscribe),
         _ => None,
     };
+    let meta = params.and_then(|params| params.get_object(meta::META));
+    let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
     let edited = if tool.is_some() { rewrite::plain_call(&request) } else { None };
     Ok(Parcel::Request(PipedRequest {
         bytes: edited.unwrap_or(bytes),
@@ -98,6 +112,7 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complain
         method: request.method,
         tool,
         telling,
+        progress_token,
     }))
 }
 
@@ -117,8 +132,9 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
     match parcel {
         Parcel::Request(request) => {
             let addressee = addressee(Some(&request.id), accepted);
-            let piping = Piping { shared: Arc::clone(shared), session, request };
-            respond(Box::pin(piping.run(accepted)), addressee, shared.served.life_sign).await
+            let signs = request.signs().filter(|_| shared.served.life_signs);
+            let piping = Piping { shared: Arc::clone(shared), session, request, signs: signs.clone() };
+            respond(Box::pin(piping.run(accepted)), addressee, shared.served.life_sign, signs).await
         }
         // On the heap, so that the future of a request is no larger than a request needs.
         Parcel::Notification(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Notification)).await),
@@ -134,7 +150,7 @@ pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Opti
     let opening = async move {
         leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
     };
-    respond(Box::pin(opening), addressee(None, AcceptedTypes::Both), shared.served.life_sign).await
+    respond(Box::pin(opening), addressee(None, AcceptedTypes::Both), shared.served.life_sign, None).await
 }
 
 async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Answer {
@@ -214,6 +230,7 @@ pub(super) struct Piping {
     shared: Arc<Shared>,
     session: Session,
     request: PipedRequest,
+    signs: Option<Signs>,
 }
 
 impl Piping {
@@ -236,7 +253,7 @@ impl Piping {
     }
 
     async fn attempt(self, accepted: AcceptedTypes) -> Result<Answer, GatewayFault> {
-        let Self { shared, session, request } = self;
+        let Self { shared, session, request, signs } = self;
         let served = &shared.served;
         let (slot, timeouts, deadline) = match &request.tool {
             Some(tool) => {
@@ -259,7 +276,7 @@ impl Piping {
         }
         let mut edits = call.shared.edits(&call.session);
         edits.tool_list = (request.method == method::TOOLS_LIST).then(|| call.id.clone());
-        call.answer(judged, edits, accepted, pace).await
+        call.answer(judged, edits, accepted, (pace, signs)).await
     }
 }
 
@@ -317,7 +334,7 @@ impl Call {
         response: ConduitResponse,
         edits: Edits,
         accepted: AcceptedTypes,
-        pace: Pace,
+        (pace, signs): (Pace, Option<Signs>),
     ) -> Result<Answer, GatewayFault> {
         let edited_bytes_max = self.shared.served.edited_bytes_max;
         match response.content {
@@ -328,7 +345,8 @@ impl Call {
             Content::Events if accepted != AcceptedTypes::Json => {
                 let source = edits.apply(response.body, edited_bytes_max);
                 let form = Form::Events(EventBoundary::default());
-                Ok(Answer::Events(PipeBody::new(source, form, pace, Some(self)).boxed_unsync()))
+                let body = PipeBody::new(source, form, pace, Some(self)).with_signs(signs);
+                Ok(Answer::Events(body.boxed_unsync()))
             }
             Content::Json | Content::Events => {
                 Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await

@@ -54,6 +54,8 @@ pub struct SessionServed {
     pub edited_bytes_max: usize,
     /// How long an answer may be silent before a comment shows that it lives.
     pub life_sign: Duration,
+    /// Whether it is progress instead, for clients that want progress.
+    pub life_signs: bool,
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, for each session anew.

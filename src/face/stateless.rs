@@ -4,6 +4,7 @@
 //! names, capabilities, params; the first failure answers. Everything that needs a 4xx is decided
 //! before anything is sent upstream.
 
+pub mod listen;
 mod pipe;
 mod rounds;
 mod tasks;
@@ -22,6 +23,7 @@ use self::pipe::Pipe;
 use super::answer::Addressee;
 use super::catalog::{Catalog, CatalogError, no_such_cursor};
 use super::http::{AcceptedTypes, Response};
+use super::rising::Rising;
 use super::sealed::Sealer;
 use super::stream::{CallView, Promotable};
 use super::{headers, mirrored};
@@ -41,7 +43,8 @@ use rounds::{questions_for, rounds_of};
 
 /// Members of `params` that mean something to the gateway: a spelling that differs in case alone is
 /// refused, since another parser might take it for the real one (B85).
-const KNOWN_MEMBERS: [&str; 6] = ["name", "arguments", "taskId", "uri", "inputResponses", "requestState"];
+const KNOWN_MEMBERS: [&str; 7] =
+    ["name", "arguments", "taskId", "uri", "inputResponses", "requestState", "notifications"];
 
 pub use self::pipe::Piped;
 
@@ -64,6 +67,10 @@ pub struct Served {
     /// Seals what clients bring back with their answers.
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
+    /// Whether silence shows as progress to clients that want progress.
+    pub life_signs: bool,
+    /// Places for those who listen, shared by all upstreams.
+    pub listeners: Arc<listen::Listeners>,
 }
 
 /// The stateless face of one upstream.
@@ -197,6 +204,7 @@ impl StatelessFace {
             method::TOOLS_LIST => self.list_tools(&inquiry).await,
             method::TOOLS_CALL => self.call_tool(inquiry).await,
             method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => self.task(&inquiry).await,
+            method::LISTEN => self.listen(&inquiry).await,
             _ => self.relay(inquiry).await,
         }
     }
@@ -326,7 +334,8 @@ impl StatelessFace {
         let rounds = self.seal_for(&inquiry);
         let mut view = CallView::new(inquiry.addressee, inquiry.method, self.identity(), self.dialect());
         view.uri = (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten();
-        view.progress_token = inquiry.said.progress_token;
+        view.progress = inquiry.said.progress_token.map(Rising::new);
+        view.life_signs = self.served.life_signs;
         view.log_level = inquiry.said.log_level;
         view.promotable = promotable;
         view.rounds = rounds;
@@ -372,6 +381,7 @@ fn is_served(name: &str) -> bool {
                 | method::RESOURCES_TEMPLATES_LIST
                 | method::RESOURCES_READ
                 | method::COMPLETE
+                | method::LISTEN
         )
 }
 

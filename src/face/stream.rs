@@ -10,9 +10,11 @@ use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
+use tokio::time::{Instant, timeout_at};
 
 use super::answer::{Addressee, event_stream};
 use super::http::{AcceptedTypes, Response};
+use super::rising::Rising;
 use super::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::dialect::faults::{failure_error, gateway_error, with_uri};
 use crate::dialect::lifecycle::{server_meta, stateless_result};
@@ -22,7 +24,6 @@ use crate::engine::{CallEnd, CallEvent, CallStream};
 use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task};
 use crate::upstream::Progress;
 use crate::wire::framing::{sse_comment, sse_message};
-use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, envelope, fault, method};
 
 /// How long an answer may be silent before a comment shows that it lives.
@@ -36,14 +37,16 @@ pub struct CallView<D> {
     /// The address that `resources/read` asked for.
     pub uri: Option<String>,
     pub server_info: Payload,
-    pub progress_token: Option<Payload>,
+    /// Where progress is shown, if the client wants any.
+    pub progress: Option<Rising>,
+    /// Whether silence shows as progress, where the client wants any, and not as a comment.
+    pub life_signs: bool,
     pub log_level: Option<LogLevel>,
     /// Whether a handle may still come.
     pub promotable: Promotable,
     pub dialect: D,
     /// Seals the way back to this call, where its answer may be questions.
     pub rounds: Option<RoundSeal>,
-    last_progress: f64,
 }
 
 /// Seals references to a held call, for the request that it belongs to.
@@ -89,24 +92,31 @@ impl<D: FaceDialect + 'static> CallView<D> {
             method: method.to_owned(),
             uri: None,
             server_info,
-            progress_token: None,
+            progress: None,
+            life_signs: false,
             log_level: None,
             promotable: Promotable::No,
             dialect,
             rounds: None,
-            last_progress: f64::NEG_INFINITY,
         }
     }
 
     /// Answers with the call's events. Dropping the answer, or this future, means that the client left.
     pub async fn respond(mut self, mut call: CallStream) -> Response {
         let takes_stream = matches!(self.addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);
+        let mut silent_since = Instant::now();
         loop {
             let next = match self.promotable {
-                Promotable::No if takes_stream => tokio::time::timeout(LIFE_SIGN, call.next()).await,
+                Promotable::No if takes_stream => timeout_at(silent_since + LIFE_SIGN, call.next()).await,
                 Promotable::No | Promotable::Yes => Ok(call.next().await),
             };
-            let Ok(event) = next else { return self.stream(call, sse_comment()) };
+            let Ok(event) = next else {
+                let sign = self.life_sign();
+                return self.stream(call, sign);
+            };
+            if matches!(event, Some(CallEvent::StaysPlain)) {
+                silent_since = Instant::now();
+            }
             match self.show(event) {
                 Shown::Notification(message) if takes_stream => return self.stream(call, sse_message(&message)),
                 Shown::Notification(_) | Shown::Nothing => (),
@@ -152,9 +162,11 @@ impl<D: FaceDialect + 'static> CallView<D> {
                 return Some((Ok(Frame::data(first)), (view, call, None)));
             }
             let mut call = call?;
+            // What is not for this client does not break the silence.
+            let silent_since = Instant::now();
             loop {
-                let Ok(event) = tokio::time::timeout(LIFE_SIGN, call.next()).await else {
-                    return Some((Ok(Frame::data(sse_comment())), (view, Some(call), None)));
+                let Ok(event) = timeout_at(silent_since + LIFE_SIGN, call.next()).await else {
+                    return Some((Ok(Frame::data(view.life_sign())), (view, Some(call), None)));
                 };
                 let (message, more) = match view.show(event) {
                     Shown::Nothing => continue,
@@ -238,22 +250,21 @@ impl<D: FaceDialect + 'static> CallView<D> {
         }
     }
 
+    /// Shows that the call lives: to clients that let progress reset their timers as progress, to
+    /// balancers and all others as a comment.
+    fn life_sign(&mut self) -> Bytes {
+        match &mut self.progress {
+            Some(rising) if self.life_signs => sse_message(&rising.sign()),
+            Some(_) | None => sse_comment(),
+        }
+    }
+
     /// Progress under the client's own token, rising only (MOD-22, T-73).
     fn show_progress(&mut self, progress: &Progress) -> Shown {
-        let Some(token) = &self.progress_token else { return Shown::Nothing };
-        let Some(value) = progress.progress.as_str().parse::<f64>().ok().filter(|value| *value > self.last_progress)
-        else {
-            return Shown::Nothing;
-        };
-        self.last_progress = value;
-        let mut params = ObjectWriter::new().member("progressToken", token).member("progress", &progress.progress);
-        if let Some(total) = &progress.total {
-            params = params.member("total", total);
-        }
-        if let Some(message) = &progress.message {
-            params = params.text("message", message);
-        }
-        Shown::Notification(envelope::notification(method::PROGRESS, Some(&params.finish())))
+        let Some(rising) = &mut self.progress else { return Shown::Nothing };
+        let Some(value) = rising.real(&progress.progress, progress.total.as_ref()) else { return Shown::Nothing };
+        let message = progress.message.as_deref();
+        Shown::Notification(rising.notification(&value, message))
     }
 
     /// Log messages only for requests that set a level, and none below it (MOD-23).

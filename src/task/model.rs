@@ -187,6 +187,8 @@ pub enum Reason {
     TtlExpired,
     GatewayRestart,
     TooManyTasks,
+    /// The principal, or all of them, have as many streams of notifications open as they may.
+    TooManyListeners,
     StoreFull,
     StoreFailed,
     QueueFull,

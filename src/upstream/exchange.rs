@@ -1,9 +1,12 @@
 //! One client request in progress at an upstream: a stream of events, and a way to talk back.
 
+use std::any::Any;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
 
 use super::Era;
 pub use crate::task::Answer;
@@ -44,10 +47,19 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// If no session can be had.
-    async fn notifications(
-        &self,
-        context: &CallContext,
-    ) -> Result<tokio::sync::broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError>;
+    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError>;
+
+    /// Listens to what belongs to no call, and has the server tell of updates of these resources, for this
+    /// client's pooled session. Those that it refuses, and those for which it takes longer than
+    /// [`SUBSCRIBE_MAX`], are left out. An upstream that can be subscribed to nothing leaves out all.
+    ///
+    /// # Errors
+    /// If no session can be had.
+    async fn listen(&self, context: &CallContext, resources: Vec<String>) -> Result<Listening, BeginError> {
+        drop(resources);
+        let news = self.notifications(context).await?;
+        Ok(Listening { news, resources: Vec::new(), over: CancellationToken::new(), kept: Box::new(()) })
+    }
 
     /// How the server is spoken to on behalf of stateless clients. Bounded in time; usually known.
     async fn era(&self) -> Era {
@@ -60,6 +72,25 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// Ends sessions and streams; bounded in time.
     async fn close(&self);
 }
+
+/// How long subscribing to resources may take, all of them together.
+pub const SUBSCRIBE_MAX: Duration = Duration::from_secs(10);
+
+/// An ear at one session of an upstream. Dropping it takes subscriptions back that nobody else holds.
+#[derive(Debug)]
+pub struct Listening {
+    /// Bounded; a slow receiver misses some and learns that it did.
+    pub news: broadcast::Receiver<News>,
+    /// The resources whose updates will be told.
+    pub resources: Vec<String>,
+    /// The session is gone: nothing more will be heard here, so listen again.
+    pub over: CancellationToken,
+    /// What is taken back when it is dropped.
+    pub kept: Box<dyn Any + Send + Sync>,
+}
+
+/// A notification that belongs to no call: its method and params.
+pub type News = (Arc<str>, Option<Payload>);
 
 /// One request in progress. Dropping it lets go of the upstream without a word: call
 /// [`Exchange::cancel`] first where the upstream should stop.

@@ -26,10 +26,10 @@ use super::era::{Era, EraUpstream, Eras};
 use super::probe::VersionChoice;
 use super::session::pool::Pool;
 use super::session::{Hop, SessionKey};
-use super::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
+use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
-use crate::wire::{Payload, ProtocolVersion};
+use crate::wire::ProtocolVersion;
 pub use client::ClientError;
 use client::{ClientTls, HttpClient};
 use exchange::{HttpExchange, Latencies};
@@ -139,11 +139,17 @@ impl Upstream for HttpUpstream {
         Ok(Box::new(exchange))
     }
 
-    async fn notifications(
-        &self,
-        context: &CallContext,
-    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
         Ok(self.pool.session(&key(context)).await?.subscribe())
+    }
+
+    async fn listen(&self, context: &CallContext, resources: Vec<String>) -> Result<Listening, BeginError> {
+        let session = self.pool.session(&key(context)).await?;
+        // Heard from before the first subscription on, so that nothing falls between.
+        let news = session.subscribe();
+        let over = session.over().clone();
+        let held = session.hold(resources).await;
+        Ok(Listening { news, resources: held.uris(), over, kept: Box::new(held) })
     }
 
     async fn close(&self) {

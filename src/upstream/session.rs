@@ -9,6 +9,7 @@ mod level;
 pub(crate) mod listen;
 pub(crate) mod pool;
 pub(crate) mod route;
+pub(crate) mod subscriptions;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,21 +21,19 @@ use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::ServerFacts;
 use super::http::client::{HandedOver, HttpClient};
 use super::http::exchange::Latencies;
 use super::http::post::Credentials;
 use super::http::reply;
 use super::probe::VersionChoice;
+use super::{News, ServerFacts};
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
 use crate::wire::{Payload, ProtocolVersion};
 use calls::Calls;
 use level::LogLevel;
-
-/// A notification that belongs to no call: its method and params.
-pub(crate) type News = (Arc<str>, Option<Payload>);
+use subscriptions::Subscriptions;
 
 /// News kept for a receiver that is behind.
 const NEWS_MAX: usize = 256;
@@ -83,7 +82,8 @@ pub(crate) struct Session {
     news: broadcast::Sender<News>,
     replies: Arc<Semaphore>,
     level: LogLevel,
-    /// Ends the session's own stream.
+    subscriptions: Subscriptions,
+    /// Ends the session's own stream, and tells those who listen that nothing more will come.
     over: CancellationToken,
 }
 
@@ -97,6 +97,7 @@ impl Session {
             news: broadcast::Sender::new(NEWS_MAX),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
             level: LogLevel::default(),
+            subscriptions: Subscriptions::default(),
             over: hop.stop.child_token(),
         })
     }
@@ -113,6 +114,11 @@ impl Session {
 
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<News> {
         self.news.subscribe()
+    }
+
+    /// Cancelled once nothing more will be heard in this session.
+    pub(crate) const fn over(&self) -> &CancellationToken {
+        &self.over
     }
 
     /// Whether anybody waits for news.

@@ -73,6 +73,7 @@ const SHORT: Rules = Rules {
     queue_deadline: seconds(10),
     tasks_max: 10,
     stored_bytes_max: 1 << 20,
+    life_signs: true,
 };
 
 /// The lapse settles the task as a fault, which like every outcome stays readable for `keep_result_min`.

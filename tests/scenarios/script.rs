@@ -154,6 +154,11 @@ impl Scripted {
         self.saw().iter().filter(|saw| matches!(saw, Saw::Cancel(_))).count()
     }
 
+    /// Says something that belongs to no call. One such message is kept for those who are behind.
+    pub(crate) fn change(&self, notification: &str) {
+        let _ = self.changes.send((Arc::from(notification), None));
+    }
+
     /// Waits until the upstream has seen this.
     pub(crate) async fn sees(&self, what: &Saw) {
         let mut seen = self.seen.subscribe();

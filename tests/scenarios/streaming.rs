@@ -100,3 +100,46 @@ async fn a_question_after_the_first_event_is_refused_in_the_stream() {
     assert_eq!((&last["id"], &last["error"]["code"]), (&json!("x"), &json!(-32021)));
     world.is_idle().await;
 }
+
+/// What a client that wants progress sees of a call: when, and at which value.
+async fn progress_of(rules: Rules, events: impl IntoIterator<Item = (u64, Happens)>) -> Vec<(u64, Option<f64>)> {
+    let events = events.into_iter().map(|(at, happens)| (seconds(at), happens));
+    let world = World::with(rules, Script::of(events.collect::<Vec<_>>()));
+    let shown = world.send(&Ask::call().token("p")).await.events().await;
+    let (last, signs) = shown.split_last().unwrap();
+    assert!(last.1.get("result").is_some(), "MOD-22: nothing follows the response");
+    let value = |event: &Value| {
+        assert!(event.is_null() || event["params"]["progressToken"] == "p", "{event}");
+        event["params"]["progress"].as_f64()
+    };
+    signs.iter().map(|(at, event)| (at.as_secs(), value(event))).collect()
+}
+
+/// MOD-22, T-54: it resets the timers of clients that let progress do so, and real progress rises above it.
+#[tokio::test(start_paused = true)]
+async fn mod_22_a_silent_call_shows_progress_that_hardly_rises() {
+    let never = Rules::mode(Mode::Never);
+    let chatty = || {
+        [
+            (40, Happens::Progress(0.0, "begun")),
+            (50, Happens::Log("error")),
+            (64, Happens::Progress(1.0, "")),
+            (65, Happens::Progress(1.0, "again")),
+            (100, Happens::Returns(result("done"))),
+        ]
+    };
+    let shown = progress_of(never, chatty()).await;
+    let at: Vec<_> = shown.iter().map(|(at, _)| *at).collect();
+    assert_eq!(at, [15, 30, 40, 55, 64, 79, 94], "what is not for this client does not break the silence");
+    let values: Vec<_> = shown.iter().map(|(_, value)| value.unwrap()).collect();
+    assert!(values.is_sorted_by(|one, next| one < next), "{values:?}");
+    assert!(values[3] < 1e-6 && values[6] - 1.0 < 1e-6, "next to nothing: {values:?}");
+    assert_eq!(values[4], 1.0, "the upstream's own value");
+    let off = progress_of(Rules { life_signs: false, ..never }, chatty()).await;
+    let expected = [(15, None), (30, None), (40, Some(0.0)), (55, None), (64, Some(1.0)), (79, None), (94, None)];
+    assert_eq!(off, expected, "switched off, comments do");
+    // Within a grace period nothing is written; a call that outlives it without a task lives on like any other.
+    let held = Rules { stored_bytes_max: 0, ..Rules::default() };
+    let shown = progress_of(held, [(20, Happens::Returns(result("done")))]).await;
+    assert_eq!(shown.iter().map(|(at, _)| *at).collect::<Vec<_>>(), [17]);
+}

@@ -15,6 +15,7 @@ use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, Response, ResponseBody};
 use taskgate::face::sealed::{KeyRing, Sealer};
 use taskgate::face::session::{SessionFace, SessionServed};
+use taskgate::face::stateless::listen::Listeners;
 use taskgate::face::stateless::{Served, StatelessFace};
 use taskgate::store::TaskStore;
 use taskgate::task::{
@@ -66,6 +67,7 @@ pub(crate) struct Rules {
     pub(crate) queue_deadline: Duration,
     pub(crate) tasks_max: usize,
     pub(crate) stored_bytes_max: usize,
+    pub(crate) life_signs: bool,
 }
 
 impl Default for Rules {
@@ -81,6 +83,7 @@ impl Default for Rules {
             queue_deadline: seconds(10),
             tasks_max: 2_000,
             stored_bytes_max: 64 << 20,
+            life_signs: true,
         }
     }
 }
@@ -116,6 +119,7 @@ fn no_sessions(slots: &Arc<Slots>, rules: Rules) -> SessionFace {
         call_timeouts: Timeouts::default(),
         edited_bytes_max: 1 << 20,
         life_sign: seconds(15),
+        life_signs: true,
         sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
         clock: Arc::new(PausedClock(Instant::now())),
         random: || 7,
@@ -154,6 +158,8 @@ pub(crate) struct World {
     pub(crate) slots: Arc<Slots>,
     pub(crate) rules: Rules,
     pub(crate) started: Instant,
+    /// Ends the streams of those who listen.
+    pub(crate) ending: CancellationToken,
     face: Arc<UpstreamEndpoint>,
     clients: TaskTracker,
 }
@@ -180,6 +186,7 @@ impl World {
         let settings = SlotSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
         let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
         let sessions = no_sessions(&slots, rules);
+        let ending = CancellationToken::new();
         let face = StatelessFace::new(Served {
             upstream: Arc::clone(&upstream) as Arc<dyn Upstream>,
             engine: Arc::clone(&engine),
@@ -191,9 +198,11 @@ impl World {
             result_bytes_max: 1 << 20,
             sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
             clock: Arc::new(PausedClock(started)),
+            life_signs: rules.life_signs,
+            listeners: Listeners::new(ending.clone()),
         });
         let face = Arc::new(UpstreamEndpoint::new(face, sessions));
-        Self { engine, store, upstream, slots, rules, started, face, clients: TaskTracker::new() }
+        Self { engine, store, upstream, slots, rules, started, ending, face, clients: TaskTracker::new() }
     }
 
     /// Starts a call at the engine itself, as a client with the extension.

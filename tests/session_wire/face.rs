@@ -86,6 +86,10 @@ impl Conduit for Slow {
 }
 
 fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
+    face_with(conduit, timeouts, true)
+}
+
+fn face_with(conduit: &Arc<Slow>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
     let in_flight_max = NonZeroUsize::new(10).unwrap();
     let settings = SlotSettings { in_flight_max, queue_max: 10, queue_deadline: Duration::from_secs(30) };
     let default = ToolPolicy {
@@ -108,6 +112,7 @@ fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
         call_timeouts: timeouts,
         edited_bytes_max: 1 << 20,
         life_sign: Duration::from_secs(15),
+        life_signs,
         sealer: Arc::new(Sealer::new(KeyRing::parse(KEY).unwrap())),
         clock: Arc::new(ManualClock::default()),
         random: || 7,
@@ -221,5 +226,83 @@ async fn silence_past_its_limit_is_an_error_and_the_upstream_is_told() {
         let sent = conduit.sent.lock();
         let last = String::from_utf8(sent.last().unwrap().to_vec()).unwrap();
         assert!(last.contains("notifications/cancelled") && last.contains("\"requestId\":1"), "{last}");
+    }
+}
+
+fn call_with_token(token: &serde_json::Value) -> String {
+    let params = json!({ "name": "t", "arguments": {}, "_meta": { "progressToken": token } });
+    json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params }).to_string()
+}
+
+/// The values of all progress in a stream, and the stream with `P` in place of those events that are signs.
+fn progress(said: &str) -> (Vec<f64>, String) {
+    let mut values = Vec::new();
+    let mut shown = String::new();
+    for event in said.split_inclusive("\n\n") {
+        let data = event.split_once("data: ").map_or("null", |(_, data)| data);
+        let message: serde_json::Value = serde_json::from_str(data).unwrap_or_default();
+        values.extend(message["params"]["progress"].as_f64());
+        shown.push_str(
+            if event.starts_with("event: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\"") {
+                "P"
+            } else {
+                event
+            },
+        );
+    }
+    (values, shown)
+}
+
+const ONE: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":1.50}}\n\n";
+const ZERO: &str = "id: 7\ndata: {\"jsonrpc\": \"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"\\u0070\",\"progress\":0,\"message\":\"m\"}}\n\n";
+const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
+
+/// MOD-22, protocol.md 5.12: between whole events, above what was shown and below what comes, none after the
+/// answer.
+#[tokio::test(start_paused = true)]
+async fn silence_shows_as_progress_to_clients_that_want_it() {
+    let pieces = [
+        (seconds(20), ZERO),
+        (seconds(31), &ONE[..20]),
+        (seconds(40), &ONE[20..]),
+        (seconds(16), "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n"),
+        (seconds(16), LAST),
+        (seconds(31), ""),
+    ];
+    let conduit = Slow::new(seconds(16), Content::Events, &pieces);
+    let face = face(&conduit, Timeouts::default());
+    let caller = Caller::open(&face).await;
+    let began = Instant::now();
+    let response = caller.post(&face, call_with_token(&json!("p"))).await;
+    assert_eq!(began.elapsed(), seconds(15), "before there is a head");
+    let (values, shown) = progress(&text(response).await);
+    assert!(values.is_sorted_by(|one, next| one < next), "{values:?}");
+    assert_eq!(values.iter().filter(|value| **value == 1.5).count(), 1, "{values:?}");
+    let risen = ZERO.replace("\"progress\":0,", "\"progress\":0");
+    let (before, rest) = shown.split_once("id: 7\n").unwrap();
+    assert!(rest.contains("\"message\":\"m\"") && !rest.contains(&risen), "the event keeps its other members: {rest}");
+    assert_eq!(before, "PP");
+    let (_, rest) = rest.split_once("\n\n").unwrap();
+    assert_eq!(
+        rest,
+        format!("PP{ONE}Pdata: {{\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}}\n\nP{LAST}:\n\n:\n\n")
+    );
+}
+
+/// Nobody is shown what was not asked for.
+#[tokio::test(start_paused = true)]
+async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
+    let conduit = Slow::new(seconds(20), Content::Json, &[(Duration::ZERO, RESULT)]);
+    for (life_signs, token, expected) in [
+        (true, json!("p"), 1),
+        (true, json!(7), 1),
+        (true, json!(null), 0),
+        (true, json!({}), 0),
+        (false, json!("p"), 0),
+    ] {
+        let face = face_with(&conduit, Timeouts::default(), life_signs);
+        let caller = Caller::open(&face).await;
+        let (values, shown) = progress(&text(caller.post(&face, call_with_token(&token)).await).await);
+        assert_eq!((values.len(), shown.contains(":\n\n")), (expected, expected == 0), "{life_signs} {token}");
     }
 }

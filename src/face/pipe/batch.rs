@@ -57,6 +57,7 @@ pub(in crate::face) async fn post_batch(
         shared: Arc::clone(shared),
         session: session.clone(),
         request,
+        signs: None,
     });
     if accepted == AcceptedTypes::Json || pipings.len() == 0 {
         return array(pipings, sorted.refusals, shared.served.edited_bytes_max).await;

@@ -12,6 +12,7 @@ use tokio::time::{Instant, Sleep};
 
 use super::Call;
 use super::paused::{Pause, Resumable, Tail};
+use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::ConduitBody;
@@ -67,6 +68,8 @@ pub(in crate::face) struct PipeBody<C> {
     timer: Option<Pin<Box<Sleep>>>,
     /// The call that is answered; none behind a stream of the client's own.
     call: Option<C>,
+    /// Progress instead of comments.
+    signs: Option<Signs>,
     /// Tells whether that call is over when its stream ends; only where it can be taken up.
     tail: Option<Tail>,
     /// Whether the stream may go on when the call is over.
@@ -99,10 +102,16 @@ impl<C: Answered> PipeBody<C> {
             last_written,
             timer: None,
             call,
+            signs: None,
             tail,
             is_resumed: false,
             is_over: false,
         }
+    }
+
+    /// The same with progress in place of comments.
+    pub(super) fn with_signs(self, signs: Option<Signs>) -> Self {
+        Self { signs, ..self }
     }
 
     /// When time next means something.
@@ -131,10 +140,34 @@ impl<C: Answered> PipeBody<C> {
         match self.form {
             Form::Events(boundary) if now >= self.last_written + self.pace.life_sign => {
                 self.last_written = now;
-                boundary.is_between_events().then(|| Ok(Frame::data(sse_comment())))
+                boundary.is_between_events().then(|| Ok(Frame::data(self.sign())))
             }
             Form::Events(_) | Form::Json => None,
         }
+    }
+
+    fn sign(&self) -> Bytes {
+        self.signs.as_ref().map_or_else(sse_comment, Signs::sign)
+    }
+
+    /// Takes note of what passes.
+    fn watched(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
+        let Form::Events(boundary) = &mut self.form else { return frame };
+        let data = match frame.into_data() {
+            Ok(data) => data,
+            Err(other) => return other,
+        };
+        let began_between = boundary.is_between_events();
+        boundary.pass(&data);
+        let is_whole = began_between && boundary.is_between_events();
+        if let Some(tail) = &mut self.tail {
+            tail.pass(&data);
+        }
+        self.let_go();
+        Frame::data(match &self.signs {
+            Some(signs) => signs.pass(data, is_whole),
+            None => data,
+        })
     }
 
     /// Ends the call, and tells the upstream.
@@ -226,14 +259,7 @@ impl<C: Answered> Body for PipeBody<C> {
             Poll::Ready(Some(Ok(frame))) => {
                 this.last_frame = Instant::now();
                 this.last_written = this.last_frame;
-                if let (Form::Events(boundary), Some(data)) = (&mut this.form, frame.data_ref()) {
-                    boundary.pass(data);
-                    if let Some(tail) = &mut this.tail {
-                        tail.pass(data);
-                    }
-                    this.let_go();
-                }
-                return Poll::Ready(Some(Ok(frame)));
+                return Poll::Ready(Some(Ok(this.watched(frame))));
             }
             Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),
             Poll::Ready(None) => {

@@ -13,6 +13,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
+use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
@@ -74,6 +75,7 @@ pub(in crate::face) async fn respond(
     mut answering: BoxFuture<'static, Answer>,
     addressee: Addressee,
     life_sign: Duration,
+    signs: Option<Signs>,
 ) -> Response {
     if !matches!(addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both) {
         return answering.await.into_response(&addressee);
@@ -82,7 +84,9 @@ pub(in crate::face) async fn respond(
         Ok(answer) => answer.into_response(&addressee),
         Err(_) => {
             let timer = Box::pin(tokio::time::sleep_until(Instant::now()));
-            event_stream(LateBody { state: State::Waiting(answering), addressee, life_sign, timer }.boxed_unsync())
+            event_stream(
+                LateBody { state: State::Waiting(answering), addressee, life_sign, signs, timer }.boxed_unsync(),
+            )
         }
     }
 }
@@ -96,6 +100,7 @@ struct LateBody {
     state: State,
     addressee: Addressee,
     life_sign: Duration,
+    signs: Option<Signs>,
     timer: Pin<Box<Sleep>>,
 }
 
@@ -121,7 +126,8 @@ impl Body for LateBody {
                     Poll::Pending => {
                         ready!(this.timer.as_mut().poll(cx));
                         this.timer.as_mut().reset(Instant::now() + this.life_sign);
-                        return Poll::Ready(Some(Ok(Frame::data(sse_comment()))));
+                        let sign = this.signs.as_ref().map_or_else(sse_comment, Signs::sign);
+                        return Poll::Ready(Some(Ok(Frame::data(sign))));
                     }
                 },
                 State::Answering(body) => return Pin::new(body).poll_frame(cx),

@@ -156,7 +156,7 @@ impl StatelessFace {
         };
         let addressee = inquiry.addressee.clone();
         let accepted = addressee.accepted;
-        respond(Box::pin(passing.run(accepted)), addressee, pipe.piped.life_sign).await
+        respond(Box::pin(passing.run(accepted)), addressee, pipe.piped.life_sign, None).await
     }
 }
 

@@ -131,6 +131,11 @@ impl Calls {
         running.next().filter(|_| running.len() == 0).cloned()
     }
 
+    /// Whether no call runs.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.lock().is_empty()
+    }
+
     #[cfg(test)]
     pub(crate) fn count(&self) -> usize {
         self.0.lock().len()

@@ -13,8 +13,8 @@ use tokio_util::sync::CancellationToken;
 use super::{Hop, Session};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::Credentials;
-use crate::upstream::http::reply::{self, Addressee, EventStream, ReadLimits, Reply, StreamPoint};
-use crate::wire::{Message, ScanLimits, envelope};
+use crate::upstream::http::reply::{self, Addressee, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
+use crate::wire::{Message, RequestId, ScanLimits, envelope};
 
 /// Soonest and latest reopening of a stream that ended.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -28,8 +28,10 @@ const BATCH_MAX: usize = 100;
 
 /// How one opening of the stream went.
 enum Spell {
-    /// The upstream has no such stream, or no such session.
+    /// The upstream has no such stream.
     Refused,
+    /// It had one, and now knows no such session.
+    Lost,
     /// Nothing came of it.
     Vain,
     /// It was there for a while.
@@ -41,6 +43,8 @@ struct Listener {
     credentials: Credentials,
     session: Weak<Session>,
     point: StreamPoint,
+    /// Whether there was a stream: only then a refusal may be about the session.
+    was_open: bool,
 }
 
 /// Opens the stream in the background, without waiting for it: some upstreams send no head before the
@@ -51,6 +55,7 @@ pub(super) fn start(session: &Arc<Session>) {
         credentials: session.credentials.clone(),
         session: Arc::downgrade(session),
         point: StreamPoint::default(),
+        was_open: false,
     };
     let over = session.over.clone();
     session.hop.tracker.spawn(listener.run(over));
@@ -66,6 +71,8 @@ impl Listener {
             };
             vain = match spell {
                 Spell::Refused => return,
+                // Whoever listens must know, and the next call needs a session that the upstream knows.
+                Spell::Lost => return over.cancel(),
                 Spell::Vain => vain.saturating_add(1),
                 Spell::Useful => 0,
             };
@@ -86,13 +93,19 @@ impl Listener {
             // These may pass; every other refusal is the upstream's way to say that it has no stream.
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return Spell::Vain,
             status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => return Spell::Vain,
-            status if !status.is_success() => return Spell::Refused,
             _ => (),
         }
         let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
-        let Ok(Reply::Events(events)) = reply::open(response, Addressee::Handshake, limits).await else {
-            return Spell::Refused;
+        // A stream has no id; what matters is whether the session is known.
+        let nobody = RequestId::number(0);
+        let in_session = self.was_open && self.credentials.session.is_some();
+        let addressee = if in_session { Addressee::RequestInSession(&nobody) } else { Addressee::Handshake };
+        let events = match reply::open(response, addressee, limits).await {
+            Ok(Reply::Events(events)) => events,
+            Err(Refusal::SessionLost) => return Spell::Lost,
+            Ok(Reply::Json(_)) | Err(Refusal::Gateway(_) | Refusal::Rpc(_)) => return Spell::Refused,
         };
+        self.was_open = true;
         let heard = self.follow(events).await;
         if heard || opened.elapsed() >= USEFUL_AFTER { Spell::Useful } else { Spell::Vain }
     }

@@ -41,8 +41,13 @@ impl Place {
         self.opening.peek().and_then(|opened| opened.as_ref().ok())
     }
 
+    /// There is no session, or none that is of use: the upstream has forgotten it.
     fn has_failed(&self) -> bool {
-        matches!(self.opening.peek(), Some(Err(_)))
+        match self.opening.peek() {
+            Some(Ok(session)) => session.over.is_cancelled(),
+            Some(Err(_)) => true,
+            None => false,
+        }
     }
 
     /// Nobody but the pool holds the session: no call runs in it, none is about to, nobody listens.
@@ -92,8 +97,8 @@ impl Pool {
             let mut places = self.places.lock();
             places
                 .drain()
-                .filter(|(_, place)| place.is_idle())
                 .filter_map(|(_, place)| place.session().cloned())
+                .filter(|session| session.calls.is_empty())
                 .collect()
         };
         join_all(idle.iter().map(|session| session.end())).await;
@@ -149,9 +154,9 @@ impl Pool {
         }
     }
 
-    /// Ends a session in the background.
+    /// Ends a session in the background; one that the upstream has forgotten needs no end.
     fn end(&self, place: &Place) {
-        if let Some(session) = place.session().cloned() {
+        if let Some(session) = place.session().filter(|session| !session.over.is_cancelled()).cloned() {
             self.hop.tracker.spawn(async move { session.end().await });
         }
     }

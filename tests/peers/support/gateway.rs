@@ -62,6 +62,14 @@ impl Gateway {
         Ok(())
     }
 
+    /// Asks it to shut down at once, without time for balancers to notice.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub(crate) fn interrupt(&self) -> Result<(), String> {
+        self.running.child.interrupt()
+    }
+
     /// Where the upstream `name` is served.
     ///
     /// # Panics

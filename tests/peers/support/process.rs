@@ -128,6 +128,19 @@ impl Child {
         self.process.kill().await.map_err(|error| format!("{} cannot be killed: {error}", self.name))
     }
 
+    /// Asks it to end, as a person at a terminal does.
+    ///
+    /// # Errors
+    /// If it has ended, or the system cannot.
+    pub(crate) fn interrupt(&self) -> Result<(), String> {
+        let id = self.process.id().ok_or_else(|| format!("{} has ended", self.name))?;
+        let asked = std::process::Command::new("kill").args(["-INT", &id.to_string()]).status();
+        match asked {
+            Ok(status) if status.success() => Ok(()),
+            Ok(_) | Err(_) => Err(format!("{} cannot be asked to end", self.name)),
+        }
+    }
+
     fn has_ended(&mut self) -> bool {
         !matches!(self.process.try_wait(), Ok(None))
     }

@@ -1,0 +1,347 @@
+//! `subscriptions/listen` of 2026-07-28 (protocol.md 1.11): what a client asks to hear, and the words in which
+//! it is told.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use bytes::Bytes;
+
+use super::faults::Complaint;
+use crate::task::TaskId;
+use crate::wire::meta::{META, SERVER_INFO, SUBSCRIPTION_ID};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RequestId, envelope, method};
+
+/// Most task ids that one request may name (reliability.md B132).
+pub const TASKS_MAX: usize = 1_000;
+/// Most resources likewise: each costs a request to the upstream.
+pub const RESOURCES_MAX: usize = 256;
+
+/// A kind of list that may change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum List {
+    Tools,
+    Prompts,
+    Resources,
+}
+
+impl List {
+    pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];
+
+    /// The member of `notifications` that asks for it.
+    const fn member(self) -> &'static str {
+        match self {
+            Self::Tools => "toolsListChanged",
+            Self::Prompts => "promptsListChanged",
+            Self::Resources => "resourcesListChanged",
+        }
+    }
+
+    /// The capability under which a server declares `listChanged`.
+    const fn capability(self) -> &'static str {
+        match self {
+            Self::Tools => "tools",
+            Self::Prompts => "prompts",
+            Self::Resources => "resources",
+        }
+    }
+
+    const fn notification(self) -> &'static str {
+        match self {
+            Self::Tools => method::TOOLS_CHANGED,
+            Self::Prompts => method::PROMPTS_CHANGED,
+            Self::Resources => method::RESOURCES_CHANGED,
+        }
+    }
+}
+
+/// What a client asks to hear, and after [`Wishes::within`] and some more of it what it will hear.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wishes {
+    pub lists: BTreeSet<List>,
+    /// `None` where the client did not speak of resources.
+    pub resources: Option<BTreeSet<String>>,
+    /// Ids that cannot be ours are left out already; `None` where the client did not speak of tasks.
+    pub tasks: Option<BTreeSet<TaskId>>,
+}
+
+impl Wishes {
+    /// Whether `params` speak of tasks, so that the request must declare the extension (EXT-47).
+    #[must_use]
+    pub fn speak_of_tasks(params: &Object) -> bool {
+        params.get_object("notifications").is_some_and(|wanted| wanted.contains("taskIds"))
+    }
+
+    /// Reads `params`. Members that nobody knows here belong to extensions and are passed over.
+    ///
+    /// # Errors
+    /// [`Complaint::Params`] that names the member which is missing, of another type or too long.
+    pub fn read(params: &Object) -> Result<Self, Complaint> {
+        let wanted = params.get_object("notifications").ok_or_else(|| invalid("notifications must be an object"))?;
+        let mut wishes = Self::default();
+        for list in List::ALL {
+            match wanted.get(list.member()).as_ref().map(Payload::as_str) {
+                Some("true") => _ = wishes.lists.insert(list),
+                Some("false") | None => (),
+                Some(_) => return Err(complaint(list.member(), "must be true or false")),
+            }
+        }
+        wishes.resources = strings(&wanted, "resourceSubscriptions", RESOURCES_MAX)?.map(BTreeSet::from_iter);
+        let ids = strings(&wanted, "taskIds", TASKS_MAX)?;
+        wishes.tasks = ids.map(|ids| ids.iter().filter_map(|id| TaskId::parse(id)).collect());
+        Ok(wishes)
+    }
+
+    /// What of it a session server with these capabilities tells at all.
+    #[must_use]
+    pub fn within(self, capabilities: &Payload) -> Self {
+        let declared = Object::of(capabilities);
+        let offers = |area: &str, what: &str| {
+            let area = declared.as_ref().and_then(|all| all.get_object(area));
+            area.and_then(|area| area.get(what)).is_some_and(|value| value.as_str() == "true")
+        };
+        Self {
+            lists: self.lists.into_iter().filter(|list| offers(list.capability(), "listChanged")).collect(),
+            resources: self.resources.filter(|_| offers("resources", "subscribe")),
+            tasks: self.tasks,
+        }
+    }
+
+    /// Whether any of it is told by the upstream.
+    #[must_use]
+    pub fn concern_the_upstream(&self) -> bool {
+        !self.lists.is_empty() || self.resources.as_ref().is_some_and(|uris| !uris.is_empty())
+    }
+
+    /// Whether an update of this resource is wanted: of one that was named, or of a part of it.
+    #[must_use]
+    pub fn want_updates_of(&self, uri: &str) -> bool {
+        let is_part = |whole: &String| {
+            let rest = uri.strip_prefix(whole.as_str());
+            rest.is_some_and(|rest| rest.is_empty() || whole.ends_with('/') || rest.starts_with(['/', '?', '#']))
+        };
+        self.resources.as_ref().is_some_and(|uris| uris.iter().any(is_part))
+    }
+}
+
+/// The strings of an array, at most `max`; `None` if the member is not there.
+fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<Vec<String>>, Complaint> {
+    let Some(array) = wanted.get(member) else { return Ok(None) };
+    if !array.as_str().starts_with('[') {
+        return Err(complaint(member, "must be an array of strings"));
+    }
+    if array.items().nth(max).is_some() {
+        return Err(complaint(member, "names too many"));
+    }
+    match array.read::<Vec<String>>() {
+        Ok(strings) => Ok(Some(strings)),
+        Err(_) => Err(complaint(member, "must be an array of strings")),
+    }
+}
+
+const fn invalid(what: &'static str) -> Complaint {
+    Complaint::Params(Cow::Borrowed(what))
+}
+
+fn complaint(member: &str, what: &str) -> Complaint {
+    Complaint::Params(Cow::Owned(format!("notifications.{member} {what}")))
+}
+
+/// One open subscription: writes every message of it, each tagged with the id of the request that opened it,
+/// exactly as that was spelt (MOD-24, EXT-51).
+#[derive(Clone, Debug)]
+pub struct Subscription {
+    id: RequestId,
+}
+
+impl Subscription {
+    #[must_use]
+    pub const fn new(id: RequestId) -> Self {
+        Self { id }
+    }
+
+    /// The first message: what of the wishes is granted, and nothing else.
+    #[must_use]
+    pub fn acknowledged(&self, granted: &Wishes) -> Bytes {
+        let yes = Payload::of(&true);
+        let mut told = granted.lists.iter().fold(ObjectWriter::new(), |told, list| told.member(list.member(), &yes));
+        if let Some(uris) = &granted.resources {
+            told = told.member("resourceSubscriptions", &Payload::of(uris));
+        }
+        if let Some(ids) = &granted.tasks {
+            let ids: Vec<String> = ids.iter().map(TaskId::to_string).collect();
+            told = told.member("taskIds", &Payload::of(&ids));
+        }
+        let params = ObjectWriter::new().member(META, &self.tag(None)).member("notifications", &told.finish());
+        envelope::notification(method::LISTEN_ACKNOWLEDGED, Some(&params.finish()))
+    }
+
+    /// What a session server said, if it is of a kind that was granted.
+    #[must_use]
+    pub fn passed_on(&self, granted: &Wishes, name: &str, params: Option<&Payload>) -> Option<Bytes> {
+        let params = params.and_then(Object::of);
+        let is_list = List::ALL.into_iter().any(|list| list.notification() == name && granted.lists.contains(&list));
+        let is_update = || {
+            let uri = params.as_ref().and_then(|params| params.get_string("uri"));
+            name == method::RESOURCE_UPDATED && uri.is_some_and(|uri| granted.want_updates_of(&uri))
+        };
+        (is_list || is_update()).then(|| envelope::notification(name, Some(&self.tagged(params.as_ref()))))
+    }
+
+    /// That everything which was granted may have changed, where nobody knows what has: one notification for
+    /// each list and each resource.
+    pub fn anything(&self, granted: &Wishes) -> impl Iterator<Item = Bytes> {
+        let lists = granted.lists.iter().map(|list| (list.notification(), None));
+        let uris = granted.resources.iter().flatten().map(|uri| (method::RESOURCE_UPDATED, Some(uri)));
+        lists.chain(uris).map(|(name, uri)| {
+            let params = ObjectWriter::new().member(META, &self.tag(None));
+            let params = if let Some(uri) = uri { params.text("uri", uri) } else { params };
+            envelope::notification(name, Some(&params.finish()))
+        })
+    }
+
+    /// How a task stands, from what `tasks/get` answers at that moment (EXT-50).
+    #[must_use]
+    pub fn task(&self, snapshot: &Payload) -> Option<Bytes> {
+        let params = Object::of(snapshot)?.edit().remove("resultType").set(META, self.tag(None)).finish();
+        Some(envelope::notification(method::TASKS_CHANGED, Some(&params)))
+    }
+
+    /// The last message (MOD-25, T-52).
+    #[must_use]
+    pub fn ended(&self, server_info: &Payload) -> Bytes {
+        let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, self.id.payload()).member(SERVER_INFO, server_info);
+        let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta.finish()).finish();
+        envelope::result(&self.id, &result)
+    }
+
+    fn tagged(&self, params: Option<&Object>) -> Payload {
+        match params {
+            Some(params) => params.edit().set(META, self.tag(params.get_object(META).as_ref())).finish(),
+            None => ObjectWriter::new().member(META, &self.tag(None)).finish(),
+        }
+    }
+
+    fn tag(&self, meta: Option<&Object>) -> Payload {
+        match meta {
+            Some(meta) => meta.edit().set(SUBSCRIPTION_ID, self.id.payload().clone()).finish(),
+            None => ObjectWriter::new().member(SUBSCRIPTION_ID, self.id.payload()).finish(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn payload(text: &str) -> Payload {
+        Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
+    }
+
+    fn read(params: &str) -> Result<Wishes, Complaint> {
+        Wishes::read(&Object::of(&payload(params)).unwrap())
+    }
+
+    fn text(message: &Bytes) -> &str {
+        std::str::from_utf8(message).unwrap()
+    }
+
+    const ID: &str = "0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn b132_members_of_another_type_and_too_many_ids_are_refused() {
+        let many = format!(r#"{{"notifications":{{"taskIds":[{}"x"]}}}}"#, r#""x","#.repeat(TASKS_MAX));
+        for (params, named) in [
+            ("{}", "notifications"),
+            (r#"{"notifications":[]}"#, "notifications"),
+            (r#"{"notifications":{"toolsListChanged":1}}"#, "toolsListChanged"),
+            (r#"{"notifications":{"promptsListChanged":null}}"#, "promptsListChanged"),
+            (r#"{"notifications":{"resourcesListChanged":"true"}}"#, "resourcesListChanged"),
+            (r#"{"notifications":{"resourceSubscriptions":"file:///a"}}"#, "resourceSubscriptions"),
+            (r#"{"notifications":{"resourceSubscriptions":[1]}}"#, "resourceSubscriptions"),
+            (r#"{"notifications":{"taskIds":{}}}"#, "taskIds"),
+            (r#"{"notifications":{"taskIds":[null]}}"#, "taskIds"),
+            (&many, "taskIds"),
+        ] {
+            let Err(Complaint::Params(what)) = read(params) else { panic!("{params} was accepted") };
+            assert!(what.contains(named), "{what}");
+        }
+        assert!(read(&many.replacen(r#""x","#, "", 1)).is_ok(), "1,000 are not too many");
+    }
+
+    #[test]
+    fn wishes_are_read_without_what_cannot_be_ours() {
+        let wishes = read(&format!(
+            r#"{{"notifications":{{"toolsListChanged":true,"promptsListChanged":false,"x":7,"taskIds":["{ID}","{ID}","nobody"]}}}}"#
+        ))
+        .unwrap();
+        assert_eq!(wishes.lists, BTreeSet::from([List::Tools]));
+        assert_eq!(wishes.resources, None);
+        assert_eq!(wishes.tasks, Some(BTreeSet::from([TaskId::parse(ID).unwrap()])));
+    }
+
+    /// MOD-24: only what the server declares, and only what was asked for.
+    #[test]
+    fn the_acknowledgement_is_the_part_that_the_server_offers() {
+        let everything = r#"{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourcesListChanged":true,"resourceSubscriptions":["file:///a"],"taskIds":[]}}"#;
+        for (capabilities, told) in [
+            ("{}", r#"{"taskIds":[]}"#),
+            (r#"{"tools":{"listChanged":false},"resources":{}}"#, r#"{"taskIds":[]}"#),
+            (
+                r#"{"tools":{"listChanged":true},"resources":{"subscribe":true}}"#,
+                r#"{"toolsListChanged":true,"resourceSubscriptions":["file:///a"],"taskIds":[]}"#,
+            ),
+        ] {
+            let granted = read(everything).unwrap().within(&payload(capabilities));
+            let told = format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"io.modelcontextprotocol/subscriptionId":"a\u0031"}},"notifications":{told}}}}}"#
+            );
+            let id = RequestId::from_payload(&payload(r#""a\u0031""#)).unwrap();
+            assert_eq!(text(&Subscription::new(id).acknowledged(&granted)), told);
+        }
+    }
+
+    #[test]
+    fn what_is_passed_on_was_asked_for_is_tagged_and_else_as_it_came() {
+        let wishes =
+            read(r#"{"notifications":{"toolsListChanged":true,"resourceSubscriptions":["file:///a","x:/"]}}"#).unwrap();
+        let subscription = Subscription::new(RequestId::number(7));
+        let told = |name, params: &str| {
+            let params = (!params.is_empty()).then(|| payload(params));
+            let message = subscription.passed_on(&wishes, name, params.as_ref())?;
+            Some(text(&message).split_once(r#""params":"#).unwrap().1.to_owned())
+        };
+        let tag = r#""io.modelcontextprotocol/subscriptionId":7"#;
+        assert_eq!(told(method::TOOLS_CHANGED, ""), Some(format!(r#"{{"_meta":{{{tag}}}}}}}"#)));
+        assert_eq!(
+            told(method::TOOLS_CHANGED, r#"{"n":1.10,"_meta":{"k":1}}"#),
+            Some(format!(r#"{{"n":1.10,"_meta":{{"k":1,{tag}}}}}}}"#))
+        );
+        assert_eq!(told(method::PROMPTS_CHANGED, ""), None);
+        assert_eq!(told("notifications/other", ""), None);
+        for (uri, wanted) in [
+            ("file:///a", true),
+            ("file:///a/b", true),
+            ("file:///a#1", true),
+            ("file:///ab", false),
+            ("x:/y", true),
+            ("file:///", false),
+        ] {
+            let told = told(method::RESOURCE_UPDATED, &format!(r#"{{"uri":"{uri}"}}"#));
+            assert_eq!(told.is_some(), wanted, "{uri}");
+        }
+        assert_eq!(told(method::RESOURCE_UPDATED, ""), None);
+        assert_eq!(subscription.anything(&wishes).count(), 3);
+    }
+
+    /// MOD-25, T-52.
+    #[test]
+    fn the_end_is_a_result_with_the_subscriptions_id() {
+        let ended = Subscription::new(RequestId::text("x")).ended(&payload(r#"{"name":"s"}"#));
+        assert_eq!(
+            text(&ended),
+            r#"{"jsonrpc":"2.0","id":"x","result":{"resultType":"complete","_meta":{"io.modelcontextprotocol/subscriptionId":"x","io.modelcontextprotocol/serverInfo":{"name":"s"}}}}"#
+        );
+    }
+}

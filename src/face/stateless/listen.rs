@@ -1,0 +1,186 @@
+//! `subscriptions/listen`: one long answer on which a client hears what it asked to hear (protocol.md 1.11).
+//!
+//! Nothing runs in the background: the stream looks for news when its client reads. A client that reads slowly
+//! therefore holds up nothing but itself, and what happens meanwhile is told once, not once for each time.
+//! Read `ear` (what the upstream says), `watched` (how tasks stand) and `places` (how many may listen) next.
+
+mod ear;
+mod places;
+mod watched;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::StatusCode;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::{Inquiry, StatelessFace, not_begun};
+use crate::dialect::Complaint;
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::subscriptions::{Subscription, Wishes};
+use crate::face::answer::{bare, event_stream};
+use crate::face::http::{AcceptedTypes, Response};
+use crate::task::{Executed, GatewayFault, Reason, TakesTasks};
+use crate::upstream::BeginError;
+use crate::wire::Payload;
+use crate::wire::framing::{sse_comment, sse_message};
+use ear::{Ear, Heard};
+use places::Place;
+pub use places::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, Listeners};
+use watched::Watched;
+
+/// How long the stream may be silent before a comment shows that it lives.
+const LIFE_SIGN: Duration = Duration::from_secs(15);
+
+/// Why there is no stream.
+enum NoStream {
+    Complaint(Complaint),
+    Fault(GatewayFault),
+    /// The client takes no event stream.
+    NotAcceptable,
+}
+
+impl From<Complaint> for NoStream {
+    fn from(complaint: Complaint) -> Self {
+        Self::Complaint(complaint)
+    }
+}
+
+impl From<BeginError> for NoStream {
+    fn from(error: BeginError) -> Self {
+        Self::Fault(not_begun(error))
+    }
+}
+
+impl StatelessFace {
+    /// Answers `subscriptions/listen`. Dropping the answer, or this future, means that the client left:
+    /// subscriptions that nobody else holds are taken back.
+    pub(super) async fn listen(&self, inquiry: &Inquiry<'_>) -> Response {
+        let addressee = &inquiry.addressee;
+        match Box::pin(self.begin_to_listen(inquiry)).await {
+            Ok(listening) => listening.respond(),
+            Err(NoStream::Complaint(complaint)) => addressee.complaint(&complaint),
+            Err(NoStream::Fault(fault)) => addressee.fault(&fault),
+            Err(NoStream::NotAcceptable) => bare(StatusCode::NOT_ACCEPTABLE),
+        }
+    }
+
+    async fn begin_to_listen(&self, inquiry: &Inquiry<'_>) -> Result<Listen, NoStream> {
+        match inquiry.addressee.accepted {
+            AcceptedTypes::EventStream | AcceptedTypes::Both => (),
+            AcceptedTypes::Json | AcceptedTypes::Neither => return Err(NoStream::NotAcceptable),
+        }
+        let Some(id) = inquiry.addressee.id.clone() else { return Err(NoStream::Fault(INTERNAL)) };
+        if Wishes::speak_of_tasks(inquiry.params) && inquiry.said.takes_tasks() == TakesTasks::No {
+            return Err(StatelessRequest::needs_extension().into());
+        }
+        let wishes = Wishes::read(inquiry.params)?;
+        let listeners = &self.served.listeners;
+        let place = listeners.take(&inquiry.principal, self.served.upstream.name()).map_err(NoStream::Fault)?;
+        let (ear, mut granted) = self.ear(inquiry, wishes).await?;
+        let watched = Watched::new(
+            Arc::clone(&self.served.engine),
+            self.dialect(),
+            inquiry.said.clone(),
+            &inquiry.principal,
+            &mut granted,
+        );
+        let watched = watched.await;
+        let subscription = Subscription::new(id);
+        Ok(Listen {
+            due: VecDeque::from([subscription.acknowledged(&granted)]),
+            subscription,
+            granted,
+            ear,
+            watched,
+            written: Instant::now(),
+            ending: Some(listeners.ending().clone()),
+            server_info: self.identity(),
+            _place: place,
+        })
+    }
+
+    /// Listens to the upstream as far as that is wished for and offered.
+    async fn ear(&self, inquiry: &Inquiry<'_>, wishes: Wishes) -> Result<(Ear, Wishes), NoStream> {
+        let context = self.context(inquiry, self.served.timeouts);
+        let upstream = &self.served.upstream;
+        if !wishes.concern_the_upstream() {
+            return Ok((Ear::deaf(upstream, context), wishes));
+        }
+        let facts = upstream.facts(&context).await?;
+        self.remember(&facts);
+        let mut granted = wishes.within(&facts.capabilities);
+        if !granted.concern_the_upstream() {
+            return Ok((Ear::deaf(upstream, context), granted));
+        }
+        let uris = granted.resources.iter().flatten().cloned().collect();
+        let listening = upstream.listen(&context, uris).await?;
+        if let Some(resources) = &mut granted.resources {
+            *resources = listening.resources.iter().cloned().collect();
+        }
+        Ok((Ear::open(upstream, context, listening), granted))
+    }
+}
+
+const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::No);
+
+/// One open stream.
+struct Listen {
+    subscription: Subscription,
+    granted: Wishes,
+    ear: Ear,
+    watched: Watched,
+    /// What is to be said next; bounded by what was granted.
+    due: VecDeque<Bytes>,
+    /// When something was last said.
+    written: Instant,
+    /// Ends the stream in order; `None` once it has.
+    ending: Option<CancellationToken>,
+    server_info: Payload,
+    _place: Place,
+}
+
+impl Listen {
+    fn respond(self) -> Response {
+        let frames = stream::unfold(Box::new(self), |mut listen| async move {
+            let bytes = listen.next().await?;
+            listen.written = Instant::now();
+            Some((Ok(Frame::data(bytes)), listen))
+        });
+        event_stream(StreamBody::new(frames).boxed_unsync())
+    }
+
+    /// The next bytes of the stream; `None` after its end.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            let ending = self.ending.as_ref()?;
+            if let Some(message) = self.due.pop_front() {
+                return Some(sse_message(&message));
+            }
+            let heard = tokio::select! {
+                () = ending.cancelled() => {
+                    self.ending = None;
+                    return Some(sse_message(&self.subscription.ended(&self.server_info)));
+                }
+                snapshot = self.watched.next() => {
+                    self.due.extend(self.subscription.task(&snapshot));
+                    continue;
+                }
+                heard = self.ear.next(&self.granted) => heard,
+                () = sleep_until(self.written + LIFE_SIGN) => return Some(sse_comment()),
+            };
+            match heard {
+                Heard::News((name, params)) => {
+                    self.due.extend(self.subscription.passed_on(&self.granted, &name, params.as_ref()));
+                }
+                Heard::TooMuch => self.due.extend(self.subscription.anything(&self.granted)),
+            }
+        }
+    }
+}

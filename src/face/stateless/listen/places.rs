@@ -1,0 +1,111 @@
+//! How many may listen at a time: each stream holds a connection, a session's ear and its watches.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+
+/// Most open streams of one principal (reliability.md B159).
+pub const LISTENERS_PER_PRINCIPAL_MAX: usize = 16;
+/// Most open streams in all.
+pub const LISTENERS_MAX: usize = 4_096;
+
+/// The places of all who listen, whatever upstream they listen to.
+#[derive(Debug)]
+pub struct Listeners {
+    taken: Mutex<Taken>,
+    ending: CancellationToken,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    all: usize,
+    by_owner: HashMap<Principal, usize>,
+}
+
+impl Listeners {
+    /// No listeners yet. Once `ending` is cancelled every stream ends with its result, and none begins.
+    #[must_use]
+    pub fn new(ending: CancellationToken) -> Arc<Self> {
+        Arc::new(Self { taken: Mutex::default(), ending })
+    }
+
+    pub(super) const fn ending(&self) -> &CancellationToken {
+        &self.ending
+    }
+
+    /// Takes a place. The principal's own bound is asked before the one of all.
+    ///
+    /// # Errors
+    /// `Draining` or `TooManyListeners`.
+    pub(super) fn take(self: &Arc<Self>, owner: &Principal, upstream: &Arc<str>) -> Result<Place, GatewayFault> {
+        if self.ending.is_cancelled() {
+            return Err(GatewayFault::new(Reason::Draining, Executed::No));
+        }
+        let mut taken = self.taken.lock();
+        let own = taken.by_owner.get(owner).copied().unwrap_or(0);
+        if own >= LISTENERS_PER_PRINCIPAL_MAX || taken.all >= LISTENERS_MAX {
+            metrics::counter!(metric::LISTENERS_REFUSED, "upstream" => Arc::clone(upstream)).increment(1);
+            return Err(GatewayFault::new(Reason::TooManyListeners, Executed::No));
+        }
+        taken.all += 1;
+        taken.by_owner.insert(owner.clone(), own + 1);
+        metrics::gauge!(metric::LISTENERS, "upstream" => Arc::clone(upstream)).increment(1.0);
+        Ok(Place { listeners: Arc::clone(self), owner: owner.clone(), upstream: Arc::clone(upstream) })
+    }
+}
+
+/// The place of one stream; given back when dropped.
+#[derive(Debug)]
+pub(super) struct Place {
+    listeners: Arc<Listeners>,
+    owner: Principal,
+    upstream: Arc<str>,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        metrics::gauge!(metric::LISTENERS, "upstream" => Arc::clone(&self.upstream)).decrement(1.0);
+        let mut taken = self.listeners.taken.lock();
+        taken.all -= 1;
+        if let Entry::Occupied(mut own) = taken.by_owner.entry(self.owner.clone()) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b159_a_principal_meets_its_own_bound_and_all_meet_theirs() {
+        let listeners = Listeners::new(CancellationToken::new());
+        let upstream: Arc<str> = Arc::from("reports");
+        let owners: Vec<_> =
+            (0..=LISTENERS_MAX / LISTENERS_PER_PRINCIPAL_MAX).map(|n| Principal::new(&format!("key:{n}"))).collect();
+        let (last, full) = owners.split_last().unwrap();
+        let mut places: Vec<_> = full
+            .iter()
+            .flat_map(|owner| (0..LISTENERS_PER_PRINCIPAL_MAX).map(move |_| owner))
+            .map(|owner| listeners.take(owner, &upstream).unwrap())
+            .collect();
+        let refused = |owner| listeners.take(owner, &upstream).unwrap_err().reason;
+        assert_eq!((places.len(), refused(last)), (LISTENERS_MAX, Reason::TooManyListeners));
+        places.pop();
+        assert_eq!(refused(&full[0]), Reason::TooManyListeners, "its own bound");
+        drop(listeners.take(last, &upstream).unwrap());
+        places.clear();
+        assert!(listeners.taken.lock().by_owner.is_empty());
+        listeners.ending.cancel();
+        assert_eq!(refused(last), Reason::Draining);
+    }
+}

@@ -1,0 +1,106 @@
+//! How the tasks stand that a listener named: once at the beginning, then whenever one has changed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+
+use crate::dialect::ext_tasks::ExtTasks;
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::subscriptions::Wishes;
+use crate::dialect::{FaceDialect, Reply};
+use crate::engine::watch::Watcher;
+use crate::engine::{Engine, TaskError};
+use crate::task::{Phase, Principal, Task, TaskKey};
+use crate::wire::Payload;
+
+/// The tasks of one listener.
+pub(super) struct Watched {
+    engine: Arc<Engine>,
+    dialect: ExtTasks,
+    said: StatelessRequest,
+    /// Those that have changed, or were not looked at yet.
+    due: VecDeque<One>,
+    /// Those that have not.
+    quiet: FuturesUnordered<BoxFuture<'static, One>>,
+}
+
+struct One {
+    key: TaskKey,
+    watcher: Watcher,
+    /// What was last told, while that may still change.
+    told: Option<Payload>,
+}
+
+impl Watched {
+    /// Begins to watch the tasks that are granted, and takes those out of the grant that there are not: unknown
+    /// ones, foreign ones and those that too many watch are left out alike (T-53).
+    pub(super) async fn new(
+        engine: Arc<Engine>,
+        dialect: ExtTasks,
+        said: StatelessRequest,
+        owner: &Principal,
+        granted: &mut Wishes,
+    ) -> Self {
+        let mut due = VecDeque::new();
+        if let Some(ids) = &mut granted.tasks {
+            for id in std::mem::take(ids) {
+                let key = TaskKey { owner: owner.clone(), id };
+                // A task is looked at after the watch began, so that no change falls between.
+                let Ok(watcher) = engine.watchers().watch(&key) else { continue };
+                if engine.get(&key).await.is_ok() {
+                    ids.insert(id);
+                    due.push_back(One { key, watcher, told: None });
+                }
+            }
+        }
+        Self { engine, dialect, said, due, quiet: FuturesUnordered::new() }
+    }
+
+    /// What `tasks/get` would answer about the next task that has something new to say. Cancel safe.
+    pub(super) async fn next(&mut self) -> Payload {
+        loop {
+            while let Some(one) = self.due.front() {
+                // Until the task was read it stays in front: this future may be dropped in between.
+                let read = self.engine.get(&one.key).await;
+                let Some(mut one) = self.due.pop_front() else { break };
+                let snapshot = match &read {
+                    Ok(task) => self.snapshot(task),
+                    // It has expired, and nothing more is to be heard of it.
+                    Err(TaskError::Unknown) => continue,
+                    Err(error) => {
+                        tracing::warn!(%error, "a listener is not told of a change");
+                        None
+                    }
+                };
+                let snapshot = snapshot.filter(|snapshot| one.told.as_ref() != Some(snapshot));
+                // A settled task never changes.
+                if !read.is_ok_and(|task| task.is_settled()) {
+                    one.told = snapshot.clone().or(one.told);
+                    self.quiet.push(Box::pin(async move {
+                        one.watcher.changed().await;
+                        one
+                    }));
+                }
+                if let Some(snapshot) = snapshot {
+                    return snapshot;
+                }
+            }
+            match self.quiet.next().await {
+                Some(one) => self.due.push_back(one),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Nothing where the task asks what this listener did not say that it can be asked (protocol.md 5.12).
+    fn snapshot(&self, task: &Task) -> Option<Payload> {
+        if let Phase::AwaitingInput(open) = &task.phase
+            && self.said.missing(open.values().map(|question| &question.request)).is_some()
+        {
+            return None;
+        }
+        self.dialect.encode(Reply::Snapshot(task)).ok()
+    }
+}

@@ -1,0 +1,232 @@
+//! Resources that the upstream was asked to tell of in one session: asked once however many listen, and told to
+//! stop when the last of them has left.
+//!
+//! What is wanted is a count, what the upstream was told is a state beside it, and whoever changes the count
+//! has the state follow. One request at a time for each resource keeps the two in order.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{StreamExt, stream};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::Session;
+use crate::upstream::SUBSCRIBE_MAX;
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::reply::{self, Addressee, ReadLimits, Refusal, Reply};
+use crate::upstream::http::token;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Message, RequestId, ScanLimits, envelope, method};
+
+/// Most resources in one session.
+const SUBSCRIPTIONS_MAX: usize = 4_096;
+/// Requests about them on their way at a time, for one listener.
+const AT_ONCE: usize = 8;
+/// Largest answer, which says nothing but yes or no.
+const ANSWER_BYTES_MAX: usize = 1024 * 1024;
+/// How long one answer may take.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// Most messages in one array.
+const BATCH_MAX: usize = 100;
+
+/// The subscriptions of one session.
+#[derive(Debug, Default)]
+pub(super) struct Subscriptions(Mutex<HashMap<Arc<str>, Subscribed>>);
+
+#[derive(Debug)]
+struct Subscribed {
+    holders: usize,
+    told: Arc<tokio::sync::Mutex<Told>>,
+}
+
+/// What the upstream knows of our interest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Told {
+    #[default]
+    No,
+    /// It was being told when the future was dropped.
+    Unknown,
+    Yes,
+}
+
+/// One listener's share in the subscriptions of a session. Dropping it gives the share back.
+#[derive(Debug)]
+pub(crate) struct Held {
+    session: Arc<Session>,
+    uris: Vec<Arc<str>>,
+}
+
+impl Held {
+    /// The resources whose updates the upstream agreed to tell.
+    pub(crate) fn uris(&self) -> Vec<String> {
+        self.uris.iter().map(|uri| uri.as_ref().to_owned()).collect()
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        for uri in self.uris.drain(..) {
+            release(&self.session, uri);
+        }
+    }
+}
+
+/// A share that is not accepted yet, so that a dropped future leaves nothing behind.
+struct Share {
+    session: Arc<Session>,
+    uri: Option<Arc<str>>,
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        if let Some(uri) = self.uri.take() {
+            release(&self.session, uri);
+        }
+    }
+}
+
+impl Session {
+    /// Subscribes to resources, within [`SUBSCRIBE_MAX`]. What the upstream refuses or leaves unanswered is
+    /// not held. Cancel safe: what was asked for is taken back.
+    pub(crate) async fn hold(self: &Arc<Self>, uris: Vec<String>) -> Held {
+        let until = Instant::now() + SUBSCRIBE_MAX;
+        let mut held = Held { session: Arc::clone(self), uris: Vec::with_capacity(uris.len()) };
+        let mut asking = stream::iter(uris).map(|uri| self.share(Arc::from(uri), until)).buffer_unordered(AT_ONCE);
+        while let Some(share) = asking.next().await {
+            held.uris.extend(share.and_then(|mut share| share.uri.take()));
+        }
+        held
+    }
+
+    async fn share(self: &Arc<Self>, uri: Arc<str>, until: Instant) -> Option<Share> {
+        if !self.subscriptions.enter(&uri) {
+            self.hop.dropped("too_many_subscriptions");
+            return None;
+        }
+        let share = Share { session: Arc::clone(self), uri: Some(Arc::clone(&uri)) };
+        let told = tokio::time::timeout_at(until, self.settle(&uri)).await;
+        (told == Ok(Told::Yes)).then_some(share)
+    }
+
+    /// Tells the upstream of a resource what it does not know yet; returns what it knows then.
+    async fn settle(&self, uri: &Arc<str>) -> Told {
+        let Some(told) = self.subscriptions.told(uri) else { return Told::No };
+        let mut told = told.lock().await;
+        let is_wanted = self.subscriptions.is_wanted(uri);
+        if is_wanted == (*told == Told::Yes) && *told != Told::Unknown {
+            return *told;
+        }
+        *told = Told::Unknown;
+        let name = if is_wanted { method::RESOURCES_SUBSCRIBE } else { method::RESOURCES_UNSUBSCRIBE };
+        let agreed = self.ask_about(name, uri).await;
+        *told = if is_wanted && agreed { Told::Yes } else { Told::No };
+        *told
+    }
+
+    /// Sends one of the two requests; whether the upstream agreed.
+    async fn ask_about(&self, name: &str, uri: &str) -> bool {
+        let id = token::mint();
+        let params = ObjectWriter::new().text("uri", uri).finish();
+        let asking = self.agrees(&id, envelope::request(&id, name, Some(&params)));
+        let agreed = tokio::time::timeout(ANSWER_MAX, asking).await.unwrap_or(false);
+        if !agreed {
+            self.hop.dropped("subscription_failed");
+        }
+        agreed
+    }
+
+    async fn agrees(&self, id: &RequestId, message: bytes::Bytes) -> bool {
+        let Ok(response) = self.post(message, &HandedOver::default()).await else { return false };
+        let addressee = if self.has_id() { Addressee::RequestInSession(id) } else { Addressee::Request(id) };
+        let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };
+        match reply::open(response, addressee, limits).await {
+            Ok(Reply::Json(body)) => match reply::read_whole(body, limits).await {
+                Ok(text) => self.answer_in(&text, id) == Some(true),
+                Err(_) => false,
+            },
+            Ok(Reply::Events(mut events)) => {
+                while let Ok(Some(event)) = events.next().await {
+                    if let Some(agreed) = reply::message_in(&event).and_then(|text| self.answer_in(text, id)) {
+                        return agreed;
+                    }
+                }
+                false
+            }
+            Err(Refusal::SessionLost) => {
+                self.over.cancel();
+                false
+            }
+            Err(Refusal::Gateway(_) | Refusal::Rpc(_)) => false,
+        }
+    }
+
+    /// Whether the answer to `id` is a result, if it is there; notifications beside it are taken.
+    fn answer_in(&self, text: &bytes::Bytes, id: &RequestId) -> Option<bool> {
+        let mut agreed = None;
+        for message in envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX).ok()?.into_iter().flatten() {
+            match message {
+                Message::Response(response) if response.id.as_ref() == Some(id) => {
+                    agreed = Some(response.outcome.is_ok());
+                }
+                Message::Notification(notification) => self.note(notification),
+                Message::Response(_) | Message::Request(_) => self.hop.dropped("stray_request"),
+            }
+        }
+        agreed
+    }
+}
+
+/// Gives one share back, and tells the upstream in the background if it was the last.
+fn release(session: &Arc<Session>, uri: Arc<str>) {
+    if !session.subscriptions.leave(&uri) || session.over.is_cancelled() {
+        return;
+    }
+    let session = Arc::clone(session);
+    session.hop.tracker.clone().spawn(async move {
+        let over = session.over.clone();
+        let _ = over.run_until_cancelled(session.settle(&uri)).await;
+        session.subscriptions.forget(&uri);
+    });
+}
+
+impl Subscriptions {
+    /// Adds one holder; whether there was room.
+    fn enter(&self, uri: &Arc<str>) -> bool {
+        let mut all = self.0.lock();
+        let is_full = all.len() >= SUBSCRIPTIONS_MAX;
+        match all.entry(Arc::clone(uri)) {
+            Entry::Occupied(mut standing) => standing.get_mut().holders += 1,
+            Entry::Vacant(_) if is_full => return false,
+            Entry::Vacant(free) => _ = free.insert(Subscribed { holders: 1, told: Arc::default() }),
+        }
+        true
+    }
+
+    /// Takes one holder out; whether it was the last.
+    fn leave(&self, uri: &Arc<str>) -> bool {
+        let mut all = self.0.lock();
+        let Some(standing) = all.get_mut(uri) else { return false };
+        standing.holders = standing.holders.saturating_sub(1);
+        standing.holders == 0
+    }
+
+    fn is_wanted(&self, uri: &Arc<str>) -> bool {
+        self.0.lock().get(uri).is_some_and(|standing| standing.holders > 0)
+    }
+
+    fn told(&self, uri: &Arc<str>) -> Option<Arc<tokio::sync::Mutex<Told>>> {
+        self.0.lock().get(uri).map(|standing| Arc::clone(&standing.told))
+    }
+
+    /// Lets go of what nobody holds and nobody is telling the upstream about.
+    fn forget(&self, uri: &Arc<str>) {
+        let mut all = self.0.lock();
+        let is_done = |standing: &Subscribed| standing.holders == 0 && Arc::strong_count(&standing.told) == 1;
+        if all.get(uri).is_some_and(is_done) {
+            all.remove(uri);
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Real clients of 2026-07-28 that listen to a real session server through the gateway.
+//!
+//! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
+//! output says so.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+#[allow(dead_code, reason = "other tests restart it, and read its metrics")]
+#[path = "peers/support/gateway.rs"]
+mod gateway;
+#[allow(dead_code, reason = "other tests name the versions of their peers")]
+#[path = "peers/support/install.rs"]
+mod install;
+#[allow(dead_code, reason = "other tests talk to their children, or kill them")]
+#[path = "peers/support/process.rs"]
+mod process;
+#[allow(dead_code, reason = "other tests have other upstreams, or restart them")]
+#[path = "peers/support/upstream.rs"]
+mod upstream;
+
+use gateway::Gateway;
+use install::Peers;
+use process::Child;
+use serde_json::{Value, json};
+use upstream::{Program, Server};
+
+/// A resource of server-everything, and the tool that makes it tell of updates.
+const RESOURCE: &str = "demo://resource/dynamic/text/1";
+const TOOL: &str = "toggle-subscriber-updates";
+
+/// MOD-24, MOD-25, T-52, protocol.md 5.13: granted, told, and ended in order when the gateway shuts down.
+async fn check(what: &'static str, program: &str, script: &str) {
+    let Some(peers) = Peers::find(what) else { return };
+    let server = Server::start(Program::Everything, &peers, what).await.unwrap();
+    let upstream = format!("[upstreams.everything]\nurl = \"{}\"\n", server.url());
+    let gateway = Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap();
+    let command = peers.command(program, [script, gateway.url("everything"), RESOURCE, TOOL]);
+    let mut client = Child::start(&format!("{what}-client"), command).unwrap();
+    let granted: Value = serde_json::from_str(&client.line("granted ").await.unwrap()).unwrap();
+    assert_eq!(granted, json!({ "resourceSubscriptions": [RESOURCE], "toolsListChanged": true }));
+    assert_eq!(client.line("updated ").await.unwrap(), RESOURCE);
+    gateway.interrupt().unwrap();
+    assert_eq!(client.line("closed ").await.unwrap(), "graceful");
+}
+
+#[tokio::test]
+async fn the_typescript_client_hears_of_a_resource_until_the_gateway_says_goodbye() {
+    check("listen-ts", "node", "listen_ts.mjs").await;
+}
+
+#[tokio::test]
+async fn the_python_client_hears_of_a_resource_until_the_gateway_says_goodbye() {
+    check("listen-py", "py-modern/bin/python", "listen_py2.py").await;
+}

@@ -12,7 +12,7 @@ DENY := $(TOOLS)/bin/cargo-deny
 
 step = @printf '\n==== %s\n' "$(1)"
 
-.PHONY: test setup fmt lint unit doc deny bench audit fuzz
+.PHONY: test setup fmt lint unit doc deny bench sessions audit fuzz
 
 test: setup fmt lint unit doc deny
 	$(call step,all checks passed)
@@ -57,6 +57,10 @@ deny:
 # Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs.
 bench:
 	@cargo bench --locked
+
+# Records the terminal sessions that the README shows anew; `unit` compares them.
+sessions:
+	@UPDATE_README=1 cargo test --quiet --locked --test readme_sessions
 
 # The advisory database is no registry's, so this needs more of the network than the tests have.
 audit:

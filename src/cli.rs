@@ -5,7 +5,14 @@
 
 pub mod call;
 pub mod client;
+pub mod flavour;
+mod question;
+mod session;
+mod stateless;
+mod talk;
 mod terminal;
+mod tool;
+pub mod ui;
 
 use std::env;
 use std::ffi::OsString;
@@ -17,7 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use bytes::Bytes;
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -26,9 +33,9 @@ use tokio_util::task::TaskTracker;
 use crate::demo::DemoServer;
 use crate::task::{Clock as _, SystemClock};
 use crate::wire::{Object, Payload, ScanLimits};
-use crate::{app, config};
-use call::{Call, Retry, Wait};
-use client::TaskSupport;
+use crate::{app, config, tls};
+use call::{Call, Input, Retry, Wait};
+use flavour::Flavour;
 use terminal::Terminal;
 
 /// A mistake in the command line or in a configuration file (`EX_USAGE`).
@@ -64,12 +71,26 @@ enum Command {
         #[arg(long, value_name = "ADDR")]
         listen: Option<SocketAddr>,
     },
-    /// Calls a tool of a 2026-07-28 server and follows the task that it may become.
+    /// Calls a tool, follows the task that it may become, and asks you what the tool asks.
     ///
-    /// Ends with 0 for a result, 1 for a tool's error, 2 for a protocol error, 3 when cancelled, 69 when the
-    /// server cannot be reached or understood. Ctrl-C cancels the call; a second one leaves at once.
+    /// Without --flavour the best is taken that the server offers: the tasks extension of 2026-07-28, the tasks of
+    /// 2025-11-25, a plain call. Ctrl-C cancels the call; a second one leaves at once. A question is answered line
+    /// by line, an empty line takes the default or skips what is optional, Ctrl-D declines.
+    ///
+    /// The result goes to stdout, everything else to stderr.
+    #[command(after_long_help = EXIT_CODES, after_help = EXIT_CODES)]
     Call(CallArguments),
 }
+
+const EXIT_CODES: &str = "\
+Exit codes:
+  0   a result, or a handle with --no-wait
+  1   a result that says the tool failed
+  2   a JSON-RPC error
+  3   cancelled
+  4   a result, but a question was declined or dismissed
+  64  a mistake in the command line
+  69  the server cannot be reached or understood";
 
 #[derive(Debug, clap::Args)]
 struct CallArguments {
@@ -80,25 +101,18 @@ struct CallArguments {
     /// The tool's arguments, a JSON object.
     #[arg(value_name = "JSON", default_value = "{}")]
     arguments: String,
-    /// Which kind of tasks to declare.
-    #[arg(long, value_enum, default_value_t = Flavour::Extension)]
-    flavour: Flavour,
+    /// Which tasks to call with; the best that the server offers by default.
+    #[arg(long, value_enum)]
+    flavour: Option<Flavour>,
     /// Print the task's handle as JSON instead of waiting for its result.
     #[arg(long)]
     no_wait: bool,
-    /// Answer no questions: a task that asks is cancelled. This version never answers any.
+    /// Decline every question instead of asking you.
     #[arg(long)]
     no_input: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Flavour {
-    /// The tasks extension of 2026-07-28.
-    Extension,
-    /// The tasks of 2025-11-25; not in this version.
-    Core,
-    /// A plain call.
-    None,
+    /// Trust these authorities (PEM) instead of the system's.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
 }
 
 /// Runs the command that `arguments` (the program's name first) ask for, to its end.
@@ -168,12 +182,7 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
 }
 
 async fn call(arguments: CallArguments) -> ExitCode {
-    let CallArguments { url, tool, arguments, flavour, no_wait, no_input: _ } = arguments;
-    let tasks = match flavour {
-        Flavour::Extension => TaskSupport::Extension,
-        Flavour::None => TaskSupport::Undeclared,
-        Flavour::Core => return refuse("--flavour core is not in this version; use extension or none"),
-    };
+    let CallArguments { url, tool, arguments, flavour, no_wait, no_input, ca } = arguments;
     if !matches!(url.scheme(), "http" | "https") {
         return refuse("the server's address must begin with http:// or https://");
     }
@@ -182,8 +191,13 @@ async fn call(arguments: CallArguments) -> ExitCode {
         Ok(_) => return refuse("the tool's arguments must be a JSON object"),
         Err(error) => return refuse(format_args!("the tool's arguments are {error}")),
     };
+    let roots = match ca.as_deref().map(tls::read_roots).transpose() {
+        Ok(roots) => roots,
+        Err(error) => return refuse(client::chain(&error)),
+    };
     let wait = if no_wait { Wait::ForTheHandle } else { Wait::ToTheEnd };
-    let call = Call { tool, arguments, tasks, wait, retry: Retry::default() };
+    let input = if no_input { Input::Declined } else { Input::Asked };
+    let call = Call { tool, arguments, flavour, wait, input, retry: Retry::default(), roots };
     // One that cancels and one that leaves: more would tell nothing new.
     let (sender, mut interrupts) = mpsc::channel(2);
     let tracker = TaskTracker::new();
@@ -231,7 +245,8 @@ mod tests {
             "taskgate check",
             "taskgate demo-server",
             "taskgate demo-server --listen nowhere",
-            "taskgate call http://127.0.0.1:1/mcp greet --flavour core",
+            "taskgate call http://127.0.0.1:1/mcp greet --flavour other",
+            "taskgate call http://127.0.0.1:1/mcp greet --ca /nowhere.pem",
             "taskgate call ftp://127.0.0.1/mcp greet",
             "taskgate call http://127.0.0.1:1/mcp greet []",
             "taskgate call http://127.0.0.1:1/mcp greet {\"a\":1,\"a\":2}",

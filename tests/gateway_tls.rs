@@ -168,6 +168,26 @@ async fn an_upstream_that_asks_for_a_certificate_gets_ours() {
     }
 }
 
+/// `taskgate call --ca`: the file replaces the system's authorities.
+#[tokio::test]
+async fn a_caller_trusts_the_authorities_that_it_names_and_no_others() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    let own = ca_file(folder.path(), "ca.pem", &authority);
+    let other = ca_file(folder.path(), "other.pem", &Authority::new());
+    for alpn in ["http/1.1", "h2"] {
+        let upstream = Upstream::start(&authority.vouch(|_| ()), None, alpn).await;
+        for (ca, code) in [(Some(&own), 0), (Some(&other), 69), (None, 69)] {
+            let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_taskgate"));
+            command.args(["call", &upstream.url, "greet", r#"{"name":"Ada"}"#]).kill_on_drop(true);
+            command.args(ca.iter().flat_map(|ca| [Path::new("--ca"), ca.as_path()]));
+            let output = timeout(PATIENCE, command.output()).await.unwrap().unwrap();
+            let stderr = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(code), "{alpn} {ca:?}: {stderr}");
+            assert_eq!(output.stdout == b"Hello, Ada!\n", code == 0);
+        }
+    }
+}
+
 /// B170, B166: all files at once, the same words from both commands, and nothing is started or made.
 #[test]
 fn files_of_no_use_end_the_start_with_64() {

@@ -1,18 +1,17 @@
-//! Requests to a 2026-07-28 server over streamable HTTP, one at a time.
+//! HTTP towards one MCP endpoint: requests out, the messages of an answer in.
 //!
-//! Knows headers, framing and limits; what an answer means for a call is decided in [`super::call::run`].
+//! Knows headers, framing and limits, and no protocol version: `stateless` and `session` say
+//! what is sent.
 
+use std::collections::VecDeque;
 use std::error::Error as StdError;
 use std::fmt::Write as _;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE, HeaderName, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -20,58 +19,35 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::client::legacy::{Client as Http, Error as HttpError};
 use hyper_util::rt::TokioExecutor;
-use rustls::ClientConfig;
-use rustls::crypto::aws_lc_rs;
+use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt as _;
-use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
 
+use crate::tls;
 use crate::wire::envelope::{self, Message};
 use crate::wire::framing::SseDecoder;
-use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, meta, method};
-
-const VERSION: ProtocolVersion = ProtocolVersion::V2026_07_28;
-const MCP_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
-const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
-const MCP_NAME: HeaderName = HeaderName::from_static("mcp-name");
+use crate::wire::{Object, Payload, RequestId, RpcError, ScanLimits};
 
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// The largest answer, or event of a streamed one.
 const ANSWER_BYTES_MAX: usize = 128 << 20;
-/// The longest time that a server's `Retry-After` makes us wait.
+/// Messages of one array, which 2025-03-26 servers may send.
+const BATCH_MAX: usize = 64;
+/// The longest time that a server's `Retry-After` or `retry:` makes us wait.
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 
-/// Whether this client says that it can handle task handles.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TaskSupport {
-    /// `io.modelcontextprotocol/tasks` is declared on every request.
-    Extension,
-    Undeclared,
-}
-
-/// Speaks to one endpoint.
-#[derive(Debug)]
-pub struct Client {
+/// One endpoint. Clones share connections.
+#[derive(Clone, Debug)]
+pub(super) struct Endpoint {
     http: Http<HttpsConnector<HttpConnector>, Full<Bytes>>,
     uri: Uri,
-    tasks: TaskSupport,
-    next_id: AtomicI64,
 }
 
 /// What the server answered.
 #[derive(Debug)]
-pub struct Reply {
-    pub outcome: Result<Object, RpcError>,
+pub(super) struct Reply {
+    pub(super) outcome: Result<Object, RpcError>,
     /// The server refused the request for now (429 or 503), and how long it asks to be left alone.
-    pub busy: Option<Duration>,
-}
-
-/// Progress of a plain call, as its stream reports it.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Progress {
-    pub progress: f64,
-    pub total: Option<f64>,
-    pub message: Option<String>,
+    pub(super) busy: Option<Duration>,
 }
 
 /// Why there is no answer.
@@ -89,6 +65,8 @@ pub enum ClientError {
     Late(Duration),
     #[error("the server answered {status}")]
     Status { status: StatusCode, retry_after: Duration },
+    #[error("the server refused the handshake: error {code}: {message}")]
+    Refused { code: i64, message: String },
     #[error("the server's answer cannot be understood: {0}")]
     Unintelligible(&'static str),
 }
@@ -102,168 +80,208 @@ impl ClientError {
             Self::Status { status, retry_after } => {
                 (status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS).then_some(*retry_after)
             }
-            Self::Tls(_) | Self::Address(_) | Self::Unintelligible(_) => None,
+            Self::Tls(_) | Self::Address(_) | Self::Refused { .. } | Self::Unintelligible(_) => None,
         }
     }
 }
 
-/// The parameters of `tools/call`.
-#[derive(Serialize)]
-struct CallParams<'a> {
-    name: &'a str,
-    arguments: &'a Payload,
-    _meta: Value,
-}
-
-/// The parameters of `tasks/get` and `tasks/cancel`.
-#[derive(Serialize)]
-struct TaskParams<'a> {
-    #[serde(rename = "taskId")]
-    task_id: &'a str,
-    _meta: Value,
-}
-
-/// A request on its way: what the headers repeat, and how long the answer may take.
-struct Outgoing<'a> {
-    method: &'static str,
-    name: &'a str,
-    id: RequestId,
-    params: Payload,
-    within: Duration,
-}
-
-type OnProgress<'a> = &'a mut (dyn FnMut(Progress) + Send);
-
-impl Client {
-    /// Connects to nothing yet.
+impl Endpoint {
+    /// Connects to nothing yet. With `roots`, they alone are trusted.
     ///
     /// # Errors
     /// If the system's trusted roots cannot be used, or the address is no URI for HTTP.
-    pub fn new(url: &url::Url, tasks: TaskSupport) -> Result<Self, ClientError> {
+    pub(super) fn new(url: &url::Url, roots: Option<RootCertStore>) -> Result<Self, ClientError> {
+        // The fragment is not for servers, and no part of a URI in HTTP.
+        let mut url = url.clone();
+        url.set_fragment(None);
         let uri = url.as_str().parse().map_err(ClientError::Address)?;
-        let tls = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        let builder = ClientConfig::builder_with_provider(tls::provider())
             .with_safe_default_protocol_versions()
-            .and_then(|builder| builder.with_platform_verifier())
-            .map_err(ClientError::Tls)?
-            .with_no_client_auth();
+            .map_err(ClientError::Tls)?;
+        let builder = match roots {
+            Some(roots) => builder.with_root_certificates(Arc::new(roots)),
+            None => builder.with_platform_verifier().map_err(ClientError::Tls)?,
+        };
         let mut tcp = HttpConnector::new();
         tcp.enforce_http(false);
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT_MAX));
-        let https = HttpsConnectorBuilder::new().with_tls_config(tls).https_or_http().enable_all_versions();
+        let https = HttpsConnectorBuilder::new()
+            .with_tls_config(builder.with_no_client_auth())
+            .https_or_http()
+            .enable_all_versions();
         let http = Http::builder(TokioExecutor::new()).build(https.wrap_connector(tcp));
-        Ok(Self { http, uri, tasks, next_id: AtomicI64::new(1) })
+        Ok(Self { http, uri })
     }
 
-    /// Sends `tools/call`. Dropping the future closes the stream, which cancels a plain call.
+    /// POSTs a message; `headers` are added to the usual ones.
     ///
     /// # Errors
-    /// See [`ClientError`]. Whether the tool ran is then unknown.
-    pub async fn call(
+    /// If there is no answer at all.
+    pub(super) async fn post(&self, headers: &HeaderMap, body: Bytes) -> Result<http::Response<Incoming>, ClientError> {
+        let mut all = headers.clone();
+        all.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+        all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        self.send(Method::POST, all, body).await
+    }
+
+    /// Opens a stream of messages that belong to no request.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    pub(super) async fn get(&self, headers: &HeaderMap) -> Result<http::Response<Incoming>, ClientError> {
+        let mut all = headers.clone();
+        all.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
+        self.send(Method::GET, all, Bytes::new()).await
+    }
+
+    /// Sends a DELETE, whatever its answer.
+    ///
+    /// # Errors
+    /// As [`Endpoint::post`].
+    pub(super) async fn delete(&self, headers: &HeaderMap) -> Result<(), ClientError> {
+        self.send(Method::DELETE, headers.clone(), Bytes::new()).await.map(drop)
+    }
+
+    async fn send(
         &self,
-        tool: &str,
-        arguments: &Payload,
-        within: Duration,
-        on_progress: OnProgress<'_>,
-    ) -> Result<Reply, ClientError> {
-        let id = self.mint_id();
-        let mut meta = self.meta();
-        meta[meta::PROGRESS_TOKEN] = json!(id);
-        let params = Payload::of(&CallParams { name: tool, arguments, _meta: meta });
-        let request = Outgoing { method: method::TOOLS_CALL, name: tool, id, params, within };
-        self.send(request, on_progress).await
+        method: Method,
+        mut headers: HeaderMap,
+        body: Bytes,
+    ) -> Result<http::Response<Incoming>, ClientError> {
+        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("taskgate/", env!("CARGO_PKG_VERSION"))));
+        let mut request = Request::new(Full::new(body));
+        *request.method_mut() = method;
+        *request.uri_mut() = self.uri.clone();
+        *request.headers_mut() = headers;
+        self.http.request(request).await.map_err(ClientError::Unreachable)
     }
+}
 
-    /// Sends `tasks/get` or `tasks/cancel`; both may be repeated.
+/// The messages of one HTTP answer, in order.
+#[derive(Debug)]
+pub(super) struct Messages {
+    body: Option<Incoming>,
+    kind: Kind,
+    ready: VecDeque<Message>,
+    head: Head,
+    /// The last event id of the stream, from which it can be resumed.
+    pub(super) last_event_id: Option<String>,
+    /// How long the server wants a reader to wait before it resumes.
+    pub(super) retry: Option<Duration>,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Json,
+    Stream(SseDecoder),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Head {
+    status: StatusCode,
+    retry_after: Duration,
+}
+
+impl Messages {
+    /// Looks at the head of an answer.
     ///
     /// # Errors
-    /// See [`ClientError`].
-    pub async fn ask(&self, method: &'static str, task_id: &str, within: Duration) -> Result<Reply, ClientError> {
-        let params = Payload::of(&TaskParams { task_id, _meta: self.meta() });
-        let request = Outgoing { method, name: task_id, id: self.mint_id(), params, within };
-        self.send(request, &mut |_| ()).await
-    }
-
-    fn mint_id(&self) -> RequestId {
-        RequestId::number(self.next_id.fetch_add(1, Ordering::Relaxed))
-    }
-
-    /// What every request says about its sender, for there is no session that could know (UPC-15).
-    fn meta(&self) -> Value {
-        let capabilities = match self.tasks {
-            TaskSupport::Extension => json!({ "extensions": { (meta::TASKS_EXTENSION): {} } }),
-            TaskSupport::Undeclared => json!({}),
+    /// If what follows are no messages.
+    pub(super) fn open(response: http::Response<Incoming>) -> Result<Self, ClientError> {
+        let (head, body) = response.into_parts();
+        let (status, retry_after) = (head.status, retry_after(&head.headers));
+        let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let kind = if kind.starts_with("text/event-stream") && status.is_success() {
+            Kind::Stream(SseDecoder::new(ANSWER_BYTES_MAX))
+        } else if kind.starts_with("application/json") {
+            Kind::Json
+        } else if status.is_success() {
+            return Err(ClientError::Unintelligible("it is neither JSON nor an event stream"));
+        } else {
+            return Err(ClientError::Status { status, retry_after });
         };
-        json!({
-            (meta::PROTOCOL_VERSION): VERSION.as_str(),
-            (meta::CLIENT_INFO): { "name": "taskgate", "version": env!("CARGO_PKG_VERSION") },
-            (meta::CLIENT_CAPABILITIES): capabilities,
-        })
+        let head = Head { status, retry_after };
+        Ok(Self { body: Some(body), kind, ready: VecDeque::new(), head, last_event_id: None, retry: None })
     }
 
-    async fn send(&self, outgoing: Outgoing<'_>, on_progress: OnProgress<'_>) -> Result<Reply, ClientError> {
-        let within = outgoing.within;
-        let exchange = async {
-            let response = self.http.request(self.encode(&outgoing)).await.map_err(ClientError::Unreachable)?;
-            receive(response, &outgoing.id, on_progress).await
+    /// The next message, `None` once the answer has ended.
+    ///
+    /// # Errors
+    /// If the connection breaks, or what came is no message.
+    pub(super) async fn next(&mut self) -> Result<Option<Message>, ClientError> {
+        loop {
+            if let Some(message) = self.ready.pop_front() {
+                return Ok(Some(message));
+            }
+            let Some(body) = &mut self.body else { return Ok(None) };
+            match &mut self.kind {
+                Kind::Json => {
+                    let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(ClientError::Broken)?;
+                    self.body = None;
+                    let Head { status, retry_after } = self.head;
+                    // What stands between us and the server (a proxy, a login page) also answers, but not in JSON-RPC.
+                    self.ready = messages(&body.to_bytes()).ok_or(match status.is_success() {
+                        true => ClientError::Unintelligible("it is no JSON-RPC message"),
+                        false => ClientError::Status { status, retry_after },
+                    })?;
+                }
+                Kind::Stream(decoder) => {
+                    let Some(frame) = body.frame().await else {
+                        self.body = None;
+                        continue;
+                    };
+                    let frame = frame.map_err(|error| ClientError::Broken(Box::new(error)))?;
+                    let Some(bytes) = frame.data_ref() else { continue };
+                    for event in decoder.feed(bytes).map_err(|error| ClientError::Broken(Box::new(error)))? {
+                        self.last_event_id = event.id.or_else(|| self.last_event_id.take());
+                        let retry = event.retry_ms.map(|ms| Duration::from_millis(ms).min(RETRY_AFTER_MAX));
+                        self.retry = retry.or(self.retry);
+                        if !event.data.is_empty() {
+                            let why = "an event of the stream is no JSON-RPC message";
+                            self.ready.extend(messages(&event.data).ok_or(ClientError::Unintelligible(why))?);
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// What a request's answer is worth, if `message` is one to it. An error without an id can only be meant for us.
+    pub(super) fn reply(&self, message: &Message, id: &RequestId) -> Option<Result<Reply, ClientError>> {
+        let outcome = match message {
+            Message::Response(response) if response.id.as_ref() == Some(id) => response.outcome.clone(),
+            Message::Response(response) if response.id.is_none() && response.outcome.is_err() => {
+                response.outcome.clone()
+            }
+            Message::Response(_) | Message::Request(_) | Message::Notification(_) => return None,
         };
-        tokio::time::timeout(within, exchange).await.unwrap_or(Err(ClientError::Late(within)))
+        let busy = matches!(self.head.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let busy = busy.then_some(self.head.retry_after);
+        Some(read(outcome).map(|outcome| Reply { outcome, busy }))
     }
 
-    fn encode(&self, outgoing: &Outgoing<'_>) -> Request<Full<Bytes>> {
-        let body = envelope::request(&outgoing.id, outgoing.method, Some(&outgoing.params));
-        let mut request = Request::new(Full::new(body));
-        *request.method_mut() = Method::POST;
-        *request.uri_mut() = self.uri.clone();
-        let headers = request.headers_mut();
-        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        headers.insert(USER_AGENT, HeaderValue::from_static(concat!("taskgate/", env!("CARGO_PKG_VERSION"))));
-        headers.insert(MCP_VERSION, HeaderValue::from_static(VERSION.as_str()));
-        headers.insert(MCP_METHOD, HeaderValue::from_static(outgoing.method));
-        headers.insert(MCP_NAME, header_value(outgoing.name));
-        request
+    /// What the end of an answer means that answered nothing.
+    pub(super) fn ended(&self) -> ClientError {
+        let Head { status, retry_after } = self.head;
+        match (&self.kind, status.is_success()) {
+            (Kind::Stream(_), _) => ClientError::Broken(io::Error::from(io::ErrorKind::UnexpectedEof).into()),
+            (Kind::Json, true) => ClientError::Unintelligible("it is no answer to this request"),
+            (Kind::Json, false) => ClientError::Status { status, retry_after },
+        }
     }
 }
 
-/// A name as a header value: as it is where that is unambiguous, else in the base64 wrapper (protocol.md 1.6).
-fn header_value(name: &str) -> HeaderValue {
-    let printable = name.bytes().all(|byte| (b' '..=b'~').contains(&byte));
-    let bare = printable && name.trim() == name && !(name.starts_with("=?base64?") && name.ends_with("?="));
-    let text = if bare { name.to_owned() } else { format!("=?base64?{}?=", STANDARD.encode(name)) };
-    HeaderValue::try_from(text).expect("only printable ASCII is left")
+fn messages(text: &Bytes) -> Option<VecDeque<Message>> {
+    let items = envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX).ok()?;
+    items.into_iter().collect::<Result<_, _>>().ok()
 }
 
-async fn receive(
-    response: http::Response<Incoming>,
-    id: &RequestId,
-    on_progress: OnProgress<'_>,
-) -> Result<Reply, ClientError> {
-    let (head, body) = response.into_parts();
-    let status = head.status;
-    let retry_after = retry_after(&head.headers);
-    let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let outcome = if kind.starts_with("text/event-stream") && status.is_success() {
-        read_stream(body, id, on_progress).await?
-    } else if kind.starts_with("application/json") {
-        let body = Limited::new(body, ANSWER_BYTES_MAX).collect().await.map_err(ClientError::Broken)?.to_bytes();
-        let answer = envelope::read(&body, ScanLimits::UPSTREAM).ok().and_then(|message| answer_to(message, id));
-        // What stands between us and the server (a proxy, a login page) also answers, but not in JSON-RPC.
-        answer.ok_or(match status.is_success() {
-            true => ClientError::Unintelligible("it is no JSON-RPC answer to this request"),
-            false => ClientError::Status { status, retry_after },
-        })?
-    } else if status.is_success() {
-        return Err(ClientError::Unintelligible("it is neither JSON nor an event stream"));
-    } else {
-        return Err(ClientError::Status { status, retry_after });
-    };
-    let outcome = match outcome {
-        Ok(result) => Ok(Object::of(&result).ok_or(ClientError::Unintelligible("the result is no object"))?),
-        Err(error) => Err(error),
-    };
-    let busy = matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
-    Ok(Reply { outcome, busy: busy.then_some(retry_after) })
+fn read(outcome: Result<Payload, RpcError>) -> Result<Result<Object, RpcError>, ClientError> {
+    match outcome {
+        Ok(result) => Object::of(&result).map(Ok).ok_or(ClientError::Unintelligible("the result is no object")),
+        Err(error) => Ok(Err(error)),
+    }
 }
 
 fn retry_after(headers: &HeaderMap) -> Duration {
@@ -271,39 +289,16 @@ fn retry_after(headers: &HeaderMap) -> Duration {
     Duration::from_secs(seconds).min(RETRY_AFTER_MAX)
 }
 
-type Outcome = Result<Payload, RpcError>;
-
-/// The answer, if the message is one to this request; an error without an id can only be meant for us.
-fn answer_to(message: Message, id: &RequestId) -> Option<Outcome> {
-    match message {
-        Message::Response(response) if response.id.as_ref() == Some(id) => Some(response.outcome),
-        Message::Response(response) if response.id.is_none() && response.outcome.is_err() => Some(response.outcome),
-        Message::Response(_) | Message::Request(_) | Message::Notification(_) => None,
+/// An answer's status where its body does not matter.
+///
+/// # Errors
+/// If it is no success.
+pub(super) fn accepted(response: &http::Response<Incoming>) -> Result<(), ClientError> {
+    let status = response.status();
+    if status.is_success() {
+        return Ok(());
     }
-}
-
-/// Reads an event stream up to the answer.
-async fn read_stream(mut body: Incoming, id: &RequestId, on_progress: OnProgress<'_>) -> Result<Outcome, ClientError> {
-    let mut decoder = SseDecoder::new(ANSWER_BYTES_MAX);
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|error| ClientError::Broken(Box::new(error)))?;
-        let Some(bytes) = frame.data_ref() else { continue };
-        let events = decoder.feed(bytes).map_err(|error| ClientError::Broken(Box::new(error)))?;
-        for event in events.into_iter().filter(|event| !event.data.is_empty()) {
-            let message = envelope::read(&event.data, ScanLimits::UPSTREAM)
-                .map_err(|_| ClientError::Unintelligible("an event of the stream is no JSON-RPC message"))?;
-            if let Message::Notification(notification) = &message
-                && notification.method == method::PROGRESS
-                && let Some(Ok(progress)) = notification.params.object().map(|params| params.payload().read())
-            {
-                on_progress(progress);
-            }
-            if let Some(outcome) = answer_to(message, id) {
-                return Ok(outcome);
-            }
-        }
-    }
-    Err(ClientError::Broken(io::Error::from(io::ErrorKind::UnexpectedEof).into()))
+    Err(ClientError::Status { status, retry_after: retry_after(response.headers()) })
 }
 
 /// An error with all its causes, on one line.
@@ -317,24 +312,4 @@ pub fn chain(error: &dyn StdError) -> String {
         cause = error.source();
     }
     text
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_that_a_header_cannot_hold_are_wrapped() {
-        for (name, value) in [
-            ("greet", "greet"),
-            ("two words", "two words"),
-            ("", ""),
-            ("größe", "=?base64?Z3LDtsOfZQ==?="),
-            (" a", "=?base64?IGE=?="),
-            ("a\r\nb", "=?base64?YQ0KYg==?="),
-            ("=?base64?YQ==?=", "=?base64?PT9iYXNlNjQ/WVE9PT89?="),
-        ] {
-            assert_eq!(header_value(name), value, "{name:?}");
-        }
-    }
 }

@@ -1,11 +1,15 @@
-//! The user's terminal: results on stdout, everything else on stderr.
+//! The user's terminal: results on stdout, everything else on stderr, answers from stdin.
+
+mod lines;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
 
+use async_trait::async_trait;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::call::{Status, Ui};
+use super::ui::{Status, Ui};
+use lines::Lines;
 
 /// How often the spinner turns.
 const TICK: Duration = Duration::from_millis(100);
@@ -15,20 +19,17 @@ const STEPS: &str = "{spinner} [{bar:30}] {pos}/{len} {msg}";
 /// Draws a live line on a terminal, and writes a line per change elsewhere.
 #[derive(Debug)]
 pub(super) struct Terminal {
-    /// `None` where stderr is no terminal.
+    is_terminal: bool,
+    /// `None` where stderr is no terminal, and while the user is asked something.
     bar: Option<ProgressBar>,
     last: String,
+    /// Read from the first question on: what nobody asks for stays in stdin.
+    lines: Option<Lines>,
 }
 
 impl Terminal {
     pub(super) fn new() -> Self {
-        let bar = io::stderr().is_terminal().then(|| {
-            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-            bar.set_style(style(SPINNER));
-            bar.enable_steady_tick(TICK);
-            bar
-        });
-        Self { bar, last: String::new() }
+        Self { is_terminal: io::stderr().is_terminal(), bar: None, last: String::new(), lines: None }
     }
 
     /// Runs `write` while no bar is in the way.
@@ -44,28 +45,26 @@ impl Terminal {
     }
 }
 
+#[async_trait]
 impl Ui for Terminal {
     fn status(&mut self, status: &Status<'_>) {
         let id = status.task_id.map(|id| format!("task {id} ")).unwrap_or_default();
         let message = status.message.map(|message| format!(": {message}")).unwrap_or_default();
         let line = printable(&format!("{id}{}{message}", status.word));
-        match &self.bar {
-            Some(bar) => {
-                match status.steps {
-                    Some(steps) => {
-                        bar.set_style(style(STEPS));
-                        bar.set_length(steps.total);
-                        bar.set_position(steps.done);
-                    }
-                    None => bar.set_style(style(SPINNER)),
+        if self.is_terminal {
+            let bar = self.bar.get_or_insert_with(bar);
+            match status.steps {
+                Some(steps) => {
+                    bar.set_style(style(STEPS));
+                    bar.set_length(steps.total);
+                    bar.set_position(steps.done);
                 }
-                bar.set_message(line);
+                None => bar.set_style(style(SPINNER)),
             }
-            None if line != self.last => {
-                self.beside(|| writeln!(io::stderr(), "{line}"));
-                self.last = line;
-            }
-            None => (),
+            bar.set_message(line);
+        } else if line != self.last {
+            self.beside(|| writeln!(io::stderr(), "{line}"));
+            self.last = line;
         }
     }
 
@@ -85,6 +84,24 @@ impl Ui for Terminal {
             stdout.flush()
         });
     }
+
+    async fn line(&mut self, prompt: &str) -> Option<String> {
+        // A spinner would draw over what is typed. The next status brings it back.
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+        self.beside(|| {
+            let mut stderr = io::stderr().lock();
+            write!(stderr, "{}", printable(prompt))?;
+            stderr.flush()
+        });
+        let line = self.lines.get_or_insert_with(Lines::of_stdin).next().await;
+        // A terminal shows what is typed, and its end; elsewhere the record would have no answers in it.
+        if !io::stdin().is_terminal() || line.is_none() {
+            self.beside(|| writeln!(io::stderr(), "{}", printable(line.as_deref().unwrap_or_default())));
+        }
+        line
+    }
 }
 
 impl Drop for Terminal {
@@ -95,13 +112,25 @@ impl Drop for Terminal {
     }
 }
 
+fn bar() -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    bar.set_style(style(SPINNER));
+    bar.enable_steady_tick(TICK);
+    bar
+}
+
 fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template).expect("the templates are constants and well-formed").progress_chars("=> ")
 }
 
-/// What a server says must not move the cursor or recolour the screen, nor break the line.
+/// What a server says must not move the cursor or recolour the screen, nor break the line or turn its order
+/// round, so that an address reads like another one.
 fn printable(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+    let is_hidden = |c: char| {
+        c.is_control()
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+    };
+    text.chars().map(|c| if is_hidden(c) { ' ' } else { c }).collect()
 }
 
 #[cfg(test)]
@@ -117,5 +146,7 @@ mod tests {
     #[test]
     fn what_a_server_says_cannot_control_the_terminal() {
         assert_eq!(printable("a\u{1b}[2Jb\r\nc\u{9b}d"), "a [2Jb  c d");
+        assert_eq!(printable("pay\u{202e}moc.live\u{2066}\u{200b}\u{feff}x"), "pay moc.live   x");
+        assert_eq!(printable("größe 数 👍"), "größe 数 👍");
     }
 }

@@ -1,0 +1,397 @@
+//! The forms that servers ask users to fill in: what a schema wants, and what a typed line means.
+//!
+//! Pure. The schemas are the restricted ones of `elicitation/create` (2025-11-25, "Elicitation", requested
+//! schema); whatever is not among them is refused as a whole, so that nothing is sent that breaks a rule which
+//! this client did not read.
+
+mod format;
+#[cfg(test)]
+mod tests;
+
+use serde_json::{Map, Number, Value};
+
+use crate::wire::{Object, Payload};
+use format::Format;
+
+/// Fields of one form. More is no form that a person fills in line by line.
+const FIELDS_MAX: usize = 64;
+/// Choices of one field.
+const CHOICES_MAX: usize = 512;
+
+/// What a form asks for, in the server's order.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::cli) struct Form {
+    pub(in crate::cli) message: String,
+    pub(in crate::cli) fields: Vec<Field>,
+}
+
+/// One line of a form.
+#[derive(Clone, Debug, PartialEq)]
+pub(in crate::cli) struct Field {
+    /// The member of the answer.
+    pub(in crate::cli) name: String,
+    pub(in crate::cli) title: Option<String>,
+    pub(in crate::cli) description: Option<String>,
+    pub(in crate::cli) required: bool,
+    /// What an empty line stands for. Only a default that the field itself would take.
+    pub(in crate::cli) default: Option<Value>,
+    kind: Kind,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+enum Kind {
+    Text {
+        length: Range<u64>,
+        format: Option<Format>,
+        /// Shown, and left to the server to check.
+        pattern: Option<String>,
+    },
+    Number(Range<f64>),
+    Integer(Range<f64>),
+    Boolean,
+    One(Vec<Choice>),
+    Many {
+        choices: Vec<Choice>,
+        count: Range<u64>,
+    },
+}
+
+/// One of the values that may be chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::cli) struct Choice {
+    pub(in crate::cli) value: String,
+    pub(in crate::cli) title: Option<String>,
+}
+
+/// Both ends belong to it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Range<T> {
+    min: Option<T>,
+    max: Option<T>,
+}
+
+/// Why a form cannot be shown: a part of its schema that this client does not know.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(in crate::cli) struct Unsupported(String);
+
+impl Unsupported {
+    fn new(what: impl Into<String>) -> Self {
+        Self(what.into())
+    }
+}
+
+impl Form {
+    /// Reads the parameters of `elicitation/create` in form mode.
+    ///
+    /// # Errors
+    /// If a part of the schema is none that MCP allows there.
+    pub(in crate::cli) fn read(params: &Object) -> Result<Self, Unsupported> {
+        let message = params.get_string("message").ok_or_else(|| Unsupported::new("the question has no message"))?;
+        let schema = params.get_object("requestedSchema").ok_or_else(|| Unsupported::new("the form has no schema"))?;
+        known(&schema, "the form", &["type", "properties", "required", "additionalProperties"])?;
+        if schema.get_string("type").as_deref() != Some("object") {
+            return Err(Unsupported::new("the form is no object"));
+        }
+        let properties = schema.get_object("properties").ok_or_else(|| Unsupported::new("the form has no fields"))?;
+        let required: Vec<String> = match schema.get("required") {
+            Some(names) => read(&names, "the form's list of required fields")?,
+            None => Vec::new(),
+        };
+        if let Some(name) = required.iter().find(|name| !properties.contains(name)) {
+            return Err(Unsupported::new(format!("the field {name} is required and not described")));
+        }
+        let names: Vec<_> = properties.keys().map(std::borrow::Cow::into_owned).collect();
+        if names.len() > FIELDS_MAX {
+            return Err(Unsupported::new(format!("the form has more than {FIELDS_MAX} fields")));
+        }
+        let field = |name: &String| {
+            let what = format!("the field {name}");
+            let schema = properties.get_object(name).ok_or_else(|| Unsupported::new(format!("{what} is no schema")))?;
+            Field::of_schema(name, required.contains(name), &schema, &what)
+        };
+        Ok(Self { message, fields: names.iter().map(field).collect::<Result<_, _>>()? })
+    }
+
+    /// The content of the answer. `None` stands for a field that was skipped.
+    #[must_use]
+    pub(in crate::cli) fn content(&self, values: Vec<Option<Value>>) -> Value {
+        let named = self.fields.iter().zip(values).filter_map(|(field, value)| Some((field.name.clone(), value?)));
+        Value::Object(named.collect::<Map<_, _>>())
+    }
+}
+
+impl Field {
+    fn of_schema(name: &str, required: bool, schema: &Object, what: &str) -> Result<Self, Unsupported> {
+        let kind = Kind::of_schema(schema, what)?;
+        let default = schema.get("default").and_then(|default| default.read().ok());
+        let default = default.filter(|value| kind.takes(value));
+        let (title, description) = (schema.get_string("title"), schema.get_string("description"));
+        Ok(Self { name: name.to_owned(), title, description, required, default, kind })
+    }
+
+    /// What a typed line means: a value, or `None` for a field that stays out of the answer.
+    ///
+    /// # Errors
+    /// Why the line is no value of this field, to be shown before the field is asked again.
+    pub(in crate::cli) fn value(&self, line: &str) -> Result<Option<Value>, String> {
+        let line = line.trim();
+        if !line.is_empty() {
+            return self.kind.parse(line).map(Some);
+        }
+        match (&self.default, &self.kind) {
+            (Some(default), _) => Ok(Some(default.clone())),
+            (None, Kind::Many { count, .. }) if self.required => {
+                count.check(0, "choices").map(|()| Some(Value::Array(Vec::new())))
+            }
+            (None, _) if self.required => Err("an answer is required".to_owned()),
+            (None, _) => Ok(None),
+        }
+    }
+
+    /// The field's name and what it takes, on one line.
+    #[must_use]
+    pub(in crate::cli) fn prompt(&self) -> String {
+        let title = self.title.as_deref().unwrap_or(&self.name);
+        let mut hints = vec![self.kind.hint()];
+        hints.extend((!self.required).then(|| "optional".to_owned()));
+        let default = self.default.as_ref().map(|default| format!(" [{}]", shown(default))).unwrap_or_default();
+        format!("{title} ({}){default}: ", hints.join(", "))
+    }
+
+    /// What may be chosen; empty where anything may be typed.
+    #[must_use]
+    pub(in crate::cli) fn choices(&self) -> &[Choice] {
+        match &self.kind {
+            Kind::One(choices) | Kind::Many { choices, .. } => choices,
+            Kind::Text { .. } | Kind::Number(_) | Kind::Integer(_) | Kind::Boolean => &[],
+        }
+    }
+}
+
+impl Kind {
+    fn of_schema(schema: &Object, what: &str) -> Result<Self, Unsupported> {
+        let kind = schema.get_string("type").ok_or_else(|| Unsupported::new(format!("{what} has no type")))?;
+        match kind.as_str() {
+            "string" if schema.contains("enum") => {
+                known(schema, what, &["type", "default", "enum", "enumNames"])?;
+                Ok(Self::One(enumerated(schema, what)?))
+            }
+            "string" if schema.contains("oneOf") => {
+                known(schema, what, &["type", "default", "oneOf"])?;
+                Ok(Self::One(titled(schema, "oneOf", what)?))
+            }
+            "string" => {
+                known(schema, what, &["type", "default", "minLength", "maxLength", "format", "pattern"])?;
+                let format = schema.get_string("format").map(|name| Format::parse(&name).ok_or(name));
+                let format =
+                    format.transpose().map_err(|name| Unsupported::new(format!("{what} has the format {name}")))?;
+                let length = Range::of_schema(schema, ("minLength", "maxLength"), what)?;
+                Ok(Self::Text { length, format, pattern: schema.get_string("pattern") })
+            }
+            "number" | "integer" => {
+                known(schema, what, &["type", "default", "minimum", "maximum"])?;
+                let range = Range::of_schema(schema, ("minimum", "maximum"), what)?;
+                Ok(if kind == "number" { Self::Number(range) } else { Self::Integer(range) })
+            }
+            "boolean" => known(schema, what, &["type", "default"]).map(|()| Self::Boolean),
+            "array" => {
+                known(schema, what, &["type", "default", "items", "minItems", "maxItems", "uniqueItems"])?;
+                let items = schema.get_object("items");
+                let items = items.ok_or_else(|| Unsupported::new(format!("{what} is a list of anything")))?;
+                known(&items, what, &["type", "enum", "anyOf"])?;
+                let choices = match items.contains("anyOf") {
+                    true => titled(&items, "anyOf", what)?,
+                    false => enumerated(&items, what)?,
+                };
+                Ok(Self::Many { choices, count: Range::of_schema(schema, ("minItems", "maxItems"), what)? })
+            }
+            other => Err(Unsupported::new(format!("{what} is of type {other}"))),
+        }
+    }
+
+    fn parse(&self, line: &str) -> Result<Value, String> {
+        match self {
+            Self::Text { length, format, .. } => {
+                // The one way to type a text that is empty: an empty line means something else.
+                let text = if line == "\"\"" { "" } else { line };
+                length.check(text.chars().count() as u64, "characters")?;
+                format.map_or(Ok(()), |format| format.check(text))?;
+                Ok(Value::from(text))
+            }
+            Self::Number(range) => number(line, *range, "a number is wanted").map(Value::Number),
+            Self::Integer(range) => {
+                let number = number(line, *range, "a whole number is wanted")?;
+                whole(&number).map(Value::Number).ok_or_else(|| "a whole number is wanted".to_owned())
+            }
+            Self::Boolean => match line.to_ascii_lowercase().as_str() {
+                "y" | "yes" | "true" => Ok(Value::Bool(true)),
+                "n" | "no" | "false" => Ok(Value::Bool(false)),
+                _ => Err("yes or no is wanted".to_owned()),
+            },
+            Self::One(choices) => choose(choices, line).map(Value::from),
+            Self::Many { choices, count } => {
+                let mut chosen: Vec<&str> = Vec::new();
+                for part in line.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+                    let value = choose(choices, part)?;
+                    if !chosen.contains(&value) {
+                        chosen.push(value);
+                    }
+                }
+                count.check(chosen.len() as u64, "choices")?;
+                Ok(Value::from(chosen))
+            }
+        }
+    }
+
+    /// Whether a default is a value that this field takes.
+    fn takes(&self, value: &Value) -> bool {
+        match (self, value) {
+            (Self::Text { length, format, .. }, Value::String(text)) => {
+                length.has(text.chars().count() as u64) && format.is_none_or(|format| format.check(text).is_ok())
+            }
+            (Self::Number(range), Value::Number(number)) => number.as_f64().is_some_and(|number| range.has(number)),
+            (Self::Integer(range), Value::Number(number)) => {
+                whole(number).is_some() && number.as_f64().is_some_and(|number| range.has(number))
+            }
+            (Self::Boolean, Value::Bool(_)) => true,
+            (Self::One(choices), Value::String(text)) => choices.iter().any(|choice| &choice.value == text),
+            (Self::Many { choices, count }, Value::Array(items)) => {
+                let known = |item: &Value| choices.iter().any(|choice| item == choice.value.as_str());
+                count.has(items.len() as u64) && items.iter().all(known)
+            }
+            (
+                _,
+                Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) | Value::Array(_) | Value::Object(_),
+            ) => false,
+        }
+    }
+
+    fn hint(&self) -> String {
+        match self {
+            Self::Text { length, format, pattern } => {
+                let kind = format.map_or("text", Format::hint).to_owned();
+                let pattern = pattern.as_ref().map(|pattern| format!(" like {pattern}")).unwrap_or_default();
+                format!("{kind}{}{pattern}", length.hint(" characters"))
+            }
+            Self::Number(range) => format!("number{}", range.hint("")),
+            Self::Integer(range) => format!("whole number{}", range.hint("")),
+            Self::Boolean => "yes/no".to_owned(),
+            Self::One(_) => "one of these".to_owned(),
+            Self::Many { count, .. } => format!("some of these, with commas{}", count.hint("")),
+        }
+    }
+}
+
+impl<T: Copy + PartialOrd + std::fmt::Display + serde::de::DeserializeOwned> Range<T> {
+    fn of_schema(schema: &Object, (min, max): (&str, &str), what: &str) -> Result<Self, Unsupported> {
+        let end = |key: &str| schema.get(key).map(|end| read(&end, &format!("the {key} of {what}"))).transpose();
+        Ok(Self { min: end(min)?, max: end(max)? })
+    }
+
+    fn has(&self, value: T) -> bool {
+        self.min.is_none_or(|min| value >= min) && self.max.is_none_or(|max| value <= max)
+    }
+
+    fn check(&self, value: T, what: &str) -> Result<(), String> {
+        let what = if what.is_empty() { String::new() } else { format!(" {what}") };
+        match (self.min, self.max) {
+            (Some(min), _) if value < min => Err(format!("at least {min}{what} wanted")),
+            (_, Some(max)) if value > max => Err(format!("at most {max}{what} wanted")),
+            _ => Ok(()),
+        }
+    }
+
+    fn hint(&self, unit: &str) -> String {
+        match (self.min, self.max) {
+            (Some(min), Some(max)) => format!(", {min} to {max}{unit}"),
+            (Some(min), None) => format!(", at least {min}{unit}"),
+            (None, Some(max)) => format!(", at most {max}{unit}"),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+/// Refuses keywords that would have to be obeyed. What only explains is known everywhere.
+fn known(schema: &Object, what: &str, keys: &[&str]) -> Result<(), Unsupported> {
+    const EXPLAINS: [&str; 7] = ["title", "description", "$schema", "$comment", "examples", "deprecated", "_meta"];
+    match schema.keys().find(|key| !keys.contains(&key.as_ref()) && !EXPLAINS.contains(&key.as_ref())) {
+        Some(key) => Err(Unsupported::new(format!("{what} has the keyword {key}"))),
+        None => Ok(()),
+    }
+}
+
+fn read<T: serde::de::DeserializeOwned>(value: &Payload, what: &str) -> Result<T, Unsupported> {
+    serde_json::from_str(value.as_str())
+        .map_err(|_| Unsupported::new(format!("{what} is not of the kind that MCP knows")))
+}
+
+fn enumerated(schema: &Object, what: &str) -> Result<Vec<Choice>, Unsupported> {
+    let values = schema.get("enum").ok_or_else(|| Unsupported::new(format!("{what} names no choices")))?;
+    let values: Vec<String> = read(&values, &format!("the enum of {what}"))?;
+    let names: Vec<String> = match schema.get("enumNames") {
+        Some(names) => read(&names, &format!("the enumNames of {what}"))?,
+        None => Vec::new(),
+    };
+    let mut names = names.into_iter();
+    limited(values.into_iter().map(|value| Choice { value, title: names.next() }).collect(), what)
+}
+
+fn titled(schema: &Object, key: &str, what: &str) -> Result<Vec<Choice>, Unsupported> {
+    #[derive(serde::Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct Titled {
+        #[serde(rename = "const")]
+        value: String,
+        title: Option<String>,
+        #[serde(rename = "description")]
+        _description: Option<String>,
+    }
+    let choices = schema.get(key).ok_or_else(|| Unsupported::new(format!("{what} names no choices")))?;
+    let choices: Vec<Titled> = read(&choices, &format!("the {key} of {what}"))?;
+    limited(choices.into_iter().map(|Titled { value, title, .. }| Choice { value, title }).collect(), what)
+}
+
+fn limited(choices: Vec<Choice>, what: &str) -> Result<Vec<Choice>, Unsupported> {
+    match choices.len() {
+        0 => Err(Unsupported::new(format!("{what} names no choices"))),
+        1..=CHOICES_MAX => Ok(choices),
+        _ => Err(Unsupported::new(format!("{what} names more than {CHOICES_MAX} choices"))),
+    }
+}
+
+/// A choice by its value, its title or its place in the list, in this order: a value may look like a place.
+fn choose<'c>(choices: &'c [Choice], text: &str) -> Result<&'c str, String> {
+    let by_value = choices.iter().find(|choice| choice.value == text);
+    let by_title = || choices.iter().find(|choice| choice.title.as_deref() == Some(text));
+    let by_place = || choices.get(text.parse::<usize>().ok()?.checked_sub(1)?);
+    let found = by_value.or_else(by_title).or_else(by_place);
+    found.map(|choice| choice.value.as_str()).ok_or_else(|| format!("{text} is none of the choices"))
+}
+
+fn number(line: &str, range: Range<f64>, why: &str) -> Result<Number, String> {
+    let number: Number = serde_json::from_str(line).map_err(|_| why.to_owned())?;
+    range.check(number.as_f64().ok_or_else(|| why.to_owned())?, "")?;
+    Ok(number)
+}
+
+/// The number as an integer, if it is one (`3.0` is).
+fn whole(number: &Number) -> Option<Number> {
+    /// Beyond it neighbouring integers are the same to JSON parsers.
+    const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+    if number.is_i64() || number.is_u64() {
+        return Some(number.clone());
+    }
+    let float = number.as_f64().filter(|float| float.fract() == 0.0 && float.abs() < EXACT_MAX)?;
+    Some(Number::from(float as i64))
+}
+
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Bool(true) => "yes".to_owned(),
+        Value::Bool(false) => "no".to_owned(),
+        Value::String(text) => text.clone(),
+        Value::Array(items) => items.iter().map(shown).collect::<Vec<_>>().join(", "),
+        Value::Null | Value::Number(_) | Value::Object(_) => value.to_string(),
+    }
+}

@@ -1,0 +1,188 @@
+//! What every flavour does in the same way while a call is under way: shows, prints, asks, hears of Ctrl-C.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+use serde_json::value::RawValue;
+use tokio::sync::mpsc;
+
+use super::call::{Call, Input, Verdict};
+use super::client::{ClientError, Reply, chain};
+use super::question::{self, Question};
+use super::ui::{Status, Ui};
+use crate::wire::{Object, RpcError};
+
+/// The longest that a call is waited for.
+pub(super) const CALL_MAX: Duration = Duration::from_secs(2 * 60 * 60);
+/// The longest that a request may take that is no call.
+pub(super) const REQUEST_MAX: Duration = Duration::from_secs(30);
+/// How long a task may take to settle once its cancellation was asked for.
+pub(super) const CANCEL_MAX: Duration = Duration::from_secs(30);
+/// Between two polls, where the server does not say.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// What a server may ask for between two polls; outside of it the nearer end counts.
+const POLL_INTERVAL_MIN: Duration = Duration::from_millis(20);
+const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
+
+/// The user's side of one call.
+pub(super) struct Talk<'a> {
+    pub(super) call: &'a Call,
+    pub(super) ui: &'a mut dyn Ui,
+    pub(super) interrupts: &'a mut mpsc::Receiver<()>,
+    /// Whether a question was left without an answer.
+    pub(super) declined: bool,
+}
+
+/// Ends a wait: the user wants to leave.
+#[derive(Debug)]
+pub(super) struct Interrupted;
+
+impl<'a> Talk<'a> {
+    pub(super) fn new(call: &'a Call, ui: &'a mut dyn Ui, interrupts: &'a mut mpsc::Receiver<()>) -> Self {
+        Self { call, ui, interrupts, declined: false }
+    }
+
+    pub(super) fn note(&mut self, text: &str) {
+        self.ui.note(text);
+    }
+
+    pub(super) fn calling(&mut self) {
+        self.ui.status(&Status { task_id: None, word: "calling", message: None, steps: None });
+    }
+
+    /// Waits for `what`, unless the user interrupts it.
+    pub(super) async fn or_interrupt<F: Future>(&mut self, what: F) -> Result<F::Output, Interrupted> {
+        or_interrupt(what, self.interrupts).await
+    }
+
+    /// Puts a question to the user, and returns the result of `elicitation/create`.
+    ///
+    /// # Errors
+    /// If the user wants to leave instead.
+    pub(super) async fn ask(&mut self, params: Option<&Object>) -> Result<Value, Interrupted> {
+        let read = params.map_or_else(|| Err("it has no parameters".to_owned()), Question::read);
+        let answer = match (read, self.call.input) {
+            (Ok(question), Input::Asked) => or_interrupt(question.put(self.ui), self.interrupts).await?,
+            (Ok(question), Input::Declined) => {
+                self.ui.note(&format!("the tool asks \"{}\"; declined, because of --no-input", question.message()));
+                question::Answer::Decline
+            }
+            (Err(why), _) => {
+                self.ui.note(&format!("the tool asks what this client cannot show ({why}); declined"));
+                question::Answer::Decline
+            }
+        };
+        self.declined |= !answer.is_accepted();
+        Ok(answer.to_result())
+    }
+
+    pub(super) fn fault(&mut self, error: &RpcError) -> Verdict {
+        self.ui.note(&words(error));
+        Verdict::Faulted
+    }
+
+    pub(super) fn cancelled(&mut self, what: &str) -> Verdict {
+        self.ui.note(what);
+        Verdict::Cancelled
+    }
+
+    /// Leaves a task behind.
+    pub(super) fn left(&mut self, task_id: &str) -> Verdict {
+        self.ui.note(&format!("task {task_id} has not confirmed its cancellation and may still run"));
+        Verdict::Cancelled
+    }
+
+    /// How long to wait before a request is repeated that may be, or the end of it.
+    ///
+    /// # Errors
+    /// The error itself where a repetition is of no use.
+    pub(super) fn again(&mut self, attempt: u32, failed: Result<Reply, ClientError>) -> Result<Duration, Failed> {
+        let retry = self.call.retry;
+        let (wait, why) = match failed {
+            Ok(Reply { busy: Some(wait), .. }) if attempt < retry.attempts_max => {
+                (wait, "the server is busy".to_owned())
+            }
+            Ok(Reply { outcome, .. }) => return Err(Failed::Answered(outcome)),
+            Err(error) => match error.retry_after() {
+                Some(wait) if attempt < retry.attempts_max => (wait, chain(&error)),
+                Some(_) | None => return Err(Failed::Lost(error)),
+            },
+        };
+        self.ui.note(&format!("{why}; trying again"));
+        Ok(wait.max(retry.pause_after(attempt)))
+    }
+
+    /// Prints a tool's result: text as text, anything else as the JSON it is.
+    pub(super) fn print(&mut self, result: &Object) -> Result<Verdict, ClientError> {
+        let content = result.get("content");
+        let blocks: Vec<&RawValue> = match &content {
+            Some(content) => content.read().map_err(|_| ClientError::Unintelligible("content is no list"))?,
+            None => Vec::new(),
+        };
+        for block in &blocks {
+            match serde_json::from_str(block.get()) {
+                Ok(TextBlock { kind: Kind::Text, text }) => self.ui.output(&text),
+                Err(_) => self.ui.output(block.get()),
+            }
+        }
+        if blocks.is_empty()
+            && let Some(structured) = result.get("structuredContent")
+        {
+            self.ui.output(structured.as_str());
+        }
+        let is_error = result.get("isError").is_some_and(|flag| flag.as_str() == "true");
+        Ok(if is_error { Verdict::ToolFailed } else { Verdict::Returned })
+    }
+}
+
+/// A request that is not to be repeated: its answer after all, or why there is none.
+#[derive(Debug)]
+pub(super) enum Failed {
+    Answered(Result<Object, RpcError>),
+    Lost(ClientError),
+}
+
+/// A content block that is text; any other fails to be read.
+#[derive(Deserialize)]
+struct TextBlock {
+    #[serde(rename = "type")]
+    kind: Kind,
+    text: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Text,
+}
+
+pub(super) fn words(error: &RpcError) -> String {
+    let data = error.data.as_ref().map(|data| format!(" {}", data.as_str())).unwrap_or_default();
+    format!("error {}: {}{data}", error.code, error.message)
+}
+
+/// How long to wait before the next poll, given what the server asks for.
+pub(super) fn poll_interval(asked_ms: Option<u64>) -> Duration {
+    let asked = asked_ms.map_or(POLL_INTERVAL, Duration::from_millis);
+    asked.clamp(POLL_INTERVAL_MIN, POLL_INTERVAL_MAX)
+}
+
+/// Waits for `what`, unless the user interrupts it.
+pub(super) async fn or_interrupt<F: Future>(
+    what: F,
+    interrupts: &mut mpsc::Receiver<()>,
+) -> Result<F::Output, Interrupted> {
+    tokio::select! {
+        biased;
+        () = interrupted(interrupts) => Err(Interrupted),
+        output = what => Ok(output),
+    }
+}
+
+/// Waits for Ctrl-C. Where nobody can interrupt any more, for ever.
+pub(super) async fn interrupted(interrupts: &mut mpsc::Receiver<()>) {
+    if interrupts.recv().await.is_none() {
+        std::future::pending::<()>().await;
+    }
+}

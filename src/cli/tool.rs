@@ -1,0 +1,48 @@
+//! The one tool that is called, as `tools/list` describes it.
+
+use crate::upstream::mirrored::{self, Annotations, Mirrored};
+use crate::wire::{Object, Payload};
+
+/// Pages of a tool list that are read. A server that has more of them goes round in circles.
+pub(super) const PAGES_MAX: usize = 100;
+
+/// Where a search for the tool stands after one more page.
+#[derive(Debug)]
+pub(super) enum Search {
+    Found(Tool),
+    /// The list goes on behind this cursor.
+    Next(Payload),
+    Missing,
+}
+
+/// What this client has to know of a tool.
+#[derive(Debug)]
+pub(super) struct Tool {
+    /// Arguments to be repeated in headers; `None` if their annotations break the rules.
+    pub(super) mirrored: Option<Vec<Mirrored>>,
+    /// Whether a call may become a task of 2025-11-25: `optional` and `required` ask for nothing else of a client.
+    pub(super) takes_tasks: bool,
+}
+
+/// Looks for the tool `name` on a page of `tools/list`.
+pub(super) fn search(page: &Object, name: &str) -> Search {
+    let tools = page.get("tools").filter(|tools| tools.as_str().starts_with('['));
+    let mut tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool));
+    if let Some(tool) = tools.find(|tool| tool.get_str("name").as_deref() == Some(name)) {
+        return Search::Found(Tool::read(&tool));
+    }
+    // An empty cursor is one (UPC-04).
+    page.get("nextCursor").filter(|cursor| cursor.as_str() != "null").map_or(Search::Missing, Search::Next)
+}
+
+impl Tool {
+    fn read(tool: &Object) -> Self {
+        let mirrored = match tool.get("inputSchema").as_ref().map(mirrored::read) {
+            Some(Annotations::Valid(mirrored)) => Some(mirrored),
+            Some(Annotations::Stripped(_)) => None,
+            None => Some(Vec::new()),
+        };
+        let support = tool.get_object("execution").and_then(|execution| execution.get_string("taskSupport"));
+        Self { mirrored, takes_tasks: matches!(support.as_deref(), Some("optional" | "required")) }
+    }
+}

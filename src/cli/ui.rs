@@ -1,0 +1,111 @@
+//! What the user sees and says, whatever terminal there is or is not.
+
+use async_trait::async_trait;
+use serde::Deserialize;
+
+/// Where the user looks and types. Implementations keep what a server says from controlling a terminal.
+#[async_trait]
+pub trait Ui: Send {
+    /// How the call stands; replaces what was shown before.
+    fn status(&mut self, status: &Status<'_>);
+    /// Something worth a line of its own.
+    fn note(&mut self, text: &str);
+    /// A part of the result.
+    fn output(&mut self, text: &str);
+    /// Shows `prompt` and returns the line that is typed then; `None` once there is no more input (Ctrl-D).
+    /// Dropping the future loses no line.
+    async fn line(&mut self, prompt: &str) -> Option<String>;
+}
+
+/// How a call stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Status<'a> {
+    /// The task, once there is one.
+    pub task_id: Option<&'a str>,
+    pub word: &'a str,
+    pub message: Option<&'a str>,
+    pub steps: Option<Steps>,
+}
+
+/// Progress as a server reports it.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Progress {
+    pub progress: f64,
+    pub total: Option<f64>,
+    pub message: Option<String>,
+}
+
+/// So many of so many.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Steps {
+    pub done: u64,
+    pub total: u64,
+}
+
+impl Steps {
+    /// Finds "3/10" in a text. Progress of an extension task has no other way to the client (protocol.md 5.12).
+    #[must_use]
+    pub fn find(text: &str) -> Option<Self> {
+        text.match_indices('/').find_map(|(at, _)| {
+            let (before, after) = (text[..at].trim_end(), text[at + 1..].trim_start());
+            let done = before.bytes().rev().take_while(u8::is_ascii_digit).count();
+            let total = after.bytes().take_while(u8::is_ascii_digit).count();
+            Self::new(before[before.len() - done..].parse().ok()?, after[..total].parse().ok()?)
+        })
+    }
+
+    /// Reads progress with a total; without one there is no bar to draw.
+    #[must_use]
+    pub fn of(progress: &Progress) -> Option<Self> {
+        let (done, total) = (progress.progress, progress.total.filter(|&total| total > 0.0)?);
+        // Fractions of one are common; they are shown as percents. The casts saturate.
+        let scale = if total.fract() == 0.0 && total > 1.0 { 1.0 } else { 100.0 / total };
+        Self::new((done * scale) as u64, (total * scale).round() as u64)
+    }
+
+    fn new(done: u64, total: u64) -> Option<Self> {
+        (done <= total && total > 0).then_some(Self { done, total })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_found_in_status_messages() {
+        for (text, steps) in [
+            ("3/10", Some((3, 10))),
+            ("section 3/10 written", Some((3, 10))),
+            ("step 3 / 10", Some((3, 10))),
+            ("and/or 2/4", Some((2, 4))),
+            ("é7/8", Some((7, 8))),
+            ("11/10", None),
+            ("0/0", None),
+            ("/10", None),
+            ("3/", None),
+            ("99999999999999999999999/1", None),
+            ("working", None),
+            ("", None),
+        ] {
+            let found = Steps::find(text).map(|steps| (steps.done, steps.total));
+            assert_eq!(found, steps, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn progress_becomes_steps_or_percents() {
+        for (progress, total, steps) in [
+            (3.0, Some(10.0), Some((3, 10))),
+            (0.25, Some(1.0), Some((25, 100))),
+            (0.5, Some(2.5), Some((20, 100))),
+            (3.0, None, None),
+            (1.0, Some(0.0), None),
+            (1.0, Some(-4.0), None),
+            (5.0, Some(4.0), None),
+        ] {
+            let found = Steps::of(&Progress { progress, total, message: None });
+            assert_eq!(found.map(|steps| (steps.done, steps.total)), steps, "{progress} of {total:?}");
+        }
+    }
+}

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use taskgate::config::{self, Config, Loaded, StoreSettings};
 use taskgate::store::StoreLimits;
-use taskgate::task::{Mode, Principal};
+use taskgate::task::{EarlyInput, Mode, Principal};
 use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
@@ -186,6 +186,7 @@ fn the_quick_start_has_the_defaults() {
     assert_eq!((policy.grace, policy.poll_interval), (Duration::from_secs(2), Duration::from_secs(1)));
     assert_eq!((policy.ttl, policy.deadline), (Duration::from_secs(86_400), Duration::from_secs(3_600)));
     assert_eq!(policy.keep_result_min, Duration::from_secs(900));
+    assert_eq!((policy.early_input, policy.input_deadline), (EarlyInput::Task, Duration::from_secs(1_800)));
     assert_eq!((policy.result_bytes_max, demo.result_bytes_max), (32 << 20, 32 << 20));
 }
 
@@ -202,9 +203,12 @@ fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
         mode = "never"
         grace = "7s"
         poll_interval = "3s"
+        early_input = "ask-first"
+        input_deadline = "5m"
         [[upstreams.reports.tools]]
         match = "make_*_now"
         grace = "0s"
+        early_input = "task"
         [[upstreams.reports.tools]]
         match = "make_*"
         mode = "required"
@@ -220,6 +224,8 @@ fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
     ] {
         let policy = rules.policy_of(tool);
         assert_eq!(policy.mode, mode, "{tool}");
+        let early_input = if tool == "make_it_now" { EarlyInput::Task } else { EarlyInput::AskFirst };
+        assert_eq!((policy.early_input, policy.input_deadline), (early_input, Duration::from_secs(300)), "{tool}");
         assert_eq!(policy.grace, Duration::from_secs(grace), "{tool}");
         assert_eq!(policy.poll_interval, Duration::from_secs(3), "{tool}");
         assert_eq!(policy.deadline, Duration::from_secs(deadline_min * 60), "{tool}");

@@ -5,10 +5,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+#[path = "scenarios/ask_first.rs"]
+mod ask_first;
 #[path = "scenarios/cancelling.rs"]
 mod cancelling;
 #[path = "scenarios/crowd.rs"]
 mod crowd;
+#[path = "scenarios/demands.rs"]
+mod demands;
 #[path = "scenarios/draining.rs"]
 mod draining;
 #[path = "scenarios/faults.rs"]

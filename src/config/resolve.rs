@@ -306,6 +306,10 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
     if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {
         report.mistake(&grace.place, format!("is longer than {}, the most there is", words(GRACE_MAX)));
     }
+    if let Some(written) = raw.input_deadline.as_ref().filter(|written| written.value >= policy.deadline) {
+        let deadline = words(policy.deadline);
+        report.warning(&written.place, format!("has no effect: the call that asks may run {deadline} at most"));
+    }
     check_shortness(raw, shared, report);
     check_ttl(raw, ttl_max, tables, shared, report);
     if policy.mode != Mode::Never

@@ -115,7 +115,9 @@ impl StatelessRequest {
         let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
         for (capability, part) in questions.into_iter().filter_map(need_of) {
             if !self.declares(capability, part) {
-                missing.entry(capability).or_default().extend(part.filter(|part| *part != FORM));
+                // Naming no mode means forms, where nothing else is declared either.
+                let is_named = |part: &&str| *part != FORM || self.capabilities.has_object(capability);
+                missing.entry(capability).or_default().extend(part.filter(is_named));
             }
         }
         let write = |writer: ObjectWriter, (capability, parts): (&str, &BTreeSet<&str>)| {
@@ -301,7 +303,7 @@ mod tests {
             (r#"{"elicitation":{}}"#, &[FORM][..], None),
             (r#"{"elicitation":{}}"#, &[URL], Some(r#"{"elicitation":{"url":{}}}"#)),
             (r#"{"elicitation":{"url":{}}}"#, &[URL], None),
-            (r#"{"elicitation":{"url":{}}}"#, &[FORM], Some(r#"{"elicitation":{}}"#)),
+            (r#"{"elicitation":{"url":{}}}"#, &[FORM], Some(r#"{"elicitation":{"form":{}}}"#)),
             (r#"{"elicitation":{"url":{},"form":{}}}"#, &[FORM, URL], None),
             (r#"{"sampling":{}}"#, &[SAMPLE], None),
             (r#"{"sampling":{}}"#, &[TOOLS], Some(r#"{"sampling":{"tools":{}}}"#)),

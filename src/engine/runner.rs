@@ -167,6 +167,7 @@ impl Runner {
     async fn prepare(&mut self) -> Next {
         match self.spec.plan {
             Plan::Grace(_) if self.place.is_none() => {
+                self.spec.plan = Plan::Direct;
                 self.client.tell(CallEvent::StaysPlain).await;
                 Next::Continue
             }
@@ -289,6 +290,7 @@ impl Runner {
             self.place = None;
             self.queue_end = self.stage.is_waiting().then(|| self.spec.arrived + self.spec.queue_deadline);
         }
+        self.spec.plan = Plan::Direct;
         self.client.tell(CallEvent::StaysPlain).await;
         self.client.release(std::mem::take(&mut self.held)).await;
         Next::Continue

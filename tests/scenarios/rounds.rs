@@ -1,39 +1,39 @@
 //! Questions to clients without a handle: the call is held, and taken up when its request is made again
-//! (protocol.md 1.12, 5.10; design.md 3.4, `ask-first`).
+//! (protocol.md 1.12, 5.10). Where a handle comes after that: `ask_first`.
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
-use taskgate::task::{EarlyInput, Mode, Principal};
+use taskgate::task::{Mode, Principal};
 
 use crate::script::{Happens, Saw, Script, result};
-use crate::world::{Ask, GRACE, Rules, World, millis, seconds};
+use crate::world::{Ask, Rules, World, millis, seconds};
 
-const EXTENSION: &str = "io.modelcontextprotocol/tasks";
+pub(crate) const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 /// How long a round waits for further questions.
-const ROUND: std::time::Duration = millis(30);
+pub(crate) const ROUND: std::time::Duration = millis(30);
 
-fn plain() -> Ask {
+pub(crate) fn plain() -> Ask {
     Ask::call().declaring(json!({ "elicitation": {}, "sampling": {}, "roots": {} }))
 }
 
 /// A client that also takes tasks.
-fn modern() -> Ask {
+pub(crate) fn modern() -> Ask {
     Ask::call().declaring(json!({ "elicitation": {}, "extensions": { EXTENSION: {} } }))
 }
 
-fn accept() -> Value {
+pub(crate) fn accept() -> Value {
     json!({ "action": "accept" })
 }
 
-fn elicits(name: &'static str, after: u64) -> (std::time::Duration, Happens) {
+pub(crate) fn elicits(name: &'static str, after: u64) -> (std::time::Duration, Happens) {
     (seconds(after), Happens::Elicits(name))
 }
 
-fn heard(count: usize) -> (std::time::Duration, Happens) {
+pub(crate) fn heard(count: usize) -> (std::time::Duration, Happens) {
     (seconds(0), Happens::Heard(count))
 }
 
-fn returns(after: u64) -> (std::time::Duration, Happens) {
+pub(crate) fn returns(after: u64) -> (std::time::Duration, Happens) {
     (seconds(after), Happens::Returns(result("done")))
 }
 
@@ -41,18 +41,18 @@ fn answered(ask: &str, answer: &str) -> Saw {
     Saw::Answer { call: 0, ask: format!("{ask:?}"), answer: answer.to_owned() }
 }
 
-fn answers(world: &World) -> Vec<Saw> {
+pub(crate) fn answers(world: &World) -> Vec<Saw> {
     world.upstream.saw().into_iter().filter(|saw| matches!(saw, Saw::Answer { .. })).collect()
 }
 
 /// What a round holds.
-struct Round {
-    keys: Vec<String>,
-    state: Value,
+pub(crate) struct Round {
+    pub(crate) keys: Vec<String>,
+    pub(crate) state: Value,
 }
 
 #[track_caller]
-fn round(result: &Value) -> Round {
+pub(crate) fn round(result: &Value) -> Round {
     assert_eq!(result["resultType"], "input_required", "{result}");
     assert!(result.get("taskId").is_none());
     let keys = result["inputRequests"].as_object().unwrap().keys().cloned().collect();
@@ -60,18 +60,18 @@ fn round(result: &Value) -> Round {
 }
 
 /// The request again, with an `accept` to each of these.
-fn again(ask: &Ask, round: &Round, keys: &[&str]) -> Ask {
+pub(crate) fn again(ask: &Ask, round: &Round, keys: &[&str]) -> Ask {
     let responses: Value =
         keys.iter().map(|key| ((*key).to_owned(), accept())).collect::<serde_json::Map<_, _>>().into();
     ask.clone().id(2).member("inputResponses", responses).member("requestState", round.state.clone())
 }
 
-async fn result_of(world: &World, ask: &Ask) -> Value {
+pub(crate) async fn result_of(world: &World, ask: &Ask) -> Value {
     world.send(ask).await.json().await["result"].take()
 }
 
 #[track_caller]
-fn check_done(result: &Value) {
+pub(crate) fn check_done(result: &Value) {
     assert_eq!(
         (result["resultType"].as_str(), result["content"][0]["text"].as_str()),
         (Some("complete"), Some("done"))
@@ -354,93 +354,6 @@ async fn after_eight_rounds_questions_are_refused() {
     world.is_idle().await;
 }
 
-fn ask_first(mode: Mode) -> Rules {
-    Rules { early_input: EarlyInput::AskFirst, ..Rules::mode(mode) }
-}
-
-/// design.md 3.4, EXT-14, EXT-43: first the questions, then the handle; one row, one id, other keys.
-#[tokio::test(start_paused = true)]
-async fn ask_first_asks_before_the_handle_and_the_grace_begins_anew() {
-    for mode in [Mode::Auto, Mode::Always, Mode::Required] {
-        let script = Script::of([elicits("a", 1), heard(1), elicits("b", 20), heard(2), returns(25)]);
-        let world = World::with(ask_first(mode), script);
-        let first = world.send(&modern()).await;
-        assert_eq!(first.at, seconds(1) + ROUND, "{mode:?}");
-        let asked = round(&first.json().await["result"].take());
-        let hidden = world.store.unsettled(None, 9).await.unwrap()[0].task.key.clone();
-        tokio::time::sleep(seconds(9)).await;
-        let began = world.age();
-        let second = world.send(&again(&modern(), &asked, &["r0"])).await;
-        assert_eq!(second.at, began + GRACE, "{mode:?}");
-        let handle = second.json().await["result"].take();
-        assert_eq!((handle["resultType"].as_str(), handle.get("requestState")), (Some("task"), None), "EXT-73");
-        let id = handle["taskId"].as_str().unwrap().to_owned();
-        assert_eq!(id, hidden.id.to_string());
-        // The same request once more is given the same handle.
-        assert_eq!(result_of(&world, &again(&modern(), &asked, &["r0"])).await["taskId"], id.as_str());
-        tokio::time::sleep(seconds(21) - world.age()).await;
-        let get = Ask::task("tasks/get", &id).declaring(json!({ "elicitation": {}, "extensions": { EXTENSION: {} } }));
-        let task = result_of(&world, &get).await;
-        assert_eq!(task["inputRequests"].as_object().unwrap().keys().collect::<Vec<_>>(), ["r1"]);
-        let update = Ask::task("tasks/update", &id).member("inputResponses", json!({ "r1": accept() }));
-        assert_eq!(result_of(&world, &update).await["resultType"], "complete");
-        assert_eq!(world.settled(&id).await["status"], "completed");
-        assert_eq!(world.engine.places_taken(), 0);
-        world.is_idle().await;
-    }
-}
-
-/// `auto` stays plain where the call is quick after its answers; `always` and `required` end in a handle.
-#[tokio::test(start_paused = true)]
-async fn ask_first_and_a_quick_call_end_as_their_mode_says() {
-    for (mode, kind) in [(Mode::Auto, "complete"), (Mode::Always, "task"), (Mode::Required, "task")] {
-        let world = World::with(ask_first(mode), Script::of([elicits("a", 1), heard(1), returns(1)]));
-        let asked = round(&result_of(&world, &modern()).await);
-        let ended = result_of(&world, &again(&modern(), &asked, &["r0"])).await;
-        assert_eq!(ended["resultType"], kind, "{mode:?}");
-        if kind == "task" {
-            check_done(&world.settled(ended["taskId"].as_str().unwrap()).await["result"]);
-        }
-        world.is_idle().await;
-    }
-}
-
-/// design.md 3.4: no question, and the handle comes at the grace's end, `always` and `required` alike.
-#[tokio::test(start_paused = true)]
-async fn ask_first_without_a_question_hands_over_at_the_end_of_the_grace() {
-    for mode in [Mode::Auto, Mode::Always, Mode::Required] {
-        let world = World::with(ask_first(mode), Script::of([returns(10)]));
-        let answer = world.send(&modern()).await;
-        assert_eq!(answer.at, GRACE, "{mode:?}");
-        let handle = answer.json().await["result"].take();
-        check_done(&world.settled(handle["taskId"].as_str().unwrap()).await["result"]);
-        let rows = if mode == Mode::Auto { 0 } else { 1 };
-        assert_eq!(world.upstream.saw()[0], Saw::Begin { call: 0, rows }, "the row is there before the call");
-        world.is_idle().await;
-    }
-}
-
-/// EXT-02: a request that does not declare the extension gets no handle, whatever the one before it said.
-#[tokio::test(start_paused = true)]
-async fn ext02_a_retry_without_the_extension_is_answered_plainly() {
-    for mode in [Mode::Auto, Mode::Always] {
-        let world = World::with(ask_first(mode), Script::of([elicits("a", 1), heard(1), returns(10)]));
-        let asked = round(&result_of(&world, &modern()).await);
-        check_done(&result_of(&world, &again(&plain(), &asked, &["r0"])).await);
-        world.is_idle().await;
-    }
-}
-
-/// T-27: the client leaves at the moment of its handle, which nobody knows then.
-#[tokio::test(start_paused = true)]
-async fn t27_a_revealed_task_that_nobody_took_is_dropped() {
-    let world = World::with(ask_first(Mode::Always), Script::silent());
-    assert!(tokio::time::timeout(GRACE - millis(1), world.sending(&modern())).await.is_err());
-    world.upstream.sees(&Saw::Drop(0)).await;
-    assert_eq!(world.upstream.cancels(), 1);
-    world.is_idle().await;
-}
-
 /// The held call's time to live ends it like a task's, and whoever waits is told.
 #[tokio::test(start_paused = true)]
 async fn a_held_call_that_outlives_its_deadline_is_ended() {
@@ -451,58 +364,6 @@ async fn a_held_call_that_outlives_its_deadline_is_ended() {
     let error = world.send(&again(&plain(), &asked, &["r0"])).await.json().await["error"].take();
     assert_eq!(error["data"]["reason"], "deadline_exceeded");
     assert_eq!(world.upstream.cancels(), 1);
-    world.is_idle().await;
-}
-
-/// T-49: an error that demands elicitations is read as questions, and the call is made again after them.
-#[tokio::test(start_paused = true)]
-async fn t49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
-    const DEMAND: &str =
-        r#"{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a.example/","message":"go"}]}"#;
-    let url = json!({ "elicitation": { "url": {} } });
-    for (action, code) in [("accept", None), ("decline", Some(-32603))] {
-        let demanded = std::sync::atomic::AtomicBool::new(false);
-        let world = World::choosing(Rules::mode(Mode::Never), move |_| {
-            match demanded.swap(true, std::sync::atomic::Ordering::Relaxed) {
-                false => Script::of([(seconds(1), Happens::FaultsWith(-32042, DEMAND))]),
-                true => Script::of([returns(1)]),
-            }
-        });
-        let ask = Ask::call().declaring(url.clone());
-        let asked = result_of(&world, &ask).await;
-        assert_eq!(
-            asked["inputRequests"]["r0"],
-            json!({ "method": "elicitation/create", "params": { "mode": "url", "url": "https://a.example/", "message": "go" } })
-        );
-        let retry = again(&ask, &round(&asked), &[]).member("inputResponses", json!({ "r0": { "action": action } }));
-        let answer = world.send(&retry).await.json().await;
-        match code {
-            None => check_done(&answer["result"]),
-            Some(code) => assert_eq!(answer["error"]["code"], code),
-        }
-        assert_eq!(world.upstream.calls().len(), if code.is_none() { 2 } else { 1 });
-        assert_eq!(answers(&world), []);
-        world.is_idle().await;
-    }
-    // In a task.
-    let demanded = std::sync::atomic::AtomicBool::new(false);
-    let world =
-        World::choosing(Rules::default(), move |_| match demanded.swap(true, std::sync::atomic::Ordering::Relaxed) {
-            false => Script::of([(seconds(1), Happens::FaultsWith(-32042, DEMAND))]),
-            true => Script::of([returns(1)]),
-        });
-    let both = json!({ "elicitation": { "url": {} }, "extensions": { EXTENSION: {} } });
-    let id = world.handle(&Ask::call().declaring(both)).await;
-    let update = Ask::task("tasks/update", &id).member("inputResponses", json!({ "r0": accept() }));
-    assert_eq!(result_of(&world, &update).await["resultType"], "complete");
-    check_done(&world.settled(&id).await["result"]);
-    world.is_idle().await;
-    // Undeclared.
-    let world = World::with(Rules::mode(Mode::Never), Script::of([(seconds(1), Happens::FaultsWith(-32042, DEMAND))]));
-    let answer = world.send(&plain()).await;
-    assert_eq!(answer.status, 400);
-    let error = answer.json().await["error"].take();
-    assert_eq!(error["data"], json!({ "requiredCapabilities": { "elicitation": { "url": {} } } }));
     world.is_idle().await;
 }
 

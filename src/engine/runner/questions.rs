@@ -215,7 +215,7 @@ impl Runner {
     /// Takes a question off the task and tells the upstream that nobody will answer. An answer that was given just
     /// before is on its way: then there is nothing to tell.
     pub(super) async fn give_up(&mut self, open: Open) -> Next {
-        if !self.withdraw(open.ask.clone()).await && false {
+        if !self.withdraw(open.ask.clone()).await {
             return Next::Continue;
         }
         self.count_question("expired");
@@ -279,5 +279,17 @@ impl Runner {
     fn count_question(&self, result: &'static str) {
         let upstream = Arc::clone(self.spec.upstream.name());
         metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => result).increment(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn u29_a_call_asks_at_most_1000_questions_in_all() {
+        let asked = |asked| Inputs { asked, ..Inputs::default() };
+        assert!(!asked(ASKED_MAX - 1).is_full());
+        assert!(asked(ASKED_MAX).is_full());
     }
 }

@@ -11,8 +11,8 @@ use crate::face::sealed::{StateContent, StateScope};
 use crate::face::stream::RoundSeal;
 use crate::task::model::LINGER;
 use crate::task::{
-    EarlyInput, Executed, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Shown, TakesTasks, Task, TaskKey,
-    ToolPolicy,
+    EarlyInput, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Reason, Shown, TakesTasks,
+    Task, TaskKey, ToolPolicy,
 };
 use crate::wire::{Object, Payload, method};
 
@@ -106,8 +106,11 @@ impl StatelessFace {
         let retry = Retry { answers, plan, questions: questions_for(&inquiry.said) };
         match self.served.engine.retry(&key, retry) {
             Some(stream) => Ok(TakenUp::Going(stream)),
-            // It ended just now, or with the process that ran it.
-            None => end_of(&self.held(&key).await?, takes_tasks)?.map(TakenUp::Over).ok_or(Complaint::State.into()),
+            // It ended just now, or too many come back for it at once.
+            None => match end_of(&self.held(&key).await?, takes_tasks)? {
+                Some(over) => Ok(TakenUp::Over(over)),
+                None => Err(NotHeld::Fault(GatewayFault::new(Reason::QueueFull, Executed::Unknown))),
+            },
         }
     }
 
@@ -135,6 +138,12 @@ fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, Comp
         // A repetition of the request that the handle was given to.
         (Shown::Handle, _) if takes_tasks => Ok(Some(CallEvent::Created(Arc::clone(task)))),
         (Shown::Handle, _) | (Shown::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(Complaint::State),
+        // Lost with the process that ran it (T-56).
+        (Shown::Hidden, Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))))
+            if fault.reason == Reason::GatewayRestart =>
+        {
+            Err(Complaint::State)
+        }
         (Shown::Hidden, Phase::Settled(outcome)) => Ok(Some(CallEvent::Ended(CallEnd::Outcome(outcome.clone())))),
         (Shown::Hidden, Phase::Queued | Phase::Working | Phase::AwaitingInput(_)) => Ok(None),
     }

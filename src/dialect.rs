@@ -12,6 +12,7 @@ pub mod lifecycle;
 pub mod negotiate;
 pub mod peer;
 pub mod plain;
+pub mod relay_core_2025_11_25;
 pub mod subscriptions;
 
 pub use face::{Command, FaceDialect, Reply};

@@ -15,6 +15,6 @@ mod session;
 
 pub use era::{Era, EraUpstream};
 pub use exchange::{
-    Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Listening, Lost, News, Progress,
+    Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Listening, Lost, NativeTask, News, Progress,
     ResumeToken, SUBSCRIBE_MAX, ServerFacts, Timeouts, Upstream, UpstreamRequest,
 };

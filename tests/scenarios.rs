@@ -27,6 +27,8 @@ mod leaving;
 mod lifetime;
 #[path = "scenarios/listening.rs"]
 mod listening;
+#[path = "scenarios/native.rs"]
+mod native;
 #[path = "scenarios/places.rs"]
 mod places;
 #[path = "scenarios/progress.rs"]

@@ -9,6 +9,7 @@
 #[allow(dead_code, reason = "other tests read along")]
 #[path = "peers/support/bridge.rs"]
 mod bridge;
+#[allow(dead_code, reason = "the matrix of session servers has more of them")]
 #[path = "matrix/cases.rs"]
 mod cases;
 #[path = "matrix/client.rs"]
@@ -46,8 +47,10 @@ async fn failures(peers: &Peers, program: Program) -> Result<Vec<String>, String
     let gateway = Gateway::start(&format!("stateless-matrix-{}", program.name()), &config, 1).await?;
     let mut failures = Vec::new();
     for client in Client::ALL {
-        for case in Case::ALL {
-            let made = client.make(peers, gateway.url("up"), client.call("fastmcp", case)).await;
+        // Its tools ask nothing.
+        for case in [Case::Fast, Case::Slow, Case::Cancel, Case::ToolError, Case::ProtocolError] {
+            let call = client.call("fastmcp", case).expect("every upstream has these");
+            let made = client.make(peers, gateway.url("up"), call).await;
             let place = format!("{} × {} × {}", client.title(), program.title(), case.title());
             failures.extend(made.err().map(|why| format!("{place}: {why}")));
         }

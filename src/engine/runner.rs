@@ -319,6 +319,7 @@ impl Runner {
     async fn heard(&mut self, event: ExchangeEvent) -> Next {
         match event {
             ExchangeEvent::Progress(progress) => self.progressed(progress).await,
+            ExchangeEvent::Status(words) => self.stated(words),
             ExchangeEvent::Log(log) => self.logged(log).await,
             ExchangeEvent::Asked { ask, method, params } => self.asked(ask, method, params).await,
             ExchangeEvent::Withdrawn { ask } => self.withdrawn(ask).await,
@@ -330,6 +331,7 @@ impl Runner {
                 self.end(outcome).await
             }
             ExchangeEvent::Faulted(error) => self.faulted(error).await,
+            ExchangeEvent::Cancelled => self.end(Outcome::Cancelled).await,
             ExchangeEvent::Lost(Lost(fault)) => self.end(lost(fault)).await,
         }
     }
@@ -344,6 +346,18 @@ impl Runner {
             self.held.keep_progress(progress);
         } else {
             self.client.tell(CallEvent::Progress(progress)).await;
+        }
+        Next::Continue
+    }
+
+    /// Keeps what the upstream says of its own task for ours. A plain call has no place for it: it is no
+    /// progress, since no number that could grow belongs to it (protocol.md 5.17).
+    fn stated(&mut self, words: Arc<str>) -> Next {
+        if let Some(row) = self.row.as_mut().filter(|row| row.shown == Shown::Handle) {
+            row.progress = Some(words);
+            row.progress_due.get_or_insert_with(Instant::now);
+        } else if self.grace_end.is_some() {
+            self.held.keep_status(words);
         }
         Next::Continue
     }

@@ -16,9 +16,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::dialect::PeerDialect;
 use crate::dialect::peer::{Refusal, Refused};
+use crate::dialect::relay_core_2025_11_25::TaskSupport;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::mirrored::{self, Annotations, Mirrored};
-use crate::upstream::{Answer, BeginError, CallContext, ExchangeEvent, Lost, Upstream, UpstreamRequest};
+use crate::upstream::{Answer, BeginError, CallContext, ExchangeEvent, Lost, NativeTask, Upstream, UpstreamRequest};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, fault, method};
 
@@ -56,16 +57,29 @@ type ListKey = (Principal, Payload);
 pub struct ToolList {
     /// The result of `tools/list`, all pages in one.
     pub result: Payload,
-    tools: HashMap<String, Vec<Mirrored>>,
+    tools: HashMap<String, Listed>,
     fetched_at: Instant,
     changes: Mutex<broadcast::Receiver<(Arc<str>, Option<Payload>)>>,
+}
+
+/// What the calls of one tool are checked against.
+#[derive(Debug)]
+struct Listed {
+    mirrored: Vec<Mirrored>,
+    task_support: TaskSupport,
 }
 
 impl ToolList {
     /// The arguments that a tool wants repeated in headers; `None` if there is no such tool.
     #[must_use]
     pub fn mirrored(&self, tool: &str) -> Option<&[Mirrored]> {
-        self.tools.get(tool).map(Vec::as_slice)
+        self.tools.get(tool).map(|listed| listed.mirrored.as_slice())
+    }
+
+    /// Whether the upstream makes tasks of its own of this tool's calls.
+    #[must_use]
+    pub fn task_support(&self, tool: &str) -> TaskSupport {
+        self.tools.get(tool).map_or_else(TaskSupport::default, |listed| listed.task_support)
     }
 
     fn is_fresh(&self) -> bool {
@@ -172,7 +186,8 @@ impl Catalog {
     async fn page(&self, cursor: Option<Payload>, context: &CallContext) -> Result<Object, CatalogError> {
         let params = cursor.map(|cursor| ObjectWriter::new().member("cursor", &cursor).finish());
         let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params };
-        let context = CallContext { progress: false, log_level: None, ..context.clone() };
+        let context =
+            CallContext { progress: false, log_level: None, native_task: NativeTask::Never, ..context.clone() };
         let mut exchange = self.upstream.begin(request, context).await.map_err(from_begin)?;
         loop {
             match exchange.next().await {
@@ -184,6 +199,8 @@ impl Catalog {
                     return Object::of(&empty).ok_or(CatalogError::Gateway(MALFORMED));
                 }
                 ExchangeEvent::Faulted(error) => return Err(CatalogError::Upstream(error)),
+                // Not a task, so this is nothing that an upstream can say.
+                ExchangeEvent::Cancelled => return Err(CatalogError::Gateway(MALFORMED)),
                 // Listing tools has no side effect, so a repetition is always safe.
                 ExchangeEvent::Lost(Lost(fault)) => {
                     return Err(CatalogError::Gateway(GatewayFault { executed: Executed::No, ..fault }));
@@ -196,7 +213,10 @@ impl Catalog {
                     };
                     let _ = exchange.answer(&ask, answer).await;
                 }
-                ExchangeEvent::Progress(_) | ExchangeEvent::Log(_) | ExchangeEvent::Withdrawn { .. } => (),
+                ExchangeEvent::Progress(_)
+                | ExchangeEvent::Status(_)
+                | ExchangeEvent::Log(_)
+                | ExchangeEvent::Withdrawn { .. } => (),
             }
         }
     }
@@ -235,7 +255,7 @@ fn publish(first: &Object, tools: &[Payload], changes: broadcast::Receiver<(Arc<
             None => Vec::new(),
         };
         published.push(edit.finish());
-        by_name.insert(name, mirrored);
+        by_name.insert(name, Listed { mirrored, task_support: TaskSupport::of(&tool) });
     }
     let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
     ToolList { result, tools: by_name, fetched_at: Instant::now(), changes: Mutex::new(changes) }

@@ -31,11 +31,14 @@ use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, stateless_result};
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainPeer;
+use crate::dialect::relay_core_2025_11_25::TaskSupport;
 use crate::dialect::{Complaint, PeerDialect};
 use crate::engine::{CallSpec, Engine, Rounds};
 use crate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, TakesTasks, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
-use crate::upstream::{BeginError, CallContext, ClientFacts, Era, ServerFacts, Timeouts, Upstream, UpstreamRequest};
+use crate::upstream::{
+    BeginError, CallContext, ClientFacts, Era, NativeTask, ServerFacts, Timeouts, Upstream, UpstreamRequest,
+};
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -99,6 +102,14 @@ struct Inquiry<'a> {
     params: &'a Object,
     headers: &'a HeaderMap,
     arrived: Instant,
+}
+
+/// What is to be done with a call.
+struct Weighed {
+    tool: String,
+    policy: ToolPolicy,
+    plan: Plan,
+    native: NativeTask,
 }
 
 /// What came with a request besides its message.
@@ -256,13 +267,13 @@ impl StatelessFace {
 
     async fn call_tool(&self, inquiry: Inquiry<'_>) -> Response {
         match self.weigh(&inquiry).await {
-            Ok((tool, policy, plan)) => self.run_call(inquiry, &tool, policy, plan).await,
+            Ok(weighed) => self.run_call(inquiry, &weighed).await,
             Err(refusal) => *refusal,
         }
     }
 
     /// Judges a call: by the list that its tool stands in, and by what the operator says of the tool.
-    async fn weigh(&self, inquiry: &Inquiry<'_>) -> Result<(String, ToolPolicy, Plan), Box<Response>> {
+    async fn weigh(&self, inquiry: &Inquiry<'_>) -> Result<Weighed, Box<Response>> {
         let refuse = |complaint: &Complaint| Box::new(inquiry.addressee.complaint(complaint));
         let (tool, arguments) = tool_and_arguments(inquiry.params).map_err(|complaint| refuse(&complaint))?;
         let context = self.context(inquiry, self.served.timeouts);
@@ -272,17 +283,19 @@ impl StatelessFace {
         mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
             .map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.rules.policy_of(&tool);
-        match policy.mode.plan(inquiry.said.takes_tasks(), policy.grace) {
-            Plan::Refuse => Err(refuse(&StatelessRequest::needs_extension())),
-            plan @ (Plan::Direct | Plan::Grace(_) | Plan::Task) => Ok((tool, policy, plan)),
+        let plan = policy.mode.plan(inquiry.said.takes_tasks(), policy.grace);
+        if plan == Plan::Refuse {
+            return Err(refuse(&StatelessRequest::needs_extension()));
         }
+        let native = native_task(list.task_support(&tool), plan, policy.deadline);
+        Ok(Weighed { tool, policy, plan, native })
     }
 
-    async fn run_call(&self, inquiry: Inquiry<'_>, tool: &str, policy: ToolPolicy, plan: Plan) -> Response {
+    async fn run_call(&self, inquiry: Inquiry<'_>, weighed: &Weighed) -> Response {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
         }
-        self.run(inquiry, tool, policy, plan).await
+        self.run(inquiry, weighed).await
     }
 
     /// Methods that are neither ours nor about tools go upstream as they are.
@@ -290,11 +303,12 @@ impl StatelessFace {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
         }
-        let policy = self.served.rules.default;
-        self.run(inquiry, "", policy, Plan::Direct).await
+        let (tool, policy) = (String::new(), self.served.rules.default);
+        self.run(inquiry, &Weighed { tool, policy, plan: Plan::Direct, native: NativeTask::Never }).await
     }
 
-    async fn run(&self, inquiry: Inquiry<'_>, tool: &str, policy: ToolPolicy, plan: Plan) -> Response {
+    async fn run(&self, inquiry: Inquiry<'_>, weighed: &Weighed) -> Response {
+        let &Weighed { ref tool, policy, plan, native } = weighed;
         let rounds = rounds_of(inquiry.method);
         if rounds == Rounds::Allowed && inquiry.params.contains("requestState") {
             return self.go_on(inquiry, policy, plan).await;
@@ -304,6 +318,7 @@ impl StatelessFace {
         let mut context = self.context(&inquiry, timeouts);
         context.progress = inquiry.said.progress_token.is_some() || plan != Plan::Direct;
         context.log_level = inquiry.said.log_level.map(|level| Arc::from(level.as_str()));
+        context.native_task = native;
         if is_tool {
             context.result_bytes_max = policy.result_bytes_max;
         }
@@ -318,7 +333,7 @@ impl StatelessFace {
                 params: Some(self.peer.encode_params(inquiry.params)),
             },
             context,
-            tool: Arc::from(tool),
+            tool: Arc::from(tool.as_str()),
             policy,
             plan,
             arrived: inquiry.arrived,
@@ -350,6 +365,7 @@ impl StatelessFace {
             log_level: None,
             timeouts,
             result_bytes_max: self.served.result_bytes_max,
+            native_task: NativeTask::Never,
         }
     }
 
@@ -394,6 +410,17 @@ fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), Compl
         None => None,
     };
     Ok((name, arguments))
+}
+
+/// Whether the upstream is to make a task of its own of a call (protocol.md 5.2): always where its tool works
+/// in no other way, and where that is up to us if the call may become a task here too.
+const fn native_task(support: TaskSupport, plan: Plan, deadline: Duration) -> NativeTask {
+    match (support, plan) {
+        (TaskSupport::Required, _) | (TaskSupport::Optional, Plan::Grace(_) | Plan::Task) => {
+            NativeTask::WhereServed { deadline }
+        }
+        (TaskSupport::Optional, Plan::Direct | Plan::Refuse) | (TaskSupport::Forbidden, _) => NativeTask::Never,
+    }
 }
 
 fn refused_list(addressee: &Addressee, error: CatalogError) -> Response {

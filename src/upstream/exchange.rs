@@ -96,7 +96,7 @@ pub type News = (Arc<str>, Option<Payload>);
 /// [`Exchange::cancel`] first where the upstream should stop.
 #[async_trait]
 pub trait Exchange: Send {
-    /// The next event. After `Returned`, `Faulted` or `Lost` there is none: calling again is a bug.
+    /// The next event. After `Returned`, `Faulted`, `Cancelled` or `Lost` there is none: calling again is a bug.
     /// Cancel safe: a dropped call loses no event.
     async fn next(&mut self) -> ExchangeEvent;
 
@@ -135,6 +135,32 @@ pub struct CallContext {
     pub timeouts: Timeouts,
     /// Largest answer or event that is read.
     pub result_bytes_max: usize,
+    /// Whether the upstream may make a task of its own of this request.
+    pub native_task: NativeTask,
+}
+
+/// Whether a call is made as a task of the upstream's own, where the upstream has such tasks. Either way its
+/// owner sees the same events.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NativeTask {
+    /// As a plain call.
+    #[default]
+    Never,
+    /// As a task if the upstream declared that it makes tasks of such calls, else as a plain call.
+    WhereServed {
+        /// How long the call may run: the upstream is asked to keep the task for so long.
+        deadline: Duration,
+    },
+}
+
+impl NativeTask {
+    #[must_use]
+    pub const fn deadline(self) -> Option<Duration> {
+        match self {
+            Self::Never => None,
+            Self::WhereServed { deadline } => Some(deadline),
+        }
+    }
 }
 
 /// How long an upstream may be silent. `None` means as long as it likes: a legacy server that answers
@@ -167,7 +193,9 @@ pub struct ServerFacts {
 #[derive(Clone, Debug)]
 pub enum ExchangeEvent {
     Progress(Progress),
-    /// `notifications/message`: its params, verbatim.
+    /// What the upstream says of how its own task stands, fit to be shown. No number belongs to it.
+    Status(Arc<str>),
+    /// `notifications/message`: its params, verbatim but for the upstream's id of its task.
     Log(Payload),
     /// The upstream asks something; answer it by its `ask`.
     Asked {
@@ -183,6 +211,8 @@ pub enum ExchangeEvent {
     Returned(Payload),
     /// The upstream's JSON-RPC error. Final.
     Faulted(RpcError),
+    /// The upstream cancelled its own task, which nobody had asked for. Final.
+    Cancelled,
     /// There will be no answer. Final.
     Lost(Lost),
 }

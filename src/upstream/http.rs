@@ -1,16 +1,21 @@
 //! Streamable HTTP upstreams: with a handshake, 2025-03-26 to 2025-11-25, and `stateless` for 2026-07-28.
 //!
-//! Read `exchange` for one call in a session from begin to end, `drive` for what happens to it on the way,
+//! Knows nothing of the gateway's tasks; of the upstream's own it knows what `tasks` does, and no status
+//! word. Read `exchange` for one call in a session from begin to end, `drive` for what happens to it on the way,
 //! then `upstream::session` for what calls share.
 
+mod aside;
 pub(crate) mod client;
 mod conduit;
 mod drive;
 pub(crate) mod exchange;
+mod hear;
+mod pace;
 pub(crate) mod post;
 pub(crate) mod reply;
 mod resume;
 pub(crate) mod stateless;
+mod tasks;
 pub(crate) mod token;
 
 use std::path::PathBuf;

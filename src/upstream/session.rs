@@ -12,6 +12,7 @@ pub(crate) mod route;
 pub(crate) mod subscriptions;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -27,6 +28,7 @@ use super::http::post::Credentials;
 use super::http::reply;
 use super::probe::VersionChoice;
 use super::{News, ServerFacts};
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
@@ -78,34 +80,46 @@ pub(crate) struct Session {
     pub(crate) credentials: Credentials,
     /// `None` for a session that another process life opened.
     facts: Option<Arc<ServerFacts>>,
+    /// What the upstream can do with tasks of its own.
+    pub(crate) tasks: PeerTasks,
     pub(crate) calls: Calls,
     news: broadcast::Sender<News>,
     replies: Arc<Semaphore>,
     level: LogLevel,
     subscriptions: Subscriptions,
+    /// A task that may be taken up later was let go in it.
+    has_orphan: AtomicBool,
     /// Ends the session's own stream, and tells those who listen that nothing more will come.
     over: CancellationToken,
 }
 
 impl Session {
-    fn new(hop: &Arc<Hop>, credentials: Credentials, facts: Option<Arc<ServerFacts>>) -> Arc<Self> {
+    /// A session whose upstream has told its `facts`.
+    fn opened(hop: &Arc<Hop>, credentials: Credentials, facts: ServerFacts) -> Arc<Self> {
+        let tasks = PeerTasks::of(facts.version, &facts.capabilities);
+        Self::new(hop, credentials, Some(Arc::new(facts)), tasks)
+    }
+
+    fn new(hop: &Arc<Hop>, credentials: Credentials, facts: Option<Arc<ServerFacts>>, tasks: PeerTasks) -> Arc<Self> {
         Arc::new(Self {
             hop: Arc::clone(hop),
             credentials,
             facts,
+            tasks,
             calls: Calls::default(),
             news: broadcast::Sender::new(NEWS_MAX),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
             level: LogLevel::default(),
             subscriptions: Subscriptions::default(),
+            has_orphan: AtomicBool::new(false),
             over: hop.stop.child_token(),
         })
     }
 
     /// A session that another process life opened. It has no stream of its own and is never ended from
-    /// here: other calls may still be resumed in it.
-    pub(crate) fn adopted(hop: &Arc<Hop>, credentials: Credentials) -> Arc<Self> {
-        Self::new(hop, credentials, None)
+    /// here: other calls may still be resumed in it. For tasks see [`pool::Pool::adopt`].
+    pub(crate) fn adopted(hop: &Arc<Hop>, credentials: Credentials, tasks: PeerTasks) -> Arc<Self> {
+        Self::new(hop, credentials, None, tasks)
     }
 
     pub(crate) const fn facts(&self) -> Option<&Arc<ServerFacts>> {
@@ -174,10 +188,16 @@ impl Session {
         });
     }
 
+    /// Leaves the session to the upstream when it ends here: some upstreams end the tasks that were made in a
+    /// session with it (T-31).
+    pub(crate) fn keep_for_later(&self) {
+        self.has_orphan.store(true, Ordering::Relaxed);
+    }
+
     /// Ends the session at the upstream, within two seconds. Best effort: an upstream may refuse it.
     pub(crate) async fn end(&self) {
         self.over.cancel();
-        if self.has_id() {
+        if self.has_id() && !self.has_orphan.load(Ordering::Relaxed) {
             let end = self.credentials.delete();
             let handed_over = HandedOver::default();
             let _ = tokio::time::timeout(DELETE_MAX, self.hop.client.send(&end, &handed_over)).await;

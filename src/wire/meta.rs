@@ -9,6 +9,8 @@ pub const LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 pub const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 pub const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
+/// Text for the model while a task runs, in a 2025-11-25 handle.
+pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
 pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
 pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";
 

@@ -27,6 +27,8 @@ pub const ROOTS: &str = "roots/list";
 pub const CANCELLED: &str = "notifications/cancelled";
 pub const PROGRESS: &str = "notifications/progress";
 pub const LOG_MESSAGE: &str = "notifications/message";
+/// Of the 2025-11-25 flavour; the next one is of the extension.
+pub const TASK_STATUS: &str = "notifications/tasks/status";
 pub const TASKS_CHANGED: &str = "notifications/tasks";
 pub const LISTEN_ACKNOWLEDGED: &str = "notifications/subscriptions/acknowledged";
 pub const TOOLS_CHANGED: &str = "notifications/tools/list_changed";

@@ -14,10 +14,12 @@ pub(crate) enum Case {
     Declined,
     /// The tool asks the client's model.
     Sampling,
+    /// A tool that the upstream runs as a task of its own and in no other way.
+    OnlyAsTask,
 }
 
 impl Case {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Fast,
         Self::Slow,
         Self::Cancel,
@@ -26,6 +28,7 @@ impl Case {
         Self::Elicitation,
         Self::Declined,
         Self::Sampling,
+        Self::OnlyAsTask,
     ];
 
     pub(crate) const fn title(self) -> &'static str {
@@ -38,6 +41,7 @@ impl Case {
             Self::Elicitation => "elicitation",
             Self::Declined => "declined elicitation",
             Self::Sampling => "sampling",
+            Self::OnlyAsTask => "tool that needs a task",
         }
     }
 }
@@ -71,17 +75,27 @@ pub(crate) struct Call {
     pub(crate) way: Way,
     /// What the user says to questions.
     pub(crate) declines: bool,
+    /// Whether the upstream is to make a task of its own of it.
+    pub(crate) native: bool,
+}
+
+/// What an upstream says of its own tasks, of all its tools but those of [`Case::OnlyAsTask`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Native {
+    Never,
+    /// It leaves them to the caller.
+    Optional,
 }
 
 /// Long enough that an interpreter on a busy machine gives its fast answers within it.
 pub(crate) const GRACE: &str = "1s";
 pub(crate) const POLL_INTERVAL: &str = "200ms";
 
-use Case::{Cancel, Declined, Elicitation, Fast, ProtocolError, Sampling, Slow, ToolError};
+use Case::{Cancel, Declined, Elicitation, Fast, OnlyAsTask, ProtocolError, Sampling, Slow, ToolError};
 
 /// Upstream, case, tool, arguments, outcome. Slow calls take twice [`GRACE`]; those to be cancelled would take
 /// longer than any test.
-const ROWS: [(&str, Case, &str, &str, Expected); 24] = [
+const ROWS: [(&str, Case, &str, &str, Expected); 31] = [
     ("demo", Fast, "greet", r#"{"name":"Ada"}"#, Expected::Result("Hello, Ada!")),
     (
         "demo",
@@ -131,23 +145,48 @@ const ROWS: [(&str, Case, &str, &str, Expected); 24] = [
     ("fastmcp", Elicitation, "ask", r#"{"question":"Who?"}"#, Expected::Result("accept: Ada")),
     ("fastmcp", Declined, "ask", r#"{"question":"Who?"}"#, Expected::Result("decline: None")),
     ("fastmcp", Sampling, "complete", r#"{"prompt":"hi"}"#, Expected::Result("model: said by the model")),
+    ("fastmcp_tasks", Fast, "greet", r#"{"name":"Ada"}"#, Expected::Result("Hello, Ada!")),
+    ("fastmcp_tasks", Slow, "slow", r#"{"seconds":2}"#, Expected::Result("worked 2 s in 4 steps")),
+    ("fastmcp_tasks", Cancel, "slow", r#"{"seconds":600,"steps":600}"#, Expected::Cancelled),
+    ("fastmcp_tasks", ToolError, "fail", "{}", Expected::ToolError("it broke")),
+    ("fastmcp_tasks", ProtocolError, "nobody", "{}", Expected::ProtocolError(-32602, "Unknown tool")),
+    ("fastmcp_tasks", OnlyAsTask, "only_as_task", r#"{"seconds":2}"#, Expected::Result("worked 2 s as a task")),
+    // It takes about four seconds.
+    (
+        "everything",
+        OnlyAsTask,
+        "simulate-research-query",
+        r#"{"topic":"tea"}"#,
+        Expected::Result("Research Report: tea"),
+    ),
 ];
 
-/// The call of `case`, for a client that knows tasks.
-///
-/// # Panics
-/// If there is no such upstream.
-pub(crate) fn call(upstream: &str, case: Case) -> Call {
-    let row = ROWS.iter().find(|row| row.0 == upstream && row.1 == case);
-    let &(_, _, tool, arguments, expected) = row.expect("every case is given for every upstream");
-    // Sampling tools ask before they give a handle: a client of tasks need not be able to sample in one.
-    let way = if matches!(case, Slow | Cancel | Elicitation | Declined) { Way::Task } else { Way::Plain };
-    let declines = case == Declined;
-    Call { tool, arguments, expected, way, declines }
+fn native(upstream: &str) -> Native {
+    if upstream == "fastmcp_tasks" { Native::Optional } else { Native::Never }
 }
 
-/// The call of `case`, for a client without tasks: what it cannot have is the slow call, answered in place.
-pub(crate) fn plain_call(upstream: &str, case: Case) -> Call {
+/// The call of `case`, for a client that knows tasks; `None` if the upstream has no tool for it.
+///
+/// # Panics
+/// If the upstream lacks a case that every upstream has.
+pub(crate) fn call(upstream: &str, case: Case) -> Option<Call> {
+    let row = ROWS.iter().find(|row| row.0 == upstream && row.1 == case);
+    let is_optional = matches!(case, OnlyAsTask | Elicitation | Declined | Sampling);
+    assert!(row.is_some() || is_optional, "{case:?} is given for every upstream");
+    let &(_, _, tool, arguments, expected) = row?;
+    // Sampling tools ask before they give a handle: a client of tasks need not be able to sample in one.
+    let is_task = matches!(case, Slow | Cancel | OnlyAsTask | Elicitation | Declined);
+    let way = if is_task { Way::Task } else { Way::Plain };
+    let is_called = case != ProtocolError || native(upstream) == Native::Never;
+    let native = case == OnlyAsTask || (native(upstream) == Native::Optional && is_called);
+    let declines = case == Declined;
+    Some(Call { tool, arguments, expected, way, declines, native })
+}
+
+/// The call of `case`, for a client without tasks: what it cannot have is the slow call, answered in place. Its
+/// calls are tasks nowhere, but where the tool works in no other way.
+pub(crate) fn plain_call(upstream: &str, case: Case) -> Option<Call> {
     let case = if case == Cancel { Slow } else { case };
-    Call { way: Way::Plain, ..call(upstream, case) }
+    let call = call(upstream, case)?;
+    Some(Call { way: Way::Plain, native: case == OnlyAsTask, ..call })
 }

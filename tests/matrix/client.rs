@@ -76,7 +76,7 @@ impl Client {
     }
 
     /// What this client asks in `case`.
-    pub(crate) fn call(self, upstream: &str, case: Case) -> Call {
+    pub(crate) fn call(self, upstream: &str, case: Case) -> Option<Call> {
         match self {
             Self::FastMcp4 | Self::TypeScript | Self::Rust => call(upstream, case),
             Self::Python | Self::TypeScriptPlain => plain_call(upstream, case),

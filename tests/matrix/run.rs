@@ -17,17 +17,21 @@ use crate::upstream::{Program, Server};
 const CANCEL_MAX: Duration = Duration::from_secs(10);
 const LOOK_PERIOD: Duration = Duration::from_millis(50);
 
-/// What no upstream of an older version may be sent: they are of 2026-07-28, or of task clients. The one
-/// question for the era may hold them, so often.
-const FOREIGN: [(&str, usize); 3] = [("io.modelcontextprotocol/", 4), ("\"task\"", 0), ("mcp-method", 1)];
+/// What no upstream of an older version may be sent, since it is of 2026-07-28. The one question for the era may
+/// hold them, so often.
+const FOREIGN: [(&str, usize); 2] = [("io.modelcontextprotocol/", 4), ("mcp-method", 1)];
 /// That question.
 const PROBE: &str = "\"server/discover\"";
 
-/// The upstreams, in the order of the report.
-const UPSTREAMS: [Program; 3] = [Program::Demo, Program::Everything, Program::FastMcp];
+/// What a call says that asks for a task of the upstream's own. The first is the member's name alone, so that it
+/// is not sent in another shape either.
+const ASKS_FOR_TASK: [&str; 2] = ["\"task\"", "\"task\":{\"ttl\":"];
 
-/// What came of one case; the way it went, if it is as it should be.
-type Cell = Result<Way, String>;
+/// The upstreams, in the order of the report.
+const UPSTREAMS: [Program; 4] = [Program::Demo, Program::Everything, Program::FastMcp, Program::FastMcpTasks];
+
+/// What came of one case; the way it went, if it is as it should be. `None` if the upstream has no such tool.
+type Cell = Result<Option<Way>, String>;
 
 /// One client's cases with one upstream.
 #[derive(Debug)]
@@ -61,8 +65,8 @@ impl cells::Row for Row {
 /// # Errors
 /// If an upstream or a gateway cannot be started.
 async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
-    let [first, second, third] = UPSTREAMS.map(|program| Server::start(program, peers, "matrix"));
-    let servers: [Server; 3] = tokio::try_join!(first, second, third)?.into();
+    let [first, second, third, fourth] = UPSTREAMS.map(|program| Server::start(program, peers, "matrix"));
+    let servers: [Server; 4] = tokio::try_join!(first, second, third, fourth)?.into();
     let rows = Client::ALL.map(|client| rows_of(client, peers, &servers));
     Ok(futures_util::future::try_join_all(rows).await?.into_iter().flatten().collect())
 }
@@ -75,8 +79,10 @@ async fn rows_of(client: Client, peers: &Peers, servers: &[Server]) -> Result<Ve
         let (name, url) = (server.program.name(), format!("http://{}/mcp", tap.address()));
         let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
         let _ = write!(config, "[upstreams.{name}]\nurl = \"{url}\"\n\n[upstreams.{name}.tasks]\n{tasks}\n\n");
-        let sampling = call(name, Case::Sampling).tool;
-        let _ = write!(config, "[[upstreams.{name}.tools]]\nmatch = \"{sampling}\"\nearly_input = \"ask-first\"\n\n");
+        if let Some(sampling) = call(name, Case::Sampling) {
+            let (tool, key) = (sampling.tool, "early_input = \"ask-first\"");
+            let _ = write!(config, "[[upstreams.{name}.tools]]\nmatch = \"{tool}\"\n{key}\n\n");
+        }
         taps.push(tap);
     }
     let gateway = Gateway::start(&format!("matrix-gateway-{}", client.name()), &config, servers.len()).await?;
@@ -112,15 +118,20 @@ impl Bench<'_> {
         self.metric("taskgate_tasks_settled_total", "outcome=\"cancelled\"").await
     }
 
-    fn cancellations(&self) -> usize {
-        self.tap.count("notifications/cancelled")
+    /// How often the upstream was told of a cancellation: of a plain call, and of a task of its own.
+    fn cancellations(&self) -> [usize; 2] {
+        [self.tap.count("notifications/cancelled"), self.tap.count("\"tasks/cancel\"")]
+    }
+
+    fn tasks_asked_for(&self) -> [usize; 2] {
+        ASKS_FOR_TASK.map(|text| self.tap.count(text))
     }
 
     /// Waits until the upstream was told of one more cancellation, and no task of it is left.
-    async fn told(&self, before: usize) -> Result<(), String> {
+    async fn told(&self, before: [usize; 2]) -> Result<(), String> {
         let mut looks = interval(LOOK_PERIOD);
         let told = async {
-            while self.cancellations() <= before || self.metric("taskgate_tasks_in_flight", "").await? > 0.0 {
+            while self.cancellations() == before || self.metric("taskgate_tasks_in_flight", "").await? > 0.0 {
                 looks.tick().await;
             }
             Ok(())
@@ -130,19 +141,24 @@ impl Bench<'_> {
 }
 
 async fn cell(client: Client, peers: &Peers, bench: &Bench<'_>, case: Case) -> Cell {
-    let call = client.call(bench.upstream, case);
+    let Some(call) = client.call(bench.upstream, case) else { return Ok(None) };
     let (told_before, cancelled_before) = (bench.cancellations(), bench.cancelled_tasks().await?);
+    let asked_before = bench.tasks_asked_for();
     client.make(peers, bench.gateway.url(bench.upstream), call).await?;
     let is_cancel = call.expected == Expected::Cancelled;
     if is_cancel {
         bench.told(told_before).await?;
     }
     let cancelled = bench.cancelled_tasks().await? - cancelled_before;
-    let told = bench.cancellations() - told_before;
-    let expected = usize::from(is_cancel);
+    let told = grown(told_before, bench.cancellations());
+    let expected = if is_cancel { [usize::from(!call.native), usize::from(call.native)] } else { [0; 2] };
     #[allow(clippy::float_cmp, reason = "metrics count in whole numbers")]
     if cancelled != if is_cancel { 1.0 } else { 0.0 } || told != expected {
-        return Err(format!("{cancelled} tasks were cancelled, the upstream was told of {told}, not {expected}"));
+        return Err(format!("{cancelled} tasks were cancelled, the upstream was told of {told:?}, not {expected:?}"));
+    }
+    let asked = grown(asked_before, bench.tasks_asked_for());
+    if asked != [usize::from(call.native); 2] {
+        return Err(format!("the upstream was asked for {asked:?} tasks of its own"));
     }
     if bench.tap.count("\"tools/call\"") == 0 {
         return Err("the upstream was not called at all".to_owned());
@@ -153,8 +169,12 @@ async fn cell(client: Client, peers: &Peers, bench: &Bench<'_>, case: Case) -> C
     }
     match FOREIGN.into_iter().find(|(text, allowed)| bench.tap.count(text) > allowed * probes) {
         Some((text, _)) => Err(format!("the upstream was sent `{text}`")),
-        None => Ok(call.way),
+        None => Ok(Some(call.way)),
     }
+}
+
+fn grown(before: [usize; 2], after: [usize; 2]) -> [usize; 2] {
+    [after[0] - before[0], after[1] - before[1]]
 }
 
 /// The report: a row for each client and upstream, a column for each case.
@@ -165,9 +185,10 @@ pub(crate) fn table(rows: &[Row]) -> String {
         let _ = write!(table, "| {} | {} |", row.client.title(), row.upstream);
         for (case, cell) in &row.cells {
             let _ = match cell {
-                Ok(Way::Plain) if *case == Case::Cancel => write!(table, " ok (slow call, plain) |"),
-                Ok(Way::Plain) => write!(table, " ok (plain) |"),
-                Ok(Way::Task) => write!(table, " ok (task) |"),
+                Ok(None) => write!(table, " - |"),
+                Ok(Some(Way::Plain)) if *case == Case::Cancel => write!(table, " ok (slow call, plain) |"),
+                Ok(Some(Way::Plain)) => write!(table, " ok (plain) |"),
+                Ok(Some(Way::Task)) => write!(table, " ok (task) |"),
                 Err(why) => write!(table, " FAIL {} |", why.replace(['|', '\n'], " ")),
             };
         }

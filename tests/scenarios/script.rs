@@ -40,6 +40,10 @@ pub(crate) enum Happens {
     /// An error with this `data`.
     FaultsWith(i64, &'static str),
     Loses(Reason, Executed),
+    /// What the upstream says of its own task.
+    States(&'static str),
+    /// The upstream cancels its own task.
+    Cancels,
     /// A bug in the transport.
     Panics,
     /// Progress without end and without a pause.
@@ -166,15 +170,15 @@ impl Scripted {
         assert!(there.is_ok(), "{what:?} never came, but {:?}", self.saw());
     }
 
-    /// The tools: one that mirrors an argument in a header, the others only have names.
+    /// The tools: one that mirrors an argument in a header, the others only differ in whether they make tasks.
     fn tools() -> String {
         let mirrored =
             json!({ "type": "object", "properties": { "region": { "type": "string", "x-mcp-header": "Region" } } });
         let plain = json!({ "type": "object" });
-        let tool =
-            |name: &str| json!({ "name": name, "inputSchema": plain, "execution": { "taskSupport": "optional" } });
+        let tool = |name: &str, support: &str| json!({ "name": name, "inputSchema": plain, "execution": { "taskSupport": support } });
         json!({ "tools": [
-            tool("work"), tool("other"), { "name": "mirrored", "inputSchema": mirrored },
+            tool("work", "optional"), tool("other", "optional"), { "name": "mirrored", "inputSchema": mirrored },
+            tool("only_as_task", "required"), tool("never_as_task", "forbidden"),
         ] })
         .to_string()
     }
@@ -286,6 +290,8 @@ impl Exchange for Played {
                 ExchangeEvent::Faulted(RpcError { data: Some(payload(data)), ..RpcError::new(code, "m") })
             }
             Happens::Loses(reason, executed) => ExchangeEvent::Lost(Lost(GatewayFault::new(reason, executed))),
+            Happens::States(words) => ExchangeEvent::Status(Arc::from(words)),
+            Happens::Cancels => ExchangeEvent::Cancelled,
             Happens::Panics => panic!("a transport with a bug"),
             Happens::Floods | Happens::Heard(_) => unreachable!("stays in front"),
         }

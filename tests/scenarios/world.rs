@@ -232,6 +232,7 @@ impl World {
                 log_level: None,
                 timeouts: Timeouts::default(),
                 result_bytes_max: 1 << 20,
+                native_task: taskgate::upstream::NativeTask::Never,
             },
             tool: Arc::from("work"),
             policy: self.rules.policy(),
@@ -332,7 +333,12 @@ impl Ask {
 
     /// A call of the tool `work` by a client with the extension.
     pub(crate) fn call() -> Self {
-        Self { name: Some("work".to_owned()), ..Self::new("tools/call", json!({ "name": "work", "arguments": {} })) }
+        Self::tool("work")
+    }
+
+    /// A call of any tool by such a client.
+    pub(crate) fn tool(name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..Self::new("tools/call", json!({ "name": name, "arguments": {} })) }
     }
 
     /// A method of the extension.

@@ -9,6 +9,9 @@ mod calls;
 mod server;
 mod sessions;
 mod stateless;
+mod task_life;
+mod task_server;
+mod tasks;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +20,7 @@ use serde_json::{Value, json};
 use taskgate::task::Principal;
 use taskgate::upstream::http::{HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
 use taskgate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, NativeTask, Timeouts, Upstream, UpstreamRequest,
 };
 use taskgate::wire::Payload;
 use tokio_util::sync::CancellationToken;
@@ -50,6 +53,7 @@ fn context() -> CallContext {
         log_level: None,
         timeouts: Timeouts::default(),
         result_bytes_max: 1024 * 1024,
+        native_task: NativeTask::Never,
     }
 }
 
@@ -86,6 +90,7 @@ fn line(event: &ExchangeEvent) -> String {
             progress.total.as_ref().map_or("?", Payload::as_str),
             progress.message.as_deref().unwrap_or("-"),
         ),
+        ExchangeEvent::Status(words) => format!("status {words}"),
         ExchangeEvent::Log(params) => format!("log {}", text(params)),
         ExchangeEvent::Asked { ask, method, params } => {
             format!("asked {} {method} {}", text(ask), params.as_ref().map_or("-", Payload::as_str))
@@ -93,6 +98,7 @@ fn line(event: &ExchangeEvent) -> String {
         ExchangeEvent::Withdrawn { ask } => format!("withdrawn {}", text(ask)),
         ExchangeEvent::Returned(result) => format!("returned {}", text(result)),
         ExchangeEvent::Faulted(error) => format!("faulted {} {}", error.code, error.message),
+        ExchangeEvent::Cancelled => "cancelled".to_owned(),
         ExchangeEvent::Lost(lost) => format!("lost {:?} {:?}", lost.0.reason, lost.0.executed),
     }
 }
@@ -104,8 +110,12 @@ async fn lines(exchange: &mut Box<dyn Exchange>) -> Vec<String> {
         let event = next(exchange).await;
         lines.push(line(&event));
         match event {
-            ExchangeEvent::Returned(_) | ExchangeEvent::Faulted(_) | ExchangeEvent::Lost(_) => return lines,
+            ExchangeEvent::Returned(_)
+            | ExchangeEvent::Faulted(_)
+            | ExchangeEvent::Cancelled
+            | ExchangeEvent::Lost(_) => return lines,
             ExchangeEvent::Progress(_)
+            | ExchangeEvent::Status(_)
             | ExchangeEvent::Log(_)
             | ExchangeEvent::Asked { .. }
             | ExchangeEvent::Withdrawn { .. } => (),

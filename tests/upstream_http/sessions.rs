@@ -338,28 +338,28 @@ async fn what_a_message_names_decides_where_it_goes() {
     let upstream = upstream(&server.url());
     let mut news = in_time(upstream.notifications(&context())).await.unwrap();
     let mut plain = begin(&upstream).await;
-    let of_task = taskgate::upstream::UpstreamRequest {
-        method: Arc::from("tools/call"),
-        params: Some(Payload::of(&json!({"taskId": "t-1"}))),
-    };
-    let mut of_task = try_begin(&upstream, of_task, context()).await.unwrap();
-    let seen = server.world.first(|seen| seen.is_call() && seen.body["params"].get("taskId").is_none()).await;
+    let other = begin(&upstream).await;
+    let seen = server.world.first(Seen::is_call).await;
+    server.world.nth(1, Seen::is_call).await;
     let related = json!({"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t-1"}}});
     let note = |method: &str, params: Value| json!({"jsonrpc": "2.0", "method": method, "params": params});
     events.raw("data: {oops\n\n");
     events.message(&json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": {}}));
     events.message(&note("notifications/message", json!({"level": "info"})));
     events.message(&note("notifications/progress", json!({"progressToken": seen.token(), "progress": 1})));
-    let mut to_task = question(1);
-    to_task["params"] = related;
-    events.message(&to_task);
-    events.message(&note("notifications/cancelled", json!({"requestId": 1})));
+    let mut of_task = question(1);
+    of_task["params"] = related;
+    events.message(&of_task);
+    assert_eq!(answer_to(&server.world, 1).await["error"]["code"], -32603, "of a task that no call has");
+    drop(other);
+    events.message(&question(2));
+    events.message(&note("notifications/cancelled", json!({"requestId": 2})));
     events.message(&json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
     events.message(&note("notifications/resources/updated", json!({"uri": "a:b"})));
 
     assert_eq!(line(&next(&mut plain).await), "progress 1 of ? -", "by token, and no answer comes here");
-    assert!(line(&next(&mut of_task).await).starts_with("asked 1 "), "by task");
-    assert_eq!(line(&next(&mut of_task).await), "withdrawn 1");
+    assert!(line(&next(&mut plain).await).starts_with("asked 2 "), "the only call");
+    assert_eq!(line(&next(&mut plain).await), "withdrawn 2");
     let (method, params) = in_time(news.recv()).await.unwrap();
     assert_eq!((&*method, params), ("notifications/tools/list_changed", None));
     let (method, params) = in_time(news.recv()).await.unwrap();

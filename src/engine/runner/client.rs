@@ -93,6 +93,8 @@ impl Client {
 #[derive(Default)]
 pub(super) struct Held {
     progress: Vec<Progress>,
+    /// Newer than all progress that was kept.
+    status: Option<Arc<str>>,
     logs: Vec<Payload>,
 }
 
@@ -102,6 +104,11 @@ impl Held {
             self.progress.pop();
         }
         self.progress.push(progress);
+        self.status = None;
+    }
+
+    pub(super) fn keep_status(&mut self, words: Arc<str>) {
+        self.status = Some(words);
     }
 
     pub(super) fn keep_log(&mut self, log: Payload) {
@@ -111,7 +118,7 @@ impl Held {
     }
 
     pub(super) fn last_words(&self) -> Option<Arc<str>> {
-        self.progress.last().and_then(words)
+        self.status.clone().or_else(|| self.progress.last().and_then(words))
     }
 }
 

@@ -128,15 +128,15 @@ impl StatelessFace {
         };
         let mut deadline = None;
         if inquiry.method == method::TOOLS_CALL {
-            let (tool, policy, plan) = match self.weigh(&inquiry).await {
+            let weighed = match self.weigh(&inquiry).await {
                 Ok(weighed) => weighed,
                 Err(refusal) => return *refusal,
             };
             // What was asked without a task goes on without one.
-            if plan != Plan::Direct && state == State::New {
-                return self.run_call(inquiry, &tool, policy, plan).await;
+            if weighed.plan != Plan::Direct && state == State::New {
+                return self.run_call(inquiry, &weighed).await;
             }
-            deadline = Some(policy.deadline);
+            deadline = Some(weighed.policy.deadline);
         }
         let edits = Edits {
             id: inquiry.request.id.clone(),

@@ -1,7 +1,8 @@
 //! The course of one call over HTTP: the POST, its answer in whichever form, and the streams that follow
 //! where one breaks off.
 //!
-//! One future runs the whole course; whoever owns the exchange polls it. Everything but the last event
+//! Read `hear` for what is read from an answer, and `tasks` for what follows where the upstream makes a task
+//! of the call. One future runs the whole course; whoever owns the exchange polls it. Everything but the last event
 //! goes through the call's queue, where the session's own stream puts its events too.
 
 use std::sync::Arc;
@@ -15,23 +16,18 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
 use super::client::HandedOver;
+use super::hear::{Awaited, Heard, Said};
 use super::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::session::calls::Call;
 use crate::upstream::session::pool::Pool;
 use crate::upstream::session::{Session, SessionKey};
 use crate::upstream::{BeginError, CallContext, ExchangeEvent, Lost, Timeouts};
-use crate::wire::envelope::EnvelopeError;
-use crate::wire::{Message, ScanLimits, envelope};
 
-/// Malformed events that one call survives (U19).
-const MALFORMED_MAX: u32 = 10;
 /// How long a call goes without a stream before it is given up (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);
 /// How long a stream is read on after the answer, so that its connection can be used again.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
 
 /// How a call comes into this process.
 pub(super) enum Start {
@@ -39,6 +35,8 @@ pub(super) enum Start {
     Post { message: Bytes, handed_over: HandedOver },
     /// It was sent in another life: its stream is taken up.
     Resume,
+    /// The upstream made a task of it in another life, which is asked for.
+    Task,
 }
 
 /// One call, as its two ends see it: the exchange that owns it and the future that runs it.
@@ -52,7 +50,10 @@ pub(super) struct Link {
     pool: Arc<Pool>,
     key: SessionKey,
     timeouts: Timeouts,
-    limits: ReadLimits,
+    pub(super) limits: ReadLimits,
+    /// When the call began, and when its time is over where that is known.
+    pub(super) began: Instant,
+    pub(super) deadline: Option<Instant>,
     pub(super) point: Mutex<StreamPoint>,
     /// Set once the head of the answer is there: the upstream knows of the call.
     pub(super) head: SetOnce<()>,
@@ -73,6 +74,7 @@ impl Link {
         context: &CallContext,
     ) -> Arc<Self> {
         session.calls.enter(&call);
+        let began = Instant::now();
         Arc::new(Self {
             call,
             session: Mutex::new(session),
@@ -80,6 +82,8 @@ impl Link {
             key,
             timeouts: context.timeouts,
             limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
+            began,
+            deadline: context.native_task.deadline().and_then(|deadline| began.checked_add(deadline)),
             point: Mutex::default(),
             head: SetOnce::new(),
         })
@@ -97,13 +101,17 @@ impl Link {
     /// Runs the call to its last event.
     pub(super) async fn run(self: Arc<Self>, start: Start) -> ExchangeEvent {
         let outcome = match start {
-            Start::Post { message, handed_over } => self.post(message, &handed_over).await,
-            Start::Resume => self.resume().await,
+            Start::Post { message, handed_over } => match self.post(message, &handed_over).await {
+                Ok(said) if self.call.may_be_task => Box::pin(self.maybe_relay(said)).await,
+                outcome => outcome.map(last),
+            },
+            Start::Resume => self.resume().await.map(last),
+            Start::Task => Box::pin(self.relay(None)).await,
         };
         outcome.unwrap_or_else(|fault| ExchangeEvent::Lost(Lost(fault)))
     }
 
-    async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<ExchangeEvent, GatewayFault> {
+    async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<Said, GatewayFault> {
         let session = self.session();
         let response = self.head(&session, message.clone(), handed_over).await?;
         let mut opened = self.open(&session, response).await;
@@ -116,9 +124,9 @@ impl Link {
         // Set once: this is the only place.
         let _ = self.head.set(());
         match opened {
-            Ok(Reply::Json(body)) => self.read(body).await,
+            Ok(Reply::Json(body)) => self.read(body, &self.awaited()).await,
             Ok(Reply::Events(events)) => self.follow(events).await,
-            Err(Refusal::Rpc(error)) => Ok(ExchangeEvent::Faulted(error)),
+            Err(Refusal::Rpc(error)) => Ok(Err(error)),
             Err(Refusal::Gateway(fault)) => Err(fault),
             Err(Refusal::SessionLost) => Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         }
@@ -147,7 +155,7 @@ impl Link {
     }
 
     /// Moves the call into a session that the upstream knows.
-    async fn renew(&self, lost: &Arc<Session>) -> Result<Arc<Session>, GatewayFault> {
+    pub(super) async fn renew(&self, lost: &Arc<Session>) -> Result<Arc<Session>, GatewayFault> {
         let session = self.pool.replace(&self.key, lost).await.map_err(|error| match error {
             BeginError::Gateway(fault) => fault,
             BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
@@ -155,39 +163,28 @@ impl Link {
         self.leave();
         session.calls.enter(&self.call);
         *self.session.lock() = Arc::clone(&session);
+        for ask in self.call.forget_questions() {
+            self.call.tell(ExchangeEvent::Withdrawn { ask }).await;
+        }
         Ok(session)
     }
 
-    /// Reads an answer in JSON, which is the last that comes.
-    async fn read(&self, body: Incoming) -> Result<ExchangeEvent, GatewayFault> {
-        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
-        let text = reply::read_whole(body, self.limits).await?;
-        let mut last = None;
-        for message in self.messages(&text).map_err(|_| malformed)? {
-            let said = self.take(message.map_err(|_| malformed)?).await;
-            last = last.or(said);
-        }
-        last.ok_or(malformed)
-    }
-
     /// Follows the call's stream, and those that take it up, until the answer is there.
-    async fn follow(&self, mut events: EventStream) -> Result<ExchangeEvent, GatewayFault> {
+    async fn follow(&self, mut events: EventStream) -> Result<Said, GatewayFault> {
+        let awaited = self.awaited();
         let mut malformed = 0;
         let mut patience = RESUME_WINDOW;
         loop {
-            match events.next().await {
-                Ok(Some(event)) => {
-                    patience = RESUME_WINDOW;
-                    self.point.lock().note(&event);
-                    if let Some(text) = reply::message_in(&event)
-                        && let Some(last) = self.take_event(text, &mut malformed).await?
-                    {
-                        self.drain(events);
-                        return Ok(last);
-                    }
+            match self.hear(&mut events, &awaited, &mut malformed).await? {
+                Heard::Said(said) => {
+                    self.drain(events);
+                    return Ok(said);
                 }
                 // Either a server that ends streams on purpose (SEP-1699) or a broken connection: the same.
-                Ok(None) | Err(Break::Closed) => {
+                Heard::Broke { any } => {
+                    if any {
+                        patience = RESUME_WINDOW;
+                    }
                     let broken = Instant::now();
                     events = match self.reopen(patience).await {
                         Ok(events) => events,
@@ -199,12 +196,15 @@ impl Link {
                     };
                     patience = patience.saturating_sub(broken.elapsed());
                 }
-                Err(limit @ (Break::Idle | Break::TooLarge)) => return Err(limit.into_fault()),
             }
         }
     }
 
-    async fn resume(&self) -> Result<ExchangeEvent, GatewayFault> {
+    fn awaited(&self) -> Awaited<'_> {
+        Awaited { id: &self.call.id, limits: self.limits, point: &self.point }
+    }
+
+    async fn resume(&self) -> Result<Said, GatewayFault> {
         // The upstream knows the call, so a cancel need not wait.
         let _ = self.head.set(());
         let events = self.reopen(RESUME_WINDOW).await?;
@@ -232,65 +232,9 @@ impl Link {
         }
     }
 
-    /// Takes one event. What cannot be read is dropped, unless it is the answer or there is too much of it.
-    async fn take_event(&self, text: &Bytes, malformed: &mut u32) -> Result<Option<ExchangeEvent>, GatewayFault> {
-        let messages = self.messages(text).unwrap_or_else(|error| vec![Err(error)]);
-        let mut last = None;
-        for message in messages {
-            match message {
-                Ok(message) => {
-                    let said = self.take(message).await;
-                    last = last.or(said);
-                }
-                Err(error) if self.is_answer(&error) => {
-                    return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
-                }
-                Err(_) => {
-                    *malformed += 1;
-                    self.session().hop.dropped("malformed_event");
-                    if *malformed > MALFORMED_MAX {
-                        return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
-                    }
-                }
-            }
-        }
-        Ok(last)
-    }
-
-    /// Takes one message; the last event of the call if it was the answer.
-    async fn take(&self, message: Message) -> Option<ExchangeEvent> {
-        let session = self.session();
-        match message {
-            Message::Notification(notification) => session.note_to(&self.call, notification).await,
-            Message::Request(request) => session.ask_on(&self.call, request).await,
-            Message::Response(response) if response.id.as_ref() == Some(&self.call.id) => {
-                return Some(response.outcome.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned));
-            }
-            // Another call's, nobody's, or of a stream that the upstream mixed up (U09, U23).
-            Message::Response(_) => session.hop.dropped("foreign_response"),
-        }
-        None
-    }
-
-    fn messages(&self, text: &Bytes) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
-        if self.session().has_batches() {
-            envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX)
-        } else {
-            envelope::read(text, ScanLimits::UPSTREAM).map(|message| vec![Ok(message)])
-        }
-    }
-
-    /// Whether what cannot be read bears the call's id.
-    fn is_answer(&self, error: &EnvelopeError) -> bool {
-        match error {
-            EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. } => id.as_ref() == Some(&self.call.id),
-            EnvelopeError::Batch => false,
-        }
-    }
-
     /// Reads a stream to its end in the background, for a second at most: a connection that is dropped in
     /// the middle of a stream could not be used again.
-    fn drain(&self, mut events: EventStream) {
+    pub(super) fn drain(&self, mut events: EventStream) {
         let hop = Arc::clone(&self.session().hop);
         hop.tracker.clone().spawn(async move {
             let rest = async {
@@ -303,4 +247,9 @@ impl Link {
             let _ = tokio::time::timeout(DRAIN_MAX, rest).await;
         });
     }
+}
+
+/// The last event of a call that was answered.
+pub(super) fn last(said: Said) -> ExchangeEvent {
+    said.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
 }

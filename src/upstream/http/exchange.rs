@@ -12,10 +12,12 @@ use tokio::time::Instant;
 
 use super::client::HandedOver;
 use super::drive::{Link, Start};
-use super::{resume, token};
+use super::resume::{self, At};
+use super::token;
+use crate::dialect::relay_core_2025_11_25::{self as peer, PeerTasks};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::session::calls::Call;
+use crate::upstream::session::calls::{Call, Native};
 use crate::upstream::session::pool::Pool;
 use crate::upstream::session::{Hop, Session};
 use crate::upstream::{Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, UpstreamRequest};
@@ -25,6 +27,8 @@ use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
 /// How long a cancel waits for a sign that the upstream knows the call. It travels on another connection
 /// and may overtake the call; a server that answers in JSON gives no sign before its tool ends.
 const CANCEL_AFTER: Duration = Duration::from_secs(1);
+/// How long it waits for the handle of a call that asked for a task: those come as soon as possible.
+const CANCEL_TASK_AFTER: Duration = Duration::from_secs(3);
 /// How long a cancel may take in all.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
@@ -78,6 +82,14 @@ enum State {
     Ended(ExchangeEvent),
 }
 
+impl Drop for HttpExchange {
+    fn drop(&mut self) {
+        if matches!(self.state, State::Running(_)) && self.link.call.task.initialized() {
+            self.link.session().keep_for_later();
+        }
+    }
+}
+
 impl HttpExchange {
     /// Sends a call and returns once a connection has taken it, without waiting for any answer.
     ///
@@ -95,11 +107,18 @@ impl HttpExchange {
             session.lower_log_level(level).await;
         }
         let id = token::mint();
+        let is_call = *request.method == *method::TOOLS_CALL;
         let params = located(request.params);
-        let task = params.object().and_then(|params| params.get_string("taskId"));
+        // A call asks for a task only where the upstream declared that it takes that (UPC-05).
+        let native = context.native_task.deadline().filter(|_| is_call && session.tasks.calls);
+        let asked = if native.is_some() { Native::Asked } else { Native::Never };
         let params = with_token(params, context.progress.then_some(&id));
+        let params = match native {
+            Some(deadline) => with_task(params, deadline),
+            None => params,
+        };
         let message = envelope::request(&id, &request.method, params.as_ref());
-        let (call, queue) = Call::new(id, task);
+        let (call, queue) = Call::new(id, asked);
         let link = Link::new(call, session, pool, key, context);
         let handed_over = HandedOver::default();
         let start = Start::Post { message, handed_over: Arc::clone(&handed_over) };
@@ -109,7 +128,7 @@ impl HttpExchange {
             queue,
             began,
             sent: began,
-            class: if *request.method == *method::TOOLS_CALL { Class::Call } else { Class::Other },
+            class: if is_call { Class::Call } else { Class::Other },
         };
         exchange.hand_over(&handed_over).await?;
         exchange.sent = Instant::now();
@@ -128,11 +147,21 @@ impl HttpExchange {
     ) -> Result<Self, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
         let resumed = resume::read(token).ok_or(BeginError::Gateway(broken))?;
-        let session = Session::adopted(hop, resumed.credentials);
-        let (call, queue) = Call::new(resumed.request, None);
-        let link = Link::new(call, session, pool, super::key(context), context);
-        *link.point.lock() = resumed.point;
-        let state = State::Running(Box::pin(Arc::clone(&link).run(Start::Resume)));
+        let key = super::key(context);
+        let (session, native, start) = match resumed.at {
+            At::Stream(_) => {
+                (Session::adopted(hop, resumed.credentials, PeerTasks::default()), Native::Never, Start::Resume)
+            }
+            At::Task { ref id, tasks } => {
+                (pool.adopt(&key, resumed.credentials, tasks), Native::Made(Arc::clone(id)), Start::Task)
+            }
+        };
+        let (call, queue) = Call::new(resumed.request, native);
+        let link = Link::new(call, session, pool, key, context);
+        if let At::Stream(point) = resumed.at {
+            *link.point.lock() = point;
+        }
+        let state = State::Running(Box::pin(Arc::clone(&link).run(start)));
         let now = Instant::now();
         Ok(Self { state, link, queue, began: now, sent: now, class: Class::Resumed })
     }
@@ -160,21 +189,37 @@ impl HttpExchange {
         self.state = State::Ended(last);
     }
 
-    /// Runs the call on until the upstream knows of it or is taken to. Events stay in the queue.
+    /// Runs the call on until the upstream knows of it or is taken to, and until its task is known if it asked
+    /// for one. Events stay in the queue.
     async fn known_upstream(&mut self) {
         let State::Running(drive) = &mut self.state else { return };
+        let call = &self.link.call;
+        let known = async {
+            if call.may_be_task {
+                call.task.wait().await;
+            } else if !call.task.initialized() {
+                self.link.head.wait().await;
+            }
+        };
+        let patience = if call.may_be_task { CANCEL_TASK_AFTER } else { CANCEL_AFTER };
         let last = tokio::select! {
             biased;
             last = drive => last,
-            _ = self.link.head.wait() => return,
-            () = tokio::time::sleep_until(self.sent + CANCEL_AFTER) => return,
+            () = known => return,
+            () = tokio::time::sleep_until(self.sent + patience) => return,
         };
         self.end(last);
     }
 
     async fn tell_cancelled(&mut self, reason: &str) {
         self.known_upstream().await;
-        if matches!(self.state, State::Running(_)) {
+        if !matches!(self.state, State::Running(_)) {
+            return;
+        }
+        if let Some(task) = self.link.call.task.get() {
+            self.link.cancel_task(task).await;
+        } else {
+            // A call that gave no handle in all this time is held as a plain one, whatever it asked for.
             let params = json!({ "requestId": self.link.call.id, "reason": reason });
             let message = envelope::notification(method::CANCELLED, Some(&Payload::of(&params)));
             if self.link.session().tell(message).await.is_err() {
@@ -189,6 +234,12 @@ fn located(params: Option<Payload>) -> Params {
         None => Params::Absent,
         Some(params) => Object::of(&params).map_or(Params::Other(params), Params::Object),
     }
+}
+
+/// Asks for a task that is kept as long as the call may run.
+fn with_task(params: Option<Payload>, deadline: Duration) -> Option<Payload> {
+    let params = params.unwrap_or_else(Payload::empty_object);
+    Some(Object::of(&params).map_or_else(|| params.clone(), |params| peer::augmented(&params, deadline)))
 }
 
 /// Puts the gateway's own progress token in place of whatever stands there (UPC-20).
@@ -232,6 +283,10 @@ impl Exchange for HttpExchange {
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
         // An answer to what was taken back or answered already has nowhere to go.
         let Some(id) = RequestId::from_payload(ask).filter(|_| self.link.call.is_open(ask)) else { return Ok(()) };
+        let answer = match self.link.call.task.get() {
+            Some(task) => peer::related(answer, task),
+            None => answer,
+        };
         let message = match answer {
             Answer::Result(result) => envelope::result(&id, &result),
             Answer::Error(error) => envelope::error(Some(&id), &error),
@@ -255,8 +310,11 @@ impl Exchange for HttpExchange {
         match self.state {
             State::Running(_) => {
                 let session = self.link.session();
-                let point = self.link.point.lock();
-                resume::token(&self.link.call.id, &session.credentials, &point)
+                let at = match self.link.call.task.get() {
+                    Some(id) => At::Task { id: Arc::clone(id), tasks: session.tasks },
+                    None => At::Stream(self.link.point.lock().clone()),
+                };
+                resume::token(&self.link.call.id, &session.credentials, &at)
             }
             State::Ended(_) => None,
         }

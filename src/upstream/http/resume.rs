@@ -1,23 +1,44 @@
 //! What a call over HTTP leaves behind so that another process life can take it up.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
 
 use super::post::Credentials;
 use super::reply::StreamPoint;
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::time::millis;
 use crate::upstream::ResumeToken;
 use crate::wire::{Payload, ProtocolVersion, RequestId};
 
-/// The token's content. Rows hold it for as long as they live, so its members keep their meaning.
+/// The token's content. Rows hold it for as long as they live, so its members keep their meaning. One of
+/// `last_event` and `task` is there.
 #[derive(serde::Serialize, serde::Deserialize)]
 struct Token {
     request: String,
-    last_event: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    last_event: Option<String>,
     session: Option<String>,
     version: Option<String>,
     retry_ms: Option<u64>,
+    /// The upstream's own task (UPC-13).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    task: Option<String>,
+    /// Whether the upstream can cancel it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    task_cancel: bool,
+}
+
+/// Where a call stands, as far as it can be taken up there.
+#[derive(Clone, Debug)]
+pub(super) enum At {
+    Stream(StreamPoint),
+    /// The upstream made a task of it.
+    Task {
+        id: Arc<str>,
+        tasks: PeerTasks,
+    },
 }
 
 /// A call that was begun in another life.
@@ -25,20 +46,26 @@ struct Token {
 pub(super) struct Resumed {
     pub(super) request: RequestId,
     pub(super) credentials: Credentials,
-    pub(super) point: StreamPoint,
+    pub(super) at: At,
 }
 
-/// The token of a call; `None` as long as its stream gave no event id.
-pub(super) fn token(request: &RequestId, credentials: &Credentials, point: &StreamPoint) -> Option<ResumeToken> {
+/// The token of a call; `None` as long as its stream gave no event id and no task was made of it.
+pub(super) fn token(request: &RequestId, credentials: &Credentials, at: &At) -> Option<ResumeToken> {
+    let (last_event, retry, task, tasks) = match at {
+        At::Stream(point) => (Some(text(point.last_event.as_ref()?)?), point.retry, None, PeerTasks::default()),
+        At::Task { id, tasks } => (None, None, Some(id.as_ref().to_owned()), *tasks),
+    };
     let token = Token {
         request: request.payload().read().ok()?,
-        last_event: text(point.last_event.as_ref()?)?,
+        last_event,
         session: match &credentials.session {
             Some(session) => Some(text(session)?),
             None => None,
         },
         version: credentials.version.map(|version| version.as_str().to_owned()),
-        retry_ms: point.retry.map(millis),
+        retry_ms: retry.map(millis),
+        task,
+        task_cancel: tasks.cancel,
     };
     Some(ResumeToken(Payload::of(&token)))
 }
@@ -50,13 +77,18 @@ pub(super) fn read(token: &ResumeToken) -> Option<Resumed> {
         Some(session) => Some(HeaderValue::from_str(session).ok()?),
         None => None,
     };
+    let at = match (token.task, &token.last_event) {
+        (Some(id), _) => At::Task { id: Arc::from(id), tasks: PeerTasks { calls: true, cancel: token.task_cancel } },
+        (None, Some(event)) => At::Stream(StreamPoint {
+            last_event: Some(HeaderValue::from_bytes(event.as_bytes()).ok()?),
+            retry: token.retry_ms.map(Duration::from_millis),
+        }),
+        (None, None) => return None,
+    };
     Some(Resumed {
         request: RequestId::text(&token.request),
         credentials: Credentials { session, version: token.version.as_deref().and_then(ProtocolVersion::parse) },
-        point: StreamPoint {
-            last_event: Some(HeaderValue::from_bytes(token.last_event.as_bytes()).ok()?),
-            retry: token.retry_ms.map(Duration::from_millis),
-        },
+        at,
     })
 }
 
@@ -68,21 +100,46 @@ fn text(value: &HeaderValue) -> Option<String> {
 mod tests {
     use super::*;
 
+    fn credentials() -> Credentials {
+        Credentials { session: Some(HeaderValue::from_static("s-1")), version: Some(ProtocolVersion::V2025_11_25) }
+    }
+
     #[test]
     fn a_token_brings_back_what_it_was_made_of() {
-        let credentials =
-            Credentials { session: Some(HeaderValue::from_static("s-1")), version: Some(ProtocolVersion::V2025_11_25) };
         let mut point = StreamPoint { last_event: None, retry: Some(Duration::from_millis(250)) };
         let request = RequestId::text("tg:1");
-        assert_eq!(token(&request, &credentials, &point), None, "nothing to resume after");
+        assert_eq!(token(&request, &credentials(), &At::Stream(point.clone())), None, "nothing to resume after");
         point.last_event = Some(HeaderValue::from_bytes("caf\u{e9}-7".as_bytes()).unwrap());
-        let back = read(&token(&request, &credentials, &point).unwrap()).unwrap();
-        assert_eq!((back.request, back.credentials), (request, credentials));
-        assert_eq!((back.point.last_event, back.point.retry), (point.last_event, point.retry));
+        let back = read(&token(&request, &credentials(), &At::Stream(point.clone())).unwrap()).unwrap();
+        assert_eq!((back.request, back.credentials), (request, credentials()));
+        let At::Stream(read) = back.at else { panic!("{:?}", back.at) };
+        assert_eq!((read.last_event, read.retry), (point.last_event, point.retry));
+    }
+
+    #[test]
+    fn upc_13_a_token_brings_back_the_upstreams_task() {
+        for cancel in [false, true] {
+            let tasks = PeerTasks { calls: true, cancel };
+            let at = At::Task { id: Arc::from("\"u\" 1"), tasks };
+            let back = read(&token(&RequestId::text("tg:1"), &credentials(), &at).unwrap()).unwrap();
+            assert_eq!(back.credentials, credentials());
+            let At::Task { id, tasks: read } = back.at else { panic!("{:?}", back.at) };
+            assert_eq!((&*id, read), ("\"u\" 1", tasks));
+        }
+    }
+
+    #[test]
+    fn tokens_of_earlier_releases_are_read() {
+        let text = r#"{"request":"tg:1","last_event":"e-1","session":null,"version":"2025-06-18","retry_ms":null}"#;
+        let value: Box<serde_json::value::RawValue> = serde_json::from_str(text).unwrap();
+        let back = read(&ResumeToken(Payload::of(&value))).unwrap();
+        assert!(matches!(back.at, At::Stream(point) if point.last_event == Some(HeaderValue::from_static("e-1"))));
     }
 
     #[test]
     fn a_foreign_token_is_refused() {
         assert!(read(&ResumeToken(Payload::empty_object())).is_none());
+        let nowhere = serde_json::json!({"request": "tg:1"});
+        assert!(read(&ResumeToken(Payload::of(&nowhere))).is_none());
     }
 }

@@ -20,7 +20,8 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{Discover, Era, Eras, era_of_refusal, is_served};
 use crate::upstream::session::Hop;
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ResumeToken, ServerFacts, Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Exchange, NativeTask, ResumeToken, ServerFacts, Timeouts, Upstream,
+    UpstreamRequest,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -85,6 +86,7 @@ impl Discover for StatelessUpstream {
             client: ClientFacts { capabilities: Payload::empty_object() },
             progress: false,
             log_level: None,
+            native_task: NativeTask::Never,
             timeouts: Timeouts::default(),
             result_bytes_max: DISCOVER_BYTES_MAX,
         };

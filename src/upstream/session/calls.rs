@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, SetOnce, mpsc};
 
 use crate::upstream::ExchangeEvent;
 use crate::wire::{Payload, RequestId};
@@ -23,8 +23,12 @@ const ASKED_MAX: usize = 1_000;
 pub(crate) struct Call {
     /// Serves as the progress token too.
     pub(crate) id: RequestId,
-    /// The upstream's task that the call is about, which its questions may name.
-    pub(crate) task: Option<String>,
+    /// The task that the upstream made of the call, which its questions may name.
+    pub(crate) task: SetOnce<Arc<str>>,
+    /// Whether the call was sent so that the upstream may make a task of it.
+    pub(crate) may_be_task: bool,
+    /// The upstream said that the task changed: a hint, nothing more (UPC-02).
+    pub(crate) hint: Notify,
     events: mpsc::Sender<ExchangeEvent>,
     questions: Mutex<Questions>,
 }
@@ -42,6 +46,16 @@ enum Question {
     Closed,
 }
 
+/// Whether the upstream makes a task of a call.
+#[derive(Clone, Debug)]
+pub(crate) enum Native {
+    Never,
+    /// The call asks for it.
+    Asked,
+    /// It did in another process life.
+    Made(Arc<str>),
+}
+
 /// Why a question is not put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAsked {
@@ -52,9 +66,24 @@ pub(crate) enum NotAsked {
 
 impl Call {
     /// A call and the queue of its events.
-    pub(crate) fn new(id: RequestId, task: Option<String>) -> (Arc<Self>, mpsc::Receiver<ExchangeEvent>) {
+    pub(crate) fn new(id: RequestId, native: Native) -> (Arc<Self>, mpsc::Receiver<ExchangeEvent>) {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
-        (Arc::new(Self { id, task, events, questions: Mutex::default() }), queue)
+        let may_be_task = matches!(native, Native::Asked);
+        let task = match native {
+            Native::Made(task) => SetOnce::new_with(Some(task)),
+            Native::Asked | Native::Never => SetOnce::new(),
+        };
+        let (hint, questions) = (Notify::new(), Mutex::default());
+        (Arc::new(Self { id, task, may_be_task, hint, events, questions }), queue)
+    }
+
+    fn is_task(&self, task: &str) -> bool {
+        self.task.get().is_some_and(|own| **own == *task)
+    }
+
+    /// Whether the upstream may have made a task of the call that is not known here yet.
+    fn awaits_task(&self) -> bool {
+        self.may_be_task && !self.task.initialized()
     }
 
     /// Puts an event into the queue, waiting for room. Nobody left to read it is as good as read.
@@ -93,6 +122,12 @@ impl Call {
         questions.open -= usize::from(was_open);
         was_open
     }
+
+    /// Forgets all questions, for a session in which the upstream counts anew; those that were open.
+    pub(crate) fn forget_questions(&self) -> Vec<Payload> {
+        let asked = std::mem::take(&mut *self.questions.lock()).asked;
+        asked.into_iter().filter(|(_, question)| *question == Question::Open).map(|(ask, _)| ask).collect()
+    }
 }
 
 /// The calls of one session.
@@ -114,9 +149,11 @@ impl Calls {
         self.0.lock().get(&id).cloned()
     }
 
-    /// The call that is about an upstream task.
+    /// The call that is about an upstream task. One that is not known yet may be that of the only call, if
+    /// that waits to hear of its own.
     pub(crate) fn by_task(&self, task: &str) -> Option<Arc<Call>> {
-        self.0.lock().values().find(|call| call.task.as_deref() == Some(task)).cloned()
+        let known = self.0.lock().values().find(|call| call.is_task(task)).cloned();
+        known.or_else(|| self.only().filter(|call| call.awaits_task()))
     }
 
     /// The call that has a question open.
@@ -147,7 +184,7 @@ mod tests {
     use super::*;
 
     fn call(id: &str) -> Arc<Call> {
-        Call::new(RequestId::text(id), None).0
+        Call::new(RequestId::text(id), Native::Never).0
     }
 
     #[test]
@@ -189,5 +226,41 @@ mod tests {
         calls.leave(&first);
         assert_eq!(calls.only().map(|call| call.id.clone()), Some(second.id.clone()));
         assert_eq!(calls.count(), 1);
+    }
+
+    #[test]
+    fn a_message_that_names_a_task_goes_to_no_other_tasks_call() {
+        let call_of = |id, native| Call::new(RequestId::text(id), native).0;
+        let calls = Calls::default();
+        let waiting = call_of("tg:1", Native::Asked);
+        calls.enter(&waiting);
+        assert_eq!(
+            calls.by_task("u-1").map(|call| call.id.clone()),
+            Some(waiting.id.clone()),
+            "its handle is on the way"
+        );
+        waiting.task.set(Arc::from("u-1")).unwrap();
+        assert!(calls.by_task("u-2").is_none(), "T-20: a task that was let go asks nobody else's client");
+        let other = call_of("tg:2", Native::Made(Arc::from("u-2")));
+        calls.enter(&other);
+        assert_eq!(calls.by_task("u-2").map(|call| call.id.clone()), Some(other.id.clone()));
+        calls.enter(&call_of("tg:3", Native::Asked));
+        assert!(calls.by_task("u-3").is_none(), "with several calls nobody knows whose it is");
+        calls.leave(&waiting);
+        calls.leave(&other);
+        calls.enter(&call("tg:3"));
+        assert!(calls.by_task("u-3").is_none(), "a plain call has no task");
+    }
+
+    #[test]
+    fn a_new_session_counts_its_questions_anew() {
+        let call = call("tg:1");
+        for n in 0..2 {
+            assert_eq!(call.ask(&RequestId::number(n)), Ok(()));
+        }
+        call.close(RequestId::number(0).payload());
+        assert_eq!(call.forget_questions(), [RequestId::number(1).payload().clone()], "those that were open");
+        assert_eq!(call.ask(&RequestId::number(0)), Ok(()), "the same id is another question now");
+        assert!(!call.is_open(RequestId::number(1).payload()));
     }
 }

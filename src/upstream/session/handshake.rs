@@ -66,7 +66,7 @@ async fn agree(hop: &Arc<Hop>, key: &SessionKey) -> Result<Arc<Session>, BeginEr
         }
     };
     hop.versions.agreed(facts.version);
-    let session = Session::new(hop, credentials, Some(Arc::new(facts)));
+    let session = Session::opened(hop, credentials, facts);
     session.tell(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
     tracing::debug!(upstream = %hop.name, version = ?session.credentials.version, "opened an upstream session");
     Ok(session)

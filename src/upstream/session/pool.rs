@@ -5,13 +5,16 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::{BoxFuture, FutureExt, Shared, join_all};
+use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Hop, Session, SessionKey, handshake};
+use super::{Hop, Session, SessionKey, handshake, listen};
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::BeginError;
+use crate::upstream::http::post::Credentials;
 
 /// Most sessions at one upstream.
 const SESSIONS_MAX: usize = 1_024;
@@ -27,6 +30,8 @@ type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, BeginError>>>;
 pub(crate) struct Pool {
     hop: Arc<Hop>,
     places: Mutex<HashMap<SessionKey, Place>>,
+    /// Sessions of another process life in which tasks are taken up, as long as anybody does.
+    adopted: Mutex<HashMap<(SessionKey, HeaderValue), Weak<Session>>>,
 }
 
 /// A session or its handshake.
@@ -59,7 +64,7 @@ impl Place {
 impl Pool {
     /// An empty pool. What keeps it tidy ends with it.
     pub(crate) fn new(hop: Arc<Hop>) -> Arc<Self> {
-        let pool = Arc::new(Self { hop, places: Mutex::default() });
+        let pool = Arc::new(Self { hop, places: Mutex::default(), adopted: Mutex::default() });
         let stop = pool.hop.stop.clone();
         pool.hop.tracker.spawn(sweep(Arc::downgrade(&pool), stop));
         pool
@@ -88,6 +93,23 @@ impl Pool {
         self.forget(key, |place| place.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
         lost.over.cancel();
         self.session(key).await
+    }
+
+    /// A session that another process life opened, for tasks that were made in it: one for all of them, with
+    /// a stream of its own, since some upstreams put a task's questions only there. Never ended from here.
+    pub(crate) fn adopt(&self, key: &SessionKey, credentials: Credentials, tasks: PeerTasks) -> Arc<Session> {
+        let Some(id) = credentials.session.clone() else {
+            return Session::adopted(&self.hop, credentials, tasks);
+        };
+        let mut adopted = self.adopted.lock();
+        let place = adopted.entry((key.clone(), id)).or_default();
+        if let Some(session) = place.upgrade() {
+            return session;
+        }
+        let session = Session::adopted(&self.hop, credentials, tasks);
+        *place = Arc::downgrade(&session);
+        listen::start(&session);
+        session
     }
 
     /// Ends all sessions in which no call runs. Those with calls are left to the upstream: the calls may be
@@ -174,6 +196,7 @@ impl Pool {
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
             self.end(&place);
         }
+        self.adopted.lock().retain(|_, session| session.strong_count() > 0);
         metrics::gauge!(metric::UPSTREAM_SESSIONS, "upstream" => Arc::clone(&self.hop.name))
             .set(u32::try_from(places.len()).unwrap_or(u32::MAX));
     }

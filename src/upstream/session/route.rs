@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::Session;
 use super::calls::{Call, NotAsked};
+use crate::dialect::relay_core_2025_11_25 as relay;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
 use crate::wire::fault::{INTERNAL_ERROR, METHOD_NOT_FOUND};
@@ -21,6 +22,8 @@ enum Note {
     Progress(Payload, Progress),
     Log(Payload),
     Withdrawn(Payload),
+    /// A task of the upstream's changed.
+    TaskChanged(String),
     /// Something that concerns the whole session.
     News,
     /// One of the kinds above, without what makes it one.
@@ -36,6 +39,7 @@ impl Session {
             }
             Note::Log(params) => call.tell(ExchangeEvent::Log(params)).await,
             Note::Withdrawn(ask) if call.close(&ask) => call.tell(ExchangeEvent::Withdrawn { ask }).await,
+            Note::TaskChanged(task) => self.hint(&task),
             Note::News => self.publish(notification),
             Note::Progress(..) | Note::Withdrawn(_) | Note::Unusable => self.hop.dropped("stray_notification"),
         }
@@ -59,6 +63,7 @@ impl Session {
                 .calls
                 .by_question(&ask)
                 .is_some_and(|call| call.close(&ask) && call.try_tell(ExchangeEvent::Withdrawn { ask })),
+            Note::TaskChanged(task) => return self.hint(&task),
             Note::News => return self.publish(notification),
             Note::Unusable => false,
         };
@@ -90,6 +95,14 @@ impl Session {
         }
     }
 
+    /// Has the call of a task look how that stands. Calls that were let go may have tasks that still change.
+    fn hint(&self, task: &str) {
+        match self.calls.by_task(task) {
+            Some(call) => call.hint.notify_one(),
+            None => self.hop.dropped("stray_notification"),
+        }
+    }
+
     /// Opens a question of a call; what is no question, or one too many, is answered right here.
     fn admit(self: &Arc<Self>, call: &Call, request: Request) -> Option<ExchangeEvent> {
         if request.method == method::PING {
@@ -105,7 +118,7 @@ impl Session {
             Ok(()) => Some(ExchangeEvent::Asked {
                 ask: request.id.payload().clone(),
                 method: Arc::from(request.method),
-                params: whole(request.params),
+                params: unrelated(request.params),
             }),
             Err(NotAsked::Again) => {
                 self.hop.dropped("repeated_request");
@@ -136,7 +149,7 @@ pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<
     match read(notification) {
         Note::Progress(token, progress) => (token == *id.payload()).then_some(ExchangeEvent::Progress(progress)),
         Note::Log(params) => Some(ExchangeEvent::Log(params)),
-        Note::Withdrawn(_) | Note::News | Note::Unusable => None,
+        Note::Withdrawn(_) | Note::TaskChanged(_) | Note::News | Note::Unusable => None,
     }
 }
 
@@ -146,8 +159,9 @@ fn read(notification: &Notification) -> Note {
         method::PROGRESS => {
             params.and_then(progress).map_or(Note::Unusable, |(token, progress)| Note::Progress(token, progress))
         }
-        method::LOG_MESSAGE => params.map_or(Note::Unusable, |params| Note::Log(params.payload().clone())),
+        method::LOG_MESSAGE => params.map_or(Note::Unusable, |params| Note::Log(relay::unrelated(params))),
         method::CANCELLED => params.and_then(|params| params.get("requestId")).map_or(Note::Unusable, Note::Withdrawn),
+        method::TASK_STATUS => params.and_then(relay::changed).map_or(Note::Unusable, Note::TaskChanged),
         _ => Note::News,
     }
 }
@@ -166,6 +180,14 @@ fn progress(params: &Object) -> Option<(Payload, Progress)> {
 /// The upstream's task that a request names as its cause.
 fn related_task(params: &Params) -> Option<String> {
     params.object()?.get_object(meta::META)?.get_object(meta::RELATED_TASK)?.get_string("taskId")
+}
+
+/// Params of a question, without the upstream's id of the task that asks.
+fn unrelated(params: Params) -> Option<Payload> {
+    match params {
+        Params::Object(object) => Some(relay::unrelated(&object)),
+        Params::Absent | Params::Other(_) => whole(params),
+    }
 }
 
 fn whole(params: Params) -> Option<Payload> {

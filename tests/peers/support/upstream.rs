@@ -20,6 +20,10 @@ pub(crate) enum Program {
     FastMcp4,
     /// The same with tasks of its own.
     FastMcp4Tasks,
+    /// With tasks of its own.
+    FastMcpTasks,
+    /// An example of the SDK's authors whose tools ask something, each in a task of its own.
+    TypeScriptTasks,
     /// With an event store, so that streams can be resumed.
     TypeScript,
     /// What the scenarios of the conformance suite name.
@@ -35,6 +39,8 @@ impl Program {
             Self::FastMcp => "fastmcp",
             Self::FastMcp4 => "fastmcp4",
             Self::FastMcp4Tasks => "fastmcp4_tasks",
+            Self::FastMcpTasks => "fastmcp_tasks",
+            Self::TypeScriptTasks => "ts_tasks",
             Self::TypeScript => "ts_store",
             Self::Fixture => "fixture",
         }
@@ -49,6 +55,8 @@ impl Program {
             Self::FastMcp => format!("FastMCP {} server", Pins::PyLegacy.version("fastmcp")),
             Self::FastMcp4 => format!("FastMCP {} server", Pins::PyModern.version("fastmcp")),
             Self::FastMcp4Tasks => format!("FastMCP {} server with tasks", Pins::PyModern.version("fastmcp")),
+            Self::FastMcpTasks => format!("FastMCP {} server with tasks", Pins::PyLegacy.version("fastmcp")),
+            Self::TypeScriptTasks => format!("TypeScript SDK {} task example", npm("@modelcontextprotocol/sdk")),
             Self::TypeScript => format!("TypeScript SDK {} with event store", npm("@modelcontextprotocol/sdk")),
             Self::Fixture => "fixture".to_owned(),
         }
@@ -73,6 +81,13 @@ impl Program {
             Self::FastMcp4Tasks => {
                 peers.command("py-modern/bin/python", ["fastmcp4_server.py", "--tasks", "--port", &number])
             }
+            Self::FastMcpTasks => peers.command("py-legacy/bin/python", ["fastmcp_tasks_server.py", "--port", &number]),
+            Self::TypeScriptTasks => {
+                let script = "node_modules/@modelcontextprotocol/sdk/dist/esm/examples/server/simpleTaskInteractive.js";
+                let mut command = peers.command("node", [script]);
+                command.env("PORT", number);
+                command
+            }
             Self::TypeScript => peers.command("node", ["ts_store_server.mjs", "--port", &number]),
             Self::Fixture => peers.command("node", ["fixture.mjs", "--port", &number]),
         }
@@ -83,7 +98,13 @@ impl Program {
         match self {
             Self::Demo => "http://",
             Self::Everything => "MCP Streamable HTTP Server listening",
-            Self::FastMcp | Self::FastMcp4 | Self::FastMcp4Tasks | Self::TypeScript | Self::Fixture => "listening",
+            Self::TypeScriptTasks => "Starting server on",
+            Self::FastMcp
+            | Self::FastMcp4
+            | Self::FastMcp4Tasks
+            | Self::FastMcpTasks
+            | Self::TypeScript
+            | Self::Fixture => "listening",
         }
     }
 }

@@ -12,7 +12,7 @@ use super::questions::Questions;
 use super::task::TaskSlot;
 use crate::task::{Executed, Reason};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::{Answer, ExchangeEvent, Lost};
+use crate::upstream::{Answer, ExchangeEvent};
 use crate::wire::{Object, Payload, method};
 
 /// Rounds without a question that are gone through, and the pause before the first of them. Each pause is
@@ -44,12 +44,11 @@ impl Course {
     pub(super) async fn run(mut self, said: Request, handed_over: HandedOver) -> ExchangeEvent {
         match self.rounds(said, &handed_over).await {
             Ok(result) => ExchangeEvent::Returned(result),
-            Err(Ending::Faulted(error)) => ExchangeEvent::Faulted(error),
-            Err(Ending::Lost(fault)) => ExchangeEvent::Lost(Lost(fault)),
+            Err(end) => end,
         }
     }
 
-    async fn rounds(&mut self, request: Request, handed_over: &HandedOver) -> Result<Payload, Ending> {
+    async fn rounds(&mut self, request: Request, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
         let mut said = request.first();
         let mut silent = 0;
         loop {
@@ -66,7 +65,9 @@ impl Course {
                     silent = 0;
                     self.put(&asked).await?
                 }
-                None if state.is_none() || silent == SILENT_ROUNDS_MAX => return Err(malformed(Executed::Unknown)),
+                None if state.is_none() || silent == SILENT_ROUNDS_MAX => {
+                    return Err(malformed(Executed::Unknown).into());
+                }
                 None => {
                     tokio::time::sleep(SILENT_PAUSE * 2_u32.pow(silent)).await;
                     silent += 1;

@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::course::{Course, Request};
-use super::line::{Ending, Line};
+use super::line::Line;
 use super::questions::Questions;
 use super::task::{self, TaskSlot};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -59,8 +59,7 @@ impl StatelessExchange {
             Box::pin(async move {
                 match course.take_up(id).await {
                     Ok(result) => ExchangeEvent::Returned(result),
-                    Err(Ending::Faulted(error)) => ExchangeEvent::Faulted(error),
-                    Err(Ending::Lost(fault)) => ExchangeEvent::Lost(Lost(fault)),
+                    Err(end) => end,
                 }
             })
         })

@@ -17,7 +17,7 @@ use crate::upstream::http::reply::{self, Addressee, Break, EventStream, ReadLimi
 use crate::upstream::http::token;
 use crate::upstream::mirrored::{self, Annotations, Mirrored};
 use crate::upstream::session::{Hop, route};
-use crate::upstream::{CallContext, ExchangeEvent};
+use crate::upstream::{CallContext, ExchangeEvent, Lost};
 use crate::wire::fault::HEADER_MISMATCH;
 use crate::wire::meta::{
     CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION,
@@ -71,6 +71,15 @@ pub(super) enum Ending {
     /// The upstream's own error.
     Faulted(RpcError),
     Lost(GatewayFault),
+}
+
+impl From<Ending> for ExchangeEvent {
+    fn from(ending: Ending) -> Self {
+        match ending {
+            Ending::Faulted(error) => Self::Faulted(error),
+            Ending::Lost(fault) => Self::Lost(Lost(fault)),
+        }
+    }
 }
 
 /// A request before it has an id and metadata.

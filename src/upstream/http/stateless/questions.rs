@@ -171,6 +171,8 @@ mod tests {
             ExchangeEvent::Asked { ask, method, .. } => format!("asked {} {method}", ask.as_str()),
             ExchangeEvent::Withdrawn { ask } => format!("withdrawn {}", ask.as_str()),
             ExchangeEvent::Progress(_)
+            | ExchangeEvent::Status(_)
+            | ExchangeEvent::Cancelled
             | ExchangeEvent::Log(_)
             | ExchangeEvent::Returned(_)
             | ExchangeEvent::Faulted(_)

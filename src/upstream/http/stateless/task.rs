@@ -9,8 +9,9 @@ use tokio::time::Instant;
 
 use super::course::Course;
 use super::line::{Ending, Line, Said, malformed};
+use crate::dialect::peer::status_text;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::{ExchangeEvent, Progress, ResumeToken};
+use crate::upstream::{ExchangeEvent, ResumeToken};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, fault, method};
 
@@ -65,13 +66,11 @@ struct Watch {
     /// Requests that failed in a row.
     failures: u32,
     message: Option<String>,
-    /// Status messages so far: progress has to rise, and a task gives no number.
-    steps: u64,
 }
 
 impl Course {
     /// Watches the task that a call was answered with.
-    pub(super) async fn follow(&mut self, handle: &Object) -> Result<Payload, Ending> {
+    pub(super) async fn follow(&mut self, handle: &Object) -> Result<Payload, ExchangeEvent> {
         let id = handle.get_string("taskId").filter(|id| (1..=ID_BYTES_MAX).contains(&id.len()));
         let id: Arc<str> = id.ok_or(malformed(Executed::Yes))?.into();
         // The keys of a task have nothing to do with those of the rounds before it.
@@ -85,13 +84,13 @@ impl Course {
     }
 
     /// Watches a task that an earlier life began.
-    pub(super) async fn take_up(&mut self, id: Arc<str>) -> Result<Payload, Ending> {
+    pub(super) async fn take_up(&mut self, id: Arc<str>) -> Result<Payload, ExchangeEvent> {
         self.questions.next_round();
         self.task.put(&id);
         self.watch(Watch::new(&id), true).await
     }
 
-    async fn watch(&mut self, mut watch: Watch, at_once: bool) -> Result<Payload, Ending> {
+    async fn watch(&mut self, mut watch: Watch, at_once: bool) -> Result<Payload, ExchangeEvent> {
         let mut due = Instant::now() + if at_once { Duration::ZERO } else { watch.pause() };
         loop {
             self.wait(due).await?;
@@ -134,8 +133,8 @@ impl Course {
     }
 
     /// Looks at how a task stands; its result if it is settled.
-    async fn look(&mut self, watch: &mut Watch, result: &Payload) -> Result<Option<Payload>, Ending> {
-        let Some(task) = Object::of(result) else { return Err(malformed(Executed::Unknown)) };
+    async fn look(&mut self, watch: &mut Watch, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
+        let Some(task) = Object::of(result) else { return Err(malformed(Executed::Unknown).into()) };
         let status = task.get_string("status").unwrap_or_default();
         watch.note(&task, self).await;
         match status.as_str() {
@@ -145,10 +144,10 @@ impl Course {
             }
             "failed" => {
                 let error = task.get_object("error").as_ref().and_then(RpcError::from_object);
-                Err(error.map_or(malformed(Executed::Yes), Ending::Faulted))
+                Err(error.map_or(malformed(Executed::Yes), Ending::Faulted).into())
             }
             // Not by us: nobody would be looking any more.
-            "cancelled" => Err(Ending::Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))),
+            "cancelled" => Err(ExchangeEvent::Cancelled),
             "input_required" => {
                 let asked = task.get_object("inputRequests").ok_or(malformed(Executed::Unknown))?;
                 self.tell_all(&asked).await?;
@@ -169,7 +168,7 @@ impl Course {
 
 impl Watch {
     fn new(id: &Arc<str>) -> Self {
-        Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, steps: 0 }
+        Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None }
     }
 
     /// Takes note of what a task says of itself besides its status.
@@ -182,14 +181,11 @@ impl Watch {
         }
         let message = task.get_string("statusMessage").filter(|message| !message.is_empty());
         if message.is_some() && message != self.message {
-            self.steps += 1;
-            let progress = Progress {
-                progress: Payload::of(&self.steps),
-                total: None,
-                message: message.as_deref().map(Arc::from),
-            };
+            let words = message.as_deref().and_then(status_text);
             self.message = message;
-            course.tell(ExchangeEvent::Progress(progress)).await;
+            if let Some(words) = words {
+                course.tell(ExchangeEvent::Status(words)).await;
+            }
         }
     }
 

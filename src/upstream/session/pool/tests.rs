@@ -7,7 +7,6 @@ use super::*;
 use crate::task::Principal;
 use crate::upstream::http::client::{ClientTls, HttpClient};
 use crate::upstream::http::exchange::Latencies;
-use crate::upstream::http::post::Credentials;
 use crate::upstream::probe::VersionChoice;
 use crate::wire::Payload;
 
@@ -31,7 +30,7 @@ fn key(n: usize) -> SessionKey {
 impl Pool {
     /// Puts in a session whose handshake is done.
     fn put(&self, key: SessionKey, used: Instant) -> Arc<Session> {
-        let session = Session::adopted(&self.hop, Credentials::default());
+        let session = Session::adopted(&self.hop, Credentials::default(), PeerTasks::default());
         let opened = Ok(Arc::clone(&session));
         let opening = async move { opened }.boxed().shared();
         assert!(opening.clone().now_or_never().is_some());

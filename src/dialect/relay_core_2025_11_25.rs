@@ -1,0 +1,205 @@
+//! Upstreams that make tasks of their own in the words of 2025-11-25 (protocol.md 2, 5.15, 5.19): what is
+//! sent, and what their answers mean.
+//!
+//! The wire's words end here: whoever drives such a task reads [`Standing`] and never a status.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::peer::status_text;
+use crate::task::Answer;
+use crate::task::time::millis;
+use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault};
+
+/// Longest id of an upstream's task that is taken, in bytes.
+const TASK_ID_BYTES_MAX: usize = 1024;
+
+/// What an upstream can do with tasks of its own. The default is nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerTasks {
+    /// `tools/call` may carry `task`.
+    pub calls: bool,
+    /// `tasks/cancel` is served.
+    pub cancel: bool,
+}
+
+impl PeerTasks {
+    /// Reads `ServerCapabilities`. Only 2025-11-25 has this flavour, so what a server of another version
+    /// declares under that name means something else.
+    #[must_use]
+    pub fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
+        let tasks = Object::of(capabilities).and_then(|capabilities| capabilities.get_object("tasks"));
+        let Some(tasks) = tasks.filter(|_| version == ProtocolVersion::V2025_11_25) else { return Self::default() };
+        let requests = tasks.get_object("requests").and_then(|requests| requests.get_object("tools"));
+        Self { calls: requests.is_some_and(|tools| declares(&tools, "call")), cancel: declares(&tasks, "cancel") }
+    }
+}
+
+/// Present and not `false`: values are empty objects, and the prose calls them booleans (protocol.md 2.1).
+fn declares(object: &Object, key: &str) -> bool {
+    object.get(key).is_some_and(|value| !matches!(value.as_str(), "false" | "null"))
+}
+
+/// What a tool says of being called as a task (protocol.md 2.2).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TaskSupport {
+    #[default]
+    Forbidden,
+    Optional,
+    Required,
+}
+
+impl TaskSupport {
+    /// Reads an entry of `tools/list`. A word that nobody knows is none.
+    #[must_use]
+    pub fn of(tool: &Object) -> Self {
+        let execution = tool.get_object("execution");
+        match execution.and_then(|execution| execution.get_string("taskSupport")).as_deref() {
+            Some("optional") => Self::Optional,
+            Some("required") => Self::Required,
+            _ => Self::Forbidden,
+        }
+    }
+}
+
+/// A task as its upstream describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerTask {
+    /// The upstream's own id, never shown to clients (T-67).
+    pub id: Arc<str>,
+    pub standing: Standing,
+    /// What the upstream says about it, fit to be shown.
+    pub message: Option<Arc<str>>,
+    /// How long it is kept from its creation; `None` for ever.
+    pub ttl: Option<Duration>,
+    /// How often it may be asked for.
+    pub poll_interval: Option<Duration>,
+}
+
+/// How a task stands, as far as it decides what to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Working,
+    /// Its questions may come on a stream of `tasks/result` alone.
+    Asking,
+    /// `tasks/result` has the outcome: the status alone does not tell an error from `isError` (T-03).
+    Done,
+    /// The upstream ended it without an outcome.
+    Cancelled,
+    /// A word that nobody knows: taken for work (protocol.md 5.6).
+    Unknown,
+}
+
+/// What the result of a call with `task` is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Created {
+    Task(PeerTask),
+    /// An ordinary result: a server may pass over `task` (T-46).
+    Plain,
+    /// A handle that cannot be used.
+    Malformed,
+}
+
+/// The params of a call that asks for a task, which is to be kept as long as the call may run.
+#[must_use]
+pub fn augmented(params: &Object, ttl: Duration) -> Payload {
+    params.edit().set("task", ObjectWriter::new().number("ttl", millis(ttl)).finish()).finish()
+}
+
+/// Reads the result of a call that asked for a task.
+#[must_use]
+pub fn created(result: &Payload) -> Created {
+    let Some(object) = Object::of(result).filter(|object| !object.contains("content")) else { return Created::Plain };
+    if !object.contains("task") {
+        return Created::Plain;
+    }
+    let Some(mut task) = object.get_object("task").as_ref().and_then(described) else { return Created::Malformed };
+    let meanwhile = || object.get_object(META)?.get_string(IMMEDIATE_RESPONSE);
+    task.message = task.message.or_else(|| status_text(&meanwhile()?));
+    Created::Task(task)
+}
+
+/// Reads the result of `tasks/get` or `tasks/cancel`; `None` if it describes no task.
+#[must_use]
+pub fn polled(result: &Payload) -> Option<PeerTask> {
+    described(&Object::of(result)?)
+}
+
+fn described(task: &Object) -> Option<PeerTask> {
+    let id = task.get_string("taskId").filter(|id| (1..=TASK_ID_BYTES_MAX).contains(&id.len()))?;
+    let standing = match task.get_string("status")?.as_str() {
+        "working" => Standing::Working,
+        "input_required" => Standing::Asking,
+        "completed" | "failed" => Standing::Done,
+        "cancelled" => Standing::Cancelled,
+        _ => Standing::Unknown,
+    };
+    Some(PeerTask {
+        id: Arc::from(id),
+        standing,
+        message: task.get_string("statusMessage").and_then(|words| status_text(&words)),
+        ttl: span(task, "ttl"),
+        poll_interval: span(task, "pollInterval"),
+    })
+}
+
+/// A member in milliseconds. Whole numbers are the rule, others are understood (protocol.md 2.4).
+fn span(task: &Object, key: &str) -> Option<Duration> {
+    let millis: f64 = task.get(key)?.read().ok()?;
+    Duration::try_from_secs_f64(millis / 1_000.0).ok()
+}
+
+/// The params of every request about a task. Related-task stands in none of them (UPC-03, T-34).
+#[must_use]
+pub fn params_of(task: &str) -> Payload {
+    ObjectWriter::new().text("taskId", task).finish()
+}
+
+/// The task that a status notification is about. What it says of the task is not looked at (UPC-02).
+#[must_use]
+pub fn changed(params: &Object) -> Option<String> {
+    params.get_string("taskId")
+}
+
+/// Whether an error is the one of requests about tasks that are unknown, or not in the right state (2.9).
+#[must_use]
+pub const fn is_about_the_task(error: &RpcError) -> bool {
+    error.code == fault::INVALID_PARAMS
+}
+
+/// An answer to a question of a task, with what says so (UPC-08). Errors have no place for it.
+#[must_use]
+pub fn related(answer: Answer, task: &str) -> Answer {
+    match answer {
+        Answer::Result(result) => match Object::of(&result) {
+            Some(object) => {
+                let related = params_of(task);
+                let meta = object.get_object(META).map_or_else(
+                    || ObjectWriter::new().member(RELATED_TASK, &related).finish(),
+                    |meta| meta.edit().set(RELATED_TASK, related.clone()).finish(),
+                );
+                Answer::Result(object.edit().set(META, meta).finish())
+            }
+            None => Answer::Result(result),
+        },
+        Answer::Error(error) => Answer::Error(error),
+    }
+}
+
+/// Params of a message of a task without the upstream's id of it, which concerns this hop alone (T-67).
+#[must_use]
+pub fn unrelated(params: &Object) -> Payload {
+    let Some(meta) = params.get_object(META).filter(|meta| meta.contains(RELATED_TASK)) else {
+        return params.payload().clone();
+    };
+    let kept = meta.edit().remove(RELATED_TASK).finish();
+    let is_empty = Object::of(&kept).is_none_or(|kept| kept.keys().next().is_none());
+    let edit = params.edit();
+    if is_empty { edit.remove(META) } else { edit.set(META, kept) }.finish()
+}
+
+#[cfg(test)]
+#[path = "relay_core_2025_11_25/tests.rs"]
+mod tests;

@@ -1,0 +1,188 @@
+//! Every shape that a task-making upstream may answer with, and what is sent to it.
+
+use super::*;
+use crate::wire::ScanLimits;
+
+fn payload(text: &str) -> Payload {
+    Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).expect(text)
+}
+
+fn object(text: &str) -> Object {
+    Object::of(&payload(text)).expect(text)
+}
+
+/// protocol.md 2.1, UPC-05: only what is declared, and only by a server of this version.
+#[test]
+fn capabilities_count_where_they_are_present_and_not_false() {
+    let both = PeerTasks { calls: true, cancel: true };
+    let none = PeerTasks::default();
+    let calls = PeerTasks { calls: true, cancel: false };
+    for (text, expected) in [
+        (r#"{"tasks":{"list":{},"cancel":{},"requests":{"tools":{"call":{}}}}}"#, both),
+        (r#"{"tasks":{"cancel":true,"requests":{"tools":{"call":true}}}}"#, both),
+        (r#"{"tasks":{"cancel":false,"requests":{"tools":{"call":{}}}}}"#, calls),
+        (r#"{"tasks":{"cancel":null,"requests":{"tools":{"call":{}}}}}"#, calls),
+        (r#"{"tasks":{"cancel":{},"requests":{"tools":{}}}}"#, PeerTasks { calls: false, cancel: true }),
+        (r#"{"tasks":{"requests":{"sampling":{"createMessage":{}}}}}"#, none),
+        (r#"{"tasks":{}}"#, none),
+        (r#"{"tasks":true}"#, none),
+        (r#"{"tools":{}}"#, none),
+    ] {
+        assert_eq!(PeerTasks::of(ProtocolVersion::V2025_11_25, &payload(text)), expected, "{text}");
+        assert_eq!(PeerTasks::of(ProtocolVersion::V2025_06_18, &payload(text)), none, "{text}");
+    }
+}
+
+/// protocol.md 2.2.
+#[test]
+fn a_tool_is_called_as_a_task_only_where_it_says_so() {
+    for (text, expected) in [
+        (r#"{"name":"t","execution":{"taskSupport":"required"}}"#, TaskSupport::Required),
+        (r#"{"name":"t","execution":{"taskSupport":"optional"}}"#, TaskSupport::Optional),
+        (r#"{"name":"t","execution":{"taskSupport":"forbidden"}}"#, TaskSupport::Forbidden),
+        (r#"{"name":"t","execution":{"taskSupport":"sometimes"}}"#, TaskSupport::Forbidden),
+        (r#"{"name":"t","execution":{"taskSupport":true}}"#, TaskSupport::Forbidden),
+        (r#"{"name":"t","execution":{}}"#, TaskSupport::Forbidden),
+        (r#"{"name":"t","taskSupport":"required"}"#, TaskSupport::Forbidden),
+        (r#"{"name":"t"}"#, TaskSupport::Forbidden),
+    ] {
+        assert_eq!(TaskSupport::of(&object(text)), expected, "{text}");
+    }
+}
+
+fn task(standing: Standing) -> PeerTask {
+    PeerTask { id: Arc::from("u-1"), standing, message: None, ttl: None, poll_interval: None }
+}
+
+#[test]
+fn every_status_has_its_standing() {
+    for (status, standing) in [
+        ("working", Standing::Working),
+        ("input_required", Standing::Asking),
+        ("completed", Standing::Done),
+        ("failed", Standing::Done),
+        ("cancelled", Standing::Cancelled),
+        ("submitted", Standing::Unknown),
+        ("Working", Standing::Unknown),
+    ] {
+        let text = format!(r#"{{"taskId":"u-1","status":"{status}","ttl":null}}"#);
+        assert_eq!(polled(&payload(&text)), Some(task(standing)), "{status}");
+    }
+}
+
+#[test]
+fn what_a_task_says_of_itself_is_read_and_bounded() {
+    let full = r#"{"taskId":"u-1","status":"working","statusMessage":"half \u001b[1mway","createdAt":"x","lastUpdatedAt":"y","ttl":60000.5,"pollInterval":5000}"#;
+    let read = polled(&payload(full)).unwrap();
+    assert_eq!(read.message.as_deref(), Some("half [1mway"), "U26");
+    assert_eq!(read.ttl, Some(Duration::from_micros(60_000_500)), "numbers are accepted, not whole ones alone");
+    assert_eq!(read.poll_interval, Some(Duration::from_secs(5)));
+    for (ttl, expected) in [
+        ("0", Some(Duration::ZERO)),
+        ("null", None),
+        ("-1", None),
+        ("1e300", None),
+        (r#""60""#, None),
+        ("9007199254740993", Some(Duration::from_secs_f64(9_007_199_254_740.992))),
+    ] {
+        let text = format!(r#"{{"taskId":"u-1","status":"working","ttl":{ttl}}}"#);
+        assert_eq!(polled(&payload(&text)).unwrap().ttl, expected, "{ttl}");
+    }
+    let long = format!(r#"{{"taskId":"{}","status":"working"}}"#, "x".repeat(1_025));
+    for text in [
+        "{}",
+        "[]",
+        r#"{"taskId":"u-1"}"#,
+        r#"{"status":"working"}"#,
+        r#"{"taskId":"","status":"working"}"#,
+        r#"{"taskId":7,"status":"working"}"#,
+        r#"{"taskId":"u-1","status":7}"#,
+        r#"{"task":{"taskId":"u-1","status":"working"}}"#,
+        &long,
+    ] {
+        assert_eq!(polled(&payload(text)), None, "{text}");
+    }
+}
+
+/// T-46, UPC-09 in this flavour: what came instead of a handle is no handle.
+#[test]
+fn a_handle_is_told_from_an_ordinary_result() {
+    #[track_caller]
+    fn check(text: &str, expected: &Created) {
+        assert_eq!(&created(&payload(text)), expected, "{text}");
+    }
+    check(r#"{"task":{"taskId":"u-1","status":"working"}}"#, &Created::Task(task(Standing::Working)));
+    check(r#"{"task":{"taskId":"u-1","status":"input_required"}}"#, &Created::Task(task(Standing::Asking)));
+    for plain in [
+        r#"{"content":[]}"#,
+        r#"{"content":[],"task":{"taskId":"u-1","status":"working"}}"#,
+        r#"{"content":[],"_meta":{"modelcontextprotocol.io/task":{"taskId":"u-1"}}}"#,
+        "{}",
+        "[]",
+        r#"{"resultType":"task","taskId":"u-1","status":"working"}"#,
+    ] {
+        check(plain, &Created::Plain);
+    }
+    for malformed in [r#"{"task":{}}"#, r#"{"task":null}"#, r#"{"task":{"taskId":"u-1"}}"#, r#"{"task":"u-1"}"#] {
+        check(malformed, &Created::Malformed);
+    }
+}
+
+/// protocol.md 5.16.
+#[test]
+fn words_for_the_model_are_the_first_status_message_where_there_is_no_other() {
+    let meta = r#""_meta":{"io.modelcontextprotocol/model-immediate-response":"wait a bit"}"#;
+    for (message, expected) in [("", "wait a bit"), (r#","statusMessage":"begun""#, "begun")] {
+        let text = format!(r#"{{"task":{{"taskId":"u-1","status":"working"{message}}},{meta}}}"#);
+        let Created::Task(task) = created(&payload(&text)) else { panic!("{text}") };
+        assert_eq!(task.message.as_deref(), Some(expected));
+    }
+}
+
+#[test]
+fn requests_about_tasks_are_written_as_the_flavour_wants_them() {
+    let params = object(r#"{"name":"t","arguments":{"n":1.10},"_meta":{"k":1}}"#);
+    assert_eq!(
+        augmented(&params, Duration::from_millis(1_800_007)).as_str(),
+        r#"{"name":"t","arguments":{"n":1.10},"_meta":{"k":1},"task":{"ttl":1800007}}"#
+    );
+    assert_eq!(params_of("a\"b").as_str(), r#"{"taskId":"a\"b"}"#, "UPC-03: nothing else stands there");
+    assert_eq!(changed(&object(r#"{"taskId":"u-1","status":"completed"}"#)).as_deref(), Some("u-1"));
+}
+
+/// UPC-08.
+#[test]
+fn upc_08_answers_name_the_task_that_asked() {
+    for (answer, sent) in [
+        (
+            r#"{"action":"accept"}"#,
+            r#"{"action":"accept","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u-1"}}}"#,
+        ),
+        (
+            r#"{"_meta":{"k":1,"io.modelcontextprotocol/related-task":{"taskId":"ours"}},"roots":[]}"#,
+            r#"{"_meta":{"k":1,"io.modelcontextprotocol/related-task":{"taskId":"u-1"}},"roots":[]}"#,
+        ),
+    ] {
+        assert_eq!(related(Answer::Result(payload(answer)), "u-1"), Answer::Result(payload(sent)));
+    }
+    let refused = Answer::Error(RpcError::new(-1, "no"));
+    assert_eq!(related(refused.clone(), "u-1"), refused);
+    let odd = Answer::Result(payload("[]"));
+    assert_eq!(related(odd.clone(), "u-1"), odd);
+}
+
+/// T-67.
+#[test]
+fn t_67_questions_and_messages_lose_the_upstreams_id() {
+    for (came, goes) in [
+        (r#"{"message":"?","_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u-1"}}}"#, r#"{"message":"?"}"#),
+        (
+            r#"{"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u-1"},"k": 1},"m":1.10}"#,
+            r#"{"_meta":{"k": 1},"m":1.10}"#,
+        ),
+        (r#"{ "m":1 , "_meta":{ } }"#, r#"{ "m":1 , "_meta":{ } }"#),
+        (r#"{"m":1}"#, r#"{"m":1}"#),
+    ] {
+        assert_eq!(unrelated(&object(came)).as_str(), goes);
+    }
+}

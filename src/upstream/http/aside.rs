@@ -1,0 +1,99 @@
+//! Requests that the gateway makes itself beside a call, in the session of that call.
+//!
+//! What the upstream says to the call on their streams reaches the call.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::client::HandedOver;
+use super::drive::Link;
+use super::hear::{Awaited, Heard, Said};
+use super::reply::{self, Addressee, Break, ReadLimits, Refusal, Reply};
+use super::token;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::session::Session;
+use crate::wire::{Payload, envelope};
+
+/// How long an upstream may be silent where it has nothing to wait for.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// Whether an answer may take its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// It is there already.
+    Short,
+    /// It comes when there is something to say.
+    Endless,
+}
+
+/// Why a request beside a call has no answer.
+enum Trouble {
+    SessionLost,
+    Gateway(GatewayFault),
+}
+
+impl From<GatewayFault> for Trouble {
+    fn from(fault: GatewayFault) -> Self {
+        Self::Gateway(fault)
+    }
+}
+
+impl Link {
+    /// Makes a request that is safe to repeat. Where the upstream has forgotten the session, the call moves to
+    /// another one and the request is made once more there. A stream that breaks off is not taken up again.
+    ///
+    /// # Errors
+    /// If there is no answer. The fault speaks of this request, not of the call.
+    pub(super) async fn aside(&self, method: &str, params: &Payload, patience: Patience) -> Result<Said, GatewayFault> {
+        let session = self.session();
+        let asked = match self.ask_in(&session, method, params, patience).await {
+            Err(Trouble::SessionLost) => {
+                let session = self.renew(&session).await?;
+                self.ask_in(&session, method, params, patience).await
+            }
+            asked => asked,
+        };
+        asked.map_err(|trouble| match trouble {
+            Trouble::Gateway(fault) => fault,
+            Trouble::SessionLost => GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown),
+        })
+    }
+
+    async fn ask_in(
+        &self,
+        session: &Session,
+        method: &str,
+        params: &Payload,
+        patience: Patience,
+    ) -> Result<Said, Trouble> {
+        let id = token::mint();
+        let message = envelope::request(&id, method, Some(params));
+        let handed_over = HandedOver::default();
+        let head = session.post(message, &handed_over);
+        let (response, idle) = match patience {
+            Patience::Endless => (head.await?, None),
+            Patience::Short => {
+                let head = tokio::time::timeout(SILENCE_MAX, head).await;
+                (head.map_err(|_| Break::Idle.into_fault())??, Some(SILENCE_MAX))
+            }
+        };
+        let limits = ReadLimits { idle, ..self.limits };
+        let addressee = if session.has_id() { Addressee::RequestInSession(&id) } else { Addressee::Request(&id) };
+        let point = Mutex::default();
+        let awaited = Awaited { id: &id, limits, point: &point };
+        match reply::open(response, addressee, limits).await {
+            Ok(Reply::Json(body)) => Ok(self.read(body, &awaited).await?),
+            Ok(Reply::Events(mut events)) => match self.hear(&mut events, &awaited, &mut 0).await? {
+                Heard::Said(said) => {
+                    self.drain(events);
+                    Ok(said)
+                }
+                Heard::Broke { .. } => Err(Break::Closed.into_fault().into()),
+            },
+            Err(Refusal::Rpc(error)) => Ok(Err(error)),
+            Err(Refusal::Gateway(fault)) => Err(fault.into()),
+            Err(Refusal::SessionLost) => Err(Trouble::SessionLost),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Reading what answers one request: its answer, and whatever else of the call comes on the same stream.
+
+use bytes::Bytes;
+use hyper::body::Incoming;
+use parking_lot::Mutex;
+
+use super::drive::Link;
+use super::reply::{self, Break, EventStream, ReadLimits, StreamPoint};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::envelope::EnvelopeError;
+use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
+
+/// Malformed events that one call survives (U19).
+const MALFORMED_MAX: u32 = 10;
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+
+/// The answer to a request.
+pub(super) type Said = Result<Payload, RpcError>;
+
+/// How far a stream was of use.
+pub(super) enum Heard {
+    Said(Said),
+    /// It ended before the answer, in order or not.
+    Broke {
+        /// Whether anything came.
+        any: bool,
+    },
+}
+
+/// The request whose answer is waited for.
+#[derive(Debug)]
+pub(super) struct Awaited<'a> {
+    pub(super) id: &'a RequestId,
+    pub(super) limits: ReadLimits,
+    /// Where its stream can be taken up.
+    pub(super) point: &'a Mutex<StreamPoint>,
+}
+
+impl Link {
+    /// Reads an answer in JSON, which is the last that comes.
+    pub(super) async fn read(&self, body: Incoming, awaited: &Awaited<'_>) -> Result<Said, GatewayFault> {
+        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+        let text = reply::read_whole(body, awaited.limits).await?;
+        let mut answer = None;
+        for message in self.messages(&text).map_err(|_| malformed)? {
+            let said = self.take(message.map_err(|_| malformed)?, awaited.id).await;
+            answer = answer.or(said);
+        }
+        answer.ok_or(malformed)
+    }
+
+    /// Reads a stream until the answer is there or it breaks off. `malformed` counts on from stream to stream.
+    pub(super) async fn hear(
+        &self,
+        events: &mut EventStream,
+        awaited: &Awaited<'_>,
+        malformed: &mut u32,
+    ) -> Result<Heard, GatewayFault> {
+        let mut any = false;
+        loop {
+            match events.next().await {
+                Ok(Some(event)) => {
+                    any = true;
+                    awaited.point.lock().note(&event);
+                    if let Some(text) = reply::message_in(&event)
+                        && let Some(said) = self.take_event(text, awaited.id, malformed).await?
+                    {
+                        return Ok(Heard::Said(said));
+                    }
+                }
+                Ok(None) | Err(Break::Closed) => return Ok(Heard::Broke { any }),
+                Err(limit @ (Break::Idle | Break::TooLarge)) => return Err(limit.into_fault()),
+            }
+        }
+    }
+
+    /// Takes one event. What cannot be read is dropped, unless it is the answer or there is too much of it.
+    async fn take_event(
+        &self,
+        text: &Bytes,
+        id: &RequestId,
+        malformed: &mut u32,
+    ) -> Result<Option<Said>, GatewayFault> {
+        let messages = self.messages(text).unwrap_or_else(|error| vec![Err(error)]);
+        let mut answer = None;
+        for message in messages {
+            match message {
+                Ok(message) => {
+                    let said = self.take(message, id).await;
+                    answer = answer.or(said);
+                }
+                Err(error) if is_answer(&error, id) => {
+                    return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
+                }
+                Err(_) => {
+                    *malformed += 1;
+                    self.session().hop.dropped("malformed_event");
+                    if *malformed > MALFORMED_MAX {
+                        return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+                    }
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Takes one message; what it says if it is the answer.
+    async fn take(&self, message: Message, id: &RequestId) -> Option<Said> {
+        let session = self.session();
+        match message {
+            Message::Notification(notification) => session.note_to(&self.call, notification).await,
+            Message::Request(request) => session.ask_on(&self.call, request).await,
+            Message::Response(response) if response.id.as_ref() == Some(id) => return Some(response.outcome),
+            // Another call's, nobody's, or of a stream that the upstream mixed up (U09, U23).
+            Message::Response(_) => session.hop.dropped("foreign_response"),
+        }
+        None
+    }
+
+    fn messages(&self, text: &Bytes) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+        if self.session().has_batches() {
+            envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX)
+        } else {
+            envelope::read(text, ScanLimits::UPSTREAM).map(|message| vec![Ok(message)])
+        }
+    }
+}
+
+/// Whether what cannot be read bears the request's id.
+fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
+    match error {
+        EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. } => id.as_ref() == Some(awaited),
+        EnvelopeError::Batch => false,
+    }
+}

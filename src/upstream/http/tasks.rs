@@ -1,0 +1,254 @@
+//! A call that the upstream made a task of its own: asked for until it ends, then its outcome is fetched
+//! (protocol.md 5.15). Its owner sees the events of an ordinary call.
+//!
+//! Polls are what counts. Notifications only make one come sooner (UPC-02), and a stream of `tasks/result` is
+//! held open while the upstream has questions, because some put them nowhere else (UPC-07).
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::aside::Patience;
+use super::drive::{Link, last};
+use super::hear::Said;
+use super::pace::{Pace, dice};
+use crate::dialect::relay_core_2025_11_25::{self as peer, Created, PeerTask, Standing};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::ExchangeEvent;
+use crate::wire::{Payload, RpcError, method};
+
+/// Answers in a row that are no answers, after which the upstream is given up.
+const MALFORMED_MAX: u32 = 5;
+/// How long an outcome that is there may take to come on the stream that is open for it.
+const HELD_MAX: Duration = Duration::from_secs(5);
+
+/// The stream that is held open while the upstream has questions.
+type Held<'a> = Option<Pin<Box<dyn Future<Output = Result<Said, GatewayFault>> + Send + 'a>>>;
+
+/// What a poll came to.
+type Polled = Result<Result<PeerTask, RpcError>, GatewayFault>;
+
+/// What came first.
+enum News {
+    Held(Result<Said, GatewayFault>),
+    Polled(Polled),
+}
+
+/// One task on its way to its end.
+struct Course<'a> {
+    link: &'a Link,
+    id: Arc<str>,
+    /// The params of every request about it.
+    params: Payload,
+    pace: Pace,
+    message: Option<Arc<str>>,
+    /// Answers in a row that are none, to polls and to requests for the outcome.
+    odd_polls: u32,
+    odd_outcomes: u32,
+}
+
+impl Link {
+    /// Goes on after the answer to a call that asked for a task.
+    pub(super) async fn maybe_relay(&self, said: Said) -> Result<ExchangeEvent, GatewayFault> {
+        match said.as_ref().map(peer::created) {
+            Ok(Created::Task(task)) => self.relay(Some(task)).await,
+            Ok(Created::Malformed) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            // A server may pass over the wish for a task (T-46).
+            Ok(Created::Plain) | Err(_) => Ok(last(said)),
+        }
+    }
+
+    /// Follows the call's task to its end. `made` is its description if the upstream has just made it; without
+    /// one the task is asked for at once.
+    pub(super) async fn relay(&self, made: Option<PeerTask>) -> Result<ExchangeEvent, GatewayFault> {
+        if let Some(made) = &made {
+            // Set once: by whoever resumes a task, or here.
+            let _ = self.call.task.set(Arc::clone(&made.id));
+        }
+        let Some(id) = self.call.task.get().cloned() else { return Err(lost()) };
+        let params = peer::params_of(&id);
+        let pace = Pace::new(self.began, self.deadline);
+        Course { link: self, id, params, pace, message: None, odd_polls: 0, odd_outcomes: 0 }.run(made).await
+    }
+
+    /// Has the upstream cancel the call's task, where it serves that (UPC-06). Best effort.
+    pub(super) async fn cancel_task(&self, task: &str) {
+        if self.session().tasks.cancel
+            && self.aside(method::TASKS_CANCEL, &peer::params_of(task), Patience::Short).await.is_err()
+        {
+            self.session().hop.dropped("cancel_failed");
+        }
+    }
+}
+
+impl Course<'_> {
+    async fn run(mut self, made: Option<PeerTask>) -> Result<ExchangeEvent, GatewayFault> {
+        let link = self.link;
+        let result_params = self.params.clone();
+        let listen = || link.aside(method::TASKS_RESULT, &result_params, Patience::Endless);
+        let mut held: Held<'_> = None;
+        let mut standing = match made {
+            Some(made) => self.learn(&made).await,
+            None => self.look().await?,
+        };
+        loop {
+            match standing {
+                Some(Standing::Done) => {
+                    if let Some(end) = self.fetch(held.take()).await? {
+                        return Ok(end);
+                    }
+                }
+                Some(Standing::Cancelled) => return Ok(ExchangeEvent::Cancelled),
+                Some(Standing::Asking) if held.is_none() => held = Some(Box::pin(listen())),
+                Some(Standing::Working | Standing::Asking | Standing::Unknown) | None => (),
+            }
+            let news = tokio::select! {
+                biased;
+                said = heard(&mut held) => News::Held(said),
+                polled = self.next_poll() => News::Polled(polled),
+            };
+            standing = match news {
+                News::Held(Ok(Ok(result))) => return Ok(ExchangeEvent::Returned(result)),
+                // Nothing for sure: it may be the call's own error, or that of a server whose `tasks/result`
+                // does not wait (T-45). The next poll tells.
+                News::Held(Ok(Err(_)) | Err(_)) => {
+                    held = None;
+                    None
+                }
+                News::Polled(polled) => self.judge(polled).await?,
+            };
+        }
+    }
+
+    /// Asks for the task at once.
+    async fn look(&mut self) -> Result<Option<Standing>, GatewayFault> {
+        let polled = self.get().await;
+        self.judge(polled).await
+    }
+
+    /// Asks for the task when it is time.
+    async fn next_poll(&self) -> Polled {
+        let hinted = async {
+            self.link.call.hint.notified().await;
+            sleep_until(self.pace.soonest()).await;
+        };
+        tokio::select! {
+            () = sleep_until(self.pace.next(dice())) => (),
+            () = hinted => (),
+        }
+        self.get().await
+    }
+
+    async fn get(&self) -> Polled {
+        let said = self.link.aside(method::TASKS_GET, &self.params, Patience::Short).await?;
+        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
+        match said {
+            Ok(result) => peer::polled(&result).filter(|task| task.id == self.id).map(Ok).ok_or(malformed),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// How the task stands by a poll; `None` if that is not known for now.
+    ///
+    /// # Errors
+    /// If it will not be known: the upstream forgot the task, or there is no sense in asking on.
+    async fn judge(&mut self, polled: Polled) -> Result<Option<Standing>, GatewayFault> {
+        match polled {
+            Ok(Ok(task)) => Ok(self.learn(&task).await),
+            Ok(Err(error)) if peer::is_about_the_task(&error) => Err(lost()),
+            Ok(Err(_)) => {
+                self.pace.failed(Instant::now());
+                Ok(None)
+            }
+            Err(fault) => {
+                self.odd_polls += u32::from(fault.reason == Reason::UpstreamMalformed);
+                // The task was made, whatever became of the request about it.
+                self.survive(GatewayFault { executed: Executed::Unknown, ..fault }, self.odd_polls)
+            }
+        }
+    }
+
+    /// Takes in what the upstream says of the task.
+    async fn learn(&mut self, task: &PeerTask) -> Option<Standing> {
+        self.odd_polls = 0;
+        self.pace.told(Instant::now(), task.poll_interval, task.ttl);
+        if task.message != self.message {
+            self.message.clone_from(&task.message);
+            if let Some(message) = &task.message {
+                self.link.call.tell(ExchangeEvent::Status(Arc::clone(message))).await;
+            }
+        }
+        if task.standing == Standing::Unknown {
+            self.link.session().hop.dropped("unknown_status");
+        }
+        Some(task.standing)
+    }
+
+    /// Lets a request about the task fail, unless a repetition would fail too; `odd` counts answers of no use.
+    fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
+        self.pace.failed(Instant::now());
+        let is_final = match fault.reason {
+            Reason::UpstreamAuth | Reason::ResultTooLarge => true,
+            Reason::UpstreamMalformed => odd >= MALFORMED_MAX,
+            // Those of the gateway's own never come from here; all others may pass until the call's deadline.
+            Reason::UpstreamUnreachable
+            | Reason::UpstreamTls
+            | Reason::UpstreamHttpStatus
+            | Reason::UpstreamRedirect
+            | Reason::UpstreamClosed
+            | Reason::UpstreamSessionLost
+            | Reason::UpstreamTimeout
+            | Reason::UpstreamRefused
+            | Reason::DeadlineExceeded
+            | Reason::TtlExpired
+            | Reason::GatewayRestart
+            | Reason::TooManyTasks
+            | Reason::TooManyListeners
+            | Reason::StoreFull
+            | Reason::StoreFailed
+            | Reason::QueueFull
+            | Reason::QueueDeadline
+            | Reason::Draining
+            | Reason::Internal => false,
+        };
+        if is_final { Err(fault) } else { Ok(None) }
+    }
+
+    /// Fetches the outcome of a task that has ended (T-03); `None` if it must be tried again.
+    ///
+    /// A stream that is open for it is waited for first: some upstreams give an outcome away once.
+    async fn fetch(&mut self, held: Held<'_>) -> Result<Option<ExchangeEvent>, GatewayFault> {
+        if let Some(held) = held
+            && let Ok(Ok(Ok(result))) = timeout(HELD_MAX, held).await
+        {
+            return Ok(Some(ExchangeEvent::Returned(result)));
+        }
+        match self.link.aside(method::TASKS_RESULT, &self.params, Patience::Short).await {
+            // Either the call's own error, or the task is gone, or it has not ended after all (T-45).
+            Ok(Err(error)) if peer::is_about_the_task(&error) => match self.look().await? {
+                Some(Standing::Done) => Ok(Some(ExchangeEvent::Faulted(error))),
+                Some(Standing::Working | Standing::Asking | Standing::Cancelled | Standing::Unknown) | None => Ok(None),
+            },
+            Ok(said) => Ok(Some(last(said))),
+            Err(fault) => {
+                self.odd_outcomes += u32::from(fault.reason == Reason::UpstreamMalformed);
+                self.survive(GatewayFault { executed: Executed::Yes, ..fault }, self.odd_outcomes)
+            }
+        }
+    }
+}
+
+/// What the held stream says; pends as long as there is none.
+async fn heard(held: &mut Held<'_>) -> Result<Said, GatewayFault> {
+    match held {
+        Some(held) => held.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The upstream knows nothing of the task that it made.
+const fn lost() -> GatewayFault {
+    GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)
+}

@@ -166,10 +166,10 @@ impl StatelessFace {
         let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
         let version = version.ok_or(Complaint::Version { requested: named })?;
         addressee.version = version;
-        let era = self.era(&request.method).await;
+        let era = self.era(&request.method, params).await;
         let is_served = match era {
             Era::Session => is_served(&request.method),
-            Era::Stateless => pipe::is_passed_on(&request.method, params),
+            Era::Stateless => pipe::is_passed_on(&request.method),
         };
         if !is_served {
             return Err(Complaint::UnknownMethod(request.method.clone()));
@@ -201,9 +201,13 @@ impl StatelessFace {
         })
     }
 
-    /// How the upstream is spoken to. What the gateway does by itself needs no upstream.
-    async fn era(&self, name: &str) -> Era {
-        if self.pipe.is_none() || ExtTasks::is_method(name) { Era::Session } else { self.served.upstream.era().await }
+    /// How the upstream is spoken to. What the gateway does by itself needs no upstream: tasks are its own, and so
+    /// are subscriptions to them.
+    async fn era(&self, name: &str, params: Option<&Object>) -> Era {
+        let wanted = || params.and_then(|params| params.get_object("notifications"));
+        let is_about_tasks = ExtTasks::is_method(name)
+            || (name == method::LISTEN && wanted().is_some_and(|wanted| wanted.contains("taskIds")));
+        if self.pipe.is_none() || is_about_tasks { Era::Session } else { self.served.upstream.era().await }
     }
 
     async fn dispatch(&self, inquiry: Inquiry<'_>) -> Response {

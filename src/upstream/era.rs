@@ -18,9 +18,9 @@ use tokio::sync::{SetOnce, broadcast};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
+use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
 use crate::wire::fault::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
+use crate::wire::{Object, ProtocolVersion, RpcError};
 
 /// How long the question may take, connecting included.
 pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
@@ -254,10 +254,17 @@ impl Upstream for EraUpstream {
         }
     }
 
-    async fn notifications(
-        &self,
-        context: &CallContext,
-    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+    async fn listen(&self, context: &CallContext, resources: Vec<String>) -> Result<Listening, BeginError> {
+        match self.half().await.listen(context, resources.clone()).await {
+            Ok(listening) => Ok(listening),
+            Err(error) => match self.other_half(&error) {
+                Some(other) => other.listen(context, resources).await,
+                None => Err(error),
+            },
+        }
+    }
+
+    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
         match self.half().await.notifications(context).await {
             Ok(news) => Ok(news),
             Err(error) => match self.other_half(&error) {

@@ -75,6 +75,6 @@ async fn a_subscription_to_tasks_is_not_passed_on() {
     let server = server(|_| None).await;
     let gate = gate(&server).await;
     let reply = post(&client(&gate), &body("subscriptions/listen", r#""notifications":{"taskIds":["x"]}"#)).await;
-    assert_eq!(reply.verdict().await, "404 -32601 id \"ab\"");
+    assert_eq!(reply.verdict().await, "400 -32021 id \"ab\"", "EXT-47: the gateway judges it");
     assert_eq!(server.world.count("subscriptions/listen"), 0);
 }

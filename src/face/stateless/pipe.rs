@@ -21,8 +21,8 @@ use tokio_util::sync::CancellationToken;
 
 use self::edit::{Aim, Asker, Edits, Sniffed};
 use super::{Inquiry, StatelessFace};
+use crate::dialect::Complaint;
 use crate::dialect::faults::{failure_error, reason_key};
-use crate::dialect::{Complaint, ext_tasks::ExtTasks};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Response, full_body};
 use crate::face::pipe::body::{Answered, Form, Pace, PipeBody, in_time};
@@ -85,16 +85,8 @@ pub(super) struct Pipe {
 }
 
 /// Whether a method is passed on. What a server does not know it says itself.
-pub(super) fn is_passed_on(name: &str, params: Option<&Object>) -> bool {
-    // Subscriptions to tasks are subscriptions to the gateway, which has none yet.
-    let asks_for_tasks = || {
-        let wanted = params.and_then(|params| params.get_object("notifications"));
-        wanted.is_some_and(|wanted| wanted.contains("taskIds"))
-    };
-    match name {
-        method::LISTEN => !asks_for_tasks(),
-        _ => !GONE.contains(&name) && !ExtTasks::is_method(name),
-    }
+pub(super) fn is_passed_on(name: &str) -> bool {
+    !GONE.contains(&name)
 }
 
 impl StatelessFace {

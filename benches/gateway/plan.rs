@@ -21,6 +21,8 @@ use crate::{bare, upstream};
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
 pub(crate) const PLAIN: &str = "/plain/mcp";
 pub(crate) const TASKS: &str = "/tasks/mcp";
+/// The same upstream as a server without sessions.
+const STATELESS: &str = "/stateless/mcp";
 
 /// How long anything that is waited for may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -79,6 +81,8 @@ pub(crate) struct Measured {
 enum Caller {
     /// A client of 2026-07-28 whose calls are bridged to the upstream's sessions.
     Stateless,
+    /// A client of 2026-07-28 in the pipe: the upstream has no sessions either.
+    Piped,
     /// A client of 2025-11-25 in the pipe: the answer is the upstream's, byte for byte.
     Session,
 }
@@ -113,7 +117,7 @@ impl Row {
     }
 }
 
-const ROWS: [Row; 8] = [
+const ROWS: [Row; 10] = [
     Row::of("plain call, small answer", Caller::Stateless, SMALL),
     Row::of("plain call, 100 kB answer", Caller::Stateless, LARGE),
     Row::of("session call in the pipe, small answer", Caller::Session, SMALL),
@@ -121,6 +125,8 @@ const ROWS: [Row; 8] = [
     Row::of("session call in the pipe, small answer over HTTP/2", Caller::Session, SMALL).over(Protocol::Http2),
     Row::of("session call in the pipe, 100 kB answer", Caller::Session, LARGE),
     Row::of("session call in the pipe, 10 MB answer", Caller::Session, HUGE),
+    Row::of("2026-07-28 call in the pipe, small answer", Caller::Piped, SMALL),
+    Row::of("2026-07-28 call in the pipe, 100 kB answer", Caller::Piped, LARGE),
     Row::of("call through nginx, small answer", Caller::Session, SMALL).at(Server::Nginx),
 ];
 
@@ -179,9 +185,15 @@ async fn compare_calls(
         };
         let request = match row.caller {
             Caller::Stateless => messages::call(PLAIN, Client::Plain, row.tool),
+            Caller::Piped => messages::call(STATELESS, Client::Plain, row.tool),
             Caller::Session => messages::session_call(PLAIN, &open_session(gateway).await?, row.tool),
         };
-        let at_peer = call_of(row, &request, peer).await?;
+        // The bare proxy passes a request on to the path that it names.
+        let to_peer = match row.caller {
+            Caller::Stateless | Caller::Session => request.clone(),
+            Caller::Piped => messages::call(upstream::STATELESS, Client::Plain, row.tool),
+        };
+        let at_peer = call_of(row, &to_peer, peer).await?;
         let at_server = call_of(row, &request, server).await?;
         ensure!(row.caller == Caller::Stateless || at_peer.answer == at_server.answer, "the pipe changed an answer");
         let sides = [("bare proxy", peer, at_peer), (name, server, at_server)];
@@ -223,7 +235,13 @@ in_flight_max = 10_000
 url = "http://{upstream}/mcp"
 in_flight_max = 10_000
 tasks.mode = "always"
-"#
+
+[upstreams.stateless]
+url = "http://{upstream}{stateless}"
+protocol = "2026-07-28"
+in_flight_max = 10_000
+"#,
+        stateless = upstream::STATELESS,
     )?;
     Ok(file)
 }

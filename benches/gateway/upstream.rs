@@ -33,6 +33,9 @@ pub(crate) const HALF: &str = "half";
 /// Never answers.
 pub(crate) const HOLD: &str = "hold";
 
+/// Where the same tools are served without sessions.
+pub(crate) const STATELESS: &str = "/stateless";
+
 /// Where the number of calls in progress of [`HOLD`] and [`HALF`] is told.
 pub(crate) const HELD_PATH: &str = "/held";
 
@@ -53,6 +56,7 @@ struct Upstream {
     large: Bytes,
     huge: Bytes,
     tools: Bytes,
+    stateless_tools: Bytes,
     held: Arc<AtomicUsize>,
 }
 
@@ -80,6 +84,9 @@ pub(crate) async fn serve() -> anyhow::Result<()> {
         large: content(LARGE),
         huge: content(HUGE),
         tools: json!({"tools": tools}).to_string().into(),
+        stateless_tools: json!({"tools": tools, "resultType": "complete", "ttlMs": 60_000, "cacheScope": "public"})
+            .to_string()
+            .into(),
         held: Arc::default(),
     });
     bare::serve(Protocol::Http1, move |request| {
@@ -101,17 +108,20 @@ impl Upstream {
         if request.method() != Method::POST {
             return Ok(bare_status(StatusCode::METHOD_NOT_ALLOWED));
         }
+        let is_stateless = request.uri().path() == STATELESS;
         let body = request.into_body().collect().await?.to_bytes();
         let message: Message<'_> = serde_json::from_slice(&body)?;
         let Some(id) = message.id.map(RawValue::get) else {
             return Ok(bare_status(StatusCode::ACCEPTED));
         };
         match message.method {
-            "initialize" => {
+            "initialize" if !is_stateless => {
                 let mut response = json(result(id, greeting().as_bytes()));
                 response.headers_mut().insert("mcp-session-id", HeaderValue::from_static("bench"));
                 Ok(response.map(Either::Left))
             }
+            "server/discover" if is_stateless => Ok(json(result(id, discovered().as_bytes())).map(Either::Left)),
+            "tools/list" if is_stateless => Ok(json(result(id, &self.stateless_tools)).map(Either::Left)),
             "tools/list" => Ok(json(result(id, &self.tools)).map(Either::Left)),
             "tools/call" => self.call(id, message.params.name.context("a tool has a name")?).await,
             _ => Ok(json(error(id)).map(Either::Left)),
@@ -151,6 +161,14 @@ fn greeting() -> String {
         "protocolVersion": "2025-11-25",
         "capabilities": {"tools": {}},
         "serverInfo": {"name": "bench-upstream", "version": "1"},
+    })
+    .to_string()
+}
+
+fn discovered() -> String {
+    json!({
+        "resultType": "complete", "supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}},
+        "ttlMs": 60_000, "cacheScope": "public",
     })
     .to_string()
 }

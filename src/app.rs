@@ -209,6 +209,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
     );
     let session = SessionFace::new(SessionServed {
+        engine: Arc::clone(&parts.engine),
         conduit: Arc::<HttpUpstream>::clone(&http),
         slots: Arc::clone(&slots),
         queue_deadline: config.slots.queue_deadline,

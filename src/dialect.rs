@@ -4,6 +4,7 @@
 //! side) and [`peer`] (the upstream's side) first; [`negotiate`] decides who is spoken to how, and
 //! nobody asks for the version after that.
 
+pub mod core_2025_11_25;
 pub mod ext_tasks;
 pub mod face;
 pub mod faults;

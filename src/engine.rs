@@ -18,11 +18,11 @@ use tokio_util::task::TaskTracker;
 
 pub use admission::{Admission, AdmissionLimits};
 pub use apply::TaskError;
-pub use call::{Askable, CallEnd, CallEvent, CallSpec, CallStream, Questions, Retry, Rounds};
+pub use call::{Aside, Asides, Askable, CallEnd, CallEvent, CallSpec, CallStream, Questions, Retry, Rounds};
 pub use watch::Watchers;
 
 use crate::store::TaskStore;
-use crate::task::{Answer, Clock, Event, InputKey, Principal, Shown, Task, TaskId, TaskKey};
+use crate::task::{Answer, Clock, Event, InputKey, Principal, Shown, Task, TaskId, TaskKey, Timestamp};
 
 /// Draws the bits of a new task's id.
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
@@ -105,6 +105,30 @@ impl Engine {
         self.live.retry(key, seat, retry).then_some(stream)
     }
 
+    /// Tasks of one owner in the order of their creation, at most `limit`, beginning after the place that an
+    /// earlier page ended at. Hidden ones are left out, so a page may hold fewer.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn list(&self, owner: &Principal, after: Option<Place>, limit: usize) -> Result<Page, TaskError> {
+        let now = self.clock.now();
+        let mut rows = self.store.page(owner, after, limit + 1, now).await?;
+        let has_more = rows.len() > limit;
+        rows.truncate(limit);
+        let next = rows.last().filter(|_| has_more).map(|row| (row.task.created_at, row.task.key.id));
+        let mut tasks = Vec::with_capacity(rows.len());
+        for row in rows.into_iter().filter(|row| row.task.shown == Shown::Handle) {
+            let is_overdue = !row.task.is_settled() && row.task.expires_at() <= now;
+            // Read as by its id: what is overdue settles, what is gone meanwhile is left out.
+            match if is_overdue { self.get(&row.task.key).await } else { Ok(row.task) } {
+                Ok(task) => tasks.push(task),
+                Err(TaskError::Unknown) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Page { tasks, next })
+    }
+
     /// Hands answers to a task's open questions; keys that are not open are ignored (EXT-39). The
     /// answers are part of the task when this returns (EXT-74).
     ///
@@ -157,6 +181,17 @@ impl Engine {
         }
         self.runners.len()
     }
+}
+
+/// A place in one owner's tasks: between the one that was created then and has this id, and the next.
+pub type Place = (Timestamp, TaskId);
+
+/// Some of one owner's tasks.
+#[derive(Clone, Debug)]
+pub struct Page {
+    pub tasks: Vec<Arc<Task>>,
+    /// Where the next page begins, if there is one.
+    pub next: Option<Place>,
 }
 
 /// What a cancel did.

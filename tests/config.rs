@@ -12,7 +12,7 @@ use taskgate::task::{EarlyInput, Mode, Principal};
 use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
-const BAD_FILES: usize = 42;
+const BAD_FILES: usize = 43;
 const GOOD_FILES: usize = 11;
 const SAMPLE_FILES: usize = 4;
 
@@ -185,6 +185,7 @@ fn the_quick_start_has_the_defaults() {
     assert_eq!(policy.mode, Mode::Auto);
     assert_eq!((policy.grace, policy.poll_interval), (Duration::from_secs(2), Duration::from_secs(1)));
     assert_eq!((policy.ttl, policy.deadline), (Duration::from_secs(86_400), Duration::from_secs(3_600)));
+    assert_eq!((policy.ttl_max, policy.immediate_response), (Duration::from_secs(7 * 86_400), None));
     assert_eq!(policy.keep_result_min, Duration::from_secs(900));
     assert_eq!((policy.early_input, policy.input_deadline), (EarlyInput::Task, Duration::from_secs(1_800)));
     assert_eq!((policy.result_bytes_max, demo.result_bytes_max), (32 << 20, 32 << 20));
@@ -205,6 +206,8 @@ fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
         poll_interval = "3s"
         early_input = "ask-first"
         input_deadline = "5m"
+        immediate_response = "Wait."
+        ttl_max = "2d"
         [[upstreams.reports.tools]]
         match = "make_*_now"
         grace = "0s"
@@ -213,14 +216,15 @@ fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
         match = "make_*"
         mode = "required"
         deadline = "1h"
+        immediate_response = "It is being made."
         result_bytes_max = "6MiB"
         "#,
     );
     let rules = &config.upstreams[0].rules;
-    for (tool, mode, grace, deadline_min, result_mib) in [
-        ("other", Mode::Never, 7, 30, 5),
-        ("make_it_now", Mode::Never, 0, 30, 5),
-        ("make_it", Mode::Required, 7, 60, 6),
+    for (tool, mode, grace, deadline_min, result_mib, words) in [
+        ("other", Mode::Never, 7, 30, 5, "Wait."),
+        ("make_it_now", Mode::Never, 0, 30, 5, "Wait."),
+        ("make_it", Mode::Required, 7, 60, 6, "It is being made."),
     ] {
         let policy = rules.policy_of(tool);
         assert_eq!(policy.mode, mode, "{tool}");
@@ -230,6 +234,8 @@ fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
         assert_eq!(policy.poll_interval, Duration::from_secs(3), "{tool}");
         assert_eq!(policy.deadline, Duration::from_secs(deadline_min * 60), "{tool}");
         assert_eq!(policy.result_bytes_max, result_mib << 20, "{tool}");
+        assert_eq!(policy.ttl_max, Duration::from_secs(2 * 86_400), "{tool}");
+        assert_eq!(policy.immediate_response.as_deref(), Some(words), "{tool}");
     }
 }
 

@@ -13,6 +13,7 @@ use super::error::Place;
 use super::section::{Placed, Section};
 use super::value::{
     ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, ORIGIN, PATTERN, PEM_FILE, SERVED_PATH, SIZE, UPSTREAM_URL,
+    WORDS,
 };
 use crate::task::{EarlyInput, Mode};
 use crate::wire::ProtocolVersion;
@@ -106,6 +107,7 @@ pub(super) struct RawRules {
     pub(super) poll_interval: Option<Placed<Duration>>,
     pub(super) early_input: Option<Placed<EarlyInput>>,
     pub(super) input_deadline: Option<Placed<Duration>>,
+    pub(super) immediate_response: Option<Placed<String>>,
     pub(super) deadline: Option<Placed<Duration>>,
     pub(super) result_bytes_max: Option<Placed<usize>>,
 }
@@ -249,6 +251,7 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         poll_interval: section.read("poll_interval", &DURATION_NOT_ZERO),
         early_input: section.word("early_input", &early_inputs),
         input_deadline: section.read("input_deadline", &DURATION_NOT_ZERO),
+        immediate_response: section.read("immediate_response", &WORDS),
         deadline: None,
         result_bytes_max: None,
     };
@@ -299,6 +302,7 @@ impl RawRules {
             poll_interval: self.poll_interval.clone().or_else(|| wider.poll_interval.clone()),
             early_input: self.early_input.clone().or_else(|| wider.early_input.clone()),
             input_deadline: self.input_deadline.clone().or_else(|| wider.input_deadline.clone()),
+            immediate_response: self.immediate_response.clone().or_else(|| wider.immediate_response.clone()),
             deadline: self.deadline.clone().or_else(|| wider.deadline.clone()),
             result_bytes_max: self.result_bytes_max.clone().or_else(|| wider.result_bytes_max.clone()),
         }

@@ -296,12 +296,14 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
         mode: value_or(raw.mode.as_ref(), Mode::Auto),
         grace: value_or(raw.grace.as_ref(), Duration::from_secs(2)),
         ttl: value_or(raw.ttl.as_ref(), ttl_default.min(ttl_max)),
+        ttl_max,
         keep_result_min: value_or(raw.keep_result_min.as_ref(), 15 * MINUTE),
         poll_interval: value_or(raw.poll_interval.as_ref(), Duration::from_secs(1)),
         deadline: value_or(raw.deadline.as_ref(), HOUR),
         early_input: value_or(raw.early_input.as_ref(), EarlyInput::Task),
         input_deadline: value_or(raw.input_deadline.as_ref(), 30 * MINUTE),
         result_bytes_max: value_or(raw.result_bytes_max.as_ref(), shared.result_bytes_max),
+        immediate_response: raw.immediate_response.as_ref().map(|text| Arc::from(text.value.as_str())),
     };
     if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {
         report.mistake(&grace.place, format!("is longer than {}, the most there is", words(GRACE_MAX)));

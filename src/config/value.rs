@@ -46,6 +46,8 @@ pub(super) const UPSTREAM_URL: Kind<Url> =
 pub(super) const SERVED_PATH: Kind<String> = Kind { wanted: "a path such as \"/reports/mcp\"", read: served_path };
 pub(super) const PATTERN: Kind<String> =
     Kind { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
+/// A text that people or models read.
+pub(super) const WORDS: Kind<String> = Kind { wanted: "a text such as \"The report is being made.\"", read: words };
 pub(super) const FOLDER: Kind<PathBuf> = Kind { wanted: "a folder such as \"taskgate-data\"", read: path };
 /// A file in PEM format.
 pub(super) const PEM_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"server.pem\"", read: path };
@@ -143,6 +145,16 @@ fn served_path(text: &str) -> Result<String, Wrong> {
 
 fn path(text: &str) -> Result<PathBuf, Wrong> {
     not_empty(text).map(PathBuf::from)
+}
+
+/// Longest text that is sent along with answers.
+const WORDS_LEN_MAX: usize = 4096;
+
+fn words(text: &str) -> Result<String, Wrong> {
+    if text.len() > WORDS_LEN_MAX {
+        return Err(Wrong::Because("is longer than 4096 bytes"));
+    }
+    if text.trim().is_empty() { Err(Wrong::Form) } else { Ok(text.to_owned()) }
 }
 
 fn not_empty(text: &str) -> Result<String, Wrong> {

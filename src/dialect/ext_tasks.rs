@@ -6,17 +6,14 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::face::{Command, FaceDialect, Reply};
-use super::faults::{Complaint, failure_error};
+use super::face::{Command, FaceDialect, Reply, task_id};
+use super::faults::{Complaint, failure_error, no_words};
 use super::inputs;
 use crate::task::time::millis;
-use crate::task::{Answer, InputKey, Outcome, Phase, Task, TaskId};
+use crate::task::{Answer, InputKey, Outcome, Phase, Task};
 use crate::wire::meta::META;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, method};
-
-/// Longest `taskId` that is looked at (reliability.md B119).
-const TASK_ID_BYTES_MAX: usize = 128;
+use crate::wire::{Object, Payload, RpcError, method};
 
 /// The extension's codec.
 #[derive(Clone, Debug)]
@@ -69,12 +66,14 @@ impl FaceDialect for ExtTasks {
         }
     }
 
-    fn encode(&self, reply: Reply<'_>) -> Result<Payload, Complaint> {
+    fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError> {
         Ok(match reply {
             Reply::Created(task) => task_fields(self.envelope("task"), task).finish(),
             Reply::Snapshot(task) => self.detailed(task),
             // A cancel of a settled task is acknowledged and changes nothing (T-06, EXT-71).
             Reply::Answered | Reply::Cancelled { .. } => self.envelope("complete").finish(),
+            // Outcomes are inlined, and there is no list.
+            Reply::Outcome(_) | Reply::Listed { .. } => return Err(no_words()),
         })
     }
 }
@@ -113,16 +112,6 @@ fn status_message(task: &Task) -> Option<Cow<'_, str>> {
             task.status_message.as_deref().map(Cow::Borrowed)
         }
     }
-}
-
-fn task_id(params: &Object) -> Result<TaskId, Complaint> {
-    let usable =
-        |text: &String| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
-    let text = params
-        .get_string("taskId")
-        .filter(usable)
-        .ok_or(Complaint::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
-    TaskId::parse(&text).ok_or(Complaint::UnknownTask)
 }
 
 fn answers(params: &Object) -> Result<BTreeMap<InputKey, Answer>, Complaint> {

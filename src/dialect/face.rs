@@ -1,10 +1,15 @@
 //! The client's side of a flavour: what its words ask for, and the words for what the engine says.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use super::Complaint;
 use crate::task::{Answer, InputKey, Task, TaskId};
-use crate::wire::{Object, Payload};
+use crate::wire::{Object, Payload, RpcError};
+
+/// Longest `taskId` that is looked at (reliability.md B119).
+const TASK_ID_BYTES_MAX: usize = 128;
 
 /// What a client asks of a task, whatever words it used.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,14 +17,19 @@ pub enum Command {
     Get(TaskId),
     Answer(TaskId, BTreeMap<InputKey, Answer>),
     Cancel(TaskId),
+    /// The outcome, waited for.
+    Await(TaskId),
+    /// All tasks of the client, from the place on that an earlier page named.
+    List(Option<String>),
 }
 
 impl Command {
-    /// The task that is spoken of.
+    /// The task that is spoken of, if it is one.
     #[must_use]
-    pub const fn task(&self) -> TaskId {
+    pub const fn task(&self) -> Option<TaskId> {
         match self {
-            Self::Get(id) | Self::Answer(id, _) | Self::Cancel(id) => *id,
+            Self::Get(id) | Self::Answer(id, _) | Self::Cancel(id) | Self::Await(id) => Some(*id),
+            Self::List(_) => None,
         }
     }
 }
@@ -35,6 +45,10 @@ pub enum Reply<'a> {
     Answered,
     /// A cancel was taken; `was_settled` says that it came too late to change anything.
     Cancelled { task: &'a Task, was_settled: bool },
+    /// What came of a settled task's call.
+    Outcome(&'a Task),
+    /// One page of the client's tasks, and the name of the place where the next one begins.
+    Listed { tasks: &'a [Arc<Task>], next: Option<&'a str> },
 }
 
 /// One flavour of task talk with clients: stateless and byte-exact.
@@ -48,6 +62,21 @@ pub trait FaceDialect: Send + Sync + std::fmt::Debug {
     /// Writes the result of a task method, or the handle of a call.
     ///
     /// # Errors
-    /// Where the flavour answers this reply with an error (2025-11-25: cancelling a settled task).
-    fn encode(&self, reply: Reply<'_>) -> Result<Payload, Complaint>;
+    /// Where the flavour answers this reply with an error (2025-11-25: cancelling a settled task, the outcome
+    /// of a call that failed), or has no words for it.
+    fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError>;
+}
+
+/// The id in a task method's params.
+///
+/// # Errors
+/// If it is no usable string; one that cannot be ours is an unknown task (B119, B120, B123).
+pub(super) fn task_id(params: &Object) -> Result<TaskId, Complaint> {
+    let usable =
+        |text: &String| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
+    let text = params
+        .get_string("taskId")
+        .filter(usable)
+        .ok_or(Complaint::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
+    TaskId::parse(&text).ok_or(Complaint::UnknownTask)
 }

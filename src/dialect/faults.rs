@@ -30,6 +30,10 @@ pub enum Complaint {
     UnknownTask,
     /// A `requestState` that was not given out for this request, or has expired (B135).
     State,
+    /// The tool runs only as a task, and the client asked for none (L25-05).
+    NeedsTask,
+    /// The tool runs only plainly, and the client asked for a task (L25-04).
+    TakesNoTask,
     /// A header is missing or says something else than the body.
     Header(Cow<'static, str>),
     /// The request needs what its client did not declare: a `ClientCapabilities` object.
@@ -65,6 +69,8 @@ impl Complaint {
             Self::UnknownTask => RpcError::new(fault::INVALID_PARAMS, "Task not found"),
             Self::State => RpcError::new(fault::INVALID_PARAMS, "Invalid params: requestState is not valid here")
                 .with_data(&RefusedData { reason: "invalid_request_state" }),
+            Self::NeedsTask => RpcError::new(fault::METHOD_NOT_FOUND, "This tool can only be called as a task"),
+            Self::TakesNoTask => RpcError::new(fault::METHOD_NOT_FOUND, "This tool cannot be called as a task"),
             Self::Header(what) => RpcError::new(fault::HEADER_MISMATCH, format!("Header mismatch: {what}")),
             Self::Capability(required) => RpcError {
                 code: if version == ProtocolVersion::V2026_06_30 { -32003 } else { fault::MISSING_CLIENT_CAPABILITY },
@@ -136,6 +142,46 @@ pub fn failure_error(failure: &Failure) -> RpcError {
     }
 }
 
+/// The error of a call that failed, in the words of the session versions: an upstream's own as it came
+/// (L25-25).
+#[must_use]
+pub fn session_failure_error(failure: &Failure) -> RpcError {
+    match failure {
+        Failure::Upstream(error) => error.clone(),
+        Failure::Gateway(fault) => gateway_error(fault),
+    }
+}
+
+/// A cancel that came too late, where that is an error (L25-37).
+#[must_use]
+pub fn already_settled() -> RpcError {
+    RpcError::new(fault::INVALID_PARAMS, "The task has ended and cannot be cancelled")
+}
+
+/// The outcome of a task that was cancelled: there is none (T-08).
+#[must_use]
+pub fn was_cancelled() -> RpcError {
+    RpcError::new(fault::INTERNAL_ERROR, "The task was cancelled")
+}
+
+/// The outcome of a task that has none yet; nobody asks who does not wait first.
+#[must_use]
+pub fn not_settled() -> RpcError {
+    RpcError::new(fault::INTERNAL_ERROR, "The task has not ended")
+}
+
+/// What a flavour has no words for; its own methods never lead there.
+#[must_use]
+pub fn no_words() -> RpcError {
+    RpcError::new(fault::INTERNAL_ERROR, "This flavour of tasks has no such answer")
+}
+
+/// The answer that a client gave to a question is no object.
+#[must_use]
+pub fn unusable_answer() -> RpcError {
+    RpcError::new(fault::INTERNAL_ERROR, "The client's answer is not an object")
+}
+
 /// Rewrites the codes of session versions that must not reach a stateless client (protocol.md 5.16):
 /// −32002 becomes −32602, codes about the gateway's own request and −32042 become −32603.
 fn stateless_error(error: &RpcError) -> RpcError {
@@ -182,6 +228,7 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::GatewayRestart => "gateway_restart",
         Reason::TooManyTasks => "too_many_tasks",
         Reason::TooManyListeners => "too_many_listeners",
+        Reason::TooManyWaiters => "too_many_waiters",
         Reason::StoreFull => "store_full",
         Reason::StoreFailed => "store_failed",
         Reason::QueueFull => "queue_full",
@@ -215,6 +262,7 @@ const fn words(reason: Reason) -> &'static str {
         Reason::ResultTooLarge => "The result is larger than the gateway keeps",
         Reason::TtlExpired => "The task's time to live ended before its call did",
         Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
+        Reason::TooManyWaiters => "Too many requests wait for this task",
         Reason::TooManyTasks => "There are too many unfinished tasks",
         Reason::TooManyListeners => "There are too many open streams of notifications",
         Reason::StoreFull => "The task store is full",

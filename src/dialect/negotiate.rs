@@ -112,30 +112,7 @@ impl StatelessRequest {
     /// `ClientCapabilities` object. `None` if it declared it all (EXT-41, MOD-27).
     #[must_use]
     pub fn missing<'q>(&self, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
-        let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for (capability, part) in questions.into_iter().filter_map(need_of) {
-            if !self.declares(capability, part) {
-                // Naming no mode means forms, where nothing else is declared either.
-                let is_named = |part: &&str| *part != FORM || self.capabilities.has_object(capability);
-                missing.entry(capability).or_default().extend(part.filter(is_named));
-            }
-        }
-        let write = |writer: ObjectWriter, (capability, parts): (&str, &BTreeSet<&str>)| {
-            let each = |inner: ObjectWriter, part: &&str| inner.member(part, &Payload::empty_object());
-            writer.member(capability, &parts.iter().fold(ObjectWriter::new(), each).finish())
-        };
-        let capabilities = missing.iter().map(|(capability, parts)| (*capability, parts));
-        (!missing.is_empty()).then(|| capabilities.fold(ObjectWriter::new(), write).finish())
-    }
-
-    fn declares(&self, capability: &str, part: Option<&str>) -> bool {
-        let Some(declared) = self.capabilities.get_object(capability) else { return false };
-        match part {
-            // Clients that name no mode mean forms.
-            Some(FORM) => declared.contains(FORM) || !declared.contains(URL),
-            Some(part) => declared.has_object(part),
-            None => true,
-        }
+        missing(&self.capabilities, questions)
     }
 
     /// Whether any of these capabilities (a `ClientCapabilities` object) was not declared.
@@ -147,6 +124,42 @@ impl StatelessRequest {
             Some(wanted) => wanted.keys().any(|one| !declared.as_ref().is_some_and(|all| all.contains(&one))),
             None => !self.capabilities.contains(&key),
         })
+    }
+}
+
+/// Whether capabilities (a `ClientCapabilities` object) say that their client can be asked this question
+/// (`{method, params}`).
+#[must_use]
+pub fn can_be_asked(capabilities: &Object, question: &Payload) -> bool {
+    missing(capabilities, [question]).is_none()
+}
+
+/// What of capabilities is missing for their client to be asked all of these questions.
+fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
+    let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
+    for (capability, part) in questions.into_iter().filter_map(need_of) {
+        if !has(capabilities, capability, part) {
+            // Naming no mode means forms, where nothing else is declared either.
+            let is_named = |part: &&str| *part != FORM || capabilities.has_object(capability);
+            missing.entry(capability).or_default().extend(part.filter(is_named));
+        }
+    }
+    let write = |writer: ObjectWriter, (capability, parts): (&str, &BTreeSet<&str>)| {
+        let each = |inner: ObjectWriter, part: &&str| inner.member(part, &Payload::empty_object());
+        writer.member(capability, &parts.iter().fold(ObjectWriter::new(), each).finish())
+    };
+    let named = missing.iter().map(|(capability, parts)| (*capability, parts));
+    (!missing.is_empty()).then(|| named.fold(ObjectWriter::new(), write).finish())
+}
+
+/// Whether capabilities hold this one, and this part of it.
+fn has(capabilities: &Object, capability: &str, part: Option<&str>) -> bool {
+    let Some(declared) = capabilities.get_object(capability) else { return false };
+    match part {
+        // Clients that name no mode mean forms.
+        Some(FORM) => declared.contains(FORM) || !declared.contains(URL),
+        Some(part) => declared.has_object(part),
+        None => true,
     }
 }
 

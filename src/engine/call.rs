@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::PeerDialect;
-use crate::task::{Answer, InputKey, Outcome, Plan, Principal, Task, ToolPolicy};
+use crate::task::{Answer, InputKey, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
 use crate::upstream::limits::Slots;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
 use crate::wire::Payload;
@@ -36,6 +36,19 @@ pub struct CallSpec {
     /// What this client can be asked.
     pub questions: Questions,
     pub rounds: Rounds,
+    /// Who hears what a task says beside its state; `None` where nobody could be told.
+    pub asides: Option<Asides>,
+}
+
+/// Hears a running task. Called in order by the call's runner, before the task's end is stored; must not block.
+pub type Asides = Arc<dyn Fn(&TaskKey, Aside<'_>) + Send + Sync>;
+
+/// What a running task says beside its state.
+#[derive(Debug)]
+pub enum Aside<'a> {
+    Progress(&'a Progress),
+    /// `notifications/message`: its params.
+    Log(&'a Payload),
 }
 
 impl std::fmt::Debug for CallSpec {

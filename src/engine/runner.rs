@@ -34,7 +34,7 @@ use self::row::Row;
 use self::stage::{Stage, StageEvent};
 use super::Engine;
 use super::admission::Place;
-use super::call::{CallEnd, CallEvent, CallSpec, CallStream, Rounds, Seat};
+use super::call::{Aside, CallEnd, CallEvent, CallSpec, CallStream, Rounds, Seat};
 use crate::metric;
 use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, Shown, TaskKey};
 use crate::upstream::{ExchangeEvent, Lost, Progress};
@@ -338,6 +338,9 @@ impl Runner {
 
     async fn progressed(&mut self, progress: Progress) -> Next {
         if let Some(row) = self.row.as_mut().filter(|row| row.shown == Shown::Handle) {
+            if let Some(asides) = &self.spec.asides {
+                asides(&row.key, Aside::Progress(&progress));
+            }
             if let Some(words) = words(&progress) {
                 row.progress = Some(words);
                 row.progress_due.get_or_insert_with(Instant::now);
@@ -363,8 +366,11 @@ impl Runner {
     }
 
     async fn logged(&mut self, log: Payload) -> Next {
-        if self.has_handle() {
-            // Log messages never travel for tasks (EXT-52).
+        if let Some(row) = self.row.as_ref().filter(|row| row.shown == Shown::Handle) {
+            // Without a stream of the client's, log messages never travel for tasks (EXT-52).
+            if let Some(asides) = &self.spec.asides {
+                asides(&row.key, Aside::Log(&log));
+            }
         } else if self.grace_end.is_some() {
             self.held.keep_log(log);
         } else {

@@ -49,7 +49,12 @@ impl Addressee {
             | Complaint::Capability(_)
             | Complaint::Version { .. } => StatusCode::BAD_REQUEST,
             Complaint::UnknownMethod(_) => StatusCode::NOT_FOUND,
-            Complaint::Params(_) | Complaint::UnknownTool | Complaint::UnknownTask | Complaint::State => StatusCode::OK,
+            Complaint::Params(_)
+            | Complaint::UnknownTool
+            | Complaint::UnknownTask
+            | Complaint::State
+            | Complaint::NeedsTask
+            | Complaint::TakesNoTask => StatusCode::OK,
         };
         self.error(status, &complaint.to_error(self.version))
     }

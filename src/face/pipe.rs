@@ -7,6 +7,7 @@
 mod batch;
 pub(super) mod body;
 pub(super) mod edit;
+mod inject;
 pub(super) mod late;
 mod meter;
 mod paused;
@@ -40,8 +41,8 @@ use crate::wire::framing::EventBoundary;
 use crate::wire::{Object, Payload, RequestId, meta, method};
 pub(super) use batch::{Item, post_batch};
 use body::{Answered, Form, Pace, PipeBody, in_time};
-use edit::{Arrays, Edits};
-use late::{Answer, respond, status};
+use edit::{Arrays, Edits, ToolList};
+use late::{Answer, respond, respond_along, status};
 pub(super) use meter::Meter;
 use paused::Pause;
 pub(super) use paused::Paused;
@@ -117,7 +118,7 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complain
 }
 
 /// The tool that is called (B81, B98).
-fn tool_of(params: Option<&Object>) -> Result<String, Complaint> {
+pub(super) fn tool_of(params: Option<&Object>) -> Result<String, Complaint> {
     let invalid = |what| Complaint::Params(Cow::Borrowed(what));
     let params = params.ok_or_else(|| invalid("params must be an object"))?;
     if params.contains("arguments") && !params.has_object("arguments") {
@@ -145,25 +146,36 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
 /// Opens the client's own stream, or takes one up again.
 pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Response {
     shared.meter.streams.increment(1);
+    let inlet = shared.tasks.inlet(&session);
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
     let opening = async move {
         leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
     };
-    respond(Box::pin(opening), addressee(None, AcceptedTypes::Both), shared.served.life_sign, None).await
+    let addressee = addressee(None, AcceptedTypes::Both);
+    match inlet {
+        Some(inlet) => respond_along(Box::pin(opening), addressee, shared.served.life_sign, inlet).await,
+        None => respond(Box::pin(opening), addressee, shared.served.life_sign, None).await,
+    }
 }
 
 async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Answer {
     // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
     let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
-    let (response, taken_up) = match shared.stream(&session, last_event).await {
-        Ok(stream) => stream,
+    let is_new = last_event.is_none();
+    let (source, taken_up) = match shared.stream(&session, last_event).await {
+        Ok((response, _)) if response.content != Content::Events => return status(StatusCode::BAD_GATEWAY),
+        Ok((response, taken_up)) => {
+            (shared.edits(&session).apply(response.body, shared.served.edited_bytes_max), taken_up)
+        }
+        // A server that has no such stream has nothing to say on it. Tasks may.
+        Err(Answer::Status(refusal))
+            if is_new && refusal.status() == StatusCode::METHOD_NOT_ALLOWED && shared.tasks.are_for(&session) =>
+        {
+            (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), TakenUp::Another)
+        }
         Err(answer) => return answer,
     };
-    if response.content != Content::Events {
-        return status(StatusCode::BAD_GATEWAY);
-    }
-    let source = shared.edits(&session).apply(response.body, shared.served.edited_bytes_max);
     let body = match resumed.filter(|_| taken_up == TakenUp::Same) {
         Some(resumable) => PipeBody::resumed(source, resumable),
         None => {
@@ -275,7 +287,10 @@ impl Piping {
             call.shared.sessions.tell(&call.session, telling);
         }
         let mut edits = call.shared.edits(&call.session);
-        edits.tool_list = (request.method == method::TOOLS_LIST).then(|| call.id.clone());
+        edits.tool_list = (request.method == method::TOOLS_LIST).then(|| {
+            let support = call.shared.tasks.support(&call.session);
+            ToolList { id: call.id.clone(), support }
+        });
         call.answer(judged, edits, accepted, (pace, signs)).await
     }
 }

@@ -75,12 +75,17 @@ pub fn introduction(
     envelope::request(id, method::INITIALIZE, Some(&params))
 }
 
-/// The result of `initialize` as the client is to see it (protocol.md 5.3).
+/// The result of `initialize` as the client is to see it (protocol.md 5.3): what the server says of tasks gives
+/// way to what the gateway offers.
 #[must_use]
-pub fn introduction_result(result: &Object, version: ProtocolVersion) -> Payload {
+pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Option<Payload>) -> Payload {
     let edit = result.edit().set("protocolVersion", Payload::of(version.as_str()));
     match result.get_object("capabilities") {
-        Some(capabilities) => edit.set("capabilities", without_tasks(&capabilities)).finish(),
+        Some(capabilities) => {
+            let capabilities = without_tasks(&capabilities);
+            let offered = tasks.and_then(|tasks| Some(Object::of(&capabilities)?.edit().set("tasks", tasks).finish()));
+            edit.set("capabilities", offered.unwrap_or(capabilities)).finish()
+        }
         None => edit.finish(),
     }
 }
@@ -116,27 +121,39 @@ fn without_tasks(capabilities: &Object) -> Payload {
     .finish()
 }
 
-/// A tool list without what servers say about tasks: clients cannot have any here. `None` where nothing
-/// is to be changed.
+/// A tool list that says of tasks what the gateway says, by a tool's name; nothing without `support` (protocol.md
+/// 5.4). `None` where nothing is to be changed.
 #[must_use]
-pub fn tool_list(message: &Bytes, id: &RequestId) -> Option<Bytes> {
-    // Servers without tasks are many, and their lists need not be taken apart.
-    memchr::memmem::find(message, b"execution")?;
+pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Bytes> {
+    // Servers without tasks are many, and where nothing is added their lists need not be taken apart.
+    if support.is_none() {
+        memchr::memmem::find(message, b"execution")?;
+    }
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
     let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
     let mut changed = false;
     let tools: Vec<Payload> = result
         .get("tools")?
         .items()
-        .map(|tool| match Object::of(&tool).filter(|tool| tool.contains("execution")) {
-            Some(object) => {
-                changed = true;
-                object.edit().remove("execution").finish()
-            }
-            None => tool,
+        .map(|tool| {
+            let edited = Object::of(&tool).map(|object| match support.zip(object.get_str("name")) {
+                Some((support, name)) => with_support(&object, support(&name)),
+                None => object.edit().remove("execution").finish(),
+            });
+            let edited = edited.unwrap_or_else(|| tool.clone());
+            changed |= edited != tool;
+            edited
         })
         .collect();
     changed.then(|| envelope::result(id, &result.edit().set("tools", Payload::of(&tools)).finish()))
+}
+
+fn with_support(tool: &Object, support: &str) -> Payload {
+    let execution = match tool.get_object("execution") {
+        Some(execution) => execution.edit().set("taskSupport", Payload::of(support)).finish(),
+        None => ObjectWriter::new().text("taskSupport", support).finish(),
+    };
+    tool.edit().set("execution", execution).finish()
 }
 
 /// What a server without sessions says of itself, as the gateway says it: the extension is the gateway's
@@ -275,7 +292,7 @@ mod tests {
 
     #[track_caller]
     fn check_list(sent: &'static str, shown: Option<&str>) {
-        let edited = tool_list(&Bytes::from_static(sent.as_bytes()), &RequestId::number(1));
+        let edited = tool_list(&Bytes::from_static(sent.as_bytes()), &RequestId::number(1), None);
         assert_eq!(edited.as_deref(), shown.map(str::as_bytes), "{sent}");
     }
 
@@ -290,5 +307,17 @@ mod tests {
         check_list(r#"{"jsonrpc":"2.0","id":2,"result":{"tools":[{"execution":{}}]}}"#, None);
         check_list(r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"execution"}}"#, None);
         check_list("execution", None);
+    }
+
+    /// L25-65, protocol.md 5.4: whatever the server states, the gateway's own rules are shown.
+    #[test]
+    fn a_tool_list_shows_how_the_gateway_lets_tools_be_called() {
+        let sent = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a","execution":{"x":1.10,"taskSupport":"forbidden"}}, {"n":2.0, "name":"b"},{"execution":{}}],"nextCursor":"c"}}"#;
+        let shown = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a","execution":{"x":1.10,"taskSupport":"required"}},{"n":2.0, "name":"b","execution":{"taskSupport":"optional"}},{}],"nextCursor":"c"}}"#;
+        let support = |name: &str| if name == "a" { "required" } else { "optional" };
+        let list =
+            |text: &str| tool_list(&Bytes::copy_from_slice(text.as_bytes()), &RequestId::number(1), Some(&support));
+        assert_eq!(list(sent).as_deref(), Some(shown.as_bytes()));
+        assert_eq!(list(&shown.replace(",{}]", "]")), None, "nothing is left to be changed");
     }
 }

@@ -37,6 +37,10 @@ pub enum Purpose {
     Session,
     /// A `requestState`; holds a [`StateToken`].
     RequestState,
+    /// Where the list of a client's tasks goes on.
+    Cursor,
+    /// The id of a question of a task.
+    Question,
 }
 
 impl Purpose {
@@ -44,6 +48,8 @@ impl Purpose {
         match self {
             Self::Session => b"session",
             Self::RequestState => b"request state",
+            Self::Cursor => b"cursor",
+            Self::Question => b"question",
         }
     }
 
@@ -53,6 +59,7 @@ impl Purpose {
         match self {
             Self::Session => 2 << 10,
             Self::RequestState => 64 << 10,
+            Self::Cursor | Self::Question => 256,
         }
     }
 

@@ -2,11 +2,13 @@
 //!
 //! A client has one upstream session of its own, and its session id says which: a sealed token, so that no
 //! table is lost when the gateway restarts. Here a request finds its session; what is said in it goes
-//! through the `pipe`. Read `sessions` for what outlives an upstream.
+//! through the `pipe`, but for what is about tasks, which goes to `tasks`. Read `sessions` for what outlives an
+//! upstream.
 
 mod handshake;
 mod recent;
 pub(super) mod sessions;
+pub(super) mod tasks;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -24,6 +26,7 @@ use super::http::{AcceptedTypes, Inbound, Response};
 use super::pipe::{self, Parcel};
 use super::sealed::{Sealer, digest_of};
 use crate::dialect::Complaint;
+use crate::engine::Engine;
 use crate::task::{Clock, ToolRules};
 use crate::upstream::Timeouts;
 use crate::upstream::conduit::Conduit;
@@ -32,16 +35,18 @@ use crate::upstream::limits::Slots;
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
 use sessions::{Session, Sessions};
+use tasks::{Asking, Desk, TaskCall};
 
 /// The methods that are of use at a session.
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 /// In front of every id that the gateway gives its own requests.
 const OWN_ID: &str = "tg:";
 /// Members of `params` that decide what is done with a request (B85).
-const KNOWN_MEMBERS: [&str; 5] = ["name", "arguments", "taskId", "uri", "_meta"];
+const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
 
 /// What session clients of one upstream are served with.
 pub struct SessionServed {
+    pub engine: Arc<Engine>,
     pub conduit: Arc<dyn Conduit>,
     pub slots: Arc<Slots>,
     /// How long a call waits for a place.
@@ -78,6 +83,7 @@ pub(super) struct Shared {
     pub(super) sessions: Sessions,
     pub(super) paused: pipe::Paused,
     pub(super) meter: pipe::Meter,
+    pub(super) tasks: Desk,
 }
 
 /// The session face of one upstream.
@@ -99,8 +105,9 @@ impl SessionFace {
     #[must_use]
     pub fn new(served: SessionServed) -> Self {
         let meter = pipe::Meter::of(served.conduit.name());
+        let tasks = Desk::new(&served.rules);
         let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
-        Self { shared: Arc::new(Shared { served, sessions, paused, meter }) }
+        Self { shared: Arc::new(Shared { served, sessions, paused, meter, tasks }) }
     }
 
     /// Answers one message of a client. Dropping the future means that the client left: the upstream's
@@ -121,9 +128,18 @@ impl SessionFace {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
-        match parcel(message, inbound.body.clone()) {
-            Ok(Some(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
-            Ok(None) => accepted(),
+        let asking = |session| Asking {
+            session,
+            principal: &inbound.principal,
+            accepted: inbound.accepted,
+            arrived: inbound.received_at,
+        };
+        match sort(&self.shared, &session, message, inbound.body.clone()) {
+            Ok(Sorted::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
+            Ok(Sorted::Call(call)) => self.shared.call(asking(session), call).await,
+            Ok(Sorted::Method(request)) => self.shared.task_method(asking(session), &request).await,
+            Ok(Sorted::Answer(response)) => self.shared.take_answer(&inbound.principal, response).await,
+            Ok(Sorted::Nothing) => accepted(),
             Err(complaint) => refuse(&addressee, &complaint),
         }
     }
@@ -216,10 +232,56 @@ pub(super) fn refuse(addressee: &Addressee, complaint: &Complaint) -> Response {
     addressee.error(status, &complaint.to_error(addressee.version))
 }
 
+/// Where a message goes.
+enum Sorted {
+    /// Through the pipe.
+    Piped(Parcel),
+    /// To the engine, as a task.
+    Call(TaskCall),
+    /// A method about tasks.
+    Method(Request),
+    /// An answer to a question of a task.
+    Answer(crate::wire::envelope::Response),
+    /// For the gateway itself, which has no use for it.
+    Nothing,
+}
+
+/// Sorts one message of a session.
+fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> Result<Sorted, Complaint> {
+    match message {
+        Message::Request(request) => {
+            check_request(&request)?;
+            if tasks::is_method(&request.method) {
+                return Ok(Sorted::Method(request));
+            }
+            // Looked at lightly: most calls go through the pipe, which reads them itself.
+            let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {
+                Some(params) if session.has_tasks() => tasks::wish(&shared.served.rules, params)?,
+                Some(_) | None => None,
+            };
+            if let Some(wish) = wish {
+                let tool = pipe::tool_of(request.params.object())?;
+                return Ok(Sorted::Call(TaskCall { request, tool, wish }));
+            }
+            pipe::request(request, bytes).map(Sorted::Piped)
+        }
+        Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(Sorted::Answer(response)),
+        other @ (Message::Notification(_) | Message::Response(_)) => {
+            Ok(parcel(other, bytes)?.map_or(Sorted::Nothing, Sorted::Piped))
+        }
+    }
+}
+
 /// What a message is to the pipe; `None` for one that is for the gateway itself.
 fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
     match message {
-        Message::Request(request) => request_parcel(request, bytes).map(Some),
+        Message::Request(request) => {
+            check_request(&request)?;
+            if tasks::is_method(&request.method) {
+                return Err(Complaint::UnknownMethod(request.method));
+            }
+            pipe::request(request, bytes).map(Some)
+        }
         Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
             Err(Complaint::NotARequest(Cow::Borrowed("this method needs an id")))
         }
@@ -237,7 +299,8 @@ fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
     }
 }
 
-fn request_parcel(request: Request, bytes: Bytes) -> Result<Parcel, Complaint> {
+/// What no request may do, whomever it is for.
+fn check_request(request: &Request) -> Result<(), Complaint> {
     if is_own(&request.id) {
         return Err(Complaint::NotARequest(Cow::Borrowed("ids that begin with \"tg:\" are the gateway's own")));
     }
@@ -245,7 +308,7 @@ fn request_parcel(request: Request, bytes: Bytes) -> Result<Parcel, Complaint> {
     if let Some(name) = params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
         return Err(Complaint::Params(Cow::Owned(format!("{name} is spelt in another case"))));
     }
-    pipe::request(request, bytes)
+    Ok(())
 }
 
 /// Whether an id is one of the gateway's own, however it is written.

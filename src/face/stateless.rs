@@ -307,15 +307,15 @@ impl StatelessFace {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
         }
-        let (tool, policy) = (String::new(), self.served.rules.default);
+        let (tool, policy) = (String::new(), self.served.rules.default.clone());
         self.run(inquiry, &Weighed { tool, policy, plan: Plan::Direct, native: NativeTask::Never }).await
     }
 
     async fn run(&self, inquiry: Inquiry<'_>, weighed: &Weighed) -> Response {
-        let &Weighed { ref tool, policy, plan, native } = weighed;
+        let &Weighed { ref tool, ref policy, plan, native } = weighed;
         let rounds = rounds_of(inquiry.method);
         if rounds == Rounds::Allowed && inquiry.params.contains("requestState") {
-            return self.go_on(inquiry, policy, plan).await;
+            return self.go_on(inquiry, policy.clone(), plan).await;
         }
         let is_tool = inquiry.method == method::TOOLS_CALL;
         let timeouts = if is_tool { self.served.call_timeouts } else { self.served.timeouts };
@@ -338,11 +338,12 @@ impl StatelessFace {
             },
             context,
             tool: Arc::from(tool.as_str()),
-            policy,
+            policy: policy.clone(),
             plan,
             arrived: inquiry.arrived,
             questions: questions_for(&inquiry.said),
             rounds,
+            asides: None,
         });
         let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
         self.view(inquiry, promotable).respond(call).await

@@ -211,7 +211,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
             }
             Some(CallEvent::Created(task)) => match self.dialect.encode(Reply::Created(&task)) {
                 Ok(handle) => Shown::Handle(handle),
-                Err(complaint) => Shown::Complaint(complaint),
+                Err(error) => Shown::Error(error),
             },
             Some(CallEvent::InputRequired { task, round }) => self.show_questions(&task, round),
             Some(CallEvent::Ended(CallEnd::Gone)) => Shown::Complaint(Complaint::State),

@@ -189,6 +189,8 @@ pub enum Reason {
     TooManyTasks,
     /// The principal, or all of them, have as many streams of notifications open as they may.
     TooManyListeners,
+    /// As many wait for one task as may.
+    TooManyWaiters,
     StoreFull,
     StoreFailed,
     QueueFull,

@@ -1,5 +1,6 @@
 //! Whether a call becomes a task: at once, after a grace period, or not at all.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use wildmatch::WildMatch;
@@ -28,11 +29,13 @@ pub enum EarlyInput {
 }
 
 /// The rules for one tool, all of them decided.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolPolicy {
     pub mode: Mode,
     pub grace: Duration,
     pub ttl: Duration,
+    /// The longest `ttl` that a client may ask for.
+    pub ttl_max: Duration,
     pub keep_result_min: Duration,
     pub poll_interval: Duration,
     /// The longest that the upstream call may run, from its dispatch.
@@ -42,6 +45,8 @@ pub struct ToolPolicy {
     pub input_deadline: Duration,
     /// Largest result that is kept.
     pub result_bytes_max: usize,
+    /// What a client may hand to its model while the task runs; only 2025-11-25 has room for it.
+    pub immediate_response: Option<Arc<str>>,
 }
 
 /// What to do with one call.
@@ -91,10 +96,20 @@ pub struct ToolRules {
 }
 
 impl ToolRules {
+    /// Whether a tool runs as a task, by the name that clients see.
+    #[must_use]
+    pub fn mode_of(&self, tool: &str) -> Mode {
+        self.rule(tool).mode
+    }
+
+    fn rule(&self, tool: &str) -> &ToolPolicy {
+        self.patterns.iter().find(|(pattern, _)| pattern.matches(tool)).map_or(&self.default, |(_, policy)| policy)
+    }
+
     /// The policy of a tool, by the name that clients see.
     #[must_use]
     pub fn policy_of(&self, tool: &str) -> ToolPolicy {
-        self.patterns.iter().find(|(pattern, _)| pattern.matches(tool)).map_or(self.default, |(_, policy)| *policy)
+        self.rule(tool).clone()
     }
 }
 

@@ -26,6 +26,12 @@ impl Principal {
         Self(Arc::from(text))
     }
 
+    /// Whether it is somebody in particular, so that a list of tasks is that person's alone (T-22, T-43).
+    #[must_use]
+    pub fn is_identified(&self) -> bool {
+        *self != Self::anonymous()
+    }
+
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

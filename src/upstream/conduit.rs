@@ -12,6 +12,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
+use super::Upstream;
 use crate::task::GatewayFault;
 use crate::wire::{ProtocolVersion, RpcError};
 
@@ -38,6 +39,22 @@ pub trait Conduit: Send + Sync + std::fmt::Debug {
     /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an
     /// answer.
     async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault>;
+
+    /// The server as exchanges know it, for calls that run in a session which is a client's own.
+    fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream>;
+}
+
+/// A client's own session at the upstream, lent to a call that goes on without the client.
+#[async_trait]
+pub trait OwnSession: Send + Sync + std::fmt::Debug {
+    /// The session that is in use.
+    async fn binding(&self) -> Binding;
+
+    /// The session that takes the place of one which the upstream has lost.
+    ///
+    /// # Errors
+    /// If the upstream agrees to none: nothing was sent in it.
+    async fn renew(&self, lost: &Binding) -> Result<Binding, GatewayFault>;
 }
 
 /// A session at the upstream, as its requests name it.

@@ -5,6 +5,7 @@
 //! then `upstream::session` for what calls share.
 
 mod aside;
+mod bound;
 pub(crate) mod client;
 mod conduit;
 mod drive;
@@ -37,6 +38,7 @@ use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::ProtocolVersion;
 pub use client::ClientError;
 use client::{ClientTls, HttpClient};
+use drive::Home;
 use exchange::{HttpExchange, Latencies};
 use stateless::StatelessUpstream;
 
@@ -116,6 +118,10 @@ impl HttpUpstream {
         let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.hop), Arc::clone(&eras)));
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())
     }
+
+    fn home(&self, context: &CallContext) -> Home {
+        Home::Pool { pool: Arc::clone(&self.pool), key: key(context) }
+    }
 }
 
 fn key(context: &CallContext) -> SessionKey {
@@ -135,12 +141,12 @@ impl Upstream for HttpUpstream {
     }
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = HttpExchange::begin(&self.pool, request, &context).await?;
+        let exchange = HttpExchange::begin(&self.hop, self.home(&context), request, &context).await?;
         Ok(Box::new(exchange))
     }
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        let exchange = HttpExchange::resume(&self.hop, &self.pool, &token, &context)?;
+        let exchange = HttpExchange::resume(&self.hop, self.home(&context), &token, &context)?;
         Ok(Box::new(exchange))
     }
 

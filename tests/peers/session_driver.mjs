@@ -12,6 +12,7 @@
 //   notified    notifications of the kind the case waits for, and `last`, what the last of them says
 //   resumed     streams that were taken up again with Last-Event-ID
 //   status      (delete) HTTP status of a request with the session's id after its end
+//   task        (task…) the id of the task, and `ended`, the status that it ended with
 //   session_kept (two_calls) whether the client still had its first session
 //
 // `two_calls` prints `READY` between its calls and goes on when it reads a line on stdin.
@@ -22,7 +23,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 
 const TIME_LIMIT_MS = 60_000;
 const NOTICE_LIMIT_MS = 20_000;
-const CANCEL_AFTER_MS = 500;
+export const CANCEL_AFTER_MS = 500;
 export const CLIENT = { name: 'taskgate-peer', version: '1.0.0' };
 export const CAPABILITIES = { elicitation: {}, sampling: {}, roots: { listChanged: true } };
 
@@ -116,6 +117,11 @@ const plain = async ({ session, given, asked }) => {
   return returned(await session.call(given.tool, given.arguments));
 };
 
+const inTask = async ({ session, given }) => {
+  const { result, ...task } = await session.task(given.tool, given.arguments);
+  return { ...returned(result), ...task };
+};
+
 const cases = {
   fast: plain,
   tool_error: plain,
@@ -158,6 +164,12 @@ const cases = {
     const after = returned(await session.call(given.then.tool, given.then.arguments));
     return { ...after, cancelled: String(error) };
   },
+  task: inTask,
+  task_ask: inTask,
+  task_cancel: async ({ session, given }) => {
+    const task = await session.cancelledTask(given.tool, given.arguments);
+    return { ...returned(await session.call(given.then.tool, given.then.arguments)), ...task };
+  },
   delete: async ({ session, given, wire, url }) => {
     const facts = returned(await session.call(given.tool, given.arguments));
     const protocol = session.protocol();
@@ -178,7 +190,8 @@ const cases = {
  * Runs the cases of the command line and ends the process.
  *
  * `open(url, { fetch, answers, listen })` connects one client and returns its session: `call`, `prompt`,
- * `subscribe`, `setLevel`, `terminate`, `close`, `protocol`. `isProtocolError(error)` knows its errors.
+ * `subscribe`, `setLevel`, `terminate`, `close`, `protocol`, and `task`, `cancelledTask` where it knows tasks.
+ * `isProtocolError(error)` knows its errors.
  */
 export async function main(driver) {
   const [url, ...given] = process.argv.slice(2);

@@ -98,6 +98,8 @@ class Session(Protocol):
     async def subscribe(self, uri: str) -> Any: ...
     async def set_level(self, level: str) -> Any: ...
     async def cancel(self, call_id: Any) -> None: ...
+    async def task(self, tool: str, arguments: dict[str, Any]) -> Any: ...
+    async def cancelled_task(self, tool: str, arguments: dict[str, Any]) -> Any: ...
 
 
 class Answers:
@@ -202,6 +204,17 @@ class Cases:
             cancelled = f"{type(error).__name__}: {error}"
         then = self.given["then"]
         return returned(*await self.session.call(then["tool"], then["arguments"])) | {"cancelled": cancelled}
+
+    async def task(self) -> Facts:
+        content, is_error, task, ended = await self.session.task(self.given["tool"], self.given.get("arguments", {}))
+        return returned(content, is_error) | {"task": task, "ended": ended}
+
+    task_ask = task
+
+    async def task_cancel(self) -> Facts:
+        task, ended = await self.session.cancelled_task(self.given["tool"], self.given["arguments"])
+        then = self.given["then"]
+        return returned(*await self.session.call(then["tool"], then["arguments"])) | {"task": task, "ended": ended}
 
     async def two_calls(self) -> Facts:
         first = await self.call()

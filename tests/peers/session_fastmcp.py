@@ -1,5 +1,6 @@
 """Drives a session with the client of FastMCP 2, 3 or 4. See session_driver.py for the command line."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -7,7 +8,7 @@ from typing import Any
 
 from fastmcp import Client
 from fastmcp.client.transports import StreamableHttpTransport
-from session_driver import Answers, OnProgress, Wire, main
+from session_driver import CANCEL_AFTER_S, Answers, OnProgress, Wire, main
 
 VERSION = version("fastmcp")
 IS_FOURTH = VERSION.startswith("4.")
@@ -30,6 +31,17 @@ class FastMcp:
         handler = {"progress_handler": step} if on_progress else {}
         result = await self.client.call_tool(tool, arguments, raise_on_error=False, **handler)
         return result.content, result.is_error
+
+    async def task(self, tool: str, arguments: dict[str, Any]) -> Any:
+        task = await self.client.call_tool(tool, arguments, task=True, raise_on_error=False)
+        result = await task.result()
+        return result.content, result.is_error, task.task_id, (await task.status()).status
+
+    async def cancelled_task(self, tool: str, arguments: dict[str, Any]) -> Any:
+        task = await self.client.call_tool(tool, arguments, task=True, raise_on_error=False)
+        await asyncio.sleep(CANCEL_AFTER_S)
+        await task.cancel()
+        return task.task_id, (await task.status()).status
 
     async def prompt(self, name: str) -> Any:
         return await self.client.get_prompt(name)

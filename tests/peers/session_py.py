@@ -1,12 +1,13 @@
 """Drives a session with the client of the Python SDK 1 or 2. See session_driver.py for the command line."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
 from mcp.client.streamable_http import streamable_http_client
-from session_driver import Answers, OnProgress, Wire, main, types
+from session_driver import CANCEL_AFTER_S, Answers, OnProgress, Wire, main, types
 
 VERSION = version("mcp")
 IS_FIRST = VERSION.startswith("1.")
@@ -43,6 +44,26 @@ class Sdk:
         await self.session.send_notification(types.ClientNotification(notification))
 
 
+class TaskSdk(Sdk):
+    """Version 1, which knows tasks."""
+
+    async def task(self, tool: str, arguments: dict[str, Any]) -> Any:
+        """As its documentation has it: poll, and go for the result where input is wanted."""
+        tasks = self.session.experimental
+        task = (await tasks.call_tool_as_task(tool, arguments)).task.taskId
+        async for state in tasks.poll_task(task):
+            if state.status == "input_required":
+                await tasks.get_task_result(task, types.CallToolResult)
+        result = await tasks.get_task_result(task, types.CallToolResult)
+        return result.content, result.isError, task, (await tasks.get_task(task)).status
+
+    async def cancelled_task(self, tool: str, arguments: dict[str, Any]) -> Any:
+        tasks = self.session.experimental
+        task = (await tasks.call_tool_as_task(tool, arguments)).task.taskId
+        await asyncio.sleep(CANCEL_AFTER_S)
+        return task, (await tasks.cancel_task(task)).status
+
+
 @asynccontextmanager
 async def open_session(url: str, wire: Wire, answers: Answers) -> AsyncIterator[Sdk]:
     handlers = {
@@ -60,7 +81,7 @@ async def open_session(url: str, wire: Wire, answers: Answers) -> AsyncIterator[
         from mcp import ClientSession
 
         async with transport as (read, write, _), ClientSession(read, write, **handlers) as session:
-            yield Sdk(session, (await session.initialize()).protocolVersion)
+            yield TaskSdk(session, (await session.initialize()).protocolVersion)
 
 
 main("mcp", VERSION, open_session)

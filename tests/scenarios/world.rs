@@ -22,7 +22,7 @@ use taskgate::task::{
     Clock, EarlyInput, Executed, GatewayFault, Mode, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolPolicy,
     ToolRules,
 };
-use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse};
+use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, OwnSession};
 use taskgate::upstream::http::Life;
 use taskgate::upstream::limits::{SlotSettings, Slots};
 use taskgate::upstream::{Timeouts, Upstream};
@@ -98,19 +98,22 @@ impl Rules {
             mode: self.mode,
             grace: GRACE,
             ttl: self.ttl,
+            ttl_max: self.ttl,
             keep_result_min: self.keep_result_min,
             poll_interval: seconds(1),
             deadline: self.deadline,
             early_input: self.early_input,
             input_deadline: self.input_deadline,
             result_bytes_max: 1 << 20,
+            immediate_response: None,
         }
     }
 }
 
 /// A session face that nobody here uses: its upstream cannot be reached.
-fn no_sessions(slots: &Arc<Slots>, rules: Rules) -> SessionFace {
+fn no_sessions(engine: &Arc<Engine>, slots: &Arc<Slots>, rules: Rules) -> SessionFace {
     SessionFace::new(SessionServed {
+        engine: Arc::clone(engine),
         conduit: Arc::new(Unreachable(Arc::from("scripted"))),
         slots: Arc::clone(slots),
         queue_deadline: rules.queue_deadline,
@@ -147,6 +150,10 @@ impl Conduit for Unreachable {
 
     async fn send(&self, _: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
         Err(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No))
+    }
+
+    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+        unreachable!("no task runs in a session here")
     }
 }
 
@@ -185,7 +192,7 @@ impl World {
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
         let settings = SlotSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
         let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
-        let sessions = no_sessions(&slots, rules);
+        let sessions = no_sessions(&engine, &slots, rules);
         let ending = CancellationToken::new();
         let face = StatelessFace::new(Served {
             upstream: Arc::clone(&upstream) as Arc<dyn Upstream>,
@@ -240,6 +247,7 @@ impl World {
             arrived: Instant::now(),
             questions: Arc::new(|_| Askable::Declared),
             rounds: Rounds::Allowed,
+            asides: None,
         })
     }
 

@@ -29,7 +29,7 @@ pub(crate) enum Crash {
 }
 
 /// The columns of the report: the case, its title, and what crashes.
-pub(crate) const COLUMNS: [(&str, &str, Crash); 15] = [
+pub(crate) const COLUMNS: [(&str, &str, Crash); 18] = [
     ("fast", "fast", Crash::None),
     ("progress", "progress", Crash::None),
     ("tool_error", "tool error", Crash::None),
@@ -41,6 +41,9 @@ pub(crate) const COLUMNS: [(&str, &str, Crash); 15] = [
     ("list_changed", "list changes", Crash::None),
     ("log", "log level", Crash::None),
     ("cancel", "cancel", Crash::None),
+    ("task", "task result", Crash::None),
+    ("task_ask", "task with question", Crash::None),
+    ("task_cancel", "task cancel", Crash::None),
     ("delete", "DELETE", Crash::None),
     ("resume", "resume", Crash::None),
     ("two_calls", "gateway restart", Crash::Gateway),

@@ -16,7 +16,7 @@ pub(crate) const CLIENTS: [&str; 9] =
 pub(crate) type Facts = Map<String, Value>;
 
 /// Facts that are equal or wrong. Of the others texts may say more, and numbers may be larger.
-const EXACT: [&str; 4] = ["outcome", "code", "status", "deleted"];
+const EXACT: [&str; 5] = ["outcome", "code", "status", "deleted", "ended"];
 
 /// The whole file.
 #[derive(Debug, Deserialize)]

@@ -13,14 +13,16 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::json;
+use taskgate::engine::{AdmissionLimits, Engine};
 use taskgate::face::http::{AcceptedTypes, Inbound, Response};
 use taskgate::face::sealed::{KeyRing, Sealer};
 use taskgate::face::session::{SessionFace, SessionServed};
+use taskgate::store::MemoryStore;
 use taskgate::task::{GatewayFault, ManualClock, Mode, Principal, ToolPolicy, ToolRules};
-use taskgate::upstream::Timeouts;
-use taskgate::upstream::conduit::{Conduit, ConduitBody, ConduitRequest, ConduitResponse, Content, Verb};
+use taskgate::upstream::conduit::{Conduit, ConduitBody, ConduitRequest, ConduitResponse, Content, OwnSession, Verb};
 use taskgate::upstream::http::Life;
 use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::upstream::{Timeouts, Upstream};
 use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -83,6 +85,10 @@ impl Conduit for Slow {
         });
         Ok(response(self.content, StreamBody::new(pieces).boxed_unsync()))
     }
+
+    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+        unreachable!("no task runs in a session here")
+    }
 }
 
 fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
@@ -96,14 +102,19 @@ fn face_with(conduit: &Arc<Slow>, timeouts: Timeouts, life_signs: bool) -> Sessi
         mode: Mode::Auto,
         grace: Duration::from_secs(2),
         ttl: Duration::from_secs(60),
+        ttl_max: Duration::from_secs(60),
         keep_result_min: Duration::from_secs(60),
         poll_interval: Duration::from_secs(1),
         deadline: Duration::from_secs(3600),
         early_input: taskgate::task::EarlyInput::Task,
         input_deadline: Duration::from_secs(1800),
         result_bytes_max: 1 << 20,
+        immediate_response: None,
     };
+    let limits = AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10 };
+    let store = Arc::new(MemoryStore::new(1 << 20));
     SessionFace::new(SessionServed {
+        engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
         conduit: Arc::<Slow>::clone(conduit),
         slots: Arc::new(Slots::new(Arc::from("slow"), settings)),
         queue_deadline: settings.queue_deadline,

@@ -31,7 +31,11 @@ async fn initialize_tells_neither_side_of_the_others_tasks() {
     let result = reply.json().await["result"].clone();
     let expected = json!({
         "protocolVersion": "2025-11-25",
-        "capabilities": {"tools": {"listChanged": true}, "extensions": {"a/b": {"n": 1}}},
+        "capabilities": {
+            "tools": {"listChanged": true},
+            "extensions": {"a/b": {"n": 1}},
+            "tasks": {"requests": {"tools": {"call": {}}}, "cancel": {}, "list": {}},
+        },
         "serverInfo": {"name": "scripted", "version": "1"},
         "instructions": "be kind",
         "_meta": {"k": 1},
@@ -157,7 +161,7 @@ async fn a_session_survives_a_restart_of_the_gateway_between_two_calls() {
     assert_eq!(server.world.count("initialize"), 1, "the token alone is enough");
 }
 
-/// Protocol.md 5.4: no tasks for session clients, so no word of them.
+/// Protocol.md 5.4: no tasks for clients of older versions, so no word of them.
 #[tokio::test]
 async fn tool_lists_say_nothing_of_tasks_and_the_rest_stays_as_it_came() {
     let list = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a","execution":{"taskSupport":"forbidden"},"x":1.10},{"x":2.0, "name":"b"}],"nextCursor":"c"}}"#;
@@ -169,24 +173,24 @@ async fn tool_lists_say_nothing_of_tasks_and_the_rest_stays_as_it_came() {
         let server =
             Server::start(move |seen| (seen.rpc() == "tools/list").then(|| crate::upstream::json_text(sent))).await;
         let gate = Gate::before(&server).await;
-        assert_eq!(gate.client().await.post(request).await.text().await, shown);
+        assert_eq!(gate.client_of("2025-06-18").await.post(request).await.text().await, shown);
         let (events, stream) = crate::upstream::Once::events();
         let server = Server::start(move |seen| (seen.rpc() == "tools/list").then(|| stream.take()).flatten()).await;
         let gate = Gate::before(&server).await;
-        events.raw(format!(": c\n\nid: e1\ndata:\n\nid: e2\nevent: message\ndata: {sent}\n\n"));
+        events.raw(format!(": c\n\nid: e2\nevent: message\ndata: {sent}\n\n"));
         drop(events);
-        let reply = gate.client().await.post(request).await.text().await;
-        assert_eq!(reply, format!(": c\n\nid: e1\ndata:\n\nid: e2\nevent: message\ndata: {shown}\n\n"));
+        let reply = gate.client_of("2025-06-18").await.post(request).await.text().await;
+        assert_eq!(reply, format!(": c\n\nid: e2\nevent: message\ndata: {shown}\n\n"));
     }
 }
 
-/// A receiver without tasks runs the call as any other.
+/// L25-03: where no tasks were offered the call runs as any other.
 #[tokio::test]
 async fn a_wish_for_a_task_is_left_out() {
     let server = Server::polite().await;
     let gate = Gate::before(&server).await;
     let text = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":{"n":1.10},"task":{"ttl":1}}}"#;
-    assert_eq!(gate.client().await.post(text).await.status, StatusCode::OK);
+    assert_eq!(gate.client_of("2025-06-18").await.post(text).await.status, StatusCode::OK);
     let seen = server.world.first(super::upstream::Seen::is_call).await;
     assert_eq!(seen.body["params"].get("task"), None::<&Value>);
 }

@@ -71,14 +71,14 @@ async fn what_the_upstream_says_instead_of_a_stream_is_passed_on() {
         let server = Server::start(move |seen| match (is_get(seen), seen.rpc()) {
             (true, _) => Some(crate::upstream::status(said)),
             (false, "initialize") => {
-                let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});
+                let result = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}});
                 Some(crate::upstream::answer(seen, &result))
             }
             (false, _) => None,
         })
         .await;
         let gate = Gate::before(&server).await;
-        assert_eq!(gate.client().await.get(None).await.status.as_u16(), shown, "{said}");
+        assert_eq!(gate.client_of("2025-06-18").await.get(None).await.status.as_u16(), shown, "{said}");
     }
 }
 

@@ -64,6 +64,7 @@ async fn methods_other_than_post_need_a_session() {
     let version = "MCP-Protocol-Version: 2025-11-25\r\n";
     let stateless = lines.replace("2025-11-25", "2026-07-28");
     let unknown = format!("Mcp-Session-Id: s-1\r\n{version}");
+    let resumed = format!("{lines}Last-Event-ID: e-1\r\n");
     let json = format!("{lines}Accept: application/json\r\n");
     let mut wrong = Vec::new();
     for (name, method, lines, expected) in [
@@ -75,7 +76,7 @@ async fn methods_other_than_post_need_a_session() {
         ("B53 GET of an unknown session", "GET", unknown.as_str(), "404 -32600"),
         ("B53 DELETE of an unknown session", "DELETE", unknown.as_str(), "404 -32600"),
         ("B69 GET for JSON", "GET", json.as_str(), "406∅"),
-        ("GET where the upstream has no stream", "GET", lines.as_str(), "405∅ allow=POST, DELETE"),
+        ("GET of the rest of a stream that the upstream has not", "GET", resumed.as_str(), "405∅ allow=POST, DELETE"),
         ("B54 PUT", "PUT", lines.as_str(), "405∅ allow=GET, POST, DELETE"),
         ("B54 TRACE", "TRACE", lines.as_str(), "405∅ allow=GET, POST, DELETE"),
         ("DELETE", "DELETE", lines.as_str(), "200∅"),

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::*;
 use crate::store::contract::task;
-use crate::task::{Executed, Failure, GatewayFault, Question, Reason};
+use crate::task::{Executed, Failure, GatewayFault, Question, Reason, TaskId};
 use crate::wire::{RpcError, ScanLimits};
 
 fn dialect() -> ExtTasks {

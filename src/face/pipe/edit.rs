@@ -10,6 +10,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame};
 
 use crate::face::rewrite;
+use crate::face::session::tasks::Support;
 use crate::upstream::conduit::ConduitBody;
 use crate::wire::envelope::{is_batch, split_batch};
 use crate::wire::framing::{EventGate, Passage, Primers, Whole, read_event, with_data};
@@ -19,13 +20,21 @@ use crate::wire::{ProtocolVersion, RequestId, ScanLimits};
 const BATCH_MAX: usize = 1_000;
 
 /// What is to be done with the messages of an answer.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Edits {
     pub(super) primers: Primers,
     /// Whether the client knows arrays of messages.
     pub(super) arrays: Arrays,
     /// The request whose answer is a tool list.
-    pub(super) tool_list: Option<RequestId>,
+    pub(super) tool_list: Option<ToolList>,
+}
+
+/// A tool list on its way.
+#[derive(Clone)]
+pub(super) struct ToolList {
+    pub(super) id: RequestId,
+    /// What is said of each tool; `None` says nothing.
+    pub(super) support: Option<Support>,
 }
 
 /// Arrays of messages, which a server of 2025-03-26 may send.
@@ -68,8 +77,9 @@ impl Edits {
             }
             Arrays::Split | Arrays::Pass => vec![text],
         };
-        let Some(id) = &self.tool_list else { return messages };
-        messages.into_iter().map(|message| rewrite::tool_list(&message, id).unwrap_or(message)).collect()
+        let Some(ToolList { id, support }) = &self.tool_list else { return messages };
+        let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
+        messages.into_iter().map(|message| rewrite::tool_list(&message, id, support).unwrap_or(message)).collect()
     }
 
     fn event(&self, event: Bytes) -> Bytes {

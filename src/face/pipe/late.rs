@@ -13,10 +13,12 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
+use super::inject::injected;
 use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
+use crate::face::session::tasks::streams::Inlet;
 use crate::task::GatewayFault;
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{RpcError, envelope};
@@ -89,6 +91,35 @@ pub(in crate::face) async fn respond(
             )
         }
     }
+}
+
+/// The same for a stream on which the gateway has something to say too: it begins with the first of that at
+/// the latest, whether the answer is there or not.
+pub(super) async fn respond_along(
+    mut answering: BoxFuture<'static, Answer>,
+    addressee: Addressee,
+    life_sign: Duration,
+    mut inlet: Inlet,
+) -> Response {
+    let answer = tokio::select! {
+        biased;
+        answer = &mut answering => Some(answer),
+        () = inlet.filled() => None,
+        () = tokio::time::sleep(life_sign) => None,
+    };
+    let body = match answer {
+        Some(Answer::Events(body)) => body,
+        Some(
+            answer @ (Answer::Json(_) | Answer::Error(_) | Answer::Refused(..) | Answer::Fault(_) | Answer::Status(_)),
+        ) => {
+            return answer.into_response(&addressee);
+        }
+        None => {
+            let timer = Box::pin(tokio::time::sleep_until(Instant::now() + life_sign));
+            LateBody { state: State::Waiting(answering), addressee, life_sign, signs: None, timer }.boxed_unsync()
+        }
+    };
+    event_stream(injected(body, inlet))
 }
 
 /// Any answer of the gateway's own where a status is all there is to say.

@@ -87,7 +87,8 @@ pub(super) async fn open(shared: &Arc<Shared>, inbound: &Inbound, request: &Requ
         return refuse(&addressee, &Complaint::Params(Cow::Borrowed(what)));
     };
     tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
-    let mut response = addressee.result(rewrite::introduction_result(&agreed.result, token.client_version));
+    let tasks = super::tasks::offer(token.client_version, &inbound.principal);
+    let mut response = addressee.result(rewrite::introduction_result(&agreed.result, token.client_version, tasks));
     response.headers_mut().insert(crate::face::headers::SESSION_ID, sealed);
     response
 }
@@ -230,6 +231,11 @@ impl Shared {
     /// Ends a client's session for good, here and at the upstream.
     pub(super) async fn end(&self, session: &Session) -> Response {
         let binding = self.sessions.binding(session);
+        if self.tasks.lendings.put_off(session.token.nonce, &binding) {
+            // Tasks still run in it; the client's session ends here all the same.
+            self.sessions.ended(session.token.nonce);
+            return bare(StatusCode::OK);
+        }
         let had_id = binding.session.is_some();
         let ended = ConduitRequest { binding, verb: Verb::Delete };
         // Without an id the upstream has nothing that could be ended.
@@ -247,7 +253,7 @@ impl Shared {
     }
 
     /// Ends an upstream session that nobody will use, in the background.
-    fn let_go(self: &Arc<Self>, binding: Binding) {
+    pub(super) fn let_go(self: &Arc<Self>, binding: Binding) {
         let shared = Arc::clone(self);
         self.served.life.tracker.spawn(async move {
             let end = ConduitRequest { binding, verb: Verb::Delete };

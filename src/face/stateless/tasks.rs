@@ -2,16 +2,18 @@
 
 use super::{Inquiry, Response, StatelessFace};
 use crate::dialect::ext_tasks::ExtTasks;
+use crate::dialect::faults::no_words;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{Command, Complaint, FaceDialect, Reply, inputs};
 use crate::engine::TaskError;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Phase, Task, TaskKey};
-use crate::wire::Payload;
+use crate::wire::{Payload, RpcError};
 
 /// Why a task method is not served.
 enum Refused {
     Complaint(Complaint),
+    Error(RpcError),
     Task(TaskError),
 }
 
@@ -27,6 +29,12 @@ impl From<Complaint> for Refused {
     }
 }
 
+impl From<RpcError> for Refused {
+    fn from(error: RpcError) -> Self {
+        Self::Error(error)
+    }
+}
+
 impl StatelessFace {
     pub(super) async fn task(&self, inquiry: &Inquiry<'_>) -> Response {
         let dialect = self.dialect();
@@ -37,6 +45,7 @@ impl StatelessFace {
         match answered {
             Ok(result) => inquiry.addressee.result(result),
             Err(Refused::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
+            Err(Refused::Error(error)) => inquiry.addressee.error(http::StatusCode::OK, &error),
             Err(Refused::Task(TaskError::Unknown)) => inquiry.addressee.complaint(&Complaint::UnknownTask),
             Err(Refused::Task(error)) => {
                 tracing::error!(%error, "a task could not be served");
@@ -46,27 +55,29 @@ impl StatelessFace {
     }
 
     async fn obey(&self, command: Command, inquiry: &Inquiry<'_>, dialect: &ExtTasks) -> Result<Payload, Refused> {
-        let key = TaskKey { owner: inquiry.principal.clone(), id: command.task() };
+        let key = |id| TaskKey { owner: inquiry.principal.clone(), id };
         let engine = &self.served.engine;
         let result = match command {
-            Command::Get(_) => {
+            Command::Get(id) => {
                 metrics::counter!(metric::TASK_POLLS).increment(1);
-                let task = engine.get(&key).await?;
+                let task = engine.get(&key(id)).await?;
                 check_declared(&inquiry.said, &task)?;
                 dialect.encode(Reply::Snapshot(&task))
             }
-            Command::Answer(_, answers) => {
+            Command::Answer(id, answers) => {
                 // What a question wants as its answer never changes: keys are not used again.
-                if let Phase::AwaitingInput(open) = &engine.get(&key).await?.phase {
+                if let Phase::AwaitingInput(open) = &engine.get(&key(id)).await?.phase {
                     inputs::check(open, &answers)?;
                 }
-                engine.answer(&key, answers).await?;
+                engine.answer(&key(id), answers).await?;
                 dialect.encode(Reply::Answered)
             }
-            Command::Cancel(_) => {
-                let cancelled = engine.cancel(&key).await?;
+            Command::Cancel(id) => {
+                let cancelled = engine.cancel(&key(id)).await?;
                 dialect.encode(Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
+            // The dialect reads neither out of any method.
+            Command::Await(_) | Command::List(_) => Err(no_words()),
         };
         Ok(result?)
     }

@@ -7,11 +7,13 @@ use async_trait::async_trait;
 use http_body_util::BodyExt;
 
 use super::HttpUpstream;
+use super::bound::BoundUpstream;
 use super::client::HandedOver;
 use super::post::{Credentials, Outgoing, SESSION_ID};
 use super::reply;
 use crate::task::GatewayFault;
-use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, Verb};
+use crate::upstream::Upstream;
+use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, OwnSession, Verb};
 use crate::wire::{ProtocolVersion, RpcError};
 
 #[async_trait]
@@ -38,6 +40,10 @@ impl Conduit for HttpUpstream {
             session: response.headers().get(SESSION_ID).cloned(),
             body: response.into_body().map_err(io::Error::other).boxed_unsync(),
         })
+    }
+
+    fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+        Arc::new(BoundUpstream::new(Arc::clone(&self.hop), own))
     }
 }
 

@@ -17,11 +17,14 @@ use tokio::time::Instant;
 
 use super::client::HandedOver;
 use super::hear::{Awaited, Heard, Said};
+use super::post::Credentials;
 use super::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::conduit::{Binding, OwnSession};
 use crate::upstream::session::calls::Call;
 use crate::upstream::session::pool::Pool;
-use crate::upstream::session::{Session, SessionKey};
+use crate::upstream::session::{Hop, Session, SessionKey};
 use crate::upstream::{BeginError, CallContext, ExchangeEvent, Lost, Timeouts};
 
 /// How long a call goes without a stream before it is given up (U24).
@@ -39,6 +42,52 @@ pub(super) enum Start {
     Task,
 }
 
+/// Where a call finds its session, and another one when the upstream has lost it.
+#[derive(Debug)]
+pub(super) enum Home {
+    Pool {
+        pool: Arc<Pool>,
+        key: SessionKey,
+    },
+    /// A client's own session, which others renew.
+    Own(Arc<dyn OwnSession>),
+}
+
+impl Home {
+    pub(super) async fn session(&self, hop: &Arc<Hop>) -> Result<Arc<Session>, BeginError> {
+        match self {
+            Self::Pool { pool, key } => pool.session(key).await,
+            Self::Own(own) => Ok(Session::adopted(hop, credentials(own.binding().await), PeerTasks::default())),
+        }
+    }
+
+    /// A session that another process life opened, for a call whose task the upstream made.
+    pub(super) fn adopt(&self, hop: &Arc<Hop>, credentials: Credentials, tasks: PeerTasks) -> Arc<Session> {
+        match self {
+            Self::Pool { pool, key } => pool.adopt(key, credentials, tasks),
+            Self::Own(_) => Session::adopted(hop, credentials, tasks),
+        }
+    }
+
+    async fn renew(&self, lost: &Arc<Session>) -> Result<Arc<Session>, GatewayFault> {
+        match self {
+            Self::Pool { pool, key } => pool.replace(key, lost).await.map_err(|error| match error {
+                BeginError::Gateway(fault) => fault,
+                BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
+            }),
+            Self::Own(own) => {
+                let Credentials { session, version } = lost.credentials.clone();
+                let binding = own.renew(&Binding { session, version }).await?;
+                Ok(Session::adopted(&lost.hop, credentials(binding), PeerTasks::default()))
+            }
+        }
+    }
+}
+
+fn credentials(binding: Binding) -> Credentials {
+    Credentials { session: binding.session, version: binding.version }
+}
+
 /// One call, as its two ends see it: the exchange that owns it and the future that runs it.
 ///
 /// Dropping the last one takes the call out of its session.
@@ -47,8 +96,7 @@ pub(super) struct Link {
     pub(super) call: Arc<Call>,
     /// The session that the call is entered in.
     session: Mutex<Arc<Session>>,
-    pool: Arc<Pool>,
-    key: SessionKey,
+    home: Home,
     timeouts: Timeouts,
     pub(super) limits: ReadLimits,
     /// When the call began, and when its time is over where that is known.
@@ -66,20 +114,13 @@ impl Drop for Link {
 }
 
 impl Link {
-    pub(super) fn new(
-        call: Arc<Call>,
-        session: Arc<Session>,
-        pool: &Arc<Pool>,
-        key: SessionKey,
-        context: &CallContext,
-    ) -> Arc<Self> {
+    pub(super) fn new(call: Arc<Call>, session: Arc<Session>, home: Home, context: &CallContext) -> Arc<Self> {
         session.calls.enter(&call);
         let began = Instant::now();
         Arc::new(Self {
             call,
             session: Mutex::new(session),
-            pool: Arc::clone(pool),
-            key,
+            home,
             timeouts: context.timeouts,
             limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
             began,
@@ -156,10 +197,7 @@ impl Link {
 
     /// Moves the call into a session that the upstream knows.
     pub(super) async fn renew(&self, lost: &Arc<Session>) -> Result<Arc<Session>, GatewayFault> {
-        let session = self.pool.replace(&self.key, lost).await.map_err(|error| match error {
-            BeginError::Gateway(fault) => fault,
-            BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
-        })?;
+        let session = self.home.renew(lost).await?;
         self.leave();
         session.calls.enter(&self.call);
         *self.session.lock() = Arc::clone(&session);

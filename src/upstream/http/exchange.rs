@@ -11,14 +11,13 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::client::HandedOver;
-use super::drive::{Link, Start};
+use super::drive::{Home, Link, Start};
 use super::resume::{self, At};
 use super::token;
 use crate::dialect::relay_core_2025_11_25::{self as peer, PeerTasks};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::session::calls::{Call, Native};
-use crate::upstream::session::pool::Pool;
 use crate::upstream::session::{Hop, Session};
 use crate::upstream::{Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, UpstreamRequest};
 use crate::wire::envelope::Params;
@@ -96,13 +95,13 @@ impl HttpExchange {
     /// # Errors
     /// If there is no session or no connection: nothing was sent.
     pub(super) async fn begin(
-        pool: &Arc<Pool>,
+        hop: &Arc<Hop>,
+        home: Home,
         request: UpstreamRequest,
         context: &CallContext,
     ) -> Result<Self, BeginError> {
         let began = Instant::now();
-        let key = super::key(context);
-        let session = pool.session(&key).await?;
+        let session = home.session(hop).await?;
         if let Some(level) = &context.log_level {
             session.lower_log_level(level).await;
         }
@@ -119,7 +118,7 @@ impl HttpExchange {
         };
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = Call::new(id, asked);
-        let link = Link::new(call, session, pool, key, context);
+        let link = Link::new(call, session, home, context);
         let handed_over = HandedOver::default();
         let start = Start::Post { message, handed_over: Arc::clone(&handed_over) };
         let mut exchange = Self {
@@ -141,23 +140,22 @@ impl HttpExchange {
     /// If the token is none of this transport's.
     pub(super) fn resume(
         hop: &Arc<Hop>,
-        pool: &Arc<Pool>,
+        home: Home,
         token: &ResumeToken,
         context: &CallContext,
     ) -> Result<Self, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
         let resumed = resume::read(token).ok_or(BeginError::Gateway(broken))?;
-        let key = super::key(context);
         let (session, native, start) = match resumed.at {
             At::Stream(_) => {
                 (Session::adopted(hop, resumed.credentials, PeerTasks::default()), Native::Never, Start::Resume)
             }
             At::Task { ref id, tasks } => {
-                (pool.adopt(&key, resumed.credentials, tasks), Native::Made(Arc::clone(id)), Start::Task)
+                (home.adopt(hop, resumed.credentials, tasks), Native::Made(Arc::clone(id)), Start::Task)
             }
         };
         let (call, queue) = Call::new(resumed.request, native);
-        let link = Link::new(call, session, pool, key, context);
+        let link = Link::new(call, session, home, context);
         if let At::Stream(point) = resumed.at {
             *link.point.lock() = point;
         }

@@ -206,6 +206,7 @@ impl Course<'_> {
             | Reason::GatewayRestart
             | Reason::TooManyTasks
             | Reason::TooManyListeners
+            | Reason::TooManyWaiters
             | Reason::StoreFull
             | Reason::StoreFailed
             | Reason::QueueFull

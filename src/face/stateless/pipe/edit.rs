@@ -85,7 +85,7 @@ impl Edits {
     pub(super) fn text(&self, text: Bytes) -> Bytes {
         let text = match self.aim {
             Aim::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
-            Aim::ToolList => rewrite::tool_list(&text, &self.id).unwrap_or(text),
+            Aim::ToolList => rewrite::tool_list(&text, &self.id, None).unwrap_or(text),
             Aim::Other => text,
         };
         if !is_of_interest(&text) {

@@ -1,0 +1,233 @@
+//! Tasks of 2025-11-25 (protocol.md 2): nested in a handle, flat elsewhere; outcomes by a method of their own.
+//!
+//! A tool's own failure is `failed` here (L25-44), with its words as the status message. What is said about a
+//! task between methods is in [`messages`].
+
+pub mod messages;
+#[cfg(test)]
+mod tests;
+mod wish;
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use super::face::{Command, FaceDialect, Reply, task_id};
+use super::faults::{Complaint, already_settled, no_words, not_settled, session_failure_error, was_cancelled};
+use super::peer::status_text;
+use crate::task::time::millis;
+use crate::task::{Mode, Outcome, Phase, Task, TaskId};
+use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+pub use wish::Wish;
+
+/// The flavour's codec.
+#[derive(Clone, Debug, Default)]
+pub struct CoreTasks {
+    /// What goes with a handle for the client's model.
+    immediate_response: Option<Arc<str>>,
+}
+
+impl CoreTasks {
+    /// A codec whose handles carry `text` for the client's model (2.6).
+    #[must_use]
+    pub const fn with_immediate_response(text: Option<Arc<str>>) -> Self {
+        Self { immediate_response: text }
+    }
+
+    /// Whether clients of a version are offered tasks: this one alone has them.
+    #[must_use]
+    pub fn are_offered_in(version: ProtocolVersion) -> bool {
+        version == ProtocolVersion::V2025_11_25
+    }
+
+    /// Whether this is a method of the flavour.
+    #[must_use]
+    pub fn is_method(name: &str) -> bool {
+        matches!(name, method::TASKS_GET | method::TASKS_RESULT | method::TASKS_LIST | method::TASKS_CANCEL)
+    }
+
+    /// `capabilities.tasks` of the gateway: all that it serves, and nothing else (L25-01, L25-02). Lists are
+    /// for clients that are somebody in particular (L25-54).
+    #[must_use]
+    pub fn capability(lists: Lists) -> Payload {
+        let none = Payload::empty_object();
+        let nested = |name: &str, value: &Payload| ObjectWriter::new().member(name, value).finish();
+        let requests = nested("tools", &nested("call", &none));
+        let writer = ObjectWriter::new().member("requests", &requests).member("cancel", &none);
+        match lists {
+            Lists::Served => writer.member("list", &none),
+            Lists::Withheld => writer,
+        }
+        .finish()
+    }
+
+    /// `execution.taskSupport` of a tool (L25-65, protocol.md 5.4).
+    #[must_use]
+    pub const fn support(mode: Mode) -> &'static str {
+        match mode {
+            Mode::Never => "forbidden",
+            Mode::Auto | Mode::Always => "optional",
+            Mode::Required => "required",
+        }
+    }
+
+    /// What a call may be, given what it asks for and what the tool's rules say.
+    ///
+    /// # Errors
+    /// If the tool runs only the other way (L25-04, L25-05), or the wish cannot be read.
+    pub fn wish(params: &Object, mode: Mode) -> Result<Option<Wish>, Complaint> {
+        match (Wish::read(params)?, mode) {
+            (Some(_), Mode::Never) => Err(Complaint::TakesNoTask),
+            (None, Mode::Required) => Err(Complaint::NeedsTask),
+            (wish, Mode::Never | Mode::Auto | Mode::Always | Mode::Required) => Ok(wish),
+        }
+    }
+
+    fn created(&self, task: &Task) -> Payload {
+        let writer = ObjectWriter::new().member("task", &fields(task));
+        match &self.immediate_response {
+            Some(text) => writer.member(META, &ObjectWriter::new().text(IMMEDIATE_RESPONSE, text).finish()),
+            None => writer,
+        }
+        .finish()
+    }
+}
+
+/// Whether a client may list its tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lists {
+    Served,
+    Withheld,
+}
+
+impl FaceDialect for CoreTasks {
+    /// Of the params of task methods `taskId` and `cursor` alone are read: neither a related task in `_meta`
+    /// (L25-29) nor a `task` that some clients repeat there says anything.
+    fn decode(&self, method: &str, params: &Object) -> Result<Command, Complaint> {
+        match method {
+            method::TASKS_GET => Ok(Command::Get(task_id(params)?)),
+            method::TASKS_RESULT => Ok(Command::Await(task_id(params)?)),
+            method::TASKS_CANCEL => Ok(Command::Cancel(task_id(params)?)),
+            method::TASKS_LIST if !params.contains("cursor") => Ok(Command::List(None)),
+            method::TASKS_LIST => match params.get_string("cursor") {
+                Some(cursor) => Ok(Command::List(Some(cursor))),
+                None => Err(bad_cursor()),
+            },
+            other => Err(Complaint::UnknownMethod(other.to_owned())),
+        }
+    }
+
+    fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError> {
+        match reply {
+            Reply::Created(task) => Ok(self.created(task)),
+            Reply::Snapshot(task) => Ok(fields(task)),
+            Reply::Cancelled { was_settled: true, .. } => Err(already_settled()),
+            Reply::Cancelled { task, was_settled: false } => Ok(fields(task)),
+            Reply::Outcome(task) => outcome(task),
+            Reply::Listed { tasks, next } => Ok(page(tasks, next)),
+            Reply::Answered => Err(no_words()),
+        }
+    }
+}
+
+/// The complaint about a cursor that is none of ours (L25-36).
+#[must_use]
+pub const fn bad_cursor() -> Complaint {
+    Complaint::Params(Cow::Borrowed("cursor is not one that was given for this list"))
+}
+
+/// The Task object (protocol.md 2.4).
+fn fields(task: &Task) -> Payload {
+    let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(&task.phase));
+    let writer = match status_message(task) {
+        Some(message) => writer.text("statusMessage", &message),
+        None => writer,
+    };
+    writer
+        .text("createdAt", &task.created_at.to_string())
+        .text("lastUpdatedAt", &task.updated_at.to_string())
+        .number("ttl", millis(task.ttl))
+        .number("pollInterval", millis(task.poll_interval))
+        .finish()
+}
+
+/// The word for how a task stands (protocol.md 5.6).
+const fn status(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Queued | Phase::Working => "working",
+        Phase::AwaitingInput(_) => "input_required",
+        Phase::Settled(Outcome::Returned { is_error: false, .. }) => "completed",
+        Phase::Settled(Outcome::Returned { is_error: true, .. } | Outcome::Faulted(_)) => "failed",
+        Phase::Settled(Outcome::Cancelled) => "cancelled",
+    }
+}
+
+/// A failed task says why (L25-45): clients stop at `failed` and never fetch the result (T-02).
+fn status_message(task: &Task) -> Option<Cow<'_, str>> {
+    let last_words = || task.status_message.as_deref().map(Cow::Borrowed);
+    match &task.phase {
+        Phase::Settled(Outcome::Returned { result, is_error: true }) => {
+            first_text(result).and_then(|text| status_text(&text)).map(owned).or_else(last_words)
+        }
+        Phase::Settled(Outcome::Faulted(failure)) => {
+            status_text(&session_failure_error(failure).message).map(owned).or_else(last_words)
+        }
+        Phase::Queued
+        | Phase::Working
+        | Phase::AwaitingInput(_)
+        | Phase::Settled(Outcome::Returned { is_error: false, .. } | Outcome::Cancelled) => last_words(),
+    }
+}
+
+fn owned<'a>(text: Arc<str>) -> Cow<'a, str> {
+    Cow::Owned(text.to_string())
+}
+
+/// The first text block of a tool's result.
+fn first_text(result: &Payload) -> Option<String> {
+    let content = Object::of(result)?.get("content")?;
+    content.items().find_map(|block| {
+        let block = Object::of(&block)?;
+        block.get_str("type").filter(|kind| kind == "text")?;
+        block.get_string("text")
+    })
+}
+
+/// What the call itself would have been answered with (L25-22, L25-24 to L25-28).
+fn outcome(task: &Task) -> Result<Payload, RpcError> {
+    match &task.phase {
+        Phase::Settled(Outcome::Returned { result, .. }) => Ok(related_to(task.key.id, result)),
+        Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
+        Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
+    }
+}
+
+/// An object that says in its `_meta` which task it belongs to (L25-27); everything else stays as it is.
+fn related_to(task: TaskId, object: &Payload) -> Payload {
+    match Object::of(object) {
+        Some(object) => object.edit().set(META, related_meta(task, object.get_object(META).as_ref())).finish(),
+        None => object.clone(),
+    }
+}
+
+/// `_meta` with the task in it, beside whatever stood there.
+fn related_meta(task: TaskId, standing: Option<&Object>) -> Payload {
+    let related = ObjectWriter::new().text("taskId", &task.to_string()).finish();
+    match standing {
+        Some(meta) => meta.edit().set(RELATED_TASK, related).finish(),
+        None => ObjectWriter::new().member(RELATED_TASK, &related).finish(),
+    }
+}
+
+/// One page of a list (L25-33, L25-34).
+fn page(tasks: &[Arc<Task>], next: Option<&str>) -> Payload {
+    let tasks: Vec<Payload> = tasks.iter().map(|task| fields(task)).collect();
+    let writer = ObjectWriter::new().member("tasks", &Payload::of(&tasks));
+    match next {
+        Some(next) => writer.text("nextCursor", next),
+        None => writer,
+    }
+    .finish()
+}

@@ -1,0 +1,244 @@
+//! Golden texts of every shape and message, and tables of what is read.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::messages::{self, Step};
+use super::*;
+use crate::store::contract::task;
+use crate::task::{Answer, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId};
+use crate::wire::{Message, RequestId, ScanLimits, envelope, fault};
+
+const ID: &str = "0123456789abcdef0123456789abcdef";
+
+fn payload(text: &str) -> Payload {
+    Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
+}
+
+fn params(text: &str) -> Object {
+    Object::of(&payload(text)).unwrap()
+}
+
+/// Compares with a file under `tests/golden/core_2025_11_25`; `UPDATE_GOLDEN=1` writes it.
+#[track_caller]
+fn check_text(name: &str, text: &str) {
+    let path = format!("{}/tests/golden/core_2025_11_25/{name}.json", env!("CARGO_MANIFEST_DIR"));
+    let text = format!("{text}\n");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        std::fs::write(&path, &text).unwrap();
+    }
+    let expected = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    assert_eq!(text, expected, "{name}");
+}
+
+#[track_caller]
+fn check(name: &str, reply: Reply<'_>) {
+    match CoreTasks::default().encode(reply) {
+        Ok(result) => check_text(name, result.as_str()),
+        Err(error) => check_text(name, Payload::of(&error).as_str()),
+    }
+}
+
+fn in_phase(phase: Phase) -> Task {
+    let mut one = task("local", u128::from_str_radix(ID, 16).unwrap());
+    one.updated_at = one.created_at.after(Duration::from_millis(1500));
+    one.phase = phase;
+    one
+}
+
+fn returned(result: &str, is_error: bool) -> Task {
+    in_phase(Phase::Settled(Outcome::Returned { result: payload(result), is_error }))
+}
+
+fn question(request: &str) -> Question {
+    Question { ask: payload("7"), request: payload(request) }
+}
+
+fn faulted(failure: Failure) -> Task {
+    in_phase(Phase::Settled(Outcome::Faulted(failure)))
+}
+
+/// L25-07, L25-10, L25-16 to L25-18, L25-20, L25-44, L25-45, T-01, T-02, T-63.
+#[test]
+fn every_status_is_as_its_golden_file() {
+    let mut working = in_phase(Phase::Working);
+    check("created", Reply::Created(&working));
+    check("working", Reply::Snapshot(&working));
+    working.status_message = Some(Arc::from("3/10"));
+    check("working_with_message", Reply::Snapshot(&working));
+    check("queued", Reply::Snapshot(&in_phase(Phase::Queued)));
+    let open = BTreeMap::from([(InputKey(1), question(r#"{"method":"roots/list"}"#))]);
+    check("input_required", Reply::Snapshot(&in_phase(Phase::AwaitingInput(open))));
+    check("completed", Reply::Snapshot(&returned(r#"{"content":[{"type":"text","text":"not shown"}]}"#, false)));
+    let blocks = r#"{"content":[{"type":"image","data":""},{"type":"text","text":"it broke\nhere"},{"type":"text","text":"b"}],"isError":true}"#;
+    check("tool_error", Reply::Snapshot(&returned(blocks, true)));
+    let mut wordless = returned(r#"{"content":[],"isError":true}"#, true);
+    wordless.status_message = Some(Arc::from("9/10"));
+    check("tool_error_without_text", Reply::Snapshot(&wordless));
+    let upstream = RpcError { code: -32042, message: "broke".into(), data: Some(payload("[1.10]")) };
+    check("failed", Reply::Snapshot(&faulted(Failure::Upstream(upstream))));
+    let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
+    check("cancelled", Reply::Cancelled { task: &cancelled, was_settled: false });
+    let with_words = CoreTasks::with_immediate_response(Some(Arc::from("Wait \"a bit\".")));
+    check_text("created_with_words", with_words.encode(Reply::Created(&in_phase(Phase::Queued))).unwrap().as_str());
+}
+
+/// L25-22, L25-24 to L25-28, L25-37, T-06, T-08, T-14.
+#[test]
+fn every_outcome_is_as_its_golden_file() {
+    let odd = r#"{"content":[], "n":12345678901234567890123,"_meta":{"a/b":1.10}}"#;
+    check("outcome", Reply::Outcome(&returned(odd, false)));
+    check("outcome_empty", Reply::Outcome(&returned("{ }", false)));
+    check("outcome_tool_error", Reply::Outcome(&returned(r#"{"content":[],"isError":true}"#, true)));
+    let upstream = RpcError { code: -32042, message: "broke".into(), data: Some(payload("[1.10]")) };
+    check("outcome_error", Reply::Outcome(&faulted(Failure::Upstream(upstream))));
+    let gateway = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
+    check("outcome_gateway", Reply::Outcome(&faulted(Failure::Gateway(gateway))));
+    let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
+    check("outcome_cancelled", Reply::Outcome(&cancelled));
+    check("cancelled_too_late", Reply::Cancelled { task: &cancelled, was_settled: true });
+}
+
+/// L25-33, L25-34.
+#[test]
+fn pages_are_as_their_golden_files() {
+    let tasks = [Arc::new(in_phase(Phase::Working)), Arc::new(in_phase(Phase::Settled(Outcome::Cancelled)))];
+    check("page", Reply::Listed { tasks: &tasks, next: Some("c-1") });
+    check("page_last", Reply::Listed { tasks: &[], next: None });
+}
+
+fn check_message(name: &str, message: &bytes::Bytes) {
+    check_text(name, std::str::from_utf8(message).unwrap());
+}
+
+/// L25-14, L25-27, L25-31, L25-32, L25-46, T-59, protocol.md 5.9.
+#[test]
+fn every_message_is_as_its_golden_file() {
+    let id = RequestId::text("tg:1");
+    let task = in_phase(Phase::Working);
+    let ask = |request: &str| messages::question(task.key.id, InputKey(2), &question(request), &id).unwrap();
+    check_message("question", &ask(r#"{"method":"roots/list"}"#));
+    let form =
+        r#"{"method":"elicitation/create","params":{"message":"Who?", "n":1.10,"task":{"ttl":1},"_meta":{"k":1}}}"#;
+    check_message("question_form", &ask(form));
+    let address = r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://a.example/"}}"#;
+    check_message("question_address", &ask(address));
+    let named = r#"{"method":"elicitation/create","params":{"mode":"url","elicitationId":"e"}}"#;
+    check_message("question_address_named", &ask(named));
+    check_message("question_withdrawn", &messages::withdrawn(task.key.id, &id));
+    check_message("status", &messages::status(&task));
+    let (half, whole) = (payload("0.50"), payload("1"));
+    let step = Step { progress: &half, total: Some(&whole), message: Some("half") };
+    check_message("progress", &messages::progress(task.key.id, &payload("\"token\""), step));
+    check_message("log", &messages::log(task.key.id, &payload(r#"{"level":"info","data":1.10}"#)));
+    assert_eq!(messages::question(task.key.id, InputKey(0), &question("7"), &id), None);
+}
+
+#[test]
+fn every_golden_file_is_compared() {
+    let dir = format!("{}/tests/golden/core_2025_11_25", env!("CARGO_MANIFEST_DIR"));
+    assert_eq!(std::fs::read_dir(dir).unwrap().count(), 28);
+}
+
+/// L25-29: neither a repeated `task` nor a related task in `_meta` is looked at.
+#[test]
+fn each_method_asks_for_its_command() {
+    let id = TaskId::parse(ID).unwrap();
+    let decode = |method, text: &str| CoreTasks::default().decode(method, &params(text));
+    let other = r#""task":{"ttl":-1},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"other"}}"#;
+    let named = format!(r#"{{"taskId":"{ID}",{other}}}"#);
+    assert_eq!(decode(method::TASKS_GET, &named), Ok(Command::Get(id)));
+    assert_eq!(decode(method::TASKS_RESULT, &named), Ok(Command::Await(id)));
+    assert_eq!(decode(method::TASKS_CANCEL, &named), Ok(Command::Cancel(id)));
+    assert_eq!(decode(method::TASKS_LIST, &format!("{{{other}}}")), Ok(Command::List(None)));
+    assert_eq!(decode(method::TASKS_LIST, r#"{"cursor":""}"#), Ok(Command::List(Some(String::new()))));
+    for wrong in [r#"{"cursor":7}"#, r#"{"cursor":null}"#] {
+        assert_eq!(decode(method::TASKS_LIST, wrong), Err(bad_cursor()), "L25-36: {wrong}");
+    }
+    assert_eq!(decode(method::TASKS_GET, r#"{"taskId":"gate-test"}"#), Err(Complaint::UnknownTask), "L25-41");
+    assert!(matches!(decode(method::TASKS_GET, r#"{"task":{"taskId":"x"}}"#), Err(Complaint::Params(_))));
+    assert!(matches!(decode(method::TASKS_UPDATE, &named), Err(Complaint::UnknownMethod(_))));
+    let all = [method::TASKS_GET, method::TASKS_RESULT, method::TASKS_LIST, method::TASKS_CANCEL];
+    assert!(all.into_iter().all(CoreTasks::is_method) && !CoreTasks::is_method(method::TASKS_UPDATE));
+}
+
+/// L25-57, T-69, protocol.md 5.14.
+#[test]
+fn a_wish_is_read_and_capped() {
+    let (default, max) = (Duration::from_secs(60), Duration::from_secs(100));
+    for (task, ttl) in [
+        ("{}", Some(60_000)),
+        (r#"{"ttl":0}"#, Some(0)),
+        (r#"{"ttl":5000}"#, Some(5_000)),
+        (r#"{"ttl":2.5e3}"#, Some(2_500)),
+        (r#"{"ttl":100001}"#, Some(100_000)),
+        (r#"{"ttl":1e300}"#, Some(100_000)),
+        (r#"{"ttl":99999999999999999999999}"#, Some(100_000)),
+        (r#"{"ttl":null}"#, Some(100_000)),
+        ("null", None),
+        ("true", None),
+        ("[]", None),
+    ] {
+        let wish = Wish::read(&params(&format!(r#"{{"name":"t","task":{task}}}"#))).unwrap();
+        assert_eq!(wish.map(|wish| millis(wish.ttl(default, max))), ttl, "{task}");
+    }
+    for wrong in ["-1", "-0.5", "\"60\"", "{}", "[1]", "true"] {
+        let read = Wish::read(&params(&format!(r#"{{"task":{{"ttl":{wrong}}}}}"#)));
+        assert!(matches!(&read, Err(Complaint::Params(what)) if what.contains("ttl")), "{wrong}: {read:?}");
+    }
+    assert_eq!(Wish::read(&params("{}")), Ok(None));
+}
+
+/// L25-04, L25-05, L25-65, T-09, T-79.
+#[test]
+fn a_tool_is_called_as_its_rules_say_or_not_at_all() {
+    let wish = |with_task, mode| {
+        let text = if with_task { r#"{"task":{}}"# } else { "{}" };
+        CoreTasks::wish(&params(text), mode)
+    };
+    for (mode, support, plain, as_task) in [
+        (Mode::Never, "forbidden", Ok(None), Err(Complaint::TakesNoTask)),
+        (Mode::Auto, "optional", Ok(None), Ok(Some(Wish::Default))),
+        (Mode::Always, "optional", Ok(None), Ok(Some(Wish::Default))),
+        (Mode::Required, "required", Err(Complaint::NeedsTask), Ok(Some(Wish::Default))),
+    ] {
+        assert_eq!(CoreTasks::support(mode), support);
+        assert_eq!(wish(false, mode), plain, "{mode:?}");
+        assert_eq!(wish(true, mode), as_task, "{mode:?}");
+    }
+    for complaint in [Complaint::NeedsTask, Complaint::TakesNoTask] {
+        assert_eq!(complaint.to_error(ProtocolVersion::NEWEST_SESSION).code, fault::METHOD_NOT_FOUND);
+    }
+}
+
+/// L25-01, L25-02, L25-54, T-22, T-43, T-75.
+#[test]
+fn what_is_offered_is_what_is_served() {
+    let capability = |lists| CoreTasks::capability(lists).as_str().to_owned();
+    assert_eq!(capability(Lists::Served), r#"{"requests":{"tools":{"call":{}}},"cancel":{},"list":{}}"#);
+    assert_eq!(capability(Lists::Withheld), r#"{"requests":{"tools":{"call":{}}},"cancel":{}}"#);
+    let offered: Vec<_> = ProtocolVersion::ALL.into_iter().filter(|v| CoreTasks::are_offered_in(*v)).collect();
+    assert_eq!(offered, [ProtocolVersion::V2025_11_25]);
+}
+
+#[track_caller]
+fn check_answer(message: &str, expected: &Answer) {
+    let text = bytes::Bytes::copy_from_slice(message.as_bytes());
+    match envelope::read(&text, ScanLimits::CLIENT) {
+        Ok(Message::Response(response)) => assert_eq!(messages::answer(response), *expected, "{message}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn answers_lose_the_related_task_and_nothing_else() {
+    let result = |text: &str| Answer::Result(payload(text));
+    let related = r#""io.modelcontextprotocol/related-task":{"taskId":"x"}"#;
+    let said = |result: &str| format!(r#"{{"jsonrpc":"2.0","id":"tg:1","result":{result}}}"#);
+    check_answer(&said(r#"{"action":"accept", "n":1.10}"#), &result(r#"{"action":"accept", "n":1.10}"#));
+    check_answer(&said(&format!(r#"{{"a":1,"_meta":{{{related}}}}}"#)), &result(r#"{"a":1}"#));
+    check_answer(&said(&format!(r#"{{"_meta":{{{related},"k":1}}}}"#)), &result(r#"{"_meta":{"k":1}}"#));
+    check_answer(&said("7"), &Answer::Error(crate::dialect::faults::unusable_answer()));
+    let refused = r#"{"jsonrpc":"2.0","id":"tg:1","error":{"code":-1,"message":"no"}}"#;
+    check_answer(refused, &Answer::Error(RpcError::new(-1, "no")));
+}

@@ -1,0 +1,57 @@
+//! The member `task` of a call: the client's wish for a task, and for how long it is to be kept.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use crate::dialect::Complaint;
+use crate::wire::{Object, Payload};
+
+/// A wish for a task (protocol.md 5.14).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish {
+    /// For as long as the gateway sees fit.
+    Default,
+    /// For this long, from its creation on.
+    For(Duration),
+    /// For as long as the gateway keeps any (`ttl: null`, T-69).
+    Longest,
+}
+
+impl Wish {
+    /// Reads `params.task`. What is no object asks for nothing (protocol.md 5.1).
+    ///
+    /// # Errors
+    /// If `ttl` is neither a number of milliseconds, zero or more, nor null.
+    pub fn read(params: &Object) -> Result<Option<Self>, Complaint> {
+        let Some(task) = params.get_object("task") else { return Ok(None) };
+        match task.get("ttl") {
+            None => Ok(Some(Self::Default)),
+            Some(ttl) if ttl.as_str() == "null" => Ok(Some(Self::Longest)),
+            Some(ttl) => match millis(&ttl) {
+                Some(span) => Ok(Some(Self::For(span))),
+                None => Err(Complaint::Params(Cow::Borrowed("task.ttl must be a number of milliseconds, 0 or more"))),
+            },
+        }
+    }
+
+    /// How long the task is kept: what was asked for, capped.
+    #[must_use]
+    pub fn ttl(self, default: Duration, max: Duration) -> Duration {
+        match self {
+            Self::Default => default,
+            Self::For(span) => span.min(max),
+            Self::Longest => max,
+        }
+    }
+}
+
+/// A number of milliseconds; parts of one are left out.
+fn millis(number: &Payload) -> Option<Duration> {
+    let text = number.as_str();
+    if let Ok(whole) = text.parse() {
+        return Some(Duration::from_millis(whole));
+    }
+    // A text in quotes is no number, and neither is one with a sign.
+    let number: f64 = text.starts_with(|c: char| c.is_ascii_digit()).then(|| text.parse().ok())??;
+    Some(Duration::try_from_secs_f64(number / 1000.0).unwrap_or(Duration::MAX))
+}

@@ -1,0 +1,380 @@
+//! Tasks of session clients: calls that ask for one, the methods about them, and what is said in between.
+//!
+//! Everything that a task is stands in the store; here is only who may be told what at the moment. Read
+//! [`Shared::call`] for how a task begins, `result` for how its outcome is waited for, `courier` for what it
+//! says of its own accord.
+
+mod courier;
+mod lent;
+mod lines;
+mod result;
+pub(in crate::face) mod streams;
+mod tokens;
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::sessions::Session;
+use super::{Shared, addressee, refuse};
+use crate::dialect::core_2025_11_25::messages::{self, Step};
+use crate::dialect::core_2025_11_25::{CoreTasks, Lists, Wish, bad_cursor};
+use crate::dialect::faults::{gateway_error, no_words};
+use crate::dialect::negotiate::can_be_asked;
+use crate::dialect::plain::PlainPeer;
+use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply};
+use crate::engine::{Aside, Askable, CallEnd, CallEvent, CallSpec, Rounds, TaskError};
+use crate::face::answer::{Addressee, bare};
+use crate::face::http::{AcceptedTypes, Response};
+use crate::metric;
+use crate::task::{
+    Executed, Failure, GatewayFault, InputKey, Outcome, Principal, Reason, TakesTasks, Task, TaskKey, ToolRules,
+};
+use crate::upstream::{CallContext, ClientFacts, NativeTask, Progress, UpstreamRequest};
+use crate::wire::envelope::{self, Request};
+use crate::wire::meta::{META, PROGRESS_TOKEN};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+use lent::{Lendings, Lent};
+use lines::{Line, Lines};
+use result::Awaiting;
+use streams::{Inlet, Streams};
+
+/// Tasks on one page of a list.
+const PAGE: usize = 50;
+
+/// Says of a tool, by its name, how it can be called.
+pub(in crate::face) type Support = Arc<dyn Fn(&str) -> &'static str + Send + Sync>;
+
+/// What a face remembers for its clients' tasks. All of it can be made again from the store.
+pub(in crate::face) struct Desk {
+    lines: Lines,
+    pub(in crate::face) streams: Arc<Streams>,
+    pub(super) lendings: Lendings,
+    support: Support,
+}
+
+impl std::fmt::Debug for Desk {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Desk").field("lines", &self.lines).finish_non_exhaustive()
+    }
+}
+
+impl Desk {
+    pub(super) fn new(rules: &ToolRules) -> Self {
+        let rules = rules.clone();
+        Self {
+            lines: Lines::default(),
+            streams: Arc::default(),
+            lendings: Lendings::default(),
+            support: Arc::new(move |tool| CoreTasks::support(rules.mode_of(tool))),
+        }
+    }
+
+    /// What a session's tool list says of each tool; `None` where tasks are not offered.
+    pub(in crate::face) fn support(&self, session: &Session) -> Option<Support> {
+        session.has_tasks().then(|| Arc::clone(&self.support))
+    }
+
+    /// Whether a session has to do with tasks.
+    pub(in crate::face) fn are_for(&self, session: &Session) -> bool {
+        session.has_tasks()
+    }
+
+    /// A stream of a session on which tasks may say something; `None` where there are none.
+    pub(in crate::face) fn inlet(&self, session: &Session) -> Option<Inlet> {
+        session.has_tasks().then(|| self.streams.open(session.token.nonce))
+    }
+}
+
+impl Session {
+    /// Whether its client was offered tasks.
+    pub(super) fn has_tasks(&self) -> bool {
+        CoreTasks::are_offered_in(self.token.client_version)
+    }
+}
+
+/// What a client is offered in `initialize`; `None` for versions without tasks.
+pub(super) fn offer(version: ProtocolVersion, principal: &Principal) -> Option<Payload> {
+    let lists = if principal.is_identified() { Lists::Served } else { Lists::Withheld };
+    CoreTasks::are_offered_in(version).then(|| CoreTasks::capability(lists))
+}
+
+/// Whether a request is about tasks, whoever may make it.
+pub(super) fn is_method(name: &str) -> bool {
+    CoreTasks::is_method(name)
+}
+
+/// Who asks, in which session.
+pub(super) struct Asking<'a> {
+    pub(super) session: Session,
+    pub(super) principal: &'a Principal,
+    pub(super) accepted: AcceptedTypes,
+    pub(super) arrived: Instant,
+}
+
+/// A call that is to be a task.
+#[derive(Debug)]
+pub(super) struct TaskCall {
+    pub(super) request: Request,
+    pub(super) tool: String,
+    pub(super) wish: Wish,
+}
+
+/// What a call asks for, where tasks are offered. One whose tool cannot be told asks for nothing, and is refused
+/// by whoever reads it next.
+///
+/// # Errors
+/// If the tool cannot be called this way.
+pub(super) fn wish(rules: &ToolRules, params: &Object) -> Result<Option<Wish>, Complaint> {
+    match params.get_str("name") {
+        Some(tool) => CoreTasks::wish(params, rules.mode_of(&tool)),
+        None => Ok(None),
+    }
+}
+
+impl Shared {
+    /// Makes a task of a call, and answers with its handle once that is kept. The call runs in the client's
+    /// own upstream session.
+    pub(super) async fn call(self: &Arc<Self>, asking: Asking<'_>, call: TaskCall) -> Response {
+        let addressee = addressee(Some(&call.request.id), asking.accepted);
+        let Some(params) = call.request.params.object() else {
+            return refuse(&addressee, &Complaint::UnknownTool);
+        };
+        let spec = self.spec(&asking, &call, params);
+        let dialect = CoreTasks::with_immediate_response(spec.policy.immediate_response.clone());
+        match self.served.engine.call(spec).next().await {
+            Some(CallEvent::Created(task)) => {
+                self.line(&task.key, asking.session.token.nonce, Some(&task));
+                respond(&addressee, dialect.encode(Reply::Created(&task)))
+            }
+            Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
+                addressee.error(StatusCode::OK, &gateway_error(&fault))
+            }
+            Some(
+                CallEvent::Progress(_)
+                | CallEvent::Log(_)
+                | CallEvent::StaysPlain
+                | CallEvent::InputRequired { .. }
+                | CallEvent::Ended(CallEnd::Outcome(_) | CallEnd::Gone | CallEnd::NeedsCapability(_)),
+            )
+            | None => {
+                let fault = GatewayFault::new(Reason::Internal, Executed::Unknown);
+                addressee.error(StatusCode::OK, &gateway_error(&fault))
+            }
+        }
+    }
+
+    fn spec(self: &Arc<Self>, asking: &Asking<'_>, call: &TaskCall, params: &Object) -> CallSpec {
+        let served = &self.served;
+        let mut policy = served.rules.policy_of(&call.tool);
+        policy.ttl = call.wish.ttl(policy.ttl, policy.ttl_max);
+        let plan = policy.mode.plan(TakesTasks::AtOnce, policy.grace);
+        let capabilities = asking.session.token.capabilities.clone();
+        let declared = Object::of(&capabilities);
+        let is_declared = move |question: &Payload| declared.as_ref().is_some_and(|all| can_be_asked(all, question));
+        let token = params.get_object(META).and_then(|meta| meta.get(PROGRESS_TOKEN)).map(|token| token.detached());
+        CallSpec {
+            owner: asking.principal.clone(),
+            upstream: served.conduit.bound(Arc::new(Lent::new(self, &asking.session))),
+            slots: Some(Arc::clone(&served.slots)),
+            queue_deadline: served.queue_deadline,
+            peer: Arc::new(PlainPeer),
+            request: UpstreamRequest {
+                method: Arc::from(method::TOOLS_CALL),
+                params: Some(PlainPeer.encode_params(params)),
+            },
+            context: CallContext {
+                principal: asking.principal.clone(),
+                client: ClientFacts { capabilities },
+                progress: true,
+                log_level: None,
+                timeouts: served.call_timeouts,
+                result_bytes_max: policy.result_bytes_max,
+                // What the upstream said of its tasks went to the client alone.
+                native_task: NativeTask::Never,
+            },
+            tool: Arc::from(call.tool.as_str()),
+            policy,
+            plan,
+            arrived: asking.arrived,
+            questions: Arc::new(move |question| match is_declared(question) {
+                true => Askable::Declared,
+                false => Askable::Undeclared,
+            }),
+            // What is asked before the outcome goes out on a stream: the handle comes first in any case.
+            rounds: Rounds::Unknown,
+            asides: Some(self.asides(token)),
+        }
+    }
+
+    /// Carries progress and log messages to whoever waits, or to the session's own stream.
+    fn asides(self: &Arc<Self>, token: Option<Payload>) -> crate::engine::Asides {
+        let shared = Arc::clone(self);
+        let last = Mutex::new(f64::NEG_INFINITY);
+        Arc::new(move |key, aside| {
+            let message = match (aside, &token) {
+                (Aside::Progress(progress), Some(token)) if rises(&mut last.lock(), progress) => {
+                    messages::progress(key.id, token, step(progress))
+                }
+                (Aside::Progress(_), _) => return,
+                (Aside::Log(params), _) => messages::log(key.id, params),
+            };
+            if let Some(line) = shared.tasks.lines.get(key) {
+                line.mention(&shared.tasks.streams, message);
+            }
+        })
+    }
+
+    /// The line of an unsettled task, with somebody who carries. `shown` is what the client knows of it.
+    fn line(self: &Arc<Self>, key: &TaskKey, home: u128, shown: Option<&Task>) -> Arc<Line> {
+        let (line, is_new) = self.tasks.lines.open(key, home);
+        if is_new {
+            let courier = courier::Courier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
+            let life = &self.served.life;
+            life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(courier.run()));
+        }
+        line
+    }
+
+    /// Answers a task method.
+    pub(super) async fn task_method(self: &Arc<Self>, asking: Asking<'_>, request: &Request) -> Response {
+        let addressee = addressee(Some(&request.id), asking.accepted);
+        if !asking.session.has_tasks() {
+            return refuse(&addressee, &Complaint::UnknownMethod(request.method.clone()));
+        }
+        let none = Object::of(&Payload::empty_object());
+        let Some(params) = request.params.object().or(none.as_ref()) else {
+            return refuse(&addressee, &Complaint::UnknownTask);
+        };
+        let command = match CoreTasks::default().decode(&request.method, params) {
+            Ok(command) => command,
+            Err(complaint) => return refuse(&addressee, &complaint),
+        };
+        let home = asking.session.token.nonce;
+        let key = |id| TaskKey { owner: asking.principal.clone(), id };
+        let answered = match command {
+            Command::Get(id) => self.get(&key(id), home).await,
+            Command::Cancel(id) => self.cancel(&key(id)).await,
+            Command::List(cursor) => self.list(asking.principal, cursor).await,
+            Command::Await(id) => {
+                let shared = Arc::clone(self);
+                return Awaiting { shared, key: key(id), home, addressee }.answer().await;
+            }
+            Command::Answer(..) => Err(Refused::Error(no_words())),
+        };
+        match answered {
+            Ok(result) => addressee.result(result),
+            Err(refused) => refused.answer(&addressee),
+        }
+    }
+
+    async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, Refused> {
+        metrics::counter!(metric::TASK_POLLS).increment(1);
+        let task = self.served.engine.get(key).await?;
+        if !task.is_settled() {
+            // After a restart this is how the task finds its client's stream again.
+            self.line(key, home, None);
+        }
+        Ok(CoreTasks::default().encode(Reply::Snapshot(&task))?)
+    }
+
+    async fn cancel(&self, key: &TaskKey) -> Result<Payload, Refused> {
+        let cancelled = self.served.engine.cancel(key).await?;
+        if let Some(line) = self.tasks.lines.get(key) {
+            // What is on its way from the upstream comes too late (L25-47).
+            line.mute();
+        }
+        let reply = Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled };
+        Ok(CoreTasks::default().encode(reply)?)
+    }
+
+    async fn list(&self, owner: &Principal, cursor: Option<String>) -> Result<Payload, Refused> {
+        if !owner.is_identified() {
+            return Err(Refused::Complaint(Complaint::UnknownMethod(method::TASKS_LIST.to_owned())));
+        }
+        let sealer = &self.served.sealer;
+        let after = match cursor {
+            Some(cursor) => Some(tokens::place(sealer, owner, &cursor).ok_or(Refused::Complaint(bad_cursor()))?),
+            None => None,
+        };
+        let page = self.served.engine.list(owner, after, PAGE).await?;
+        let next = page.next.map(|place| tokens::cursor(sealer, owner, place));
+        Ok(CoreTasks::default().encode(Reply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
+    }
+
+    /// Takes a client's answer to a question of a task. What it is about stands in its id; one that nobody
+    /// waits for is taken all the same.
+    pub(super) async fn take_answer(&self, principal: &Principal, response: envelope::Response) -> Response {
+        let Some((task, key)) = response.id.as_ref().and_then(|id| tokens::question(&self.served.sealer, id)) else {
+            return bare(StatusCode::ACCEPTED);
+        };
+        let whose = TaskKey { owner: principal.clone(), id: task };
+        if let Some(line) = self.tasks.lines.get(&whose) {
+            line.note_answer(key);
+        }
+        let answers = std::collections::BTreeMap::<InputKey, _>::from([(key, messages::answer(response))]);
+        match self.served.engine.answer(&whose, answers).await {
+            Ok(()) | Err(TaskError::Unknown) => bare(StatusCode::ACCEPTED),
+            Err(error) => {
+                tracing::error!(%error, "an answer could not be stored");
+                bare(StatusCode::SERVICE_UNAVAILABLE)
+            }
+        }
+    }
+}
+
+/// Whether progress goes on; what falls back is left out (T-73).
+fn rises(last: &mut f64, progress: &Progress) -> bool {
+    let value = progress.progress.as_str().parse().ok().filter(|value| *value > *last);
+    if let Some(value) = value {
+        *last = value;
+    }
+    value.is_some()
+}
+
+fn step(progress: &Progress) -> Step<'_> {
+    Step { progress: &progress.progress, total: progress.total.as_ref(), message: progress.message.as_deref() }
+}
+
+fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> Response {
+    match encoded {
+        Ok(result) => addressee.result(result),
+        Err(error) => addressee.error(StatusCode::OK, &error),
+    }
+}
+
+/// Why a task method has no result.
+enum Refused {
+    Complaint(Complaint),
+    Error(RpcError),
+    Task(TaskError),
+}
+
+impl From<TaskError> for Refused {
+    fn from(error: TaskError) -> Self {
+        Self::Task(error)
+    }
+}
+
+impl From<RpcError> for Refused {
+    fn from(error: RpcError) -> Self {
+        Self::Error(error)
+    }
+}
+
+impl Refused {
+    fn answer(self, addressee: &Addressee) -> Response {
+        match self {
+            Self::Complaint(complaint) => refuse(addressee, &complaint),
+            Self::Error(error) => addressee.error(StatusCode::OK, &error),
+            Self::Task(TaskError::Unknown) => refuse(addressee, &Complaint::UnknownTask),
+            Self::Task(error @ (TaskError::Contended | TaskError::Store(_))) => {
+                tracing::error!(%error, "a task could not be served");
+                let fault = GatewayFault::new(error.reason(), Executed::No);
+                addressee.error(StatusCode::OK, &gateway_error(&fault))
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! A client's session, lent to the calls that run in it as tasks: it stays open at the upstream until the
+//! last of them has ended, even if the client ends it first (T-31).
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+
+use crate::face::session::Shared;
+use crate::face::session::sessions::Session;
+use crate::task::GatewayFault;
+use crate::upstream::conduit::{Binding, OwnSession};
+
+/// Sessions in which tasks run, by nonce.
+#[derive(Debug, Default)]
+pub(in crate::face::session) struct Lendings(Mutex<HashMap<u128, Lending>>);
+
+#[derive(Debug, Default)]
+struct Lending {
+    calls: usize,
+    /// The upstream session that is to be ended, once the client has ended its own.
+    ended: Option<Binding>,
+}
+
+impl Lendings {
+    /// Puts off the end of a session until its tasks have ended; false if there are none.
+    pub(in crate::face::session) fn put_off(&self, nonce: u128, binding: &Binding) -> bool {
+        match self.0.lock().get_mut(&nonce) {
+            Some(lending) => {
+                lending.ended = Some(binding.clone());
+                true
+            }
+            None => false,
+        }
+    }
+
+    fn enter(&self, nonce: u128) {
+        self.0.lock().entry(nonce).or_default().calls += 1;
+    }
+
+    /// Takes back one loan; the upstream session that is to be ended now, if one is.
+    fn leave(&self, nonce: u128) -> Option<Binding> {
+        let mut all = self.0.lock();
+        let Entry::Occupied(mut lending) = all.entry(nonce) else { return None };
+        lending.get_mut().calls -= 1;
+        if lending.get().calls == 0 { lending.remove().ended } else { None }
+    }
+
+    fn ended(&self, nonce: u128) -> Option<Binding> {
+        self.0.lock().get(&nonce).and_then(|lending| lending.ended.clone())
+    }
+}
+
+/// One loan. Given back when dropped.
+#[derive(Debug)]
+pub(super) struct Lent {
+    shared: Arc<Shared>,
+    session: Session,
+}
+
+impl Lent {
+    pub(super) fn new(shared: &Arc<Shared>, session: &Session) -> Self {
+        shared.tasks.lendings.enter(session.token.nonce);
+        Self { shared: Arc::clone(shared), session: session.clone() }
+    }
+}
+
+#[async_trait]
+impl OwnSession for Lent {
+    async fn binding(&self) -> Binding {
+        match self.shared.tasks.lendings.ended(self.session.token.nonce) {
+            Some(binding) => binding,
+            None => self.shared.sessions.binding(&self.session),
+        }
+    }
+
+    async fn renew(&self, lost: &Binding) -> Result<Binding, GatewayFault> {
+        let renewed = self.shared.renew(&self.session, lost).await?;
+        let lendings = &self.shared.tasks.lendings;
+        if lendings.ended(self.session.token.nonce).is_some() {
+            lendings.put_off(self.session.token.nonce, &renewed);
+        }
+        Ok(renewed)
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let Some(binding) = self.shared.tasks.lendings.leave(self.session.token.nonce)
+            && binding.session.is_some()
+            // Where the runtime itself ends there is nobody to tell the upstream.
+            && tokio::runtime::Handle::try_current().is_ok()
+        {
+            self.shared.let_go(binding);
+        }
+    }
+}

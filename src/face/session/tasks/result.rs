@@ -1,0 +1,114 @@
+//! `tasks/result`: waits for the outcome, and is where the task's questions and progress go meanwhile.
+//!
+//! A client that drops the stream cancels nothing (L25-64).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::StatusCode;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+
+use super::lines::{Hearing, Listener, NotListening};
+use crate::dialect::core_2025_11_25::CoreTasks;
+use crate::dialect::faults::gateway_error;
+use crate::dialect::{Complaint, FaceDialect, Reply};
+use crate::engine::TaskError;
+use crate::face::answer::{Addressee, event_stream};
+use crate::face::http::{AcceptedTypes, Response};
+use crate::face::session::Shared;
+use crate::task::{Executed, GatewayFault, Reason, TaskKey};
+use crate::wire::framing::{sse_comment, sse_message};
+use crate::wire::{Payload, ProtocolVersion, RpcError, envelope};
+
+/// One request for an outcome.
+pub(super) struct Awaiting {
+    pub(super) shared: Arc<Shared>,
+    pub(super) key: TaskKey,
+    /// The session that asks.
+    pub(super) home: u128,
+    pub(super) addressee: Addressee,
+}
+
+impl Awaiting {
+    /// Answers at once where the task has settled, else as an event stream as soon as there is anything to
+    /// say: a message, or a sign of life (L25-22, L25-23).
+    pub(super) async fn answer(self) -> Response {
+        match self.shared.served.engine.get(&self.key).await {
+            Ok(task) if !task.is_settled() => (),
+            Ok(_) | Err(_) => return self.whole().await,
+        }
+        let takes_stream = matches!(self.addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);
+        let hearing = if takes_stream { Hearing::Messages } else { Hearing::OutcomeAlone };
+        let mut listener = match self.shared.line(&self.key, self.home, None).listen(hearing) {
+            Ok(listener) => listener,
+            Err(NotListening::Closed) => return self.whole().await,
+            Err(NotListening::TooMany) => return self.addressee.error(StatusCode::OK, &too_many()),
+        };
+        if !takes_stream {
+            while listener.next().await.is_some() {}
+            return self.whole().await;
+        }
+        match tokio::time::timeout(self.shared.served.life_sign, listener.next()).await {
+            Ok(None) => self.whole().await,
+            Ok(Some(message)) => self.stream(listener, sse_message(&message)),
+            Err(_) => self.stream(listener, sse_comment()),
+        }
+    }
+
+    /// The outcome as an answer of its own.
+    async fn whole(&self) -> Response {
+        match self.outcome().await {
+            Ok(result) => self.addressee.result(result),
+            Err(error) => self.addressee.error(StatusCode::OK, &error),
+        }
+    }
+
+    /// The head is given; what remains is events, the outcome last.
+    fn stream(self, listener: Listener, first: Bytes) -> Response {
+        let state = (self, Some(listener), Some(first));
+        let events = stream::unfold(state, |(waiting, listener, first)| async move {
+            if let Some(first) = first {
+                return Some((Ok(Frame::data(first)), (waiting, listener, None)));
+            }
+            let mut listener = listener?;
+            let (bytes, listener) = match tokio::time::timeout(waiting.shared.served.life_sign, listener.next()).await {
+                Ok(Some(message)) => (sse_message(&message), Some(listener)),
+                Err(_) => (sse_comment(), Some(listener)),
+                Ok(None) => (sse_message(&waiting.last_message().await), None),
+            };
+            Some((Ok(Frame::data(bytes)), (waiting, listener, None)))
+        });
+        event_stream(StreamBody::new(events).boxed_unsync())
+    }
+
+    async fn last_message(&self) -> Bytes {
+        match (self.outcome().await, &self.addressee.id) {
+            (Ok(result), Some(id)) => envelope::result(id, &result),
+            (Ok(_), None) => envelope::error(None, &no_outcome()),
+            (Err(error), id) => envelope::error(id.as_ref(), &error),
+        }
+    }
+
+    async fn outcome(&self) -> Result<Payload, RpcError> {
+        match self.shared.served.engine.get(&self.key).await {
+            Ok(task) if task.is_settled() => CoreTasks::default().encode(Reply::Outcome(&task)),
+            // Nobody watches the task, so nobody can say when it ends.
+            Ok(_) => Err(too_many()),
+            Err(TaskError::Unknown) => Err(Complaint::UnknownTask.to_error(ProtocolVersion::NEWEST_SESSION)),
+            Err(error) => {
+                tracing::error!(%error, "an outcome could not be read");
+                Err(gateway_error(&GatewayFault::new(error.reason(), Executed::Unknown)))
+            }
+        }
+    }
+}
+
+fn too_many() -> RpcError {
+    gateway_error(&GatewayFault::new(Reason::TooManyWaiters, Executed::Unknown))
+}
+
+fn no_outcome() -> RpcError {
+    gateway_error(&GatewayFault::new(Reason::Internal, Executed::Unknown))
+}

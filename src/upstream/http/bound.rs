@@ -1,0 +1,71 @@
+//! The upstream as one client's own session sees it: calls run in that session and in no other.
+//!
+//! No pool stands behind it. The session is opened, renewed and ended by whoever lends it, and what the
+//! upstream says on the session's own stream goes to the client, not to calls.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::broadcast;
+
+use super::drive::Home;
+use super::exchange::HttpExchange;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::conduit::OwnSession;
+use crate::upstream::session::Hop;
+use crate::upstream::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
+use crate::wire::Payload;
+
+/// A streamable HTTP server, within one session.
+#[derive(Debug)]
+pub(super) struct BoundUpstream {
+    hop: Arc<Hop>,
+    own: Arc<dyn OwnSession>,
+}
+
+impl BoundUpstream {
+    pub(super) fn new(hop: Arc<Hop>, own: Arc<dyn OwnSession>) -> Self {
+        Self { hop, own }
+    }
+
+    fn home(&self) -> Home {
+        Home::Own(Arc::clone(&self.own))
+    }
+}
+
+/// What was said in the handshake went to the client alone.
+const fn not_known_here() -> BeginError {
+    BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No))
+}
+
+#[async_trait]
+impl Upstream for BoundUpstream {
+    fn name(&self) -> &Arc<str> {
+        &self.hop.name
+    }
+
+    /// # Errors
+    /// Always: the handshake was the client's.
+    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        Err(not_known_here())
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Ok(Box::new(HttpExchange::begin(&self.hop, self.home(), request, &context).await?))
+    }
+
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Ok(Box::new(HttpExchange::resume(&self.hop, self.home(), &token, &context)?))
+    }
+
+    /// # Errors
+    /// Always: they go to the client.
+    async fn notifications(
+        &self,
+        _: &CallContext,
+    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+        Err(not_known_here())
+    }
+
+    async fn close(&self) {}
+}

@@ -12,9 +12,11 @@ DENY := $(TOOLS)/bin/cargo-deny
 
 step = @printf '\n==== %s\n' "$(1)"
 
-.PHONY: test setup fmt lint unit doc deny bench sessions audit fuzz
+LOG := $(TARGET)/reports/tests.log
 
-test: setup fmt lint unit doc deny
+.PHONY: test setup fmt lint unit rules doc deny bench sessions audit fuzz
+
+test: setup fmt lint unit rules doc deny
 	$(call step,all checks passed)
 
 setup:
@@ -44,7 +46,13 @@ lint:
 # Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set.
 unit:
 	$(call step,tests)
-	@TASKGATE_PEERS="$(PEERS)" cargo test --locked
+	@mkdir -p "$(TARGET)/reports"
+	TASKGATE_PEERS="$(PEERS)" cargo test --locked 2>&1 | tee "$(LOG)"
+
+# Which test proves which rule, and that it ran: the table is target/reports/rules.md.
+rules:
+	$(call step,rules)
+	@TASKGATE_TEST_LOG="$(LOG)" cargo test --quiet --locked --test rules
 
 doc:
 	$(call step,documentation)

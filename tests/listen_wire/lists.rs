@@ -105,3 +105,24 @@ async fn mod_25_a_shutdown_ends_listeners_with_their_result() {
     assert!(began.elapsed() < Duration::from_secs(10), "a listener does not hold up a shutdown");
     server.world.first(|seen| seen.method == "DELETE").await;
 }
+
+/// UPC-04: a list goes on as long as there is a cursor, and an empty text is one.
+#[tokio::test]
+async fn upc_04_an_empty_cursor_is_followed_like_any_other() {
+    let server = crate::upstream::Server::start(|seen| {
+        let page = |name: &str| json!({ "name": name, "inputSchema": { "type": "object" } });
+        let result = match (seen.rpc(), seen.body["params"]["cursor"].as_str()) {
+            ("tools/list", None) => json!({ "tools": [page("a")], "nextCursor": "" }),
+            ("tools/list", Some("")) => json!({ "tools": [page("b")], "nextCursor": "x" }),
+            ("tools/list", Some(_)) => json!({ "tools": [page("c")], "nextCursor": null }),
+            _ => return None,
+        };
+        Some(crate::upstream::answer(seen, &result))
+    })
+    .await;
+    let gate = Gate::before(&server).await;
+    let list = send(&gate, json!(1), "tools/list", &json!({})).await.json().await;
+    let names: Vec<_> = list["result"]["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert!(list["result"].get("nextCursor").is_none());
+}

@@ -48,6 +48,8 @@ async fn a_thousand_tasks_at_once_each_reach_their_owner_alone() {
 }
 
 /// T01, B121, EXT-33, EXT-38, EXT-45, EXT-65, EXT-66, MOD-35: the owner is part of the key.
+/// MOD-34.
+/// L25-49, L25-50: all flavours share the key.
 #[tokio::test(start_paused = true)]
 async fn another_principals_task_is_answered_byte_for_byte_like_an_unknown_one() {
     let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));

@@ -58,6 +58,8 @@ async fn an_upstream_that_refuses_the_handshake_ran_nothing() {
     check(refuses(BeginError::Refused(RpcError::new(-32602, "not you"))), &expected).await;
 }
 
+/// EXT-56.
+/// L25-43.
 #[tokio::test(start_paused = true)]
 async fn an_upstream_that_is_lost_may_have_run_the_call() {
     for (reason, key) in [
@@ -78,6 +80,7 @@ async fn a_result_that_is_no_object_is_a_fault_of_the_upstream() {
 }
 
 /// A panicking runner settles its task as a fault.
+/// L25-42.
 #[tokio::test(start_paused = true)]
 async fn a_panicking_exchange_settles_its_task_and_answers_its_caller() {
     let script = Script::of([(seconds(1), Happens::Panics)]);

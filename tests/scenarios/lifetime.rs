@@ -123,6 +123,7 @@ async fn a_queued_task_past_its_ttl_fails_without_having_been_sent() {
 }
 
 /// EXT-69: reading a result does not use it up, and nothing shortens its time.
+/// L25-19.
 #[tokio::test(start_paused = true)]
 async fn a_settled_task_stays_readable_for_its_whole_ttl() {
     let world = World::with(SHORT, Script::returns(seconds(1), "done"));
@@ -153,6 +154,7 @@ async fn a_late_result_raises_the_ttl_so_that_it_can_be_read() {
 }
 
 /// Once a second, until it is told to stop.
+/// L25-58.
 #[tokio::test(start_paused = true)]
 async fn the_sweeper_needs_nobody_to_ask() {
     let world = World::with(SHORT, Script::silent());

@@ -26,7 +26,7 @@ async fn always_and_required_store_the_task_before_the_upstream_sees_anything() 
     }
 }
 
-/// EXT-02, EXT-03, EXT-62, MOD-10, B118.
+/// EXT-02, EXT-03, EXT-62, MOD-10, MOD-33, B118.
 #[tokio::test(start_paused = true)]
 async fn required_without_the_extension_is_refused_and_nothing_is_sent() {
     let world = World::with(Rules::mode(Mode::Required), Script::silent());
@@ -102,6 +102,7 @@ async fn with_no_task_place_free_auto_runs_plainly() {
 }
 
 /// T-58, L4: 429 promises that nothing was sent.
+/// L25-56.
 #[tokio::test(start_paused = true)]
 async fn with_no_task_place_free_always_and_required_are_refused() {
     for mode in [Mode::Always, Mode::Required] {

@@ -74,6 +74,7 @@ async fn an_undeclared_question_in_a_task_is_refused_and_the_task_goes_on() {
 }
 
 /// U30.
+/// EXT-42.
 #[tokio::test(start_paused = true)]
 async fn an_unknown_question_is_refused_and_the_call_goes_on() {
     for mode in [Mode::Never, Mode::Always] {

@@ -93,6 +93,7 @@ async fn check_bytes(name: &str, client: &Client, server: &Server, upstream: Ver
 }
 
 /// Every way in and every way on: HTTP/1.1 and HTTP/2, plain and over TLS.
+/// LEG-06.
 #[tokio::test]
 async fn bytes_pass_both_ways_whatever_carries_them() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());

@@ -179,6 +179,7 @@ const fn seconds(count: u64) -> Duration {
 const RESULT: &str = "{\"jsonrpc\":\"2.0\",\n\"id\":1,\"result\":{\"n\":1.10}}";
 
 /// T-22: a session of somebody else is one that there is not.
+/// LEG-18.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_its_owners_alone() {
     let conduit = Slow::new(Duration::ZERO, Content::Json, &[(Duration::ZERO, RESULT)]);

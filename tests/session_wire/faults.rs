@@ -123,6 +123,7 @@ async fn an_upstream_that_is_down_is_an_error_under_200() {
     assert_eq!((reply.status, &reply.json().await["error"]["code"]), (StatusCode::OK, &json!(-32603)));
 }
 
+/// LEG-13.
 #[tokio::test]
 async fn a_full_upstream_refuses_a_call_under_200_and_lets_all_else_pass() {
     let (events, stream) = Once::events();

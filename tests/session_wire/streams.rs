@@ -32,6 +32,7 @@ async fn a_question_on_the_stream_of_a_call_is_answered_by_the_client() {
     assert_eq!(reply.text().await, result);
 }
 
+/// LEG-08.
 #[tokio::test]
 async fn the_clients_own_stream_is_the_upstreams() {
     let (events, stream) = Once::events();
@@ -50,6 +51,7 @@ async fn the_clients_own_stream_is_the_upstreams() {
     events.left().await;
 }
 
+/// LEG-09.
 #[tokio::test]
 async fn a_stream_is_taken_up_after_the_event_that_the_client_names() {
     let (events, stream) = Once::events();
@@ -222,6 +224,7 @@ async fn a_call_whose_stream_is_not_to_be_had_any_more_gives_up_its_place() {
     drop(events);
 }
 
+/// LEG-07.
 #[tokio::test]
 async fn a_client_that_takes_only_one_type_gets_it() {
     let (events, stream) = Once::events();

@@ -170,6 +170,7 @@ async fn each_side_hears_of_its_own_version_alone() {
 }
 
 /// T-28, protocol.md 1.2, row 10: older clients take the empty data for JSON.
+/// LEG-10.
 #[tokio::test]
 async fn priming_events_are_kept_from_clients_that_do_not_know_them() {
     for (kind, upstream, _, name) in pairs() {
@@ -218,6 +219,7 @@ async fn arrays_are_taken_from_clients_that_have_them() {
 }
 
 /// Protocol.md 1.14: what an older version has no words for is not said to an upstream that speaks it.
+/// LEG-16.
 #[tokio::test]
 async fn an_upstream_is_told_what_its_version_has_words_for() {
     let said = json!({"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}});

@@ -38,6 +38,7 @@ async fn hosts_must_be_named_and_known() {
     check_rows(rows).await;
 }
 
+/// LEG-01.
 #[tokio::test]
 async fn origins_must_be_known_where_there_is_one() {
     let preflight = "Host: localhost\r\nAccess-Control-Request-Method: POST\r\n";

@@ -49,6 +49,7 @@ async fn results_keep_the_upstreams_bytes() {
 }
 
 /// MOD-14: all cacheable methods say so, and no other.
+/// MOD-15.
 #[tokio::test]
 async fn cacheable_results_say_for_how_long_and_for_whom() {
     let gate = Gate::start().await;

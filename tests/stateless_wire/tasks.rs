@@ -144,7 +144,7 @@ async fn a_tasks_result_keeps_the_upstreams_bytes() {
     assert!(text.contains(&expected), "{text}");
 }
 
-/// EXT-65: ids look random and are never given out twice.
+/// EXT-65, L25-52: ids look random and are never given out twice.
 #[tokio::test]
 async fn task_ids_are_32_hex_digits_that_do_not_follow_from_each_other() {
     let gate = Gate::start().await;

@@ -81,6 +81,7 @@ const TABLE: &[(&str, [&str; 4])] = &[
     ("ttl", ["faulted na", "faulted na", "faulted na", "faulted na"]),
 ];
 
+/// EXT-20, EXT-23, EXT-40, L25-11, L25-40.
 #[test]
 fn every_phase_and_event_follow_the_table() {
     let mut seen = 0;

@@ -25,7 +25,7 @@ use crate::demo::DemoServer;
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::sealed::Sealer;
-use crate::face::session::{SessionFace, SessionServed};
+use crate::face::session::{Bridge, SessionFace, SessionServed};
 use crate::face::stateless::listen::Listeners;
 use crate::face::stateless::{Piped, Served, StatelessFace};
 use crate::server::admin::{self, Readiness};
@@ -34,8 +34,10 @@ use crate::store::MemoryStore;
 use crate::task::{Clock as _, SystemClock};
 use crate::telemetry::{self, LogFormat};
 use crate::upstream::Upstream;
+use crate::upstream::era::EraUpstream;
 use crate::upstream::http::{HttpUpstream, Life};
 use crate::upstream::limits::Slots;
+use crate::wire::ProtocolVersion;
 use files::FileMistakes;
 
 /// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
@@ -204,10 +206,13 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 /// Puts together what serves one upstream.
 fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstream>, UpstreamEndpoint)> {
     let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
+    let is_certain = config.http.protocol.is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(
         HttpUpstream::new(config.http, parts.life.clone())
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
     );
+    let upstream = Arc::new(http.for_stateless_clients());
+    let bridge = Bridge { stateless: upstream.stateless(), eras: Arc::<EraUpstream>::clone(&upstream), is_certain };
     let session = SessionFace::new(SessionServed {
         engine: Arc::clone(&parts.engine),
         conduit: Arc::<HttpUpstream>::clone(&http),
@@ -224,8 +229,9 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         random: random_bits,
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
+        bridge: Some(bridge),
     });
-    let upstream: Arc<dyn Upstream> = Arc::new(http.for_stateless_clients());
+    let upstream: Arc<dyn Upstream> = upstream;
     let piped = Piped {
         conduit: http,
         sealer: Arc::clone(&parts.sealer),

@@ -13,6 +13,7 @@ pub mod lifecycle;
 pub mod negotiate;
 pub mod peer;
 pub mod plain;
+pub mod reintroduction;
 pub mod relay_core_2025_11_25;
 pub mod subscriptions;
 

@@ -149,6 +149,15 @@ impl Engine {
         Ok(Cancelled { task: applied.task, was_settled: !applied.changed })
     }
 
+    /// Cancels a call that is held between two rounds of questions, for a client that takes its request back. The
+    /// upstream is told in the background.
+    ///
+    /// # Errors
+    /// As [`Engine::held`].
+    pub async fn let_go(&self, key: &TaskKey) -> Result<(), TaskError> {
+        self.apply(key, Event::CancelRequested).await.map(|_| ())
+    }
+
     pub(crate) fn mint_key(&self, owner: &Principal) -> TaskKey {
         TaskKey { owner: owner.clone(), id: TaskId::from_bits((self.draw_bits)()) }
     }

@@ -7,6 +7,8 @@
 
 #[path = "scenarios/ask_first.rs"]
 mod ask_first;
+#[path = "scenarios/bridged.rs"]
+mod bridged;
 #[path = "scenarios/cancelling.rs"]
 mod cancelling;
 #[path = "scenarios/crowd.rs"]

@@ -36,9 +36,11 @@ impl PeerDialect for PlainPeer {
         };
         let is_error = object.get("isError").is_some_and(|value| value.as_str() == "true");
         let mut edit = object.edit().remove("resultType");
-        if let Some(meta) = object.get_object(META) {
-            let kept = meta.edit().remove(RELATED_TASK).remove(DRAFT_RELATED_TASK).remove(SERVER_INFO).finish();
-            edit = edit.set(META, kept);
+        let hops = [RELATED_TASK, DRAFT_RELATED_TASK, SERVER_INFO];
+        if let Some(meta) = object.get_object(META).filter(|meta| hops.iter().any(|key| meta.contains(key))) {
+            let kept = hops.iter().fold(meta.edit(), |kept, key| kept.remove(key)).finish();
+            let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
+            edit = if any_left { edit.set(META, kept) } else { edit.remove(META) };
         }
         Ok(Returned { result: edit.finish(), is_error })
     }

@@ -29,6 +29,7 @@ use tracing::Instrument;
 use super::answer::bare;
 use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
+use super::session::bridge;
 use super::session::sessions::{Session, Telling};
 use super::session::{Shared, addressee, not_allowed};
 use crate::dialect::Complaint;
@@ -42,7 +43,7 @@ use crate::wire::{Object, Payload, RequestId, meta, method};
 pub(super) use batch::{Item, post_batch};
 use body::{Answered, Form, Pace, PipeBody, in_time};
 use edit::{Arrays, Edits, ToolList};
-use late::{Answer, respond, respond_along, status};
+use late::{Answer, respond, respond_along, several, status};
 pub(super) use meter::Meter;
 use paused::Pause;
 pub(super) use paused::Paused;
@@ -118,6 +119,9 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complain
 }
 
 /// The tool that is called (B81, B98).
+///
+/// # Errors
+/// If nobody can tell.
 pub(super) fn tool_of(params: Option<&Object>) -> Result<String, Complaint> {
     let invalid = |what| Complaint::Params(Cow::Borrowed(what));
     let params = params.ok_or_else(|| invalid("params must be an object"))?;
@@ -163,7 +167,12 @@ async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<H
     // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
     let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
     let is_new = last_event.is_none();
-    let (source, taken_up) = match shared.stream(&session, last_event).await {
+    let found = if bridge::carries(&session) {
+        Err(Answer::Status(not_allowed(&Method::GET)))
+    } else {
+        shared.stream(&session, last_event).await
+    };
+    let (source, taken_up) = match found {
         Ok((response, _)) if response.content != Content::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
             (shared.edits(&session).apply(response.body, shared.served.edited_bytes_max), taken_up)
@@ -293,23 +302,6 @@ impl Piping {
         });
         call.answer(judged, edits, accepted, (pace, signs)).await
     }
-}
-
-/// An answer that was read whole. Several messages in one array become several events, or the answer
-/// alone for a client that takes no stream.
-fn several(mut messages: Vec<Bytes>, accepted: AcceptedTypes, id: &RequestId) -> Answer {
-    if messages.len() == 1 {
-        return Answer::Json(full_body(messages.swap_remove(0)));
-    }
-    if accepted == AcceptedTypes::Json {
-        let answers = |message: &Bytes| read::is_answer(message, id);
-        return match messages.into_iter().find(answers) {
-            Some(answer) => Answer::Json(full_body(answer)),
-            None => Answer::Error(gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes))),
-        };
-    }
-    let events: Vec<Bytes> = messages.iter().map(crate::wire::framing::sse_message).collect();
-    Answer::Events(full_body(events.concat().into()))
 }
 
 /// A request that is at the upstream: its place, its time, and how to take it back.

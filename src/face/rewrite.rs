@@ -66,13 +66,18 @@ pub fn introduction(
     capabilities: &Payload,
     client_info: Option<&Payload>,
 ) -> Bytes {
-    let own = || ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish();
     let params = ObjectWriter::new()
         .text("protocolVersion", version.as_str())
         .member("capabilities", &known_to(version, capabilities))
-        .member("clientInfo", &client_info.cloned().unwrap_or_else(own))
+        .member("clientInfo", &client_info.cloned().unwrap_or_else(own_identity))
         .finish();
     envelope::request(id, method::INITIALIZE, Some(&params))
+}
+
+/// The gateway's name, for whoever gave none.
+#[must_use]
+pub fn own_identity() -> Payload {
+    ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
 }
 
 /// The result of `initialize` as the client is to see it (protocol.md 5.3): what the server says of tasks gives
@@ -131,6 +136,12 @@ pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) 
     }
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
     let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
+    tools(&result, support).map(|edited| envelope::result(id, &edited))
+}
+
+/// The same for the result alone.
+#[must_use]
+pub fn tools(result: &Object, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Payload> {
     let mut changed = false;
     let tools: Vec<Payload> = result
         .get("tools")?
@@ -145,7 +156,7 @@ pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) 
             edited
         })
         .collect();
-    changed.then(|| envelope::result(id, &result.edit().set("tools", Payload::of(&tools)).finish()))
+    changed.then(|| result.edit().set("tools", Payload::of(&tools)).finish())
 }
 
 fn with_support(tool: &Object, support: &str) -> Payload {

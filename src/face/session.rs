@@ -5,6 +5,7 @@
 //! through the `pipe`, but for what is about tasks, which goes to `tasks`. Read `sessions` for what outlives an
 //! upstream.
 
+pub(super) mod bridge;
 mod handshake;
 mod recent;
 pub(super) mod sessions;
@@ -34,6 +35,7 @@ use crate::upstream::http::Life;
 use crate::upstream::limits::Slots;
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
+pub use bridge::Bridge;
 use sessions::{Session, Sessions};
 use tasks::{Asking, Desk, TaskCall};
 
@@ -68,6 +70,8 @@ pub struct SessionServed {
     pub life: Life,
     /// Ends the clients' own streams, which would hold up a shutdown: they end by no other means.
     pub leaving: CancellationToken,
+    /// For a server that may turn out to know no sessions; without it such a server is not served.
+    pub bridge: Option<Bridge>,
 }
 
 impl fmt::Debug for SessionServed {
@@ -84,6 +88,7 @@ pub(super) struct Shared {
     pub(super) paused: pipe::Paused,
     pub(super) meter: pipe::Meter,
     pub(super) tasks: Desk,
+    desk: Arc<bridge::Desk>,
 }
 
 /// The session face of one upstream.
@@ -107,7 +112,7 @@ impl SessionFace {
         let meter = pipe::Meter::of(served.conduit.name());
         let tasks = Desk::new(&served.rules);
         let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
-        Self { shared: Arc::new(Shared { served, sessions, paused, meter, tasks }) }
+        Self { shared: Arc::new(Shared { served, sessions, paused, meter, tasks, desk: Arc::default() }) }
     }
 
     /// Answers one message of a client. Dropping the future means that the client left: the upstream's
@@ -136,6 +141,7 @@ impl SessionFace {
         };
         match sort(&self.shared, &session, message, inbound.body.clone()) {
             Ok(Sorted::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
+            Ok(Sorted::Bridged(message)) => Box::pin(bridge::post(&self.shared, session, message, inbound)).await,
             Ok(Sorted::Call(call)) => self.shared.call(asking(session), call).await,
             Ok(Sorted::Method(request)) => self.shared.task_method(asking(session), &request).await,
             Ok(Sorted::Answer(response)) => self.shared.take_answer(&inbound.principal, response).await,
@@ -155,6 +161,9 @@ impl SessionFace {
             let complaint = Complaint::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
             return refuse(&addressee, &complaint);
         }
+        if bridge::carries(&session) {
+            return bridge::post_batch(&self.shared, session, batch, inbound).await;
+        }
         let items = batch.into_iter().map(|(read, bytes)| batch_item(read, bytes)).collect();
         pipe::post_batch(&self.shared, session, items, inbound.accepted).await
     }
@@ -165,6 +174,7 @@ impl SessionFace {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
         match self.session(inbound) {
+            Ok(session) if bridge::carries(&session) && !self.shared.tasks.are_for(&session) => bridge::get(),
             Ok(session) => {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
                 pipe::get(&self.shared, session, last_event).await
@@ -176,6 +186,7 @@ impl SessionFace {
     /// Ends a session.
     pub async fn delete(&self, inbound: &Inbound) -> Response {
         match self.session(inbound) {
+            Ok(session) if bridge::carries(&session) => bridge::delete(&self.shared, &session),
             Ok(session) => self.shared.end(&session).await,
             Err(none) => none.answer(&addressee(None, AcceptedTypes::Json)),
         }
@@ -234,6 +245,8 @@ pub(super) fn refuse(addressee: &Addressee, complaint: &Complaint) -> Response {
 
 /// Where a message goes.
 enum Sorted {
+    /// To a server that knows no sessions.
+    Bridged(Message),
     /// Through the pipe.
     Piped(Parcel),
     /// To the engine, as a task.
@@ -250,7 +263,7 @@ enum Sorted {
 fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> Result<Sorted, Complaint> {
     match message {
         Message::Request(request) => {
-            check_request(&request)?;
+            vet_request(&request)?;
             if tasks::is_method(&request.method) {
                 return Ok(Sorted::Method(request));
             }
@@ -263,7 +276,16 @@ fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> R
                 let tool = pipe::tool_of(request.params.object())?;
                 return Ok(Sorted::Call(TaskCall { request, tool, wish }));
             }
+            if bridge::carries(session) {
+                return Ok(Sorted::Bridged(Message::Request(request)));
+            }
             pipe::request(request, bytes).map(Sorted::Piped)
+        }
+        Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
+            Ok(Sorted::Answer(response))
+        }
+        other @ (Message::Notification(_) | Message::Response(_)) if bridge::carries(session) => {
+            Ok(Sorted::Bridged(other))
         }
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(Sorted::Answer(response)),
         other @ (Message::Notification(_) | Message::Response(_)) => {
@@ -272,43 +294,48 @@ fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> R
     }
 }
 
-/// What a message is to the pipe; `None` for one that is for the gateway itself.
-fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
+/// What is wrong with a message, whoever it is for.
+fn vet(message: &Message) -> Result<(), Complaint> {
     match message {
-        Message::Request(request) => {
-            check_request(&request)?;
-            if tasks::is_method(&request.method) {
-                return Err(Complaint::UnknownMethod(request.method));
-            }
-            pipe::request(request, bytes).map(Some)
-        }
+        Message::Request(request) => vet_request(request),
         Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
             Err(Complaint::NotARequest(Cow::Borrowed("this method needs an id")))
         }
+        Message::Notification(_) => Ok(()),
+        Message::Response(response) if response.id.is_none() => {
+            Err(Complaint::NotARequest(Cow::Borrowed("a response needs the id of its request")))
+        }
+        Message::Response(_) => Ok(()),
+    }
+}
+
+fn vet_request(request: &Request) -> Result<(), Complaint> {
+    if is_own(&request.id) {
+        return Err(Complaint::NotARequest(Cow::Borrowed("ids that begin with \"tg:\" are the gateway's own")));
+    }
+    let params = request.params.object();
+    match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
+        Some(name) => Err(Complaint::Params(Cow::Owned(format!("{name} is spelt in another case")))),
+        None => Ok(()),
+    }
+}
+
+/// What a message is to the pipe; `None` for one that is for the gateway itself.
+fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
+    vet(&message)?;
+    match message {
+        Message::Request(request) if tasks::is_method(&request.method) => Err(Complaint::UnknownMethod(request.method)),
+        Message::Request(request) => pipe::request(request, bytes).map(Some),
         Message::Notification(notification) => {
             let params = notification.params.object();
             let about = params.and_then(|params| params.get("requestId")).and_then(|id| RequestId::from_payload(&id));
             let is_ours = notification.method == method::CANCELLED && about.is_some_and(|id| is_own(&id));
             Ok((!is_ours).then_some(Parcel::Notification(bytes)))
         }
-        Message::Response(response) => match response.id {
-            Some(id) if is_own(&id) => Ok(None),
-            Some(_) => Ok(Some(Parcel::Response(bytes))),
-            None => Err(Complaint::NotARequest(Cow::Borrowed("a response needs the id of its request"))),
-        },
+        Message::Response(response) => {
+            Ok((!response.id.as_ref().is_some_and(is_own)).then_some(Parcel::Response(bytes)))
+        }
     }
-}
-
-/// What no request may do, whomever it is for.
-fn check_request(request: &Request) -> Result<(), Complaint> {
-    if is_own(&request.id) {
-        return Err(Complaint::NotARequest(Cow::Borrowed("ids that begin with \"tg:\" are the gateway's own")));
-    }
-    let params = request.params.object();
-    if let Some(name) = params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
-        return Err(Complaint::Params(Cow::Owned(format!("{name} is spelt in another case"))));
-    }
-    Ok(())
 }
 
 /// Whether an id is one of the gateway's own, however it is written.

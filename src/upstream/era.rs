@@ -177,6 +177,12 @@ impl EraUpstream {
         Self { eras, discover: Arc::<S>::clone(&stateless), session, stateless, tracker }
     }
 
+    /// The half without sessions, for those who know that the server is of that era.
+    #[must_use]
+    pub fn stateless(&self) -> Arc<dyn Upstream> {
+        Arc::clone(&self.stateless)
+    }
+
     async fn half(&self) -> &Arc<dyn Upstream> {
         match self.era().await {
             Era::Session => &self.session,

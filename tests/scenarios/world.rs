@@ -14,7 +14,7 @@ use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine, R
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, Response, ResponseBody};
 use taskgate::face::sealed::{KeyRing, Sealer};
-use taskgate::face::session::{SessionFace, SessionServed};
+use taskgate::face::session::{Bridge, SessionFace, SessionServed};
 use taskgate::face::stateless::listen::Listeners;
 use taskgate::face::stateless::{Served, StatelessFace};
 use taskgate::store::TaskStore;
@@ -110,8 +110,9 @@ impl Rules {
     }
 }
 
-/// A session face that nobody here uses: its upstream cannot be reached.
-fn no_sessions(engine: &Arc<Engine>, slots: &Arc<Slots>, rules: Rules) -> SessionFace {
+/// A session face in front of a server that knows no sessions.
+fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine: &Arc<Engine>) -> SessionFace {
+    static DRAWN: AtomicU64 = AtomicU64::new(1);
     SessionFace::new(SessionServed {
         engine: Arc::clone(engine),
         conduit: Arc::new(Unreachable(Arc::from("scripted"))),
@@ -122,12 +123,13 @@ fn no_sessions(engine: &Arc<Engine>, slots: &Arc<Slots>, rules: Rules) -> Sessio
         call_timeouts: Timeouts::default(),
         edited_bytes_max: 1 << 20,
         life_sign: seconds(15),
-        life_signs: true,
+        life_signs: rules.life_signs,
         sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
         clock: Arc::new(PausedClock(Instant::now())),
-        random: || 7,
+        random: || DRAWN.fetch_add(1, Ordering::Relaxed).into(),
         life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
+        bridge: Some(Bridge { eras: Arc::clone(&server), stateless: server, is_certain: true }),
     })
 }
 
@@ -167,7 +169,7 @@ pub(crate) struct World {
     pub(crate) started: Instant,
     /// Ends the streams of those who listen.
     pub(crate) ending: CancellationToken,
-    face: Arc<UpstreamEndpoint>,
+    pub(crate) face: Arc<UpstreamEndpoint>,
     clients: TaskTracker,
 }
 
@@ -192,7 +194,7 @@ impl World {
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
         let settings = SlotSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
         let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
-        let sessions = no_sessions(&engine, &slots, rules);
+        let sessions = sessions(&slots, rules, Arc::clone(&upstream) as Arc<dyn Upstream>, &engine);
         let ending = CancellationToken::new();
         let face = StatelessFace::new(Served {
             upstream: Arc::clone(&upstream) as Arc<dyn Upstream>,
@@ -454,7 +456,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    fn of(response: Response, started: Instant) -> Self {
+    pub(crate) fn of(response: Response, started: Instant) -> Self {
         let (head, body) = response.into_parts();
         Self { status: head.status.as_u16(), headers: head.headers, at: started.elapsed(), started, body }
     }

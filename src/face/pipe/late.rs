@@ -14,14 +14,15 @@ use hyper::body::{Body, Frame};
 use tokio::time::{Instant, Sleep};
 
 use super::inject::injected;
+use super::read;
 use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
 use crate::face::session::tasks::streams::Inlet;
-use crate::task::GatewayFault;
+use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{sse_comment, sse_message};
-use crate::wire::{RpcError, envelope};
+use crate::wire::{RequestId, RpcError, envelope};
 
 /// What became of a request.
 pub(in crate::face) enum Answer {
@@ -34,6 +35,23 @@ pub(in crate::face) enum Answer {
     Fault(GatewayFault),
     /// A status alone, for a stream that there is not.
     Status(Response),
+}
+
+/// An answer that was read whole. Several messages in one array become several events, or the answer
+/// alone for a client that takes no stream.
+pub(super) fn several(mut messages: Vec<Bytes>, accepted: AcceptedTypes, id: &RequestId) -> Answer {
+    if messages.len() == 1 {
+        return Answer::Json(full_body(messages.swap_remove(0)));
+    }
+    if accepted == AcceptedTypes::Json {
+        let answers = |message: &Bytes| read::is_answer(message, id);
+        return match messages.into_iter().find(answers) {
+            Some(answer) => Answer::Json(full_body(answer)),
+            None => Answer::Error(gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes))),
+        };
+    }
+    let events: Vec<Bytes> = messages.iter().map(sse_message).collect();
+    Answer::Events(full_body(events.concat().into()))
 }
 
 impl Answer {

@@ -9,14 +9,14 @@ use crate::metric;
 
 /// The counters of one upstream.
 pub(in crate::face) struct Meter {
-    pub(super) calls: Counter,
-    pub(super) requests: Counter,
-    pub(super) notifications: Counter,
-    pub(super) responses: Counter,
-    pub(super) streams: Counter,
+    pub(in crate::face) calls: Counter,
+    pub(in crate::face) requests: Counter,
+    pub(in crate::face) notifications: Counter,
+    pub(in crate::face) responses: Counter,
+    pub(in crate::face) streams: Counter,
     /// How long the answer to a call took, to its last byte, and to any other request.
-    pub(super) call_time: Histogram,
-    pub(super) request_time: Histogram,
+    pub(in crate::face) call_time: Histogram,
+    pub(in crate::face) request_time: Histogram,
 }
 
 impl Meter {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 
+use super::bridge::{Bridge, introduce};
 use super::sessions::{Session, Told};
 use super::{Shared, addressee, not_allowed, refuse};
 use crate::dialect::Complaint;
@@ -20,9 +21,10 @@ use crate::face::sealed::{SessionToken, digest_of};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
+use crate::upstream::era::contradicts;
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, ProtocolVersion, RequestId, RpcError, envelope, method};
+use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
 
 /// How long a handshake may take in all; no tool runs in it.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(30);
@@ -48,6 +50,23 @@ enum NotAgreed {
     Refused(RpcError),
 }
 
+impl NotAgreed {
+    /// Whether a server without sessions may have said this: it does not know the method, however it says so.
+    fn may_be_for_good(&self) -> bool {
+        match self {
+            Self::Refused(_) => true,
+            Self::Gateway(fault) => fault.reason == Reason::UpstreamMalformed || contradicts(fault.http_status, None),
+        }
+    }
+
+    fn into_error(self) -> RpcError {
+        match self {
+            Self::Refused(error) => error,
+            Self::Gateway(fault) => gateway_error(&fault),
+        }
+    }
+}
+
 impl From<GatewayFault> for NotAgreed {
     /// Whatever failed, nothing of the client's was run.
     fn from(fault: GatewayFault) -> Self {
@@ -62,35 +81,72 @@ pub(super) async fn open(shared: &Arc<Shared>, inbound: &Inbound, request: &Requ
         let what = "initialize needs protocolVersion, capabilities and clientInfo";
         return refuse(&addressee, &Complaint::Params(Cow::Borrowed(what)));
     };
-    let message = |version| introduction.message(&request.id, version, &inbound.body);
-    let asked = shared.served.conduit.version_for(introduction.version);
-    let agreed = match in_time(agree(shared, &request.id, asked, message)).await {
-        Ok(agreed) => agreed,
-        Err(NotAgreed::Refused(error)) => return addressee.error(StatusCode::OK, &error),
-        Err(NotAgreed::Gateway(fault)) => return addressee.error(StatusCode::OK, &gateway_error(&fault)),
+    let opened = match open_either(shared, inbound, request, &introduction).await {
+        Ok(opened) => opened,
+        Err(error) => return addressee.error(StatusCode::OK, &error),
     };
     let token = SessionToken {
         upstream: shared.served.conduit.name().to_string(),
         principal: digest_of(&inbound.principal),
         nonce: (shared.served.random)(),
         client_version: introduction.version,
-        upstream_version: agreed.version,
+        upstream_version: opened.version,
         capabilities: introduction.capabilities,
         client_info: introduction.client_info,
         issued_at: shared.served.clock.now(),
-        upstream_session: agreed.binding.session.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned),
+        upstream_session: opened.binding.session.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned),
     };
     let sealed = shared.served.sealer.seal_session(&token).ok().and_then(|id| HeaderValue::try_from(id).ok());
     let Some(sealed) = sealed else {
-        shared.let_go(agreed.binding);
+        if !opened.version.is_stateless() {
+            shared.let_go(opened.binding);
+        }
         let what = "the capabilities are too large for a session id";
         return refuse(&addressee, &Complaint::Params(Cow::Borrowed(what)));
     };
     tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
-    let tasks = super::tasks::offer(token.client_version, &inbound.principal);
-    let mut response = addressee.result(rewrite::introduction_result(&agreed.result, token.client_version, tasks));
+    let mut response = addressee.result(opened.result);
     response.headers_mut().insert(crate::face::headers::SESSION_ID, sealed);
     response
+}
+
+/// A client's session, and what its `initialize` is answered with.
+struct Opened {
+    binding: Binding,
+    version: ProtocolVersion,
+    result: Payload,
+}
+
+/// Opens a session at the upstream, or in front of one that turns out to know none.
+async fn open_either(
+    shared: &Arc<Shared>,
+    inbound: &Inbound,
+    request: &Request,
+    introduction: &Introduction,
+) -> Result<Opened, RpcError> {
+    let tasks = super::tasks::offer(introduction.version, &inbound.principal);
+    let bridged = async |over: &Bridge| {
+        let result = introduce(shared, over, &inbound.principal, introduction).await?;
+        let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
+        Ok(Opened { binding: Binding::default(), version: ProtocolVersion::V2026_07_28, result })
+    };
+    let bridge = shared.served.bridge.as_ref();
+    if let Some(certain) = bridge.filter(|bridge| bridge.is_certain) {
+        return bridged(certain).await;
+    }
+    let message = |version| introduction.message(&request.id, version, &inbound.body);
+    let asked = shared.served.conduit.version_for(introduction.version);
+    let refusal = match in_time(agree(shared, &request.id, asked, message)).await {
+        Ok(agreed) => {
+            let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
+            return Ok(Opened { binding: agreed.binding, version: agreed.version, result });
+        }
+        Err(refusal) => refusal,
+    };
+    match bridge.filter(|_| refusal.may_be_for_good()) {
+        Some(bridge) if bridge.is_needed().await => bridged(bridge).await,
+        Some(_) | None => Err(refusal.into_error()),
+    }
 }
 
 /// Asks for versions until one is agreed on.

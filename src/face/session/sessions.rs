@@ -10,10 +10,11 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 
 use super::recent::Recent;
+use crate::dialect::negotiate::LogLevel;
 use crate::face::sealed::SessionToken;
 use crate::task::{GatewayFault, Principal};
 use crate::upstream::conduit::Binding;
-use crate::wire::Payload;
+use crate::wire::{Object, Payload};
 
 /// Sessions that something is known about; the one used longest ago falls out. What is lost with it is its
 /// log level and subscriptions, and a handshake if its upstream session had been renewed.
@@ -154,6 +155,13 @@ impl Sessions {
                 told.subscriptions.remove(&uri);
             }
         }
+    }
+
+    /// The least severity of log messages that a session wants, as far as it is known here.
+    pub(super) fn level(&self, session: &Session) -> Option<LogLevel> {
+        let known = self.known.get(session.token.nonce)?;
+        let level = known.0.lock().told.level.clone()?;
+        Object::of(&level)?.get_str("level").as_deref().and_then(LogLevel::parse)
     }
 
     /// The upstream session that takes the place of `lost`: one that is there already, or the one that

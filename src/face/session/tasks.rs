@@ -18,12 +18,13 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::sessions::Session;
-use super::{Shared, addressee, refuse};
+use super::{Shared, addressee, bridge, refuse};
 use crate::dialect::core_2025_11_25::messages::{self, Step};
 use crate::dialect::core_2025_11_25::{CoreTasks, Lists, Wish, bad_cursor};
 use crate::dialect::faults::{gateway_error, no_words};
 use crate::dialect::negotiate::can_be_asked;
 use crate::dialect::plain::PlainPeer;
+use crate::dialect::reintroduction::client_capabilities;
 use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply};
 use crate::engine::{Aside, Askable, CallEnd, CallEvent, CallSpec, Rounds, TaskError};
 use crate::face::answer::{Addressee, bare};
@@ -32,10 +33,10 @@ use crate::metric;
 use crate::task::{
     Executed, Failure, GatewayFault, InputKey, Outcome, Principal, Reason, TakesTasks, Task, TaskKey, ToolRules,
 };
-use crate::upstream::{CallContext, ClientFacts, NativeTask, Progress, UpstreamRequest};
+use crate::upstream::{CallContext, ClientFacts, NativeTask, Progress, Upstream, UpstreamRequest};
 use crate::wire::envelope::{self, Request};
 use crate::wire::meta::{META, PROGRESS_TOKEN};
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use lent::{Lendings, Lent};
 use lines::{Line, Lines};
 use result::Awaiting;
@@ -166,18 +167,35 @@ impl Shared {
         }
     }
 
+    /// Whether an id is that of a task's question.
+    pub(super) fn is_of_a_task(&self, id: &RequestId) -> bool {
+        tokens::question(&self.served.sealer, id).is_some()
+    }
+
+    /// Where a task of this session runs: in the client's own upstream session, where the server knows any.
+    fn upstream_of(self: &Arc<Self>, session: &Session) -> Arc<dyn Upstream> {
+        match self.served.bridge.as_ref().filter(|_| bridge::carries(session)) {
+            Some(bridge) => Arc::clone(&bridge.stateless),
+            None => self.served.conduit.bound(Arc::new(Lent::new(self, session))),
+        }
+    }
+
     fn spec(self: &Arc<Self>, asking: &Asking<'_>, call: &TaskCall, params: &Object) -> CallSpec {
         let served = &self.served;
         let mut policy = served.rules.policy_of(&call.tool);
         policy.ttl = call.wish.ttl(policy.ttl, policy.ttl_max);
         let plan = policy.mode.plan(TakesTasks::AtOnce, policy.grace);
-        let capabilities = asking.session.token.capabilities.clone();
+        let token = &asking.session.token;
+        let capabilities = match bridge::carries(&asking.session) {
+            true => client_capabilities(&token.capabilities, token.client_version),
+            false => token.capabilities.clone(),
+        };
         let declared = Object::of(&capabilities);
         let is_declared = move |question: &Payload| declared.as_ref().is_some_and(|all| can_be_asked(all, question));
         let token = params.get_object(META).and_then(|meta| meta.get(PROGRESS_TOKEN)).map(|token| token.detached());
         CallSpec {
             owner: asking.principal.clone(),
-            upstream: served.conduit.bound(Arc::new(Lent::new(self, &asking.session))),
+            upstream: self.upstream_of(&asking.session),
             slots: Some(Arc::clone(&served.slots)),
             queue_deadline: served.queue_deadline,
             peer: Arc::new(PlainPeer),

@@ -1,0 +1,243 @@
+//! Clients with sessions in front of a server that knows none (2026-07-28 only).
+//!
+//! The gateway plays the server that they expect: it answers the handshake from what the server says of itself
+//! ([`introduce`]), makes each request a call of the engine's ([`call`]), and puts the questions of such a server, which
+//! are answers, as requests on the call's own stream ([`round`]). What of this is known in memory alone is at the
+//! [`desk`]. The session itself is in its id, like any other: it outlives the gateway.
+
+mod call;
+mod client;
+mod desk;
+mod introduce;
+mod round;
+
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::future::join_all;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method, StatusCode};
+
+use super::sessions::{Session, Telling};
+use super::{Shared, addressee, is_own, not_allowed, refuse, vet};
+use crate::dialect::Complaint;
+use crate::dialect::negotiate::LogLevel;
+use crate::face::answer::{accepted, bare, event_stream};
+use crate::face::endpoint::unreadable;
+use crate::face::http::{AcceptedTypes, Inbound, Response, full_body};
+use crate::task::Answer;
+use crate::upstream::{Era, Upstream};
+use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
+use crate::wire::framing::sse_message;
+use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
+
+use call::Caller;
+pub(super) use desk::Desk;
+pub(super) use introduce::introduce;
+
+/// What it takes to serve sessions in front of a server without any.
+pub struct Bridge {
+    /// Knows which era the server is of.
+    pub eras: Arc<dyn Upstream>,
+    /// The server, spoken to without sessions.
+    pub stateless: Arc<dyn Upstream>,
+    /// Whether the operator says that the server knows no sessions: then it is never asked for one.
+    pub is_certain: bool,
+}
+
+impl fmt::Debug for Bridge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bridge").field("is_certain", &self.is_certain).finish_non_exhaustive()
+    }
+}
+
+impl Bridge {
+    /// Whether a server that refused a session turns out to know none. Bounded in time.
+    pub(super) async fn is_needed(&self) -> bool {
+        self.eras.era().await == Era::Stateless
+    }
+}
+
+/// Whether a session is one of the gateway's alone.
+pub(in crate::face) fn carries(session: &Session) -> bool {
+    session.token.upstream_version.is_stateless()
+}
+
+/// Answers one message. Dropping the future means that the client left, which cancels nothing (T-81).
+pub(super) async fn post(shared: &Arc<Shared>, session: Session, message: Message, inbound: &Inbound) -> Response {
+    let id = match &message {
+        Message::Request(request) => Some(request.id.clone()),
+        Message::Notification(_) | Message::Response(_) => None,
+    };
+    let addressee = addressee(id.as_ref(), inbound.accepted);
+    if let Err(complaint) = vet(&message) {
+        return refuse(&addressee, &complaint);
+    }
+    match message {
+        Message::Request(request) => match own_answer(shared, &session, &request) {
+            Some(Ok(result)) => addressee.result(result),
+            Some(Err(complaint)) => refuse(&addressee, &complaint),
+            None => match call::begin(shared, &session, &request, Caller::of(inbound)) {
+                Ok(said) => said.respond(addressee).await,
+                Err(error) => addressee.error(StatusCode::OK, &error),
+            },
+        },
+        Message::Notification(notification) => {
+            note(shared, &session, &notification);
+            accepted()
+        }
+        Message::Response(response) => {
+            hear(shared, &session, response);
+            accepted()
+        }
+    }
+}
+
+/// Answers an array of messages, all of them together. Nobody can be asked in the middle of it.
+pub(super) async fn post_batch(
+    shared: &Arc<Shared>,
+    session: Session,
+    batch: Vec<(Result<Message, EnvelopeError>, Bytes)>,
+    inbound: &Inbound,
+) -> Response {
+    let caller = || Caller { accepted: AcceptedTypes::Json, ..Caller::of(inbound) };
+    let mut answers = Vec::new();
+    for (read, _) in batch {
+        answers.extend(batch_answer(shared, &session, read, &caller));
+    }
+    let answers: Vec<Bytes> = join_all(answers.into_iter().map(Reply::message)).await.into_iter().flatten().collect();
+    if answers.is_empty() {
+        return accepted();
+    }
+    if inbound.accepted == AcceptedTypes::EventStream {
+        return event_stream(full_body(answers.iter().map(sse_message).collect::<Vec<_>>().concat().into()));
+    }
+    let array = [b"[", answers.join(&b',').as_slice(), b"]"].concat();
+    let mut response = Response::new(full_body(array.into()));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// What one message of an array is answered with.
+enum Reply {
+    Now(Bytes),
+    Later(RequestId, call::Said),
+}
+
+impl Reply {
+    /// `None` for a request that was cancelled.
+    async fn message(self) -> Option<Bytes> {
+        match self {
+            Self::Now(message) => Some(message),
+            Self::Later(id, said) => said.message(&id).await,
+        }
+    }
+}
+
+/// `None` for a message that wants no answer.
+fn batch_answer(
+    shared: &Arc<Shared>,
+    session: &Session,
+    read: Result<Message, EnvelopeError>,
+    caller: &dyn Fn() -> Caller,
+) -> Option<Reply> {
+    let error = |id: Option<&RequestId>, error: &RpcError| Some(Reply::Now(envelope::error(id, error)));
+    let version = session.token.client_version;
+    let message = match read.map_err(unreadable) {
+        Ok(message) => message,
+        Err((id, complaint)) => return error(id.as_ref(), &complaint.to_error(version)),
+    };
+    let refused = vet(&message).err().map(|complaint| complaint.to_error(version));
+    match message {
+        Message::Request(request) => {
+            let id = Some(&request.id);
+            if let Some(refused) = refused {
+                return error(id, &refused);
+            }
+            if request.method == method::INITIALIZE {
+                let alone = Complaint::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
+                return error(id, &alone.to_error(version));
+            }
+            match own_answer(shared, session, &request) {
+                Some(Ok(result)) => Some(Reply::Now(envelope::result(&request.id, &result))),
+                Some(Err(complaint)) => error(id, &complaint.to_error(version)),
+                None => match call::begin(shared, session, &request, caller()) {
+                    Ok(said) => Some(Reply::Later(request.id, said)),
+                    Err(refused) => error(id, &refused),
+                },
+            }
+        }
+        Message::Notification(_) | Message::Response(_) if refused.is_some() => error(None, &refused?),
+        Message::Notification(notification) => {
+            note(shared, session, &notification);
+            None
+        }
+        Message::Response(response) => {
+            hear(shared, session, response);
+            None
+        }
+    }
+}
+
+/// There is no stream of the client's own: nothing is ever pushed that belongs to no request, and the capabilities say
+/// so. 405 is how a server without such a stream says that (protocol.md 1.2).
+pub(super) fn get() -> Response {
+    not_allowed(&Method::GET)
+}
+
+/// Ends a session. Its calls end with it: nobody is left who could have their answers (T-81).
+pub(super) fn delete(shared: &Shared, session: &Session) -> Response {
+    shared.desk.end_session(session.token.nonce);
+    shared.sessions.ended(session.token.nonce);
+    bare(StatusCode::OK)
+}
+
+/// What the gateway answers by itself; `None` for what the server is asked.
+fn own_answer(shared: &Shared, session: &Session, request: &Request) -> Option<Result<Payload, Complaint>> {
+    match request.method.as_str() {
+        method::PING => Some(Ok(Payload::empty_object())),
+        method::SET_LEVEL => {
+            let params = request.params.object();
+            let level = params.and_then(|params| params.get_string("level"));
+            Some(match (params, level.as_deref().and_then(LogLevel::parse)) {
+                (Some(params), Some(_)) => {
+                    shared.sessions.tell(session, Telling::Level(params.payload().clone()));
+                    Ok(Payload::empty_object())
+                }
+                _ => Err(Complaint::Params(Cow::Borrowed("level must be a log level"))),
+            })
+        }
+        // Not advertised, and of other versions: to the server these would mean something else.
+        method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE | method::DISCOVER | method::LISTEN => {
+            Some(Err(Complaint::UnknownMethod(request.method.clone())))
+        }
+        name if name.starts_with("tasks/") => Some(Err(Complaint::UnknownMethod(request.method.clone()))),
+        _ => None,
+    }
+}
+
+/// Takes note of what wants no answer. The server has no use for any of it but for a cancellation.
+fn note(shared: &Shared, session: &Session, notification: &Notification) {
+    shared.meter.notifications.increment(1);
+    if notification.method == method::CANCELLED {
+        let named = notification.params.object().and_then(|params| params.get("requestId"));
+        if let Some(id) = named.and_then(|id| RequestId::from_payload(&id)) {
+            shared.desk.cancel(session.token.nonce, &id);
+        }
+    }
+}
+
+/// Hands an answer to whoever asked. One that nobody waits for any more is dropped.
+fn hear(shared: &Shared, session: &Session, response: Answered) {
+    shared.meter.responses.increment(1);
+    let Some(id) = response.id.filter(is_own) else { return };
+    let answer = match response.outcome {
+        Ok(result) => Answer::Result(result.detached()),
+        Err(error) => Answer::Error(error),
+    };
+    if let Some(id) = id.as_text() {
+        shared.desk.answer(session.token.nonce, &id, answer);
+    }
+}

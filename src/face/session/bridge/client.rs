@@ -1,0 +1,56 @@
+//! A session's client, in the words in which a stateless request speaks of its own.
+
+use std::sync::Arc;
+
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::reintroduction::client_capabilities;
+use crate::engine::{Askable, Questions};
+use crate::task::Principal;
+use crate::upstream::{CallContext, ClientFacts, NativeTask, Timeouts};
+use crate::wire::meta::CLIENT_CAPABILITIES;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion};
+
+/// What its handshake said of it, as far as its version gives that a meaning.
+#[derive(Clone, Debug)]
+pub(super) struct Client {
+    said: StatelessRequest,
+}
+
+impl Client {
+    /// The client that declared these capabilities in a handshake of this version.
+    pub(super) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
+        let declared = client_capabilities(capabilities, version);
+        let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
+        let meta = Object::of(&meta).expect("what was written as an object is one");
+        let said = StatelessRequest::read(ProtocolVersion::V2026_07_28, &meta);
+        Self { said: said.expect("capabilities are an object, and nothing else is said") }
+    }
+
+    /// A context without progress and log messages.
+    pub(super) fn context(&self, principal: &Principal, timeouts: Timeouts, result_bytes_max: usize) -> CallContext {
+        CallContext {
+            principal: principal.clone(),
+            client: ClientFacts { capabilities: self.said.upstream_capabilities() },
+            progress: false,
+            log_level: None,
+            timeouts,
+            result_bytes_max,
+            native_task: NativeTask::Never,
+        }
+    }
+
+    /// What it can be asked on a stream of its own (LEG-16).
+    pub(super) fn questions(&self) -> Questions {
+        let said = self.said.clone();
+        Arc::new(move |question| match said.missing([question]) {
+            None => Askable::Declared,
+            Some(_) => Askable::Undeclared,
+        })
+    }
+}
+
+/// Nothing can be asked where there is no stream to ask on.
+pub(super) fn no_questions() -> Questions {
+    Arc::new(|_| Askable::Undeclared)
+}

@@ -1,0 +1,152 @@
+//! A round of questions: asked as requests on the call's own stream, answered by responses that come with other
+//! requests, and handed to the upstream together (protocol.md 5.10, "Reverse").
+//!
+//! The call is held by the engine meanwhile, and the engine's clock decides how long a question may be open.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::call::{Driver, Ending};
+use super::desk::Put;
+use crate::dialect::faults::gateway_error;
+use crate::dialect::inputs;
+use crate::dialect::reintroduction::session_question;
+use crate::engine::{CallStream, Retry};
+use crate::task::{Answer, Executed, GatewayFault, InputKey, Phase, Plan, Question, Reason, Task, TaskKey};
+use crate::wire::framing::sse_message;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{RpcError, envelope, fault, method};
+
+/// Answers on their way; no call has that many questions open.
+const ANSWERS_MAX: usize = 64;
+
+/// What comes after a round.
+pub(super) enum Next {
+    Going(CallStream),
+    Over(Ending),
+    Cancelled,
+}
+
+/// The questions of one round.
+struct Round {
+    asked: BTreeMap<InputKey, Put>,
+    answers: BTreeMap<InputKey, Answer>,
+    to: mpsc::Sender<(InputKey, Answer)>,
+}
+
+impl Driver {
+    /// Asks what a held call has open, and goes on with it once nothing is.
+    pub(super) async fn ask(&mut self, key: &TaskKey) -> Next {
+        let (to, mut answered) = mpsc::channel(ANSWERS_MAX);
+        let mut round = Round { asked: BTreeMap::new(), answers: BTreeMap::new(), to };
+        // Watched from before the first look on, so that no change falls between.
+        let Ok(mut watcher) = self.engine.watchers().watch(key) else { return Next::Over(lost(Reason::QueueFull)) };
+        let cancelled = self.cancelled().clone();
+        let mut sign_at = Instant::now() + self.shared.served.life_sign;
+        loop {
+            let task = match self.held(key).await {
+                Ok(task) => task,
+                Err(ending) => return Next::Over(ending),
+            };
+            let nothing = BTreeMap::new();
+            let open = match &task.phase {
+                Phase::AwaitingInput(open) => open,
+                Phase::Queued | Phase::Working => &nothing,
+                Phase::Settled(outcome) => return Next::Over(self.ending(outcome.clone())),
+            };
+            self.withdraw(&mut round, open).await;
+            self.put(&mut round, open).await;
+            if open.keys().all(|key| round.answers.contains_key(key)) {
+                break;
+            }
+            tokio::select! {
+                biased;
+                () = cancelled.cancelled() => {
+                    if let Err(error) = self.engine.let_go(key).await {
+                        tracing::warn!(%error, "a held call could not be cancelled");
+                    }
+                    return Next::Cancelled;
+                }
+                Some((key, answer)) = answered.recv() => {
+                    let answer = checked(open, key, answer);
+                    round.asked.remove(&key);
+                    round.answers.insert(key, answer);
+                }
+                () = watcher.changed() => (),
+                () = sleep_until(sign_at) => {
+                    self.life_sign().await;
+                    sign_at = Instant::now() + self.shared.served.life_sign;
+                }
+            }
+        }
+        let questions = Arc::clone(&self.questions);
+        match self.engine.retry(key, Retry { answers: round.answers, plan: Plan::Direct, questions }) {
+            Some(call) => Next::Going(call),
+            // It ended just now.
+            None => match self.held(key).await {
+                Ok(task) => match &task.phase {
+                    Phase::Settled(outcome) => Next::Over(self.ending(outcome.clone())),
+                    Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Next::Over(lost(Reason::QueueFull)),
+                },
+                Err(ending) => Next::Over(ending),
+            },
+        }
+    }
+
+    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, Ending> {
+        self.engine.held(key).await.map_err(|error| {
+            tracing::error!(%error, "a held call could not be read");
+            lost(error.reason())
+        })
+    }
+
+    /// Tells the client which questions need no answer any more.
+    async fn withdraw(&self, round: &mut Round, open: &BTreeMap<InputKey, Question>) {
+        let over: Vec<InputKey> = round.asked.keys().filter(|key| !open.contains_key(key)).copied().collect();
+        for put in over.iter().filter_map(|key| round.asked.remove(key)) {
+            let params = ObjectWriter::new().text("requestId", put.id()).text("reason", "no answer is needed any more");
+            self.say(sse_message(&envelope::notification(method::CANCELLED, Some(&params.finish())))).await;
+        }
+    }
+
+    /// Asks what was not asked before. What cannot be asked is refused in the client's name.
+    async fn put(&self, round: &mut Round, open: &BTreeMap<InputKey, Question>) {
+        for (key, question) in open {
+            if round.asked.contains_key(key) || round.answers.contains_key(key) {
+                continue;
+            }
+            let id = self.shared.mint();
+            let elicitation = format!("{:032x}", (self.shared.served.random)());
+            let asks = session_question(&question.request, self.version, &elicitation);
+            let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
+            let put = self.shared.desk.put(self.nonce, named, *key, round.to.clone());
+            if let (Some((name, params)), Some(put)) = (asks, put)
+                && self.say(sse_message(&envelope::request(&id, &name, params.as_ref()))).await
+            {
+                round.asked.insert(*key, put);
+            } else {
+                // Nobody is there who could be asked: the upstream hears it in the words of the question's kind.
+                let nobody = RpcError::new(fault::INTERNAL_ERROR, "the client could not be asked");
+                round.answers.insert(*key, Answer::Error(nobody));
+            }
+        }
+    }
+}
+
+/// An answer that has the shape of its question, or the refusal that it comes to.
+fn checked(open: &BTreeMap<InputKey, Question>, key: InputKey, answer: Answer) -> Answer {
+    match inputs::check(open, &BTreeMap::from([(key, answer.clone())])) {
+        Ok(()) => answer,
+        Err(complaint) => {
+            tracing::debug!(?complaint, "an answer that is none was taken for a refusal");
+            Answer::Error(RpcError::new(fault::INVALID_PARAMS, "the client's answer is malformed"))
+        }
+    }
+}
+
+fn lost(reason: Reason) -> Ending {
+    Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
+}

@@ -1,7 +1,7 @@
 //! Clients with sessions in front of a server that knows none (2026-07-28 only).
 //!
 //! The gateway plays the server that they expect: it answers the handshake from what the server says of itself
-//! ([`introduce`]), makes each request a call of the engine's ([`call`]), and puts the questions of such a server, which
+//! ([`mod@introduce`]), makes each request a call of the engine's ([`call`]), and puts the questions of such a server, which
 //! are answers, as requests on the call's own stream ([`round`]). What of this is known in memory alone is at the
 //! [`desk`]. The session itself is in its id, like any other: it outlives the gateway.
 

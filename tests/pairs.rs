@@ -36,9 +36,9 @@ use speaker::Speaker;
 use tokio::runtime::Runtime;
 
 /// How long a question may be open.
-pub(crate) const INPUT_DEADLINE: Duration = Duration::from_millis(700);
+pub(crate) const INPUT_DEADLINE: Duration = Duration::from_secs(2);
 
-const KEYS: &str = "[upstreams.up.tasks]\ngrace = \"300ms\"\npoll_interval = \"100ms\"\ninput_deadline = \"700ms\"\n";
+const KEYS: &str = "[upstreams.up.tasks]\ngrace = \"700ms\"\npoll_interval = \"100ms\"\ninput_deadline = \"2s\"\n";
 
 /// What came of one case of a pair.
 struct Row {

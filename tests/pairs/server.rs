@@ -12,7 +12,7 @@ pub(crate) use crate::kind::Kind;
 use crate::upstream::{Events, Reply, Seen, Server, answer, json_text};
 
 /// How long the slow tool takes; the gateway's grace is shorter.
-pub(crate) const SLOW: Duration = Duration::from_millis(900);
+pub(crate) const SLOW: Duration = Duration::from_millis(1_800);
 
 const TOOLS: [&str; 8] = ["result", "tool_error", "rpc_error", "slow", "ask", "ask_two", "wait", "die"];
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";

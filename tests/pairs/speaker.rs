@@ -102,7 +102,9 @@ impl Speaker {
     async fn send(&mut self, method: &str, mut params: Value) -> (u64, Reply) {
         let id = self.next_id;
         self.next_id += 1;
-        let mut request = self.client.request("POST").header("content-type", "application/json");
+        // The server must never see it.
+        let request = self.client.request("POST").header("authorization", "Bearer secret");
+        let mut request = request.header("content-type", "application/json");
         if self.kind.is_stateless() {
             let mut capabilities = json!({"elicitation": {"form": {}}});
             if self.kind.has_tasks() {

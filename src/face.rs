@@ -12,6 +12,7 @@ pub mod headers;
 pub mod http;
 pub mod mirrored;
 mod pipe;
+mod refused;
 pub mod rewrite;
 pub mod rising;
 pub mod sealed;

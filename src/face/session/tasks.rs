@@ -29,6 +29,7 @@ use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply};
 use crate::engine::{Aside, Askable, CallEnd, CallEvent, CallSpec, Rounds, TaskError};
 use crate::face::answer::{Addressee, bare};
 use crate::face::http::{AcceptedTypes, Response};
+use crate::face::refused::Refused;
 use crate::metric;
 use crate::task::{
     Executed, Failure, GatewayFault, InputKey, Outcome, Principal, Reason, TakesTasks, Task, TaskKey, ToolRules,
@@ -284,7 +285,7 @@ impl Shared {
         };
         match answered {
             Ok(result) => addressee.result(result),
-            Err(refused) => refused.answer(&addressee),
+            Err(refused) => answer_refused(refused, &addressee),
         }
     }
 
@@ -363,36 +364,16 @@ fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> Respons
     }
 }
 
-/// Why a task method has no result.
-enum Refused {
-    Complaint(Complaint),
-    Error(RpcError),
-    Task(TaskError),
-}
-
-impl From<TaskError> for Refused {
-    fn from(error: TaskError) -> Self {
-        Self::Task(error)
-    }
-}
-
-impl From<RpcError> for Refused {
-    fn from(error: RpcError) -> Self {
-        Self::Error(error)
-    }
-}
-
-impl Refused {
-    fn answer(self, addressee: &Addressee) -> Response {
-        match self {
-            Self::Complaint(complaint) => refuse(addressee, &complaint),
-            Self::Error(error) => addressee.error(StatusCode::OK, &error),
-            Self::Task(TaskError::Unknown) => refuse(addressee, &Complaint::UnknownTask),
-            Self::Task(error @ (TaskError::Contended | TaskError::Store(_))) => {
-                tracing::error!(%error, "a task could not be served");
-                let fault = GatewayFault::new(error.reason(), Executed::No);
-                addressee.error(StatusCode::OK, &gateway_error(&fault))
-            }
+/// An error that answers a request is HTTP 200 here.
+fn answer_refused(refused: Refused, addressee: &Addressee) -> Response {
+    match refused {
+        Refused::Complaint(complaint) => refuse(addressee, &complaint),
+        Refused::Error(error) => addressee.error(StatusCode::OK, &error),
+        Refused::Task(TaskError::Unknown) => refuse(addressee, &Complaint::UnknownTask),
+        Refused::Task(error @ (TaskError::Contended | TaskError::Store(_))) => {
+            tracing::error!(%error, "a task could not be served");
+            let fault = GatewayFault::new(error.reason(), Executed::No);
+            addressee.error(StatusCode::OK, &gateway_error(&fault))
         }
     }
 }

@@ -6,34 +6,10 @@ use crate::dialect::faults::no_words;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{Command, Complaint, FaceDialect, Reply, inputs};
 use crate::engine::TaskError;
+use crate::face::refused::Refused;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Phase, Task, TaskKey};
-use crate::wire::{Payload, RpcError};
-
-/// Why a task method is not served.
-enum Refused {
-    Complaint(Complaint),
-    Error(RpcError),
-    Task(TaskError),
-}
-
-impl From<TaskError> for Refused {
-    fn from(error: TaskError) -> Self {
-        Self::Task(error)
-    }
-}
-
-impl From<Complaint> for Refused {
-    fn from(complaint: Complaint) -> Self {
-        Self::Complaint(complaint)
-    }
-}
-
-impl From<RpcError> for Refused {
-    fn from(error: RpcError) -> Self {
-        Self::Error(error)
-    }
-}
+use crate::wire::Payload;
 
 impl StatelessFace {
     pub(super) async fn task(&self, inquiry: &Inquiry<'_>) -> Response {

@@ -13,7 +13,8 @@ pub mod transition;
 pub use id::{TaskId, TaskKey};
 
 pub use model::{
-    Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Question, Reason, Shown, Task,
+    Answer, Attempt, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Origin, Outcome, Phase, Question,
+    Reason, Recovery, Shown, StoredCall, Task,
 };
 pub use policy::{EarlyInput, Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
 pub use principal::Principal;

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::{Revision, StoreError, TaskStore, Usage};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
-    Attempt, Event, InputKey, Origin, Outcome, Phase, Principal, Shown, Task, TaskId, TaskKey, Timestamp, transition,
+    Attempt, Event, InputKey, Origin, Outcome, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey, Timestamp,
+    transition,
 };
 use crate::wire::Payload;
 
@@ -28,6 +29,8 @@ pub(crate) fn task(owner: &str, id: u128) -> Task {
         phase: Phase::Working,
         next_key: InputKey::default(),
         status_message: None,
+        recovery: Recovery::default(),
+        idempotency: None,
     }
 }
 

@@ -34,7 +34,64 @@ pub struct Task {
     pub next_key: InputKey,
     /// The last thing the upstream said about its progress.
     pub status_message: Option<Arc<str>>,
+    /// What a later life of the process needs to go on.
+    pub recovery: Recovery,
+    /// How the client named the call that made the task, if it did.
+    pub idempotency: Option<Idempotency>,
 }
+
+/// What a later life of the process needs to go on with a call (reliability.md d.1, d.2). What nobody can need any
+/// more is taken out when the task settles.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovery {
+    /// The call as it is sent, while it may have to be sent.
+    pub call: Option<StoredCall>,
+    /// Where the exchange can be taken up again: the newest token that the transport gave for it.
+    pub resume: Option<Payload>,
+    /// How many lives of the process ended while the call was in flight, one after the other.
+    pub crashes: u8,
+    /// Answers that were accepted and are not known to have been handed over: how the exchange names the question.
+    pub undelivered: Vec<(Payload, Answer)>,
+    /// The task settled without its upstream, which has not been told yet that nobody wants the result.
+    pub is_untold: bool,
+}
+
+impl Recovery {
+    fn bytes(&self) -> usize {
+        let call = self.call.as_ref().map_or(0, |call| call.params.len() + call.capabilities.len());
+        let answers = self.undelivered.iter().map(|(ask, answer)| ask.len() + answer.bytes());
+        call + self.resume.as_ref().map_or(0, Payload::len) + answers.sum::<usize>()
+    }
+}
+
+/// A `tools/call` as it was made for a task.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredCall {
+    /// As the upstream is to see them.
+    pub params: Payload,
+    /// The `ClientCapabilities` that are declared upstream for it.
+    pub capabilities: Payload,
+    /// Whether progress is wanted.
+    pub progress: bool,
+    /// Least severity of log messages, as the client wrote it.
+    pub log_level: Option<Arc<str>>,
+    /// Whether the tool's annotations say that a repetition does no harm.
+    pub is_repeatable: bool,
+}
+
+/// A client's own name for a call, so that a repetition finds the task that it made: unique for its owner while the
+/// task lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Idempotency {
+    /// SHA-256 of what the client wrote.
+    pub key: Digest,
+    /// SHA-256 of upstream, tool and arguments in their canonical form: the same key with others is a mistake.
+    pub call: Digest,
+}
+
+/// A SHA-256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub [u8; 32]);
 
 impl Task {
     /// The moment from which the task is gone.
@@ -61,7 +118,7 @@ impl Task {
             Phase::Settled(Outcome::Faulted(Failure::Gateway(_)) | Outcome::Cancelled) => 0,
         };
         let message = self.status_message.as_ref().map_or(0, |text| text.len());
-        (payload + message).max(ROW_BYTES_MIN)
+        (payload + message + self.recovery.bytes()).max(ROW_BYTES_MIN)
     }
 }
 
@@ -121,6 +178,15 @@ pub enum Answer {
     Result(Payload),
     /// A refusal, where the client's flavour can express one.
     Error(RpcError),
+}
+
+impl Answer {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Result(result) => result.len(),
+            Self::Error(error) => error.message.len() + error.data.as_ref().map_or(0, Payload::len),
+        }
+    }
 }
 
 /// How the call ended. Facts only: each dialect chooses its own status word.

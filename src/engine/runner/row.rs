@@ -10,8 +10,8 @@ use super::{CallEnd, CallEvent, Next, Runner};
 use crate::engine::TaskError;
 use crate::metric;
 use crate::task::{
-    Attempt, Event, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Plan, Question, Reason, Shown,
-    Task, TaskKey, transition,
+    Attempt, Event, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Plan, Question, Reason,
+    Recovery, Shown, Task, TaskKey, transition,
 };
 
 /// What a runner has once its call has a row.
@@ -72,6 +72,8 @@ impl Runner {
             phase: if self.stage.is_waiting() { Phase::Queued } else { Phase::Working },
             next_key: InputKey::default(),
             status_message: self.held.last_words(),
+            recovery: Recovery::default(),
+            idempotency: None,
         };
         if let Some(question) = first {
             task = transition(task, Event::Asked { attempt: Attempt::FIRST, question }, now).0;

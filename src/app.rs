@@ -229,6 +229,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         random: random_bits,
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
+        pool: Some(Arc::<HttpUpstream>::clone(&http)),
         bridge: Some(bridge),
     });
     let upstream: Arc<dyn Upstream> = upstream;

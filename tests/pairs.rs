@@ -1,7 +1,7 @@
 //! Every kind of client in front of every kind of server, in every case: what each may expect of the gateway between
 //! them, on the wire.
 //!
-//! `server` is one scripted server in four kinds, `speaker` one client in four; `cases` says what must come of a pair.
+//! `server` is one scripted server in five kinds, `speaker` one client in four; `cases` says what must come of a pair.
 //! The table goes to `target/reports/pairs.md` and stands in the README.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

@@ -10,10 +10,14 @@ mod client;
 mod handles;
 #[path = "session_tasks/lists.rs"]
 mod lists;
+#[path = "session_tasks/native.rs"]
+mod native;
 #[path = "session_tasks/outcomes.rs"]
 mod outcomes;
 #[path = "session_tasks/questions.rs"]
 mod questions;
+#[path = "session_tasks/relay.rs"]
+mod relay;
 #[path = "session_tasks/sessions.rs"]
 mod sessions;
 #[path = "session_tasks/talk.rs"]

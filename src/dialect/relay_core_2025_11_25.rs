@@ -6,12 +6,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
+
 use super::peer::status_text;
 use crate::task::Answer;
 use crate::task::time::millis;
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault};
+use crate::wire::{Message, Object, Payload, ProtocolVersion, RpcError, ScanLimits, fault, method};
 
 /// Longest id of an upstream's task that is taken, in bytes.
 const TASK_ID_BYTES_MAX: usize = 1024;
@@ -26,12 +28,23 @@ pub struct PeerTasks {
 }
 
 impl PeerTasks {
-    /// Reads `ServerCapabilities`. Only 2025-11-25 has this flavour, so what a server of another version
-    /// declares under that name means something else.
+    /// Reads `ServerCapabilities` that were said in a session of this version.
     #[must_use]
     pub fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
+        Self::declared(capabilities).within(version)
+    }
+
+    /// What of it can be had in a session of this version. Only 2025-11-25 has this flavour.
+    #[must_use]
+    pub fn within(self, version: ProtocolVersion) -> Self {
+        if version == ProtocolVersion::V2025_11_25 { self } else { Self::default() }
+    }
+
+    /// Reads `ServerCapabilities`, whatever version they were said in: many servers declare the same in all.
+    #[must_use]
+    pub fn declared(capabilities: &Payload) -> Self {
         let tasks = Object::of(capabilities).and_then(|capabilities| capabilities.get_object("tasks"));
-        let Some(tasks) = tasks.filter(|_| version == ProtocolVersion::V2025_11_25) else { return Self::default() };
+        let Some(tasks) = tasks else { return Self::default() };
         let requests = tasks.get_object("requests").and_then(|requests| requests.get_object("tools"));
         Self { calls: requests.is_some_and(|tools| declares(&tools, "call")), cancel: declares(&tasks, "cancel") }
     }
@@ -161,6 +174,44 @@ pub fn params_of(task: &str) -> Payload {
 #[must_use]
 pub fn changed(params: &Object) -> Option<String> {
     params.get_string("taskId")
+}
+
+/// Whom a message on a session's own stream concerns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Concern {
+    /// The client, like anything else there.
+    Client,
+    /// A task of the upstream's, which the client knows nothing of.
+    Task,
+    /// It names something that only a call may know.
+    Unsure,
+}
+
+/// Whom a message concerns, as far as it tells by itself.
+#[must_use]
+pub fn concern(message: &Message) -> Concern {
+    let (name, params) = match message {
+        Message::Request(request) => (request.method.as_str(), &request.params),
+        Message::Notification(notification) => (notification.method.as_str(), &notification.params),
+        Message::Response(_) => return Concern::Client,
+    };
+    let meta = || params.object()?.get_object(META);
+    match name {
+        method::TASK_STATUS => Concern::Task,
+        _ if meta().is_some_and(|meta| meta.contains(RELATED_TASK)) => Concern::Task,
+        method::PROGRESS | method::CANCELLED => Concern::Unsure,
+        _ => Concern::Client,
+    }
+}
+
+/// Whether a text that is no message is about a task all the same: `FastMCP` puts `_meta` beside `params`.
+#[must_use]
+pub fn concerns_a_task(text: &Bytes) -> bool {
+    let object = Payload::parse(text, ScanLimits::UPSTREAM).ok().as_ref().and_then(Object::of);
+    object.is_some_and(|object| {
+        object.get_str("method").is_some_and(|name| name == method::TASK_STATUS)
+            || object.get_object(META).is_some_and(|meta| meta.contains(RELATED_TASK))
+    })
 }
 
 /// Whether an error is the one of requests about tasks that are unknown, or not in the right state (2.9).

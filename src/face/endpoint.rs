@@ -34,7 +34,7 @@ impl UpstreamEndpoint {
 
     /// Keeps what is cached small while nobody asks, until told to stop.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
-        self.stateless.keep_tidy(stop).await;
+        tokio::join!(self.stateless.keep_tidy(stop), self.session.keep_tidy(stop));
     }
 }
 

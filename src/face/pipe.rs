@@ -29,9 +29,9 @@ use tracing::Instrument;
 use super::answer::bare;
 use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
-use super::session::bridge;
 use super::session::sessions::{Session, Telling};
 use super::session::{Shared, addressee, not_allowed};
+use super::session::{bridge, native};
 use crate::dialect::Complaint;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -170,7 +170,7 @@ async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<H
     let found = if bridge::carries(&session) {
         Err(Answer::Status(not_allowed(&Method::GET)))
     } else {
-        shared.stream(&session, last_event).await
+        native::own_stream(&shared, &session, last_event).await
     };
     let (source, taken_up) = match found {
         Ok((response, _)) if response.content != Content::Events => return status(StatusCode::BAD_GATEWAY),
@@ -198,7 +198,7 @@ async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<H
 
 /// Which stream a client got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum TakenUp {
+pub(super) enum TakenUp {
     /// The one that it asked for.
     Same,
     /// That of a session that took the place of a lost one.
@@ -447,7 +447,7 @@ impl Shared {
     }
 
     /// The client's stream at the upstream, or what to say instead.
-    async fn stream(
+    pub(in crate::face) async fn stream(
         self: &Arc<Self>,
         session: &Session,
         last_event: Option<HeaderValue>,

@@ -7,6 +7,7 @@
 
 pub(super) mod bridge;
 mod handshake;
+pub(super) mod native;
 mod recent;
 pub(super) mod sessions;
 pub(super) mod tasks;
@@ -29,10 +30,10 @@ use super::sealed::{Sealer, digest_of};
 use crate::dialect::Complaint;
 use crate::engine::Engine;
 use crate::task::{Clock, ToolRules};
-use crate::upstream::Timeouts;
 use crate::upstream::conduit::Conduit;
 use crate::upstream::http::Life;
 use crate::upstream::limits::Slots;
+use crate::upstream::{Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
 pub use bridge::Bridge;
@@ -70,6 +71,9 @@ pub struct SessionServed {
     pub life: Life,
     /// Ends the clients' own streams, which would hold up a shutdown: they end by no other means.
     pub leaving: CancellationToken,
+    /// The server in sessions of the gateway's own, where it is asked about its tools; without it none of them is known
+    /// to run only as a task.
+    pub pool: Option<Arc<dyn Upstream>>,
     /// For a server that may turn out to know no sessions; without it such a server is not served.
     pub bridge: Option<Bridge>,
 }
@@ -89,6 +93,7 @@ pub(super) struct Shared {
     pub(super) meter: pipe::Meter,
     pub(super) tasks: Desk,
     desk: Arc<bridge::Desk>,
+    native: Option<native::Native>,
 }
 
 /// The session face of one upstream.
@@ -112,7 +117,15 @@ impl SessionFace {
         let meter = pipe::Meter::of(served.conduit.name());
         let tasks = Desk::new(&served.rules);
         let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
-        Self { shared: Arc::new(Shared { served, sessions, paused, meter, tasks, desk: Arc::default() }) }
+        let native = served.pool.clone().map(native::Native::new);
+        Self { shared: Arc::new(Shared { served, sessions, paused, meter, tasks, desk: Arc::default(), native }) }
+    }
+
+    /// Keeps what is cached small while nobody asks, until told to stop.
+    pub async fn keep_tidy(&self, stop: &CancellationToken) {
+        if let Some(native) = &self.shared.native {
+            native.keep_tidy(stop).await;
+        }
     }
 
     /// Answers one message of a client. Dropping the future means that the client left: the upstream's
@@ -141,6 +154,7 @@ impl SessionFace {
         };
         match sort(&self.shared, &session, message, inbound.body.clone()) {
             Ok(Sorted::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
+            Ok(Sorted::Weighed(request)) => Box::pin(native::post(&self.shared, session, request, inbound)).await,
             Ok(Sorted::Bridged(message)) => Box::pin(bridge::post(&self.shared, session, message, inbound)).await,
             Ok(Sorted::Call(call)) => self.shared.call(asking(session), call).await,
             Ok(Sorted::Method(request)) => self.shared.task_method(asking(session), &request).await,
@@ -245,8 +259,10 @@ pub(super) fn refuse(addressee: &Addressee, complaint: &Complaint) -> Response {
 
 /// Where a message goes.
 enum Sorted {
-    /// To a server that knows no sessions.
+    /// To a server that knows no sessions, or about a request that the gateway drives itself.
     Bridged(Message),
+    /// A plain call, whose tool the server may run only as a task.
+    Weighed(Request),
     /// Through the pipe.
     Piped(Parcel),
     /// To the engine, as a task.
@@ -279,6 +295,9 @@ fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> R
             if bridge::carries(session) {
                 return Ok(Sorted::Bridged(Message::Request(request)));
             }
+            if native::may_drive(session, &request) {
+                return Ok(Sorted::Weighed(request));
+            }
             pipe::request(request, bytes).map(Sorted::Piped)
         }
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
@@ -287,7 +306,12 @@ fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> R
         other @ (Message::Notification(_) | Message::Response(_)) if bridge::carries(session) => {
             Ok(Sorted::Bridged(other))
         }
-        Message::Response(response) if response.id.as_ref().is_some_and(is_own) => Ok(Sorted::Answer(response)),
+        Message::Response(response) if response.id.as_ref().is_some_and(is_own) => {
+            Ok(Sorted::Bridged(Message::Response(response)))
+        }
+        Message::Notification(notification) if native::is_about_a_driven_call(shared, session, &notification) => {
+            Ok(Sorted::Bridged(Message::Notification(notification)))
+        }
         other @ (Message::Notification(_) | Message::Response(_)) => {
             Ok(parcel(other, bytes)?.map_or(Sorted::Nothing, Sorted::Piped))
         }

@@ -4,7 +4,7 @@
 //! headers a session needs and nothing of what is said in it. No session pool stands behind it.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,8 +13,9 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
 use super::Upstream;
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::GatewayFault;
-use crate::wire::{ProtocolVersion, RpcError};
+use crate::wire::{Message, ProtocolVersion, RpcError};
 
 /// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
 /// request at the upstream.
@@ -55,6 +56,30 @@ pub trait OwnSession: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// If the upstream agrees to none: nothing was sent in it.
     async fn renew(&self, lost: &Binding) -> Result<Binding, GatewayFault>;
+
+    /// Has what the upstream says on the session's own stream brought to `ear` as well, as long as that is there.
+    fn listen(&self, ear: Weak<dyn Ear>);
+
+    /// Returns once that stream is read, or will not be soon; within a second or so. Some upstreams forget what they
+    /// would have said on it before.
+    async fn listening(&self);
+}
+
+/// A call in a client's own session, as whoever reads that session's stream knows it.
+pub trait Ear: Send + Sync + std::fmt::Debug {
+    /// Takes a message that is about this call, and gives back any other. Does not block.
+    fn hear(self: Arc<Self>, message: Message, fit: Fit) -> Option<Message>;
+}
+
+/// What makes a message one about a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It names the call or its task.
+    Named,
+    /// No other call can have a task that nobody knows yet: it may be this call's, if that still waits to hear of its own.
+    OnlyTask,
+    /// Nobody else is there: requests that name nothing are the call's as well (T-20).
+    OnlyOne,
 }
 
 /// A session at the upstream, as its requests name it.
@@ -64,6 +89,8 @@ pub struct Binding {
     pub session: Option<HeaderValue>,
     /// What both agreed on; `None` before they have.
     pub version: Option<ProtocolVersion>,
+    /// What the upstream can do in it with tasks of its own.
+    pub tasks: PeerTasks,
 }
 
 /// One HTTP request.

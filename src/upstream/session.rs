@@ -4,6 +4,7 @@
 //! comparing the two is how everybody notices. Read [`calls`] and [`route`] for what arrives in it.
 
 pub(crate) mod calls;
+mod ear;
 pub(crate) mod handshake;
 mod level;
 pub(crate) mod listen;

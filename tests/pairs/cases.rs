@@ -127,6 +127,7 @@ pub(crate) const fn why_not(client: speaker::Kind, server: server::Kind, case: C
     match (client, server, case) {
         (speaker::Kind::Session | speaker::Kind::Stateless, _, Case::CancelSettled) => Some("no task to cancel"),
         // In front of a server without sessions it is the gateway that waits.
+        // So it does for a tool that is a task at the server alone.
         (speaker::Kind::Session, server::Kind::Session | server::Kind::CoreTasks, Case::TimedOut) => {
             Some("client and server wait for each other as they like")
         }
@@ -215,7 +216,8 @@ fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &St
         // What a server's own task hides until its first poll is no fast answer.
         speaker::Kind::ExtensionTasks => {
             let is_fast = matches!(case, Case::Result | Case::ToolError | Case::RpcError | Case::ServerGone);
-            let is_polled = matches!(kind, server::Kind::CoreTasks | server::Kind::ExtensionTasks);
+            let is_polled =
+                matches!(kind, server::Kind::CoreTasks | server::Kind::CoreRequired | server::Kind::ExtensionTasks);
             if is_fast && is_polled { story.is_task } else { !is_fast }
         }
     };

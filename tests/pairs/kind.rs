@@ -1,4 +1,4 @@
-//! What a client or a server speaks, and whether it has to do with tasks.
+//! What a client speaks, and whether it has to do with tasks.
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {

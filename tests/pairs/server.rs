@@ -1,4 +1,4 @@
-//! One scripted server in four kinds: what its tools do is the same, how it says so is not.
+//! One scripted server in five kinds: what its tools do is the same, how it says so is not.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,7 +8,6 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 
-pub(crate) use crate::kind::Kind;
 use crate::upstream::{Events, Reply, Seen, Server, answer, json_text};
 
 /// How long the slow tool takes; the gateway's grace is shorter.
@@ -18,6 +17,40 @@ const TOOLS: [&str; 8] = ["result", "tool_error", "rpc_error", "slow", "ask", "a
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+
+/// What a server speaks, and whether it has tasks of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Session,
+    Stateless,
+    CoreTasks,
+    /// Its tools run in no other way.
+    CoreRequired,
+    ExtensionTasks,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 5] =
+        [Self::Session, Self::Stateless, Self::CoreTasks, Self::CoreRequired, Self::ExtensionTasks];
+
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Session => "2025-11-25",
+            Self::Stateless => "2026-07-28",
+            Self::CoreTasks => "2025-11-25 with tasks",
+            Self::CoreRequired => "2025-11-25, tasks alone",
+            Self::ExtensionTasks => "2026-07-28 with tasks",
+        }
+    }
+
+    const fn is_stateless(self) -> bool {
+        matches!(self, Self::Stateless | Self::ExtensionTasks)
+    }
+
+    const fn is_core(self) -> bool {
+        matches!(self, Self::CoreTasks | Self::CoreRequired)
+    }
+}
 
 /// One call that was run.
 struct Job {
@@ -167,7 +200,7 @@ pub(crate) async fn start(kind: Kind) -> (Server, Arc<Ledger>) {
     let ledger = Arc::new(Ledger::default());
     let kept = Arc::clone(&ledger);
     let server = Server::start(move |seen| serve(kind, &kept, seen)).await;
-    if kind == Kind::CoreTasks {
+    if kind.is_core() {
         let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
         *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
     }
@@ -184,8 +217,11 @@ fn serve(kind: Kind, ledger: &Arc<Ledger>, seen: &Seen) -> Option<Reply> {
         ("POST", "tools/list") => Some(answer(seen, &tools(kind))),
         ("POST", "tools/call") => Some(match kind {
             Kind::Session => session_call(ledger, seen),
-            Kind::CoreTasks if seen.body["params"]["task"].is_object() => core_handle(ledger, seen),
+            Kind::CoreTasks | Kind::CoreRequired if seen.body["params"]["task"].is_object() => {
+                core_handle(ledger, seen)
+            }
             Kind::CoreTasks => session_call(ledger, seen),
+            Kind::CoreRequired => refused(seen),
             Kind::ExtensionTasks if declares => extension_call(ledger, seen),
             Kind::Stateless | Kind::ExtensionTasks => stateless_call(ledger, seen),
         }),
@@ -225,8 +261,9 @@ fn discovered(kind: Kind) -> Value {
 fn tools(kind: Kind) -> Value {
     let tool = |name: &&str| {
         let mut tool = json!({"name": name, "inputSchema": {"type": "object"}});
-        if kind == Kind::CoreTasks {
-            tool["execution"] = json!({"taskSupport": "optional"});
+        if kind.is_core() {
+            let support = if kind == Kind::CoreRequired { "required" } else { "optional" };
+            tool["execution"] = json!({"taskSupport": support});
         }
         tool
     };
@@ -390,7 +427,7 @@ fn task(kind: Kind, ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
         let error = json!({"code": -32602, "message": "no such task"});
         return json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
     };
-    let is_core = kind == Kind::CoreTasks;
+    let is_core = kind.is_core();
     match seen.rpc() {
         "tasks/result" if is_core => {
             let (events, reply) = Events::open();

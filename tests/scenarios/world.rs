@@ -20,7 +20,6 @@ use taskgate::face::stateless::{Served, StatelessFace};
 use taskgate::store::TaskStore;
 use taskgate::task::{
     Clock, EarlyInput, Executed, GatewayFault, Mode, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolPolicy,
-    ToolRules,
 };
 use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, OwnSession};
 use taskgate::upstream::http::Life;
@@ -118,7 +117,7 @@ fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine:
         conduit: Arc::new(Unreachable(Arc::from("scripted"))),
         slots: Arc::clone(slots),
         queue_deadline: rules.queue_deadline,
-        rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
+        rules: taskgate::task::ToolRules { patterns: Vec::new(), default: rules.policy() },
         timeouts: Timeouts::default(),
         call_timeouts: Timeouts::default(),
         edited_bytes_max: 1 << 20,
@@ -129,6 +128,7 @@ fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine:
         random: || DRAWN.fetch_add(1, Ordering::Relaxed).into(),
         life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
+        pool: None,
         bridge: Some(Bridge { eras: Arc::clone(&server), stateless: server, is_certain: true }),
     })
 }
@@ -201,7 +201,7 @@ impl World {
             engine: Arc::clone(&engine),
             slots: Arc::clone(&slots),
             queue_deadline: rules.queue_deadline,
-            rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
+            rules: taskgate::task::ToolRules { patterns: Vec::new(), default: rules.policy() },
             timeouts: Timeouts::default(),
             call_timeouts: Timeouts::default(),
             result_bytes_max: 1 << 20,

@@ -129,6 +129,7 @@ fn face_with(conduit: &Arc<Slow>, timeouts: Timeouts, life_signs: bool) -> Sessi
         random: || 7,
         life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
+        pool: None,
         bridge: None,
     })
 }

@@ -348,6 +348,11 @@ impl Events {
         let _ = self.0.try_send(Err(io::Error::other("cut")));
     }
 
+    /// Whether anybody still reads.
+    pub(crate) fn is_open(&self) -> bool {
+        !self.0.is_closed()
+    }
+
     /// Returns once nobody reads any more.
     pub(crate) async fn left(&self) {
         in_time(self.0.closed()).await;

@@ -4,7 +4,7 @@ use super::*;
 use crate::wire::ScanLimits;
 
 fn payload(text: &str) -> Payload {
-    Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).expect(text)
+    Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).expect(text)
 }
 
 fn object(text: &str) -> Object {
@@ -184,5 +184,33 @@ fn t_67_questions_and_messages_lose_the_upstreams_id() {
         (r#"{"m":1}"#, r#"{"m":1}"#),
     ] {
         assert_eq!(unrelated(&object(came)).as_str(), goes);
+    }
+}
+
+/// T-67: what is about a task of the upstream's is told from what is the client's.
+#[test]
+fn t_67_a_message_on_a_sessions_stream_says_whom_it_concerns() {
+    let related = r#""_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u"}}"#;
+    for (members, expected) in [
+        (r#""method":"notifications/tasks/status","params":{"taskId":"u"}"#.to_owned(), Concern::Task),
+        (format!(r#""id":1,"method":"elicitation/create","params":{{{related}}}"#), Concern::Task),
+        (format!(r#""method":"notifications/message","params":{{{related}}}"#), Concern::Task),
+        (r#""id":1,"method":"elicitation/create","params":{"message":"m"}"#.to_owned(), Concern::Client),
+        (r#""method":"notifications/progress","params":{"progressToken":1}"#.to_owned(), Concern::Unsure),
+        (r#""method":"notifications/cancelled","params":{"requestId":1}"#.to_owned(), Concern::Unsure),
+        (r#""method":"notifications/tools/list_changed""#.to_owned(), Concern::Client),
+        (r#""id":1,"result":{}"#.to_owned(), Concern::Client),
+    ] {
+        let text = Bytes::from(format!(r#"{{"jsonrpc":"2.0",{members}}}"#));
+        let message = crate::wire::envelope::read(&text, ScanLimits::UPSTREAM).unwrap();
+        assert_eq!(concern(&message), expected, "{members}");
+    }
+    for (text, is_about_one) in [
+        (format!(r#"{{"jsonrpc":"2.0","method":"m",{related}}}"#), true),
+        (r#"{"jsonrpc":"2.0","method":"notifications/tasks/status","_meta":{}}"#.to_owned(), true),
+        (r#"{"jsonrpc":"2.0","method":"m","_meta":{}}"#.to_owned(), false),
+        ("[]".to_owned(), false),
+    ] {
+        assert_eq!(concerns_a_task(&Bytes::from(text.clone())), is_about_one, "{text}");
     }
 }

@@ -2,6 +2,7 @@
 
 use super::Purpose;
 use super::layout::{Reader, hex_digest, put};
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::{Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion};
 
@@ -10,6 +11,10 @@ const LAYOUT: u8 = 1;
 /// Flags of the members that may be absent.
 const HAS_CLIENT_INFO: u8 = 1;
 const HAS_UPSTREAM_SESSION: u8 = 1 << 1;
+/// Flags of what the upstream declared of its tasks.
+const TASK_CALLS: u8 = 1 << 2;
+const TASK_CANCEL: u8 = 1 << 3;
+const ALL_FLAGS: u8 = HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION | TASK_CALLS | TASK_CANCEL;
 
 /// One client's session (design of the session face: all that is known about it travels in its id).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,6 +34,8 @@ pub struct SessionToken {
     pub issued_at: Timestamp,
     /// The upstream's own id of the session, if it gave one.
     pub upstream_session: Option<String>,
+    /// What the upstream declared of tasks of its own, whatever version it was said in.
+    pub tasks: PeerTasks,
 }
 
 impl SessionToken {
@@ -42,8 +49,10 @@ impl SessionToken {
 
     fn write(&self, client_info: Option<&Payload>) -> Vec<u8> {
         let flag = |present: bool, flag| if present { flag } else { 0 };
-        let flags =
-            flag(client_info.is_some(), HAS_CLIENT_INFO) | flag(self.upstream_session.is_some(), HAS_UPSTREAM_SESSION);
+        let flags = flag(client_info.is_some(), HAS_CLIENT_INFO)
+            | flag(self.upstream_session.is_some(), HAS_UPSTREAM_SESSION)
+            | flag(self.tasks.calls, TASK_CALLS)
+            | flag(self.tasks.cancel, TASK_CANCEL);
         let mut out = vec![LAYOUT, flags, number_of(self.client_version), number_of(self.upstream_version)];
         out.extend_from_slice(&self.nonce.to_be_bytes());
         out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
@@ -61,7 +70,7 @@ impl SessionToken {
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let mut rest = Reader::new(bytes);
         let [layout, flags, client_version, upstream_version] = rest.take()?;
-        if layout != LAYOUT || flags & !(HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION) != 0 {
+        if layout != LAYOUT || flags & !ALL_FLAGS != 0 {
             return None;
         }
         // In the order in which the bytes stand.
@@ -75,6 +84,7 @@ impl SessionToken {
             capabilities: rest.payload()?,
             client_info: if flags & HAS_CLIENT_INFO == 0 { None } else { Some(rest.payload()?) },
             upstream_session: if flags & HAS_UPSTREAM_SESSION == 0 { None } else { Some(rest.text()?) },
+            tasks: PeerTasks { calls: flags & TASK_CALLS != 0, cancel: flags & TASK_CANCEL != 0 },
         };
         rest.is_empty().then_some(token)
     }

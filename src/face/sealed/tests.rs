@@ -4,6 +4,7 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::{Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion, ScanLimits};
 
@@ -28,6 +29,7 @@ fn token(capabilities: &str, client_info: Option<&str>) -> SessionToken {
         client_info: client_info.map(object),
         issued_at: Timestamp::from_millis(1_785_196_800_007),
         upstream_session: Some("5c1f".repeat(8)),
+        tasks: PeerTasks::default(),
     }
 }
 
@@ -39,6 +41,7 @@ prop_compose! {
         nonce: u128,
         issued_at: u64,
         versions in [0..ProtocolVersion::ALL.len(), 0..ProtocolVersion::ALL.len()],
+        tasks: [bool; 2],
     ) -> SessionToken {
         let [upstream, principal, capabilities] = texts;
         let [client_version, upstream_version] = versions.map(|at| ProtocolVersion::ALL[at]);
@@ -52,6 +55,7 @@ prop_compose! {
             client_info: client_info.as_deref().map(object),
             issued_at: Timestamp::from_millis(issued_at),
             upstream_session,
+            tasks: PeerTasks { calls: tasks[0], cancel: tasks[1] },
         }
     }
 }

@@ -5,8 +5,8 @@
 //! are answers, as requests on the call's own stream ([`round`]). What of this is known in memory alone is at the
 //! [`desk`]. The session itself is in its id, like any other: it outlives the gateway.
 
-mod call;
-mod client;
+pub(super) mod call;
+pub(super) mod client;
 mod desk;
 mod introduce;
 mod round;

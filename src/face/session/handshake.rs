@@ -13,6 +13,7 @@ use super::sessions::{Session, Told};
 use super::{Shared, addressee, not_allowed, refuse};
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::face::answer::bare;
 use crate::face::http::{Inbound, Response};
 use crate::face::pipe::read;
@@ -42,6 +43,8 @@ struct Agreed {
     binding: Binding,
     version: ProtocolVersion,
     result: Object,
+    /// What it declared of tasks of its own, whatever its version.
+    tasks: PeerTasks,
 }
 
 /// Why there is none.
@@ -95,6 +98,7 @@ pub(super) async fn open(shared: &Arc<Shared>, inbound: &Inbound, request: &Requ
         client_info: introduction.client_info,
         issued_at: shared.served.clock.now(),
         upstream_session: opened.binding.session.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned),
+        tasks: opened.tasks,
     };
     let sealed = shared.served.sealer.seal_session(&token).ok().and_then(|id| HeaderValue::try_from(id).ok());
     let Some(sealed) = sealed else {
@@ -115,6 +119,7 @@ struct Opened {
     binding: Binding,
     version: ProtocolVersion,
     result: Payload,
+    tasks: PeerTasks,
 }
 
 /// Opens a session at the upstream, or in front of one that turns out to know none.
@@ -128,7 +133,8 @@ async fn open_either(
     let bridged = async |over: &Bridge| {
         let result = introduce(shared, over, &inbound.principal, introduction).await?;
         let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
-        Ok(Opened { binding: Binding::default(), version: ProtocolVersion::V2026_07_28, result })
+        let (binding, tasks) = (Binding::default(), PeerTasks::default());
+        Ok(Opened { binding, version: ProtocolVersion::V2026_07_28, result, tasks })
     };
     let bridge = shared.served.bridge.as_ref();
     if let Some(certain) = bridge.filter(|bridge| bridge.is_certain) {
@@ -139,7 +145,8 @@ async fn open_either(
     let refusal = match in_time(agree(shared, &request.id, asked, message)).await {
         Ok(agreed) => {
             let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
-            return Ok(Opened { binding: agreed.binding, version: agreed.version, result });
+            let Agreed { binding, version, tasks, .. } = agreed;
+            return Ok(Opened { binding, version, result, tasks });
         }
         Err(refusal) => refusal,
     };
@@ -190,7 +197,9 @@ async fn initialize(shared: &Shared, id: &RequestId, message: Bytes) -> Result<A
     if session.as_ref().is_some_and(|id| !is_session_id(id)) {
         return Err(malformed());
     }
-    Ok(Agreed { binding: Binding { session, version: Some(version) }, version, result })
+    let tasks = result.get("capabilities").map_or_else(PeerTasks::default, |declared| PeerTasks::declared(&declared));
+    let binding = Binding { session, version: Some(version), tasks: tasks.within(version) };
+    Ok(Agreed { binding, version, result, tasks })
 }
 
 fn malformed() -> NotAgreed {
@@ -287,6 +296,8 @@ impl Shared {
     /// Ends a client's session for good, here and at the upstream.
     pub(super) async fn end(&self, session: &Session) -> Response {
         let binding = self.sessions.binding(session);
+        // Plain calls end with their session: nobody is left who could have their answers.
+        self.desk.end_session(session.token.nonce);
         if self.tasks.lendings.put_off(session.token.nonce, &binding) {
             // Tasks still run in it; the client's session ends here all the same.
             self.sessions.ended(session.token.nonce);

@@ -38,7 +38,8 @@ pub(in crate::face) struct Session {
 impl Session {
     pub(super) fn new(token: SessionToken) -> Self {
         let session = token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
-        let opened = Binding { session, version: Some(token.upstream_version) };
+        let tasks = token.tasks.within(token.upstream_version);
+        let opened = Binding { session, version: Some(token.upstream_version), tasks };
         Self { token: Arc::new(token), opened }
     }
 }
@@ -207,6 +208,7 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dialect::relay_core_2025_11_25::PeerTasks;
     use crate::task::Timestamp;
     use crate::wire::ProtocolVersion;
 
@@ -221,6 +223,7 @@ mod tests {
             client_info: None,
             issued_at: Timestamp::from_millis(0),
             upstream_session: Some("s-1".to_owned()),
+            tasks: PeerTasks::default(),
         }
     }
 

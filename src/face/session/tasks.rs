@@ -16,6 +16,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use parking_lot::Mutex;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::sessions::Session;
 use super::{Shared, addressee, bridge, refuse};
@@ -34,6 +35,7 @@ use crate::metric;
 use crate::task::{
     Executed, Failure, GatewayFault, InputKey, Outcome, Principal, Reason, TakesTasks, Task, TaskKey, ToolRules,
 };
+use crate::upstream::conduit::Ear;
 use crate::upstream::{CallContext, ClientFacts, NativeTask, Progress, Upstream, UpstreamRequest};
 use crate::wire::envelope::{self, Request};
 use crate::wire::meta::{META, PROGRESS_TOKEN};
@@ -82,6 +84,16 @@ impl Desk {
     /// Whether a session has to do with tasks.
     pub(in crate::face) fn are_for(&self, session: &Session) -> bool {
         session.has_tasks()
+    }
+
+    /// Those who hear what the upstream says of its own tasks on a session's stream.
+    pub(super) fn ears(&self, session: &Session) -> Vec<Arc<dyn Ear>> {
+        self.lendings.ears(session.token.nonce)
+    }
+
+    /// Cancelled once nothing runs in a session any more; `None` if nothing does now.
+    pub(super) fn over(&self, session: &Session) -> Option<CancellationToken> {
+        self.lendings.over(session.token.nonce)
     }
 
     /// A stream of a session on which tasks may say something; `None` where there are none.
@@ -144,7 +156,8 @@ impl Shared {
         let Some(params) = call.request.params.object() else {
             return refuse(&addressee, &Complaint::UnknownTool);
         };
-        let spec = self.spec(&asking, &call, params);
+        let native = self.native_task(&asking, &call.tool).await;
+        let spec = self.spec(&asking, &call, params, native);
         let dialect = CoreTasks::with_immediate_response(spec.policy.immediate_response.clone());
         match self.served.engine.call(spec).next().await {
             Some(CallEvent::Created(task)) => {
@@ -174,14 +187,20 @@ impl Shared {
     }
 
     /// Where a task of this session runs: in the client's own upstream session, where the server knows any.
-    fn upstream_of(self: &Arc<Self>, session: &Session) -> Arc<dyn Upstream> {
+    pub(super) fn upstream_of(self: &Arc<Self>, session: &Session) -> Arc<dyn Upstream> {
         match self.served.bridge.as_ref().filter(|_| bridge::carries(session)) {
             Some(bridge) => Arc::clone(&bridge.stateless),
             None => self.served.conduit.bound(Arc::new(Lent::new(self, session))),
         }
     }
 
-    fn spec(self: &Arc<Self>, asking: &Asking<'_>, call: &TaskCall, params: &Object) -> CallSpec {
+    fn spec(
+        self: &Arc<Self>,
+        asking: &Asking<'_>,
+        call: &TaskCall,
+        params: &Object,
+        native_task: NativeTask,
+    ) -> CallSpec {
         let served = &self.served;
         let mut policy = served.rules.policy_of(&call.tool);
         policy.ttl = call.wish.ttl(policy.ttl, policy.ttl_max);
@@ -211,8 +230,7 @@ impl Shared {
                 log_level: None,
                 timeouts: served.call_timeouts,
                 result_bytes_max: policy.result_bytes_max,
-                // What the upstream said of its tasks went to the client alone.
-                native_task: NativeTask::Never,
+                native_task,
             },
             tool: Arc::from(call.tool.as_str()),
             policy,

@@ -299,7 +299,7 @@ impl Passing {
     }
 
     async fn deliver(&self) -> Result<Judged, GatewayFault> {
-        let binding = Binding { session: None, version: Some(ProtocolVersion::V2026_07_28) };
+        let binding = Binding { version: Some(ProtocolVersion::V2026_07_28), ..Binding::default() };
         let verb = Verb::PostWith { message: self.message.clone(), headers: self.headers.clone() };
         let response = self.pipe.piped.conduit.send(ConduitRequest { binding: binding.clone(), verb }).await?;
         Ok(read::judge(response, &binding).await)

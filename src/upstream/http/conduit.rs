@@ -48,7 +48,7 @@ impl Conduit for HttpUpstream {
 }
 
 fn outgoing(request: ConduitRequest) -> Outgoing {
-    let Binding { session, version } = request.binding;
+    let Binding { session, version, tasks: _ } = request.binding;
     let credentials = Credentials { session, version };
     match request.verb {
         Verb::Post(message) => credentials.post(message),

@@ -21,7 +21,7 @@ use super::post::Credentials;
 use super::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
 use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::{Binding, OwnSession};
+use crate::upstream::conduit::{Binding, Ear, OwnSession};
 use crate::upstream::session::calls::Call;
 use crate::upstream::session::pool::Pool;
 use crate::upstream::session::{Hop, Session, SessionKey};
@@ -57,7 +57,7 @@ impl Home {
     pub(super) async fn session(&self, hop: &Arc<Hop>) -> Result<Arc<Session>, BeginError> {
         match self {
             Self::Pool { pool, key } => pool.session(key).await,
-            Self::Own(own) => Ok(Session::adopted(hop, credentials(own.binding().await), PeerTasks::default())),
+            Self::Own(own) => Ok(listened_to(own, in_own(hop, own, own.binding().await)).await),
         }
     }
 
@@ -65,7 +65,10 @@ impl Home {
     pub(super) fn adopt(&self, hop: &Arc<Hop>, credentials: Credentials, tasks: PeerTasks) -> Arc<Session> {
         match self {
             Self::Pool { pool, key } => pool.adopt(key, credentials, tasks),
-            Self::Own(_) => Session::adopted(hop, credentials, tasks),
+            Self::Own(own) => {
+                let Credentials { session, version } = credentials;
+                in_own(hop, own, Binding { session, version, tasks })
+            }
         }
     }
 
@@ -77,15 +80,30 @@ impl Home {
             }),
             Self::Own(own) => {
                 let Credentials { session, version } = lost.credentials.clone();
-                let binding = own.renew(&Binding { session, version }).await?;
-                Ok(Session::adopted(&lost.hop, credentials(binding), PeerTasks::default()))
+                let binding = own.renew(&Binding { session, version, tasks: lost.tasks }).await?;
+                Ok(listened_to(own, in_own(&lost.hop, own, binding)).await)
             }
         }
     }
 }
 
-fn credentials(binding: Binding) -> Credentials {
-    Credentials { session: binding.session, version: binding.version }
+/// A client's own session, for one call. What is said on the session's stream reaches it by the client's ears.
+fn in_own(hop: &Arc<Hop>, own: &Arc<dyn OwnSession>, binding: Binding) -> Arc<Session> {
+    let Binding { session, version, tasks } = binding;
+    let adopted = Session::adopted(hop, Credentials { session, version }, tasks);
+    if tasks.calls {
+        let ear: Arc<dyn Ear> = Arc::<Session>::clone(&adopted);
+        own.listen(Arc::downgrade(&ear));
+    }
+    adopted
+}
+
+/// A session in which the upstream may speak of its tasks on the session's own stream.
+async fn listened_to(own: &Arc<dyn OwnSession>, session: Arc<Session>) -> Arc<Session> {
+    if session.tasks.calls {
+        own.listening().await;
+    }
+    session
 }
 
 /// One call, as its two ends see it: the exchange that owns it and the future that runs it.

@@ -18,7 +18,7 @@ use crate::wire::{Notification, Object, Payload, Request, RequestId, RpcError, e
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
 /// What a notification is about.
-enum Note {
+pub(super) enum Note {
     Progress(Payload, Progress),
     Log(Payload),
     Withdrawn(Payload),
@@ -85,8 +85,13 @@ impl Session {
             self.hop.dropped("stray_request");
             return self.refuse(&request.id, INTERNAL_ERROR, "no single call that this can belong to");
         };
+        self.ask_of(&call, request);
+    }
+
+    /// Puts a question of a call, which may be full of them.
+    pub(super) fn ask_of(self: &Arc<Self>, call: &Call, request: Request) {
         let id = request.id.clone();
-        if let Some(event) = self.admit(&call, request)
+        if let Some(event) = self.admit(call, request)
             && !call.try_tell(event)
         {
             call.close(id.payload());
@@ -153,7 +158,7 @@ pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<
     }
 }
 
-fn read(notification: &Notification) -> Note {
+pub(super) fn read(notification: &Notification) -> Note {
     let params = notification.params.object();
     match notification.method.as_str() {
         method::PROGRESS => {
@@ -178,7 +183,7 @@ fn progress(params: &Object) -> Option<(Payload, Progress)> {
 }
 
 /// The upstream's task that a request names as its cause.
-fn related_task(params: &Params) -> Option<String> {
+pub(super) fn related_task(params: &Params) -> Option<String> {
     params.object()?.get_object(meta::META)?.get_object(meta::RELATED_TASK)?.get_string("taskId")
 }
 

@@ -21,7 +21,7 @@ use super::super::tasks::Support;
 use super::client::{Client, no_questions};
 use super::desk::Entry;
 use super::round::Next;
-use super::{Bridge, Session, Shared};
+use super::{Session, Shared};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::LogLevel;
 use crate::dialect::plain::PlainPeer;
@@ -35,7 +35,7 @@ use crate::face::rewrite;
 use crate::face::rising::Rising;
 use crate::metric;
 use crate::task::{Executed, Failure, GatewayFault, Outcome, Plan, Principal, Reason};
-use crate::upstream::UpstreamRequest;
+use crate::upstream::{NativeTask, Upstream, UpstreamRequest};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{Object, Payload, RequestId, RpcError, envelope, meta, method};
@@ -44,14 +44,14 @@ use crate::wire::{Object, Payload, RequestId, RpcError, envelope, meta, method};
 const QUEUE_MAX: usize = 16;
 
 /// Who makes a request, and what it takes for an answer.
-pub(super) struct Caller {
+pub(in crate::face::session) struct Caller {
     pub(super) principal: Principal,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
 }
 
 impl Caller {
-    pub(super) fn of(inbound: &Inbound) -> Self {
+    pub(in crate::face::session) fn of(inbound: &Inbound) -> Self {
         Self { principal: inbound.principal.clone(), accepted: inbound.accepted, arrived: inbound.received_at }
     }
 
@@ -72,14 +72,14 @@ enum Word {
 }
 
 /// The client's end of a call. Dropping it leaves the call alone.
-pub(super) struct Said {
+pub(in crate::face::session) struct Said {
     words: mpsc::Receiver<Word>,
     cancelled: CancellationToken,
 }
 
 impl Said {
     /// The whole answer: JSON where nothing comes before it in time.
-    pub(super) async fn respond(mut self, addressee: Addressee) -> Response {
+    pub(in crate::face::session) async fn respond(mut self, addressee: Addressee) -> Response {
         match self.next().await {
             Some(Word::Last(Ok(result))) => addressee.result(result),
             Some(Word::Last(Err(error))) => addressee.error(StatusCode::OK, &error),
@@ -141,11 +141,44 @@ fn fault(reason: Reason) -> Ending {
     Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }
 
+/// Where a request goes.
+pub(in crate::face::session) struct Way {
+    pub(in crate::face::session) upstream: Arc<dyn Upstream>,
+    pub(in crate::face::session) speech: Speech,
+}
+
+/// In whose words the upstream answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::face::session) enum Speech {
+    /// Of a server without sessions: they are turned into those of a session.
+    Stateless,
+    /// Of a server with sessions, which runs the tool only as a task.
+    Sessions,
+}
+
+/// Begins a request to a server without sessions.
+///
+/// # Errors
+/// As [`begin_on`].
+pub(super) fn begin(
+    shared: &Arc<Shared>,
+    session: &Session,
+    request: &Request,
+    caller: Caller,
+) -> Result<Said, RpcError> {
+    let Some(bridge) = &shared.served.bridge else {
+        return Err(gateway_error(&GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
+    };
+    let way = Way { upstream: Arc::clone(&bridge.stateless), speech: Speech::Stateless };
+    begin_on(&way, shared, session, request, caller)
+}
+
 /// Begins a request.
 ///
 /// # Errors
 /// Those that the client is to see; nothing was sent.
-pub(super) fn begin(
+pub(in crate::face::session) fn begin_on(
+    way: &Way,
     shared: &Arc<Shared>,
     session: &Session,
     request: &Request,
@@ -153,9 +186,6 @@ pub(super) fn begin(
 ) -> Result<Said, RpcError> {
     let version = session.token.client_version;
     let complain = |complaint: &Complaint| complaint.to_error(version);
-    let Some(bridge) = &shared.served.bridge else {
-        return Err(gateway_error(&GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
-    };
     let tool = match request.method.as_str() {
         method::TOOLS_CALL => Some(tool_of(request.params.object()).map_err(|complaint| complain(&complaint))?),
         _ => None,
@@ -191,8 +221,9 @@ pub(super) fn begin(
         questions,
         entered,
         support: shared.tasks.support(session),
+        speech: way.speech,
     };
-    let call = shared.served.engine.call(driver.spec(bridge, &client, params, (tool, caller)));
+    let call = shared.served.engine.call(driver.spec(&way.upstream, &client, params, (tool, caller)));
     let stop = shared.served.life.stop.clone();
     let driving = async move { driver.run(call).await };
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
@@ -224,6 +255,7 @@ pub(super) struct Driver {
     entered: Entry,
     /// What a tool list says of tasks.
     support: Option<Support>,
+    speech: Speech,
 }
 
 /// What came of listening to a call for a while.
@@ -237,7 +269,7 @@ enum Heard {
 impl Driver {
     fn spec(
         &self,
-        bridge: &Bridge,
+        upstream: &Arc<dyn Upstream>,
         client: &Client,
         params: Option<&Object>,
         (tool, caller): (Option<String>, Caller),
@@ -252,11 +284,15 @@ impl Driver {
         };
         let mut context = client.context(&caller.principal, timeouts, bytes_max);
         context.progress = self.rising.is_some();
-        context.log_level = self.level.map(|level| Arc::from(level.as_str()));
+        match self.speech {
+            Speech::Stateless => context.log_level = self.level.map(|level| Arc::from(level.as_str())),
+            // The level of a session is the client's own affair.
+            Speech::Sessions => context.native_task = NativeTask::WhereServed { deadline: policy.deadline },
+        }
         let peer = Arc::new(PlainPeer);
         CallSpec {
             owner: caller.principal,
-            upstream: Arc::clone(&bridge.stateless),
+            upstream: Arc::clone(upstream),
             slots: is_tool.then(|| Arc::clone(&served.slots)),
             queue_deadline: served.queue_deadline,
             request: UpstreamRequest {
@@ -340,8 +376,11 @@ impl Driver {
         }
     }
 
-    /// Whether the session's level lets a log message through.
+    /// Whether the session's level lets a log message through. Without one a server with sessions says what it likes.
     fn wants(&self, log: &Payload) -> bool {
+        if self.speech == Speech::Sessions && self.level.is_none() {
+            return true;
+        }
         let level = Object::of(log).and_then(|log| log.get_string("level")).as_deref().and_then(LogLevel::parse);
         matches!((self.level, level), (Some(wanted), Some(level)) if level >= wanted)
     }
@@ -357,6 +396,8 @@ impl Driver {
     /// How the client is told of an outcome.
     pub(super) fn ending(&self, outcome: Outcome) -> Ending {
         match outcome {
+            Outcome::Returned { result, .. } if self.speech == Speech::Sessions => Ok(result),
+            Outcome::Faulted(Failure::Upstream(error)) if self.speech == Speech::Sessions => Err(error),
             Outcome::Returned { result, .. } => Ok(self.offering(session_result(&self.method, &result))),
             Outcome::Faulted(Failure::Upstream(error)) => Err(session_error(&error, self.uri.as_deref())),
             Outcome::Faulted(Failure::Gateway(fault)) => Err(gateway_error(&fault)),

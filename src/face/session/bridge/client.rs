@@ -13,13 +13,13 @@ use crate::wire::{Object, Payload, ProtocolVersion};
 
 /// What its handshake said of it, as far as its version gives that a meaning.
 #[derive(Clone, Debug)]
-pub(super) struct Client {
+pub(in crate::face::session) struct Client {
     said: StatelessRequest,
 }
 
 impl Client {
     /// The client that declared these capabilities in a handshake of this version.
-    pub(super) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
+    pub(in crate::face::session) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
         let declared = client_capabilities(capabilities, version);
         let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
         let meta = Object::of(&meta).expect("what was written as an object is one");
@@ -28,7 +28,12 @@ impl Client {
     }
 
     /// A context without progress and log messages.
-    pub(super) fn context(&self, principal: &Principal, timeouts: Timeouts, result_bytes_max: usize) -> CallContext {
+    pub(in crate::face::session) fn context(
+        &self,
+        principal: &Principal,
+        timeouts: Timeouts,
+        result_bytes_max: usize,
+    ) -> CallContext {
         CallContext {
             principal: principal.clone(),
             client: ClientFacts { capabilities: self.said.upstream_capabilities() },

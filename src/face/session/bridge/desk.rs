@@ -61,8 +61,13 @@ impl Desk {
         }
     }
 
+    /// Whether a request is under way here.
+    pub(in crate::face::session) fn knows(&self, nonce: u128, id: &RequestId) -> bool {
+        self.calls.lock().by_id.contains_key(&(nonce, id.clone()))
+    }
+
     /// Cancels all that a session has under way.
-    pub(super) fn end_session(&self, nonce: u128) {
+    pub(in crate::face::session) fn end_session(&self, nonce: u128) {
         for ((of, _), (_, cancelled)) in &self.calls.lock().by_id {
             if *of == nonce {
                 cancelled.cancel();

@@ -3,15 +3,16 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
 
 use crate::face::session::Shared;
 use crate::face::session::sessions::Session;
 use crate::task::GatewayFault;
-use crate::upstream::conduit::{Binding, OwnSession};
+use crate::upstream::conduit::{Binding, Ear, OwnSession};
 
 /// Sessions in which tasks run, by nonce.
 #[derive(Debug, Default)]
@@ -22,6 +23,10 @@ struct Lending {
     calls: usize,
     /// The upstream session that is to be ended, once the client has ended its own.
     ended: Option<Binding>,
+    /// Of the calls in it that may be tasks of the upstream's own.
+    ears: Vec<Weak<dyn Ear>>,
+    /// Cancelled with the last loan.
+    over: CancellationToken,
 }
 
 impl Lendings {
@@ -45,7 +50,30 @@ impl Lendings {
         let mut all = self.0.lock();
         let Entry::Occupied(mut lending) = all.entry(nonce) else { return None };
         lending.get_mut().calls -= 1;
-        if lending.get().calls == 0 { lending.remove().ended } else { None }
+        if lending.get().calls > 0 {
+            return None;
+        }
+        let lending = lending.remove();
+        lending.over.cancel();
+        lending.ended
+    }
+
+    fn listen(&self, nonce: u128, ear: Weak<dyn Ear>) {
+        if let Some(lending) = self.0.lock().get_mut(&nonce) {
+            lending.ears.retain(|ear| ear.strong_count() > 0);
+            lending.ears.push(ear);
+        }
+    }
+
+    /// Those who hear what is said on a session's own stream.
+    pub(super) fn ears(&self, nonce: u128) -> Vec<Arc<dyn Ear>> {
+        let all = self.0.lock();
+        all.get(&nonce).map(|lending| lending.ears.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default()
+    }
+
+    /// Cancelled once nothing runs in a session any more; `None` if nothing does now.
+    pub(super) fn over(&self, nonce: u128) -> Option<CancellationToken> {
+        self.0.lock().get(&nonce).map(|lending| lending.over.clone())
     }
 
     fn ended(&self, nonce: u128) -> Option<Binding> {
@@ -83,6 +111,15 @@ impl OwnSession for Lent {
             lendings.put_off(self.session.token.nonce, &renewed);
         }
         Ok(renewed)
+    }
+
+    fn listen(&self, ear: Weak<dyn Ear>) {
+        self.shared.tasks.lendings.listen(self.session.token.nonce, ear);
+        self.shared.hear(&self.session);
+    }
+
+    async fn listening(&self) {
+        self.shared.heard(&self.session).await;
     }
 }
 

@@ -1,0 +1,140 @@
+//! Tools that the server runs as tasks of its own, for clients with sessions (protocol.md 5.2, 5.4).
+//!
+//! What a server says of its tools is asked in a session of the gateway's own, with the client's capabilities: a client
+//! need not have listed them, nor in this process life. Nothing of it is done where the handshake told of no tasks.
+
+mod hearing;
+mod overheard;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+use tokio_util::sync::CancellationToken;
+
+use super::bridge::call::{self, Caller, Speech, Way};
+use super::bridge::client::Client;
+use super::sessions::Session;
+use super::tasks::Asking;
+use super::{Shared, addressee, refuse};
+use crate::dialect::plain::PlainPeer;
+use crate::dialect::relay_core_2025_11_25::{PeerTasks, TaskSupport};
+use crate::face::catalog::Catalog;
+use crate::face::http::{Inbound, Response};
+use crate::face::pipe;
+use crate::task::Principal;
+use crate::upstream::{CallContext, NativeTask, Upstream};
+use crate::wire::envelope::{Notification, Request};
+use crate::wire::{RequestId, method};
+use hearing::Hearing;
+pub(in crate::face) use hearing::own_stream;
+
+/// How long a call waits for what the server says of its tool; without that it goes its ordinary way.
+const LOOK_MAX: Duration = Duration::from_secs(10);
+
+/// What a server says of its tools.
+#[derive(Debug)]
+pub(super) struct Native {
+    pool: Arc<dyn Upstream>,
+    catalog: Catalog,
+    hearing: Arc<Hearing>,
+}
+
+impl Native {
+    pub(super) fn new(pool: Arc<dyn Upstream>) -> Self {
+        Self { catalog: Catalog::new(Arc::clone(&pool), Arc::new(PlainPeer)), pool, hearing: Arc::default() }
+    }
+
+    /// Keeps what is cached small while nobody asks, until told to stop.
+    pub(super) async fn keep_tidy(&self, stop: &CancellationToken) {
+        self.catalog.keep_tidy(stop).await;
+    }
+
+    /// What the server says of a tool; as of an ordinary one where it says nothing in time.
+    async fn support(&self, tool: &str, context: &CallContext) -> TaskSupport {
+        let look = async {
+            let facts = self.pool.facts(context).await.ok()?;
+            if !PeerTasks::of(facts.version, &facts.capabilities).calls {
+                return None;
+            }
+            Some(self.catalog.list_with(tool, context).await.ok()?.task_support(tool))
+        };
+        match tokio::time::timeout(LOOK_MAX, look).await {
+            Ok(support) => support.unwrap_or_default(),
+            Err(_) => {
+                tracing::warn!(upstream = %self.pool.name(), tool, "the server was slow to say how its tool is called");
+                TaskSupport::default()
+            }
+        }
+    }
+}
+
+/// Whether a plain call may be of a tool that the server runs only as a task. A glance at a flag: most servers have no
+/// tasks.
+pub(super) fn may_drive(session: &Session, request: &Request) -> bool {
+    session.token.tasks.calls && request.method == method::TOOLS_CALL
+}
+
+/// Whether a notification calls off a request that the gateway drives: the server never saw it under that id.
+pub(super) fn is_about_a_driven_call(shared: &Shared, session: &Session, notification: &Notification) -> bool {
+    let named = || {
+        let id = notification.params.object()?.get("requestId")?;
+        RequestId::from_payload(&id)
+    };
+    session.token.tasks.calls
+        && notification.method == method::CANCELLED
+        && named().is_some_and(|id| shared.desk.knows(session.token.nonce, &id))
+}
+
+/// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (pair P2 of
+/// protocol.md 5.5). Dropping the future means that the client left, which cancels nothing (T-81).
+pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Request, inbound: &Inbound) -> Response {
+    let addressee = addressee(Some(&request.id), inbound.accepted);
+    let tool = match pipe::tool_of(request.params.object()) {
+        Ok(tool) => tool,
+        Err(complaint) => return refuse(&addressee, &complaint),
+    };
+    if shared.support(&session, &inbound.principal, &tool).await == TaskSupport::Required {
+        let way = Way { upstream: shared.upstream_for_native(&session), speech: Speech::Sessions };
+        return match call::begin_on(&way, shared, &session, &request, Caller::of(inbound)) {
+            Ok(said) => said.respond(addressee).await,
+            Err(error) => addressee.error(StatusCode::OK, &error),
+        };
+    }
+    match pipe::request(request, Bytes::clone(&inbound.body)) {
+        Ok(parcel) => pipe::post(shared, session, parcel, inbound.accepted).await,
+        Err(complaint) => refuse(&addressee, &complaint),
+    }
+}
+
+impl Shared {
+    /// What the server says of being asked for a task by this tool.
+    async fn support(&self, session: &Session, principal: &Principal, tool: &str) -> TaskSupport {
+        let Some(native) = self.native.as_ref().filter(|_| session.token.tasks.calls) else {
+            return TaskSupport::default();
+        };
+        let client = Client::of(session.token.client_version, &session.token.capabilities);
+        let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
+        native.support(tool, &context).await
+    }
+
+    /// Whether a call that asks for a task is made one at the server too: wherever its tool can be (protocol.md 5.2).
+    pub(super) async fn native_task(&self, asking: &Asking<'_>, tool: &str) -> NativeTask {
+        match self.support(&asking.session, asking.principal, tool).await {
+            TaskSupport::Optional | TaskSupport::Required => {
+                NativeTask::WhereServed { deadline: self.served.rules.policy_of(tool).deadline }
+            }
+            TaskSupport::Forbidden => NativeTask::Never,
+        }
+    }
+
+    /// Where a plain call runs as a task: in the client's own session, if that is of the version which knows tasks,
+    /// else in one of the gateway's that is.
+    fn upstream_for_native(self: &Arc<Self>, session: &Session) -> Arc<dyn Upstream> {
+        match &self.native {
+            Some(native) if !self.sessions.binding(session).tasks.calls => Arc::clone(&native.pool),
+            Some(_) | None => self.upstream_of(session),
+        }
+    }
+}

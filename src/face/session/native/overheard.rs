@@ -1,0 +1,101 @@
+//! A client's own stream at a server with tasks of its own: what is about such a task goes to the call that it was made
+//! of, and the rest to the client. No client learns the id of a server's task (T-67).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::hearing::Carried;
+use crate::dialect::relay_core_2025_11_25::{self as relay, Concern};
+use crate::face::pipe::edit::{edited_event, edited_events};
+use crate::face::session::Shared;
+use crate::face::session::sessions::Session;
+use crate::metric;
+use crate::upstream::conduit::{ConduitBody, ConduitRequest, Fit, Verb};
+use crate::wire::framing::{EventGate, Primers, Whole};
+use crate::wire::{Message, Payload, Request, RpcError, ScanLimits, envelope, fault, method};
+
+/// A session's own stream as its client is to see it.
+pub(super) fn sifted(
+    shared: &Arc<Shared>,
+    session: &Session,
+    source: ConduitBody,
+    carried: Option<Carried>,
+) -> ConduitBody {
+    match carried {
+        Some(carried) => sift_for(shared, session, source, Reader::Client { _stream: carried }),
+        // The server has no tasks.
+        None => source,
+    }
+}
+
+/// Who reads a session's own stream.
+#[derive(Debug)]
+pub(super) enum Reader {
+    Client {
+        _stream: Carried,
+    },
+    /// The gateway, for the calls in it, while the client does not.
+    Gateway,
+}
+
+pub(super) fn sift_for(shared: &Arc<Shared>, session: &Session, source: ConduitBody, reader: Reader) -> ConduitBody {
+    let gate = EventGate::new(Primers::Pass, Whole::Messages, shared.served.edited_bytes_max);
+    let (shared, session) = (Arc::clone(shared), session.clone());
+    edited_events(source, gate, move |event| edited_event(event, |text| shared.sift(&session, text, &reader)))
+}
+
+impl Shared {
+    /// What the client is to see of a message: itself or nothing.
+    fn sift(self: &Arc<Self>, session: &Session, text: Bytes, reader: &Reader) -> Vec<Bytes> {
+        // An array comes from servers of a version without tasks alone.
+        let Ok(message) = envelope::read(&text, ScanLimits::UPSTREAM) else {
+            return if relay::concerns_a_task(&text) { Vec::new() } else { vec![text] };
+        };
+        let concern = relay::concern(&message);
+        let is_for_client = matches!(reader, Reader::Client { .. }) && concern != Concern::Task;
+        if is_for_client && concern == Concern::Client {
+            return vec![text];
+        }
+        let ears = self.tasks.ears(session);
+        let fit = match (ears.len(), reader) {
+            (1, Reader::Gateway) => Fit::OnlyOne,
+            (1, Reader::Client { .. }) => Fit::OnlyTask,
+            _ => Fit::Named,
+        };
+        let mut left = Some(message);
+        for ear in ears {
+            left = left.and_then(|message| ear.hear(message, fit));
+        }
+        match left {
+            None => Vec::new(),
+            Some(_) if is_for_client => vec![text],
+            Some(Message::Request(request)) => {
+                self.answer_for_nobody(session, &request);
+                Vec::new()
+            }
+            Some(Message::Notification(_) | Message::Response(_)) => {
+                let upstream = Arc::clone(self.served.conduit.name());
+                metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "stray_notification")
+                    .increment(1);
+                Vec::new()
+            }
+        }
+    }
+
+    /// Answers a request that nobody can take (T-20). In the background, best effort.
+    fn answer_for_nobody(self: &Arc<Self>, session: &Session, request: &Request) {
+        let refusal = RpcError::new(fault::INTERNAL_ERROR, "no single call that this can belong to");
+        let message = match request.method.as_str() {
+            method::PING => envelope::result(&request.id, &Payload::empty_object()),
+            _ => envelope::error(Some(&request.id), &refusal),
+        };
+        let binding = self.sessions.binding(session);
+        let (shared, stop) = (Arc::clone(self), self.served.life.stop.clone());
+        let refusing = async move {
+            let request = ConduitRequest { binding, verb: Verb::Post(message) };
+            let _ = tokio::time::timeout(super::LOOK_MAX, shared.served.conduit.send(request)).await;
+        };
+        self.served.life.tracker.spawn(stop.run_until_cancelled_owned(refusing));
+    }
+}

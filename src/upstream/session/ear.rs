@@ -1,0 +1,70 @@
+//! What a client's own stream says about a call of the gateway's in the same session: it is read by whoever carries
+//! the stream to the client, and brought here.
+
+use std::sync::Arc;
+
+use super::Session;
+use super::calls::Call;
+use super::route::{Note, read, related_task};
+use crate::upstream::ExchangeEvent;
+use crate::upstream::conduit::{Ear, Fit};
+use crate::wire::envelope::Params;
+use crate::wire::{Message, Notification, Request};
+
+impl Ear for Session {
+    fn hear(self: Arc<Self>, message: Message, fit: Fit) -> Option<Message> {
+        match message {
+            Message::Request(request) => self.hear_request(request, fit).map(Message::Request),
+            Message::Notification(notification) => {
+                let heard = self.hear_notification(&notification, fit);
+                heard.is_none().then_some(Message::Notification(notification))
+            }
+            response @ Message::Response(_) => Some(response),
+        }
+    }
+}
+
+impl Session {
+    /// The call that a task is that of.
+    fn meant(&self, params: &Params, fit: Fit) -> Option<Arc<Call>> {
+        self.of_task(&related_task(params)?, fit)
+    }
+
+    fn of_task(&self, task: &str, fit: Fit) -> Option<Arc<Call>> {
+        let call = self.calls.by_task(task)?;
+        // Another call of this client may have made it.
+        (fit != Fit::Named || call.task.get().is_some_and(|own| **own == *task)).then_some(call)
+    }
+
+    fn hear_request(self: Arc<Self>, request: Request, fit: Fit) -> Option<Request> {
+        let call = match related_task(&request.params) {
+            None if fit == Fit::OnlyOne => self.calls.only(),
+            _ => self.meant(&request.params, fit),
+        };
+        let Some(call) = call else { return Some(request) };
+        self.ask_of(&call, request);
+        None
+    }
+
+    /// `None` for one that is about no call of this session. What is said to a slow reader is lost, as ever.
+    fn hear_notification(&self, notification: &Notification, fit: Fit) -> Option<()> {
+        let (call, event) = match read(notification) {
+            Note::TaskChanged(task) => {
+                self.of_task(&task, fit)?.hint.notify_one();
+                return Some(());
+            }
+            Note::Progress(token, progress) => (self.calls.by_token(&token)?, ExchangeEvent::Progress(progress)),
+            Note::Withdrawn(ask) => {
+                let call = self.calls.by_question(&ask)?;
+                call.close(&ask);
+                (call, ExchangeEvent::Withdrawn { ask })
+            }
+            Note::Log(params) => (self.meant(&notification.params, fit)?, ExchangeEvent::Log(params)),
+            Note::News | Note::Unusable => return None,
+        };
+        if !call.try_tell(event) {
+            self.hop.dropped("slow_reader");
+        }
+        Some(())
+    }
+}

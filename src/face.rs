@@ -7,6 +7,7 @@
 pub mod answer;
 pub mod catalog;
 pub mod classify;
+mod ear;
 pub mod endpoint;
 pub mod headers;
 pub mod http;

@@ -39,6 +39,8 @@ pub const UPSTREAM_QUEUED: &str = "taskgate_upstream_queued";
 pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
 /// Open sessions at an upstream, by `upstream`.
 pub const UPSTREAM_SESSIONS: &str = "taskgate_upstream_sessions";
+/// Open `subscriptions/listen` streams of the gateway's own at an upstream, by `upstream`.
+pub const UPSTREAM_LISTENS: &str = "taskgate_upstream_listens";
 /// Upstream messages that nobody could use, by `upstream` and `reason`.
 pub const UPSTREAM_DROPPED: &str = "taskgate_upstream_dropped_total";
 /// Messages of session clients that were passed on, by `upstream` and `kind` (`call`, `request`,

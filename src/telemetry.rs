@@ -100,7 +100,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 25] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 26] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -119,6 +119,7 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 25] = [
     (Kind::Gauge, metric::UPSTREAM_QUEUED, Unit::Count, "Tool calls that wait for a place"),
     (Kind::Counter, metric::UPSTREAM_SHED, Unit::Count, "Calls refused because the queue was full or too slow"),
     (Kind::Gauge, metric::UPSTREAM_SESSIONS, Unit::Count, "Open sessions at an upstream"),
+    (Kind::Gauge, metric::UPSTREAM_LISTENS, Unit::Count, "Open subscriptions/listen streams at an upstream"),
     (Kind::Counter, metric::UPSTREAM_DROPPED, Unit::Count, "Upstream messages that nobody could use, by reason"),
     (Kind::Counter, metric::PIPED, Unit::Count, "Messages of session clients passed on, by upstream and kind"),
     (Kind::Counter, metric::SESSION_RENEWALS, Unit::Count, "Upstream sessions opened anew, by upstream and outcome"),

@@ -14,8 +14,13 @@ mod edits;
 mod eras;
 #[path = "stateless_pipe/life.rs"]
 mod life;
+#[path = "stateless_pipe/listening.rs"]
+mod listening;
 #[path = "stateless_pipe/peers.rs"]
 mod peers;
+#[allow(dead_code, reason = "session clients use the rest of it")]
+#[path = "support/speaker.rs"]
+mod speaker;
 #[path = "stateless_pipe/states.rs"]
 mod states;
 #[path = "stateless_pipe/tasks.rs"]

@@ -25,17 +25,10 @@ pub fn initialize_result(server: ServerWords<'_>, version: ProtocolVersion) -> P
 }
 
 /// A stateless server's capabilities for clients with sessions: less the extension, which means nothing to them
-/// (EXT-64), and less what is pushed only to those who listen.
+/// (EXT-64). `listChanged` and `subscribe` stay: the gateway listens, and tells what it hears on the session's stream.
 fn session_capabilities(capabilities: &Payload) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
     let mut edit = object.edit().remove("tasks");
-    for (area, pushed) in
-        [("tools", &["listChanged"][..]), ("prompts", &["listChanged"]), ("resources", &["listChanged", "subscribe"])]
-    {
-        if let Some(member) = object.get_object(area) {
-            edit = edit.set(area, pushed.iter().fold(member.edit(), |left, key| left.remove(key)).finish());
-        }
-    }
     if let Some(extensions) = object.get_object("extensions") {
         let kept = extensions.edit().remove(TASKS_EXTENSION).finish();
         let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
@@ -163,7 +156,7 @@ mod tests {
         };
         assert_eq!(
             initialize_result(words, ProtocolVersion::V2025_06_18).as_str(),
-            r#"{"protocolVersion":"2025-06-18","capabilities":{"tools":{},"resources":{}},"serverInfo":{"name":"s","version":"1"},"instructions":"be kind"}"#
+            r#"{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true},"resources":{"subscribe":true}},"serverInfo":{"name":"s","version":"1"},"instructions":"be kind"}"#
         );
     }
 

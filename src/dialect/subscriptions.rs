@@ -107,6 +107,87 @@ impl Wishes {
         }
     }
 
+    /// What of it an upstream is asked for: all but tasks, which are the gateway's own.
+    #[must_use]
+    pub fn of_the_upstream(&self) -> Self {
+        Self { tasks: None, ..self.clone() }
+    }
+
+    /// What both name, of what upstreams tell. Where one does not speak of resources, neither does this.
+    #[must_use]
+    pub fn in_common(&self, other: &Self) -> Self {
+        let resources = self.resources.as_ref().zip(other.resources.as_ref());
+        Self {
+            lists: self.lists.intersection(&other.lists).copied().collect(),
+            resources: resources.map(|(own, theirs)| own.intersection(theirs).cloned().collect()),
+            tasks: None,
+        }
+    }
+
+    /// Whether all that `other` wants of the upstream is wanted here too.
+    #[must_use]
+    pub fn cover(&self, other: &Self) -> bool {
+        let has = |uri| self.resources.as_ref().is_some_and(|uris| uris.contains(uri));
+        other.lists.is_subset(&self.lists) && other.resources.iter().flatten().all(has)
+    }
+
+    /// Adds what `other` wants of the upstream.
+    pub fn extend(&mut self, other: &Self) {
+        self.lists.extend(&other.lists);
+        if let Some(uris) = &other.resources {
+            self.resources.get_or_insert_default().extend(uris.iter().cloned());
+        }
+    }
+
+    /// The member `notifications` of a request to an upstream, or of an acknowledgement.
+    #[must_use]
+    pub fn written(&self) -> Payload {
+        let yes = Payload::of(&true);
+        let mut told = self.lists.iter().fold(ObjectWriter::new(), |told, list| told.member(list.member(), &yes));
+        if let Some(uris) = &self.resources {
+            told = told.member("resourceSubscriptions", &Payload::of(uris));
+        }
+        if let Some(ids) = &self.tasks {
+            let ids: Vec<String> = ids.iter().map(TaskId::to_string).collect();
+            told = told.member("taskIds", &Payload::of(&ids));
+        }
+        told.finish()
+    }
+
+    /// What of these wishes an upstream's acknowledgement grants. What it grants beyond them was not asked for, and
+    /// what cannot be read is not granted.
+    #[must_use]
+    pub fn granted_by(&self, acknowledgement: &Object) -> Self {
+        let told = acknowledgement.get_object("notifications");
+        let is_told = |list: &List| {
+            told.as_ref().and_then(|told| told.get(list.member())).is_some_and(|it| it.as_str() == "true")
+        };
+        let uris = told.as_ref().and_then(|told| told.get("resourceSubscriptions"));
+        let uris = uris.and_then(|uris| uris.read::<BTreeSet<String>>().ok()).unwrap_or_default();
+        Self {
+            lists: self.lists.iter().copied().filter(is_told).collect(),
+            resources: self.resources.as_ref().map(|own| own.intersection(&uris).cloned().collect()),
+            tasks: None,
+        }
+    }
+
+    /// Whether a notification of an upstream's is one of those wanted.
+    #[must_use]
+    pub fn want(&self, name: &str, params: Option<&Object>) -> bool {
+        if name == method::RESOURCE_UPDATED {
+            return params.and_then(|params| params.get_string("uri")).is_some_and(|uri| self.want_updates_of(&uri));
+        }
+        List::ALL.into_iter().any(|list| list.notification() == name && self.lists.contains(&list))
+    }
+
+    /// All that may have changed, where nobody knows what has: the name of one notification for each list and each
+    /// resource, and the resource.
+    pub fn everything(&self) -> impl Iterator<Item = (&'static str, Option<&String>)> {
+        let lists = self.lists.iter().map(|list| (list.notification(), None));
+        let uris = self.resources.iter().flatten().map(|uri| (method::RESOURCE_UPDATED, Some(uri)));
+        lists.chain(uris)
+    }
+
     /// Whether any of it is told by the upstream.
     #[must_use]
     pub fn concern_the_upstream(&self) -> bool {
@@ -139,6 +220,28 @@ fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<V
     }
 }
 
+/// The params of an upstream's notification without the id of the gateway's own subscription, and that id. `None` where
+/// nothing else was in them.
+#[must_use]
+pub fn untagged(params: Option<&Object>) -> (Option<Payload>, Option<Payload>) {
+    let Some(params) = params else { return (None, None) };
+    let meta = params.get_object(META).filter(|meta| meta.contains(SUBSCRIPTION_ID));
+    let Some(meta) = meta else { return (Some(params.payload().clone()), None) };
+    let rest = meta.edit().remove(SUBSCRIPTION_ID).finish();
+    let is_empty = Object::of(&rest).is_none_or(|rest| rest.keys().next().is_none());
+    let edit = if is_empty { params.edit().remove(META) } else { params.edit().set(META, rest) };
+    let params = edit.finish();
+    let any_left = Object::of(&params).is_some_and(|params| params.keys().next().is_some());
+    (any_left.then_some(params), meta.get(SUBSCRIPTION_ID))
+}
+
+/// What a client with a session is told: a notification as its version has it, without any mark of a subscription.
+#[must_use]
+pub fn untagged_notification(name: &str, uri: Option<&String>) -> Bytes {
+    let params = uri.map(|uri| ObjectWriter::new().text("uri", uri).finish());
+    envelope::notification(name, params.as_ref())
+}
+
 const fn invalid(what: &'static str) -> Complaint {
     Complaint::Params(Cow::Borrowed(what))
 }
@@ -163,37 +266,22 @@ impl Subscription {
     /// The first message: what of the wishes is granted, and nothing else.
     #[must_use]
     pub fn acknowledged(&self, granted: &Wishes) -> Bytes {
-        let yes = Payload::of(&true);
-        let mut told = granted.lists.iter().fold(ObjectWriter::new(), |told, list| told.member(list.member(), &yes));
-        if let Some(uris) = &granted.resources {
-            told = told.member("resourceSubscriptions", &Payload::of(uris));
-        }
-        if let Some(ids) = &granted.tasks {
-            let ids: Vec<String> = ids.iter().map(TaskId::to_string).collect();
-            told = told.member("taskIds", &Payload::of(&ids));
-        }
-        let params = ObjectWriter::new().member(META, &self.tag(None)).member("notifications", &told.finish());
+        let params = ObjectWriter::new().member(META, &self.tag(None)).member("notifications", &granted.written());
         envelope::notification(method::LISTEN_ACKNOWLEDGED, Some(&params.finish()))
     }
 
-    /// What a session server said, if it is of a kind that was granted.
+    /// What an upstream said, if it is of a kind that was granted.
     #[must_use]
     pub fn passed_on(&self, granted: &Wishes, name: &str, params: Option<&Payload>) -> Option<Bytes> {
         let params = params.and_then(Object::of);
-        let is_list = List::ALL.into_iter().any(|list| list.notification() == name && granted.lists.contains(&list));
-        let is_update = || {
-            let uri = params.as_ref().and_then(|params| params.get_string("uri"));
-            name == method::RESOURCE_UPDATED && uri.is_some_and(|uri| granted.want_updates_of(&uri))
-        };
-        (is_list || is_update()).then(|| envelope::notification(name, Some(&self.tagged(params.as_ref()))))
+        let is_wanted = granted.want(name, params.as_ref());
+        is_wanted.then(|| envelope::notification(name, Some(&self.tagged(params.as_ref()))))
     }
 
     /// That everything which was granted may have changed, where nobody knows what has: one notification for
     /// each list and each resource.
     pub fn anything(&self, granted: &Wishes) -> impl Iterator<Item = Bytes> {
-        let lists = granted.lists.iter().map(|list| (list.notification(), None));
-        let uris = granted.resources.iter().flatten().map(|uri| (method::RESOURCE_UPDATED, Some(uri)));
-        lists.chain(uris).map(|(name, uri)| {
+        granted.everything().map(|(name, uri)| {
             let params = ObjectWriter::new().member(META, &self.tag(None));
             let params = if let Some(uri) = uri { params.text("uri", uri) } else { params };
             envelope::notification(name, Some(&params.finish()))
@@ -333,6 +421,48 @@ mod tests {
         }
         assert_eq!(told(method::RESOURCE_UPDATED, ""), None);
         assert_eq!(subscription.anything(&wishes).count(), 3);
+    }
+
+    #[test]
+    fn mod_24_an_upstream_grants_no_more_than_was_asked_and_nothing_that_cannot_be_read() {
+        let asked = r#"{"notifications":{"toolsListChanged":true,"resourcesListChanged":true,"resourceSubscriptions":["a:/","b:/"],"taskIds":["x"]}}"#;
+        let asked = read(asked).unwrap().of_the_upstream();
+        for (acknowledged, granted) in [
+            (
+                r#"{"notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["b:/","c:/"]}}"#,
+                r#"{"toolsListChanged":true,"resourceSubscriptions":["b:/"]}"#,
+            ),
+            (
+                r#"{"notifications":{"toolsListChanged":1,"resourceSubscriptions":[1,"a:/"]}}"#,
+                r#"{"resourceSubscriptions":[]}"#,
+            ),
+            (r#"{"notifications":[]}"#, r#"{"resourceSubscriptions":[]}"#),
+            ("{}", r#"{"resourceSubscriptions":[]}"#),
+        ] {
+            let told = asked.granted_by(&Object::of(&payload(acknowledged)).unwrap());
+            assert_eq!(told.written().as_str(), granted, "{acknowledged}");
+            assert!(asked.cover(&told) && !told.cover(&asked));
+            assert_eq!(asked.in_common(&told), told);
+        }
+        let mut both = asked.clone();
+        both.extend(&read(r#"{"notifications":{"promptsListChanged":true,"resourceSubscriptions":["c:/"]}}"#).unwrap());
+        assert_eq!(both.everything().count(), 6);
+        assert!(both.cover(&asked) && !asked.cover(&both));
+    }
+
+    #[test]
+    fn the_gateways_own_subscription_is_shown_to_nobody() {
+        let tag = r#""io.modelcontextprotocol/subscriptionId":"t""#;
+        for (params, left, id) in [
+            (format!(r#"{{"n":1.10,"_meta":{{"k":1,{tag}}}}}"#), Some(r#"{"n":1.10,"_meta":{"k":1}}"#), Some(r#""t""#)),
+            (format!(r#"{{"uri":"a:/","_meta":{{{tag}}}}}"#), Some(r#"{"uri":"a:/"}"#), Some(r#""t""#)),
+            (format!(r#"{{"_meta":{{{tag}}}}}"#), None, Some(r#""t""#)),
+            (r#"{"_meta":{"k":1}}"#.to_owned(), Some(r#"{"_meta":{"k":1}}"#), None),
+        ] {
+            let (params, tag) = untagged(Object::of(&payload(&params)).as_ref());
+            assert_eq!((params.as_ref().map(Payload::as_str), tag.as_ref().map(Payload::as_str)), (left, id));
+        }
+        assert_eq!(untagged(None), (None, None));
     }
 
     /// MOD-25, T-52.

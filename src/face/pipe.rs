@@ -31,7 +31,7 @@ use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
 use super::session::sessions::{Session, Telling};
 use super::session::{Shared, addressee, not_allowed};
-use super::session::{bridge, native};
+use super::session::native;
 use crate::dialect::Complaint;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -167,12 +167,7 @@ async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<H
     // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
     let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
     let is_new = last_event.is_none();
-    let found = if bridge::carries(&session) {
-        Err(Answer::Status(not_allowed(&Method::GET)))
-    } else {
-        native::own_stream(&shared, &session, last_event).await
-    };
-    let (source, taken_up) = match found {
+    let (source, taken_up) = match native::own_stream(&shared, &session, last_event).await {
         Ok((response, _)) if response.content != Content::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
             (shared.edits(&session).apply(response.body, shared.served.edited_bytes_max), taken_up)

@@ -188,10 +188,13 @@ impl SessionFace {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
         match self.session(inbound) {
-            Ok(session) if bridge::carries(&session) && !self.shared.tasks.are_for(&session) => bridge::get(),
+            Ok(session) if bridge::carries(&session) => bridge::get(&self.shared, session, inbound).await,
             Ok(session) => {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
-                pipe::get(&self.shared, session, last_event).await
+                match native::take_up(&self.shared, &session, last_event.as_ref()) {
+                    Some(rest) => rest,
+                    None => pipe::get(&self.shared, session, last_event).await,
+                }
             }
             Err(none) => none.answer(&addressee(None, inbound.accepted)),
         }

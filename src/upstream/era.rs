@@ -19,6 +19,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
+use crate::dialect::subscriptions::Wishes;
 use crate::wire::fault::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
 use crate::wire::{Object, ProtocolVersion, RpcError};
 
@@ -260,11 +261,11 @@ impl Upstream for EraUpstream {
         }
     }
 
-    async fn listen(&self, context: &CallContext, resources: Vec<String>) -> Result<Listening, BeginError> {
-        match self.half().await.listen(context, resources.clone()).await {
+    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
+        match self.half().await.listen(context, wishes).await {
             Ok(listening) => Ok(listening),
             Err(error) => match self.other_half(&error) {
-                Some(other) => other.listen(context, resources).await,
+                Some(other) => other.listen(context, wishes).await,
                 None => Err(error),
             },
         }

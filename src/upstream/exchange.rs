@@ -1,6 +1,7 @@
 //! One client request in progress at an upstream: a stream of events, and a way to talk back.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use super::Era;
+use crate::dialect::subscriptions::Wishes;
 pub use crate::task::Answer;
 use crate::task::{GatewayFault, Principal};
 use crate::wire::{Payload, ProtocolVersion, RpcError};
@@ -49,16 +51,17 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// If no session can be had.
     async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError>;
 
-    /// Listens to what belongs to no call, and has the server tell of updates of these resources, for this
-    /// client's pooled session. Those that it refuses, and those for which it takes longer than
-    /// [`SUBSCRIBE_MAX`], are left out. An upstream that can be subscribed to nothing leaves out all.
+    /// Listens to what belongs to no call, as far as `wishes` speak of it, on behalf of this client. What the server
+    /// does not tell of, and what it takes longer for than [`SUBSCRIBE_MAX`] to agree to, is left out of what is
+    /// granted. An upstream that can be subscribed to nothing grants no resource.
     ///
     /// # Errors
-    /// If no session can be had.
-    async fn listen(&self, context: &CallContext, resources: Vec<String>) -> Result<Listening, BeginError> {
-        drop(resources);
+    /// If no session, or no stream, can be had.
+    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
         let news = self.notifications(context).await?;
-        Ok(Listening { news, resources: Vec::new(), over: CancellationToken::new(), kept: Box::new(()) })
+        let resources = wishes.resources.as_ref().map(|_| BTreeSet::new());
+        let granted = Wishes { resources, ..wishes.of_the_upstream() };
+        Ok(Listening { news, granted, over: CancellationToken::new(), kept: Box::new(()) })
     }
 
     /// How the server is spoken to on behalf of stateless clients. Bounded in time; usually known.
@@ -76,14 +79,15 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
 /// How long subscribing to resources may take, all of them together.
 pub const SUBSCRIBE_MAX: Duration = Duration::from_secs(10);
 
-/// An ear at one session of an upstream. Dropping it takes subscriptions back that nobody else holds.
+/// An ear at one session of an upstream, or at one stream of a server without. Dropping it takes subscriptions back
+/// that nobody else holds.
 #[derive(Debug)]
 pub struct Listening {
     /// Bounded; a slow receiver misses some and learns that it did.
     pub news: broadcast::Receiver<News>,
-    /// The resources whose updates will be told.
-    pub resources: Vec<String>,
-    /// The session is gone: nothing more will be heard here, so listen again.
+    /// What will be told of what was wished for. More may be heard, for others.
+    pub granted: Wishes,
+    /// The session or stream is gone: nothing more will be heard here, so listen again.
     pub over: CancellationToken,
     /// What is taken back when it is dropped.
     pub kept: Box<dyn Any + Send + Sync>,

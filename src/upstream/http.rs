@@ -33,6 +33,7 @@ use super::probe::VersionChoice;
 use super::session::pool::Pool;
 use super::session::{Hop, SessionKey};
 use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
+use crate::dialect::subscriptions::Wishes;
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::ProtocolVersion;
@@ -154,13 +155,15 @@ impl Upstream for HttpUpstream {
         Ok(self.pool.session(&key(context)).await?.subscribe())
     }
 
-    async fn listen(&self, context: &CallContext, resources: Vec<String>) -> Result<Listening, BeginError> {
+    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
         let session = self.pool.session(&key(context)).await?;
         // Heard from before the first subscription on, so that nothing falls between.
         let news = session.subscribe();
         let over = session.over().clone();
-        let held = session.hold(resources).await;
-        Ok(Listening { news, resources: held.uris(), over, kept: Box::new(held) })
+        let held = session.hold(wishes.resources.iter().flatten().cloned().collect()).await;
+        let resources = wishes.resources.as_ref().map(|_| held.uris().into_iter().collect());
+        let granted = Wishes { resources, ..wishes.of_the_upstream() };
+        Ok(Listening { news, granted, over, kept: Box::new(held) })
     }
 
     async fn close(&self) {

@@ -481,11 +481,11 @@ impl Answer {
         assert!(self.is_stream(), "the answer is no stream");
         let frame = self.body.frame().await?.unwrap().into_data().unwrap();
         let text = String::from_utf8(frame.to_vec()).unwrap();
-        let value = match text.split_once("data:") {
-            Some((_, data)) => serde_json::from_str(data.trim()).unwrap(),
-            None => Value::Null,
+        let value = match text.rsplit_once("\ndata:") {
+            Some((_, data)) if !matches!(data.trim(), "" | ":") => serde_json::from_str(data.trim()).unwrap(),
+            Some(_) | None => Value::Null,
         };
-        assert!(text.ends_with("\n\n") && !text.contains("\nid:"), "{text}");
+        assert!(text.ends_with("\n\n") && (text.starts_with("id:") || !text.contains("\nid:")), "{text}");
         Some((self.started.elapsed(), value))
     }
 

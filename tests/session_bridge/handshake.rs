@@ -26,7 +26,9 @@ async fn leg_02_a_server_without_sessions_is_introduced_in_the_version_of_each_c
         assert!(reply.header("mcp-session-id").is_some());
         let mut expected = json!({
             "protocolVersion": answered, "instructions": "be kind",
-            "capabilities": {"tools": {}, "resources": {}, "logging": {}},
+            "capabilities": {
+                "tools": {"listChanged": true}, "resources": {"subscribe": true, "listChanged": true}, "logging": {},
+            },
             "serverInfo": {"name": "stateless", "version": "7"},
         });
         if answered == "2025-11-25" {

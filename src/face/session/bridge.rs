@@ -2,26 +2,29 @@
 //!
 //! The gateway plays the server that they expect: it answers the handshake from what the server says of itself
 //! ([`mod@introduce`]), makes each request a call of the engine's ([`call`]), and puts the questions of such a server, which
-//! are answers, as requests on the call's own stream ([`round`]). What of this is known in memory alone is at the
-//! [`desk`]. The session itself is in its id, like any other: it outlives the gateway.
+//! are answers, as requests on the call's own stream ([`round`]). What belongs to no request goes out on the session's own
+//! stream ([`mod@listen`]). What of this is known in memory alone is at the [`desk`]. The session itself is in its id, like any other: it outlives the gateway.
 
 pub(super) mod call;
 pub(super) mod client;
 mod desk;
 mod introduce;
+mod listen;
+mod log;
 mod round;
+mod turns;
 
 use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::future::{BoxFuture, join_all};
 use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Method, StatusCode};
+use http::{HeaderValue, StatusCode};
 
 use super::sessions::{Session, Telling};
-use super::{Shared, addressee, is_own, not_allowed, refuse, vet};
+use super::{Shared, addressee, is_own, refuse, vet};
 use crate::dialect::Complaint;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::answer::{accepted, bare, event_stream};
@@ -36,6 +39,7 @@ use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 use call::Caller;
 pub(super) use desk::Desk;
 pub(super) use introduce::introduce;
+pub(super) use listen::get;
 
 /// What it takes to serve sessions in front of a server without any.
 pub struct Bridge {
@@ -75,12 +79,20 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, message: Messag
     if let Err(complaint) = vet(&message) {
         return refuse(&addressee, &complaint);
     }
+    if let Message::Request(request) = &message
+        && let Some(answering) = listen::subscription(shared, &session, request, &inbound.principal)
+    {
+        return match answering.await {
+            Ok(result) => addressee.result(result),
+            Err(error) => addressee.error(StatusCode::OK, &error),
+        };
+    }
     match message {
         Message::Request(request) => match own_answer(shared, &session, &request) {
             Some(Ok(result)) => addressee.result(result),
             Some(Err(complaint)) => refuse(&addressee, &complaint),
             None => match call::begin(shared, &session, &request, Caller::of(inbound)) {
-                Ok(said) => said.respond(addressee).await,
+                Ok(said) => said.respond(shared, &session, addressee).await,
                 Err(error) => addressee.error(StatusCode::OK, &error),
             },
         },
@@ -124,6 +136,7 @@ pub(super) async fn post_batch(
 enum Reply {
     Now(Bytes),
     Later(RequestId, call::Said),
+    Subscribed(RequestId, BoxFuture<'static, call::Ending>),
 }
 
 impl Reply {
@@ -132,6 +145,10 @@ impl Reply {
         match self {
             Self::Now(message) => Some(message),
             Self::Later(id, said) => said.message(&id).await,
+            Self::Subscribed(id, answering) => Some(match answering.await {
+                Ok(result) => envelope::result(&id, &result),
+                Err(error) => envelope::error(Some(&id), &error),
+            }),
         }
     }
 }
@@ -160,6 +177,9 @@ fn batch_answer(
                 let alone = Complaint::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
                 return error(id, &alone.to_error(version));
             }
+            if let Some(answering) = listen::subscription(shared, session, &request, &caller().principal) {
+                return Some(Reply::Subscribed(request.id, answering));
+            }
             match own_answer(shared, session, &request) {
                 Some(Ok(result)) => Some(Reply::Now(envelope::result(&request.id, &result))),
                 Some(Err(complaint)) => error(id, &complaint.to_error(version)),
@@ -179,12 +199,6 @@ fn batch_answer(
             None
         }
     }
-}
-
-/// There is no stream of the client's own: nothing is ever pushed that belongs to no request, and the capabilities say
-/// so. 405 is how a server without such a stream says that (protocol.md 1.2).
-pub(super) fn get() -> Response {
-    not_allowed(&Method::GET)
 }
 
 /// Ends a session. Its calls end with it: nobody is left who could have their answers (T-81).
@@ -209,10 +223,8 @@ fn own_answer(shared: &Shared, session: &Session, request: &Request) -> Option<R
                 _ => Err(Complaint::Params(Cow::Borrowed("level must be a log level"))),
             })
         }
-        // Not advertised, and of other versions: to the server these would mean something else.
-        method::RESOURCES_SUBSCRIBE | method::RESOURCES_UNSUBSCRIBE | method::DISCOVER | method::LISTEN => {
-            Some(Err(Complaint::UnknownMethod(request.method.clone())))
-        }
+        // Of another version: no client with a session knows them.
+        method::DISCOVER | method::LISTEN => Some(Err(Complaint::UnknownMethod(request.method.clone()))),
         name if name.starts_with("tasks/") => Some(Err(Complaint::UnknownMethod(request.method.clone()))),
         _ => None,
     }

@@ -98,7 +98,7 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Reques
     if shared.support(&session, &inbound.principal, &tool).await == TaskSupport::Required {
         let way = Way { upstream: shared.upstream_for_native(&session), speech: Speech::Sessions };
         return match call::begin_on(&way, shared, &session, &request, Caller::of(inbound)) {
-            Ok(said) => said.respond(addressee).await,
+            Ok(said) => said.respond(shared, &session, addressee).await,
             Err(error) => addressee.error(StatusCode::OK, &error),
         };
     }
@@ -106,6 +106,12 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Reques
         Ok(parcel) => pipe::post(shared, session, parcel, inbound.accepted).await,
         Err(complaint) => refuse(&addressee, &complaint),
     }
+}
+
+/// The rest of a driven call's stream, where this event was one of it; every other event is the server's own.
+pub(super) fn take_up(shared: &Shared, session: &Session, last_event: Option<&HeaderValue>) -> Option<Response> {
+    let event = last_event.filter(|_| session.token.tasks.calls)?.to_str().ok()?;
+    call::take_up(shared, session, event)
 }
 
 impl Shared {

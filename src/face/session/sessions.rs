@@ -165,6 +165,12 @@ impl Sessions {
         Object::of(&level)?.get_str("level").as_deref().and_then(LogLevel::parse)
     }
 
+    /// The resources that a session subscribed to, as far as it is known here.
+    pub(super) fn subscriptions(&self, session: &Session) -> BTreeSet<String> {
+        let known = self.known.get(session.token.nonce);
+        known.map(|known| known.0.lock().told.subscriptions.clone()).unwrap_or_default()
+    }
+
     /// The upstream session that takes the place of `lost`: one that is there already, or the one that
     /// `open` is opening, started here unless somebody has started it.
     pub(super) async fn renew(

@@ -2,9 +2,8 @@
 //!
 //! Nothing runs in the background: the stream looks for news when its client reads. A client that reads slowly
 //! therefore holds up nothing but itself, and what happens meanwhile is told once, not once for each time.
-//! Read `ear` (what the upstream says), `watched` (how tasks stand) and `places` (how many may listen) next.
+//! Read [`ear`](crate::face::ear) (what the upstream says), `watched` (how tasks stand) and `places` (how many may listen) next.
 
-mod ear;
 mod places;
 mod watched;
 
@@ -25,12 +24,12 @@ use crate::dialect::Complaint;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::{Subscription, Wishes};
 use crate::face::answer::{bare, event_stream};
+use crate::face::ear::{Ear, Heard};
 use crate::face::http::{AcceptedTypes, Response};
 use crate::task::{Executed, GatewayFault, Reason, TakesTasks};
 use crate::upstream::BeginError;
 use crate::wire::Payload;
 use crate::wire::framing::{sse_comment, sse_message};
-use ear::{Ear, Heard};
 use places::Place;
 pub use places::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, Listeners};
 use watched::Watched;
@@ -119,12 +118,9 @@ impl StatelessFace {
         if !granted.concern_the_upstream() {
             return Ok((Ear::deaf(upstream, context), granted));
         }
-        let uris = granted.resources.iter().flatten().cloned().collect();
-        let listening = upstream.listen(&context, uris).await?;
-        if let Some(resources) = &mut granted.resources {
-            *resources = listening.resources.iter().cloned().collect();
-        }
-        Ok((Ear::open(upstream, context, listening), granted))
+        let listening = upstream.listen(&context, &granted).await?;
+        granted = Wishes { tasks: granted.tasks.take(), ..granted.in_common(&listening.granted) };
+        Ok((Ear::open(upstream, context, granted.of_the_upstream(), listening), granted))
     }
 }
 
@@ -172,7 +168,7 @@ impl Listen {
                     self.due.extend(self.subscription.task(&snapshot));
                     continue;
                 }
-                heard = self.ear.next(&self.granted) => heard,
+                heard = self.ear.next() => heard,
                 () = sleep_until(self.written + LIFE_SIGN) => return Some(sse_comment()),
             };
             match heard {

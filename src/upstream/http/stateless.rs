@@ -1,11 +1,13 @@
 //! Servers of 2026-07-28: no session, everything with each request.
 //!
 //! Read `line` for one request and its answer, `course` for a call that comes back with questions, and
-//! `task` for one that the upstream made a task of its own. The exchange that owns them is `exchange`.
+//! `task` for one that the upstream made a task of its own. The exchange that owns them is `exchange`. What belongs to
+//! no call is heard by `listen`.
 
 mod course;
 mod exchange;
 mod line;
+mod listen;
 mod questions;
 mod task;
 
@@ -16,12 +18,14 @@ use tokio::sync::broadcast;
 
 use self::exchange::StatelessExchange;
 use self::line::{Annotated, Ending, Line, Said};
+use self::listen::Listens;
+use crate::dialect::subscriptions::Wishes;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{Discover, Era, Eras, era_of_refusal, is_served};
-use crate::upstream::session::Hop;
+use crate::upstream::session::{Hop, SessionKey};
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, NativeTask, ResumeToken, ServerFacts, Timeouts, Upstream,
-    UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Exchange, Listening, NativeTask, News, ResumeToken, ServerFacts, Timeouts,
+    Upstream, UpstreamRequest,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -38,14 +42,13 @@ pub(crate) struct StatelessUpstream {
     /// What the server said of itself last. It may differ with who asks, so it is believed as far as the
     /// name goes.
     facts: parking_lot::Mutex<Option<Arc<ServerFacts>>>,
-    /// Never heard of: this server says what changes only to those who listen for it.
-    news: broadcast::Sender<(Arc<str>, Option<Payload>)>,
+    listens: Arc<Listens>,
 }
 
 impl StatelessUpstream {
     pub(in crate::upstream) fn new(hop: Arc<Hop>, eras: Arc<Eras>) -> Self {
-        let news = broadcast::Sender::new(1);
-        Self { hop, eras, annotated: Arc::default(), facts: parking_lot::Mutex::default(), news }
+        let listens = Listens::new(Arc::clone(&hop));
+        Self { hop, eras, annotated: Arc::default(), facts: parking_lot::Mutex::default(), listens }
     }
 
     fn line(&self, context: &CallContext) -> Line {
@@ -131,11 +134,16 @@ impl Upstream for StatelessUpstream {
         Ok(Box::new(StatelessExchange::resume(self.line(&context), task)))
     }
 
-    async fn notifications(
-        &self,
-        _: &CallContext,
-    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
-        Ok(self.news.subscribe())
+    /// The server says what changes only to those who listen for it. Heard here is that tools changed, as long as
+    /// anybody does.
+    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+        Ok(self.listens.tool_changes())
+    }
+
+    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
+        let key =
+            SessionKey { principal: context.principal.clone(), capabilities: context.client.capabilities.clone() };
+        self.listens.listen(key, self.line(context), wishes.of_the_upstream()).await
     }
 
     /// There is nothing to end.

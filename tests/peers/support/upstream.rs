@@ -20,6 +20,8 @@ pub(crate) enum Program {
     FastMcp4,
     /// The same with tasks of its own.
     FastMcp4Tasks,
+    /// Of 2026-07-28, and can be listened to.
+    Listened,
     /// With tasks of its own.
     FastMcpTasks,
     /// An example of the SDK's authors whose tools ask something, each in a task of its own.
@@ -39,6 +41,7 @@ impl Program {
             Self::FastMcp => "fastmcp",
             Self::FastMcp4 => "fastmcp4",
             Self::FastMcp4Tasks => "fastmcp4_tasks",
+            Self::Listened => "listened",
             Self::FastMcpTasks => "fastmcp_tasks",
             Self::TypeScriptTasks => "ts_tasks",
             Self::TypeScript => "ts_store",
@@ -56,6 +59,7 @@ impl Program {
             Self::FastMcp4 => format!("FastMCP {} server", Pins::PyModern.version("fastmcp")),
             Self::FastMcp4Tasks => format!("FastMCP {} server with tasks", Pins::PyModern.version("fastmcp")),
             Self::FastMcpTasks => format!("FastMCP {} server with tasks", Pins::PyLegacy.version("fastmcp")),
+            Self::Listened => format!("Python SDK {} server", Pins::PyModern.version("mcp")),
             Self::TypeScriptTasks => format!("TypeScript SDK {} task example", npm("@modelcontextprotocol/sdk")),
             Self::TypeScript => format!("TypeScript SDK {} with event store", npm("@modelcontextprotocol/sdk")),
             Self::Fixture => "fixture".to_owned(),
@@ -78,6 +82,7 @@ impl Program {
             }
             Self::FastMcp => peers.command("py-legacy/bin/python", ["fastmcp_server.py", "--port", &number]),
             Self::FastMcp4 => peers.command("py-modern/bin/python", ["fastmcp4_server.py", "--port", &number]),
+            Self::Listened => peers.command("py-modern/bin/python", ["listen_py2_server.py", "--port", &number]),
             Self::FastMcp4Tasks => {
                 peers.command("py-modern/bin/python", ["fastmcp4_server.py", "--tasks", "--port", &number])
             }
@@ -102,6 +107,7 @@ impl Program {
             Self::FastMcp
             | Self::FastMcp4
             | Self::FastMcp4Tasks
+            | Self::Listened
             | Self::FastMcpTasks
             | Self::TypeScript
             | Self::Fixture => "listening",

@@ -1,7 +1,7 @@
 //! One request of a session client, as a call of the engine's.
 //!
 //! A driver follows the call to its end, whether or not its client still waits: that a client disconnects says nothing
-//! here (LEG-11, T-81). What the client sees comes from the driver by a bounded queue; the first thing in it decides
+//! here (LEG-11, T-81). What the client sees comes from the driver by a bounded log; the first thing in it decides
 //! between JSON and an event stream.
 
 use std::borrow::Cow;
@@ -13,13 +13,13 @@ use futures_util::stream;
 use http::StatusCode;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::super::tasks::Support;
 use super::client::{Client, no_questions};
 use super::desk::Entry;
+use super::log::{Reader, Unheard, Word, Writer, event_id, read_event_id};
 use super::round::Next;
 use super::{Session, Shared};
 use crate::dialect::faults::gateway_error;
@@ -38,10 +38,7 @@ use crate::task::{Executed, Failure, GatewayFault, Outcome, Plan, Principal, Rea
 use crate::upstream::{NativeTask, Upstream, UpstreamRequest};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::{sse_comment, sse_message};
-use crate::wire::{Object, Payload, RequestId, RpcError, envelope, meta, method};
-
-/// What waits for a client that reads slowly; above that the upstream is read no further.
-const QUEUE_MAX: usize = 16;
+use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, meta, method};
 
 /// Who makes a request, and what it takes for an answer.
 pub(in crate::face::session) struct Caller {
@@ -63,27 +60,37 @@ impl Caller {
 /// How a request is answered.
 pub(super) type Ending = Result<Payload, RpcError>;
 
-/// What a driver has to say to its client.
-enum Word {
-    /// A message or a comment, as it stands in a stream.
-    Event(Bytes),
-    /// The answer. Nothing follows.
-    Last(Ending),
-}
-
 /// The client's end of a call. Dropping it leaves the call alone.
 pub(in crate::face::session) struct Said {
-    words: mpsc::Receiver<Word>,
-    cancelled: CancellationToken,
+    words: Reader,
 }
 
 impl Said {
     /// The whole answer: JSON where nothing comes before it in time.
-    pub(in crate::face::session) async fn respond(mut self, addressee: Addressee) -> Response {
+    pub(in crate::face::session) async fn respond(
+        mut self,
+        shared: &Arc<Shared>,
+        session: &Session,
+        addressee: Addressee,
+    ) -> Response {
         match self.next().await {
-            Some(Word::Last(Ok(result))) => addressee.result(result),
-            Some(Word::Last(Err(error))) => addressee.error(StatusCode::OK, &error),
-            Some(Word::Event(first)) => self.stream(first, addressee.id),
+            Some(Word::Last(Ok(result), _)) => addressee.result(result),
+            Some(Word::Last(Err(error), _)) => addressee.error(StatusCode::OK, &error),
+            Some(first @ Word::Event(..)) => {
+                let version = session.token.client_version;
+                let mut opening = Bytes::new();
+                let mut stream = None;
+                if let Some(id) = addressee.id.clone().filter(|_| can_resume(version)) {
+                    let number = self.words.stream();
+                    shared.desk.logs.keep(session.token.nonce, id, &self.words);
+                    stream = Some(number);
+                    if version >= ProtocolVersion::V2025_11_25 {
+                        // From here on the stream can be taken up; older clients would read the empty data as JSON.
+                        opening = Bytes::from(format!("id: {}\ndata:\n\n", event_id(number, 0)));
+                    }
+                }
+                self.stream(Some((opening, first)), addressee.id, stream)
+            }
             // A cancelled request has no response (LEG-14), but HTTP wants one.
             None if addressee.accepted == AcceptedTypes::Json => accepted(),
             None => event_stream(empty_body()),
@@ -94,39 +101,64 @@ impl Said {
     pub(super) async fn message(mut self, id: &RequestId) -> Option<Bytes> {
         loop {
             match self.next().await? {
-                Word::Event(_) => (),
-                Word::Last(ending) => return Some(last_message(Some(id), &ending)),
+                Word::Event(..) => (),
+                Word::Last(ending, _) => return Some(last_message(Some(id), &ending)),
             }
         }
     }
 
     /// The next word; `None` where the request was cancelled, and after the last.
     async fn next(&mut self) -> Option<Word> {
-        match self.words.recv().await {
+        match self.words.next().await {
             // The driver is gone without a word, by a bug or with the process.
-            None if !self.cancelled.is_cancelled() => Some(Word::Last(fault(Reason::Internal))),
+            None if self.words.is_orphan() => {
+                // Behind all others, however many there were.
+                Some(Word::Last(fault(Reason::Internal), u64::MAX))
+            }
             word => word,
         }
     }
 
-    fn stream(self, first: Bytes, id: Option<RequestId>) -> Response {
-        let state = (Some(self), Some(first));
-        let events = stream::unfold(state, move |(said, first)| {
+    /// `stream` is what its events are called by, where they have names.
+    fn stream(self, first: Option<(Bytes, Word)>, id: Option<RequestId>, stream: Option<u128>) -> Response {
+        let named = move |message: Bytes, number: Option<u64>| match stream.zip(number) {
+            Some((stream, number)) => {
+                Bytes::from([format!("id: {}\n", event_id(stream, number)).as_bytes(), &message].concat())
+            }
+            None => message,
+        };
+        let events = stream::unfold((Some(self), first), move |(said, first)| {
             let id = id.clone();
             async move {
-                if let Some(first) = first {
-                    return Some((Ok::<_, io::Error>(Frame::data(first)), (said, None)));
-                }
                 let mut said = said?;
-                let (piece, more) = match said.next().await? {
-                    Word::Event(event) => (event, Some(said)),
-                    Word::Last(ending) => (sse_message(&last_message(id.as_ref(), &ending)), None),
+                let (opening, word) = match first {
+                    Some((opening, first)) => (opening, first),
+                    None => (Bytes::new(), said.next().await?),
                 };
-                Some((Ok(Frame::data(piece)), (more, None)))
+                let (piece, more) = match word {
+                    Word::Event(event, number) => (named(event, number), Some(said)),
+                    Word::Last(ending, number) => {
+                        (named(sse_message(&last_message(id.as_ref(), &ending)), Some(number)), None)
+                    }
+                };
+                let piece = if opening.is_empty() { piece } else { [opening, piece].concat().into() };
+                Some((Ok::<_, io::Error>(Frame::data(piece)), (more, None)))
             }
         });
         event_stream(StreamBody::new(events).boxed_unsync())
     }
+}
+
+/// Whether streams of this version have event ids. There is no other way to a version before but streams without.
+fn can_resume(version: ProtocolVersion) -> bool {
+    version >= ProtocolVersion::V2025_03_26
+}
+
+/// Takes up the stream of a call from behind this event (LEG-09); `None` for one that is not kept, or never was.
+pub(in crate::face::session) fn take_up(shared: &Shared, session: &Session, last_event: &str) -> Option<Response> {
+    let (stream, number) = read_event_id(last_event)?;
+    let (request, words) = shared.desk.logs.take_up((session.token.nonce, stream), number)?;
+    Some(Said { words }.stream(None, Some(request), Some(stream)))
 }
 
 fn last_message(id: Option<&RequestId>, ending: &Ending) -> Bytes {
@@ -196,7 +228,6 @@ pub(in crate::face::session) fn begin_on(
         Params::Other(_) => return Err(complain(&Complaint::Params(Cow::Borrowed("params must be an object")))),
     };
     let entered = shared.desk.enter(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
-    let cancelled = entered.cancelled().clone();
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
     counter.increment(1);
 
@@ -204,7 +235,7 @@ pub(in crate::face::session) fn begin_on(
     let questions = if caller.takes_stream() { client.questions() } else { no_questions() };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.sessions.level(session).filter(|_| caller.takes_stream());
-    let (words, said) = mpsc::channel(QUEUE_MAX);
+    let (words, said) = shared.desk.logs.begin((shared.served.random)());
     let mut driver = Driver {
         shared: Arc::clone(shared),
         engine: Arc::clone(&shared.served.engine),
@@ -227,7 +258,7 @@ pub(in crate::face::session) fn begin_on(
     let stop = shared.served.life.stop.clone();
     let driving = async move { driver.run(call).await };
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
-    Ok(Said { words: said, cancelled })
+    Ok(Said { words: said })
 }
 
 /// The token that progress is wanted under, if it is one.
@@ -244,10 +275,10 @@ pub(super) struct Driver {
     /// The resource that is read.
     uri: Option<String>,
     pub(super) nonce: u128,
-    pub(super) version: crate::wire::ProtocolVersion,
+    pub(super) version: ProtocolVersion,
     rising: Option<Rising>,
     level: Option<LogLevel>,
-    words: mpsc::Sender<Word>,
+    words: Writer,
     takes_stream: bool,
     began: Instant,
     is_call: bool,
@@ -328,9 +359,15 @@ impl Driver {
         };
         let histogram = if self.is_call { &self.shared.meter.call_time } else { &self.shared.meter.request_time };
         histogram.record(self.began.elapsed());
-        if let Some(ending) = ending
-            && self.words.send(Word::Last(ending)).await.is_err()
-        {
+        let is_heard = match ending {
+            Some(ending) => self.words.finish(ending),
+            None => {
+                self.words.close();
+                true
+            }
+        };
+        self.shared.desk.logs.answered((self.nonce, self.words.stream()));
+        if !is_heard {
             let upstream = Arc::clone(self.shared.served.conduit.name());
             metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "client_gone").increment(1);
         }
@@ -410,13 +447,21 @@ impl Driver {
         self.entered.cancelled()
     }
 
-    /// Says something before the answer. False if it has nowhere to go.
+    /// Says something before the answer. False if nobody is there to hear it now.
     pub(super) async fn say(&self, event: Bytes) -> bool {
+        self.say_or(event, Unheard::Kept).await
+    }
+
+    /// The same for what is of no use later.
+    pub(super) async fn say_now(&self, event: Bytes) -> bool {
+        self.say_or(event, Unheard::Dropped).await
+    }
+
+    async fn say_or(&self, event: Bytes, unheard: Unheard) -> bool {
         if !self.takes_stream {
             return false;
         }
-        let saying = self.cancelled().run_until_cancelled(self.words.send(Word::Event(event)));
-        matches!(saying.await, Some(Ok(())))
+        self.cancelled().run_until_cancelled(self.words.say(event, unheard)).await == Some(true)
     }
 
     /// Breaks a silence: by progress where the client lets that reset its timers, else by a comment.

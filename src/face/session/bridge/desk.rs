@@ -1,5 +1,5 @@
-//! What bridged sessions have under way in this process: calls that can be cancelled, and questions that wait for an
-//! answer. All of it is bounded, and gone with the call that it belongs to.
+//! What bridged sessions have under way in this process: calls that can be cancelled, questions that wait for an
+//! answer, and streams. All of it is bounded, and gone with the call that it belongs to.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,6 +8,8 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::log::Logs;
+use super::turns::Turns;
 use crate::task::{Answer, Executed, GatewayFault, InputKey, Reason};
 use crate::wire::RequestId;
 
@@ -21,6 +23,10 @@ const QUESTIONS_MAX: usize = 16_384;
 pub(in crate::face::session) struct Desk {
     calls: Mutex<Calls>,
     questions: Mutex<HashMap<String, Waiting>>,
+    /// What calls say, for clients that lost their streams.
+    pub(super) logs: Logs,
+    /// The sessions' own streams.
+    pub(super) turns: Arc<Turns>,
 }
 
 #[derive(Debug, Default)]
@@ -66,8 +72,10 @@ impl Desk {
         self.calls.lock().by_id.contains_key(&(nonce, id.clone()))
     }
 
-    /// Cancels all that a session has under way.
+    /// Cancels all that a session has under way, and ends its streams.
     pub(in crate::face::session) fn end_session(&self, nonce: u128) {
+        self.turns.end(nonce);
+        self.logs.forget(nonce);
         for ((of, _), (_, cancelled)) in &self.calls.lock().by_id {
             if *of == nonce {
                 cancelled.cancel();

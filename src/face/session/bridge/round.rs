@@ -124,7 +124,7 @@ impl Driver {
             let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
             let put = self.shared.desk.put(self.nonce, named, *key, round.to.clone());
             if let (Some((name, params)), Some(put)) = (asks, put)
-                && self.say(sse_message(&envelope::request(&id, &name, params.as_ref()))).await
+                && self.say_now(sse_message(&envelope::request(&id, &name, params.as_ref()))).await
             {
                 round.asked.insert(*key, put);
             } else {

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::era::{Eras, contradicts};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::Credentials;
+use crate::upstream::http::post::{Credentials, Outgoing};
 use crate::upstream::http::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply};
 use crate::upstream::http::token;
 use crate::upstream::mirrored::{self, Annotations, Mirrored};
@@ -181,11 +181,7 @@ impl Line {
         handed_over: &HandedOver,
     ) -> Result<Payload, Ending> {
         let id = token::mint();
-        let params = self.params(said, &id);
-        let headers = self.headers(&said.method, &params);
-        let message = envelope::request(&id, &said.method, Some(params.payload()));
-        let version = Some(ProtocolVersion::V2026_07_28);
-        let post = Credentials { session: None, version }.post_with(message, headers);
+        let post = self.post(said, &id);
         let head = self.hop.client.send(&post, handed_over);
         let response = match self.first_byte {
             None => head.await,
@@ -231,6 +227,15 @@ impl Line {
             }
             Err(error) => Err(Ending::Faulted(error)),
         }
+    }
+
+    /// The request under this id, with all that it must say.
+    pub(super) fn post(&self, said: &Said, id: &RequestId) -> Outgoing {
+        let params = self.params(said, id);
+        let headers = self.headers(&said.method, &params);
+        let message = envelope::request(id, &said.method, Some(params.payload()));
+        let version = Some(ProtocolVersion::V2026_07_28);
+        Credentials { session: None, version }.post_with(message, headers)
     }
 
     /// The params with the metadata that every request carries. What the other hop said is gone already.

@@ -1,0 +1,170 @@
+//! What the upstream says that belongs to no call, from whichever session or stream there is at the moment.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::Instant;
+
+use crate::dialect::subscriptions::Wishes;
+use crate::upstream::{BeginError, CallContext, Listening, News, Upstream};
+
+/// Soonest and latest repetition where listening was in vain.
+const PAUSE_MIN: Duration = Duration::from_secs(1);
+const PAUSE_MAX: Duration = Duration::from_secs(60);
+/// A session that was heard for this long was of use even if it is lost.
+const USEFUL_AFTER: Duration = Duration::from_secs(5);
+
+/// What was heard.
+#[derive(Debug)]
+pub(in crate::face) enum Heard {
+    News(News),
+    /// Something was missed: anything may have changed.
+    TooMuch,
+}
+
+/// One listener's ear at an upstream.
+pub(in crate::face) struct Ear {
+    upstream: Arc<dyn Upstream>,
+    context: CallContext,
+    wishes: Wishes,
+    /// Heard as long as it lasts, also while another is opened in its place.
+    listening: Option<Listening>,
+    opening: Option<BoxFuture<'static, Result<Listening, BeginError>>>,
+    opened: Instant,
+    /// How often in a row listening was in vain.
+    vain: u32,
+    /// Whether something was said that nobody heard.
+    has_missed: bool,
+}
+
+impl Ear {
+    /// Nothing of the upstream's is of interest.
+    pub(in crate::face) fn deaf(upstream: &Arc<dyn Upstream>, context: CallContext) -> Self {
+        Self {
+            upstream: Arc::clone(upstream),
+            context,
+            wishes: Wishes::default(),
+            listening: None,
+            opening: None,
+            opened: Instant::now(),
+            vain: 0,
+            has_missed: false,
+        }
+    }
+
+    /// An ear that hears already. `wishes` are what it is opened again for.
+    pub(in crate::face) fn open(
+        upstream: &Arc<dyn Upstream>,
+        context: CallContext,
+        wishes: Wishes,
+        listening: Listening,
+    ) -> Self {
+        Self { wishes, listening: Some(listening), ..Self::deaf(upstream, context) }
+    }
+
+    /// Wants to hear something else from now on. What is heard already is heard on until the upstream has agreed.
+    pub(in crate::face) fn change(&mut self, wishes: Wishes) {
+        if self.wishes == wishes {
+            return;
+        }
+        self.wishes = wishes;
+        if self.wishes.concern_the_upstream() {
+            self.reopen(Duration::ZERO);
+        } else {
+            (self.listening, self.opening) = (None, None);
+        }
+    }
+
+    /// What is heard next. A session that is lost is replaced, with the same wishes; what was said between the two
+    /// nobody knows. Cancel safe.
+    pub(in crate::face) async fn next(&mut self) -> Heard {
+        loop {
+            tokio::select! {
+                biased;
+                opened = opened(self.opening.as_mut()) => {
+                    self.opening = None;
+                    match opened {
+                        Ok(listening) => {
+                            self.take(listening);
+                            if std::mem::take(&mut self.has_missed) {
+                                return Heard::TooMuch;
+                            }
+                        }
+                        Err(error) => {
+                            tracing::debug!(%error, "a listener waits for its upstream");
+                            self.has_missed |= self.listening.is_none();
+                            self.vain = self.vain.saturating_add(1);
+                            self.reopen(self.pause());
+                        }
+                    }
+                }
+                heard = hear(self.listening.as_mut()) => match heard {
+                    Ok(news) => return Heard::News(news),
+                    Err(RecvError::Lagged(_)) => return Heard::TooMuch,
+                    Err(RecvError::Closed) => self.lose(),
+                },
+            }
+        }
+    }
+
+    fn take(&mut self, mut listening: Listening) {
+        self.opened = Instant::now();
+        // Where both hear the same, what the one before has still to say is said once, and in order.
+        if let Some(before) = self.listening.take()
+            && before.over == listening.over
+        {
+            listening.news = before.news;
+        }
+        self.listening = Some(listening);
+    }
+
+    fn lose(&mut self) {
+        self.listening = None;
+        self.has_missed = true;
+        self.vain = if self.opened.elapsed() < USEFUL_AFTER { self.vain.saturating_add(1) } else { 0 };
+        if self.opening.is_none() {
+            self.reopen(self.pause());
+        }
+    }
+
+    fn pause(&self) -> Duration {
+        match self.vain.checked_sub(1) {
+            None => Duration::ZERO,
+            Some(again) => (PAUSE_MIN * 2_u32.pow(again.min(6))).min(PAUSE_MAX),
+        }
+    }
+
+    fn reopen(&mut self, pause: Duration) {
+        let (upstream, context, wishes) = (Arc::clone(&self.upstream), self.context.clone(), self.wishes.clone());
+        self.opening = Some(Box::pin(async move {
+            tokio::time::sleep(pause).await;
+            upstream.listen(&context, &wishes).await
+        }));
+    }
+}
+
+/// What is said next where anything is heard. Cancel safe.
+async fn hear(listening: Option<&mut Listening>) -> Result<News, RecvError> {
+    let Some(listening) = listening else { return std::future::pending().await };
+    let heard = tokio::select! {
+        biased;
+        heard = listening.news.recv() => heard,
+        () = listening.over.cancelled() => Err(RecvError::Closed),
+    };
+    if matches!(heard, Err(RecvError::Lagged(_))) {
+        // All of it may have changed, so what is still to come of it says nothing new.
+        listening.news = listening.news.resubscribe();
+    }
+    heard
+}
+
+async fn opened(
+    opening: Option<&mut BoxFuture<'static, Result<Listening, BeginError>>>,
+) -> Result<Listening, BeginError> {
+    match opening {
+        Some(opening) => opening.await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,260 @@
+//! The stream of a bridged session's own: on it goes what the server tells only to those who listen, in the words of
+//! the client's version, and what tasks have to say.
+//!
+//! Nothing runs in the background: the stream looks for news when its client reads. A client without such a stream
+//! costs the server nothing; what it subscribed to is kept for its next one. Of several streams the newest is told,
+//! since nothing may be told twice (protocol.md 1.2).
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, stream};
+use http::{Method, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::super::sessions::{Session, Telling};
+use super::super::{Shared, not_allowed};
+use super::client::Client;
+use super::turns::{Seat, Turn};
+use crate::dialect::Complaint;
+use crate::dialect::faults::gateway_error;
+use crate::dialect::reintroduction::session_error;
+use crate::dialect::subscriptions::{List, Wishes, untagged_notification};
+use crate::face::answer::{bare, event_stream};
+use crate::face::ear::{Ear, Heard};
+use crate::face::headers;
+use crate::face::http::{Inbound, Response};
+use crate::face::session::tasks::streams::Inlet;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::{BeginError, CallContext, Upstream};
+use crate::wire::envelope::Request;
+use crate::wire::framing::{sse_comment, sse_message};
+use crate::wire::{Payload, RpcError, envelope, method};
+
+/// How long the server may take to say what it tells.
+const FACTS_MAX: Duration = Duration::from_secs(5);
+
+/// All that a server may tell, as far as a session can want it.
+fn all(resources: impl IntoIterator<Item = String>) -> Wishes {
+    let resources =
+        Some(resources.into_iter().collect()).filter(|uris: &std::collections::BTreeSet<_>| !uris.is_empty());
+    Wishes { lists: List::ALL.into_iter().collect(), resources, tasks: None }
+}
+
+/// The server, and how it is spoken to on behalf of one session.
+struct Way {
+    upstream: Arc<dyn Upstream>,
+    context: CallContext,
+}
+
+impl Way {
+    fn of(shared: &Shared, session: &Session, principal: &Principal) -> Option<Self> {
+        let served = &shared.served;
+        let upstream = Arc::clone(&served.bridge.as_ref()?.stateless);
+        let client = Client::of(session.token.client_version, &session.token.capabilities);
+        Some(Self { upstream, context: client.context(principal, served.timeouts, served.edited_bytes_max) })
+    }
+
+    /// What the server declares; `None` where it does not say in time.
+    async fn capabilities(&self) -> Result<Payload, BeginError> {
+        let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+        let asking = timeout(FACTS_MAX, self.upstream.facts(&self.context));
+        let facts = asking.await.unwrap_or(Err(BeginError::Gateway(late)))?;
+        Ok(facts.capabilities.clone())
+    }
+}
+
+/// Opens the session's own stream, or takes up that of a call. 405 where nothing can ever be told on it, which is how a server without such a
+/// stream says that (protocol.md 1.2).
+pub(in crate::face::session) async fn get(shared: &Arc<Shared>, session: Session, inbound: &Inbound) -> Response {
+    if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
+        let taken_up = last_event.to_str().ok().and_then(|event| super::call::take_up(shared, &session, event));
+        // Not 404, which says that the session has ended.
+        return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
+    }
+    let principal = &inbound.principal;
+    let Some(way) = Way::of(shared, &session, principal) else { return not_allowed(&Method::GET) };
+    // A server that is away tells later what it can: its client would not come back after a refusal.
+    let declared = way.capabilities().await.ok();
+    let offers =
+        |wishes: Wishes| declared.as_ref().map_or_else(|| wishes.clone(), |declared| wishes.clone().within(declared));
+    let tells = offers(all(["any:".to_owned()]));
+    if !tells.concern_the_upstream() && !shared.tasks.are_for(&session) {
+        return not_allowed(&Method::GET);
+    }
+    let Some(seat) = shared.desk.turns.take(session.token.nonce) else {
+        return bare(StatusCode::TOO_MANY_REQUESTS);
+    };
+    shared.meter.streams.increment(1);
+    let listen = Listen {
+        inlet: shared.tasks.inlet(&session),
+        ear: Ear::deaf(&way.upstream, way.context),
+        wanted: Wishes::default(),
+        tells,
+        seat,
+        due: VecDeque::new(),
+        written: Instant::now(),
+        leaving: shared.served.leaving.clone(),
+        shared: Arc::clone(shared),
+        session,
+    };
+    listen.respond()
+}
+
+/// One open stream.
+struct Listen {
+    shared: Arc<Shared>,
+    session: Session,
+    /// The lists that the server tells of, and whether it tells of resources.
+    tells: Wishes,
+    wanted: Wishes,
+    ear: Ear,
+    /// What tasks say.
+    inlet: Option<Inlet>,
+    seat: Seat,
+    /// What is to be said next; bounded by what is wanted.
+    due: VecDeque<Bytes>,
+    /// When something was last said.
+    written: Instant,
+    leaving: CancellationToken,
+}
+
+impl Listen {
+    fn respond(mut self) -> Response {
+        self.attend();
+        let frames = stream::unfold(Box::new(self), |mut listen| async move {
+            let bytes = listen.next().await?;
+            listen.written = Instant::now();
+            Some((Ok::<_, io::Error>(Frame::data(bytes)), listen))
+        });
+        event_stream(StreamBody::new(frames).boxed_unsync())
+    }
+
+    /// Wants what the session wants now, if it is this stream's turn.
+    fn attend(&mut self) {
+        self.wanted = match self.seat.turn() {
+            Turn::Own => {
+                let resources = match self.tells.resources {
+                    Some(_) => self.shared.sessions.subscriptions(&self.session),
+                    None => Default::default(),
+                };
+                Wishes { lists: self.tells.lists.clone(), ..all(resources) }
+            }
+            Turn::Another | Turn::Over => Wishes::default(),
+        };
+        self.ear.change(self.wanted.clone());
+    }
+
+    /// The next bytes of the stream; `None` at its end.
+    async fn next(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(message) = self.due.pop_front() {
+                return Some(sse_message(&message));
+            }
+            let heard = tokio::select! {
+                () = self.leaving.cancelled() => return None,
+                () = self.seat.changed() => {
+                    if self.seat.turn() == Turn::Over {
+                        return None;
+                    }
+                    self.attend();
+                    continue;
+                }
+                message = said(self.inlet.as_mut()) => return Some(sse_message(&message)),
+                heard = self.ear.next() => heard,
+                () = sleep_until(self.written + self.shared.served.life_sign) => return Some(sse_comment()),
+            };
+            match heard {
+                Heard::News((name, params)) => {
+                    let object = params.as_ref().and_then(crate::wire::Object::of);
+                    if self.wanted.want(&name, object.as_ref()) {
+                        self.due.push_back(envelope::notification(&name, params.as_ref()));
+                    }
+                }
+                Heard::TooMuch => {
+                    self.due.extend(self.wanted.everything().map(|(name, uri)| untagged_notification(name, uri)));
+                }
+            }
+        }
+    }
+}
+
+/// What tasks say next. Cancel safe.
+async fn said(inlet: Option<&mut Inlet>) -> Bytes {
+    match inlet {
+        Some(inlet) => poll_fn(|cx| inlet.poll(cx)).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Answers `resources/subscribe` and `resources/unsubscribe`, which are of older versions: to the server they become
+/// what is listened for. `None` for every other method.
+pub(super) fn subscription(
+    shared: &Arc<Shared>,
+    session: &Session,
+    request: &Request,
+    principal: &Principal,
+) -> Option<BoxFuture<'static, Result<Payload, RpcError>>> {
+    let is_new = match request.method.as_str() {
+        method::RESOURCES_SUBSCRIBE => true,
+        method::RESOURCES_UNSUBSCRIBE => false,
+        _ => return None,
+    };
+    let (shared, session, principal) = (Arc::clone(shared), session.clone(), principal.clone());
+    let (name, uri) = (request.method.clone(), request.params.object().and_then(|params| params.get_string("uri")));
+    let answering = async move {
+        let complain = |complaint: Complaint| complaint.to_error(session.token.client_version);
+        let lost = || gateway_error(&GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
+        let way = Way::of(&shared, &session, &principal).ok_or_else(lost)?;
+        let declared = way.capabilities().await.map_err(refused)?;
+        let offered = all(["any:".to_owned()]).within(&declared);
+        if offered.resources.is_none() {
+            return Err(complain(Complaint::UnknownMethod(name)));
+        }
+        let uri = uri.ok_or_else(|| complain(Complaint::Params(Cow::Borrowed("uri must be a string"))))?;
+        if is_new {
+            subscribe(&shared, &session, &way, uri).await?;
+        } else {
+            shared.sessions.tell(&session, Telling::Unsubscribe(uri));
+            shared.desk.turns.changed(session.token.nonce);
+        }
+        Ok(Payload::empty_object())
+    };
+    Some(answering.boxed())
+}
+
+/// Keeps a subscription. Where there is a stream to tell of it on, the server has to agree first.
+async fn subscribe(shared: &Shared, session: &Session, way: &Way, uri: String) -> Result<(), RpcError> {
+    let complain = |what| Complaint::Params(Cow::Borrowed(what)).to_error(session.token.client_version);
+    let turns = &shared.desk.turns;
+    let wishes = Wishes { resources: Some([uri.clone()].into()), ..Wishes::default() };
+    let agreed = match turns.is_open(session.token.nonce) {
+        true => Some(way.upstream.listen(&way.context, &wishes).await.map_err(refused)?),
+        false => None,
+    };
+    if agreed.as_ref().is_some_and(|agreed| !agreed.granted.cover(&wishes)) {
+        return Err(complain("the server does not tell of updates of this resource"));
+    }
+    shared.sessions.tell(session, Telling::Subscribe(uri.clone()));
+    if !shared.sessions.subscriptions(session).contains(&uri) {
+        return Err(complain("the session has too many subscriptions"));
+    }
+    turns.changed(session.token.nonce);
+    Ok(())
+}
+
+fn refused(error: BeginError) -> RpcError {
+    match error {
+        BeginError::Gateway(fault) => gateway_error(&fault),
+        BeginError::Refused(error) => session_error(&error, None),
+    }
+}

@@ -1,0 +1,447 @@
+//! What one call says to its client, in order: the driver writes, the client's stream reads, and one that was lost is
+//! taken up by its `Last-Event-ID` (design 3.2). What was read is kept for that as long as there is room.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::call::Ending;
+use crate::wire::{Payload, RequestId};
+
+/// What waits for a client that reads slowly; above that the upstream is read no further.
+const UNREAD_MAX: usize = 16;
+/// Events that one stream keeps for a client that comes back.
+const EVENTS_MAX: usize = 64;
+/// Bytes that all streams of one face keep so, and answers among them. Beyond them what is oldest is forgotten.
+const BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Streams that one session can take up again; beyond them the oldest is forgotten.
+const PER_SESSION_MAX: usize = 16;
+/// How long an answer is kept.
+const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
+
+/// One call's messages.
+#[derive(Debug)]
+struct Log {
+    /// What its events are called by.
+    stream: u128,
+    state: watch::Sender<State>,
+    /// Shared by all of one face.
+    bytes: Arc<AtomicUsize>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    events: VecDeque<Event>,
+    /// The number of the next event. Comments have one too, though it is never shown.
+    next: u64,
+    /// The client has taken all before this one.
+    read: u64,
+    /// The newest reader, while it is there.
+    reader: Option<u64>,
+    readers: u64,
+    last: Option<Ending>,
+    /// Nothing follows.
+    is_closed: bool,
+    /// There is no answer, and should be none.
+    is_unwanted: bool,
+    /// What is kept, in bytes.
+    size: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Event {
+    number: u64,
+    text: Bytes,
+    is_comment: bool,
+}
+
+/// What becomes of what nobody is there to read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unheard {
+    /// Whoever takes up the stream hears it, unless it is a comment.
+    Kept,
+    Dropped,
+}
+
+/// What a reader gets.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// An event or a comment, as it stands in a stream; the number of an event that can be named.
+    Event(Bytes, Option<u64>),
+    /// The answer. Nothing follows.
+    Last(Ending, u64),
+}
+
+impl Log {
+    fn new(stream: u128, bytes: Arc<AtomicUsize>) -> Arc<Self> {
+        // Zero is the number of the stream's beginning.
+        Arc::new(Self { stream, state: watch::Sender::new(State { next: 1, ..State::default() }), bytes })
+    }
+
+    /// Reads from the event after `number` on. Whoever read before hears nothing more.
+    fn read_after(self: &Arc<Self>, number: u64) -> Reader {
+        let mut own = 0;
+        self.state.send_modify(|state| {
+            state.readers += 1;
+            own = state.readers;
+            state.reader = Some(own);
+            // Whoever has seen the last of all has seen one more than there are events.
+            state.read = number.saturating_add(1).min(state.next + 1);
+        });
+        Reader { log: Arc::clone(self), own, state: self.state.subscribe() }
+    }
+
+    /// Says something, once the reader has room. False if nobody is there to read it.
+    async fn say(&self, text: Bytes, unheard: Unheard) -> bool {
+        let has_room = |state: &State| state.reader.is_none() || state.unread() < UNREAD_MAX;
+        // The other end of this is held here.
+        let _ = self.state.subscribe().wait_for(has_room).await;
+        let is_comment = text.starts_with(b":");
+        let mut is_heard = false;
+        self.state.send_modify(|state| {
+            is_heard = state.reader.is_some();
+            if is_heard || (unheard == Unheard::Kept && !is_comment) {
+                state.size += text.len();
+                self.bytes.fetch_add(text.len(), Ordering::Relaxed);
+                state.events.push_back(Event { number: state.next, text, is_comment });
+                state.next += 1;
+                self.trim(state);
+            }
+        });
+        is_heard
+    }
+
+    /// Says the last of all. False if nobody is there to read it.
+    fn finish(&self, ending: Ending) -> bool {
+        let mut is_heard = false;
+        self.state.send_modify(|state| {
+            let size = ending.as_ref().map_or(0, Payload::len);
+            state.size += size;
+            self.bytes.fetch_add(size, Ordering::Relaxed);
+            state.last = Some(ending);
+            is_heard = state.reader.is_some();
+        });
+        is_heard
+    }
+
+    /// Forgets what was read, and what nobody is there to read, beyond what may be kept.
+    fn trim(&self, state: &mut State) {
+        while let Some(first) = state.events.front() {
+            let is_unread = state.reader.is_some() && first.number >= state.read;
+            let is_much = state.events.len() > EVENTS_MAX || self.bytes.load(Ordering::Relaxed) > BYTES_MAX;
+            if is_unread || !is_much {
+                break;
+            }
+            state.size -= first.text.len();
+            self.bytes.fetch_sub(first.text.len(), Ordering::Relaxed);
+            state.events.pop_front();
+        }
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.bytes.fetch_sub(self.state.borrow().size, Ordering::Relaxed);
+    }
+}
+
+impl State {
+    fn is_over(&self) -> bool {
+        self.last.is_some() || self.is_closed
+    }
+
+    fn unread(&self) -> usize {
+        self.events.iter().rev().take_while(|event| event.number >= self.read).count()
+    }
+}
+
+/// The driver's end. Dropping it says that nothing follows.
+#[derive(Debug)]
+pub(super) struct Writer(Arc<Log>);
+
+impl Writer {
+    /// What the events of the stream are called by.
+    pub(super) fn stream(&self) -> u128 {
+        self.0.stream
+    }
+
+    /// Says something, once the reader has room. False if nobody is there to read it. Cancel safe.
+    pub(super) async fn say(&self, text: Bytes, unheard: Unheard) -> bool {
+        self.0.say(text, unheard).await
+    }
+
+    /// Says the last of all. False if nobody is there to read it.
+    pub(super) fn finish(&self, ending: Ending) -> bool {
+        self.0.finish(ending)
+    }
+
+    /// Says that there is no answer, because its client wants none.
+    pub(super) fn close(&self) {
+        self.0.state.send_modify(|state| (state.is_closed, state.is_unwanted) = (true, true));
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.0.state.send_modify(|state| state.is_closed = true);
+    }
+}
+
+/// The client's end. Dropping it means that the client left, or lost its stream.
+#[derive(Debug)]
+pub(super) struct Reader {
+    log: Arc<Log>,
+    own: u64,
+    state: watch::Receiver<State>,
+}
+
+impl Reader {
+    /// What the events of the stream are called by.
+    pub(super) fn stream(&self) -> u128 {
+        self.log.stream
+    }
+
+    /// Whether whoever wrote is gone without having said the last of all.
+    pub(super) fn is_orphan(&self) -> bool {
+        let state = self.state.borrow();
+        state.is_closed && state.last.is_none() && !state.is_unwanted
+    }
+
+    /// The next word; `None` where nothing follows, or another reader took over. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Word> {
+        let own = self.own;
+        let is_due = |state: &State| state.reader != Some(own) || state.unread() > 0 || state.is_over();
+        self.state.wait_for(is_due).await.ok()?;
+        let mut word = None;
+        self.log.state.send_modify(|state| {
+            if state.reader != Some(own) {
+                return;
+            }
+            let at = state.events.iter().position(|event| event.number >= state.read);
+            match at.and_then(|at| state.events.get(at).cloned().map(|event| (at, event))) {
+                Some((at, event)) => {
+                    state.read = event.number + 1;
+                    if event.is_comment {
+                        state.size -= event.text.len();
+                        self.log.bytes.fetch_sub(event.text.len(), Ordering::Relaxed);
+                        state.events.remove(at);
+                    }
+                    self.log.trim(state);
+                    word = Some(Word::Event(event.text, (!event.is_comment).then_some(event.number)));
+                }
+                None => {
+                    // It bears the number after all others; whoever has seen that has seen it all.
+                    let number = state.next;
+                    let is_new = state.read <= number;
+                    word = state.last.clone().filter(|_| is_new).map(|last| Word::Last(last, number));
+                    state.reader = None;
+                }
+            }
+        });
+        word
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.log.state.send_modify(|state| {
+            if state.reader == Some(self.own) {
+                state.reader = None;
+                self.log.trim(state);
+            }
+        });
+    }
+}
+
+/// The streams that can be taken up again.
+#[derive(Debug, Default)]
+pub(super) struct Logs {
+    kept: Mutex<Kept>,
+    bytes: Arc<AtomicUsize>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// By session, in the order in which they began.
+    by_session: HashMap<u128, VecDeque<Stream>>,
+    /// Those that have their answer, in the order in which they got it.
+    answered: VecDeque<(Instant, u128, u128)>,
+}
+
+#[derive(Debug)]
+struct Stream {
+    id: u128,
+    /// The request that is answered on it.
+    request: RequestId,
+    log: Arc<Log>,
+    is_answered: bool,
+}
+
+impl Logs {
+    /// A call's log, which cannot be taken up before it is [`Logs::keep`]t.
+    pub(super) fn begin(&self, stream: u128) -> (Writer, Reader) {
+        let log = Log::new(stream, Arc::clone(&self.bytes));
+        let reader = log.read_after(0);
+        (Writer(log), reader)
+    }
+
+    /// Keeps a log whose client learns the stream's id now.
+    pub(super) fn keep(&self, nonce: u128, request: RequestId, reader: &Reader) {
+        let (log, id) = (&reader.log, reader.log.stream);
+        let mut kept = self.kept.lock();
+        let streams = kept.by_session.entry(nonce).or_default();
+        if streams.len() >= PER_SESSION_MAX {
+            streams.pop_front();
+        }
+        streams.push_back(Stream { id, request, log: Arc::clone(log), is_answered: false });
+        self.settle(&mut kept, (nonce, id));
+        self.tidy(&mut kept);
+    }
+
+    /// Takes note that a call may have its answer.
+    pub(super) fn answered(&self, (nonce, id): (u128, u128)) {
+        let mut kept = self.kept.lock();
+        self.settle(&mut kept, (nonce, id));
+        self.tidy(&mut kept);
+    }
+
+    /// The stream that a client names, from the event after `number` on.
+    pub(super) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, Reader)> {
+        let mut kept = self.kept.lock();
+        self.tidy(&mut kept);
+        let stream = kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?;
+        Some((stream.request.clone(), stream.log.read_after(number)))
+    }
+
+    /// Forgets the streams of a session that has ended.
+    pub(super) fn forget(&self, nonce: u128) {
+        self.kept.lock().by_session.remove(&nonce);
+    }
+
+    fn settle(&self, kept: &mut Kept, (nonce, id): (u128, u128)) {
+        let streams = kept.by_session.get_mut(&nonce);
+        let stream = streams.and_then(|streams| streams.iter_mut().find(|stream| stream.id == id));
+        if let Some(stream) = stream
+            && !stream.is_answered
+            && stream.log.state.borrow().is_over()
+        {
+            stream.is_answered = true;
+            kept.answered.push_back((Instant::now(), nonce, id));
+        }
+    }
+
+    /// Forgets answers that were kept for long enough, and the oldest while there is too much of them.
+    fn tidy(&self, kept: &mut Kept) {
+        while let Some((when, nonce, id)) = kept.answered.front().copied() {
+            if when.elapsed() < ANSWERED_FOR && self.bytes.load(Ordering::Relaxed) <= BYTES_MAX {
+                break;
+            }
+            kept.answered.pop_front();
+            if let Some(streams) = kept.by_session.get_mut(&nonce) {
+                streams.retain(|stream| stream.id != id);
+                if streams.is_empty() {
+                    kept.by_session.remove(&nonce);
+                }
+            }
+        }
+    }
+}
+
+/// How an event of a stream is called: by its stream, so that nothing of another one is ever replayed.
+pub(super) fn event_id(stream: u128, number: u64) -> String {
+    format!("{stream:032x}-{number}")
+}
+
+/// The stream and number in such a name.
+pub(super) fn read_event_id(text: &str) -> Option<(u128, u64)> {
+    let (stream, number) = text.split_once('-')?;
+    Some((u128::from_str_radix(stream, 16).ok().filter(|_| stream.len() == 32)?, number.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(word: Option<Word>) -> String {
+        match word {
+            Some(Word::Event(text, number)) => format!("{} {number:?}", std::str::from_utf8(&text).unwrap()),
+            Some(Word::Last(_, number)) => format!("last {number}"),
+            None => "end".to_owned(),
+        }
+    }
+
+    #[tokio::test]
+    async fn what_was_not_heard_is_said_to_whoever_takes_the_stream_up() {
+        let logs = Logs::default();
+        let (writer, mut first) = logs.begin(7);
+        logs.keep(1, RequestId::number(5), &first);
+        for said in ["a", ": sign", "b"] {
+            assert!(writer.say(Bytes::from_static(said.as_bytes()), Unheard::Kept).await);
+        }
+        assert_eq!(text(first.next().await), "a Some(1)");
+        assert_eq!(text(first.next().await), ": sign None");
+        drop(first);
+        assert!(!writer.say(Bytes::from_static(b"c"), Unheard::Kept).await);
+        assert!(!writer.say(Bytes::from_static(b"question"), Unheard::Dropped).await);
+        assert!(!writer.say(Bytes::from_static(b": sign"), Unheard::Kept).await);
+        assert!(logs.take_up((2, 7), 1).is_none() && logs.take_up((1, 8), 1).is_none());
+        let (request, mut second) = logs.take_up((1, 7), 1).unwrap();
+        assert_eq!(request, RequestId::number(5));
+        assert_eq!(text(second.next().await), "b Some(3)");
+        let (_, mut third) = logs.take_up((1, 7), 3).unwrap();
+        assert_eq!(text(second.next().await), "end", "another one reads");
+        assert_eq!(text(third.next().await), "c Some(4)");
+        assert!(writer.finish(Ok(Payload::empty_object())));
+        assert_eq!(text(third.next().await), "last 5");
+        assert_eq!(text(third.next().await), "end");
+        let (_, mut fourth) = logs.take_up((1, 7), 5).unwrap();
+        assert_eq!(text(fourth.next().await), "end", "it has seen it all");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_kept_has_bounds_and_an_end() {
+        let logs = Logs::default();
+        let begin = |stream: u128| {
+            let (writer, reader) = logs.begin(stream);
+            logs.keep(1, RequestId::number(0), &reader);
+            writer
+        };
+        let writers: Vec<_> = (0..=PER_SESSION_MAX as u128).map(begin).collect();
+        assert!(logs.take_up((1, 0), 0).is_none(), "the oldest made room");
+        for n in 0..EVENTS_MAX + 10 {
+            writers[1].say(Bytes::from(format!("{n}")), Unheard::Kept).await;
+        }
+        let (_, mut reader) = logs.take_up((1, 1), 0).unwrap();
+        assert_eq!(text(reader.next().await), "10 Some(11)");
+        drop(reader);
+        writers[1].finish(Ok(Payload::empty_object()));
+        logs.answered((1, 1));
+        tokio::time::advance(ANSWERED_FOR - Duration::from_secs(1)).await;
+        assert!(logs.take_up((1, 1), 0).is_some());
+        let large = Payload::of(&"x".repeat(BYTES_MAX));
+        writers[2].finish(Ok(large));
+        logs.answered((1, 2));
+        assert!(logs.take_up((1, 1), 0).is_none() && logs.take_up((1, 2), 0).is_none(), "no room for either");
+        writers[3].finish(Ok(Payload::empty_object()));
+        logs.answered((1, 3));
+        tokio::time::advance(ANSWERED_FOR).await;
+        assert!(logs.take_up((1, 3), 0).is_none());
+        logs.forget(1);
+        drop(writers);
+        assert_eq!(logs.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn leg_09_an_events_name_says_which_stream_it_is_of() {
+        assert_eq!(read_event_id(&event_id(0xab, 7)), Some((0xab, 7)));
+        for odd in ["", "ab-7", "000000000000000000000000000000ab", "000000000000000000000000000000ab-x"] {
+            assert_eq!(read_event_id(odd), None, "{odd}");
+        }
+    }
+}

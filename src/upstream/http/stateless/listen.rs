@@ -1,0 +1,390 @@
+//! What a server without sessions says that belongs to no call: one `subscriptions/listen` for all who may hear the
+//! same, asking for what any of them wants.
+//!
+//! A subscription cannot be changed (protocol.md 1.11). Where more is wanted another one takes its place, and the one
+//! before is heard until the new one is acknowledged, and for a moment longer: what is said twice does no harm, what
+//! is missed does. A stream that is lost ends the [`Source`]: those who listen do so again, which makes another, and
+//! know that anything may have changed meanwhile.
+
+mod spoken;
+
+use std::collections::BTreeMap;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{BoxFuture, Fuse, FusedFuture, FutureExt};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, broadcast, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::line::Line;
+use crate::dialect::subscriptions::{List, Wishes};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::session::{Hop, SessionKey};
+use crate::upstream::{BeginError, Listening, News, SUBSCRIBE_MAX};
+use crate::wire::method;
+use spoken::{NotOpened, Spoken};
+
+/// Most streams at one upstream.
+const SOURCES_MAX: usize = 1_024;
+/// Most resources on one stream; those above are not granted.
+const RESOURCES_MAX: usize = 4_096;
+/// News kept for a receiver that is behind.
+const NEWS_MAX: usize = 256;
+/// How long a stream is heard after another took its place.
+const OVERLAP: Duration = Duration::from_secs(1);
+/// How long what nobody wants any more is heard before the server is asked for less: others may leave as well.
+const SETTLE: Duration = Duration::from_secs(1);
+/// How long a failure is the answer to whoever asks for the same.
+const FAILED_FOR: Duration = Duration::from_secs(1);
+
+/// The streams at one upstream: one for each key, shared like sessions are.
+#[derive(Debug)]
+pub(super) struct Listens {
+    hop: Arc<Hop>,
+    sources: Mutex<HashMap<SessionKey, Arc<Source>>>,
+    /// That tools may have changed, whoever was told so: all that is kept of them was fetched before. A receiver that
+    /// misses one learns that it did, so there is no need to keep more.
+    tool_changes: broadcast::Sender<News>,
+}
+
+/// One stream, the one that takes its place, and all who hear them.
+#[derive(Debug)]
+struct Source {
+    line: Line,
+    news: broadcast::Sender<News>,
+    tool_changes: broadcast::Sender<News>,
+    wanted: Mutex<Wanted>,
+    grown: Notify,
+    shrunk: Notify,
+    standing: watch::Sender<Standing>,
+    over: CancellationToken,
+}
+
+/// How many want what.
+#[derive(Debug, Default)]
+struct Wanted {
+    holders: usize,
+    lists: BTreeMap<List, usize>,
+    resources: HashMap<String, usize>,
+}
+
+/// How the wishes stand.
+#[derive(Clone, Debug, Default)]
+struct Standing {
+    /// What the stream in use was asked for, and what it promises.
+    asked: Wishes,
+    granted: Wishes,
+    /// What the server refused to tell beside it.
+    refused: Wishes,
+    /// How often a stream could not be had, and the last time.
+    failures: u64,
+    failed: Option<(Instant, Wishes, GatewayFault)>,
+}
+
+/// One listener's share. Dropping it gives it back; with the last one the stream ends.
+#[derive(Debug)]
+struct Held {
+    source: Arc<Source>,
+    wishes: Wishes,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let mut wanted = self.source.wanted.lock();
+        wanted.leave(&self.wishes);
+        if wanted.holders == 0 {
+            self.source.over.cancel();
+        }
+        drop(wanted);
+        self.source.shrunk.notify_one();
+    }
+}
+
+impl Listens {
+    pub(super) fn new(hop: Arc<Hop>) -> Arc<Self> {
+        Arc::new(Self { hop, sources: Mutex::default(), tool_changes: broadcast::Sender::new(1) })
+    }
+
+    /// Hears whenever tools may have changed, as long as anybody listens.
+    pub(super) fn tool_changes(&self) -> broadcast::Receiver<News> {
+        self.tool_changes.subscribe()
+    }
+
+    /// Listens on behalf of one client. `line` is the way to the server for all clients of this key.
+    ///
+    /// # Errors
+    /// If there is no stream within [`SUBSCRIBE_MAX`], or too many are open.
+    pub(super) async fn listen(&self, key: SessionKey, line: Line, wishes: Wishes) -> Result<Listening, BeginError> {
+        let held = self.enter(key, line, wishes).map_err(BeginError::Gateway)?;
+        // Heard from before the stream is there, so that nothing falls between.
+        let news = held.source.news.subscribe();
+        let late = Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
+        let granted = timeout(SUBSCRIBE_MAX, held.source.granted(&held.wishes)).await.unwrap_or(late);
+        let granted = granted.map_err(BeginError::Gateway)?;
+        Ok(Listening { news, granted, over: held.source.over.clone(), kept: Box::new(held) })
+    }
+
+    /// Takes a share in the stream of this key, which is opened if there is none.
+    fn enter(&self, key: SessionKey, line: Line, mut wishes: Wishes) -> Result<Held, GatewayFault> {
+        let mut sources = self.sources.lock();
+        if let Some(source) = sources.get(&key) {
+            if let Some(held) = source.enter(&mut wishes) {
+                return Ok(held);
+            }
+            if let Some(fault) = source.failed_lately(&wishes) {
+                return Err(fault);
+            }
+        }
+        sources.retain(|_, source| !source.over.is_cancelled());
+        if sources.len() >= SOURCES_MAX {
+            self.hop.dropped("too_many_listens");
+            return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
+        }
+        let source = Arc::new(Source::new(line, self.hop.stop.child_token(), self.tool_changes.clone()));
+        let held = source.enter(&mut wishes).ok_or(GatewayFault::new(Reason::Draining, Executed::No))?;
+        self.hop.tracker.spawn(Arc::clone(&source).run());
+        sources.insert(key, source);
+        Ok(held)
+    }
+}
+
+impl Wanted {
+    fn enter(&mut self, wishes: &Wishes) {
+        self.holders += 1;
+        wishes.lists.iter().for_each(|list| *self.lists.entry(*list).or_default() += 1);
+        wishes.resources.iter().flatten().for_each(|uri| *self.resources.entry(uri.clone()).or_default() += 1);
+    }
+
+    fn leave(&mut self, wishes: &Wishes) {
+        self.holders = self.holders.saturating_sub(1);
+        for list in &wishes.lists {
+            if let Some(count) = self.lists.get_mut(list) {
+                *count = count.saturating_sub(1);
+            }
+        }
+        for uri in wishes.resources.iter().flatten() {
+            if let Some(count) = self.resources.get_mut(uri) {
+                *count = count.saturating_sub(1);
+                if *count == 0 {
+                    self.resources.remove(uri);
+                }
+            }
+        }
+        self.lists.retain(|_, count| *count > 0);
+    }
+
+    /// All that anybody wants.
+    fn wishes(&self) -> Wishes {
+        let resources = (!self.resources.is_empty()).then(|| self.resources.keys().cloned().collect());
+        Wishes { lists: self.lists.keys().copied().collect(), resources, tasks: None }
+    }
+}
+
+impl Standing {
+    /// Whether the server has said yes or no to all of it.
+    fn decides(&self, wishes: &Wishes) -> bool {
+        let mut decided = self.asked.clone();
+        decided.extend(&self.refused);
+        decided.cover(wishes)
+    }
+}
+
+/// A stream that is about to be there, and what it was asked for.
+type Opening = Fuse<BoxFuture<'static, (Wishes, Result<Spoken, NotOpened>)>>;
+
+impl Source {
+    fn new(line: Line, over: CancellationToken, tool_changes: broadcast::Sender<News>) -> Self {
+        Self {
+            line,
+            news: broadcast::Sender::new(NEWS_MAX),
+            tool_changes,
+            wanted: Mutex::default(),
+            grown: Notify::new(),
+            shrunk: Notify::new(),
+            standing: watch::Sender::default(),
+            over,
+        }
+    }
+
+    /// Takes a share, unless it is over. Resources that there is no room for are taken out of the wishes.
+    fn enter(self: &Arc<Self>, wishes: &mut Wishes) -> Option<Held> {
+        let mut wanted = self.wanted.lock();
+        if self.over.is_cancelled() {
+            return None;
+        }
+        if let Some(uris) = &mut wishes.resources {
+            let mut room = RESOURCES_MAX.saturating_sub(wanted.resources.len());
+            uris.retain(|uri| {
+                let is_known = wanted.resources.contains_key(uri);
+                let fits = is_known || room > 0;
+                room -= usize::from(fits && !is_known);
+                fits
+            });
+        }
+        wanted.enter(wishes);
+        drop(wanted);
+        if !self.standing.borrow().decides(wishes) {
+            self.grown.notify_one();
+        }
+        Some(Held { source: Arc::clone(self), wishes: wishes.clone() })
+    }
+
+    /// Why there was no stream a moment ago for whoever wants this.
+    fn failed_lately(&self, wishes: &Wishes) -> Option<GatewayFault> {
+        let standing = self.standing.borrow();
+        let (when, asked, fault) = standing.failed.as_ref()?;
+        (when.elapsed() < FAILED_FOR && asked.cover(wishes)).then_some(*fault)
+    }
+
+    /// What is granted of these wishes, once the server has said so.
+    async fn granted(&self, wishes: &Wishes) -> Result<Wishes, GatewayFault> {
+        let mut standing = self.standing.subscribe();
+        let failures = standing.borrow().failures;
+        loop {
+            {
+                let now = standing.borrow_and_update();
+                if now.decides(wishes) {
+                    return Ok(wishes.in_common(&Wishes {
+                        // Whoever speaks of resources is answered about them, if only that there are none.
+                        resources: Some(now.granted.resources.clone().unwrap_or_default()),
+                        ..now.granted.clone()
+                    }));
+                }
+                if let Some((_, asked, fault)) = &now.failed
+                    && now.failures > failures
+                    && asked.cover(wishes)
+                {
+                    return Err(*fault);
+                }
+            }
+            tokio::select! {
+                biased;
+                changed = standing.changed() => changed.map_err(|_| CLOSED)?,
+                () = self.over.cancelled() => return Err(CLOSED),
+            }
+        }
+    }
+
+    async fn run(self: Arc<Self>) {
+        let over = self.over.clone();
+        let _ = over.run_until_cancelled(self.follow()).await;
+        over.cancel();
+    }
+
+    /// Asks for all that is wanted now.
+    fn open(&self) -> Opening {
+        let (line, wishes) = (self.line.clone(), self.wanted.lock().wishes());
+        let opening = async move {
+            let late = NotOpened::Failed(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
+            let opened = timeout(SUBSCRIBE_MAX, Spoken::open(&line, &wishes)).await.unwrap_or(Err(late));
+            (wishes, opened)
+        };
+        opening.boxed().fuse()
+    }
+
+    /// Keeps a stream until it is lost, or cannot be had.
+    async fn follow(&self) {
+        let mut current: Option<Spoken> = None;
+        let mut before: Option<(Spoken, Instant)> = None;
+        let mut opening = self.open();
+        let mut settle: Option<Instant> = None;
+        loop {
+            let is_opening = !opening.is_terminated();
+            let heard_until = before.as_ref().map(|(_, until)| *until);
+            tokio::select! {
+                (asked, opened) = &mut opening, if is_opening => match self.opened(asked, opened) {
+                    Some(Ok(spoken)) => before = current.replace(spoken).map(|old| (old, Instant::now() + OVERLAP)),
+                    Some(Err(())) if current.is_none() => return,
+                    Some(Err(())) | None => (),
+                },
+                news = next_of(current.as_mut()) => match news {
+                    Some(news) => self.tell(news),
+                    None => return,
+                },
+                news = next_of(before.as_mut().map(|(spoken, _)| spoken)) => match news {
+                    Some(news) => self.tell(news),
+                    None => before = None,
+                },
+                () = until(heard_until) => before = None,
+                () = self.grown.notified(), if !is_opening => {
+                    if !self.standing.borrow().decides(&self.wanted.lock().wishes()) {
+                        opening = self.open();
+                    }
+                }
+                () = self.shrunk.notified() => settle = Some(Instant::now() + SETTLE),
+                () = until(settle), if !is_opening => {
+                    settle = None;
+                    let wanted = self.wanted.lock().wishes();
+                    let asked = &self.standing.borrow().asked;
+                    if current.is_some() && asked.cover(&wanted) && !wanted.cover(asked) {
+                        opening = self.open();
+                    }
+                }
+            }
+        }
+    }
+
+    /// Takes note of how an opening went: a stream, a failure, or a refusal (`None`).
+    fn opened(&self, asked: Wishes, opened: Result<Spoken, NotOpened>) -> Option<Result<Spoken, ()>> {
+        match opened {
+            Ok(spoken) => {
+                let granted = spoken.granted.clone();
+                if !granted.cover(&asked) {
+                    tracing::debug!(upstream = %self.line.hop.name, "the upstream tells less than it was asked for");
+                }
+                self.standing.send_modify(|standing| {
+                    (standing.asked, standing.granted, standing.refused) = (asked, granted, Wishes::default());
+                });
+                // What was fetched before this stream was there may have changed unheard.
+                self.tools_changed();
+                Some(Ok(spoken))
+            }
+            Err(NotOpened::Refused(reason)) => {
+                tracing::warn!(upstream = %self.line.hop.name, %reason, "the upstream cannot be listened to");
+                self.standing.send_modify(|standing| standing.refused.extend(&asked));
+                None
+            }
+            Err(NotOpened::Failed(fault)) => {
+                tracing::debug!(upstream = %self.line.hop.name, reason = ?fault.reason, "the upstream was not heard");
+                self.standing.send_modify(|standing| {
+                    standing.failures += 1;
+                    standing.failed = Some((Instant::now(), asked, GatewayFault { executed: Executed::No, ..fault }));
+                });
+                Some(Err(()))
+            }
+        }
+    }
+
+    fn tell(&self, news: News) {
+        if *news.0 == *method::TOOLS_CHANGED {
+            self.tools_changed();
+        }
+        // Whoever listens may be about to leave.
+        let _ = self.news.send(news);
+    }
+
+    fn tools_changed(&self) {
+        // What exactly was said is for those alone who may hear it.
+        let _ = self.tool_changes.send((Arc::from(method::TOOLS_CHANGED), None));
+    }
+}
+
+const CLOSED: GatewayFault = GatewayFault::new(Reason::UpstreamClosed, Executed::No);
+
+/// What a stream says next, if there is one. Cancel safe.
+async fn next_of(spoken: Option<&mut Spoken>) -> Option<News> {
+    match spoken {
+        Some(spoken) => spoken.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn until(when: Option<Instant>) {
+    match when {
+        Some(when) => sleep_until(when).await,
+        None => std::future::pending().await,
+    }
+}

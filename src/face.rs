@@ -12,6 +12,7 @@ pub mod endpoint;
 pub mod headers;
 pub mod http;
 pub mod mirrored;
+mod misses;
 mod pipe;
 mod refused;
 pub mod rewrite;

@@ -29,6 +29,8 @@ pub const GRACE: &str = "taskgate_grace_total";
 pub const QUESTIONS: &str = "taskgate_questions_total";
 /// Polls of tasks.
 pub const TASK_POLLS: &str = "taskgate_task_polls_total";
+/// Look-ups of tasks that found none.
+pub const TASK_MISSES: &str = "taskgate_task_misses_total";
 /// Time an upstream request took, in seconds, by `upstream` and `class` (`call`, `other`, `resumed`).
 pub const UPSTREAM_REQUEST: &str = "taskgate_upstream_request_seconds";
 /// `tools/call` that hold a place at an upstream, by `upstream`.

@@ -100,7 +100,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 26] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 27] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -114,6 +114,7 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 26] = [
     (Kind::Counter, metric::GRACE, Unit::Count, "How calls left the grace period, by upstream and result"),
     (Kind::Counter, metric::QUESTIONS, Unit::Count, "Questions of upstreams in mid-call, by upstream and result"),
     (Kind::Counter, metric::TASK_POLLS, Unit::Count, "Polls of tasks"),
+    (Kind::Counter, metric::TASK_MISSES, Unit::Count, "Look-ups of tasks that found none"),
     (Kind::Histogram, metric::UPSTREAM_REQUEST, Unit::Seconds, "Time an upstream call took"),
     (Kind::Gauge, metric::UPSTREAM_IN_FLIGHT, Unit::Count, "Tool calls that hold a place at an upstream"),
     (Kind::Gauge, metric::UPSTREAM_QUEUED, Unit::Count, "Tool calls that wait for a place"),

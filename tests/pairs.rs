@@ -55,9 +55,15 @@ async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
             None => {
                 // A gateway of its own, so that no case sees another's.
                 let (upstream, ledger) = server::start(kind).await;
-                let gate = Gate::with(upstream.address, KEYS).await;
+                let is_queued = case == Case::CancelQueued;
+                let keys = if is_queued { format!("in_flight_max = 1\n{KEYS}") } else { KEYS.to_owned() };
+                let gate = Gate::with(upstream.address, &keys).await;
                 let run = async {
                     let mut speaker = Speaker::new(client, &gate).await?;
+                    if is_queued {
+                        let mut blocker = Speaker::new(client, &gate).await?;
+                        return cases::run_queued(client, kind, (&mut speaker, &mut blocker), &ledger).await;
+                    }
                     cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await
                 };
                 match tokio::time::timeout(Duration::from_secs(30), run).await {

@@ -8,6 +8,8 @@
 mod client;
 #[path = "session_tasks/handles.rs"]
 mod handles;
+#[path = "session_tasks/later.rs"]
+mod later;
 #[path = "session_tasks/lists.rs"]
 mod lists;
 #[path = "session_tasks/native.rs"]

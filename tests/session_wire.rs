@@ -16,10 +16,14 @@ mod client;
 mod face;
 #[path = "session_wire/faults.rs"]
 mod faults;
+#[path = "session_wire/queued.rs"]
+mod queued;
 #[path = "session_wire/renewal.rs"]
 mod renewal;
 #[path = "session_wire/sessions.rs"]
 mod sessions;
+#[path = "session_wire/signs.rs"]
+mod signs;
 #[path = "session_wire/streams.rs"]
 mod streams;
 #[allow(dead_code, reason = "other tests ask other things of it")]

@@ -18,6 +18,8 @@ mod life;
 mod listening;
 #[path = "stateless_pipe/peers.rs"]
 mod peers;
+#[path = "stateless_pipe/signs.rs"]
+mod signs;
 #[allow(dead_code, reason = "session clients use the rest of it")]
 #[path = "support/speaker.rs"]
 mod speaker;

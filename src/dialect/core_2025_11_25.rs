@@ -14,6 +14,7 @@ use std::sync::Arc;
 use super::face::{Command, FaceDialect, Reply, task_id};
 use super::faults::{Complaint, already_settled, no_words, not_settled, session_failure_error, was_cancelled};
 use super::peer::status_text;
+use super::reintroduction::{STRUCTURED_CONTENT, has_odd_content};
 use crate::task::time::millis;
 use crate::task::{Mode, Outcome, Phase, Task, TaskId};
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
@@ -197,10 +198,18 @@ fn first_text(result: &Payload) -> Option<String> {
 /// What the call itself would have been answered with (L25-22, L25-24 to L25-28).
 fn outcome(task: &Task) -> Result<Payload, RpcError> {
     match &task.phase {
-        Phase::Settled(Outcome::Returned { result, .. }) => Ok(related_to(task.key.id, result)),
+        Phase::Settled(Outcome::Returned { result, .. }) => Ok(related_to(task.key.id, &known(result))),
         Phase::Settled(Outcome::Faulted(failure)) => Err(session_failure_error(failure)),
         Phase::Settled(Outcome::Cancelled) => Err(was_cancelled()),
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Err(not_settled()),
+    }
+}
+
+/// A result less what this version gives no meaning (T-77): a server without sessions may have given it.
+fn known(result: &Payload) -> Cow<'_, Payload> {
+    match Object::of(result).filter(has_odd_content) {
+        Some(object) => Cow::Owned(object.edit().remove(STRUCTURED_CONTENT).finish()),
+        None => Cow::Borrowed(result),
     }
 }
 

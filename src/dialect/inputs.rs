@@ -10,7 +10,7 @@ use super::faults::Complaint;
 use crate::task::{Answer, InputKey, Question};
 use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, method};
+use crate::wire::{Object, Payload, RpcError, fault, method};
 
 /// What a client may do with an elicitation.
 const ACTIONS: [&str; 3] = ["accept", "decline", "cancel"];
@@ -84,6 +84,15 @@ pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, A
         }
     }
     Ok(())
+}
+
+/// An answer to one open question, or the refusal that it comes to where it is none and nobody could be told.
+#[must_use]
+pub fn fitting(open: &BTreeMap<InputKey, Question>, key: InputKey, answer: Answer) -> Answer {
+    match check(open, &BTreeMap::from([(key, answer.clone())])) {
+        Ok(()) => answer,
+        Err(_) => Answer::Error(RpcError::new(fault::INVALID_PARAMS, "the client's answer is malformed")),
+    }
 }
 
 fn check_one(question: &Question, answer: &Payload) -> Result<(), Complaint> {

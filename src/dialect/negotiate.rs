@@ -78,6 +78,13 @@ impl StatelessRequest {
         if self.declares_extension() { TakesTasks::AfterGrace } else { TakesTasks::No }
     }
 
+    /// Whether the client declares tasks of 2025-11-25, which this version does not know: it counts as one without
+    /// tasks (EXT-62), but for those that it made in sessions (T-10).
+    #[must_use]
+    pub fn declares_session_tasks(&self) -> bool {
+        self.capabilities.get("tasks").is_some_and(|tasks| !matches!(tasks.as_str(), "false" | "null"))
+    }
+
     fn declares_extension(&self) -> bool {
         self.capabilities.get_object("extensions").is_some_and(|all| all.has_object(TASKS_EXTENSION))
     }

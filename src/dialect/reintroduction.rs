@@ -8,6 +8,8 @@ use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault, method};
 
+pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
+
 /// The code for a missing resource until 2025-11-25.
 const RESOURCE_NOT_FOUND: i64 = -32002;
 
@@ -48,9 +50,8 @@ pub fn session_result(method: &str, result: &Payload) -> Payload {
         let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
         edit = if any_left { edit.set(META, kept) } else { edit.remove(META) };
     }
-    let is_odd = |content: Payload| Object::of(&content).is_none();
-    if method == method::TOOLS_CALL && object.get("structuredContent").is_some_and(is_odd) {
-        edit = edit.remove("structuredContent");
+    if method == method::TOOLS_CALL && has_odd_content(&object) {
+        edit = edit.remove(STRUCTURED_CONTENT);
     }
     if method == method::TOOLS_LIST
         && let Some(tools) = object.get("tools")
@@ -59,6 +60,11 @@ pub fn session_result(method: &str, result: &Payload) -> Payload {
         edit = edit.set("tools", Payload::of(&tools));
     }
     edit.finish()
+}
+
+/// Whether a tool's result has structured content that is no object: until 2025-11-25 it can be nothing else (T-77).
+pub(super) fn has_odd_content(result: &Object) -> bool {
+    result.get(STRUCTURED_CONTENT).is_some_and(|content| Object::of(&content).is_none())
 }
 
 /// A tool without an output schema that older clients would take for one of objects.
@@ -85,6 +91,26 @@ pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
         }
         _ => error.clone(),
     }
+}
+
+/// Why a question was not put to a client with a session (protocol.md 5.10, "Reverse"). `needed` is what it did not
+/// declare.
+#[must_use]
+pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
+    let because = match (takes_stream, needed) {
+        (false, _) => "it takes no event stream as the answer to this request".to_owned(),
+        (true, Some(needed)) => format!("it did not declare the capability {}", needed.as_str()),
+        (true, None) => "too many questions are open, or it was none that this client knows".to_owned(),
+    };
+    format!("The server asked something that cannot be put to this client: {because}. The call was ended.")
+}
+
+/// The result of a tool that failed, with the reason as its text (T-51: nothing else).
+#[must_use]
+pub fn failed_result(why: &str) -> Payload {
+    let block = ObjectWriter::new().text("type", "text").text("text", why).finish();
+    let writer = ObjectWriter::new().member("content", &Payload::of(&[block]));
+    writer.member("isError", &Payload::of(&true)).finish()
 }
 
 /// What a client with a session can be asked, as a stateless request declares it: less what its version gives no

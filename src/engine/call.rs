@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::PeerDialect;
-use crate::task::{Answer, InputKey, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
+use crate::task::{Answer, InputKey, Maker, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
 use crate::upstream::limits::Slots;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
 use crate::wire::Payload;
@@ -19,6 +19,7 @@ pub(super) const EVENTS_MAX: usize = 32;
 /// One call, with everything that is known before it begins.
 pub struct CallSpec {
     pub owner: Principal,
+    pub maker: Maker,
     pub upstream: Arc<dyn Upstream>,
     /// Places at the upstream; `None` for methods that need none.
     pub slots: Option<Arc<Slots>>,

@@ -11,8 +11,9 @@ mod inject;
 pub(super) mod late;
 mod meter;
 mod paused;
+mod queued;
 pub(super) mod read;
-mod signs;
+pub(super) mod signs;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -29,9 +30,9 @@ use tracing::Instrument;
 use super::answer::bare;
 use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
+use super::session::native;
 use super::session::sessions::{Session, Telling};
 use super::session::{Shared, addressee, not_allowed};
-use super::session::native;
 use crate::dialect::Complaint;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -47,6 +48,7 @@ use late::{Answer, respond, respond_along, several, status};
 pub(super) use meter::Meter;
 use paused::Pause;
 pub(super) use paused::Paused;
+pub(super) use queued::Queued;
 use read::Judged;
 use signs::Signs;
 
@@ -62,6 +64,8 @@ const AWAY_PAUSE: Duration = Duration::from_millis(500);
 pub(super) enum Parcel {
     Request(PipedRequest),
     Notification(Bytes),
+    /// Of this request nothing more is wanted.
+    Cancel(RequestId, Bytes),
     /// An answer to a question of the upstream.
     Response(Bytes),
 }
@@ -143,6 +147,7 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
         }
         // On the heap, so that the future of a request is no larger than a request needs.
         Parcel::Notification(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Notification)).await),
+        Parcel::Cancel(id, bytes) => bare(Box::pin(queued::cancel(shared, &session, &id, bytes)).await),
         Parcel::Response(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Response)).await),
     }
 }
@@ -273,7 +278,9 @@ impl Piping {
         let served = &shared.served;
         let (slot, timeouts, deadline) = match &request.tool {
             Some(tool) => {
-                let slot = served.slots.acquire(Some(served.queue_deadline)).await?;
+                let Some(slot) = queued::place(&shared, &session, &request.id).await? else {
+                    return Ok(late::unanswered(accepted));
+                };
                 let deadline = Instant::now() + served.rules.policy_of(tool).deadline;
                 (Some(slot), served.call_timeouts, Some(deadline))
             }

@@ -47,7 +47,13 @@ impl Rising {
             self.shown = Some(number);
             return Some(value.clone());
         }
-        Some(self.step())
+        Some(self.raise())
+    }
+
+    /// What there is in all, as the upstream said last.
+    #[must_use]
+    pub const fn total(&self) -> Option<&Payload> {
+        self.total.as_ref()
     }
 
     /// Whether signs of life stand above the upstream's last value.
@@ -59,7 +65,7 @@ impl Rising {
     /// A sign of life, as a message.
     #[must_use]
     pub fn sign(&mut self) -> Bytes {
-        let value = self.step();
+        let value = self.raise();
         self.notification(&value, None)
     }
 
@@ -76,7 +82,9 @@ impl Rising {
         envelope::notification(method::PROGRESS, Some(&params.finish()))
     }
 
-    fn step(&mut self) -> Payload {
+    /// The value of a sign of life: next to nothing above what was shown.
+    #[must_use]
+    pub fn raise(&mut self) -> Payload {
         let last = self.shown.unwrap_or(0.0);
         // A large number may have no neighbour that near.
         let next = if last + STEP > last { last + STEP } else { last.next_up() };

@@ -90,6 +90,7 @@ pub(super) struct Shared {
     pub(super) served: SessionServed,
     pub(super) sessions: Sessions,
     pub(super) paused: pipe::Paused,
+    pub(super) queued: pipe::Queued,
     pub(super) meter: pipe::Meter,
     pub(super) tasks: Desk,
     desk: Arc<bridge::Desk>,
@@ -118,7 +119,8 @@ impl SessionFace {
         let tasks = Desk::new(&served.rules);
         let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
         let native = served.pool.clone().map(native::Native::new);
-        Self { shared: Arc::new(Shared { served, sessions, paused, meter, tasks, desk: Arc::default(), native }) }
+        let (queued, desk) = (pipe::Queued::default(), Arc::default());
+        Self { shared: Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native }) }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -356,8 +358,11 @@ fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
         Message::Notification(notification) => {
             let params = notification.params.object();
             let about = params.and_then(|params| params.get("requestId")).and_then(|id| RequestId::from_payload(&id));
-            let is_ours = notification.method == method::CANCELLED && about.is_some_and(|id| is_own(&id));
-            Ok((!is_ours).then_some(Parcel::Notification(bytes)))
+            Ok(match about.filter(|_| notification.method == method::CANCELLED) {
+                Some(id) if is_own(&id) => None,
+                Some(id) => Some(Parcel::Cancel(id, bytes)),
+                None => Some(Parcel::Notification(bytes)),
+            })
         }
         Message::Response(response) => {
             Ok((!response.id.as_ref().is_some_and(is_own)).then_some(Parcel::Response(bytes)))

@@ -23,6 +23,7 @@ use self::pipe::Pipe;
 use super::answer::Addressee;
 use super::catalog::{Catalog, CatalogError, no_such_cursor};
 use super::http::{AcceptedTypes, Response};
+use super::misses::Misses;
 use super::rising::Rising;
 use super::sealed::Sealer;
 use super::stream::{CallView, Promotable};
@@ -34,7 +35,7 @@ use crate::dialect::plain::PlainPeer;
 use crate::dialect::relay_core_2025_11_25::TaskSupport;
 use crate::dialect::{Complaint, PeerDialect};
 use crate::engine::{CallSpec, Engine, Rounds};
-use crate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, TakesTasks, ToolPolicy, ToolRules};
+use crate::task::{Clock, Executed, GatewayFault, Maker, Plan, Principal, Reason, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
 use crate::upstream::{
     BeginError, CallContext, ClientFacts, Era, NativeTask, ServerFacts, Timeouts, Upstream, UpstreamRequest,
@@ -84,6 +85,7 @@ pub struct StatelessFace {
     catalog: Catalog,
     /// The server's own name for itself, once a handshake has told it.
     server_info: RwLock<Option<Payload>>,
+    misses: Misses,
     /// The way for requests to an upstream of their own era; without it all goes through the engine.
     pipe: Option<Arc<Pipe>>,
 }
@@ -128,7 +130,7 @@ impl StatelessFace {
     pub fn new(served: Served) -> Self {
         let peer: Arc<dyn PeerDialect> = Arc::new(PlainPeer);
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
-        Self { served, peer, catalog, server_info: RwLock::default(), pipe: None }
+        Self { served, peer, catalog, server_info: RwLock::default(), misses: Misses::default(), pipe: None }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -176,7 +178,7 @@ impl StatelessFace {
         }
         headers::check_name(around.headers, &request.method, params)?;
         let said = StatelessRequest::read(version, &meta)?;
-        if ExtTasks::is_method(&request.method) && said.takes_tasks() == TakesTasks::No {
+        if ExtTasks::is_method(&request.method) && !tasks::may_ask(&said, &request.method) {
             return Err(StatelessRequest::needs_extension());
         }
         let params = params.ok_or(Complaint::Metadata(Cow::Borrowed("params must be an object")))?;
@@ -328,6 +330,7 @@ impl StatelessFace {
         }
         let call = self.served.engine.call(CallSpec {
             owner: inquiry.principal.clone(),
+            maker: Maker::Stateless,
             upstream: Arc::clone(&self.served.upstream),
             slots: is_tool.then(|| Arc::clone(&self.served.slots)),
             queue_deadline: self.served.queue_deadline,

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::{Revision, StoreError, TaskStore, Usage};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
-    Attempt, Event, InputKey, Origin, Outcome, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey, Timestamp,
-    transition,
+    Attempt, Event, InputKey, Maker, Origin, Outcome, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey,
+    Timestamp, transition,
 };
 use crate::wire::Payload;
 
@@ -19,7 +19,7 @@ pub(crate) fn task(owner: &str, id: u128) -> Task {
     Task {
         key: TaskKey { owner: Principal::new(owner), id: TaskId::from_bits(id) },
         shown: Shown::Handle,
-        origin: Origin { upstream: Arc::from("demo"), tool: Arc::from("slow") },
+        origin: Origin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: Maker::Stateless },
         created_at: START,
         updated_at: START,
         ttl: TTL,

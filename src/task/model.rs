@@ -136,6 +136,16 @@ pub enum Shown {
 pub struct Origin {
     pub upstream: Arc<str>,
     pub tool: Arc<str>,
+    pub maker: Maker,
+}
+
+/// What kind of client made the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Maker {
+    /// One with a session.
+    Session,
+    /// One whose requests stand alone.
+    Stateless,
 }
 
 /// Number of a try at the upstream, from 1.

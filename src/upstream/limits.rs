@@ -50,6 +50,12 @@ impl Slots {
         }
     }
 
+    /// Takes a place if one is free.
+    #[must_use]
+    pub fn try_acquire(&self) -> Option<Slot> {
+        Arc::clone(&self.free).try_acquire_owned().ok().map(|permit| self.slot(permit))
+    }
+
     /// Takes a place, waiting at most `wait_max` for it; `None` waits as long as it takes.
     ///
     /// Cancel safe: a dropped wait gives its turn to the next.
@@ -57,8 +63,8 @@ impl Slots {
     /// # Errors
     /// `QueueFull` if as many wait as may, `QueueDeadline` if the wait was too long.
     pub async fn acquire(&self, wait_max: Option<Duration>) -> Result<Slot, GatewayFault> {
-        if let Ok(permit) = Arc::clone(&self.free).try_acquire_owned() {
-            return Ok(self.slot(permit));
+        if let Some(slot) = self.try_acquire() {
+            return Ok(slot);
         }
         let _turn = self.queue()?;
         let turn = Arc::clone(&self.free).acquire_owned();

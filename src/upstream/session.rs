@@ -8,6 +8,7 @@ mod ear;
 pub(crate) mod handshake;
 mod level;
 pub(crate) mod listen;
+mod patience;
 pub(crate) mod pool;
 pub(crate) mod route;
 pub(crate) mod subscriptions;

@@ -9,6 +9,8 @@ use crate::server::{self, Ledger};
 use crate::speaker::{self, Ending, Manner, Speaker, Story};
 use crate::upstream::Server;
 
+/// The tool that has the only place, where there is but one.
+const HOLDING: &str = "wait";
 /// How long a server may wait for word that nobody wants its answer.
 const TOLD_MAX: Duration = Duration::from_secs(5);
 
@@ -18,6 +20,7 @@ pub(crate) enum Case {
     ToolError,
     RpcError,
     Slow,
+    CancelQueued,
     CancelWorking,
     CancelAsked,
     CancelSettled,
@@ -30,11 +33,12 @@ pub(crate) enum Case {
 }
 
 impl Case {
-    pub(crate) const ALL: [Self; 13] = [
+    pub(crate) const ALL: [Self; 14] = [
         Self::Result,
         Self::ToolError,
         Self::RpcError,
         Self::Slow,
+        Self::CancelQueued,
         Self::CancelWorking,
         Self::CancelAsked,
         Self::CancelSettled,
@@ -52,6 +56,7 @@ impl Case {
             Self::ToolError => "isError",
             Self::RpcError => "JSON-RPC error",
             Self::Slow => "slow",
+            Self::CancelQueued => "cancel while queued",
             Self::CancelWorking => "cancel while working",
             Self::CancelAsked => "cancel while asked",
             Self::CancelSettled => "cancel when settled",
@@ -66,7 +71,7 @@ impl Case {
 
     const fn tool(self) -> &'static str {
         match self {
-            Self::Result => "result",
+            Self::Result | Self::CancelQueued => "result",
             Self::ToolError => "tool_error",
             Self::RpcError => "rpc_error",
             Self::Slow | Self::CancelSettled | Self::ClientGone => "slow",
@@ -80,6 +85,7 @@ impl Case {
     const fn manner(self) -> Manner {
         match self {
             Self::CancelWorking => Manner::Cancelling,
+            Self::CancelQueued => Manner::CancellingQueued,
             Self::CancelAsked => Manner::CancellingWhenAsked,
             Self::Refused => Manner::Declining,
             Self::TimedOut => Manner::Silent,
@@ -146,7 +152,7 @@ fn expected(client: speaker::Kind, case: Case) -> Ending {
         Case::Result | Case::Slow | Case::CancelSettled => said("done"),
         Case::ToolError => Ending::ToolError("it broke".to_owned()),
         Case::RpcError => Ending::Error(4711),
-        Case::CancelWorking | Case::CancelAsked => Ending::Cancelled,
+        Case::CancelQueued | Case::CancelWorking | Case::CancelAsked => Ending::Cancelled,
         Case::OneQuestion => said("accept Ada"),
         Case::TwoQuestions => said("accept Ada, accept Grace"),
         Case::Refused => said("decline"),
@@ -189,6 +195,49 @@ pub(crate) async fn run(
     Ok(if story.is_task { Way::Task } else { Way::Plain })
 }
 
+/// Cancels a call that waits while another one has the only place.
+pub(crate) async fn run_queued(
+    client: speaker::Kind,
+    kind: server::Kind,
+    (speaker, blocker): (&mut Speaker, &mut Speaker),
+    ledger: &Arc<Ledger>,
+) -> Result<Way, String> {
+    let case = Case::CancelQueued;
+    let holding = blocker.call(HOLDING, Manner::Patient);
+    let cancelling = async {
+        let begun = Instant::now();
+        while ledger.runs(HOLDING) == 0 {
+            if begun.elapsed() > TOLD_MAX {
+                return Err("the first call never began".to_owned());
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        let story = speaker.call(case.tool(), case.manner()).await;
+        // Whoever cancels by leaving is told nothing: the gateway has time to see it.
+        sleep(Duration::from_millis(500)).await;
+        ledger.release(HOLDING);
+        let story = story?;
+        check_story(case, client, kind, &story)?;
+        // Whoever waited still would have had the place before this one.
+        let next = speaker.call(Case::ToolError.tool(), Manner::Patient).await?;
+        if next.ending != expected(client, Case::ToolError) {
+            return Err(format!("the next call: {:?}", next.ending));
+        }
+        match (ledger.runs(case.tool()), ledger.cancelled(HOLDING)) {
+            (0, 0) => Ok(if story.is_task { Way::Task } else { Way::Plain }),
+            (0, _) => Err("the server was told to stop what ran".to_owned()),
+            (runs, _) => Err(format!("what was cancelled was run {runs} times")),
+        }
+    };
+    let (held, way) = tokio::join!(holding, cancelling);
+    match held?.ending {
+        Ending::Result(_) => way,
+        other @ (Ending::ToolError(_) | Ending::Error(_) | Ending::Cancelled | Ending::Left) => {
+            Err(format!("the call that had the place: {other:?}"))
+        }
+    }
+}
+
 fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &Story) -> Result<(), String> {
     let expected = expected(client, case);
     if story.ending != expected {
@@ -202,6 +251,7 @@ fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &St
         | Case::ToolError
         | Case::RpcError
         | Case::Slow
+        | Case::CancelQueued
         | Case::CancelWorking
         | Case::CancelSettled
         | Case::ClientGone

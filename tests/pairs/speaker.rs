@@ -22,6 +22,8 @@ pub(crate) enum Manner {
     /// Cancels once the call is under way; before a question, or at it.
     Cancelling,
     CancellingWhenAsked,
+    /// Cancels a call that waits for its turn.
+    CancellingQueued,
     /// Goes away once the call is under way.
     Leaving,
 }
@@ -137,15 +139,27 @@ impl Speaker {
 
     /// A plain call of a session: everything comes on its stream.
     async fn session_call(&mut self, tool: &str, manner: Manner) -> Result<Ending, String> {
-        let (id, reply) = self.send("tools/call", json!({"name": tool, "arguments": {}})).await;
+        let (client, id) = (self.client.clone(), self.next_id);
+        let cancelling = async {
+            if manner == Manner::CancellingQueued {
+                sleep(Duration::from_millis(300)).await;
+                cancel_request(&client, id).await;
+            }
+        };
+        let sending = self.send("tools/call", json!({"name": tool, "arguments": {}}));
+        let ((_, reply), ()) = tokio::join!(sending, cancelling);
         match manner {
             Manner::Leaving => return Ok(Ending::Left),
             Manner::Cancelling => {
                 sleep(Duration::from_millis(300)).await;
-                self.cancel_request(id).await;
+                cancel_request(&self.client, id).await;
                 return Ok(Ending::Cancelled);
             }
-            Manner::Patient | Manner::Declining | Manner::Silent | Manner::CancellingWhenAsked => {}
+            Manner::Patient
+            | Manner::Declining
+            | Manner::Silent
+            | Manner::CancellingWhenAsked
+            | Manner::CancellingQueued => {}
         }
         let mut messages = Messages::of(reply);
         while let Some(message) = messages.next().await? {
@@ -155,18 +169,22 @@ impl Speaker {
             if message["method"] == "elicitation/create" {
                 self.questions += 1;
                 if manner == Manner::CancellingWhenAsked {
-                    self.cancel_request(id).await;
+                    cancel_request(&self.client, id).await;
                     return Ok(Ending::Cancelled);
                 }
                 self.respond(&message, manner).await;
             }
         }
-        Err("the stream ended without an answer".to_owned())
-    }
-
-    async fn cancel_request(&mut self, id: u64) {
-        let notice = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
-        self.client.post(notice.to_string()).await;
+        match manner {
+            // A request that was cancelled has no response.
+            Manner::CancellingQueued => Ok(Ending::Cancelled),
+            Manner::Patient
+            | Manner::Declining
+            | Manner::Silent
+            | Manner::Cancelling
+            | Manner::CancellingWhenAsked
+            | Manner::Leaving => Err("the stream ended without an answer".to_owned()),
+        }
     }
 
     async fn respond(&mut self, question: &Value, manner: Manner) {
@@ -180,7 +198,7 @@ impl Speaker {
     async fn stateless_call(&mut self, tool: &str, manner: Manner) -> Result<Ending, String> {
         let mut params = json!({"name": tool, "arguments": {}});
         for _ in 0..9 {
-            if matches!(manner, Manner::Leaving | Manner::Cancelling) {
+            if matches!(manner, Manner::Leaving | Manner::Cancelling | Manner::CancellingQueued) {
                 let leaving = tokio::time::timeout(Duration::from_millis(400), self.send("tools/call", params)).await;
                 drop(leaving);
                 return Ok(if manner == Manner::Leaving { Ending::Left } else { Ending::Cancelled });
@@ -232,7 +250,7 @@ impl Speaker {
             // Another connection comes back for it: nothing was lost.
             sleep(Duration::from_millis(200)).await;
         }
-        if manner == Manner::Cancelling {
+        if matches!(manner, Manner::Cancelling | Manner::CancellingQueued) {
             sleep(Duration::from_millis(300)).await;
             return self.core_cancel(&id).await;
         }
@@ -304,7 +322,7 @@ impl Speaker {
         if manner == Manner::Leaving {
             sleep(Duration::from_millis(200)).await;
         }
-        if manner == Manner::Cancelling {
+        if matches!(manner, Manner::Cancelling | Manner::CancellingQueued) {
             return Ok((self.extension_cancel(&id).await?, true));
         }
         let begun = Instant::now();
@@ -379,6 +397,11 @@ impl Speaker {
     }
 }
 
+async fn cancel_request(client: &Client, id: u64) {
+    let notice = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+    client.post(notice.to_string()).await;
+}
+
 /// Nothing of the upstream's shows in a handle.
 fn own_id(task: &Value) -> Result<String, String> {
     match task["taskId"].as_str() {
@@ -399,9 +422,11 @@ fn said(question: &Value, manner: Manner) -> Option<Value> {
     match manner {
         Manner::Declining => Some(json!({"action": "decline"})),
         Manner::Silent => None,
-        Manner::Patient | Manner::Cancelling | Manner::CancellingWhenAsked | Manner::Leaving => {
-            Some(json!({"action": "accept", "content": {"name": name}}))
-        }
+        Manner::Patient
+        | Manner::Cancelling
+        | Manner::CancellingWhenAsked
+        | Manner::CancellingQueued
+        | Manner::Leaving => Some(json!({"action": "accept", "content": {"name": name}})),
     }
 }
 

@@ -27,8 +27,7 @@ use taskgate::upstream::limits::{SlotSettings, Slots};
 use taskgate::upstream::{Timeouts, Upstream};
 use taskgate::wire::{ProtocolVersion, RpcError};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::script::{Call, Script, Scripted};
 use crate::stores::GatedStore;
@@ -226,6 +225,7 @@ impl World {
     pub(crate) fn start_as(&self, plan: Plan, owner: &Principal) -> CallStream {
         self.engine.call(CallSpec {
             owner: owner.clone(),
+            maker: taskgate::task::Maker::Stateless,
             upstream: Arc::clone(&self.upstream) as Arc<dyn Upstream>,
             slots: Some(Arc::clone(&self.slots)),
             queue_deadline: self.rules.queue_deadline,

@@ -258,3 +258,24 @@ async fn a_silent_call_of_a_client_that_takes_no_stream_is_answered_in_json() {
         assert_eq!(client.post(call(1)).await.header("content-type"), Some(media), "{accept}");
     }
 }
+
+/// T-77, protocol.md 1.14: the outcome of a task too is as the client's version knows it.
+#[tokio::test]
+async fn t_77_structured_content_that_is_no_object_is_left_out_of_a_tasks_outcome() {
+    for (structured, kept) in [(json!([1]), json!(null)), (json!("x"), json!(null)), (json!({"n": 1}), json!({"n": 1}))]
+    {
+        let text = json!([{"type": "text", "text": "[1]"}]);
+        let result = json!({"resultType": "complete", "content": text, "structuredContent": structured});
+        let server = stateless(move |seen| seen.is_call().then(|| answer(seen, &result))).await;
+        let gate = Gate::before(&server).await;
+        let client = open(&gate, "2025-11-25", &json!({})).await;
+        let call = json!({"name": "t", "arguments": {}, "task": {}});
+        let task = ask(&client, "tools/call", &call).await["result"]["task"]["taskId"].clone();
+        let reply = client.post(request(8, "tasks/result", &json!({"taskId": task}))).await.text().await;
+        let data = reply.lines().find_map(|line| line.strip_prefix("data: ").filter(|data| data.contains("\"id\":8")));
+        let outcome: Value = serde_json::from_str(data.unwrap_or(&reply)).unwrap();
+        assert_eq!(outcome["result"]["structuredContent"], kept, "{outcome}");
+        assert_eq!(outcome["result"]["content"], text, "the text says it still");
+        assert!(outcome["result"].get("resultType").is_none(), "{outcome}");
+    }
+}

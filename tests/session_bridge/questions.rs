@@ -93,24 +93,52 @@ async fn t_48_an_error_and_what_is_no_answer_are_taken_for_a_refusal() {
     }
 }
 
-/// LEG-16: what a client did not declare, or cannot be asked for want of a stream, is refused.
+/// LEG-16, T-51, protocol.md 5.10: a question that cannot be put ends the call, and says so in the tool's own words.
 #[tokio::test]
-async fn leg_16_nobody_is_asked_what_it_did_not_declare_or_cannot_hear() {
+async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_fails_in_words() {
     let url = json!({"method": ASKED, "params": {"mode": "url", "message": "?", "url": "https://a.example/"}});
-    for (version, capabilities, accept, question, refusal) in [
-        ("2025-11-25", json!({}), crate::client::BOTH, form("?"), json!({"action": "cancel"})),
-        ("2025-11-25", json!({"elicitation": {}}), crate::client::BOTH, url.clone(), json!({"action": "cancel"})),
-        ("2025-06-18", json!({"elicitation": {"url": {}}}), crate::client::BOTH, url, json!({"action": "cancel"})),
-        ("2025-11-25", json!({"elicitation": {}}), "application/json", form("?"), json!({"action": "cancel"})),
-        ("2025-11-25", json!({}), crate::client::BOTH, json!({"method": "roots/list"}), json!({"roots": []})),
+    let stream = "event stream";
+    let (form_needed, url_needed) = ("{\"elicitation\":{}}", "{\"elicitation\":{\"url\":{}}}");
+    for (version, capabilities, accept, question, why) in [
+        ("2025-11-25", json!({}), crate::client::BOTH, form("?"), form_needed),
+        ("2025-11-25", json!({"elicitation": {}}), crate::client::BOTH, url.clone(), url_needed),
+        ("2025-06-18", json!({"elicitation": {"url": {}}}), crate::client::BOTH, url, url_needed),
+        ("2025-11-25", json!({"elicitation": {}}), "application/json", form("?"), stream),
+        ("2025-11-25", json!({}), crate::client::BOTH, json!({"method": "roots/list"}), "{\"roots\":{}}"),
     ] {
         let server = asking(json!({"k": question})).await;
         let gate = Gate::before(&server).await;
         let mut client = open(&gate, version, &capabilities).await;
         client.accept = accept;
         let reply = client.post(request(1, "tools/call", &json!({"name": "t"}))).await;
-        assert_eq!(told(Some(reply.json().await)), json!({"k": refusal}), "{version} {capabilities} {accept}");
+        let answer = reply.json().await;
+        let text = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
+        assert!(text.contains(why), "{version} {capabilities} {accept}: {answer}");
+        assert_eq!((&answer["id"], &answer["result"]["isError"]), (&json!(1), &json!(true)), "{answer}");
+        assert!(answer["result"].get("structuredContent").is_none(), "T-51: {answer}");
+        assert_eq!(server.world.count("tools/call"), 1, "nothing is answered in the client's name");
     }
+}
+
+/// Protocol.md 5.10: one question that can be put does not help another that cannot; what is no tool has an error.
+#[tokio::test]
+async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
+    let server = asking(json!({"a": form("?"), "b": {"method": "roots/list"}})).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
+    let failed = client.post(request(1, "tools/call", &json!({"name": "t"}))).await.text().await;
+    assert!(failed.contains("isError") && failed.contains("roots"), "{failed}");
+    assert_eq!(server.world.count("tools/call"), 1);
+    let server = stateless(|seen| {
+        let asks = json!({"resultType": "input_required", "inputRequests": {"k": form("?")}, "requestState": "s"});
+        (seen.rpc() == "prompts/get").then(|| answer(seen, &asks))
+    })
+    .await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({})).await;
+    let answer = client.post(request(1, "prompts/get", &json!({"name": "p"}))).await.json().await;
+    assert_eq!(answer["error"]["code"], -32603, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("elicitation"), "{answer}");
 }
 
 /// T-49, protocol.md 1.14.

@@ -211,6 +211,45 @@ async fn a_client_is_not_asked_what_it_did_not_declare() {
     }
 }
 
+/// B129, protocol.md 5.9: a response that is no answer to its question is taken, and is a refusal.
+#[tokio::test]
+async fn b129_a_response_that_is_no_answer_to_its_question_is_a_refusal() {
+    let stage = Stage::new().await;
+    let person = stage.person().await;
+    let task = person.start().await["taskId"].clone();
+    let call = stage.call().await;
+    let sampled = json!({"role": "assistant", "model": "m", "content": {"type": "text", "text": "t"}});
+    let elicited = json!({"action": "accept", "content": {"n": 1}});
+    for (n, (method, said, fits)) in [
+        (ASK, json!({"action": "maybe"}), false),
+        (ASK, json!({"action": "accept", "content": [1]}), false),
+        (ASK, json!({}), false),
+        (ASK, sampled.clone(), false),
+        (ASK, elicited.clone(), true),
+        ("sampling/createMessage", elicited, false),
+        ("sampling/createMessage", sampled, true),
+        ("roots/list", json!({"roots": {}}), false),
+        ("roots/list", json!({"roots": []}), true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let params = if method == ASK { form() } else { json!({}) };
+        call.ask(&json!(n), method, &params);
+        person.until(&task, "input_required").await;
+        let (_stream, question) = {
+            let mut stream = Stream::of(person.result(4, &task).await);
+            let question = stream.next_of(method).await;
+            (stream, question)
+        };
+        person.respond(&question["id"], &said).await;
+        let heard = answer_at(&stage, json!(n)).await;
+        let expected = if fits { (&said, &Value::Null) } else { (&Value::Null, &json!(-32602)) };
+        assert_eq!((&heard["result"], &heard["error"]["code"]), expected, "{method} {said}");
+        person.until(&task, "working").await;
+    }
+}
+
 /// An id of the gateway's own that stands for no question is taken, and goes nowhere.
 #[tokio::test]
 async fn an_answer_to_no_question_goes_nowhere() {

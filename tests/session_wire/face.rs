@@ -32,7 +32,7 @@ use crate::client::{KEY, call, initialize};
 
 /// A server that answers calls after a while, in pieces that come after a while.
 #[derive(Debug)]
-struct Slow {
+pub(crate) struct Slow {
     name: Arc<str>,
     head_after: Duration,
     content: Content,
@@ -41,7 +41,7 @@ struct Slow {
 }
 
 impl Slow {
-    fn new(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Arc<Self> {
+    pub(crate) fn new(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Arc<Self> {
         Arc::new(Self { name: Arc::from("slow"), head_after, content, pieces: pieces.to_vec(), sent: Mutex::default() })
     }
 }
@@ -92,10 +92,10 @@ impl Conduit for Slow {
 }
 
 fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
-    face_with(conduit, timeouts, true)
+    face_with(Arc::<Slow>::clone(conduit), timeouts, true)
 }
 
-fn face_with(conduit: &Arc<Slow>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
+pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
     let in_flight_max = NonZeroUsize::new(10).unwrap();
     let settings = SlotSettings { in_flight_max, queue_max: 10, queue_deadline: Duration::from_secs(30) };
     let default = ToolPolicy {
@@ -115,7 +115,7 @@ fn face_with(conduit: &Arc<Slow>, timeouts: Timeouts, life_signs: bool) -> Sessi
     let store = Arc::new(MemoryStore::new(1 << 20));
     SessionFace::new(SessionServed {
         engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
-        conduit: Arc::<Slow>::clone(conduit),
+        conduit,
         slots: Arc::new(Slots::new(Arc::from("slow"), settings)),
         queue_deadline: settings.queue_deadline,
         rules: ToolRules { patterns: Vec::new(), default },
@@ -135,7 +135,7 @@ fn face_with(conduit: &Arc<Slow>, timeouts: Timeouts, life_signs: bool) -> Sessi
 }
 
 /// One client of the face.
-struct Caller {
+pub(crate) struct Caller {
     principal: Principal,
     session: Option<HeaderValue>,
     accepted: AcceptedTypes,
@@ -143,42 +143,57 @@ struct Caller {
 
 impl Caller {
     async fn open(face: &SessionFace) -> Self {
+        Self::open_as(face, "2025-11-25").await
+    }
+
+    pub(crate) async fn open_as(face: &SessionFace, version: &str) -> Self {
         let mut caller = Self { principal: Principal::local(), session: None, accepted: AcceptedTypes::Both };
-        let reply = caller.post(face, initialize("2025-11-25", &json!({}))).await;
+        let reply = caller.post(face, initialize(version, &json!({}))).await;
         caller.session = reply.headers().get("mcp-session-id").cloned();
         caller
     }
 
-    async fn post(&self, face: &SessionFace, body: String) -> Response {
+    pub(crate) async fn post(&self, face: &SessionFace, body: String) -> Response {
+        let inbound = self.inbound(body);
+        let message = envelope::read(&inbound.body, ScanLimits::CLIENT).unwrap();
+        face.post(&inbound, message).await
+    }
+
+    /// Posts an array of messages.
+    pub(crate) async fn post_all(&self, face: &SessionFace, messages: &[String]) -> Response {
+        let inbound = self.inbound(format!("[{}]", messages.join(",")));
+        let read = messages.iter().map(|text| Bytes::from(text.clone()));
+        let read = read.map(|bytes| (envelope::read(&bytes, ScanLimits::CLIENT), bytes)).collect();
+        face.post_batch(&inbound, read).await
+    }
+
+    fn inbound(&self, body: String) -> Inbound {
         let mut headers = HeaderMap::new();
         if let Some(session) = &self.session {
             headers.insert("mcp-session-id", session.clone());
         }
-        let body = Bytes::from(body);
-        let message = envelope::read(&body, ScanLimits::CLIENT).unwrap();
-        let inbound = Inbound {
+        Inbound {
             method: Method::POST,
             path: "/mcp".to_owned(),
             headers,
-            body,
+            body: Bytes::from(body),
             principal: self.principal.clone(),
             accepted: self.accepted,
             received_at: Instant::now(),
-        };
-        face.post(&inbound, message).await
+        }
     }
 }
 
-async fn text(response: Response) -> String {
+pub(crate) async fn text(response: Response) -> String {
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-const fn seconds(count: u64) -> Duration {
+pub(crate) const fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-const RESULT: &str = "{\"jsonrpc\":\"2.0\",\n\"id\":1,\"result\":{\"n\":1.10}}";
+pub(crate) const RESULT: &str = "{\"jsonrpc\":\"2.0\",\n\"id\":1,\"result\":{\"n\":1.10}}";
 
 /// T-22: a session of somebody else is one that there is not.
 /// LEG-18.
@@ -243,13 +258,13 @@ async fn silence_past_its_limit_is_an_error_and_the_upstream_is_told() {
     }
 }
 
-fn call_with_token(token: &serde_json::Value) -> String {
+pub(crate) fn call_with_token(token: &serde_json::Value) -> String {
     let params = json!({ "name": "t", "arguments": {}, "_meta": { "progressToken": token } });
     json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params }).to_string()
 }
 
 /// The values of all progress in a stream, and the stream with `P` in place of those events that are signs.
-fn progress(said: &str) -> (Vec<f64>, String) {
+pub(crate) fn progress(said: &str) -> (Vec<f64>, String) {
     let mut values = Vec::new();
     let mut shown = String::new();
     for event in said.split_inclusive("\n\n") {
@@ -268,8 +283,8 @@ fn progress(said: &str) -> (Vec<f64>, String) {
 }
 
 const ONE: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":1.50}}\n\n";
-const ZERO: &str = "id: 7\ndata: {\"jsonrpc\": \"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"\\u0070\",\"progress\":0,\"message\":\"m\"}}\n\n";
-const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
+pub(crate) const ZERO: &str = "id: 7\ndata: {\"jsonrpc\": \"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"\\u0070\",\"progress\":0,\"message\":\"m\"}}\n\n";
+pub(crate) const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
 
 /// MOD-22, protocol.md 5.12: between whole events, above what was shown and below what comes, none after the
 /// answer.
@@ -314,7 +329,7 @@ async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
         (true, json!({}), 0),
         (false, json!("p"), 0),
     ] {
-        let face = face_with(&conduit, Timeouts::default(), life_signs);
+        let face = face_with(Arc::<Slow>::clone(&conduit), Timeouts::default(), life_signs);
         let caller = Caller::open(&face).await;
         let (values, shown) = progress(&text(caller.post(&face, call_with_token(&token)).await).await);
         assert_eq!((values.len(), shown.contains(":\n\n")), (expected, expected == 0), "{life_signs} {token}");

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use taskgate::upstream::{Answer, BeginError, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, RpcError};
 
-use crate::server::{Events, Reply, Seen, Server, World, answer, json_text, status};
+use crate::server::{Events, Once, Reply, Seen, Server, World, answer, json_text, status};
 use crate::{begin, call, context, in_time, line, lines, next, try_begin, upstream};
 
 fn progress(seen: &Seen, n: u32) -> Value {
@@ -145,6 +145,57 @@ async fn a_question_on_the_calls_stream_is_answered_by_a_post() {
         assert_eq!((told["id"].take(), told["jsonrpc"].take()), (json!("q-1"), json!("2.0")));
         told.as_object_mut().unwrap().retain(|_, value| !value.is_null());
         assert_eq!(told, expected);
+    }
+}
+
+/// Lets half a minute pass for timers, and some real time for what they set going.
+async fn pass() {
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(30)).await;
+    tokio::time::resume();
+    tokio::time::sleep(Duration::from_millis(5)).await;
+}
+
+fn is_progress(seen: &Seen) -> bool {
+    seen.rpc() == "notifications/progress"
+}
+
+/// T-47: an upstream that takes progress on its question is told that somebody still thinks about it.
+#[tokio::test]
+async fn t47_progress_under_a_questions_token_keeps_the_upstream_waiting_until_it_is_answered() {
+    for token in [json!("t"), json!(0), json!(null), json!({})] {
+        let is_token = token.is_string() || token.is_number();
+        let related = json!({"io.modelcontextprotocol/related-task": {"taskId": "u"}});
+        let mut asked = question("q-1");
+        asked["params"]["_meta"] = related.clone();
+        asked["params"]["_meta"]["progressToken"] = token.clone();
+        let (events, once) = Once::events();
+        let server = Server::start(move |seen| if seen.is_call() { once.take() } else { None }).await;
+        let upstream = upstream(&server.url());
+        let mut exchange = begin(&upstream).await;
+        events.message(&asked);
+        let event = next(&mut exchange).await;
+        for _ in 0..100 {
+            pass().await;
+            if server.world.all(is_progress).len() >= 3 {
+                break;
+            }
+        }
+        let signs = server.world.all(is_progress);
+        assert_eq!(signs.len() >= 3, is_token, "{token}");
+        for (n, sign) in signs.iter().enumerate() {
+            let params = &sign.body["params"];
+            assert_eq!((&params["progressToken"], &params["progress"]), (&token, &json!(n + 1)));
+            assert_eq!(params["_meta"], related);
+        }
+        in_time(exchange.answer(&asked_of(&event), Answer::Result(Payload::empty_object()))).await.unwrap();
+        pass().await;
+        let sent = server.world.all(is_progress).len();
+        for _ in 0..10 {
+            pass().await;
+        }
+        assert_eq!(server.world.all(is_progress).len(), sent, "{token}: none after the answer");
     }
 }
 

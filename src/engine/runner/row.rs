@@ -62,7 +62,11 @@ impl Runner {
         let mut task = Task {
             key: key.clone(),
             shown,
-            origin: Origin { upstream: Arc::clone(self.spec.upstream.name()), tool: Arc::clone(&self.spec.tool) },
+            origin: Origin {
+                upstream: Arc::clone(self.spec.upstream.name()),
+                tool: Arc::clone(&self.spec.tool),
+                maker: self.spec.maker,
+            },
             created_at: now,
             updated_at: now,
             ttl: policy.ttl,

@@ -12,14 +12,14 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
 use super::body::{Form, Pace, PipeBody};
-use super::late::Answer;
-use super::{Call, Kind, Parcel, PipedRequest, Piping, note, read};
+use super::late::{self, Answer};
+use super::{Call, Kind, Parcel, PipedRequest, Piping, note, queued, read};
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{bare, event_stream};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
-use crate::face::session::Shared;
 use crate::face::session::sessions::Session;
+use crate::face::session::{Shared, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{EventBoundary, EventGate, Passage, Primers, Whole, sse_message};
 use crate::wire::{ProtocolVersion, RequestId, RpcError, envelope};
@@ -31,7 +31,7 @@ pub(in crate::face) type Item = Result<Option<Parcel>, (Option<RequestId>, Compl
 #[derive(Default)]
 struct Sorted {
     requests: Vec<PipedRequest>,
-    notes: Vec<(Kind, Bytes)>,
+    notes: Vec<(Kind, Option<RequestId>, Bytes)>,
     /// The answers to what is refused here.
     refusals: Vec<Bytes>,
 }
@@ -46,18 +46,19 @@ pub(in crate::face) async fn post_batch(
 ) -> Response {
     let sorted = sort(items);
     let mut status = StatusCode::ACCEPTED;
-    for (kind, bytes) in sorted.notes {
-        let taken = note(shared, &session, bytes, kind).await;
+    for (kind, cancels, bytes) in sorted.notes {
+        let taken = match cancels {
+            Some(id) => queued::cancel(shared, &session, &id, bytes).await,
+            None => note(shared, &session, bytes, kind).await,
+        };
         status = if status == StatusCode::ACCEPTED { taken } else { status };
     }
     if sorted.requests.is_empty() && sorted.refusals.is_empty() {
         return bare(status);
     }
-    let pipings = sorted.requests.into_iter().map(|request| Piping {
-        shared: Arc::clone(shared),
-        session: session.clone(),
-        request,
-        signs: None,
+    let pipings = sorted.requests.into_iter().map(|request| {
+        let signs = request.signs().filter(|_| shared.served.life_signs);
+        Piping { shared: Arc::clone(shared), session: session.clone(), request, signs }
     });
     if accepted == AcceptedTypes::Json || pipings.len() == 0 {
         return array(pipings, sorted.refusals, shared.served.edited_bytes_max).await;
@@ -75,8 +76,9 @@ fn sort(items: Vec<Item>) -> Sorted {
     for item in items {
         match item {
             Ok(Some(Parcel::Request(request))) => sorted.requests.push(request),
-            Ok(Some(Parcel::Notification(bytes))) => sorted.notes.push((Kind::Notification, bytes)),
-            Ok(Some(Parcel::Response(bytes))) => sorted.notes.push((Kind::Response, bytes)),
+            Ok(Some(Parcel::Notification(bytes))) => sorted.notes.push((Kind::Notification, None, bytes)),
+            Ok(Some(Parcel::Cancel(id, bytes))) => sorted.notes.push((Kind::Notification, Some(id), bytes)),
+            Ok(Some(Parcel::Response(bytes))) => sorted.notes.push((Kind::Response, None, bytes)),
             Ok(None) => (),
             Err((id, complaint)) => {
                 let error = complaint.to_error(ProtocolVersion::V2025_03_26);
@@ -116,24 +118,23 @@ async fn message(answer: Answer, id: &RequestId, bytes_max: usize) -> Bytes {
     }
 }
 
-/// One answer as whole events, so that those of several answers can stand between each other.
+/// One answer as whole events, so that those of several answers can stand between each other. Each shows its
+/// own signs of life.
 fn events(piping: Piping) -> BoxStream<'static, io::Result<Bytes>> {
-    let bytes_max = piping.shared.served.edited_bytes_max;
-    let id = piping.request.id.clone();
+    let (bytes_max, life_sign) = (piping.shared.served.edited_bytes_max, piping.shared.served.life_sign);
+    let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
+    let (id, signs) = (piping.request.id.clone(), piping.signs.clone());
     let answering = async move {
         match piping.run(AcceptedTypes::Both).await {
-            Answer::Events(body) => whole_events(body, bytes_max).boxed(),
+            events @ Answer::Events(_) => events,
             other @ (Answer::Json(_)
             | Answer::Error(_)
             | Answer::Refused(..)
             | Answer::Fault(_)
-            | Answer::Status(_)) => {
-                let message = message(other, &id, bytes_max).await;
-                stream::once(async move { Ok(sse_message(&message)) }).boxed()
-            }
+            | Answer::Status(_)) => Answer::Json(full_body(message(other, &id, bytes_max).await)),
         }
     };
-    stream::once(answering).flatten().boxed()
+    whole_events(late::waiting(Box::pin(answering), addressee, life_sign, signs), bytes_max).boxed()
 }
 
 fn whole_events(body: ResponseBody, bytes_max: usize) -> impl futures_util::Stream<Item = io::Result<Bytes>> {

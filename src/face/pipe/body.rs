@@ -110,7 +110,7 @@ impl<C: Answered> PipeBody<C> {
     }
 
     /// The same with progress in place of comments.
-    pub(super) fn with_signs(self, signs: Option<Signs>) -> Self {
+    pub(in crate::face) fn with_signs(self, signs: Option<Signs>) -> Self {
         Self { signs, ..self }
     }
 

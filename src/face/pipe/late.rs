@@ -18,7 +18,7 @@ use super::read;
 use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
-use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
+use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
 use crate::face::session::tasks::streams::Inlet;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{sse_comment, sse_message};
@@ -111,6 +111,17 @@ pub(in crate::face) async fn respond(
     }
 }
 
+/// A stream whose head is given: signs of life until there is an answer, the first after one silence.
+pub(super) fn waiting(
+    answering: BoxFuture<'static, Answer>,
+    addressee: Addressee,
+    life_sign: Duration,
+    signs: Option<Signs>,
+) -> ResponseBody {
+    let timer = Box::pin(tokio::time::sleep_until(Instant::now() + life_sign));
+    LateBody { state: State::Waiting(answering), addressee, life_sign, signs, timer }.boxed_unsync()
+}
+
 /// The same for a stream on which the gateway has something to say too: it begins with the first of that at
 /// the latest, whether the answer is there or not.
 pub(super) async fn respond_along(
@@ -132,12 +143,17 @@ pub(super) async fn respond_along(
         ) => {
             return answer.into_response(&addressee);
         }
-        None => {
-            let timer = Box::pin(tokio::time::sleep_until(Instant::now() + life_sign));
-            LateBody { state: State::Waiting(answering), addressee, life_sign, signs: None, timer }.boxed_unsync()
-        }
+        None => waiting(answering, addressee, life_sign, None),
     };
     event_stream(injected(body, inlet))
+}
+
+/// What answers a request that was cancelled: there is no response (LEG-14), but HTTP wants one.
+pub(super) fn unanswered(accepted: AcceptedTypes) -> Answer {
+    match accepted {
+        AcceptedTypes::Json => status(StatusCode::ACCEPTED),
+        AcceptedTypes::EventStream | AcceptedTypes::Both | AcceptedTypes::Neither => Answer::Events(empty_body()),
+    }
 }
 
 /// Any answer of the gateway's own where a status is all there is to say.

@@ -1,4 +1,4 @@
-//! Progress as a sign of life, for calls of session clients that want progress.
+//! Progress as a sign of life, for requests that are passed on and want progress.
 //!
 //! The bytes go by as they came; they are only looked at, to know which value the client saw last. One kind of
 //! event is changed: progress of the upstream's that would not rise above the signs that stand before it.
@@ -28,7 +28,7 @@ struct Watch {
 
 impl Signs {
     /// For the call `id`, whose progress bears `token`.
-    pub(super) fn new(id: RequestId, token: Payload) -> Self {
+    pub(in crate::face) fn new(id: RequestId, token: Payload) -> Self {
         let decoder = Some(SseDecoder::new(EVENT_BYTES_MAX));
         Self(Arc::new(Mutex::new(Watch { rising: Rising::new(token), id, decoder })))
     }

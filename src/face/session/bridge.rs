@@ -15,13 +15,18 @@ mod round;
 mod turns;
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::BoxFuture;
+use futures_util::stream::{self, StreamExt, select_all};
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
 
 use super::sessions::{Session, Telling};
 use super::{Shared, addressee, is_own, refuse, vet};
@@ -36,7 +41,7 @@ use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as An
 use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
-use call::Caller;
+use call::{Caller, Saying};
 pub(super) use desk::Desk;
 pub(super) use introduce::introduce;
 pub(super) use listen::get;
@@ -107,23 +112,53 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, message: Messag
     }
 }
 
-/// Answers an array of messages, all of them together. Nobody can be asked in the middle of it.
+/// Answers an array of messages, all of them together. What has to be said before the last answer, be it a sign of life,
+/// makes an event stream of it.
 pub(super) async fn post_batch(
     shared: &Arc<Shared>,
     session: Session,
     batch: Vec<(Result<Message, EnvelopeError>, Bytes)>,
     inbound: &Inbound,
 ) -> Response {
-    let caller = || Caller { accepted: AcceptedTypes::Json, ..Caller::of(inbound) };
-    let mut answers = Vec::new();
-    for (read, _) in batch {
-        answers.extend(batch_answer(shared, &session, read, &caller));
+    let caller = || Caller::of(inbound);
+    let (mut answers, mut calls) = (BTreeMap::new(), Vec::new());
+    for (place, (read, _)) in batch.into_iter().enumerate() {
+        match batch_answer(shared, &session, read, &caller) {
+            Some(Reply::Now(message)) => {
+                answers.insert(place, message);
+            }
+            Some(Reply::Later(id, said)) => calls.push(said.sayings(id).map(move |saying| (place, saying)).boxed()),
+            Some(Reply::Subscribed(id, answering)) => {
+                let last = async move { Saying::last(&id, &answering.await) };
+                calls.push(stream::once(last).map(move |saying| (place, saying)).boxed());
+            }
+            None => (),
+        }
     }
-    let answers: Vec<Bytes> = join_all(answers.into_iter().map(Reply::message)).await.into_iter().flatten().collect();
+    let mut calls = select_all(calls);
+    while let Some((place, saying)) = calls.next().await {
+        match saying {
+            Saying::Last(message) => {
+                answers.insert(place, message);
+            }
+            Saying::Event(event) => {
+                let first: Vec<Bytes> = answers.values().map(sse_message).chain([event]).collect();
+                let rest = calls.map(|(_, saying)| saying.into_event());
+                let events = stream::iter([Bytes::from(first.concat())]).chain(rest);
+                let frames = events.map(|event| Ok::<_, io::Error>(Frame::data(event)));
+                return event_stream(StreamBody::new(frames).boxed_unsync());
+            }
+        }
+    }
+    together(&answers.into_values().collect::<Vec<_>>(), inbound.accepted)
+}
+
+/// The answers to an array, once all of them are there.
+fn together(answers: &[Bytes], taken: AcceptedTypes) -> Response {
     if answers.is_empty() {
         return accepted();
     }
-    if inbound.accepted == AcceptedTypes::EventStream {
+    if taken == AcceptedTypes::EventStream {
         return event_stream(full_body(answers.iter().map(sse_message).collect::<Vec<_>>().concat().into()));
     }
     let array = [b"[", answers.join(&b',').as_slice(), b"]"].concat();
@@ -137,20 +172,6 @@ enum Reply {
     Now(Bytes),
     Later(RequestId, call::Said),
     Subscribed(RequestId, BoxFuture<'static, call::Ending>),
-}
-
-impl Reply {
-    /// `None` for a request that was cancelled.
-    async fn message(self) -> Option<Bytes> {
-        match self {
-            Self::Now(message) => Some(message),
-            Self::Later(id, said) => said.message(&id).await,
-            Self::Subscribed(id, answering) => Some(match answering.await {
-                Ok(result) => envelope::result(&id, &result),
-                Err(error) => envelope::error(Some(&id), &error),
-            }),
-        }
-    }
 }
 
 /// `None` for a message that wants no answer.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
 use super::bridge::call::{self, Caller, Speech, Way};

@@ -13,6 +13,7 @@ mod tokens;
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::StatusCode;
 use parking_lot::Mutex;
 use tokio::time::Instant;
@@ -26,14 +27,17 @@ use crate::dialect::faults::{gateway_error, no_words};
 use crate::dialect::negotiate::can_be_asked;
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::reintroduction::client_capabilities;
-use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply};
+use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply, inputs};
 use crate::engine::{Aside, Askable, CallEnd, CallEvent, CallSpec, Rounds, TaskError};
 use crate::face::answer::{Addressee, bare};
 use crate::face::http::{AcceptedTypes, Response};
+use crate::face::misses::Misses;
 use crate::face::refused::Refused;
+use crate::face::rising::Rising;
 use crate::metric;
 use crate::task::{
-    Executed, Failure, GatewayFault, InputKey, Outcome, Principal, Reason, TakesTasks, Task, TaskKey, ToolRules,
+    Answer, Executed, Failure, GatewayFault, InputKey, Maker, Outcome, Phase, Principal, Reason, TakesTasks, Task,
+    TaskId, TaskKey, ToolRules,
 };
 use crate::upstream::conduit::Ear;
 use crate::upstream::{CallContext, ClientFacts, NativeTask, Progress, Upstream, UpstreamRequest};
@@ -41,7 +45,7 @@ use crate::wire::envelope::{self, Request};
 use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use lent::{Lendings, Lent};
-use lines::{Line, Lines};
+use lines::{Line, Lines, Shown};
 use result::Awaiting;
 use streams::{Inlet, Streams};
 
@@ -56,6 +60,7 @@ pub(in crate::face) struct Desk {
     lines: Lines,
     pub(in crate::face) streams: Arc<Streams>,
     pub(super) lendings: Lendings,
+    misses: Misses,
     support: Support,
 }
 
@@ -72,6 +77,7 @@ impl Desk {
             lines: Lines::default(),
             streams: Arc::default(),
             lendings: Lendings::default(),
+            misses: Misses::default(),
             support: Arc::new(move |tool| CoreTasks::support(rules.mode_of(tool))),
         }
     }
@@ -157,11 +163,12 @@ impl Shared {
             return refuse(&addressee, &Complaint::UnknownTool);
         };
         let native = self.native_task(&asking, &call.tool).await;
-        let spec = self.spec(&asking, &call, params, native);
+        let rising = progress_token(params).map(|token| Arc::new(Mutex::new(Rising::new(token))));
+        let spec = self.spec(&asking, &call, params, native, rising.clone());
         let dialect = CoreTasks::with_immediate_response(spec.policy.immediate_response.clone());
         match self.served.engine.call(spec).next().await {
             Some(CallEvent::Created(task)) => {
-                self.line(&task.key, asking.session.token.nonce, Some(&task));
+                self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
                 respond(&addressee, dialect.encode(Reply::Created(&task)))
             }
             Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
@@ -200,6 +207,7 @@ impl Shared {
         call: &TaskCall,
         params: &Object,
         native_task: NativeTask,
+        rising: Option<Shown>,
     ) -> CallSpec {
         let served = &self.served;
         let mut policy = served.rules.policy_of(&call.tool);
@@ -212,9 +220,9 @@ impl Shared {
         };
         let declared = Object::of(&capabilities);
         let is_declared = move |question: &Payload| declared.as_ref().is_some_and(|all| can_be_asked(all, question));
-        let token = params.get_object(META).and_then(|meta| meta.get(PROGRESS_TOKEN)).map(|token| token.detached());
         CallSpec {
             owner: asking.principal.clone(),
+            maker: Maker::Session,
             upstream: self.upstream_of(&asking.session),
             slots: Some(Arc::clone(&served.slots)),
             queue_deadline: served.queue_deadline,
@@ -242,22 +250,21 @@ impl Shared {
             }),
             // What is asked before the outcome goes out on a stream: the handle comes first in any case.
             rounds: Rounds::Unknown,
-            asides: Some(self.asides(token)),
+            asides: Some(self.asides(rising)),
         }
     }
 
     /// Carries progress and log messages to whoever waits, or to the session's own stream.
-    fn asides(self: &Arc<Self>, token: Option<Payload>) -> crate::engine::Asides {
+    fn asides(self: &Arc<Self>, rising: Option<Shown>) -> crate::engine::Asides {
         let shared = Arc::clone(self);
-        let last = Mutex::new(f64::NEG_INFINITY);
         Arc::new(move |key, aside| {
-            let message = match (aside, &token) {
-                (Aside::Progress(progress), Some(token)) if rises(&mut last.lock(), progress) => {
-                    messages::progress(key.id, token, step(progress))
+            let message = match aside {
+                Aside::Progress(progress) => {
+                    rising.as_ref().and_then(|rising| shown(key.id, &mut rising.lock(), progress))
                 }
-                (Aside::Progress(_), _) => return,
-                (Aside::Log(params), _) => messages::log(key.id, params),
+                Aside::Log(params) => Some(messages::log(key.id, params)),
             };
+            let Some(message) = message else { return };
             if let Some(line) = shared.tasks.lines.get(key) {
                 line.mention(&shared.tasks.streams, message);
             }
@@ -303,7 +310,12 @@ impl Shared {
         };
         match answered {
             Ok(result) => addressee.result(result),
-            Err(refused) => answer_refused(refused, &addressee),
+            Err(refused) => {
+                if matches!(refused, Refused::Task(TaskError::Unknown)) {
+                    self.tasks.misses.note(asking.principal);
+                }
+                answer_refused(refused, &addressee)
+            }
         }
     }
 
@@ -341,6 +353,15 @@ impl Shared {
         Ok(CoreTasks::default().encode(Reply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
     }
 
+    /// An answer that has the shape of its question, or the refusal that it comes to: a response is taken whatever it
+    /// says, so its client hears of no mistake (B129, protocol.md 5.9).
+    async fn checked(&self, whose: &TaskKey, key: InputKey, answer: Answer) -> Answer {
+        match self.served.engine.get(whose).await.as_deref() {
+            Ok(Task { phase: Phase::AwaitingInput(open), .. }) => inputs::fitting(open, key, answer),
+            Ok(_) | Err(_) => answer,
+        }
+    }
+
     /// Takes a client's answer to a question of a task. What it is about stands in its id; one that nobody
     /// waits for is taken all the same.
     pub(super) async fn take_answer(&self, principal: &Principal, response: envelope::Response) -> Response {
@@ -351,7 +372,8 @@ impl Shared {
         if let Some(line) = self.tasks.lines.get(&whose) {
             line.note_answer(key);
         }
-        let answers = std::collections::BTreeMap::<InputKey, _>::from([(key, messages::answer(response))]);
+        let answer = self.checked(&whose, key, messages::answer(response)).await;
+        let answers = std::collections::BTreeMap::<InputKey, _>::from([(key, answer)]);
         match self.served.engine.answer(&whose, answers).await {
             Ok(()) | Err(TaskError::Unknown) => bare(StatusCode::ACCEPTED),
             Err(error) => {
@@ -362,17 +384,17 @@ impl Shared {
     }
 }
 
-/// Whether progress goes on; what falls back is left out (T-73).
-fn rises(last: &mut f64, progress: &Progress) -> bool {
-    let value = progress.progress.as_str().parse().ok().filter(|value| *value > *last);
-    if let Some(value) = value {
-        *last = value;
-    }
-    value.is_some()
+/// Progress of the upstream's as the client is to see it; what falls back is left out (T-73).
+fn shown(task: TaskId, rising: &mut Rising, progress: &Progress) -> Option<Bytes> {
+    let value = rising.real(&progress.progress, progress.total.as_ref())?;
+    let step = Step { progress: &value, total: progress.total.as_ref(), message: progress.message.as_deref() };
+    Some(messages::progress(task, rising.token(), step))
 }
 
-fn step(progress: &Progress) -> Step<'_> {
-    Step { progress: &progress.progress, total: progress.total.as_ref(), message: progress.message.as_deref() }
+/// The token that progress of a call is wanted under, if it is one.
+pub(super) fn progress_token(params: &Object) -> Option<Payload> {
+    let token = params.get_object(META)?.get(PROGRESS_TOKEN)?;
+    RequestId::from_payload(&token).map(|token| token.payload().clone())
 }
 
 fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> Response {

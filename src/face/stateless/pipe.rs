@@ -28,6 +28,7 @@ use crate::face::http::{AcceptedTypes, Response, full_body};
 use crate::face::pipe::body::{Answered, Form, Pace, PipeBody, in_time};
 use crate::face::pipe::late::{Answer, respond};
 use crate::face::pipe::read::{self, Judged};
+use crate::face::pipe::signs::Signs;
 use crate::face::sealed::{Sealer, StateContent};
 use crate::metric;
 use crate::task::{Clock, Executed, Failure, GatewayFault, Plan, Reason, TakesTasks};
@@ -130,6 +131,7 @@ impl StatelessFace {
             }
             deadline = Some(weighed.policy.deadline);
         }
+        let signs = self.signs(&inquiry);
         let edits = Edits {
             id: inquiry.request.id.clone(),
             aim: Aim::of(inquiry.method),
@@ -145,10 +147,18 @@ impl StatelessFace {
             headers: forwarded(inquiry.headers),
             edits,
             deadline,
+            signs: signs.clone(),
         };
         let addressee = inquiry.addressee.clone();
         let accepted = addressee.accepted;
-        respond(Box::pin(passing.run(accepted)), addressee, pipe.piped.life_sign, None).await
+        respond(Box::pin(passing.run(accepted)), addressee, pipe.piped.life_sign, signs).await
+    }
+
+    /// What silence is broken with, where the client wants progress (protocol.md 5.12). A subscription makes none.
+    fn signs(&self, inquiry: &Inquiry<'_>) -> Option<Signs> {
+        let token = inquiry.said.progress_token.clone();
+        let token = token.filter(|_| self.served.life_signs && inquiry.method != method::LISTEN)?;
+        Some(Signs::new(inquiry.request.id.clone(), token))
     }
 }
 
@@ -230,6 +240,8 @@ struct Passing {
     edits: Edits,
     /// How long a call may run.
     deadline: Option<Duration>,
+    /// Progress instead of comments.
+    signs: Option<Signs>,
 }
 
 /// A request that is at the upstream: its place and its time.
@@ -341,9 +353,10 @@ impl Passing {
             }
             Content::Events => {
                 let leaving = (self.method == method::LISTEN).then(|| self.pipe.piped.leaving.clone());
-                let id = call.id.clone();
+                let (id, signs) = (call.id.clone(), self.signs);
                 let source = self.edits.events(response.body, bytes_max);
-                let body = PipeBody::new(source, Form::Events(EventBoundary::default()), pace, Some(call));
+                let form = Form::Events(EventBoundary::default());
+                let body = PipeBody::new(source, form, pace, Some(call)).with_signs(signs);
                 Ok(Answer::Events(match leaving {
                     Some(leaving) => until_leaving(body, leaving, &id),
                     None => body.boxed_unsync(),

@@ -1,33 +1,79 @@
 //! The methods of the tasks extension.
 
 use super::{Inquiry, Response, StatelessFace};
+use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::faults::no_words;
+use crate::dialect::lifecycle::stateless_result;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{Command, Complaint, FaceDialect, Reply, inputs};
 use crate::engine::TaskError;
 use crate::face::refused::Refused;
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Phase, Task, TaskKey};
-use crate::wire::Payload;
+use crate::task::{Executed, GatewayFault, Maker, Phase, TakesTasks, Task, TaskKey};
+use crate::wire::{Payload, method};
+
+/// Whether a request may be about tasks at all. Clients that still declare those of 2025-11-25 may look after what they
+/// made in a session, and cancel it (T-10, EXT-63).
+pub(super) fn may_ask(said: &StatelessRequest, name: &str) -> bool {
+    let is_looked_after = matches!(name, method::TASKS_GET | method::TASKS_CANCEL);
+    said.takes_tasks() != TakesTasks::No || (is_looked_after && said.declares_session_tasks())
+}
 
 impl StatelessFace {
     pub(super) async fn task(&self, inquiry: &Inquiry<'_>) -> Response {
-        let dialect = self.dialect();
-        let answered = match dialect.decode(inquiry.method, inquiry.params) {
-            Ok(command) => self.obey(command, inquiry, &dialect).await,
-            Err(complaint) => Err(Refused::Complaint(complaint)),
+        let answered = match inquiry.said.takes_tasks() {
+            TakesTasks::No => self.look_after(inquiry).await,
+            TakesTasks::AtOnce | TakesTasks::AfterGrace => self.answer(inquiry).await,
         };
         match answered {
             Ok(result) => inquiry.addressee.result(result),
             Err(Refused::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
             Err(Refused::Error(error)) => inquiry.addressee.error(http::StatusCode::OK, &error),
-            Err(Refused::Task(TaskError::Unknown)) => inquiry.addressee.complaint(&Complaint::UnknownTask),
+            Err(Refused::Task(TaskError::Unknown)) => {
+                self.misses.note(&inquiry.principal);
+                inquiry.addressee.complaint(&Complaint::UnknownTask)
+            }
             Err(Refused::Task(error)) => {
                 tracing::error!(%error, "a task could not be served");
                 inquiry.addressee.fault(&GatewayFault::new(error.reason(), Executed::No))
             }
         }
+    }
+
+    async fn answer(&self, inquiry: &Inquiry<'_>) -> Result<Payload, Refused> {
+        let dialect = self.dialect();
+        match dialect.decode(inquiry.method, inquiry.params) {
+            Ok(command) => self.obey(command, inquiry, &dialect).await,
+            Err(complaint) => Err(Refused::Complaint(complaint)),
+        }
+    }
+
+    /// Answers a client without the extension about a task that was made in a session, in the shape that it had there.
+    /// Whatever else is named, be it a task or not, is refused for want of the extension: so no id is told from another.
+    async fn look_after(&self, inquiry: &Inquiry<'_>) -> Result<Payload, Refused> {
+        let other = || Refused::Complaint(StatelessRequest::needs_extension());
+        let dialect = CoreTasks::default();
+        let command = dialect.decode(inquiry.method, inquiry.params).map_err(|_| other())?;
+        let Some(id) = command.task() else { return Err(other()) };
+        let key = TaskKey { owner: inquiry.principal.clone(), id };
+        let engine = &self.served.engine;
+        let task = match engine.get(&key).await {
+            Ok(task) if task.origin.maker == Maker::Session => task,
+            Ok(_) | Err(TaskError::Unknown) => {
+                self.misses.note(&inquiry.principal);
+                return Err(other());
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let result = if inquiry.method == method::TASKS_CANCEL {
+            let cancelled = engine.cancel(&key).await?;
+            dialect.encode(Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })?
+        } else {
+            metrics::counter!(metric::TASK_POLLS).increment(1);
+            dialect.encode(Reply::Snapshot(&task))?
+        };
+        Ok(stateless_result(inquiry.method, &result, &self.identity()))
     }
 
     async fn obey(&self, command: Command, inquiry: &Inquiry<'_>, dialect: &ExtTasks) -> Result<Payload, Refused> {

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use super::Session;
 use super::calls::{Call, NotAsked};
+use super::patience::Patience;
 use crate::dialect::relay_core_2025_11_25 as relay;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
@@ -46,7 +47,7 @@ impl Session {
     }
 
     /// Takes a request that came on the stream of `call`.
-    pub(crate) async fn ask_on(self: &Arc<Self>, call: &Call, request: Request) {
+    pub(crate) async fn ask_on(self: &Arc<Self>, call: &Arc<Call>, request: Request) {
         if let Some(event) = self.admit(call, request) {
             call.tell(event).await;
         }
@@ -89,7 +90,7 @@ impl Session {
     }
 
     /// Puts a question of a call, which may be full of them.
-    pub(super) fn ask_of(self: &Arc<Self>, call: &Call, request: Request) {
+    pub(super) fn ask_of(self: &Arc<Self>, call: &Arc<Call>, request: Request) {
         let id = request.id.clone();
         if let Some(event) = self.admit(call, request)
             && !call.try_tell(event)
@@ -109,7 +110,7 @@ impl Session {
     }
 
     /// Opens a question of a call; what is no question, or one too many, is answered right here.
-    fn admit(self: &Arc<Self>, call: &Call, request: Request) -> Option<ExchangeEvent> {
+    fn admit(self: &Arc<Self>, call: &Arc<Call>, request: Request) -> Option<ExchangeEvent> {
         if request.method == method::PING {
             self.reply(envelope::result(&request.id, &Payload::empty_object()));
             return None;
@@ -120,11 +121,16 @@ impl Session {
             return None;
         }
         match call.ask(&request.id) {
-            Ok(()) => Some(ExchangeEvent::Asked {
-                ask: request.id.payload().clone(),
-                method: Arc::from(request.method),
-                params: unrelated(request.params),
-            }),
+            Ok(()) => {
+                if let Some(patience) = Patience::of(&request.id, &request.params) {
+                    patience.keep(self, call);
+                }
+                Some(ExchangeEvent::Asked {
+                    ask: request.id.payload().clone(),
+                    method: Arc::from(request.method),
+                    params: unrelated(request.params),
+                })
+            }
             Err(NotAsked::Again) => {
                 self.hop.dropped("repeated_request");
                 None

@@ -9,15 +9,15 @@ use std::io;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::stream::{self, Stream};
 use http::StatusCode;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::super::tasks::Support;
-use super::client::{Client, no_questions};
+use super::super::tasks::{Support, progress_token};
+use super::client::Client;
 use super::desk::Entry;
 use super::log::{Reader, Unheard, Word, Writer, event_id, read_event_id};
 use super::round::Next;
@@ -25,7 +25,7 @@ use super::{Session, Shared};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::LogLevel;
 use crate::dialect::plain::PlainPeer;
-use crate::dialect::reintroduction::{session_error, session_result};
+use crate::dialect::reintroduction::{failed_result, not_askable, session_error, session_result};
 use crate::dialect::{Complaint, PeerDialect};
 use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, Questions, Rounds};
 use crate::face::answer::{Addressee, accepted, event_stream};
@@ -34,11 +34,12 @@ use crate::face::pipe::tool_of;
 use crate::face::rewrite;
 use crate::face::rising::Rising;
 use crate::metric;
-use crate::task::{Executed, Failure, GatewayFault, Outcome, Plan, Principal, Reason};
+use crate::task::{Executed, Failure, GatewayFault, Maker, Outcome, Plan, Principal, Reason};
 use crate::upstream::{NativeTask, Upstream, UpstreamRequest};
 use crate::wire::envelope::{Params, Request};
+use crate::wire::fault::INTERNAL_ERROR;
 use crate::wire::framing::{sse_comment, sse_message};
-use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, meta, method};
+use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
 
 /// Who makes a request, and what it takes for an answer.
 pub(in crate::face::session) struct Caller {
@@ -63,6 +64,27 @@ pub(super) type Ending = Result<Payload, RpcError>;
 /// The client's end of a call. Dropping it leaves the call alone.
 pub(in crate::face::session) struct Said {
     words: Reader,
+}
+
+/// What one of several calls has to say.
+pub(super) enum Saying {
+    /// As it stands in a stream.
+    Event(Bytes),
+    /// The answer, as a message.
+    Last(Bytes),
+}
+
+impl Saying {
+    pub(super) fn last(id: &RequestId, ending: &Ending) -> Self {
+        Self::Last(last_message(Some(id), ending))
+    }
+
+    pub(super) fn into_event(self) -> Bytes {
+        match self {
+            Self::Event(event) => event,
+            Self::Last(message) => sse_message(&message),
+        }
+    }
 }
 
 impl Said {
@@ -97,14 +119,15 @@ impl Said {
         }
     }
 
-    /// The answer as a message, passing over what comes before; `None` where the request was cancelled.
-    pub(super) async fn message(mut self, id: &RequestId) -> Option<Bytes> {
-        loop {
-            match self.next().await? {
-                Word::Event(..) => (),
-                Word::Last(ending, _) => return Some(last_message(Some(id), &ending)),
-            }
-        }
+    /// All that is said, the answer last; a request that was cancelled has none.
+    pub(super) fn sayings(self, id: RequestId) -> impl Stream<Item = Saying> + Send {
+        stream::unfold((Some(self), id), |(said, id)| async move {
+            let mut said = said?;
+            Some(match said.next().await? {
+                Word::Event(event, _) => (Saying::Event(event), (Some(said), id)),
+                Word::Last(ending, _) => (Saying::last(&id, &ending), (None, id)),
+            })
+        })
     }
 
     /// The next word; `None` where the request was cancelled, and after the last.
@@ -232,7 +255,10 @@ pub(in crate::face::session) fn begin_on(
     counter.increment(1);
 
     let client = Client::of(version, &session.token.capabilities);
-    let questions = if caller.takes_stream() { client.questions() } else { no_questions() };
+    let questions = match caller.takes_stream() {
+        true => client.questions(),
+        false => Client::questions_without_stream(version),
+    };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.sessions.level(session).filter(|_| caller.takes_stream());
     let (words, said) = shared.desk.logs.begin((shared.served.random)());
@@ -259,12 +285,6 @@ pub(in crate::face::session) fn begin_on(
     let driving = async move { driver.run(call).await };
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
     Ok(Said { words: said })
-}
-
-/// The token that progress is wanted under, if it is one.
-fn progress_token(params: &Object) -> Option<Payload> {
-    let token = params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)?;
-    RequestId::from_payload(&token).map(|token| token.payload().clone())
 }
 
 /// Follows one call, whoever waits for it.
@@ -323,6 +343,7 @@ impl Driver {
         let peer = Arc::new(PlainPeer);
         CallSpec {
             owner: caller.principal,
+            maker: Maker::Session,
             upstream: Arc::clone(upstream),
             slots: is_tool.then(|| Arc::clone(&served.slots)),
             queue_deadline: served.queue_deadline,
@@ -400,9 +421,10 @@ impl Driver {
                 Some(CallEvent::StaysPlain) => None,
                 Some(CallEvent::InputRequired { task, .. }) => return Heard::Asked(task),
                 Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => return Heard::Over(self.ending(outcome)),
-                Some(CallEvent::Ended(CallEnd::Gone | CallEnd::NeedsCapability(_))) => {
-                    return Heard::Over(fault(Reason::UpstreamClosed));
+                Some(CallEvent::Ended(CallEnd::NeedsCapability(needed))) => {
+                    return Heard::Over(self.cannot_be_asked(Some(&needed)));
                 }
+                Some(CallEvent::Ended(CallEnd::Gone)) => return Heard::Over(fault(Reason::UpstreamClosed)),
                 // No handle is given out here.
                 Some(CallEvent::Created(_)) | None => return Heard::Over(fault(Reason::Internal)),
             };
@@ -440,6 +462,12 @@ impl Driver {
             Outcome::Faulted(Failure::Gateway(fault)) => Err(gateway_error(&fault)),
             Outcome::Cancelled => fault(Reason::UpstreamClosed),
         }
+    }
+
+    /// The end of a call whose question cannot be put: a tool says so in words, so that a model reads why.
+    pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> Ending {
+        let why = not_askable(needed, self.takes_stream);
+        if self.is_call { Ok(failed_result(&why)) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
     }
 
     /// Set once the client wants no answer any more.

@@ -45,17 +45,18 @@ impl Client {
         }
     }
 
-    /// What it can be asked on a stream of its own (LEG-16).
+    /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (protocol.md 5.10,
+    /// "Reverse").
     pub(super) fn questions(&self) -> Questions {
         let said = self.said.clone();
         Arc::new(move |question| match said.missing([question]) {
             None => Askable::Declared,
-            Some(_) => Askable::Undeclared,
+            Some(needed) => Askable::Required(needed),
         })
     }
-}
 
-/// Nothing can be asked where there is no stream to ask on.
-pub(super) fn no_questions() -> Questions {
-    Arc::new(|_| Askable::Undeclared)
+    /// The same without a stream to ask on: nothing.
+    pub(super) fn questions_without_stream(version: ProtocolVersion) -> Questions {
+        Self::of(version, &Payload::empty_object()).questions()
+    }
 }

@@ -58,7 +58,12 @@ impl Driver {
                 Phase::Settled(outcome) => return Next::Over(self.ending(outcome.clone())),
             };
             self.withdraw(&mut round, open).await;
-            self.put(&mut round, open).await;
+            if !self.put(&mut round, open).await {
+                if let Err(error) = self.engine.let_go(key).await {
+                    tracing::warn!(%error, "a held call could not be ended");
+                }
+                return Next::Over(self.cannot_be_asked(None));
+            }
             if open.keys().all(|key| round.answers.contains_key(key)) {
                 break;
             }
@@ -71,7 +76,7 @@ impl Driver {
                     return Next::Cancelled;
                 }
                 Some((key, answer)) = answered.recv() => {
-                    let answer = checked(open, key, answer);
+                    let answer = inputs::fitting(open, key, answer);
                     round.asked.remove(&key);
                     round.answers.insert(key, answer);
                 }
@@ -112,8 +117,10 @@ impl Driver {
         }
     }
 
-    /// Asks what was not asked before. What cannot be asked is refused in the client's name.
-    async fn put(&self, round: &mut Round, open: &BTreeMap<InputKey, Question>) {
+    /// Asks what was not asked before; false if something cannot be put to anybody. A client that has left is no reason
+    /// to end the call (T-81): what it is asked is refused in its name, and the server hears that in the words of the
+    /// question's kind.
+    async fn put(&self, round: &mut Round, open: &BTreeMap<InputKey, Question>) -> bool {
         for (key, question) in open {
             if round.asked.contains_key(key) || round.answers.contains_key(key) {
                 continue;
@@ -123,27 +130,15 @@ impl Driver {
             let asks = session_question(&question.request, self.version, &elicitation);
             let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
             let put = self.shared.desk.put(self.nonce, named, *key, round.to.clone());
-            if let (Some((name, params)), Some(put)) = (asks, put)
-                && self.say_now(sse_message(&envelope::request(&id, &name, params.as_ref()))).await
-            {
+            let (Some((name, params)), Some(put)) = (asks, put) else { return false };
+            if self.say_now(sse_message(&envelope::request(&id, &name, params.as_ref()))).await {
                 round.asked.insert(*key, put);
             } else {
-                // Nobody is there who could be asked: the upstream hears it in the words of the question's kind.
                 let nobody = RpcError::new(fault::INTERNAL_ERROR, "the client could not be asked");
                 round.answers.insert(*key, Answer::Error(nobody));
             }
         }
-    }
-}
-
-/// An answer that has the shape of its question, or the refusal that it comes to.
-fn checked(open: &BTreeMap<InputKey, Question>, key: InputKey, answer: Answer) -> Answer {
-    match inputs::check(open, &BTreeMap::from([(key, answer.clone())])) {
-        Ok(()) => answer,
-        Err(complaint) => {
-            tracing::debug!(?complaint, "an answer that is none was taken for a refusal");
-            Answer::Error(RpcError::new(fault::INVALID_PARAMS, "the client's answer is malformed"))
-        }
+        true
     }
 }
 

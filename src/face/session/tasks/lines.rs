@@ -10,6 +10,7 @@ use tokio::sync::{Notify, mpsc};
 
 use super::streams::{MESSAGES_MAX, Streams, Tap};
 use crate::engine::watch::WAITERS_MAX;
+use crate::face::rising::Rising;
 use crate::task::{InputKey, TaskKey};
 
 /// The lines of all unsettled tasks that clients of this face have to do with.
@@ -36,10 +37,15 @@ struct State {
     next: u64,
     /// Questions that a client has answered and the task has not taken note of.
     answered: BTreeSet<InputKey>,
+    /// What was shown of the call's progress, if its client wants any.
+    rising: Option<Shown>,
     /// Nothing is said of progress any more (L25-47).
     is_muted: bool,
     is_closed: bool,
 }
+
+/// The progress of a task's call, under the token of that call.
+pub(super) type Shown = Arc<Mutex<Rising>>;
 
 /// Why nobody can wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,6 +109,7 @@ impl Line {
             quiet: Vec::new(),
             next: 0,
             answered: BTreeSet::new(),
+            rising: None,
             is_muted: false,
             is_closed: false,
         };
@@ -149,6 +156,11 @@ impl Line {
         }
     }
 
+    /// Says under which token progress is wanted.
+    pub(super) fn wants_progress(&self, rising: Option<Shown>) {
+        self.state.lock().rising = rising;
+    }
+
     /// Ends what is said of progress.
     pub(super) fn mute(&self) {
         self.state.lock().is_muted = true;
@@ -169,6 +181,14 @@ impl Listener {
     /// The next message; `None` once the line is closed. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         self.messages.recv().await
+    }
+
+    /// Where this stream may say something of progress: no other one may at the same time (LEG-08), and none once the
+    /// task was cancelled.
+    pub(super) fn rising(&self) -> Option<Shown> {
+        let state = self.line.state.lock();
+        let newest = state.results.iter().rev().find(|tap| !tap.sender.is_closed())?;
+        if state.is_muted || newest.number != self.number { None } else { state.rising.clone() }
     }
 }
 

@@ -12,6 +12,7 @@ use hyper::body::Frame;
 
 use super::lines::{Hearing, Listener, NotListening};
 use crate::dialect::core_2025_11_25::CoreTasks;
+use crate::dialect::core_2025_11_25::messages::{self, Step};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::{Complaint, FaceDialect, Reply};
 use crate::engine::TaskError;
@@ -53,7 +54,10 @@ impl Awaiting {
         match tokio::time::timeout(self.shared.served.life_sign, listener.next()).await {
             Ok(None) => self.whole().await,
             Ok(Some(message)) => self.stream(listener, sse_message(&message)),
-            Err(_) => self.stream(listener, sse_comment()),
+            Err(_) => {
+                let sign = self.sign(&listener).await;
+                self.stream(listener, sign)
+            }
         }
     }
 
@@ -75,12 +79,26 @@ impl Awaiting {
             let mut listener = listener?;
             let (bytes, listener) = match tokio::time::timeout(waiting.shared.served.life_sign, listener.next()).await {
                 Ok(Some(message)) => (sse_message(&message), Some(listener)),
-                Err(_) => (sse_comment(), Some(listener)),
+                Err(_) => (waiting.sign(&listener).await, Some(listener)),
                 Ok(None) => (sse_message(&waiting.last_message().await), None),
             };
             Some((Ok(Frame::data(bytes)), (waiting, listener, None)))
         });
         event_stream(StreamBody::new(events).boxed_unsync())
+    }
+
+    /// Breaks a silence: by progress of the call where its client wants that and the task still runs (L25-46,
+    /// L25-47), else by a comment.
+    async fn sign(&self, listener: &Listener) -> Bytes {
+        let Some(rising) = listener.rising().filter(|_| self.shared.served.life_signs) else { return sse_comment() };
+        match self.shared.served.engine.get(&self.key).await {
+            Ok(task) if !task.is_settled() => (),
+            Ok(_) | Err(_) => return sse_comment(),
+        }
+        let mut rising = rising.lock();
+        let value = rising.raise();
+        let step = Step { progress: &value, total: rising.total(), message: None };
+        sse_message(&messages::progress(self.key.id, rising.token(), step))
     }
 
     async fn last_message(&self) -> Bytes {
@@ -96,7 +114,10 @@ impl Awaiting {
             Ok(task) if task.is_settled() => CoreTasks::default().encode(Reply::Outcome(&task)),
             // Nobody watches the task, so nobody can say when it ends.
             Ok(_) => Err(too_many()),
-            Err(TaskError::Unknown) => Err(Complaint::UnknownTask.to_error(ProtocolVersion::NEWEST_SESSION)),
+            Err(TaskError::Unknown) => {
+                self.shared.tasks.misses.note(&self.key.owner);
+                Err(Complaint::UnknownTask.to_error(ProtocolVersion::NEWEST_SESSION))
+            }
             Err(error) => {
                 tracing::error!(%error, "an outcome could not be read");
                 Err(gateway_error(&GatewayFault::new(error.reason(), Executed::Unknown)))

@@ -1,0 +1,68 @@
+//! Keeps an upstream patient while its question waits for a human: servers give up after a minute or so, and progress
+//! under the token that came with the question resets that time (T-47, protocol.md 5.9).
+//!
+//! A question without a token is not kept alive: there is nothing that the upstream would listen to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::Session;
+use super::calls::Call;
+use crate::wire::envelope::Params;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Payload, RequestId, envelope, meta, method};
+
+/// How often progress is shown: twice within the time after which SDKs give up.
+const EVERY: Duration = Duration::from_secs(20);
+
+/// A question whose asker takes progress.
+pub(super) struct Patience {
+    ask: Payload,
+    token: Payload,
+    /// The upstream's task that asks, which every message about it must name.
+    related: Option<Payload>,
+}
+
+impl Patience {
+    /// `None` if the question bears no token that is one.
+    pub(super) fn of(id: &RequestId, params: &Params) -> Option<Self> {
+        let standing = params.object()?.get_object(meta::META)?;
+        let token = RequestId::from_payload(&standing.get(meta::PROGRESS_TOKEN)?)?;
+        let related = standing.get(meta::RELATED_TASK).map(|related| related.detached());
+        Some(Self { ask: id.payload().clone(), token: token.payload().clone(), related })
+    }
+
+    /// Shows progress in the background until the question is closed, or its call or session is gone.
+    pub(super) fn keep(self, session: &Arc<Session>, call: &Arc<Call>) {
+        let (hop, over) = (Arc::clone(&session.hop), session.over().clone());
+        let (session, call) = (Arc::downgrade(session), Arc::downgrade(call));
+        let showing = async move {
+            for count in 1_u32.. {
+                tokio::time::sleep(EVERY).await;
+                let Some(session) = session.upgrade() else { break };
+                if !call.upgrade().is_some_and(|call| call.is_open(&self.ask)) {
+                    break;
+                }
+                // An upstream that takes none of it has lost the session, or will say so elsewhere.
+                if session.tell(self.sign(count)).await.is_err() {
+                    break;
+                }
+            }
+        };
+        hop.tracker.spawn(over.run_until_cancelled_owned(showing));
+    }
+
+    fn sign(&self, count: u32) -> bytes::Bytes {
+        let params = ObjectWriter::new()
+            .member(meta::PROGRESS_TOKEN, &self.token)
+            .number("progress", u64::from(count))
+            .text("message", "waiting for an answer");
+        let params = match &self.related {
+            Some(related) => {
+                params.member(meta::META, &ObjectWriter::new().member(meta::RELATED_TASK, related).finish())
+            }
+            None => params,
+        };
+        envelope::notification(method::PROGRESS, Some(&params.finish()))
+    }
+}

@@ -12,6 +12,7 @@ mod introduce;
 mod listen;
 mod log;
 mod round;
+pub(super) mod said;
 mod turns;
 
 use std::borrow::Cow;
@@ -41,10 +42,11 @@ use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as An
 use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
-use call::{Caller, Saying};
+use call::Caller;
 pub(super) use desk::Desk;
 pub(super) use introduce::introduce;
 pub(super) use listen::get;
+use said::{Said, Saying};
 
 /// What it takes to serve sessions in front of a server without any.
 pub struct Bridge {
@@ -170,7 +172,7 @@ fn together(answers: &[Bytes], taken: AcceptedTypes) -> Response {
 /// What one message of an array is answered with.
 enum Reply {
     Now(Bytes),
-    Later(RequestId, call::Said),
+    Later(RequestId, Said),
     Subscribed(RequestId, BoxFuture<'static, call::Ending>),
 }
 

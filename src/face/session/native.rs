@@ -15,6 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::bridge::call::{self, Caller, Speech, Way};
 use super::bridge::client::Client;
+use super::bridge::said;
 use super::sessions::Session;
 use super::tasks::Asking;
 use super::{Shared, addressee, refuse};
@@ -111,7 +112,7 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Reques
 /// The rest of a driven call's stream, where this event was one of it; every other event is the server's own.
 pub(super) fn take_up(shared: &Shared, session: &Session, last_event: Option<&HeaderValue>) -> Option<Response> {
     let event = last_event.filter(|_| session.token.tasks.calls)?.to_str().ok()?;
-    call::take_up(shared, session, event)
+    said::take_up(shared, session, event)
 }
 
 impl Shared {

@@ -77,7 +77,7 @@ impl Way {
 /// stream says that (protocol.md 1.2).
 pub(in crate::face::session) async fn get(shared: &Arc<Shared>, session: Session, inbound: &Inbound) -> Response {
     if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
-        let taken_up = last_event.to_str().ok().and_then(|event| super::call::take_up(shared, &session, event));
+        let taken_up = last_event.to_str().ok().and_then(|event| super::said::take_up(shared, &session, event));
         // Not 404, which says that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }

@@ -14,7 +14,7 @@ step = @printf '\n==== %s\n' "$(1)"
 
 LOG := $(TARGET)/reports/tests.log
 
-.PHONY: test setup fmt lint unit rules doc deny bench sessions audit fuzz
+.PHONY: test setup fmt lint unit rules doc deny bench sessions audit fuzz soak
 
 test: setup fmt lint unit rules doc deny
 	$(call step,all checks passed)
@@ -25,6 +25,11 @@ setup:
 	if ! command -v cc > /dev/null; then
 		[ "$$(id -u)" = 0 ] || { echo "a C compiler is missing: install build-essential" >&2; exit 1; }
 		apt-get update -qq && apt-get install -y -qq build-essential
+	fi
+	$(call step,setup: strace)
+	@if ! command -v strace > /dev/null; then
+		[ "$$(id -u)" = 0 ] || { echo "strace is missing: install it" >&2; exit 1; }
+		apt-get update -qq && apt-get install -y -qq strace
 	fi
 	$(call step,setup: cargo-deny $(DENY_VERSION))
 	@if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then
@@ -79,4 +84,22 @@ FUZZ_SECONDS ?= 60
 fuzz:
 	@for target in envelope scan_differential sse_decoder; do
 		cargo +nightly fuzz run "$$target" -- -max_total_time=$(FUZZ_SECONDS)
+	done
+
+# What takes long, or needs root and the system's own tools: more power cuts, kills and restarts, real disks that are full
+# or fail.
+KILL_CYCLES ?= 40
+RESTARTS ?= 200
+POWER_CUT_IMAGES ?= 2000
+soak: setup
+	$(call step,power cuts: $(POWER_CUT_IMAGES) images)
+	@TASKGATE_POWER_CUT_IMAGES=$(POWER_CUT_IMAGES) TASKGATE_PEERS="$(PEERS)" cargo test --quiet --locked --test power_cut -- --nocapture
+	$(call step,kill cycles: $(KILL_CYCLES) of each fault)
+	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test kill_cycles -- --nocapture
+	$(call step,restarts under load: $(RESTARTS))
+	@RESTARTS=$(RESTARTS) cargo test --locked --test restarts
+	$(call step,disks and descriptors)
+	@cargo build --locked
+	for script in full_disk failing_sync few_descriptors; do
+		bash "tests/soak/$$script.sh"
 	done

@@ -7,6 +7,8 @@
 
 #[path = "gateway/bare.rs"]
 mod bare;
+#[path = "gateway/creates.rs"]
+mod creates;
 #[path = "gateway/line.rs"]
 mod line;
 #[path = "gateway/load.rs"]

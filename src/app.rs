@@ -3,54 +3,64 @@
 //! Everything is put together here and nowhere else, so that tests start the same gateway as the
 //! program does.
 
+mod api_key_files;
+mod descriptors;
 pub mod files;
 pub mod keys;
+pub mod manager;
+mod program;
+pub mod reload;
+pub mod sockets;
+pub mod tasks;
+mod watch;
 
-use std::io::{self, Write as _};
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use futures_util::future::join_all;
 use metrics_exporter_prometheus::PrometheusHandle;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use url::Url;
 
-use crate::config::{self, Config, ConfigError, StoreSettings, UpstreamConfig};
-use crate::demo::DemoServer;
+use crate::config::{Config, UpstreamConfig};
+use crate::dialect::plain::PlainPeer;
+use crate::engine::recovery::{self, Origins, Reach};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::operators::Operators;
+use crate::face::rates::Rates;
 use crate::face::sealed::Sealer;
 use crate::face::session::{Bridge, SessionFace, SessionServed};
 use crate::face::stateless::listen::Listeners;
 use crate::face::stateless::{Piped, Served, StatelessFace};
 use crate::server::admin::{self, Readiness};
-use crate::server::{self, DrainPlan, Limits, Routes, Running, Site, StartError};
-use crate::store::MemoryStore;
+use crate::server::{self, DrainPlan, Limits, Routes, Running, Site};
+use crate::store::DiskStore;
 use crate::task::{Clock as _, SystemClock};
-use crate::telemetry::{self, LogFormat};
 use crate::upstream::Upstream;
 use crate::upstream::era::EraUpstream;
 use crate::upstream::http::{HttpUpstream, Life};
 use crate::upstream::limits::Slots;
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
+pub use program::serve;
+use reload::{Gone, Opened, Retired};
+use sockets::Sockets;
 
 /// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
 pub const EXIT_CONFIG: u8 = 64;
-
-/// How long balancers have to notice a drain before nothing is accepted any more.
-const DRAIN_NOTICE: Duration = Duration::from_secs(5);
 
 /// How long an answer to a session client may be silent before a comment shows that it lives.
 const LIFE_SIGN: Duration = Duration::from_secs(15);
 
 /// How long before the end of a drain the streams of those who listen are ended.
 const FAREWELL: Duration = Duration::from_secs(1);
+
+/// How long upstreams are waited for at the end, while they are told that their sessions are over.
+const CLOSE_MAX: Duration = Duration::from_secs(1);
 
 const STARTING: &str = "starting";
 const DRAINING: &str = "draining";
@@ -60,12 +70,19 @@ const DRAINING: &str = "draining";
 pub struct Gateway {
     clients: Running,
     admin: Running,
-    engine: Arc<Engine>,
-    upstreams: Vec<Arc<dyn Upstream>>,
+    parts: Parts,
+    /// Where tasks rest, if that has to be closed.
+    disk: Option<Arc<DiskStore>>,
+    upstreams: Vec<Opened>,
+    /// Upstreams that are served no more, and have calls still.
+    retired: Retired,
+    /// Where tasks of such upstreams are still to be had.
+    gone: Vec<Gone>,
+    /// What was in force at the start, for what only a start can change.
+    started: Config,
+    /// What is in force.
+    current: Config,
     readiness: Readiness,
-    life: Life,
-    /// Ends the streams of session clients.
-    leaving: CancellationToken,
     /// Ends the streams of stateless clients that listen.
     ending: CancellationToken,
     drain_max: Duration,
@@ -78,50 +95,74 @@ impl Gateway {
     /// [`FileMistakes`] if a file that the configuration names is of no use; otherwise if an address cannot be
     /// bound, or the system's trusted roots cannot be read.
     pub async fn start(config: Config, metrics: PrometheusHandle) -> anyhow::Result<Self> {
+        Self::start_on(config, metrics, Sockets::default()).await
+    }
+
+    /// The same on sockets that listen already; where there is none, the address of the configuration is bound.
+    ///
+    /// # Errors
+    /// As [`Gateway::start`]; and if a socket can be reached by more than the configuration allows.
+    pub async fn start_on(config: Config, metrics: PrometheusHandle, sockets: Sockets) -> anyhow::Result<Self> {
+        sockets.check(&config)?;
+        let (started, current) = (config.clone(), config.clone());
         files::check(&config, SystemClock.now())?;
+        let callers = files::callers(&config.auth)?;
         let sealer = Arc::new(sealer(&config.folder)?);
         let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         // Ends what is in the background if something below cannot be had.
         let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
-        let StoreSettings::Memory(limits) = config.store;
+        let tasks::Opened { store, disk, clock } = tasks::open(&config, &life, &readiness).await?;
+        let limits = config.store.limits();
         let engine = Engine::new(
-            Arc::new(MemoryStore::new(limits.stored_bytes_max)),
-            Arc::new(SystemClock),
+            store,
+            clock,
             Box::new(random_bits),
-            AdmissionLimits { tasks_max: limits.tasks_max, tasks_per_principal_max: limits.tasks_per_principal_max },
+            AdmissionLimits {
+                tasks_max: limits.tasks_max,
+                tasks_per_principal_max: limits.tasks_per_principal_max,
+                stored_bytes_per_principal_max: limits.stored_bytes_per_principal_max,
+            },
         );
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         let leaving = CancellationToken::new();
         let ending = CancellationToken::new();
         let listeners = Listeners::new(ending.clone());
-        let parts = Parts { engine, life, sealer, leaving, listeners };
+        let parts = Parts { engine, life, sealer, leaving, listeners, rates: Arc::default() };
+        let retired = Retired::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
-        let mut routes = Routes::new();
+        let mut origins = Origins::default();
         for one in config.upstreams {
-            let path = one.path.clone();
-            let (upstream, endpoint) = open(one, &parts)?;
-            upstreams.push(upstream);
-            let endpoint = Arc::new(endpoint);
-            let (kept, stop) = (Arc::clone(&endpoint), parts.life.stop.clone());
-            parts.life.tracker.spawn(async move { kept.keep_tidy(&stop).await });
-            routes = routes.with(path, endpoint);
+            let (opened, reach) = Opened::new(one, &parts)?;
+            upstreams.push(opened);
+            origins = origins.with(reach);
         }
+        let (routes, gone) = (reload::routes(&upstreams, &[]), Vec::new());
         let drain_max = config.listen.drain_max;
-        let admin = server::start(admin::site(config.admin, readiness.clone(), metrics)).await?;
-        let site = Site {
-            name: "clients",
-            settings: config.listen,
-            limits: Limits::default(),
-            principal: config.principal,
-            routes,
-        };
-        let clients = server::start(site).await?;
+        let mut site = admin::site(config.admin, readiness.clone(), metrics);
+        site.routes = operators(site.routes, &parts.engine, &readiness);
+        let admin = server::start_on(site, sockets.admin).await?;
+        let site = Site { name: "clients", settings: config.listen, limits: Limits::default(), callers, routes };
+        let clients = server::start_on(site, sockets.clients).await?;
         readiness.clear(STARTING);
         unless_started.disarm();
-        let Parts { engine, life, leaving, .. } = parts;
-        Ok(Self { clients, admin, engine, upstreams, readiness, life, leaving, ending, drain_max })
+        // Behind the listener: whoever asks for a task meanwhile finds it as it was stored.
+        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
+        Ok(Self {
+            clients,
+            admin,
+            parts,
+            disk,
+            upstreams,
+            retired,
+            gone,
+            started,
+            current,
+            readiness,
+            ending,
+            drain_max,
+        })
     }
 
     /// Where clients are served.
@@ -146,18 +187,24 @@ impl Gateway {
     /// it is over, upstream sessions are closed. Dropping the future ends everything at once.
     pub async fn drain(self, notice: Duration) {
         self.readiness.block(DRAINING);
+        crate::failpoint::hit("draining");
         let plan = DrainPlan { notice, max: self.drain_max };
         let leave = async {
             tokio::time::sleep(notice).await;
-            self.leaving.cancel();
+            self.parts.leaving.cancel();
         };
         let (drained, lost, ()) =
-            tokio::join!(self.clients.drain(plan), finish(&self.engine, &self.ending, plan), leave);
-        for upstream in &self.upstreams {
-            upstream.close().await;
+            tokio::join!(self.clients.drain(plan), finish(&self.parts.engine, &self.ending, plan), leave);
+        let retired = self.retired.all();
+        let closing =
+            self.upstreams.iter().map(|one| one.upstream.close()).chain(retired.iter().map(|one| one.close()));
+        // Those who are slow are left: what is stored is stored.
+        let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
+        self.parts.life.stop.cancel();
+        self.parts.life.tracker.close();
+        if let Some(disk) = &self.disk {
+            disk.close().await;
         }
-        self.life.stop.cancel();
-        self.life.tracker.close();
         // The operators' listener goes last: until here it says that the gateway drains.
         self.admin.drain(DrainPlan { notice: Duration::ZERO, max: Duration::ZERO }).await;
         tracing::info!(connections_cut = drained.aborted, calls_lost = lost, "drained");
@@ -168,11 +215,9 @@ impl Gateway {
 /// and hold up no drain. Returns how many calls were let go.
 async fn finish(engine: &Engine, ending: &CancellationToken, plan: DrainPlan) -> usize {
     let farewell = FAREWELL.min(plan.max / 10);
-    let patience = plan.notice + plan.max;
-    let (early, ()) = tokio::join!(
-        tokio::time::timeout(patience - farewell, engine.drain(patience)),
-        tokio::time::sleep(plan.notice)
-    );
+    // Until balancers have noticed, everything is served as ever.
+    tokio::time::sleep(plan.notice).await;
+    let early = tokio::time::timeout(plan.max - farewell, engine.drain(plan.max)).await;
     ending.cancel();
     match early {
         Ok(lost) => lost,
@@ -180,8 +225,35 @@ async fn finish(engine: &Engine, ending: &CancellationToken, plan: DrainPlan) ->
     }
 }
 
+/// Adds what operators see of the tasks.
+fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness) -> Routes {
+    let (of, readiness) = (Arc::clone(engine), readiness.clone());
+    let standing = move || {
+        let (usage, places) = (of.usage(), of.places_taken());
+        let ready = match readiness.reasons() {
+            none if none.is_empty() => "ready".to_owned(),
+            reasons => format!("not ready: {}", reasons.join(", ")),
+        };
+        format!(
+            "taskgate {}\n{ready}\ntasks: {} kept in {} bytes, {} unsettled, {places} places taken\n\n\
+             /tasks /healthz /readyz /metrics\n",
+            env!("CARGO_PKG_VERSION"),
+            usage.tasks,
+            usage.bytes,
+            usage.unsettled,
+        )
+    };
+    let operators = Arc::new(Operators::new(Arc::clone(engine), Box::new(standing)));
+    routes
+        .with("/", Arc::<Operators>::clone(&operators))
+        .with("/tasks", Arc::<Operators>::clone(&operators))
+        .below("/tasks/", operators)
+}
+
 /// What all upstreams share.
+#[derive(Clone, Debug)]
 struct Parts {
+    rates: Arc<Rates>,
     listeners: Arc<Listeners>,
     engine: Arc<Engine>,
     life: Life,
@@ -204,7 +276,7 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 }
 
 /// Puts together what serves one upstream.
-fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstream>, UpstreamEndpoint)> {
+fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, UpstreamEndpoint)> {
     let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
     let is_certain = config.http.protocol.is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(
@@ -240,10 +312,18 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         life_sign: LIFE_SIGN,
         leaving: parts.leaving.clone(),
     };
-    let face = StatelessFace::new(Served {
+    let reach = Reach {
         upstream: Arc::clone(&upstream),
+        slots: Arc::clone(&slots),
+        queue_deadline: config.slots.queue_deadline,
+        peer: Arc::new(PlainPeer),
+        rules: config.rules.clone(),
+        timeouts: config.call_timeouts,
+    };
+    let face = StatelessFace::new(Served {
+        upstream,
         engine: Arc::clone(&parts.engine),
-        slots,
+        slots: Arc::clone(&slots),
         queue_deadline: config.slots.queue_deadline,
         rules: config.rules,
         timeouts: config.timeouts,
@@ -255,7 +335,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Arc<dyn Upstre
         clock: Arc::new(SystemClock),
     })
     .with_pipe(piped);
-    Ok((upstream, UpstreamEndpoint::new(face, session)))
+    Ok((reach, UpstreamEndpoint::new(face, session).with_rates(Arc::clone(&parts.rates))))
 }
 
 /// 128 bits from the operating system.
@@ -266,124 +346,4 @@ fn random_bits() -> u128 {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system gives random bytes");
     u128::from_be_bytes(bytes)
-}
-
-/// Runs the gateway until a signal ends it. Without a file the quick start is served: the demo server
-/// in this process, and its address in what is printed.
-///
-/// # Errors
-/// If something that the configuration names cannot be had. Mistakes in the file itself, and in the files that it
-/// names, are printed and end with [`EXIT_CONFIG`].
-pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
-    telemetry::install_logs(LogFormat::Auto)?;
-    let metrics = telemetry::install_metrics()?;
-    let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
-    let (config, is_quick_start) = match file {
-        Some(file) => match configured(&file) {
-            Ok(config) => (config, false),
-            Err(mistakes) => {
-                writeln!(io::stderr(), "{mistakes}").context("cannot print the mistakes")?;
-                return Ok(ExitCode::from(EXIT_CONFIG));
-            }
-        },
-        None => (quick_start(&demo_tracker, &demo_stop).await?, true),
-    };
-    // Listening for signals begins before the listeners: none may be missed.
-    let mut signals = Signals::new()?;
-    tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
-    let paths: Vec<String> = config.upstreams.iter().map(|upstream| upstream.path.clone()).collect();
-    let upkeep = TaskTracker::new();
-    upkeep.spawn(telemetry::keep_metrics(metrics.clone()));
-    let started =
-        if is_quick_start { start_on_free_ports(config, metrics).await } else { Gateway::start(config, metrics).await };
-    let gateway = match started {
-        Ok(gateway) => gateway,
-        Err(error) => {
-            let mistakes = error.downcast::<FileMistakes>()?;
-            writeln!(io::stderr(), "{mistakes}").context("cannot print the mistakes")?;
-            return Ok(ExitCode::from(EXIT_CONFIG));
-        }
-    };
-    announce(&gateway, &paths, is_quick_start).context("cannot print the addresses")?;
-    let notice = signals.next().await;
-    tracing::info!("draining; a second signal ends at once");
-    tokio::select! {
-        () = gateway.drain(notice) => (),
-        _ = signals.next() => tracing::warn!("ended before the drain was done"),
-    }
-    demo_stop.cancel();
-    Ok(ExitCode::SUCCESS)
-}
-
-fn configured(file: &Path) -> Result<Config, ConfigError> {
-    let loaded = config::load(file, &|name| std::env::var(name).ok())?;
-    for warning in &loaded.warnings {
-        tracing::warn!("{warning}");
-    }
-    Ok(loaded.config)
-}
-
-/// The built-in configuration, with the demo server that it is about.
-async fn quick_start(tracker: &TaskTracker, stop: &CancellationToken) -> anyhow::Result<Config> {
-    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let demo = DemoServer::start(anywhere, tracker, stop.clone()).await.context("cannot start the demo server")?;
-    let url = Url::parse(&demo.url()).context("the demo server has no usable address")?;
-    Ok(Config::quick_start(url))
-}
-
-/// Starts the built-in configuration. Here, and only here, a taken port is replaced by a free one.
-async fn start_on_free_ports(mut config: Config, metrics: PrometheusHandle) -> anyhow::Result<Gateway> {
-    loop {
-        let error = match Gateway::start(config.clone(), metrics.clone()).await {
-            Ok(gateway) => return Ok(gateway),
-            Err(error) => error,
-        };
-        let Some(StartError::Bind { address: taken, .. }) = error.downcast_ref() else { return Err(error) };
-        let mut addresses = [&mut config.listen.address, &mut config.admin.address].into_iter();
-        match addresses.find(|address| *address == taken && address.port() != 0) {
-            Some(address) => address.set_port(0),
-            None => return Err(error),
-        }
-    }
-}
-
-/// Says where the gateway can be reached, and in the quick start what to try there.
-fn announce(gateway: &Gateway, paths: &[String], is_quick_start: bool) -> io::Result<()> {
-    let base = gateway.base_url();
-    let mut out = io::stdout().lock();
-    for path in paths {
-        writeln!(out, "serving {base}{path}")?;
-    }
-    writeln!(out, "admin   http://{}", gateway.admin_address())?;
-    if is_quick_start {
-        let program = std::env::current_exe().unwrap_or_else(|_| PathBuf::from("taskgate"));
-        let program = program.display();
-        let url = format!("{base}/demo/mcp");
-        writeln!(out, "The demo server is behind it; tasks are kept in memory until this process ends. Try:")?;
-        writeln!(out, "  {program} call {url} greet '{{\"name\":\"Ada\"}}'")?;
-        writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":8,\"steps\":8}}'")?;
-        writeln!(out, "  {program} call {url} slow_report '{{\"seconds\":60,\"steps\":60}}' --no-wait")?;
-    }
-    out.flush()
-}
-
-/// SIGINT and SIGTERM.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
-    }
-
-    /// Waits for a signal; returns how long balancers have to notice. A person at a terminal has none.
-    async fn next(&mut self) -> Duration {
-        tokio::select! {
-            _ = self.interrupt.recv() => Duration::ZERO,
-            _ = self.terminate.recv() => DRAIN_NOTICE,
-        }
-    }
 }

@@ -10,6 +10,7 @@ mod question;
 mod session;
 mod stateless;
 mod talk;
+pub mod tasks;
 mod terminal;
 mod tool;
 pub mod ui;
@@ -35,14 +36,18 @@ use crate::task::{Clock as _, SystemClock};
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{app, config, tls};
 use call::{Call, Input, Retry, Wait};
+use client::Credential;
 use flavour::Flavour;
 use terminal::Terminal;
 
 /// A mistake in the command line or in a configuration file (`EX_USAGE`).
 const USAGE: u8 = 64;
+/// The other side cannot be reached (`EX_UNAVAILABLE`).
+const UNAVAILABLE: u8 = 69;
 /// Something else went wrong (`EX_SOFTWARE`).
 const SOFTWARE: u8 = 70;
 const CONFIG_VARIABLE: &str = "TASKGATE_CONFIG";
+const KEY_VARIABLE: &str = "TASKGATE_KEY";
 
 /// A reverse proxy that turns slow MCP tool calls into tasks.
 #[derive(Debug, Parser)]
@@ -80,6 +85,45 @@ enum Command {
     /// The result goes to stdout, everything else to stderr.
     #[command(after_long_help = EXIT_CODES, after_help = EXIT_CODES)]
     Call(CallArguments),
+    /// Shows the tasks of a running gateway, and cancels them.
+    ///
+    /// A task is named by the short digest that `list` shows; ids, arguments and results are never shown.
+    ///
+    /// Exit codes: 0, or 1 if there is no such task or it has ended, 64 for a mistake in the command line, 69 if the
+    /// gateway cannot be reached.
+    Tasks {
+        #[command(subcommand)]
+        order: TasksOrder,
+        /// Where the gateway's admin listener is.
+        #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+        admin: url::Url,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+enum TasksOrder {
+    /// The newest tasks.
+    List {
+        /// Only those of this upstream.
+        #[arg(long, value_name = "NAME")]
+        upstream: Option<String>,
+        /// Only those in this state: queued, working, input_required, completed, failed or cancelled.
+        #[arg(long)]
+        state: Option<String>,
+        /// The most that are shown.
+        #[arg(long, value_name = "COUNT", default_value_t = 100)]
+        limit: usize,
+    },
+    /// One task.
+    Show {
+        #[arg(value_name = "REF")]
+        reference: String,
+    },
+    /// Cancels a task, as its client could.
+    Cancel {
+        #[arg(value_name = "REF")]
+        reference: String,
+    },
 }
 
 const EXIT_CODES: &str = "\
@@ -110,9 +154,16 @@ struct CallArguments {
     /// Decline every question instead of asking you.
     #[arg(long)]
     no_input: bool,
+    /// Name the call with 1 to 256 visible characters: repeated under the same name it finds its task and does not
+    /// run again. For servers that are behind taskgate.
+    #[arg(long, value_name = "KEY")]
+    idempotency_key: Option<String>,
     /// Trust these authorities (PEM) instead of the system's.
     #[arg(long, value_name = "FILE")]
     ca: Option<PathBuf>,
+    /// The API key to come with; better given in the environment, where other users do not see it.
+    #[arg(long, value_name = "KEY", env = KEY_VARIABLE, hide_env_values = true)]
+    key: Option<String>,
 }
 
 /// Runs the command that `arguments` (the program's name first) ask for, to its end.
@@ -134,6 +185,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             Ok(refuse("the demo server speaks no stdio in this version; use --listen 127.0.0.1:0"))
         }
         Command::Call(arguments) => Ok(call(arguments).await),
+        Command::Tasks { order, admin } => operate(order, &admin).await,
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
@@ -153,6 +205,10 @@ fn check(file: &Path) -> ExitCode {
             }
             for warning in &loaded.warnings {
                 write_line(format_args!("warning: {warning}"));
+            }
+            if let Some(folder) = app::tasks::in_use(&loaded.config) {
+                let folder = folder.display();
+                write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
             }
             ExitCode::SUCCESS
         }
@@ -182,7 +238,7 @@ async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
 }
 
 async fn call(arguments: CallArguments) -> ExitCode {
-    let CallArguments { url, tool, arguments, flavour, no_wait, no_input, ca } = arguments;
+    let CallArguments { url, tool, arguments, flavour, no_wait, no_input, idempotency_key, ca, key } = arguments;
     if !matches!(url.scheme(), "http" | "https") {
         return refuse("the server's address must begin with http:// or https://");
     }
@@ -195,15 +251,42 @@ async fn call(arguments: CallArguments) -> ExitCode {
         Ok(roots) => roots,
         Err(error) => return refuse(client::chain(&error)),
     };
+    let Ok(credential) = key.as_deref().map(Credential::bearer).transpose() else {
+        return refuse("the key has characters that no header can carry");
+    };
     let wait = if no_wait { Wait::ForTheHandle } else { Wait::ToTheEnd };
     let input = if no_input { Input::Declined } else { Input::Asked };
-    let call = Call { tool, arguments, flavour, wait, input, retry: Retry::default(), roots };
+    let call =
+        Call { tool, arguments, flavour, idempotency_key, wait, input, retry: Retry::default(), roots, credential };
     // One that cancels and one that leaves: more would tell nothing new.
     let (sender, mut interrupts) = mpsc::channel(2);
     let tracker = TaskTracker::new();
     tracker.spawn(async move { while tokio::signal::ctrl_c().await.is_ok() && sender.send(()).await.is_ok() {} });
     let mut ui = Terminal::new();
     ExitCode::from(call::run(&url, &call, &mut ui, &mut interrupts).await.exit_code())
+}
+
+async fn operate(order: TasksOrder, admin: &url::Url) -> anyhow::Result<ExitCode> {
+    let order = match order {
+        TasksOrder::List { upstream, state, limit } => tasks::Order::List { upstream, state, limit },
+        TasksOrder::Show { reference } => tasks::Order::Show(reference),
+        TasksOrder::Cancel { reference } => tasks::Order::Cancel(reference),
+    };
+    match tasks::run(admin, &order).await {
+        Ok(tasks::Outcome::Done(text)) => {
+            io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
+            Ok(ExitCode::SUCCESS)
+        }
+        Ok(tasks::Outcome::Refused(why)) => {
+            say(why);
+            Ok(ExitCode::FAILURE)
+        }
+        Err(error @ tasks::AskError::Address) => Ok(refuse(error)),
+        Err(error) => {
+            say(client::chain(&error));
+            Ok(ExitCode::from(UNAVAILABLE))
+        }
+    }
 }
 
 /// Says what is wrong with the request.
@@ -235,7 +318,7 @@ mod tests {
     fn commands_that_are_not_built_are_not_offered() {
         let offered: Vec<_> =
             Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
-        assert_eq!(offered, ["serve", "check", "demo-server", "call"]);
+        assert_eq!(offered, ["serve", "check", "demo-server", "call", "tasks"]);
     }
 
     #[tokio::test]
@@ -248,7 +331,11 @@ mod tests {
             "taskgate call http://127.0.0.1:1/mcp greet --flavour other",
             "taskgate call http://127.0.0.1:1/mcp greet --ca /nowhere.pem",
             "taskgate call ftp://127.0.0.1/mcp greet",
+            "taskgate call http://127.0.0.1:1/mcp greet --key a\u{7f}b",
             "taskgate call http://127.0.0.1:1/mcp greet []",
+            "taskgate tasks",
+            "taskgate tasks show",
+            "taskgate tasks list --admin https://127.0.0.1:1",
             "taskgate call http://127.0.0.1:1/mcp greet {\"a\":1,\"a\":2}",
         ] {
             let code = run(arguments.split(' ').map(OsString::from)).await;

@@ -21,9 +21,10 @@ use error::Report;
 pub use error::{ConfigError, Mistake};
 use section::{Source, Unknown};
 
+use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::{Principal, ToolRules};
+use crate::task::ToolRules;
 use crate::upstream::Timeouts;
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::SlotSettings;
@@ -39,8 +40,8 @@ pub struct Config {
     /// The gateway's own folder, relative to the one that it was started in. It need not exist.
     pub folder: PathBuf,
     pub store: StoreSettings,
-    /// Whose every request is, as nobody is asked for credentials.
-    pub principal: Principal,
+    /// Who may come.
+    pub auth: AuthSettings,
     /// In the order of the file; names and paths are unique. Never empty.
     pub upstreams: Vec<UpstreamConfig>,
 }
@@ -49,10 +50,35 @@ pub struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreSettings {
     Memory(StoreLimits),
+    /// In [`Config::folder`].
+    Disk {
+        limits: StoreLimits,
+        /// Whether a folder will do that does not outlive the machine, or is another machine's (B171).
+        is_ephemeral: bool,
+    },
+}
+
+impl StoreSettings {
+    /// The bounds on what is kept.
+    #[must_use]
+    pub const fn limits(&self) -> StoreLimits {
+        match self {
+            Self::Memory(limits) | Self::Disk { limits, .. } => *limits,
+        }
+    }
+
+    /// The same store with other bounds.
+    #[must_use]
+    pub const fn with_limits(self, limits: StoreLimits) -> Self {
+        match self {
+            Self::Memory(_) => Self::Memory(limits),
+            Self::Disk { is_ephemeral, .. } => Self::Disk { limits, is_ephemeral },
+        }
+    }
 }
 
 /// One upstream, resolved.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct UpstreamConfig {
     /// 1 to 64 characters out of `a-z`, `0-9`, `_` and `-`.
     pub name: Arc<str>,
@@ -143,7 +169,7 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
 /// Every key that a file may have, in alphabetical order; `NAME` stands for an upstream's name.
 #[must_use]
 pub fn known_keys() -> Vec<String> {
-    let every_table = "[upstreams.NAME]\n[[upstreams.NAME.tools]]";
+    let every_table = "[[auth.api_keys]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = Source::new(every_table, &|_| None, Report::new(""));
     raw::read(source.root(tree.get_ref()));
@@ -153,7 +179,13 @@ pub fn known_keys() -> Vec<String> {
 /// What to say of an unknown key: where it belongs, what it is close to, or what its table has.
 fn advice(unknown: &Unknown, known: &[String]) -> String {
     let suffix = format!(".{}", unknown.key);
-    let header = |table: &str| if table.ends_with(".tools") { format!("[[{table}]]") } else { format!("[{table}]") };
+    let header = |table: &str| {
+        if table.ends_with(".tools") || table == "auth.api_keys" {
+            format!("[[{table}]]")
+        } else {
+            format!("[{table}]")
+        }
+    };
     let tables: Vec<String> = known.iter().filter_map(|known| known.strip_suffix(&suffix)).map(header).collect();
     if !tables.is_empty() {
         return format!("unknown key here; it belongs to {}", tables.join(" or "));

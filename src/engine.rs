@@ -6,7 +6,9 @@
 pub mod admission;
 pub mod apply;
 pub mod call;
+pub mod recovery;
 pub mod runner;
+mod survey;
 pub mod sweeper;
 pub mod watch;
 
@@ -14,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 pub use admission::{Admission, AdmissionLimits};
@@ -36,6 +39,8 @@ pub struct Engine {
     watchers: Watchers,
     live: runner::LiveRunners,
     runners: TaskTracker,
+    /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
+    leaving: CancellationToken,
 }
 
 impl std::fmt::Debug for Engine {
@@ -60,6 +65,7 @@ impl Engine {
             watchers: Watchers::default(),
             live: runner::LiveRunners::default(),
             runners: TaskTracker::new(),
+            leaving: CancellationToken::new(),
         })
     }
 
@@ -136,6 +142,7 @@ impl Engine {
     /// As [`Engine::get`].
     pub async fn answer(&self, key: &TaskKey, answers: BTreeMap<InputKey, Answer>) -> Result<(), TaskError> {
         self.get(key).await?;
+        crate::failpoint::hit("answer-heard");
         self.apply(key, Event::Answered { answers }).await.map(|_| ())
     }
 
@@ -145,6 +152,7 @@ impl Engine {
     /// As [`Engine::get`].
     pub async fn cancel(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
         self.get(key).await?;
+        crate::failpoint::hit("cancel-heard");
         let applied = self.apply(key, Event::CancelRequested).await?;
         Ok(Cancelled { task: applied.task, was_settled: !applied.changed })
     }
@@ -174,6 +182,11 @@ impl Engine {
         self.admission.taken()
     }
 
+    /// Bounds on unsettled tasks from now on; those that are there stay.
+    pub fn set_limits(&self, limits: AdmissionLimits) {
+        self.admission.set_limits(limits);
+    }
+
     /// Those who wait for changes of tasks.
     #[must_use]
     pub const fn watchers(&self) -> &Watchers {
@@ -182,8 +195,12 @@ impl Engine {
 
     /// Stops making tasks and waits for the calls in progress, at most `patience`; then lets go of
     /// the rest. Returns how many were let go.
+    ///
+    /// Where the store outlives the process, calls that a later life can take up, and those that were not sent, are
+    /// not waited for: where they stand is stored, and their upstreams are told nothing.
     pub async fn drain(&self, patience: Duration) -> usize {
         self.admission.close();
+        self.leaving.cancel();
         self.runners.close();
         if tokio::time::timeout(patience, self.runners.wait()).await.is_err() {
             tracing::warn!(calls = self.runners.len(), "calls are still in progress and are let go");

@@ -7,13 +7,18 @@
 pub mod answer;
 pub mod catalog;
 pub mod classify;
+pub mod closing;
+pub mod digest;
 mod ear;
 pub mod endpoint;
 pub mod headers;
 pub mod http;
 pub mod mirrored;
 mod misses;
+pub mod named;
+pub mod operators;
 mod pipe;
+pub mod rates;
 mod refused;
 pub mod rewrite;
 pub mod rising;

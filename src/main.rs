@@ -9,5 +9,8 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> anyhow::Result<ExitCode> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().context("cannot start a runtime")?;
-    Ok(runtime.block_on(taskgate::cli::run(std::env::args_os())))
+    let code = runtime.block_on(taskgate::cli::run(std::env::args_os()));
+    // What blocks is not waited for: a second signal ends the process at once.
+    runtime.shutdown_background();
+    Ok(code)
 }

@@ -27,6 +27,9 @@ pub const TASK_AGE: &str = "taskgate_task_age_seconds";
 pub const GRACE: &str = "taskgate_grace_total";
 /// Questions of upstreams in mid-call, by `upstream` and `result` (`put`, `refused`, `withdrawn`, `expired`, `flood`).
 pub const QUESTIONS: &str = "taskgate_questions_total";
+/// Tasks of earlier lives of the process, by what was done about them: `outcome` (`dispatched`, `resumed`, `rerun`,
+/// `failed`, `poison`, `settled`, `told`).
+pub const RECOVERED: &str = "taskgate_recovered_total";
 /// Polls of tasks.
 pub const TASK_POLLS: &str = "taskgate_task_polls_total";
 /// Look-ups of tasks that found none.
@@ -39,6 +42,12 @@ pub const UPSTREAM_IN_FLIGHT: &str = "taskgate_upstream_in_flight";
 pub const UPSTREAM_QUEUED: &str = "taskgate_upstream_queued";
 /// Calls refused because too many waited or one waited too long, by `upstream`.
 pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
+/// Whether new requests to an upstream are refused as it is ill, by `upstream`.
+pub const BREAKER_OPEN: &str = "taskgate_upstream_breaker_open";
+/// How often that began, by `upstream`.
+pub const BREAKER_OPENED: &str = "taskgate_upstream_breaker_opened_total";
+/// Requests sent once more as nothing of them had left, by `upstream`.
+pub const UPSTREAM_RESENT: &str = "taskgate_upstream_resent_total";
 /// Open sessions at an upstream, by `upstream`.
 pub const UPSTREAM_SESSIONS: &str = "taskgate_upstream_sessions";
 /// Open `subscriptions/listen` streams of the gateway's own at an upstream, by `upstream`.
@@ -54,7 +63,27 @@ pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
 pub const LISTENERS: &str = "taskgate_listen_streams";
 /// `subscriptions/listen` refused because too many are open, by `upstream`.
 pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
+/// Readings of the configuration while it was in force, by `outcome` (`applied`, `unchanged`, `rejected`).
+pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";
+/// Requests refused for what their principal did before, by `limit` (`requests`, `unknown_tasks`).
+pub const RATE_LIMITED: &str = "taskgate_rate_limited_total";
+/// Calls and tasks refused as there are too many, by `limit` (`principal`, `all`, `principal_bytes`).
+pub const QUOTA_REFUSED: &str = "taskgate_quota_refused_total";
 /// Bytes that kept tasks take.
 pub const STORE_BYTES: &str = "taskgate_store_bytes";
 /// Kept tasks.
 pub const STORE_ROWS: &str = "taskgate_store_rows";
+/// Transactions of the disk store.
+pub const STORE_COMMITS: &str = "taskgate_store_commits_total";
+/// Time that one transaction took, its fsync included, in seconds.
+pub const STORE_COMMIT_TIME: &str = "taskgate_store_commit_seconds";
+/// Writes that one transaction held.
+pub const STORE_BATCH: &str = "taskgate_store_batch_writes";
+/// Transactions that failed, by `reason` (`io`, `full`).
+pub const STORE_FAILURES: &str = "taskgate_store_failures_total";
+/// Rows whose record was damaged.
+pub const STORE_DAMAGED: &str = "taskgate_store_damaged_total";
+/// Free bytes of the disk that the store is on.
+pub const STORE_FREE_BYTES: &str = "taskgate_store_free_bytes";
+/// Bytes of the disk store's file and its log.
+pub const STORE_FILE_BYTES: &str = "taskgate_store_file_bytes";

@@ -4,6 +4,7 @@
 //! within bounds. Knows no JSON-RPC method and no task. Read `stack.rs` first: it names the layers in order.
 
 pub mod admin;
+pub mod api_keys;
 mod body;
 mod connection;
 mod dispatch;
@@ -30,7 +31,8 @@ use std::time::Duration;
 use crate::tls::IdentityFiles;
 pub use dispatch::Routes;
 pub use drain::{DrainPlan, Drained};
-pub use listener::{Running, Site, StartError, start};
+pub use listener::{Running, Site, StartError, start, start_on};
+pub use principal::Callers;
 
 /// The client listener, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]

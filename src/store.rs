@@ -2,8 +2,11 @@
 
 #[cfg(test)]
 pub(crate) mod contract;
+pub mod disk;
 pub mod memory;
+pub mod record;
 pub mod tasks;
 
+pub use disk::{DiskSettings, DiskStore, Health, OpenError};
 pub use memory::MemoryStore;
 pub use tasks::{Revision, StoreError, StoreLimits, Stored, TaskStore, Usage};

@@ -16,7 +16,7 @@ pub use model::{
     Answer, Attempt, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome, Phase,
     Question, Reason, Recovery, Shown, StoredCall, Task,
 };
-pub use policy::{EarlyInput, Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
+pub use policy::{AfterCrash, EarlyInput, Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
 pub use principal::Principal;
-pub use time::{Clock, ManualClock, SystemClock, Timestamp};
+pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

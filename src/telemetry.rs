@@ -100,7 +100,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 27] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 41] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -113,12 +113,16 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 27] = [
     (Kind::Histogram, metric::TASK_AGE, Unit::Seconds, "Age of a task when it settled"),
     (Kind::Counter, metric::GRACE, Unit::Count, "How calls left the grace period, by upstream and result"),
     (Kind::Counter, metric::QUESTIONS, Unit::Count, "Questions of upstreams in mid-call, by upstream and result"),
+    (Kind::Counter, metric::RECOVERED, Unit::Count, "Tasks of earlier lives, by what was done about them"),
     (Kind::Counter, metric::TASK_POLLS, Unit::Count, "Polls of tasks"),
     (Kind::Counter, metric::TASK_MISSES, Unit::Count, "Look-ups of tasks that found none"),
     (Kind::Histogram, metric::UPSTREAM_REQUEST, Unit::Seconds, "Time an upstream call took"),
     (Kind::Gauge, metric::UPSTREAM_IN_FLIGHT, Unit::Count, "Tool calls that hold a place at an upstream"),
     (Kind::Gauge, metric::UPSTREAM_QUEUED, Unit::Count, "Tool calls that wait for a place"),
     (Kind::Counter, metric::UPSTREAM_SHED, Unit::Count, "Calls refused because the queue was full or too slow"),
+    (Kind::Gauge, metric::BREAKER_OPEN, Unit::Count, "Whether new requests are refused as the upstream is ill"),
+    (Kind::Counter, metric::BREAKER_OPENED, Unit::Count, "How often an upstream was found to be ill"),
+    (Kind::Counter, metric::UPSTREAM_RESENT, Unit::Count, "Requests sent once more as nothing of them had left"),
     (Kind::Gauge, metric::UPSTREAM_SESSIONS, Unit::Count, "Open sessions at an upstream"),
     (Kind::Gauge, metric::UPSTREAM_LISTENS, Unit::Count, "Open subscriptions/listen streams at an upstream"),
     (Kind::Counter, metric::UPSTREAM_DROPPED, Unit::Count, "Upstream messages that nobody could use, by reason"),
@@ -126,8 +130,18 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 27] = [
     (Kind::Counter, metric::SESSION_RENEWALS, Unit::Count, "Upstream sessions opened anew, by upstream and outcome"),
     (Kind::Gauge, metric::LISTENERS, Unit::Count, "Open subscriptions/listen streams, by upstream"),
     (Kind::Counter, metric::LISTENERS_REFUSED, Unit::Count, "subscriptions/listen refused as too many are open"),
+    (Kind::Counter, metric::CONFIG_RELOADS, Unit::Count, "Readings of the configuration, by outcome"),
+    (Kind::Counter, metric::RATE_LIMITED, Unit::Count, "Requests refused for what their principal did before"),
+    (Kind::Counter, metric::QUOTA_REFUSED, Unit::Count, "Calls and tasks refused as there are too many, by limit"),
     (Kind::Gauge, metric::STORE_BYTES, Unit::Bytes, "Bytes that kept tasks take"),
     (Kind::Gauge, metric::STORE_ROWS, Unit::Count, "Kept tasks"),
+    (Kind::Counter, metric::STORE_COMMITS, Unit::Count, "Transactions of the disk store"),
+    (Kind::Histogram, metric::STORE_COMMIT_TIME, Unit::Seconds, "Time that one transaction took, fsync included"),
+    (Kind::Histogram, metric::STORE_BATCH, Unit::Count, "Writes that one transaction held"),
+    (Kind::Counter, metric::STORE_FAILURES, Unit::Count, "Transactions that failed, by reason"),
+    (Kind::Counter, metric::STORE_DAMAGED, Unit::Count, "Rows whose record was damaged"),
+    (Kind::Gauge, metric::STORE_FREE_BYTES, Unit::Bytes, "Free bytes of the disk that the store is on"),
+    (Kind::Gauge, metric::STORE_FILE_BYTES, Unit::Bytes, "Bytes of the disk store's file and its log"),
 ];
 
 fn describe() {

@@ -4,6 +4,7 @@
 //! transport that there is, and [`era`] for how a server is spoken to. What is passed on as it came goes by
 //! [`conduit`] instead.
 
+pub(crate) mod breaker;
 pub mod conduit;
 pub mod era;
 pub mod exchange;

@@ -110,7 +110,7 @@ async fn outcome(folder: &Path, authority: &Authority, upstream: &Upstream, tls:
     let text = format!(
         "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
          [listen.tls]\ncertificate = \"{at}/server.pem\"\nkey = \"{at}/server.key\"\n\
-         [store]\npath = \"{at}/data\"\n[upstreams.reports]\nurl = \"{}\"\n[upstreams.reports.tls]\n{tls}",
+         [store]\npath = \"{at}/data\"\nephemeral = true\n[upstreams.reports]\nurl = \"{}\"\n[upstreams.reports.tls]\n{tls}",
         upstream.url,
     );
     let gateway = gateway(&text).await;
@@ -200,7 +200,7 @@ fn files_of_no_use_end_the_start_with_64() {
     std::fs::copy(&good.certificate, folder.path().join("data/seal.key")).unwrap();
     let key_file = folder.path().join("data/seal.key");
     std::fs::set_permissions(&key_file, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
-    let text = "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n[store]\npath = \"data\"\n\
+    let text = "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n[store]\npath = \"data\"\nephemeral = true\n\
                 [listen.tls]\ncertificate = \"good.pem\"\nkey = \"other.key\"\n\
                 [upstreams.a]\nurl = \"https://localhost/\"\n\
                 tls = { ca = \"none.pem\", certificate = \"old.pem\", key = \"old.key\" }\n";
@@ -217,4 +217,50 @@ fn files_of_no_use_end_the_start_with_64() {
         assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{arguments:?}");
         assert_eq!(output.status.code(), Some(64), "{arguments:?}");
     }
+}
+
+/// F65, B170: a certificate that was replaced is shown as soon as the configuration is read again; a bad one never.
+#[tokio::test]
+async fn f65_a_reload_shows_the_new_certificate_and_b170_keeps_the_old_one_where_the_new_is_of_no_use() {
+    let (authority, other, folder) = (Authority::new(), Authority::new(), tempfile::tempdir().unwrap());
+    let upstream = Upstream::start(&authority.vouch(|_| ()), None, "http/1.1").await;
+    let ca = ca_file(folder.path(), "ca.pem", &authority);
+    authority.vouch(|_| ()).write(folder.path(), "server");
+    let at = folder.path().display();
+    let text = format!(
+        "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
+         [listen.tls]\ncertificate = \"{at}/server.pem\"\nkey = \"{at}/server.key\"\n\
+         [store]\nkind = \"memory\"\npath = \"{at}/data\"\n\
+         [upstreams.reports]\nurl = \"{}\"\n[upstreams.reports.tls]\nca = \"{}\"",
+        upstream.url,
+        ca.display()
+    );
+    let config = || config::parse("test.toml", &text, &|_| None).unwrap().config;
+    let mut gateway = gateway(&text).await;
+    assert_eq!(greet(&gateway, &authority, &upstream.tracker).await.0, StatusCode::OK);
+
+    std::fs::write(folder.path().join("server.key"), "nonsense").unwrap();
+    let refused = gateway.reload(config()).unwrap_err();
+    assert!(format!("{refused:#}").contains("listen.tls"), "{refused:#}");
+    assert_eq!(greet(&gateway, &authority, &upstream.tracker).await.0, StatusCode::OK, "the old one is shown");
+
+    other.vouch(|_| ()).write(folder.path(), "server");
+    let changes = gateway.reload(config()).unwrap();
+    assert_eq!((changes.kept, changes.opened, changes.retired), (1, 0, 0));
+    let shown = async {
+        while !trusts(&gateway, &other).await {
+            tokio::task::yield_now().await;
+        }
+    };
+    // Without being told, the listener looks only after five seconds.
+    timeout(Duration::from_secs(4), shown).await.unwrap();
+    assert_eq!(greet(&gateway, &other, &upstream.tracker).await.0, StatusCode::OK);
+    timeout(PATIENCE, gateway.drain(Duration::ZERO)).await.unwrap();
+}
+
+/// Whether a client that trusts this authority alone gets through the handshake.
+async fn trusts(gateway: &Gateway, authority: &Authority) -> bool {
+    let socket = TcpStream::connect(gateway.address()).await.unwrap();
+    let connector = TlsConnector::from(Arc::new(authority.client(&["h2"])));
+    connector.connect("localhost".try_into().unwrap(), socket).await.is_ok()
 }

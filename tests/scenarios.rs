@@ -5,6 +5,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+#[path = "scenarios/answer.rs"]
+mod answer;
 #[path = "scenarios/ask_first.rs"]
 mod ask_first;
 #[path = "scenarios/bridged.rs"]
@@ -17,6 +19,8 @@ mod crowd;
 mod demands;
 #[path = "scenarios/draining.rs"]
 mod draining;
+#[path = "scenarios/store_faults.rs"]
+mod failing_stores;
 #[path = "scenarios/faults.rs"]
 mod faults;
 #[path = "scenarios/grace.rs"]
@@ -29,6 +33,10 @@ mod leaving;
 mod lifetime;
 #[path = "scenarios/listening.rs"]
 mod listening;
+#[path = "scenarios/lives.rs"]
+mod lives;
+#[path = "scenarios/named.rs"]
+mod named;
 #[path = "scenarios/native.rs"]
 mod native;
 #[path = "scenarios/places.rs"]
@@ -37,10 +45,16 @@ mod places;
 mod progress;
 #[path = "scenarios/questions.rs"]
 mod questions;
+#[path = "scenarios/recovering.rs"]
+mod recovering;
 #[path = "scenarios/rounds.rs"]
 mod rounds;
+#[path = "scenarios/rules.rs"]
+mod rules;
 #[path = "scenarios/script.rs"]
 mod script;
+#[path = "support/store_faults.rs"]
+mod store_faults;
 #[path = "scenarios/stores.rs"]
 mod stores;
 #[path = "scenarios/streaming.rs"]

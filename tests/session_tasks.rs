@@ -12,6 +12,8 @@ mod handles;
 mod later;
 #[path = "session_tasks/lists.rs"]
 mod lists;
+#[path = "session_tasks/named.rs"]
+mod named;
 #[path = "session_tasks/native.rs"]
 mod native;
 #[path = "session_tasks/outcomes.rs"]

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 15] = [
+const RANKS: [(&str, usize); 16] = [
+    ("failpoint", 0),
     ("metric", 0),
     ("wire", 1),
     ("task", 2),

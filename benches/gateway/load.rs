@@ -98,7 +98,7 @@ async fn ask_repeatedly(
     Ok((line, latencies))
 }
 
-fn percentile(sorted: &[Duration], percent: usize) -> f64 {
+pub(crate) fn percentile(sorted: &[Duration], percent: usize) -> f64 {
     let at = (sorted.len() * percent / 100).min(sorted.len().saturating_sub(1));
     sorted.get(at).copied().map_or(f64::NAN, microseconds)
 }

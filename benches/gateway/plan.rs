@@ -16,7 +16,7 @@ use crate::memory::{self, Memory};
 use crate::messages::{self, Client};
 use crate::parts::Part;
 use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
-use crate::{bare, upstream};
+use crate::{bare, creates, upstream};
 
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
 pub(crate) const PLAIN: &str = "/plain/mcp";
@@ -31,7 +31,7 @@ pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Size {
-    rounds: usize,
+    pub(crate) rounds: usize,
     clients: usize,
     /// Requests of one round where answers are small, where they are large, and where they are huge.
     pub(crate) small: usize,
@@ -40,6 +40,10 @@ pub(crate) struct Size {
     pub(crate) held_tasks: usize,
     pub(crate) held_calls: usize,
     pub(crate) sessions: usize,
+    /// Tasks made in one round.
+    pub(crate) creates: usize,
+    /// Rows of a store that is opened.
+    pub(crate) rows: usize,
 }
 
 impl Size {
@@ -52,9 +56,21 @@ impl Size {
         held_tasks: 1_000,
         held_calls: 400,
         sessions: 10_000,
+        creates: 6_400,
+        rows: 100_000,
     };
-    pub(crate) const TRIAL: Self =
-        Self { rounds: 1, clients: 2, small: 200, large: 40, huge: 4, held_tasks: 20, held_calls: 20, sessions: 50 };
+    pub(crate) const TRIAL: Self = Self {
+        rounds: 1,
+        clients: 2,
+        small: 200,
+        large: 40,
+        huge: 4,
+        held_tasks: 20,
+        held_calls: 20,
+        sessions: 50,
+        creates: 128,
+        rows: 500,
+    };
 }
 
 /// One comparison: medians over the rounds.
@@ -74,6 +90,8 @@ pub(crate) struct Comparison {
 pub(crate) struct Measured {
     pub(crate) comparisons: Vec<Comparison>,
     pub(crate) memory: Vec<Memory>,
+    /// So many unsettled rows on disk, and how long it takes until their store is ready.
+    pub(crate) opened: Option<(usize, Duration)>,
 }
 
 /// Whose call it is, and so what becomes of it at the gateway.
@@ -141,8 +159,10 @@ pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
     let mut comparisons = compare_polls(&gateway, (size, wanted)).await?;
     comparisons.extend(compare_calls(&gateway, &upstream, (size, wanted)).await?);
     drop(gateway);
+    comparisons.extend(creates::compare(upstream.address, (size, wanted)).await?);
     let memory = memory::all(config.path(), &upstream, (size, wanted)).await?;
-    Ok(Measured { comparisons, memory })
+    let opened = creates::open_full(size, wanted).await?;
+    Ok(Measured { comparisons, memory, opened })
 }
 
 async fn compare_polls(gateway: &Part, (size, wanted): (Size, &str)) -> anyhow::Result<Vec<Comparison>> {
@@ -219,12 +239,17 @@ pub(crate) async fn open_session(gateway: &Part) -> anyhow::Result<String> {
 }
 
 fn config(upstream: SocketAddr) -> anyhow::Result<NamedTempFile> {
+    config_with(upstream, r#"store.kind = "memory""#)
+}
+
+/// The same with another store.
+pub(crate) fn config_with(upstream: SocketAddr, store: &str) -> anyhow::Result<NamedTempFile> {
     let mut file = NamedTempFile::with_suffix(".toml").context("no room for a configuration")?;
     write!(
         file,
         r#"listen.address = "127.0.0.1:0"
 admin.address = "127.0.0.1:0"
-store.kind = "memory"
+{store}
 limits.tasks_per_principal_max = 10_000
 
 [upstreams.plain]
@@ -269,7 +294,7 @@ async fn compare(
     Ok(Comparison { what, peer, server, ratio: median(ratios), bare, measured })
 }
 
-fn typical(rounds: &[Round]) -> Round {
+pub(crate) fn typical(rounds: &[Round]) -> Round {
     let of = |field: fn(&Round) -> f64| median(rounds.iter().map(field));
     Round {
         cpu: of(|round| round.cpu),
@@ -279,7 +304,7 @@ fn typical(rounds: &[Round]) -> Round {
     }
 }
 
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_unstable_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -50,6 +50,9 @@ fn table(measured: &Measured) -> anyhow::Result<String> {
         let (before, after) = (one.before >> 10, one.after >> 10);
         writeln!(out, "| {} | {} | {before} KiB | {after} KiB | {:.1} kB |", one.what, one.count, one.each() / 1e3)?;
     }
+    if let Some((rows, took)) = measured.opened {
+        writeln!(out, "\nA disk store with {rows} unsettled tasks is ready after {:.0} ms.", took.as_secs_f64() * 1e3)?;
+    }
     Ok(out)
 }
 
@@ -80,5 +83,10 @@ fn numbers(measured: &Measured) -> Value {
             "bytes_each": one.each(),
         })
     });
-    json!({"comparisons": comparisons.collect::<Vec<_>>(), "memory": memory.collect::<Vec<_>>()})
+    let opened = measured.opened.map(|(rows, took)| json!({"rows": rows, "seconds": took.as_secs_f64()}));
+    json!({
+        "comparisons": comparisons.collect::<Vec<_>>(),
+        "memory": memory.collect::<Vec<_>>(),
+        "opened": opened,
+    })
 }

@@ -2,8 +2,13 @@
 
 use std::fmt;
 
+use super::api_key_files::{self, ApiKeyFileError};
 use super::keys::{self, KeyFileError};
+use super::tasks;
 use crate::config::Config;
+use crate::server::Callers;
+use crate::server::api_keys::{ApiKeys, AuthSettings, KeyRing};
+use crate::store::OpenError;
 use crate::task::Timestamp;
 use crate::tls::{TlsFileError, read_roots};
 
@@ -14,6 +19,10 @@ pub enum FileError {
     Tls(#[from] TlsFileError),
     #[error(transparent)]
     Key(#[from] KeyFileError),
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    #[error(transparent)]
+    ApiKey(#[from] ApiKeyFileError),
 }
 
 /// All files that are not what they should be, each with the key of the configuration that names it. Never
@@ -50,6 +59,7 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
         note("listen.tls".to_owned(), identity.read(now).map(drop).map_err(FileError::from));
     }
     note("store.path".to_owned(), keys::read(&config.folder).map(drop).map_err(FileError::from));
+    note("store.path".to_owned(), tasks::check(config).map_err(FileError::from));
     for upstream in &config.upstreams {
         let tls = &upstream.http.tls;
         let table = format!("upstreams.{}.tls", upstream.name);
@@ -60,5 +70,33 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
             note(table, identity.read(now).map(drop).map_err(FileError::from));
         }
     }
+    wrong.extend(api_keys(&config.auth).err().map(|mistakes| mistakes.0).into_iter().flatten());
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
+}
+
+/// The keys of those who may come; none where nobody needs one.
+///
+/// # Errors
+/// Every key that is of no use.
+pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
+    let settings = match auth {
+        AuthSettings::Everyone(_) => return Ok(ApiKeys::default()),
+        AuthSettings::ApiKeys(settings) => settings,
+    };
+    let (keys, wrong) = api_key_files::read(settings);
+    match wrong.is_empty() {
+        true => Ok(keys),
+        false => Err(FileMistakes(wrong.into_iter().map(|(place, error)| (place, error.into())).collect())),
+    }
+}
+
+/// Who may come, with the keys that are asked for.
+///
+/// # Errors
+/// As [`api_keys`].
+pub fn callers(auth: &AuthSettings) -> Result<Callers, FileMistakes> {
+    Ok(match auth {
+        AuthSettings::Everyone(principal) => Callers::Everyone(principal.clone()),
+        AuthSettings::ApiKeys(_) => Callers::KeyHolders(KeyRing::new(api_keys(auth)?)),
+    })
 }

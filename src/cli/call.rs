@@ -6,13 +6,14 @@
 use std::time::Duration;
 
 use rustls::RootCertStore;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use super::client::{Endpoint, chain};
+use super::client::{Credential, Endpoint, chain};
 use super::flavour::{self, Flavour};
 use super::talk::Talk;
 use super::ui::Ui;
-use crate::wire::Payload;
+use crate::wire::{Payload, meta};
 
 /// One call to make.
 #[derive(Debug)]
@@ -22,11 +23,24 @@ pub struct Call {
     pub arguments: Payload,
     /// `None`: the best that the server offers.
     pub flavour: Option<Flavour>,
+    /// The call's own name, for gateways that make a named call once.
+    pub idempotency_key: Option<String>,
     pub wait: Wait,
     pub input: Input,
     pub retry: Retry,
     /// Whom to trust instead of the system's authorities.
     pub roots: Option<RootCertStore>,
+    /// What to show the server, if it asks who comes.
+    pub credential: Option<Credential>,
+}
+
+impl Call {
+    /// Adds what belongs to every request for the call, whatever the flavour.
+    pub(super) fn mark(&self, meta: &mut Value) {
+        if let Some(key) = &self.idempotency_key {
+            meta[meta::IDEMPOTENCY_KEY] = json!(key);
+        }
+    }
 }
 
 /// How long to stay with a call that became a task.
@@ -109,7 +123,7 @@ impl Verdict {
 /// running.
 pub async fn run(url: &url::Url, call: &Call, ui: &mut dyn Ui, interrupts: &mut mpsc::Receiver<()>) -> Verdict {
     let mut talk = Talk::new(call, ui, interrupts);
-    let ended = match Endpoint::new(url, call.roots.clone()) {
+    let ended = match Endpoint::new(url, call.roots.clone(), call.credential.clone()) {
         Ok(endpoint) => Box::pin(flavour::run(endpoint, &mut talk)).await,
         Err(error) => Err(error),
     };

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, CONTENT_TYPE, RETRY_AFTER, USER_AGENT};
+use http::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, InvalidHeaderValue, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Incoming;
@@ -40,6 +40,24 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 pub(super) struct Endpoint {
     http: Http<HttpsConnector<HttpConnector>, Full<Bytes>>,
     uri: Uri,
+    credential: Option<Credential>,
+}
+
+/// What tells the server who we are. Never printed.
+#[derive(Clone, Debug)]
+pub struct Credential(HeaderValue);
+
+impl Credential {
+    /// A bearer token.
+    ///
+    /// # Errors
+    /// If it has characters that no header can carry.
+    pub fn bearer(token: &str) -> Result<Self, InvalidHeaderValue> {
+        let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim()))?;
+        // What is sensitive is not shown by `Debug`, and not indexed by HTTP/2.
+        value.set_sensitive(true);
+        Ok(Self(value))
+    }
 }
 
 /// What the server answered.
@@ -90,7 +108,11 @@ impl Endpoint {
     ///
     /// # Errors
     /// If the system's trusted roots cannot be used, or the address is no URI for HTTP.
-    pub(super) fn new(url: &url::Url, roots: Option<RootCertStore>) -> Result<Self, ClientError> {
+    pub(super) fn new(
+        url: &url::Url,
+        roots: Option<RootCertStore>,
+        credential: Option<Credential>,
+    ) -> Result<Self, ClientError> {
         // The fragment is not for servers, and no part of a URI in HTTP.
         let mut url = url.clone();
         url.set_fragment(None);
@@ -111,7 +133,7 @@ impl Endpoint {
             .https_or_http()
             .enable_all_versions();
         let http = Http::builder(TokioExecutor::new()).build(https.wrap_connector(tcp));
-        Ok(Self { http, uri })
+        Ok(Self { http, uri, credential })
     }
 
     /// POSTs a message; `headers` are added to the usual ones.
@@ -150,6 +172,9 @@ impl Endpoint {
         body: Bytes,
     ) -> Result<http::Response<Incoming>, ClientError> {
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("taskgate/", env!("CARGO_PKG_VERSION"))));
+        if let Some(Credential(value)) = &self.credential {
+            headers.insert(AUTHORIZATION, value.clone());
+        }
         let mut request = Request::new(Full::new(body));
         *request.method_mut() = method;
         *request.uri_mut() = self.uri.clone();

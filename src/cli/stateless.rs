@@ -40,6 +40,8 @@ pub(super) struct Outgoing<'a> {
     pub(super) name: Option<&'a str>,
     /// All parameters but `_meta`.
     pub(super) params: ObjectWriter,
+    /// The call that it makes, if it makes one.
+    pub(super) call: Option<&'a Call>,
     pub(super) within: Duration,
 }
 
@@ -81,7 +83,8 @@ impl Stateless {
     /// # Errors
     /// See [`ClientError`].
     pub(super) async fn discover(&self, within: Duration) -> Result<Reply, ClientError> {
-        self.request(Outgoing { method: method::DISCOVER, name: None, params: ObjectWriter::new(), within }).await
+        self.request(Outgoing { method: method::DISCOVER, name: None, params: ObjectWriter::new(), call: None, within })
+            .await
     }
 
     /// Calls the tool, and answers what it asks before it has a result or a handle.
@@ -140,7 +143,8 @@ impl Stateless {
             let (message, steps) = (progress.message.as_deref(), Steps::of(&progress));
             ui.status(&Status { task_id: None, word: "calling", message, steps });
         };
-        let outgoing = Outgoing { method: method::TOOLS_CALL, name: Some(&call.tool), params, within: CALL_MAX };
+        let outgoing =
+            Outgoing { method: method::TOOLS_CALL, name: Some(&call.tool), params, call: Some(call), within: CALL_MAX };
         super::talk::or_interrupt(self.send(outgoing, headers, &mut on_progress), interrupts).await
     }
 
@@ -153,7 +157,7 @@ impl Stateless {
         let mut cursor = None;
         for _ in 0..PAGES_MAX {
             let params = cursor.iter().fold(ObjectWriter::new(), |params, cursor| params.member("cursor", cursor));
-            let outgoing = Outgoing { method: method::TOOLS_LIST, name: None, params, within: REQUEST_MAX };
+            let outgoing = Outgoing { method: method::TOOLS_LIST, name: None, params, call: None, within: REQUEST_MAX };
             // A server that has no list may still have the tool, and judges the call itself.
             let Ok(page) = self.request(outgoing).await?.outcome else { return Ok(headers) };
             match tool::search(&page, &call.tool) {
@@ -178,8 +182,9 @@ impl Stateless {
     ) -> Result<Reply, ClientError> {
         let id = RequestId::number(self.next_id.fetch_add(1, Ordering::Relaxed));
         let mut meta = self.meta.clone();
-        if outgoing.method == method::TOOLS_CALL {
+        if let Some(call) = outgoing.call {
             meta[meta::PROGRESS_TOKEN] = json!(id);
+            call.mark(&mut meta);
         }
         let params = outgoing.params.member(meta::META, &Payload::of(&meta)).finish();
         headers.insert(headers::PROTOCOL_VERSION, HeaderValue::from_static(VERSION.as_str()));

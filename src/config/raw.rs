@@ -12,10 +12,11 @@ use url::Url;
 use super::error::Place;
 use super::section::{Placed, Section};
 use super::value::{
-    ADDRESS, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, ORIGIN, PATTERN, PEM_FILE, SERVED_PATH, SIZE, UPSTREAM_URL,
-    WORDS,
+    ADDRESS, API_KEY, API_KEY_DIGEST, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, ORIGIN, PATTERN, PEM_FILE,
+    PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
-use crate::task::{EarlyInput, Mode};
+use crate::server::api_keys::ApiKey;
+use crate::task::{AfterCrash, EarlyInput, Mode};
 use crate::wire::ProtocolVersion;
 
 /// The whole file.
@@ -23,11 +24,23 @@ use crate::wire::ProtocolVersion;
 pub(super) struct RawConfig {
     pub(super) listen: RawListen,
     pub(super) admin_address: Option<Placed<SocketAddr>>,
-    pub(super) store_path: Option<Placed<PathBuf>>,
+    pub(super) store: RawStore,
     pub(super) limits: RawLimits,
-    /// `auth.anonymous`. The only `auth.mode` that can be written is "none".
-    pub(super) anonymous: Option<Placed<bool>>,
+    pub(super) auth: RawAuth,
     pub(super) upstreams: Vec<RawUpstream>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RawStore {
+    pub(super) kind: Option<Placed<StoreKind>>,
+    pub(super) path: Option<Placed<PathBuf>>,
+    pub(super) ephemeral: Option<Placed<bool>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum StoreKind {
+    Memory,
+    Disk,
 }
 
 #[derive(Debug, Default)]
@@ -52,8 +65,34 @@ pub(super) struct RawLimits {
     pub(super) tasks_max: Option<Placed<u32>>,
     pub(super) tasks_per_principal_max: Option<Placed<u32>>,
     pub(super) stored_bytes_max: Option<Placed<usize>>,
+    pub(super) stored_bytes_per_principal_max: Option<Placed<usize>>,
     pub(super) connections_max: Option<Placed<u32>>,
     pub(super) drain_max: Option<Placed<Duration>>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct RawAuth {
+    pub(super) mode: Option<Placed<AuthMode>>,
+    pub(super) anonymous: Option<Placed<bool>>,
+    pub(super) api_keys: Vec<RawApiKey>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AuthMode {
+    None,
+    ApiKeys,
+}
+
+/// One key; that it is written in one way and no other is seen to when it is resolved.
+#[derive(Debug)]
+pub(super) struct RawApiKey {
+    pub(super) place: Place,
+    pub(super) id: Option<Placed<String>>,
+    pub(super) key: Option<Placed<ApiKey>>,
+    /// Whether `key` stands in the file itself and not in the environment.
+    pub(super) is_inline: bool,
+    pub(super) key_file: Option<Placed<PathBuf>>,
+    pub(super) key_sha256: Option<Placed<ApiKey>>,
 }
 
 #[derive(Debug)]
@@ -108,6 +147,7 @@ pub(super) struct RawRules {
     pub(super) early_input: Option<Placed<EarlyInput>>,
     pub(super) input_deadline: Option<Placed<Duration>>,
     pub(super) immediate_response: Option<Placed<String>>,
+    pub(super) after_crash: Option<Placed<AfterCrash>>,
     pub(super) deadline: Option<Placed<Duration>>,
     pub(super) result_bytes_max: Option<Placed<usize>>,
 }
@@ -125,19 +165,24 @@ pub(super) fn read(mut root: Section<'_, '_>) -> RawConfig {
     let mut admin = root.section("admin");
     let admin_address = admin.read("address", &ADDRESS);
     admin.close();
-    let mut store = root.section("store");
-    store.word("kind", &[("memory", Some(())), ("disk", None), ("redis", None)]);
-    let store_path = store.read("path", &FOLDER);
-    store.unbuilt("url");
-    store.close();
+    let store = read_store(root.section("store"));
     let limits = read_limits(root.section("limits"));
-    let mut auth = root.section("auth");
-    auth.word("mode", &[("none", Some(())), ("api_keys", None), ("jwt", None), ("mtls", None)]);
-    let anonymous = auth.flag("anonymous");
-    auth.close();
+    let auth = read_auth(root.section("auth"));
     let upstreams = root.named("upstreams", read_upstream);
     root.close();
-    RawConfig { listen, admin_address, store_path, limits, anonymous, upstreams }
+    RawConfig { listen, admin_address, store, limits, auth, upstreams }
+}
+
+fn read_store(mut section: Section<'_, '_>) -> RawStore {
+    let kinds = [("memory", Some(StoreKind::Memory)), ("disk", Some(StoreKind::Disk)), ("redis", None)];
+    let store = RawStore {
+        kind: section.word("kind", &kinds),
+        path: section.read("path", &FOLDER),
+        ephemeral: section.flag("ephemeral"),
+    };
+    section.unbuilt("url");
+    section.close();
+    store
 }
 
 fn read_listen(mut section: Section<'_, '_>) -> RawListen {
@@ -153,6 +198,30 @@ fn read_listen(mut section: Section<'_, '_>) -> RawListen {
     RawListen { address, tls: identity, allowed_hosts, allowed_origins }
 }
 
+fn read_auth(mut section: Section<'_, '_>) -> RawAuth {
+    let modes = [("none", Some(AuthMode::None)), ("api_keys", Some(AuthMode::ApiKeys)), ("jwt", None), ("mtls", None)];
+    let auth = RawAuth {
+        mode: section.word("mode", &modes),
+        anonymous: section.flag("anonymous"),
+        api_keys: section.each("api_keys", read_api_key),
+    };
+    section.close();
+    auth
+}
+
+fn read_api_key(mut section: Section<'_, '_>) -> RawApiKey {
+    let key = RawApiKey {
+        place: section.place(),
+        id: section.require("id", &PRINCIPAL_ID),
+        is_inline: !section.has_variable("key"),
+        key: section.read("key", &API_KEY),
+        key_file: section.read("key_file", &KEY_FILE),
+        key_sha256: section.read("key_sha256", &API_KEY_DIGEST),
+    };
+    section.close();
+    key
+}
+
 fn read_limits(mut section: Section<'_, '_>) -> RawLimits {
     let limits = RawLimits {
         body_bytes_max: section.read("body_bytes_max", &SIZE),
@@ -160,6 +229,7 @@ fn read_limits(mut section: Section<'_, '_>) -> RawLimits {
         tasks_max: section.count("tasks_max", 1),
         tasks_per_principal_max: section.count("tasks_per_principal_max", 1),
         stored_bytes_max: section.read("stored_bytes_max", &SIZE),
+        stored_bytes_per_principal_max: section.read("stored_bytes_per_principal_max", &SIZE),
         connections_max: section.count("connections_max", 1),
         drain_max: section.read("drain_max", &DURATION),
     };
@@ -242,6 +312,11 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         ("required", Some(Mode::Required)),
     ];
     let early_inputs = [("task", Some(EarlyInput::Task)), ("ask-first", Some(EarlyInput::AskFirst))];
+    let after_crashes = [
+        ("fail", Some(AfterCrash::Fail)),
+        ("rerun-if-safe", Some(AfterCrash::RerunIfSafe)),
+        ("rerun", Some(AfterCrash::Rerun)),
+    ];
     let rules = RawRules {
         mode: section.word("mode", &modes),
         grace: section.read("grace", &DURATION),
@@ -252,10 +327,10 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         early_input: section.word("early_input", &early_inputs),
         input_deadline: section.read("input_deadline", &DURATION_NOT_ZERO),
         immediate_response: section.read("immediate_response", &WORDS),
+        after_crash: section.word("after_crash", &after_crashes),
         deadline: None,
         result_bytes_max: None,
     };
-    section.word("after_crash", &[("fail", Some(())), ("rerun-if-safe", None), ("rerun", None)]);
     section.word("fallback", &[("hold", Some(())), ("tools", None)]);
     rules
 }
@@ -303,6 +378,7 @@ impl RawRules {
             early_input: self.early_input.clone().or_else(|| wider.early_input.clone()),
             input_deadline: self.input_deadline.clone().or_else(|| wider.input_deadline.clone()),
             immediate_response: self.immediate_response.clone().or_else(|| wider.immediate_response.clone()),
+            after_crash: self.after_crash.clone().or_else(|| wider.after_crash.clone()),
             deadline: self.deadline.clone().or_else(|| wider.deadline.clone()),
             result_bytes_max: self.result_bytes_max.clone().or_else(|| wider.result_bytes_max.clone()),
         }

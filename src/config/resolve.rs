@@ -3,6 +3,8 @@
 //! Total: where something is wrong it notes the mistake and goes on with a default, so that one run finds all.
 //! Read [`super::raw`] first.
 
+mod auth;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -14,12 +16,15 @@ use url::Url;
 use wildmatch::WildMatch;
 
 use super::error::{Place, Report};
-use super::raw::{RawConfig, RawIdentity, RawLimits, RawRules, RawTool, RawUpstream, RawUpstreamSettings};
+use super::raw::{
+    AuthMode, RawConfig, RawIdentity, RawLimits, RawRules, RawStore, RawTool, RawUpstream, RawUpstreamSettings,
+    StoreKind,
+};
 use super::section::Placed;
 use super::{Config, StoreSettings, UpstreamConfig};
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::{EarlyInput, Mode, Principal, ToolPolicy, ToolRules};
+use crate::task::{AfterCrash, EarlyInput, Mode, ToolPolicy, ToolRules};
 use crate::tls::IdentityFiles;
 use crate::upstream::Timeouts;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
@@ -29,6 +34,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const MIB: usize = 1 << 20;
+const GIB: usize = 1 << 30;
 
 const LISTEN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8080);
 const ADMIN_ADDRESS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 9090);
@@ -50,29 +56,33 @@ struct Shared {
 
 /// Decides everything.
 pub(super) fn resolve(raw: &RawConfig, report: &mut Report) -> Config {
-    let anonymous = value_or(raw.anonymous.as_ref(), false);
+    let anonymous = value_or(raw.auth.anonymous.as_ref(), false);
+    let auth = auth::resolve(&raw.auth, report);
     let listen = resolve_listen(raw, report);
     let admin = AdminSettings { address: value_or(raw.admin_address.as_ref(), ADMIN_ADDRESS) };
     check_addresses(raw, &listen, admin, report);
-    let store = resolve_limits(&raw.limits, report);
-    let folder = raw.store_path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
+    let store = resolve_store(&raw.store, &raw.limits, report);
+    let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
     let upstreams = resolve_upstreams(&raw.upstreams, &Shared { anonymous, result_bytes_max }, report);
-    let principal = if anonymous { Principal::anonymous() } else { Principal::local() };
-    Config { listen, admin, folder, store: StoreSettings::Memory(store), principal, upstreams }
+    Config { listen, admin, folder, store, auth, upstreams }
 }
 
 /// One upstream with nothing but its address. No mistake is possible, as all the rest is the default.
 pub(super) fn quick_start(name: &str, url: Url) -> Config {
     let file = "the quick start";
     let raw = RawUpstream::new(name, Placed { value: url, place: Place { line: 1, key: "url".to_owned() } });
-    resolve(&RawConfig { upstreams: vec![raw], ..RawConfig::default() }, &mut Report::new(file))
+    // Wherever somebody tries it: what is lost there is said, and refused nowhere.
+    let ephemeral = Some(Placed { value: true, place: Place { line: 1, key: "store.ephemeral".to_owned() } });
+    let store = RawStore { ephemeral, ..RawStore::default() };
+    resolve(&RawConfig { upstreams: vec![raw], store, ..RawConfig::default() }, &mut Report::new(file))
 }
 
 fn resolve_listen(raw: &RawConfig, report: &mut Report) -> ListenSettings {
     let address = value_or(raw.listen.address.as_ref(), LISTEN_ADDRESS);
     let unknown = ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key));
-    let open = value_or(raw.anonymous.as_ref(), false) || unknown;
+    let has_keys = raw.auth.mode.as_ref().is_some_and(|mode| mode.value == AuthMode::ApiKeys);
+    let open = value_or(raw.auth.anonymous.as_ref(), false) || has_keys || unknown;
     if let Some(written) = &raw.listen.address
         && !is_loopback(address)
         && !open
@@ -80,7 +90,7 @@ fn resolve_listen(raw: &RawConfig, report: &mut Report) -> ListenSettings {
         report.mistake(
             &written.place,
             "other machines can reach this address while `auth.mode` is \"none\"; write a loopback address, \
-             or `anonymous = true` in [auth] to serve anybody",
+             or in [auth] `mode = \"api_keys\"` to serve holders of keys, or `anonymous = true` to serve anybody",
         );
     }
     ListenSettings {
@@ -118,11 +128,22 @@ fn check_addresses(raw: &RawConfig, listen: &ListenSettings, admin: AdminSetting
     }
 }
 
-fn resolve_limits(raw: &RawLimits, report: &mut Report) -> StoreLimits {
+fn resolve_store(store: &RawStore, limits: &RawLimits, report: &mut Report) -> StoreSettings {
+    match value_or(store.kind.as_ref(), StoreKind::Disk) {
+        StoreKind::Memory => StoreSettings::Memory(resolve_limits(limits, GIB, report)),
+        StoreKind::Disk => StoreSettings::Disk {
+            limits: resolve_limits(limits, 8 * GIB, report),
+            is_ephemeral: value_or(store.ephemeral.as_ref(), false),
+        },
+    }
+}
+
+fn resolve_limits(raw: &RawLimits, stored_bytes_max: usize, report: &mut Report) -> StoreLimits {
     let limits = StoreLimits {
         tasks_max: count_or(raw.tasks_max.as_ref(), 100_000),
         tasks_per_principal_max: count_or(raw.tasks_per_principal_max.as_ref(), 1_000),
-        stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), 1024 * MIB),
+        stored_bytes_max: value_or(raw.stored_bytes_max.as_ref(), stored_bytes_max),
+        stored_bytes_per_principal_max: value_or(raw.stored_bytes_per_principal_max.as_ref(), 256 * MIB),
     };
     if limits.tasks_per_principal_max > limits.tasks_max
         && let Some(place) = first_place([raw.tasks_per_principal_max.as_ref(), raw.tasks_max.as_ref()])
@@ -301,6 +322,7 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
         poll_interval: value_or(raw.poll_interval.as_ref(), Duration::from_secs(1)),
         deadline: value_or(raw.deadline.as_ref(), HOUR),
         early_input: value_or(raw.early_input.as_ref(), EarlyInput::Task),
+        after_crash: value_or(raw.after_crash.as_ref(), AfterCrash::Fail),
         input_deadline: value_or(raw.input_deadline.as_ref(), 30 * MINUTE),
         result_bytes_max: value_or(raw.result_bytes_max.as_ref(), shared.result_bytes_max),
         immediate_response: raw.immediate_response.as_ref().map(|text| Arc::from(text.value.as_str())),

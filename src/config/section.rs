@@ -83,6 +83,14 @@ impl<'s, 'a> Section<'s, 'a> {
         Some(Placed { value, place })
     }
 
+    /// Whether a string has a `${VAR}` in it, so that the file does not tell what it is.
+    pub(super) fn has_variable(&self, key: &str) -> bool {
+        match self.table.and_then(|table| table.get(key)).map(Spanned::get_ref) {
+            Some(DeValue::String(written)) => written.replace("$${", "").contains("${"),
+            Some(_) | None => false,
+        }
+    }
+
     /// Like [`Section::read`], for a key that must be there.
     pub(super) fn require<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<T>> {
         if self.table.is_some_and(|table| !table.contains_key(key)) {

@@ -9,6 +9,8 @@ use std::time::Duration;
 use bytesize::ByteSize;
 use url::{Host, Url};
 
+use crate::server::api_keys::{ApiKey, ApiKeyError};
+
 /// The environment, as `${VAR}` sees it.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -52,9 +54,39 @@ pub(super) const FOLDER: Kind<PathBuf> = Kind { wanted: "a folder such as \"task
 /// A file in PEM format.
 pub(super) const PEM_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"server.pem\"", read: path };
 
+/// A key of a client. What is wrong with one is said without repeating it.
+pub(super) const API_KEY: Kind<ApiKey> = Kind { wanted: "a key such as \"${ADA_KEY}\"", read: api_key };
+pub(super) const API_KEY_DIGEST: Kind<ApiKey> =
+    Kind { wanted: "the ID of a key, a colon, and the SHA-256 of the whole key in hex", read: api_key_digest };
+/// A file with a key in it.
+pub(super) const KEY_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"ada.key\"", read: path };
+/// The name of somebody who has keys.
+pub(super) const PRINCIPAL_ID: Kind<String> = Kind { wanted: "a name such as \"ada\"", read: principal_id };
+
 /// Longer spans are typing mistakes, and some sums of time would overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 const SIZE_MAX: u64 = bytesize::PIB;
+const PRINCIPAL_ID_LEN_MAX: usize = 64;
+
+fn api_key(text: &str) -> Result<ApiKey, Wrong> {
+    ApiKey::read(text).map_err(because)
+}
+
+fn api_key_digest(text: &str) -> Result<ApiKey, Wrong> {
+    ApiKey::read_digest(text).map_err(because)
+}
+
+fn because(error: ApiKeyError) -> Wrong {
+    Wrong::Because(error.words())
+}
+
+fn principal_id(text: &str) -> Result<String, Wrong> {
+    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte);
+    if !(1..=PRINCIPAL_ID_LEN_MAX).contains(&text.len()) || !text.bytes().all(fits) {
+        return Err(Wrong::Because("has 1 to 64 characters out of letters, digits and . _ @ -"));
+    }
+    Ok(text.to_owned())
+}
 
 fn duration(text: &str) -> Result<Duration, Wrong> {
     let span = humantime::parse_duration(text).map_err(|_| Wrong::Form)?;

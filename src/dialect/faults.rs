@@ -30,6 +30,8 @@ pub enum Complaint {
     UnknownTask,
     /// A `requestState` that was not given out for this request, or has expired (B135).
     State,
+    /// The idempotency key was given to another call (B135).
+    Misnamed,
     /// The tool runs only as a task, and the client asked for none (L25-05).
     NeedsTask,
     /// The tool runs only plainly, and the client asked for a task (L25-04).
@@ -69,6 +71,10 @@ impl Complaint {
             Self::UnknownTask => RpcError::new(fault::INVALID_PARAMS, "Task not found"),
             Self::State => RpcError::new(fault::INVALID_PARAMS, "Invalid params: requestState is not valid here")
                 .with_data(&RefusedData { reason: "invalid_request_state" }),
+            Self::Misnamed => {
+                RpcError::new(fault::INVALID_PARAMS, "Invalid params: the idempotency key belongs to another call")
+                    .with_data(&RefusedData { reason: "idempotency_mismatch" })
+            }
             Self::NeedsTask => RpcError::new(fault::METHOD_NOT_FOUND, "This tool can only be called as a task"),
             Self::TakesNoTask => RpcError::new(fault::METHOD_NOT_FOUND, "This tool cannot be called as a task"),
             Self::Header(what) => RpcError::new(fault::HEADER_MISMATCH, format!("Header mismatch: {what}")),
@@ -222,15 +228,20 @@ pub const fn reason_key(reason: Reason) -> &'static str {
         Reason::UpstreamSessionLost => "upstream_session_lost",
         Reason::UpstreamTimeout => "upstream_timeout",
         Reason::UpstreamRefused => "upstream_refused",
+        Reason::UpstreamCircuitOpen => "upstream_circuit_open",
         Reason::DeadlineExceeded => "deadline_exceeded",
         Reason::ResultTooLarge => "result_too_large",
         Reason::TtlExpired => "ttl_expired",
         Reason::GatewayRestart => "gateway_restart",
+        Reason::Poison => "poison",
         Reason::TooManyTasks => "too_many_tasks",
         Reason::TooManyListeners => "too_many_listeners",
         Reason::TooManyWaiters => "too_many_waiters",
+        Reason::TooMuchStored => "too_much_stored",
+        Reason::RateLimited => "rate_limited",
         Reason::StoreFull => "store_full",
         Reason::StoreFailed => "store_failed",
+        Reason::StoreCorrupt => "store_corrupt",
         Reason::QueueFull => "queue_full",
         Reason::QueueDeadline => "queue_deadline",
         Reason::Draining => "draining",
@@ -258,15 +269,22 @@ const fn words(reason: Reason) -> &'static str {
         Reason::UpstreamSessionLost => "The upstream server ended the session before it answered",
         Reason::UpstreamTimeout => "The upstream server was silent for too long",
         Reason::UpstreamRefused => "The upstream server refused the handshake",
+        Reason::UpstreamCircuitOpen => "The upstream server failed too often a moment ago",
         Reason::DeadlineExceeded => "The call ran longer than its deadline",
         Reason::ResultTooLarge => "The result is larger than the gateway keeps",
         Reason::TtlExpired => "The task's time to live ended before its call did",
         Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
+        Reason::Poison => {
+            "The gateway ended again and again while the tool was running; the call is not taken up any more"
+        }
         Reason::TooManyWaiters => "Too many requests wait for this task",
+        Reason::TooMuchStored => "Your tasks and their results take as much room as they may",
+        Reason::RateLimited => "There are too many requests",
         Reason::TooManyTasks => "There are too many unfinished tasks",
         Reason::TooManyListeners => "There are too many open streams of notifications",
         Reason::StoreFull => "The task store is full",
         Reason::StoreFailed => "The task store failed",
+        Reason::StoreCorrupt => "What was stored of the task is damaged",
         Reason::QueueFull => "Too many calls wait for this upstream server",
         Reason::QueueDeadline => "The call waited too long for a place at the upstream server",
         Reason::Draining => "The gateway is shutting down",
@@ -301,6 +319,10 @@ mod tests {
         check(
             &Complaint::State,
             r#"{"code":-32602,"message":"Invalid params: requestState is not valid here","data":{"reason":"invalid_request_state"}}"#,
+        );
+        check(
+            &Complaint::Misnamed,
+            r#"{"code":-32602,"message":"Invalid params: the idempotency key belongs to another call","data":{"reason":"idempotency_mismatch"}}"#,
         );
         check(&Complaint::UnknownMethod("x".to_owned()), r#"{"code":-32601,"message":"Method not found: x"}"#);
     }

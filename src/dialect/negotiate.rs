@@ -141,6 +141,12 @@ pub fn can_be_asked(capabilities: &Object, question: &Payload) -> bool {
     missing(capabilities, [question]).is_none()
 }
 
+/// The same for capabilities that were kept; if they are none, nothing can be asked.
+pub fn declared_by(capabilities: &Payload) -> impl Fn(&Payload) -> bool + Send + Sync + 'static {
+    let declared = Object::of(capabilities);
+    move |question| declared.as_ref().is_some_and(|all| can_be_asked(all, question))
+}
+
 /// What of capabilities is missing for their client to be asked all of these questions.
 fn missing<'q>(capabilities: &Object, questions: impl IntoIterator<Item = &'q Payload>) -> Option<Payload> {
     let mut missing: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();

@@ -56,6 +56,13 @@ pub enum Refusal {
     TooMany,
 }
 
+/// The method of a question as [`PeerDialect::decode_question`] has read it; empty if it is none.
+#[must_use]
+pub fn question_method(request: &Payload) -> Arc<str> {
+    let method = Object::of(request).and_then(|request| request.get_string("method"));
+    Arc::from(method.unwrap_or_default())
+}
+
 /// The answer to a refused question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {

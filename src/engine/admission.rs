@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use crate::metric;
 use crate::task::{Principal, Reason};
 
 /// Bounds on unsettled tasks, hidden ones and reserved places included.
@@ -16,17 +17,19 @@ use crate::task::{Principal, Reason};
 pub struct AdmissionLimits {
     pub tasks_max: usize,
     pub tasks_per_principal_max: usize,
+    /// Bytes that one principal may have in the store. Several results that come at once may pass it together.
+    pub stored_bytes_per_principal_max: usize,
 }
 
 /// The count of places taken.
 #[derive(Debug)]
 pub struct Admission {
-    limits: AdmissionLimits,
     taken: Mutex<Taken>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Taken {
+    limits: AdmissionLimits,
     closed: bool,
     all: usize,
     by_owner: HashMap<Principal, usize>,
@@ -35,7 +38,7 @@ struct Taken {
 impl Admission {
     #[must_use]
     pub fn new(limits: AdmissionLimits) -> Self {
-        Self { limits, taken: Mutex::default() }
+        Self { taken: Mutex::new(Taken { limits, closed: false, all: 0, by_owner: HashMap::new() }) }
     }
 
     /// Takes a place.
@@ -48,7 +51,13 @@ impl Admission {
             return Err(Reason::Draining);
         }
         let own = taken.by_owner.get(owner).copied().unwrap_or(0);
-        if own >= self.limits.tasks_per_principal_max || taken.all >= self.limits.tasks_max {
+        let limit = match () {
+            () if own >= taken.limits.tasks_per_principal_max => Some("principal"),
+            () if taken.all >= taken.limits.tasks_max => Some("all"),
+            () => None,
+        };
+        if let Some(limit) = limit {
+            metrics::counter!(metric::QUOTA_REFUSED, "limit" => limit).increment(1);
             return Err(Reason::TooManyTasks);
         }
         taken.all += 1;
@@ -56,10 +65,33 @@ impl Admission {
         Ok(Place { admission: Arc::clone(self), owner: owner.clone() })
     }
 
+    /// Takes a place for a task of an earlier life of the process, which is there whatever the bounds say by now.
+    pub fn take_again(self: &Arc<Self>, owner: &Principal) -> Place {
+        let mut taken = self.taken.lock();
+        taken.all += 1;
+        *taken.by_owner.entry(owner.clone()).or_default() += 1;
+        Place { admission: Arc::clone(self), owner: owner.clone() }
+    }
+
+    /// Whether what one principal has in the store may grow from `before` to `after`; what shrinks always may.
+    #[must_use]
+    pub(super) fn has_room(&self, before: usize, after: usize) -> bool {
+        let fits = after <= before || after <= self.taken.lock().limits.stored_bytes_per_principal_max;
+        if !fits {
+            metrics::counter!(metric::QUOTA_REFUSED, "limit" => "principal_bytes").increment(1);
+        }
+        fits
+    }
+
     /// Why a place was refused a moment ago.
     #[must_use]
     pub fn refusal(&self) -> Reason {
         if self.taken.lock().closed { Reason::Draining } else { Reason::TooManyTasks }
+    }
+
+    /// Holds from the next place on: places that are taken stay so.
+    pub fn set_limits(&self, limits: AdmissionLimits) {
+        self.taken.lock().limits = limits;
     }
 
     /// Gives out no more places.
@@ -99,7 +131,9 @@ mod tests {
     use super::*;
 
     fn admission(tasks_max: usize, tasks_per_principal_max: usize) -> Arc<Admission> {
-        Arc::new(Admission::new(AdmissionLimits { tasks_max, tasks_per_principal_max }))
+        let stored_bytes_per_principal_max = 100;
+        let limits = AdmissionLimits { tasks_max, tasks_per_principal_max, stored_bytes_per_principal_max };
+        Arc::new(Admission::new(limits))
     }
 
     #[test]
@@ -122,6 +156,33 @@ mod tests {
         drop((0..10).map(|_| admission.take(&Principal::local()).unwrap()).collect::<Vec<_>>());
         assert_eq!(admission.taken(), 0);
         assert!(admission.taken.lock().by_owner.is_empty());
+    }
+
+    #[test]
+    fn other_bounds_hold_from_the_next_place_on() {
+        let admission = admission(2, 2);
+        let owner = Principal::local();
+        let bounds = |tasks_max| AdmissionLimits {
+            tasks_max,
+            tasks_per_principal_max: tasks_max,
+            stored_bytes_per_principal_max: 100,
+        };
+        let _two = [admission.take(&owner).unwrap(), admission.take(&owner).unwrap()];
+        admission.set_limits(bounds(3));
+        let third = admission.take(&owner).unwrap();
+        admission.set_limits(bounds(1));
+        drop(third);
+        assert_eq!((admission.take(&owner).unwrap_err(), admission.taken()), (Reason::TooManyTasks, 2));
+    }
+
+    #[test]
+    fn a_principals_bytes_may_shrink_and_grow_to_its_bound() {
+        let admission = admission(1, 1);
+        for (before, after, fits) in
+            [(0, 100, true), (0, 101, false), (200, 200, true), (200, 201, false), (200, 150, true)]
+        {
+            assert_eq!(admission.has_room(before, after), fits, "{before} to {after}");
+        }
     }
 
     #[test]

@@ -1,15 +1,21 @@
 //! The only writer of tasks: load, decide, store, and only then act.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Engine;
-use crate::store::{StoreError, Stored};
+use crate::failpoint;
+use crate::store::{Revision, StoreError, Stored};
 use crate::task::{
     Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Shown, Task, TaskKey, transition,
 };
 
 /// How often a lost race is run again. Each round somebody else got through, so this many means a bug.
 const CONFLICTS_MAX: usize = 64;
+
+/// How often a write that failed is made again, and how long after: a store that opens its file anew needs a moment.
+const FAILURES_MAX: usize = 3;
+const FAILURE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Why a task could not be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +34,7 @@ impl TaskError {
     pub const fn reason(&self) -> Reason {
         match self {
             Self::Store(StoreError::Full { .. }) => Reason::StoreFull,
+            Self::Store(StoreError::OwnerFull) => Reason::TooMuchStored,
             Self::Store(StoreError::Io(_) | StoreError::Conflict | StoreError::Exists)
             | Self::Contended
             | Self::Unknown => Reason::StoreFailed,
@@ -50,35 +57,85 @@ impl Engine {
     /// # Errors
     /// See [`TaskError`]. An outcome that the store has no room for settles the task with a fault that
     /// says so: it is never lost in silence (L8).
-    pub async fn apply(&self, key: &TaskKey, mut event: Event) -> Result<Applied, TaskError> {
+    pub async fn apply(&self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
+        self.apply_all(key, vec![event]).await
+    }
+
+    /// Applies events in one commit. Whether something changed is said of the last one; those before it are left out
+    /// where the store has no room for them.
+    ///
+    /// # Errors
+    /// As [`Engine::apply`].
+    pub async fn apply_all(&self, key: &TaskKey, mut events: Vec<Event>) -> Result<Applied, TaskError> {
+        let (mut failures, mut unsure) = (0, None::<(Arc<Task>, Task, Vec<Effect>, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
             let Stored { task: before, revision } = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-            let (task, effects) = transition((*before).clone(), event.clone(), now);
+            if let Some((old, _, effects, changed)) = unsure.take().filter(|(_, written, ..)| *written == *before) {
+                // The write was reported as failed, and was made all the same.
+                self.follow(key, &old, &before, effects);
+                return Ok(Applied { task: before, changed });
+            }
+            let (mut task, mut effects, mut changed) = ((*before).clone(), Vec::new(), false);
+            for event in &events {
+                let (next, more) = transition(task, event.clone(), now);
+                task = next;
+                changed = !more.is_empty();
+                effects.extend(more);
+            }
             if effects.is_empty() {
                 return Ok(Applied { task: before, changed: false });
             }
-            match self.store.replace(revision, &task).await {
+            match self.replace(revision, &before, &task).await {
                 Ok(_) => {
-                    record(&before, &task);
-                    self.perform(key, effects);
-                    return Ok(Applied { task: Arc::new(task), changed: true });
+                    self.follow(key, &before, &task, effects);
+                    return Ok(Applied { task: Arc::new(task), changed });
                 }
                 // Another writer was first: decide again from its state.
                 Err(StoreError::Conflict) => (),
-                Err(StoreError::Full { .. }) => match without_payload(&event) {
-                    Some(smaller) => event = smaller,
-                    None => return Err(StoreError::Full { what: "bytes" }.into()),
-                },
+                Err(StoreError::Full { what }) => {
+                    let last = events.pop();
+                    match last.as_ref().and_then(without_payload) {
+                        Some(smaller) => events = vec![smaller],
+                        None if events.is_empty() => return Err(StoreError::Full { what }.into()),
+                        None => events = last.into_iter().collect(),
+                    }
+                }
+                Err(StoreError::Io(error)) if failures < FAILURES_MAX => {
+                    tracing::warn!(%error, "a change of a task was not stored; it is tried again");
+                    failures += 1;
+                    unsure = Some((before, task, effects, changed));
+                    tokio::time::sleep(FAILURE_PAUSE).await;
+                }
                 Err(error) => return Err(error.into()),
             }
         }
         Err(TaskError::Contended)
     }
 
+    /// What follows from a write.
+    fn follow(&self, key: &TaskKey, before: &Task, after: &Task, effects: Vec<Effect>) {
+        record(before, after);
+        visit_stored(before, after);
+        self.perform(key, effects);
+    }
+
+    /// Writes a task over the one that was read, within what its owner may have in the store.
+    async fn replace(&self, read: Revision, before: &Task, after: &Task) -> Result<Revision, StoreError> {
+        let (old, new) = (before.stored_bytes(), after.stored_bytes());
+        if new > old {
+            let all = self.store.usage_of(&after.key.owner).bytes;
+            if !self.admission.has_room(all, all + new - old) {
+                return Err(StoreError::Full { what: "bytes of one principal" });
+            }
+        }
+        self.store.replace(read, after).await
+    }
+
     fn perform(&self, key: &TaskKey, effects: Vec<Effect>) {
         for effect in effects {
             match effect {
+                Effect::Keep => (),
                 Effect::NotifyWatchers => self.watchers.wake(key),
                 Effect::Deliver(answers) => self.live.deliver(key, answers),
                 Effect::Abandon => self.live.abandon(key),
@@ -93,6 +150,12 @@ fn without_payload(event: &Event) -> Option<Event> {
         Event::Returned { attempt, .. } | Event::Faulted { attempt, failure: Failure::Upstream(_) } => *attempt,
         Event::Faulted { failure: Failure::Gateway(_), .. }
         | Event::Dispatched { .. }
+        | Event::TakenUp { .. }
+        | Event::Resent { .. }
+        | Event::Alive { .. }
+        | Event::Checkpointed { .. }
+        | Event::Delivering { .. }
+        | Event::Told
         | Event::Progressed { .. }
         | Event::Asked { .. }
         | Event::Withdrawn { .. }
@@ -103,6 +166,15 @@ fn without_payload(event: &Event) -> Option<Event> {
     };
     let fault = GatewayFault::new(Reason::StoreFull, Executed::Yes);
     Some(Event::Faulted { attempt, failure: Failure::Gateway(fault) })
+}
+
+/// What a kill between a commit and its effects leaves to be found again.
+fn visit_stored(before: &Task, after: &Task) {
+    match &after.phase {
+        Phase::Settled(_) if !before.is_settled() => failpoint::hit("outcome-stored"),
+        Phase::AwaitingInput(_) => failpoint::hit("question-stored"),
+        Phase::Settled(_) | Phase::Queued | Phase::Working => (),
+    }
 }
 
 /// Counts and logs what a write changed; never payloads (design.md 6).

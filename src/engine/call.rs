@@ -8,7 +8,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::PeerDialect;
-use crate::task::{Answer, InputKey, Maker, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
+use crate::task::{Answer, Idempotency, InputKey, Maker, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
 use crate::upstream::limits::Slots;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
 use crate::wire::Payload;
@@ -32,8 +32,13 @@ pub struct CallSpec {
     pub tool: Arc<str>,
     pub policy: ToolPolicy,
     pub plan: Plan,
+    /// How the client named the call; means something to [`Plan::Task`] alone. A call that was made under this name
+    /// before is not made again: its task is handed out, for the early handle of any question too.
+    pub idempotency: Option<Idempotency>,
     /// When the request arrived; a grace period counts from here.
     pub arrived: tokio::time::Instant,
+    /// Whether the tool's annotations say that calling it again does no harm.
+    pub is_repeatable: bool,
     /// What this client can be asked.
     pub questions: Questions,
     pub rounds: Rounds,
@@ -105,7 +110,7 @@ pub enum CallEvent {
     Log(Payload),
     /// The call cannot become a task any more: it is held to its end. At most once, before all that is shown.
     StaysPlain,
-    /// The call became a task. Nothing follows.
+    /// The call became a task, or is the repetition of one that did; the task may have settled since. Nothing follows.
     Created(Arc<Task>),
     /// The upstream asks something, and the call is held under this hidden task until the client makes its request
     /// again. Rounds are counted from 1. Nothing follows.
@@ -123,6 +128,8 @@ pub enum CallEnd {
     Outcome(Outcome),
     /// The held call is there no more, and has no outcome.
     Gone,
+    /// The client gave this name to another call before. Nothing was sent.
+    Misnamed,
     /// The upstream asked for what the client did not declare: a `ClientCapabilities` object (MOD-10).
     NeedsCapability(Payload),
 }

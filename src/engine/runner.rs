@@ -8,13 +8,16 @@
 //! The main loop is here; how a call gets its row and ends is in `row`, what the upstream asks in `questions` and
 //! `rounds`.
 
+mod checkpoint;
 mod client;
 mod demands;
 mod live;
+mod named;
 mod questions;
 mod rounds;
 mod row;
 mod stage;
+mod taken_up;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
@@ -25,16 +28,20 @@ use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
 pub(super) use live::LiveRunners;
+pub(super) use taken_up::{ATTEMPTS_MAX, Way, start as take_up};
 
+use self::checkpoint::Checkpoint;
 use self::client::{Client, Held, words};
 use self::demands::Demand;
 use self::live::Order;
 use self::questions::Inputs;
 use self::row::Row;
 use self::stage::{Stage, StageEvent};
+use self::taken_up::Unproven;
 use super::Engine;
 use super::admission::Place;
 use super::call::{Aside, CallEnd, CallEvent, CallSpec, CallStream, Rounds, Seat};
+use crate::failpoint;
 use crate::metric;
 use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, Shown, TaskKey};
 use crate::upstream::{ExchangeEvent, Lost, Progress};
@@ -48,34 +55,45 @@ pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let (seat, stream) = CallStream::new();
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
-    let tracker = engine.runners.clone();
     let made: Arc<OnceLock<TaskKey>> = Arc::default();
-    tracker.spawn(
+    let runner = {
+        let (engine, client, made) = (Arc::clone(&engine), Client::new(seat.clone()), Arc::clone(&made));
+        async move { Box::new(Runner::new(engine, spec, client, made)).run().await }
+    };
+    spawn(&engine, (span, made, Some(seat)), runner);
+    stream
+}
+
+/// Who is to learn of a bug that ends a runner: its task, if it made one, and its client.
+type Concerned = (tracing::Span, Arc<OnceLock<TaskKey>>, Option<Seat>);
+
+fn spawn(engine: &Arc<Engine>, (span, made, seat): Concerned, runner: impl Future<Output = ()> + Send + 'static) {
+    let engine = Arc::clone(engine);
+    engine.runners.clone().spawn(
         async move {
-            let client = Client::new(seat.clone());
-            let runner = Box::new(Runner::new(Arc::clone(&engine), spec, client, Arc::clone(&made)));
-            if AssertUnwindSafe(runner.run()).catch_unwind().await.is_err() {
-                settle_after_panic(&engine, made.get(), &seat).await;
+            if AssertUnwindSafe(runner).catch_unwind().await.is_err() {
+                settle_after_panic(&engine, made.get(), seat.as_ref()).await;
             }
         }
         .instrument(span),
     );
-    stream
 }
 
 /// A bug ended the runner: whoever waits learns that the call may have run.
-async fn settle_after_panic(engine: &Engine, made: Option<&TaskKey>, seat: &Seat) {
+async fn settle_after_panic(engine: &Engine, made: Option<&TaskKey>, seat: Option<&Seat>) {
     tracing::error!("a runner panicked");
     let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
-    match made {
-        Some(key) => {
-            let settled = engine.apply(key, Event::Faulted { attempt: Attempt::FIRST, failure }).await;
+    match (made, seat) {
+        (Some(key), _) => {
+            let attempt = engine.held(key).await.map_or(Attempt::FIRST, |task| task.attempt);
+            let settled = engine.apply(key, Event::Faulted { attempt, failure }).await;
             engine.live.remove(key);
             if let Err(error) = settled {
                 tracing::error!(%error, "the task of a runner that panicked could not be settled");
             }
         }
-        None => {
+        (None, None) => (),
+        (None, Some(seat)) => {
             let _ = seat.events.send(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await;
         }
     }
@@ -92,6 +110,8 @@ enum Step {
     ProgressDue,
     RoundDue,
     InputOverdue,
+    CheckpointDue,
+    Leaving,
 }
 
 struct Runner {
@@ -103,6 +123,8 @@ struct Runner {
     grace_end: Option<Instant>,
     /// How long the call may still wait for its slot, where it lost the handle that it waited for.
     queue_end: Option<Instant>,
+    /// When it was sent, as far as this life of the process knows.
+    dispatched: Option<Instant>,
     /// From dispatch on.
     deadline: Option<Instant>,
     /// What waits for the grace period's end.
@@ -112,6 +134,13 @@ struct Runner {
     inputs: Inputs,
     /// Why the call rests, where the upstream wants it to be made again.
     demand: Option<Demand>,
+    /// Which try this is.
+    attempt: Attempt,
+    checkpoint: Checkpoint,
+    /// Set while the upstream has given no sign of a call that was taken up.
+    unproven: Option<Unproven>,
+    /// Whether the call is waited for although the gateway ends.
+    stays: bool,
     /// The task's key, for whoever cleans up after a panic.
     made: Arc<OnceLock<TaskKey>>,
 }
@@ -141,12 +170,17 @@ impl Runner {
             client,
             grace_end,
             queue_end: None,
+            dispatched: None,
             deadline: None,
             held: Held::default(),
             place,
             row: None,
             inputs: Inputs::default(),
             demand: None,
+            attempt: Attempt::FIRST,
+            checkpoint: Checkpoint::new(),
+            unproven: None,
+            stays: false,
             made,
         }
     }
@@ -155,6 +189,10 @@ impl Runner {
         if matches!(self.prepare().await, Next::Stop) {
             return self.leave().await;
         }
+        self.go_on().await;
+    }
+
+    async fn go_on(mut self: Box<Self>) {
         loop {
             let step = self.step().await;
             if matches!(self.handle_step(step).await, Next::Stop) {
@@ -172,6 +210,7 @@ impl Runner {
                 Next::Continue
             }
             Plan::Direct | Plan::Refuse | Plan::Grace(_) => Next::Continue,
+            Plan::Task if self.spec.idempotency.is_some() => self.prepare_named().await,
             Plan::Task if self.place.is_none() => self.refuse(self.engine.admission.refusal()).await,
             Plan::Task if self.asks_first() => match self.insert(Shown::Hidden, None).await {
                 Ok(_) => {
@@ -187,9 +226,12 @@ impl Runner {
         }
     }
 
-    /// Whether a question before the handle is asked without one.
+    /// Whether a question before the handle is asked without one. Not where the call has a name: by that it must be
+    /// found from the beginning.
     fn asks_first(&self) -> bool {
-        self.spec.policy.early_input == EarlyInput::AskFirst && self.spec.rounds == Rounds::Allowed
+        self.spec.idempotency.is_none()
+            && self.spec.policy.early_input == EarlyInput::AskFirst
+            && self.spec.rounds == Rounds::Allowed
     }
 
     async fn refuse(&mut self, reason: Reason) -> Next {
@@ -200,6 +242,7 @@ impl Runner {
     async fn step(&mut self) -> Step {
         let may_leave = !self.has_handle() && self.client.is_there();
         let (round_due, input_due) = (self.inputs.round_due(), self.inputs.overdue_at());
+        let (checkpoint_due, may_be_left) = (self.checkpoint.due(), !self.stays && self.has_handle());
         let row = &mut self.row;
         let progress_due = row.as_ref().and_then(|row| row.progress_due);
         let orders = async {
@@ -219,6 +262,8 @@ impl Runner {
             () = at(self.grace_end) => Step::GraceOver,
             () = at(input_due) => Step::InputOverdue,
             () = at(progress_due) => Step::ProgressDue,
+            () = at(checkpoint_due) => Step::CheckpointDue,
+            () = self.engine.leaving.cancelled(), if may_be_left => Step::Leaving,
         }
     }
 
@@ -232,7 +277,9 @@ impl Runner {
                 Next::Stop => Next::Stop,
             },
             Step::Orders(Order::Abandon) => {
+                failpoint::hit("cancel-stored");
                 self.stage.cancel("the task was cancelled").await;
+                self.told().await;
                 Next::Stop
             }
             Step::Orders(Order::Deliver(answers)) => self.deliver(answers).await,
@@ -251,6 +298,8 @@ impl Runner {
             Step::ProgressDue => self.store_progress().await,
             Step::RoundDue => self.ask_client().await,
             Step::InputOverdue => self.expire_inputs().await,
+            Step::CheckpointDue => self.checkpoint_due().await,
+            Step::Leaving => self.leave_for_later().await,
         }
     }
 
@@ -298,17 +347,25 @@ impl Runner {
 
     async fn dispatched(&mut self) -> Next {
         self.queue_end = None;
+        self.dispatched = Some(Instant::now());
         self.deadline = Some(Instant::now() + self.spec.policy.deadline);
         match self.row_key() {
             Some(key) => {
                 // The row says `dispatching` before the first byte goes out (design.md 4).
-                match self.engine.apply(&key, Event::Dispatched { attempt: Attempt::FIRST }).await {
-                    Ok(applied) if applied.changed => Next::Continue,
+                match self.engine.apply_all(&key, self.sending()).await {
+                    Ok(applied) if applied.changed => {
+                        self.is_sending();
+                        failpoint::hit("intent-durable");
+                        Next::Continue
+                    }
                     // It was settled while it waited: nothing is sent after an acknowledged cancel (L6).
-                    Ok(_) => Next::Stop,
+                    Ok(_) => {
+                        self.told().await;
+                        Next::Stop
+                    }
                     Err(error) => {
                         tracing::error!(%error, "the task could not be marked as sent and is not sent");
-                        self.end(lost(GatewayFault::new(Reason::StoreFailed, Executed::No))).await
+                        self.end(lost(GatewayFault::new(Reason::StoreFailed, self.executed_so_far()))).await
                     }
                 }
             }
@@ -317,6 +374,16 @@ impl Runner {
     }
 
     async fn heard(&mut self, event: ExchangeEvent) -> Next {
+        failpoint::hit("event-heard");
+        if let ExchangeEvent::Lost(Lost(fault)) = &event
+            && self.is_untaken(fault)
+        {
+            return self.not_taken_up().await;
+        }
+        self.is_alive().await;
+        if self.checkpoint.due().is_some() {
+            self.checkpoint.stirred();
+        }
         match event {
             ExchangeEvent::Progress(progress) => self.progressed(progress).await,
             ExchangeEvent::Status(words) => self.stated(words),
@@ -387,8 +454,8 @@ impl Runner {
         };
         // Due again, so that what comes within the interval is stored at its end.
         row.progress_due = Some(Instant::now() + PROGRESS_INTERVAL);
-        let event = Event::Progressed { attempt: Attempt::FIRST, message };
-        if let Err(error) = self.engine.apply(&row.key, event).await {
+        let (key, event) = (row.key.clone(), Event::Progressed { attempt: self.attempt, message });
+        if let Err(error) = self.apply(&key, event).await {
             tracing::warn!(%error, "progress was not stored");
         }
         Next::Continue

@@ -40,6 +40,7 @@ pub async fn sweep(engine: &Engine) -> Result<(), TaskError> {
                 Err(error) => return Err(error),
             }
         }
+        crate::failpoint::hit("sweeping");
         let freed = engine.store.sweep(now, BATCH).await?;
         let usage = engine.store.usage();
         metrics::gauge!(metric::STORE_ROWS).set(usage.tasks as f64);

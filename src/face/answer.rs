@@ -17,6 +17,10 @@ const RETRY_AFTER_SECONDS: u64 = 1;
 /// Results from this size on are not copied into their envelope.
 const LARGE: usize = 8 * 1024;
 
+/// Marks the answer about a task that is not there, or not this principal's, so that it can be counted.
+#[derive(Clone, Copy, Debug)]
+pub struct TaskMissed;
+
 /// What every answer to one request shares.
 #[derive(Clone, Debug)]
 pub struct Addressee {
@@ -53,10 +57,11 @@ impl Addressee {
             | Complaint::UnknownTool
             | Complaint::UnknownTask
             | Complaint::State
+            | Complaint::Misnamed
             | Complaint::NeedsTask
             | Complaint::TakesNoTask => StatusCode::OK,
         };
-        self.error(status, &complaint.to_error(self.version))
+        mark(self.error(status, &complaint.to_error(self.version)), complaint)
     }
 
     /// A fault of the gateway. Only where nothing was sent upstream is the status one that
@@ -66,11 +71,13 @@ impl Addressee {
         if fault.executed != Executed::No {
             return self.error(StatusCode::OK, &gateway_error(fault));
         }
-        let is_quota = matches!(fault.reason, Reason::TooManyTasks | Reason::TooManyListeners);
+        let is_quota = matches!(
+            fault.reason,
+            Reason::TooManyTasks | Reason::TooManyListeners | Reason::TooMuchStored | Reason::RateLimited
+        );
         let status = if is_quota { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::SERVICE_UNAVAILABLE };
         let mut response = self.error(status, &gateway_error(fault));
-        let seconds = fault.retry_after.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs().max(1));
-        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
+        response.headers_mut().insert(RETRY_AFTER, retry_after(fault));
         response
     }
 
@@ -90,6 +97,30 @@ impl Addressee {
             }
         }
     }
+}
+
+/// Marks an answer about a task that is not there.
+#[must_use]
+pub(super) fn mark(mut response: Response, complaint: &Complaint) -> Response {
+    if *complaint == Complaint::UnknownTask {
+        response.extensions_mut().insert(TaskMissed);
+    }
+    response
+}
+
+/// In whole seconds, rounded up: whoever comes back then is served.
+fn retry_after(fault: &GatewayFault) -> HeaderValue {
+    let seconds =
+        fault.retry_after.map_or(RETRY_AFTER_SECONDS, |wait| wait.as_secs() + u64::from(wait.subsec_nanos() > 0));
+    HeaderValue::from(seconds.max(1))
+}
+
+/// 429 for what has no id that an error could name.
+#[must_use]
+pub fn too_often(fault: &GatewayFault) -> Response {
+    let mut response = bare(StatusCode::TOO_MANY_REQUESTS);
+    response.headers_mut().insert(RETRY_AFTER, retry_after(fault));
+    response
 }
 
 fn json(body: ResponseBody) -> Response {

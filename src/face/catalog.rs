@@ -67,6 +67,7 @@ pub struct ToolList {
 struct Listed {
     mirrored: Vec<Mirrored>,
     task_support: TaskSupport,
+    is_repeatable: bool,
 }
 
 impl ToolList {
@@ -80,6 +81,12 @@ impl ToolList {
     #[must_use]
     pub fn task_support(&self, tool: &str) -> TaskSupport {
         self.tools.get(tool).map_or_else(TaskSupport::default, |listed| listed.task_support)
+    }
+
+    /// Whether the tool's annotations say that calling it again does no harm. Hints of the upstream's.
+    #[must_use]
+    pub fn is_repeatable(&self, tool: &str) -> bool {
+        self.tools.get(tool).is_some_and(|listed| listed.is_repeatable)
     }
 
     fn is_fresh(&self) -> bool {
@@ -255,10 +262,18 @@ fn publish(first: &Object, tools: &[Payload], changes: broadcast::Receiver<(Arc<
             None => Vec::new(),
         };
         published.push(edit.finish());
-        by_name.insert(name, Listed { mirrored, task_support: TaskSupport::of(&tool) });
+        let is_repeatable = says_repeatable(&tool);
+        by_name.insert(name, Listed { mirrored, task_support: TaskSupport::of(&tool), is_repeatable });
     }
     let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
     ToolList { result, tools: by_name, fetched_at: Instant::now(), changes: Mutex::new(changes) }
+}
+
+/// `readOnlyHint` or `idempotentHint` (reliability.md d.2).
+fn says_repeatable(tool: &Object) -> bool {
+    let annotations = tool.get_object("annotations");
+    let says = |hint| annotations.as_ref().and_then(|all| all.get(hint)).is_some_and(|value| value.as_str() == "true");
+    says("readOnlyHint") || says("idempotentHint")
 }
 
 /// The complaint about a cursor: a list is always one page, so no cursor is ever given out.

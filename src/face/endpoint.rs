@@ -1,18 +1,22 @@
 //! One served path: reads the message, finds its face, answers what no face serves.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use http::{HeaderMap, HeaderValue, Method};
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Addressee, accepted, only_post};
+use super::answer::{Addressee, TaskMissed, accepted, only_post, too_often};
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
 use super::http::{Endpoint, Inbound, Response};
+use super::rates::Rates;
 use super::session::{self, SessionFace, refuse};
 use super::stateless::{StatelessFace, Surroundings};
 use crate::dialect::Complaint;
+use crate::dialect::faults::gateway_error;
+use crate::task::{GatewayFault, Principal};
 use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
 use crate::wire::{Message, ProtocolVersion, RequestId, ScanError, ScanLimits, method};
 
@@ -24,12 +28,19 @@ const BATCH_MAX: usize = 100;
 pub struct UpstreamEndpoint {
     stateless: StatelessFace,
     session: SessionFace,
+    rates: Arc<Rates>,
 }
 
 impl UpstreamEndpoint {
     #[must_use]
-    pub const fn new(stateless: StatelessFace, session: SessionFace) -> Self {
-        Self { stateless, session }
+    pub fn new(stateless: StatelessFace, session: SessionFace) -> Self {
+        Self { stateless, session, rates: Arc::default() }
+    }
+
+    /// The same with counts that it shares with other endpoints.
+    #[must_use]
+    pub fn with_rates(self, rates: Arc<Rates>) -> Self {
+        Self { rates, ..self }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -41,18 +52,22 @@ impl UpstreamEndpoint {
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
     async fn serve(&self, inbound: Inbound) -> Response {
-        if inbound.method != Method::POST {
-            return Box::pin(self.operate(&inbound)).await;
-        }
         if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
             return Box::pin(self.serve_batch(&inbound)).await;
         }
+        let admitted = self.rates.admit(&inbound.principal, 1);
+        if inbound.method != Method::POST {
+            return match admitted {
+                Ok(()) => Box::pin(self.operate(&inbound)).await,
+                Err(fault) => too_often(&fault),
+            };
+        }
         match envelope::read(&inbound.body, ScanLimits::CLIENT) {
-            Ok(message) => match era_of(&message, &inbound.headers) {
-                Face::Stateless => self.serve_stateless(inbound, message).await,
-                Face::Session => self.session.post(&inbound, message).await,
-            },
+            Ok(message) => self.serve_message(inbound, message, admitted).await,
             Err(error) => {
+                if let Err(fault) = admitted {
+                    return too_often(&fault);
+                }
                 let (id, complaint) = unreadable(error);
                 if header_is_stateless(&inbound.headers) {
                     stateless_addressee(&inbound, id).complaint(&complaint)
@@ -79,12 +94,34 @@ impl UpstreamEndpoint {
         if inbound.method == Method::GET { self.session.get(inbound).await } else { self.session.delete(inbound).await }
     }
 
+    async fn serve_message(&self, inbound: Inbound, message: Message, admitted: Result<(), GatewayFault>) -> Response {
+        let face = era_of(&message, &inbound.headers);
+        let asker = Asker::of(&message, face, &inbound);
+        if let Err(fault) = admitted {
+            return asker.refuse(&fault);
+        }
+        let response = match face {
+            Face::Stateless => self.serve_stateless(inbound, message).await,
+            Face::Session => self.session.post(&inbound, message).await,
+        };
+        if response.extensions().get::<TaskMissed>().is_none() {
+            return response;
+        }
+        match self.rates.missed(&asker.principal) {
+            Ok(()) => response,
+            Err(fault) => asker.refuse(&fault),
+        }
+    }
+
     async fn serve_batch(&self, inbound: &Inbound) -> Response {
         let addressee = session::addressee(None, inbound.accepted);
         let items = match split_batch(&inbound.body, ScanLimits::CLIENT, BATCH_MAX) {
             Ok(items) => items,
             Err(error) => return refuse(&addressee, &unreadable(error).1),
         };
+        if let Err(fault) = self.rates.admit(&inbound.principal, items.len()) {
+            return too_often(&fault);
+        }
         let batch: Vec<_> = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();
         let is_mixed = batch.iter().any(|(read, _)| match read {
             Ok(message) => era_of(message, &inbound.headers) == Face::Stateless,
@@ -124,6 +161,36 @@ impl UpstreamEndpoint {
         };
         // On the heap, so that a request of a session, which needs less, is not as large.
         Box::pin(self.stateless.serve(&request, around)).await
+    }
+}
+
+/// Whoever is told that this is too much: what is left of a request once it is with its face.
+struct Asker {
+    principal: Principal,
+    addressee: Addressee,
+    face: Face,
+}
+
+impl Asker {
+    fn of(message: &Message, face: Face, inbound: &Inbound) -> Self {
+        let id = match message {
+            Message::Request(request) => Some(request.id.clone()),
+            Message::Notification(_) | Message::Response(_) => None,
+        };
+        let addressee = match face {
+            Face::Stateless => stateless_addressee(inbound, id),
+            Face::Session => session::addressee(id.as_ref(), inbound.accepted),
+        };
+        Self { principal: inbound.principal.clone(), addressee, face }
+    }
+
+    /// 429, but for requests of session clients, which drop their connection then (reliability.md b.3).
+    fn refuse(&self, fault: &GatewayFault) -> Response {
+        match (self.face, &self.addressee.id) {
+            (_, None) => too_often(fault),
+            (Face::Stateless, Some(_)) => self.addressee.fault(fault),
+            (Face::Session, Some(_)) => self.addressee.error(StatusCode::OK, &gateway_error(fault)),
+        }
     }
 }
 

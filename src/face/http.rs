@@ -65,6 +65,8 @@ impl Body for Joined {
 pub struct Inbound {
     pub method: http::Method,
     pub path: String,
+    /// What follows the `?` of the target, undecoded. Ignored where clients are served (B57).
+    pub query: Option<String>,
     /// As they came, hop-by-hop fields included: what is forwarded is chosen by an allow-list.
     pub headers: http::HeaderMap,
     pub body: Bytes,

@@ -220,12 +220,12 @@ async fn note(shared: &Arc<Shared>, session: &Session, bytes: Bytes, kind: Kind)
     counter.increment(1);
     let noting = async {
         let binding = shared.sessions.binding(session);
-        match shared.judged(&binding, Verb::Post(bytes.clone())).await? {
+        match shared.judged(&binding, Verb::Note(bytes.clone())).await? {
             // An answer belongs to a question, and the question has gone with its session.
             Judged::SessionLost if kind == Kind::Response => Ok(StatusCode::ACCEPTED),
             Judged::SessionLost => {
                 let renewed = shared.renew(session, &binding).await?;
-                Ok(verdict(&shared.judged(&renewed, Verb::Post(bytes)).await?))
+                Ok(verdict(&shared.judged(&renewed, Verb::Note(bytes)).await?))
             }
             judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(verdict(&judged)),
         }
@@ -407,7 +407,7 @@ impl Answered for Call {
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
         self.shared.served.life.tracker.spawn(async move {
             let binding = shared.sessions.binding(&session);
-            let request = ConduitRequest { binding, verb: Verb::Post(message) };
+            let request = ConduitRequest { binding, verb: Verb::Note(message) };
             let _ = tokio::time::timeout(CANCEL_MAX, shared.served.conduit.send(request)).await;
         });
     }

@@ -22,7 +22,7 @@ use http::header::ALLOW;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Addressee, accepted, bare};
+use super::answer::{Addressee, accepted, bare, mark};
 use super::headers;
 use super::http::{AcceptedTypes, Inbound, Response};
 use super::pipe::{self, Parcel};
@@ -151,6 +151,7 @@ impl SessionFace {
         let asking = |session| Asking {
             session,
             principal: &inbound.principal,
+            headers: &inbound.headers,
             accepted: inbound.accepted,
             arrived: inbound.received_at,
         };
@@ -259,7 +260,7 @@ pub(super) fn addressee(id: Option<&RequestId>, accepted: AcceptedTypes) -> Addr
 /// otherwise. 400 is for what has no id.
 pub(super) fn refuse(addressee: &Addressee, complaint: &Complaint) -> Response {
     let status = if addressee.id.is_some() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
-    addressee.error(status, &complaint.to_error(addressee.version))
+    mark(addressee.error(status, &complaint.to_error(addressee.version)), complaint)
 }
 
 /// Where a message goes.

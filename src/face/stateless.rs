@@ -27,7 +27,7 @@ use super::misses::Misses;
 use super::rising::Rising;
 use super::sealed::Sealer;
 use super::stream::{CallView, Promotable};
-use super::{headers, mirrored};
+use super::{headers, mirrored, named};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, stateless_result};
 use crate::dialect::negotiate::StatelessRequest;
@@ -35,7 +35,7 @@ use crate::dialect::plain::PlainPeer;
 use crate::dialect::relay_core_2025_11_25::TaskSupport;
 use crate::dialect::{Complaint, PeerDialect};
 use crate::engine::{CallSpec, Engine, Rounds};
-use crate::task::{Clock, Executed, GatewayFault, Maker, Plan, Principal, Reason, ToolPolicy, ToolRules};
+use crate::task::{Clock, Executed, GatewayFault, Idempotency, Maker, Plan, Principal, Reason, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
 use crate::upstream::{
     BeginError, CallContext, ClientFacts, Era, NativeTask, ServerFacts, Timeouts, Upstream, UpstreamRequest,
@@ -111,7 +111,9 @@ struct Weighed {
     tool: String,
     policy: ToolPolicy,
     plan: Plan,
+    idempotency: Option<Idempotency>,
     native: NativeTask,
+    is_repeatable: bool,
 }
 
 /// What came with a request besides its message.
@@ -293,8 +295,19 @@ impl StatelessFace {
         if plan == Plan::Refuse {
             return Err(refuse(&StatelessRequest::needs_extension()));
         }
+        let (plan, idempotency) = match plan {
+            // A repetition must find it, so there is a task from the beginning.
+            Plan::Grace(_) | Plan::Task => {
+                let upstream = self.served.upstream.name();
+                let named = named::read(inquiry.headers, inquiry.params, upstream, &tool);
+                let named = named.map_err(|complaint| refuse(&complaint))?;
+                (if named.is_some() { Plan::Task } else { plan }, named)
+            }
+            Plan::Direct | Plan::Refuse => (plan, None),
+        };
         let native = native_task(list.task_support(&tool), plan, policy.deadline);
-        Ok(Weighed { tool, policy, plan, native })
+        let is_repeatable = list.is_repeatable(&tool);
+        Ok(Weighed { tool, policy, plan, idempotency, native, is_repeatable })
     }
 
     async fn run_call(&self, inquiry: Inquiry<'_>, weighed: &Weighed) -> Response {
@@ -310,11 +323,19 @@ impl StatelessFace {
             return inquiry.addressee.fault(&not_begun(error));
         }
         let (tool, policy) = (String::new(), self.served.rules.default.clone());
-        self.run(inquiry, &Weighed { tool, policy, plan: Plan::Direct, native: NativeTask::Never }).await
+        let plain = Weighed {
+            tool,
+            policy,
+            plan: Plan::Direct,
+            idempotency: None,
+            native: NativeTask::Never,
+            is_repeatable: false,
+        };
+        self.run(inquiry, &plain).await
     }
 
     async fn run(&self, inquiry: Inquiry<'_>, weighed: &Weighed) -> Response {
-        let &Weighed { ref tool, ref policy, plan, native } = weighed;
+        let &Weighed { ref tool, ref policy, plan, idempotency, native, is_repeatable } = weighed;
         let rounds = rounds_of(inquiry.method);
         if rounds == Rounds::Allowed && inquiry.params.contains("requestState") {
             return self.go_on(inquiry, policy.clone(), plan).await;
@@ -343,7 +364,9 @@ impl StatelessFace {
             tool: Arc::from(tool.as_str()),
             policy: policy.clone(),
             plan,
+            idempotency,
             arrived: inquiry.arrived,
+            is_repeatable,
             questions: questions_for(&inquiry.said),
             rounds,
             asides: None,

@@ -215,6 +215,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
             },
             Some(CallEvent::InputRequired { task, round }) => self.show_questions(&task, round),
             Some(CallEvent::Ended(CallEnd::Gone)) => Shown::Complaint(Complaint::State),
+            Some(CallEvent::Ended(CallEnd::Misnamed)) => Shown::Complaint(Complaint::Misnamed),
             Some(CallEvent::Ended(CallEnd::NeedsCapability(required))) => {
                 Shown::Complaint(Complaint::Capability(required))
             }

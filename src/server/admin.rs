@@ -14,7 +14,7 @@ use http::{HeaderValue, Method, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::RwLock;
 
-use super::{AdminSettings, Limits, ListenSettings, Routes, Site};
+use super::{AdminSettings, Callers, Limits, ListenSettings, Routes, Site};
 use crate::face::http::{Endpoint, Inbound, Response, empty_body, full_body};
 use crate::task::Principal;
 
@@ -64,7 +64,7 @@ pub fn site(settings: AdminSettings, readiness: Readiness, metrics: PrometheusHa
         .with("/healthz", Arc::new(Page::Health))
         .with("/readyz", Arc::new(Page::Readiness(readiness)))
         .with("/metrics", Arc::new(Page::Metrics(metrics)));
-    Site { name: "admin", settings, limits: Limits::default(), principal: Principal::local(), routes }
+    Site { name: "admin", settings, limits: Limits::default(), callers: Callers::Everyone(Principal::local()), routes }
 }
 
 /// What can be looked at.

@@ -6,7 +6,9 @@ use std::io;
 use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
+use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use bytes::{Bytes, BytesMut};
 use http::header::CONNECTION;
 use http::{HeaderValue, Request, Version};
@@ -16,6 +18,7 @@ use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulConnection;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 
@@ -34,6 +37,8 @@ pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const READ_BUFFER: usize = 96 << 10;
 /// Enough for the head of nearly every request.
 const FIRST_READ: usize = 2 << 10;
+/// How long a connection that was let in just before the end may take to say anything.
+const FIRST_WORD_MAX: Duration = Duration::from_millis(500);
 const HEADER_LIST_MAX: u32 = 16 << 10;
 const STREAM_WINDOW: u32 = 256 << 10;
 const CONNECTION_WINDOW: u32 = 1 << 20;
@@ -43,7 +48,9 @@ const SEND_BUFFER_MAX: usize = 1 << 20;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) limits: Limits,
-    pub(super) layers: Layers,
+    pub(super) layers: ArcSwap<Layers>,
+    /// Rings when the certificate is to be read again at once.
+    pub(super) reread: Notify,
     pub(super) meter: Meter,
     pub(super) tracker: TaskTracker,
     pub(super) phases: Phases,
@@ -53,9 +60,14 @@ pub(super) struct Shared {
 pub(super) async fn serve<T: Transport>(shared: Arc<Shared>, mut socket: T, local: IpAddr) {
     let _counted = shared.meter.connection();
     let deadline = Instant::now() + shared.limits.head_deadline;
-    let detected = tokio::select! {
-        detected = timeout_at(deadline, detect(&mut socket)) => detected,
-        () = shared.phases.stop.cancelled() => return,
+    let detected = {
+        let mut detection = pin!(detect(&mut socket));
+        tokio::select! {
+            biased;
+            detected = timeout_at(deadline, detection.as_mut()) => detected,
+            // It was let in: what it has to say may be on its way, and nobody else would hear it.
+            () = shared.phases.stop.cancelled() => timeout(FIRST_WORD_MAX, detection).await,
+        }
     };
     // Silence, a slow preface and a broken socket end alike: there is nobody to answer (B27).
     let Ok(Ok((protocol, prefix))) = detected else { return };
@@ -121,13 +133,12 @@ fn service(
     Error = Infallible,
     Future: Future<Output = Answered> + Send,
 > {
-    let layers = Arc::new(shared.layers.on(local));
     service_fn(move |request: Request<Incoming>| {
-        let (shared, trail, layers) = (Arc::clone(&shared), Arc::clone(&trail), Arc::clone(&layers));
+        let (shared, trail) = (Arc::clone(&shared), Arc::clone(&trail));
         async move {
             let open = Open::new(Arc::clone(&trail), &shared.meter);
             let version = request.version();
-            let mut response = layers.answer(request).await;
+            let mut response = shared.layers.load_full().answer(request, local).await;
             shared.meter.answered(response.status());
             let refused = response.extensions().get::<Refused>().is_some();
             if refused && trail.glitch(shared.limits.glitches_max) == Standing::Leaving && version <= Version::HTTP_11 {

@@ -15,9 +15,12 @@ use super::{Limits, body, head, media};
 use crate::face::http::{AcceptedTypes, Endpoint, Inbound, Response};
 use crate::task::principal::Principal;
 
-/// Which path is whose. Paths match byte for byte (B56), the query is ignored (B57).
+/// Which path is whose. Paths match byte for byte (B56), the query has no say in it (B57).
 #[derive(Clone, Default)]
-pub struct Routes(HashMap<String, Arc<dyn Endpoint>>);
+pub struct Routes {
+    exact: HashMap<String, Arc<dyn Endpoint>>,
+    below: Vec<(String, Arc<dyn Endpoint>)>,
+}
 
 impl Routes {
     #[must_use]
@@ -28,14 +31,27 @@ impl Routes {
     /// The same routes and one more; a path given twice belongs to the last.
     #[must_use]
     pub fn with(mut self, path: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
-        self.0.insert(path.into(), endpoint);
+        self.exact.insert(path.into(), endpoint);
         self
+    }
+
+    /// The same routes and one for all paths that begin with `prefix` and have no route of their own; of two
+    /// prefixes the first holds.
+    #[must_use]
+    pub fn below(mut self, prefix: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
+        self.below.push((prefix.into(), endpoint));
+        self
+    }
+
+    fn find(&self, path: &str) -> Option<&Arc<dyn Endpoint>> {
+        let below = || self.below.iter().find(|(prefix, _)| path.starts_with(prefix)).map(|(_, endpoint)| endpoint);
+        self.exact.get(path).or_else(below)
     }
 }
 
 impl fmt::Debug for Routes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.0.keys()).finish()
+        f.debug_set().entries(self.exact.keys().chain(self.below.iter().map(|(prefix, _)| prefix))).finish()
     }
 }
 
@@ -81,6 +97,7 @@ impl Inner {
         drop(incoming);
         let inbound = Inbound {
             path: parts.uri.path().to_owned(),
+            query: parts.uri.query().map(str::to_owned),
             method: parts.method,
             headers: parts.headers,
             body,
@@ -97,7 +114,7 @@ impl Inner {
 
     /// Every check that needs no byte of the body.
     fn admit(&self, request: &Request<Incoming>) -> Result<(&Arc<dyn Endpoint>, AcceptedTypes), Refusal> {
-        let endpoint = self.routes.0.get(request.uri().path()).ok_or(Refusal::PathUnknown)?;
+        let endpoint = self.routes.find(request.uri().path()).ok_or(Refusal::PathUnknown)?;
         let (method, headers) = (request.method(), request.headers());
         if ![Method::POST, Method::GET, Method::DELETE].contains(method) {
             return Err(Refusal::MethodUnknown(endpoint.allow()));

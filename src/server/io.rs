@@ -218,6 +218,8 @@ impl<T: Transport> AsyncRead for Watched<T> {
 impl<T: Transport> AsyncWrite for Watched<T> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        #[cfg(debug_assertions)]
+        half_write(this.socket(), context, &[buf]);
         let written = this.socket().poll_write(context, buf);
         this.track(std::iter::once(buf), &written);
         this.watch(context, written)
@@ -229,6 +231,8 @@ impl<T: Transport> AsyncWrite for Watched<T> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
+        #[cfg(debug_assertions)]
+        half_write(this.socket(), context, &bufs.iter().map(|slice| &**slice).collect::<Vec<_>>());
         let written = this.socket().poll_write_vectored(context, bufs);
         this.track(bufs.iter().map(|slice| &**slice), &written);
         this.watch(context, written)
@@ -248,6 +252,22 @@ impl<T: Transport> AsyncWrite for Watched<T> {
         let this = self.get_mut();
         let ended = this.socket().poll_shutdown(context);
         this.watch_flush(context, ended)
+    }
+}
+
+/// Where a test wants the process to end in the middle of a handle: writes half of the answer, and ends it (F08).
+#[cfg(debug_assertions)]
+fn half_write<T: Transport>(socket: Pin<&mut T>, context: &mut Context<'_>, bufs: &[&[u8]]) {
+    let point = "handle-half-written";
+    if !crate::failpoint::is_armed(point) {
+        return;
+    }
+    let answer = bufs.concat();
+    let has = |needle: &[u8]| answer.windows(needle.len()).any(|found| found == needle);
+    if (has(br#""resultType":"task""#) || has(br#""task":{"#)) && crate::failpoint::is_due(point) {
+        let head = answer.windows(4).position(|end| end == b"\r\n\r\n").map_or(0, |at| at + 4);
+        let _ = socket.poll_write(context, &answer[..usize::midpoint(head, answer.len())]);
+        crate::failpoint::die();
     }
 }
 

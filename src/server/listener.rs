@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
 use super::connection::{Shared, serve};
@@ -17,11 +18,10 @@ use super::drain::Phases;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::meter::Meter;
-use super::principal::PrincipalGuard;
+use super::principal::{Callers, PrincipalGuard};
 use super::stack::Layers;
 use super::tls::Tls;
 use super::{Limits, ListenSettings};
-use crate::task::Principal;
 use crate::tls::TlsFileError;
 
 /// How long accepting pauses after it failed, so that a shortage of descriptors does not spin (F60).
@@ -37,8 +37,8 @@ pub struct Site {
     pub name: &'static str,
     pub settings: ListenSettings,
     pub limits: Limits,
-    /// Whose every request is, as nobody is asked for credentials.
-    pub principal: Principal,
+    /// Who may come.
+    pub callers: Callers,
     pub routes: Routes,
 }
 
@@ -74,6 +74,15 @@ impl Running {
         self.scheme
     }
 
+    /// Serves other routes to other principals from now on, in one step: each request meets the old or the new (F24),
+    /// one that is under way ends as it began. Of `settings` the allowed names and origins and the largest body hold;
+    /// the rest needs another listener. Reads the certificate again.
+    pub fn replace(&self, settings: &ListenSettings, callers: Callers, routes: Routes) {
+        let layers = layers(self.local_addr, settings, self.shared.limits, callers, routes);
+        self.shared.layers.store(Arc::new(layers));
+        self.shared.reread.notify_one();
+    }
+
     /// Open connections.
     #[must_use]
     pub fn connections(&self) -> usize {
@@ -100,22 +109,30 @@ impl Drop for Running {
 /// # Errors
 /// Where the address cannot be bound, or the certificate is of no use.
 pub async fn start(site: Site) -> Result<Running, StartError> {
-    let Site { name, settings, limits, principal, routes } = site;
-    let tls = settings.tls.map(Tls::read).transpose()?;
+    start_on(site, None).await
+}
+
+/// The same on a socket that listens already, such as a service manager hands over: then the address in the settings
+/// is not used.
+///
+/// # Errors
+/// As [`start`].
+pub async fn start_on(site: Site, socket: Option<std::net::TcpListener>) -> Result<Running, StartError> {
+    let Site { name, settings, limits, callers, routes } = site;
+    let tls = settings.tls.clone().map(Tls::read).transpose()?;
     let address = settings.address;
     let failed = |source| StartError::Bind { address, source };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let listener = match socket {
+        Some(socket) => socket.set_nonblocking(true).and_then(|()| TcpListener::from_std(socket)),
+        None => TcpListener::bind(address).await,
+    };
+    let listener = listener.map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
     let acceptor = Acceptor::new(listener).map_err(failed)?;
-    let layers = Layers {
-        head: HeadGuard::new(limits),
-        host: HostGuard::new(local_addr, &settings.allowed_hosts),
-        origin: OriginGuard::new(local_addr, &settings.allowed_origins),
-        principal: PrincipalGuard::new(principal),
-        dispatch: Dispatch::new(routes, limits, settings.body_bytes_max.get()),
-    };
+    let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, callers, routes));
     let (tracker, phases) = (TaskTracker::new(), Phases::default());
-    let shared = Arc::new(Shared { limits, layers, meter: Meter::new(name), tracker, phases });
+    let meter = Meter::new(name);
+    let shared = Arc::new(Shared { limits, layers, reread: Notify::new(), meter, tracker, phases });
     // More permits than a semaphore holds cannot be meant.
     let connections_max = settings.connections_max.get().min(Semaphore::MAX_PERMITS);
     let places = Arc::new(Places::new(connections_max, limits.connections_per_address_max));
@@ -126,6 +143,16 @@ pub async fn start(site: Site) -> Result<Running, StartError> {
     tracing::info!(listener = name, %local_addr, scheme, "listening");
     shared.tracker.spawn(acceptor.run(Arc::clone(&shared), Arc::clone(&places), tls));
     Ok(Running { local_addr, scheme, connections_max, places, shared })
+}
+
+fn layers(at: SocketAddr, settings: &ListenSettings, limits: Limits, callers: Callers, routes: Routes) -> Layers {
+    Layers {
+        head: HeadGuard::new(limits),
+        host: HostGuard::new(at, &settings.allowed_hosts),
+        origin: OriginGuard::new(at, &settings.allowed_origins),
+        principal: PrincipalGuard::new(callers),
+        dispatch: Dispatch::new(routes, limits, settings.body_bytes_max.get()),
+    }
 }
 
 /// The listening socket, with a spare descriptor that can be given up to tell one client that there is none.
@@ -145,15 +172,24 @@ impl Acceptor {
 
     async fn run(mut self, shared: Arc<Shared>, places: Arc<Places>, tls: Option<Tls>) {
         let stop = shared.phases.stop.clone();
+        // Told once, however often accepting fails in between.
+        let mut is_short = false;
         while let Some(accepted) = stop.run_until_cancelled(self.listener.accept()).await {
             match accepted {
-                Ok((socket, peer)) => match places.take(peer.ip().to_canonical()) {
-                    Ok(place) => admit(&shared, place, socket, tls.clone()),
-                    Err(reason) => shared.meter.refused(reason),
-                },
+                Ok((socket, peer)) => {
+                    if std::mem::take(&mut is_short) {
+                        tracing::info!(listener = shared.meter.name(), "accepting goes on");
+                    }
+                    match places.take(peer.ip().to_canonical()) {
+                        Ok(place) => admit(&shared, place, socket, tls.clone()),
+                        Err(reason) => shared.meter.refused(reason),
+                    }
+                }
                 Err(error) if is_of_one_connection(&error) => (),
                 Err(error) => {
-                    tracing::warn!(%error, "accepting pauses");
+                    if !std::mem::replace(&mut is_short, true) {
+                        tracing::warn!(listener = shared.meter.name(), %error, "accepting pauses");
+                    }
                     shared.meter.accept_paused();
                     self.shed().await;
                     tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -178,6 +214,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
 }
 
 fn admit(shared: &Arc<Shared>, place: Place, socket: TcpStream, tls: Option<Tls>) {
+    crate::failpoint::hit("accepted");
     // Without these two the connection works, more slowly, and under its listed names only.
     let _ = socket.set_nodelay(true);
     let local = socket.local_addr().map_or(UNKNOWN, |local| local.ip().to_canonical());

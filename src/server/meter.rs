@@ -29,6 +29,10 @@ impl Meter {
         }
     }
 
+    pub(super) const fn name(&self) -> &'static str {
+        self.listener
+    }
+
     pub(super) fn answered(&self, status: StatusCode) {
         let slot = usize::from(status.as_u16().saturating_sub(STATUS_FIRST));
         if let Some(slot) = self.answers.get(slot) {

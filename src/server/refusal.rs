@@ -3,7 +3,7 @@
 //! Answers carry no body and no byte of the client's (reliability b.3, rules 1 and 5). The two reasons that
 //! concern the JSON text itself are answered as JSON-RPC errors without id.
 
-use http::header::{ALLOW, CONNECTION, CONTENT_TYPE};
+use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode, Version};
 
 use crate::face::http::{Response, empty_body, full_body};
@@ -21,6 +21,10 @@ pub(super) enum Refusal {
     HostUnclear,
     HostForeign,
     OriginForeign,
+    /// Two credentials (B150).
+    CredentialsUnclear,
+    /// No credential, or none that is known: which of the two is nobody's business (B151).
+    Unauthorized,
     PathUnknown,
     /// Carries the methods that the path has.
     MethodUnknown(HeaderValue),
@@ -77,6 +81,8 @@ impl Refusal {
             Self::HostUnclear => Terms::bare(S::BAD_REQUEST, "host_unclear", GoesOn),
             Self::HostForeign => Terms::bare(S::FORBIDDEN, "host_foreign", GoesOn),
             Self::OriginForeign => Terms::bare(S::FORBIDDEN, "origin_foreign", GoesOn),
+            Self::CredentialsUnclear => Terms::bare(S::BAD_REQUEST, "credentials_unclear", GoesOn),
+            Self::Unauthorized => Terms::bare(S::UNAUTHORIZED, "unauthorized", GoesOn),
             Self::PathUnknown => Terms::bare(S::NOT_FOUND, "path_unknown", GoesOn),
             Self::MethodUnknown(_) => Terms::bare(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
             Self::MediaType => Terms::bare(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
@@ -117,8 +123,29 @@ impl Refusal {
         if ends {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        if let Self::MethodUnknown(allow) = self {
-            response.headers_mut().insert(ALLOW, allow);
+        match self {
+            Self::MethodUnknown(allow) => drop(response.headers_mut().insert(ALLOW, allow)),
+            Self::Unauthorized => {
+                response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            Self::Tunnel
+            | Self::HeadTooLarge
+            | Self::TargetTooLong
+            | Self::HostUnclear
+            | Self::HostForeign
+            | Self::OriginForeign
+            | Self::CredentialsUnclear
+            | Self::PathUnknown
+            | Self::MediaType
+            | Self::ContentCoding
+            | Self::NotAcceptable
+            | Self::Expectation
+            | Self::TransferCoding
+            | Self::BodyTooLarge
+            | Self::BodyTooSlow
+            | Self::BodyBroken
+            | Self::ChunkExtensions
+            | Self::BodyEmpty => (),
         }
         response
     }

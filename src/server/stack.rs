@@ -17,7 +17,7 @@ use crate::face::http::{Response, empty_body};
 use crate::metric;
 use crate::task::principal::Principal;
 
-/// The layers of one listener, cloned for each connection.
+/// The layers of one listener. A reload replaces them as a whole: a request meets the old or the new (F24).
 #[derive(Clone, Debug)]
 pub(super) struct Layers {
     pub(super) head: HeadGuard,
@@ -28,33 +28,29 @@ pub(super) struct Layers {
 }
 
 impl Layers {
-    /// The same layers for a connection that came in on `local`.
-    pub(super) fn on(&self, local: IpAddr) -> Self {
-        Self { host: self.host.on(local), ..self.clone() }
-    }
-
-    /// Answers one request. Connections were admitted before, and answers are counted after it, in `connection`.
-    pub(super) async fn answer(&self, request: Request<Incoming>) -> Response {
+    /// Answers one request that came in on `local`. Connections were admitted before, and answers are counted after
+    /// it, in `connection`.
+    pub(super) async fn answer(&self, request: Request<Incoming>, local: IpAddr) -> Response {
         let version = request.version();
         // A bug costs one answer, not the process (F64); outside everything that may have bugs.
         // Nothing that the panic left half done is used again: the request is gone with its future.
-        let caught = AssertUnwindSafe(self.guarded(request)).catch_unwind().await;
+        let caught = AssertUnwindSafe(self.guarded(request, local)).catch_unwind().await;
         caught.unwrap_or_else(|_| rescue(version))
     }
 
-    async fn guarded(&self, request: Request<Incoming>) -> Response {
-        match self.admit(&request) {
+    async fn guarded(&self, request: Request<Incoming>, local: IpAddr) -> Response {
+        match self.admit(&request, local) {
             // On the heap, so that an idle connection holds no room for it.
             Ok(principal) => Box::pin(self.dispatch.answer(request, principal)).await,
             Err(refusal) => refusal.answer(StreamPosition::of(&request)),
         }
     }
 
-    fn admit<B>(&self, request: &Request<B>) -> Result<Principal, Refusal> {
+    fn admit<B>(&self, request: &Request<B>, local: IpAddr) -> Result<Principal, Refusal> {
         // What is too large to look at is not looked at by anyone below.
         self.head.check(request)?;
         // A rebound name must not reach anything (T06), the admin paths included.
-        self.host.check(request)?;
+        self.host.on(local).check(request)?;
         // A foreign page must not either; on its own, so that a mistake in one list opens nothing.
         self.origin.check(request)?;
         // Before the routes: no path is outside it, so nobody without a name learns which paths exist (T05).

@@ -78,12 +78,17 @@ impl Tls {
         }
     }
 
-    /// Reads the files again whenever they have changed, until the listener ends (F65). Files that are of no
+    /// Reads the files again whenever they have changed, and when they are asked for, until the listener ends (F65). Files that are of no
     /// use leave the old certificate in place; the log says so once for each change of them.
     pub(super) async fn follow(self, shared: Arc<Shared>) {
         let mut troubled = None;
         loop {
-            let pause = tokio::time::sleep(shared.limits.certificate_check);
+            let pause = async {
+                tokio::select! {
+                    () = tokio::time::sleep(shared.limits.certificate_check) => (),
+                    () = shared.reread.notified() => (),
+                }
+            };
             if shared.phases.stop.run_until_cancelled(pause).await.is_none() {
                 return;
             }

@@ -6,8 +6,8 @@ use std::time::Duration;
 use super::{Revision, StoreError, TaskStore, Usage};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
-    Attempt, Event, InputKey, Maker, Origin, Outcome, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey,
-    Timestamp, transition,
+    Attempt, Digest, Event, Idempotency, InputKey, Maker, Origin, Outcome, Phase, Principal, Recovery, Shown, Task,
+    TaskId, TaskKey, Timestamp, transition,
 };
 use crate::wire::Payload;
 
@@ -40,19 +40,24 @@ fn settled(task: Task, result: &str) -> Task {
 }
 
 /// Runs every check, each on a store of its own made by `open` with a bound in bytes.
-pub(crate) async fn check_all<S: TaskStore>(open: impl Fn(usize) -> Arc<S>) {
-    let roomy = || open(64 * ROW_BYTES_MIN);
-    an_inserted_task_is_found_by_its_owner_alone(&*roomy()).await;
-    a_second_insert_of_a_key_is_refused(&*roomy()).await;
-    only_the_first_of_two_writers_wins(&*roomy()).await;
-    an_expired_settled_task_is_gone_and_an_overdue_live_one_is_not(&*roomy()).await;
-    the_sweeper_frees_only_what_is_gone(&*roomy()).await;
-    a_full_store_refuses_and_keeps_what_it_has(&*open(2 * ROW_BYTES_MIN)).await;
-    an_outcome_without_room_is_refused_and_a_fault_is_not(&*open(2 * ROW_BYTES_MIN)).await;
-    pages_hold_each_task_of_the_owner_once_in_order(&*roomy()).await;
-    unsettled_tasks_are_paged_whoever_owns_them(&*roomy()).await;
-    sums_follow_every_write(&*roomy()).await;
-    concurrent_writers_lose_no_write(roomy()).await;
+pub(crate) async fn check_all<S: TaskStore>(open: impl AsyncFn(usize) -> Arc<S>) {
+    let roomy = async || open(64 * ROW_BYTES_MIN).await;
+    an_inserted_task_is_found_by_its_owner_alone(&*roomy().await).await;
+    a_second_insert_of_a_key_is_refused(&*roomy().await).await;
+    only_the_first_of_two_writers_wins(&*roomy().await).await;
+    an_expired_settled_task_is_gone_and_an_overdue_live_one_is_not(&*roomy().await).await;
+    the_sweeper_frees_only_what_is_gone(&*roomy().await).await;
+    a_full_store_refuses_and_keeps_what_it_has(&*open(2 * ROW_BYTES_MIN).await).await;
+    an_outcome_without_room_is_refused_and_a_fault_is_not(&*open(2 * ROW_BYTES_MIN).await).await;
+    pages_hold_each_task_of_the_owner_once_in_order(&*roomy().await).await;
+    unsettled_tasks_are_paged_whoever_owns_them(&*roomy().await).await;
+    a_settled_task_is_paged_until_its_upstream_was_told(&*roomy().await).await;
+    surveys_hold_every_task_once_whoever_owns_it(&*roomy().await).await;
+    sums_follow_every_write(&*roomy().await).await;
+    a_name_leads_to_its_owners_task_as_long_as_the_task_is_there(&*roomy().await).await;
+    a_name_is_taken_until_its_task_is_gone(&*roomy().await).await;
+    concurrent_writers_lose_no_write(roomy().await).await;
+    concurrent_tasks_of_one_name_are_one(roomy().await).await;
 }
 
 async fn an_inserted_task_is_found_by_its_owner_alone(store: &impl TaskStore) {
@@ -163,6 +168,31 @@ async fn unsettled_tasks_are_paged_whoever_owns_them(store: &impl TaskStore) {
     assert_eq!(ids, [1, 3, 2]);
 }
 
+async fn surveys_hold_every_task_once_whoever_owns_it(store: &impl TaskStore) {
+    for (owner, id) in [("a", 1), ("b", 2), ("a", 3)] {
+        store.insert(&task(owner, id)).await.unwrap();
+    }
+    store.insert(&settled(task("a", 4), "r")).await.unwrap();
+    let first = store.survey(None, 3, START).await.unwrap();
+    let second = store.survey(Some(&first[2].task.key), 3, START).await.unwrap();
+    let ids: Vec<_> = first.iter().chain(&second).map(|row| row.task.key.id.bits()).collect();
+    assert_eq!(ids, [1, 3, 4, 2]);
+    assert_eq!(store.survey(None, 9, START.after(TTL)).await.unwrap().len(), 3, "what is gone is left out");
+}
+
+/// F20.
+async fn a_settled_task_is_paged_until_its_upstream_was_told(store: &impl TaskStore) {
+    let one = task("a", 1);
+    let first = store.insert(&one).await.unwrap();
+    let cancelled = transition(one, Event::CancelRequested, START).0;
+    let second = store.replace(first, &cancelled).await.unwrap();
+    assert!(store.overdue(START.after(TTL), 9).await.unwrap().is_empty());
+    let found = store.unsettled(None, 9).await.unwrap();
+    assert_eq!(found.iter().map(|row| &*row.task).collect::<Vec<_>>(), [&cancelled]);
+    store.replace(second, &transition(cancelled, Event::Told, START).0).await.unwrap();
+    assert!(store.unsettled(None, 9).await.unwrap().is_empty());
+}
+
 async fn sums_follow_every_write(store: &impl TaskStore) {
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
@@ -173,6 +203,59 @@ async fn sums_follow_every_write(store: &impl TaskStore) {
     assert_eq!((store.usage(), store.usage_of(&one.key.owner)), (held, held));
     store.sweep(START.after(TTL), 9).await.unwrap();
     assert_eq!((store.usage(), store.usage_of(&one.key.owner)), (Usage::default(), Usage::default()));
+}
+
+const NAME: Idempotency = Idempotency { key: Digest([7; 32]), call: Digest([8; 32]) };
+
+fn named(owner: &str, id: u128) -> Task {
+    Task { idempotency: Some(NAME), ..task(owner, id) }
+}
+
+async fn a_name_leads_to_its_owners_task_as_long_as_the_task_is_there(store: &impl TaskStore) {
+    let find = async |owner: &str, key: Digest, now| {
+        let found = store.find_idempotent(&Principal::new(owner), &key, now).await.unwrap();
+        found.map(|row| (*row.task).clone())
+    };
+    let one = named("a", 1);
+    assert_eq!(find("a", NAME.key, START).await, None);
+    let revision = store.insert(&one).await.unwrap();
+    assert_eq!(find("a", NAME.key, START).await.as_ref(), Some(&one));
+    assert_eq!(find("b", NAME.key, START).await, None);
+    assert_eq!(find("a", NAME.call, START).await, None);
+    let past = START.after(TTL);
+    assert_eq!(find("a", NAME.key, past).await, Some(one.clone()), "overdue, and not settled yet");
+    let done = settled(one, "r");
+    store.replace(revision, &done).await.unwrap();
+    assert_eq!(find("a", NAME.key, past).await, None);
+    store.remove(&done.key).await.unwrap();
+    assert_eq!(find("a", NAME.key, START).await, None);
+}
+
+async fn a_name_is_taken_until_its_task_is_gone(store: &impl TaskStore) {
+    let first = named("a", 1);
+    let revision = store.insert(&first).await.unwrap();
+    let late = |id| Task { created_at: START.after(TTL), ..named("a", id) };
+    for again in [named("a", 2), late(3)] {
+        assert!(matches!(store.insert(&again).await, Err(StoreError::Exists)));
+    }
+    store.insert(&named("b", 4)).await.unwrap();
+    assert_eq!(store.usage_of(&first.key.owner).tasks, 1, "what was refused is not counted");
+    store.replace(revision, &settled(first, "r")).await.unwrap();
+    assert!(matches!(store.insert(&named("a", 5)).await, Err(StoreError::Exists)));
+    store.insert(&late(6)).await.unwrap();
+    let found = store.find_idempotent(&Principal::new("a"), &NAME.key, START.after(TTL)).await.unwrap();
+    assert_eq!(found.map(|row| row.task.key.id.bits()), Some(6));
+    assert_eq!(store.sweep(START.after(TTL), 9).await.unwrap(), 1);
+    let found = store.find_idempotent(&Principal::new("a"), &NAME.key, START.after(TTL)).await.unwrap();
+    assert_eq!(found.map(|row| row.task.key.id.bits()), Some(6), "the sweep of the first took nothing from it");
+}
+
+async fn concurrent_tasks_of_one_name_are_one<S: TaskStore>(store: Arc<S>) {
+    let tasks: Vec<Task> = (0..8).map(|id| named("a", id)).collect();
+    let inserts = tasks.iter().map(|one| store.insert(one));
+    let done = futures_util::future::join_all(inserts).await;
+    assert_eq!(done.iter().filter(|one| one.is_ok()).count(), 1);
+    assert!(done.iter().all(|one| matches!(one, Ok(_) | Err(StoreError::Exists))));
 }
 
 async fn concurrent_writers_lose_no_write<S: TaskStore>(store: Arc<S>) {

@@ -4,7 +4,7 @@
 //! held across an await, and a reader holds one only to clone an `Arc`.
 
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 
 use super::tasks::{Revision, StoreError, Stored, TaskStore, Usage};
-use crate::task::{Principal, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
 
 /// Task ids are random, so their low bits spread rows evenly.
 const SHARDS: usize = 64;
@@ -35,12 +35,48 @@ struct Shard {
     live: BTreeSet<(Timestamp, TaskKey)>,
     /// When settled rows are gone.
     settled: BTreeSet<(Timestamp, TaskKey)>,
+    /// Settled rows whose upstream is still to be told.
+    untold: BTreeSet<TaskKey>,
 }
 
 #[derive(Debug, Default)]
 struct OwnerRows {
     by_age: BTreeSet<(Timestamp, TaskId)>,
+    by_name: HashMap<Digest, Named>,
     usage: Usage,
+}
+
+/// The newest task that was made under an idempotency key.
+#[derive(Debug)]
+struct Named {
+    id: TaskId,
+    /// From when on nobody finds it; `None` while it is not settled.
+    gone_at: Option<Timestamp>,
+}
+
+impl Named {
+    fn of(task: &Task) -> Self {
+        Self { id: task.key.id, gone_at: task.is_settled().then(|| task.expires_at()) }
+    }
+
+    fn is_there(&self, now: Timestamp) -> bool {
+        self.gone_at.is_none_or(|gone_at| gone_at > now)
+    }
+}
+
+impl OwnerRows {
+    /// Notes under which idempotency key a task is found, as the task stands now.
+    fn name(&mut self, task: &Task) {
+        if let Some(named) = task.idempotency {
+            self.by_name.insert(named.key, Named::of(task));
+        }
+    }
+
+    /// Whether the name that a task is to have is another's.
+    fn is_taken(&self, task: &Task) -> bool {
+        let holder = task.idempotency.and_then(|named| self.by_name.get(&named.key));
+        holder.is_some_and(|holder| holder.is_there(task.created_at))
+    }
 }
 
 impl Shard {
@@ -48,9 +84,21 @@ impl Shard {
         if task.is_settled() { &mut self.settled } else { &mut self.live }
     }
 
+    fn enter(&mut self, task: &Task) {
+        self.index(task).insert((task.expires_at(), task.key.clone()));
+        if task.recovery.is_untold {
+            self.untold.insert(task.key.clone());
+        }
+    }
+
+    fn leave(&mut self, task: &Task) {
+        self.index(task).remove(&(task.expires_at(), task.key.clone()));
+        self.untold.remove(&task.key);
+    }
+
     fn remove(&mut self, key: &TaskKey) -> Option<Stored> {
         let row = self.rows.remove(key)?;
-        self.index(&row.task).remove(&(row.task.expires_at(), key.clone()));
+        self.leave(&row.task);
         Some(row)
     }
 }
@@ -94,6 +142,11 @@ impl MemoryStore {
         if let Entry::Occupied(mut rows) = owners.entry(task.key.owner.clone()) {
             let owner = rows.get_mut();
             owner.by_age.remove(&(task.created_at, task.key.id));
+            if let Some(named) = task.idempotency
+                && owner.by_name.get(&named.key).is_some_and(|holder| holder.id == task.key.id)
+            {
+                owner.by_name.remove(&named.key);
+            }
             owner.usage.tasks -= 1;
             owner.usage.unsettled -= live;
             owner.usage.bytes -= bytes;
@@ -114,6 +167,7 @@ impl MemoryStore {
         if let Some(owner) = self.owners.lock().get_mut(&new.key.owner) {
             owner.usage.unsettled -= settled_now;
             owner.usage.bytes = owner.usage.bytes + after - before;
+            owner.name(new);
         }
     }
 }
@@ -126,19 +180,21 @@ impl TaskStore for MemoryStore {
         let revision = Revision(1);
         {
             let mut shard = self.shard(&task.key).lock();
-            if shard.rows.contains_key(&task.key) {
+            // Inside the lock: a row that can be found is also counted.
+            let mut owners = self.owners.lock();
+            let is_taken = owners.get(&task.key.owner).is_some_and(|rows| rows.is_taken(task));
+            if is_taken || shard.rows.contains_key(&task.key) {
                 self.bytes.fetch_sub(bytes, Ordering::Relaxed);
                 return Err(StoreError::Exists);
             }
-            shard.index(task).insert((task.expires_at(), task.key.clone()));
+            shard.enter(task);
             shard.rows.insert(task.key.clone(), Stored { task: Arc::new(task.clone()), revision });
-            // Inside the lock: a row that can be found is also counted.
             self.tasks.fetch_add(1, Ordering::Relaxed);
             let live = usize::from(!task.is_settled());
             self.unsettled.fetch_add(live, Ordering::Relaxed);
-            let mut owners = self.owners.lock();
             let owner = owners.entry(task.key.owner.clone()).or_default();
             owner.by_age.insert((task.created_at, task.key.id));
+            owner.name(task);
             owner.usage.tasks += 1;
             owner.usage.unsettled += live;
             owner.usage.bytes += bytes;
@@ -151,6 +207,19 @@ impl TaskStore for MemoryStore {
         Ok(found.filter(|row| !row.task.is_settled() || row.task.expires_at() > now))
     }
 
+    async fn find_idempotent(
+        &self,
+        owner: &Principal,
+        key: &Digest,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, StoreError> {
+        let id = self.owners.lock().get(owner).and_then(|rows| rows.by_name.get(key)).map(|named| named.id);
+        match id {
+            Some(id) => self.load(&TaskKey { owner: owner.clone(), id }, now).await,
+            None => Ok(None),
+        }
+    }
+
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
         let mut shard = self.shard(&task.key).lock();
         let old = match shard.rows.get(&task.key) {
@@ -158,8 +227,8 @@ impl TaskStore for MemoryStore {
             Some(_) | None => return Err(StoreError::Conflict),
         };
         self.take_bytes(task.stored_bytes().saturating_sub(old.stored_bytes()))?;
-        shard.index(&old).remove(&(old.expires_at(), task.key.clone()));
-        shard.index(task).insert((task.expires_at(), task.key.clone()));
+        shard.leave(&old);
+        shard.enter(task);
         let revision = Revision(expected.0 + 1);
         shard.rows.insert(task.key.clone(), Stored { task: Arc::new(task.clone()), revision });
         self.account_replaced(&old, task);
@@ -234,7 +303,8 @@ impl TaskStore for MemoryStore {
     async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
         let mut keys = BTreeSet::new();
         for shard in &self.shards {
-            for (_, key) in &shard.lock().live {
+            let shard = shard.lock();
+            for key in shard.live.iter().map(|(_, key)| key).chain(&shard.untold) {
                 if after.is_none_or(|after| key > after) {
                     keys.insert(key.clone());
                     if keys.len() > limit {
@@ -244,6 +314,24 @@ impl TaskStore for MemoryStore {
             }
         }
         Ok(keys.iter().filter_map(|key| self.shard(key).lock().rows.get(key).cloned()).collect())
+    }
+
+    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError> {
+        let mut page = BTreeMap::<TaskKey, Stored>::new();
+        for shard in &self.shards {
+            for (key, row) in &shard.lock().rows {
+                let is_there = !row.task.is_settled() || row.task.expires_at() > now;
+                let is_next = after.is_none_or(|after| key > after)
+                    && (page.len() < limit || page.last_key_value().is_none_or(|(last, _)| key < last));
+                if is_there && is_next {
+                    page.insert(key.clone(), row.clone());
+                    if page.len() > limit {
+                        page.pop_last();
+                    }
+                }
+            }
+        }
+        Ok(page.into_values().collect())
     }
 
     fn usage(&self) -> Usage {
@@ -266,6 +354,6 @@ mod tests {
 
     #[tokio::test]
     async fn keeps_the_contract_of_every_store() {
-        contract::check_all(|stored_bytes_max| Arc::new(MemoryStore::new(stored_bytes_max))).await;
+        contract::check_all(async |stored_bytes_max| Arc::new(MemoryStore::new(stored_bytes_max))).await;
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::task::{Principal, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
 
 /// Counts the writes of one row; a writer names the one it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,10 +22,13 @@ pub struct Stored {
 pub enum StoreError {
     #[error("another writer changed the task first")]
     Conflict,
-    #[error("a task with this key exists")]
+    #[error("a task with this key, or made under this idempotency key, exists")]
     Exists,
     #[error("the store holds as many {what} as it may")]
     Full { what: &'static str },
+    /// Said by the engine, which knows the bound.
+    #[error("the owner has as much in the store as it may")]
+    OwnerFull,
     #[error("the store failed")]
     Io(#[from] std::io::Error),
 }
@@ -39,6 +42,8 @@ pub struct StoreLimits {
     pub tasks_per_principal_max: usize,
     /// All rows, settled ones too. Kept by the store.
     pub stored_bytes_max: usize,
+    /// The same for one principal. Kept by the engine.
+    pub stored_bytes_per_principal_max: usize,
 }
 
 /// What a store holds at the moment.
@@ -58,7 +63,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// Adds a task; returns once it would survive what this store survives.
     ///
     /// # Errors
-    /// `Full`, `Exists`, `Io`.
+    /// `Exists` if the key is taken, or its owner has a task under the same idempotency key that
+    /// [`TaskStore::load`] would still find at this task's creation. `Full`, `Io`.
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError>;
 
     /// Returns `None` for unknown tasks, foreign ones, and settled ones past their `ttl` alike. An
@@ -67,6 +73,17 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// `Io`.
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError>;
+
+    /// The task that an owner made under an idempotency key, as long as [`TaskStore::load`] would find it.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn find_idempotent(
+        &self,
+        owner: &Principal,
+        key: &Digest,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, StoreError>;
 
     /// Writes a task over the revision that was read. A row that does not grow is never refused for
     /// lack of room, so a task can always be settled with a fault.
@@ -107,11 +124,24 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         now: Timestamp,
     ) -> Result<Vec<Stored>, StoreError>;
 
-    /// All unsettled tasks in pages, whoever owns them: for recovery and operators.
+    /// All tasks that are not done with, in pages, whoever owns them: unsettled ones, and settled ones whose upstream is
+    /// still to be told ([`crate::task::Recovery::is_untold`]). For recovery.
     ///
     /// # Errors
     /// `Io`.
     async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError>;
+
+    /// All tasks in pages, settled ones too, whoever owns them: for operators. In the order of their keys, beginning
+    /// after `after`, at most `limit`; a page that is not full is the last.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError>;
+
+    /// Whether what it holds is there after this process: then calls may be left to a later one.
+    fn outlives_process(&self) -> bool {
+        false
+    }
 
     /// What the store holds, in all.
     fn usage(&self) -> Usage;

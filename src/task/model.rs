@@ -48,9 +48,12 @@ pub struct Recovery {
     pub call: Option<StoredCall>,
     /// Where the exchange can be taken up again: the newest token that the transport gave for it.
     pub resume: Option<Payload>,
-    /// How many lives of the process ended while the call was in flight, one after the other.
+    /// When the try under way was sent; its deadline counts from here, in a later life too.
+    pub dispatched_at: Option<Timestamp>,
+    /// How many lives of the process took the call up and ended before the upstream gave a sign, one after the other.
     pub crashes: u8,
-    /// Answers that were accepted and are not known to have been handed over: how the exchange names the question.
+    /// Answers that were accepted and are still to be handed over: how the exchange names the question. One is taken
+    /// out before it is sent, so what is not here may have arrived and is never sent again.
     pub undelivered: Vec<(Payload, Answer)>,
     /// The task settled without its upstream, which has not been told yet that nobody wants the result.
     pub is_untold: bool,
@@ -67,7 +70,7 @@ impl Recovery {
 /// A `tools/call` as it was made for a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredCall {
-    /// As the upstream is to see them.
+    /// As the upstream is to see them; an empty object once nothing can need them any more.
     pub params: Payload,
     /// The `ClientCapabilities` that are declared upstream for it.
     pub capabilities: Payload,
@@ -77,6 +80,22 @@ pub struct StoredCall {
     pub log_level: Option<Arc<str>>,
     /// Whether the tool's annotations say that a repetition does no harm.
     pub is_repeatable: bool,
+    /// Whether the upstream may make a task of its own of it.
+    pub is_native: bool,
+}
+
+impl StoredCall {
+    /// Whether it can be sent: a call without a tool's name is none.
+    #[must_use]
+    pub fn can_be_sent(&self) -> bool {
+        self.params.as_str() != Payload::empty_object().as_str()
+    }
+
+    /// What is left of it once it is certain that it is not sent again.
+    #[must_use]
+    pub fn without_params(self) -> Self {
+        Self { params: Payload::empty_object(), ..self }
+    }
 }
 
 /// A client's own name for a call, so that a repetition finds the task that it made: unique for its owner while the
@@ -258,17 +277,27 @@ pub enum Reason {
     UpstreamTimeout,
     /// The upstream refused the gateway's own handshake.
     UpstreamRefused,
+    /// It failed so often of late that nothing new is sent to it for a moment.
+    UpstreamCircuitOpen,
     DeadlineExceeded,
     ResultTooLarge,
     TtlExpired,
     GatewayRestart,
+    /// The process ended again and again while the call was in flight.
+    Poison,
     TooManyTasks,
     /// The principal, or all of them, have as many streams of notifications open as they may.
     TooManyListeners,
     /// As many wait for one task as may.
     TooManyWaiters,
+    /// What the principal has in the store takes as much room as it may.
+    TooMuchStored,
+    /// The principal asks too often, or too often for tasks that are not there.
+    RateLimited,
     StoreFull,
     StoreFailed,
+    /// What was stored of the task is damaged.
+    StoreCorrupt,
     QueueFull,
     QueueDeadline,
     Draining,

@@ -18,6 +18,31 @@ pub enum Mode {
     Required,
 }
 
+/// What becomes of a call that was in flight when the gateway ended, and cannot be taken up again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterCrash {
+    /// It settles as a fault: nobody knows whether it ran.
+    #[default]
+    Fail,
+    /// It is sent again where the tool's annotations say that this does no harm.
+    RerunIfSafe,
+    /// It is sent again.
+    Rerun,
+}
+
+impl AfterCrash {
+    /// Whether a call may be sent again. `is_repeatable` is what the tool's annotations say: hints, which count only
+    /// where the operator lets them (reliability.md d.2).
+    #[must_use]
+    pub const fn may_rerun(self, is_repeatable: bool) -> bool {
+        match self {
+            Self::Fail => false,
+            Self::RerunIfSafe => is_repeatable,
+            Self::Rerun => true,
+        }
+    }
+}
+
 /// What becomes of a question that comes before there is a handle.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EarlyInput {
@@ -41,6 +66,7 @@ pub struct ToolPolicy {
     /// The longest that the upstream call may run, from its dispatch.
     pub deadline: Duration,
     pub early_input: EarlyInput,
+    pub after_crash: AfterCrash,
     /// How long a question waits for its answer; then the upstream is told that nobody will give one.
     pub input_deadline: Duration,
     /// Largest result that is kept.
@@ -88,7 +114,7 @@ pub enum TakesTasks {
 }
 
 /// The rules of one upstream: patterns in order, the first match wins.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct ToolRules {
     pub patterns: Vec<(WildMatch, ToolPolicy)>,
     /// What holds for a tool that no pattern names.

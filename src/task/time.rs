@@ -25,6 +25,12 @@ impl Timestamp {
         Self(self.0.saturating_add(millis(span)))
     }
 
+    /// The moment `span` earlier; 1970 at the earliest.
+    #[must_use]
+    pub fn before(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(millis(span)))
+    }
+
     /// Time since `earlier`; zero if that lies ahead.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
@@ -65,6 +71,28 @@ impl Clock for SystemClock {
     }
 }
 
+/// A clock that never goes back: not behind what it showed before, and not behind where it begins. While the one below
+/// it is behind, time stands still: nothing comes back that was gone, and nothing ends early (reliability.md d.6).
+#[derive(Debug)]
+pub struct SteadyClock<C> {
+    below: C,
+    shown: AtomicU64,
+}
+
+impl<C: Clock> SteadyClock<C> {
+    #[must_use]
+    pub const fn new(below: C, begin: Timestamp) -> Self {
+        Self { below, shown: AtomicU64::new(begin.0) }
+    }
+}
+
+impl<C: Clock> Clock for SteadyClock<C> {
+    fn now(&self) -> Timestamp {
+        let now = self.below.now();
+        Timestamp(self.shown.fetch_max(now.0, Ordering::Relaxed)).max(now)
+    }
+}
+
 /// A clock that stands still until it is moved.
 #[derive(Debug, Default)]
 pub struct ManualClock(AtomicU64);
@@ -89,6 +117,17 @@ impl Clock for ManualClock {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// F58.
+    #[test]
+    fn f58_a_steady_clock_stands_while_the_one_below_it_is_set_back() {
+        let shown = [1_000, 2_000, 2_000, 2_000, 2_500];
+        let clock = SteadyClock::new(ManualClock::at(Timestamp(900)), Timestamp(1_000));
+        for (below, expected) in [900, 2_000, 0, 1_999, 2_500].into_iter().zip(shown) {
+            clock.below.0.store(below, Ordering::SeqCst);
+            assert_eq!(clock.now(), Timestamp(expected), "below it: {below}");
+        }
+    }
 
     #[test]
     fn timestamps_are_written_as_rfc_3339_with_milliseconds() {

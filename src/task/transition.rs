@@ -4,16 +4,44 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::model::{LINGER, Question, Shown};
-use super::{Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Task, Timestamp};
+use super::{
+    Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Recovery, StoredCall, Task,
+    Timestamp,
+};
 use crate::wire::Payload;
 
 /// Something that happened to a task.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// A place at the upstream is free; the call is about to be sent.
+    /// A place at the upstream is free; the call is about to be sent. `call` is what is kept of it from here on.
     Dispatched {
         attempt: Attempt,
+        call: Option<StoredCall>,
     },
+    /// A later life of the process takes up a call that was in flight: what follows may reach the upstream.
+    TakenUp {
+        attempt: Attempt,
+    },
+    /// The call is about to be sent again as a try of its own, since the one under way is lost.
+    Resent {
+        attempt: Attempt,
+    },
+    /// The upstream gave a sign of a call that was taken up.
+    Alive {
+        attempt: Attempt,
+    },
+    /// The exchange can be taken up at another place than before; `None` if it cannot be.
+    Checkpointed {
+        attempt: Attempt,
+        resume: Option<Payload>,
+    },
+    /// An answer is about to be handed over: from here on it may have arrived.
+    Delivering {
+        attempt: Attempt,
+        ask: Payload,
+    },
+    /// The upstream of a settled task was told that nobody wants the result, or cannot be.
+    Told,
     /// The upstream said how far it is.
     Progressed {
         attempt: Attempt,
@@ -53,13 +81,18 @@ impl Event {
     /// Whether the event speaks of a try that is no longer the one under way.
     fn is_stale(&self, current: Attempt) -> bool {
         match self {
-            Self::Dispatched { attempt }
+            Self::Dispatched { attempt, .. }
+            | Self::TakenUp { attempt }
+            | Self::Resent { attempt }
+            | Self::Alive { attempt }
+            | Self::Checkpointed { attempt, .. }
+            | Self::Delivering { attempt, .. }
             | Self::Progressed { attempt, .. }
             | Self::Asked { attempt, .. }
             | Self::Withdrawn { attempt, .. }
             | Self::Returned { attempt, .. }
             | Self::Faulted { attempt, .. } => *attempt != current,
-            Self::Answered { .. } | Self::Revealed | Self::CancelRequested | Self::TtlElapsed => false,
+            Self::Answered { .. } | Self::Revealed | Self::CancelRequested | Self::TtlElapsed | Self::Told => false,
         }
     }
 }
@@ -67,6 +100,8 @@ impl Event {
 /// What must be done because of a change. Each can be found again from the stored state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
+    /// Nothing but to keep the row: no client can see the change.
+    Keep,
     /// Tell those who wait.
     NotifyWatchers,
     /// Give answers to the upstream: how it named each question, and the answer.
@@ -78,18 +113,35 @@ pub enum Effect {
 /// Applies one event. Pure and total: no clock, no I/O, no error.
 ///
 /// An event that no longer applies (the task is settled, the event belongs to another attempt, the
-/// question is not open) returns the task unchanged and no effects.
+/// question is not open) returns the task unchanged and no effects. What a client can see of a settled task never
+/// changes: all that is left to note of it is that its upstream was told.
 #[must_use]
 pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Effect>) {
-    if task.is_settled() || event.is_stale(task.attempt) {
+    if (task.is_settled() && !matches!(event, Event::Told)) || event.is_stale(task.attempt) {
         return (task, Vec::new());
     }
     let mut effects = vec![Effect::NotifyWatchers];
     match event {
-        Event::Dispatched { .. } => match task.phase {
-            Phase::Queued => task.phase = Phase::Working,
+        Event::Dispatched { call, .. } => match task.phase {
+            Phase::Queued => {
+                task.phase = Phase::Working;
+                task.recovery.dispatched_at = Some(now);
+                task.recovery.call = call;
+            }
             Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => return (task, Vec::new()),
         },
+        event @ (Event::TakenUp { .. }
+        | Event::Alive { .. }
+        | Event::Checkpointed { .. }
+        | Event::Delivering { .. }) => {
+            return if note(&mut task, event) { (task, vec![Effect::Keep]) } else { (task, Vec::new()) };
+        }
+        Event::Resent { .. } => {
+            if matches!(task.phase, Phase::Queued) {
+                return (task, Vec::new());
+            }
+            resend(&mut task, now);
+        }
         Event::Progressed { message, .. } => task.status_message = Some(message),
         Event::Asked { question, .. } => {
             let mut open = take_open(&mut task.phase);
@@ -98,25 +150,16 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
             task.phase = Phase::AwaitingInput(open);
         }
         Event::Withdrawn { ask, .. } => {
-            let mut open = take_open(&mut task.phase);
-            let before = open.len();
-            open.retain(|_, question| question.ask != ask);
-            let changed = open.len() != before;
-            close_if_empty(&mut task.phase, open);
-            if !changed {
+            if !withdraw(&mut task, &ask) {
                 return (task, Vec::new());
             }
         }
         Event::Answered { answers } => {
-            let mut open = take_open(&mut task.phase);
-            let delivered: Vec<_> = answers
-                .into_iter()
-                .filter_map(|(key, answer)| open.remove(&key).map(|question| (question.ask, answer)))
-                .collect();
-            close_if_empty(&mut task.phase, open);
+            let delivered = answer(&mut task, answers);
             if delivered.is_empty() {
                 return (task, Vec::new());
             }
+            task.recovery.undelivered.extend(delivered.iter().cloned());
             effects.push(Effect::Deliver(delivered));
         }
         Event::Revealed => {
@@ -129,23 +172,106 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
         Event::Returned { result, is_error, .. } => settle(&mut task, Outcome::Returned { result, is_error }, now),
         Event::Faulted { failure, .. } => settle(&mut task, Outcome::Faulted(failure), now),
         Event::CancelRequested => {
-            settle(&mut task, Outcome::Cancelled, now);
+            abandon(&mut task, Outcome::Cancelled, now);
             effects.push(Effect::Abandon);
         }
         Event::TtlElapsed => {
             let executed = if matches!(task.phase, Phase::Queued) { Executed::No } else { Executed::Unknown };
             let fault = GatewayFault::new(Reason::TtlExpired, executed);
-            settle(&mut task, Outcome::Faulted(Failure::Gateway(fault)), now);
+            abandon(&mut task, Outcome::Faulted(Failure::Gateway(fault)), now);
             effects.push(Effect::Abandon);
         }
+        Event::Told => return told(task),
     }
     task.updated_at = task.updated_at.max(now);
     (task, effects)
 }
 
+/// Notes what only a later life of the process looks at; whether there was anything to note.
+fn note(task: &mut Task, event: Event) -> bool {
+    let recovery = &mut task.recovery;
+    match event {
+        // A queued call was never in flight, however many lives end while it waits.
+        Event::TakenUp { .. } if matches!(task.phase, Phase::Queued) => return false,
+        Event::TakenUp { .. } => recovery.crashes = recovery.crashes.saturating_add(1),
+        Event::Alive { .. } if recovery.crashes == 0 => return false,
+        Event::Alive { .. } => recovery.crashes = 0,
+        Event::Checkpointed { resume, .. } if recovery.resume == resume => return false,
+        Event::Checkpointed { resume, .. } => recovery.resume = resume,
+        Event::Delivering { ask, .. } => {
+            let before = recovery.undelivered.len();
+            recovery.undelivered.retain(|(question, _)| *question != ask);
+            return recovery.undelivered.len() != before;
+        }
+        Event::Dispatched { .. }
+        | Event::Resent { .. }
+        | Event::Progressed { .. }
+        | Event::Asked { .. }
+        | Event::Withdrawn { .. }
+        | Event::Answered { .. }
+        | Event::Returned { .. }
+        | Event::Faulted { .. }
+        | Event::Revealed
+        | Event::CancelRequested
+        | Event::TtlElapsed
+        | Event::Told => return false,
+    }
+    true
+}
+
+/// Takes a question off the task; whether it was open.
+fn withdraw(task: &mut Task, ask: &Payload) -> bool {
+    let mut open = take_open(&mut task.phase);
+    let before = open.len();
+    open.retain(|_, question| question.ask != *ask);
+    let changed = open.len() != before;
+    close_if_empty(&mut task.phase, open);
+    changed
+}
+
+/// Closes the questions that are answered; how the exchange names each, and the answer.
+fn answer(task: &mut Task, answers: BTreeMap<InputKey, Answer>) -> Vec<(Payload, Answer)> {
+    let mut open = take_open(&mut task.phase);
+    let delivered = answers
+        .into_iter()
+        .filter_map(|(key, answer)| open.remove(&key).map(|question| (question.ask, answer)))
+        .collect();
+    close_if_empty(&mut task.phase, open);
+    delivered
+}
+
+/// Begins another try: nothing of the one before holds any more, and what it asked is asked anew.
+fn resend(task: &mut Task, now: Timestamp) {
+    task.phase = Phase::Working;
+    task.attempt.0 += 1;
+    let recovery = &mut task.recovery;
+    recovery.dispatched_at = Some(now);
+    recovery.resume = None;
+    recovery.undelivered.clear();
+}
+
+fn told(mut task: Task) -> (Task, Vec<Effect>) {
+    if !task.recovery.is_untold {
+        return (task, Vec::new());
+    }
+    task.recovery = Recovery::default();
+    (task, vec![Effect::Keep])
+}
+
+/// Ends the task while its upstream may be at work: where to tell it so is kept until that is done.
+fn abandon(task: &mut Task, outcome: Outcome, now: Timestamp) {
+    let resume = task.recovery.resume.take();
+    let was_sent = !matches!(task.phase, Phase::Queued);
+    settle(task, outcome, now);
+    if was_sent {
+        task.recovery = Recovery { resume, is_untold: true, ..Recovery::default() };
+    }
+}
+
 /// Ends the task and makes sure that its end can be read for a while.
 fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
     task.phase = Phase::Settled(outcome);
+    task.recovery = Recovery::default();
     let age = now.since(task.created_at);
     task.ttl = match task.shown {
         Shown::Handle => task.ttl.max(age.saturating_add(task.keep_result_min)),

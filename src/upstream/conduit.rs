@@ -106,6 +106,8 @@ pub enum Verb {
     Post(Bytes),
     /// The same with headers that repeat what it says (2026-07-28).
     PostWith { message: Bytes, headers: HeaderMap },
+    /// One message that belongs to what is under way, and wants no answer: sent to an upstream that is ill, too.
+    Note(Bytes),
     /// A stream: the session's own, or the rest of one that gave this event id.
     Get { last_event: Option<HeaderValue> },
     /// The end of the session.

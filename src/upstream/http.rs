@@ -99,7 +99,7 @@ impl HttpUpstream {
     /// # Errors
     /// If the address, the system's trusted roots or the files for TLS are of no use.
     pub fn new(settings: HttpUpstreamSettings, life: Life) -> Result<Self, ClientError> {
-        let client = HttpClient::new(&settings.url, settings.connect_max, settings.tls.read()?)?;
+        let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
         let hop = Arc::new(Hop {
             latencies: Latencies::of(&settings.name),
             name: settings.name,

@@ -161,10 +161,19 @@ impl Session {
         self.hop.client.send(&self.credentials.post(message), handed_over).await
     }
 
+    /// The same for a message that belongs to what is under way.
+    pub(crate) async fn post_beside(
+        &self,
+        message: Bytes,
+        handed_over: &HandedOver,
+    ) -> Result<Response<Incoming>, GatewayFault> {
+        self.hop.client.send(&self.credentials.post(message).under_way(), handed_over).await
+    }
+
     /// Sends one message that wants no answer, and waits until it was accepted.
     pub(crate) async fn tell(&self, message: Bytes) -> Result<(), GatewayFault> {
         let handed_over = HandedOver::default();
-        match tokio::time::timeout(TELL_MAX, self.post(message, &handed_over)).await {
+        match tokio::time::timeout(TELL_MAX, self.post_beside(message, &handed_over)).await {
             Ok(response) => reply::accepted(&response?),
             Err(_) => Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)),
         }

@@ -11,6 +11,9 @@ pub const SERVER_INFO: &str = "io.modelcontextprotocol/serverInfo";
 pub const RELATED_TASK: &str = "io.modelcontextprotocol/related-task";
 /// Text for the model while a task runs, in a 2025-11-25 handle.
 pub const IMMEDIATE_RESPONSE: &str = "io.modelcontextprotocol/model-immediate-response";
+/// The client's own name for a call, so that a repetition of it finds the same task. Ours; the header
+/// `Idempotency-Key` says the same.
+pub const IDEMPOTENCY_KEY: &str = "io.taskgate/idempotency-key";
 pub const DRAFT_TASK: &str = "modelcontextprotocol.io/task";
 pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";
 
@@ -18,13 +21,14 @@ pub const DRAFT_RELATED_TASK: &str = "modelcontextprotocol.io/related-task";
 pub const TASKS_EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
 /// Keys that concern one hop alone or another flavour of tasks: never sent to a legacy upstream.
-pub const HOP_BY_HOP: [&str; 8] = [
+pub const HOP_BY_HOP: [&str; 9] = [
     PROTOCOL_VERSION,
     CLIENT_INFO,
     CLIENT_CAPABILITIES,
     LOG_LEVEL,
     SUBSCRIPTION_ID,
     RELATED_TASK,
+    IDEMPOTENCY_KEY,
     DRAFT_TASK,
     DRAFT_RELATED_TASK,
 ];

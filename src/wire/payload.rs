@@ -9,7 +9,7 @@ use super::scan::{self, ScanError, ScanLimits};
 /// One complete JSON value, kept as the bytes it arrived in. Cloning shares them.
 ///
 /// Invariant: the text is UTF-8 and one well-formed JSON value without whitespace around it. Only [`crate::wire::scan`] and
-/// serialisation of our own values make one, so nobody checks again. Key order, number spelling
+/// serialisation of our own values make one (and a store gives it back), so nobody checks again. Key order, number spelling
 /// and unknown members survive (protocol.md T-14).
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct Payload(Bytes);
@@ -27,6 +27,13 @@ impl Payload {
     /// Takes text that a scan has just accepted, or one put together from such texts.
     pub(in crate::wire) const fn from_scanned(text: Bytes) -> Self {
         Self(text)
+    }
+
+    /// Takes back text that was a payload when it was put away. The caller vouches that not a bit of it has changed
+    /// since (the stores do by a checksum); only its being text is looked at again.
+    #[must_use]
+    pub fn restored(text: Bytes) -> Option<Self> {
+        std::str::from_utf8(&text).is_ok().then_some(Self(text))
     }
 
     /// The payload `{}`.

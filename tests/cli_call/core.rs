@@ -191,3 +191,10 @@ async fn without_a_flavour_the_best_is_taken_that_the_server_offers() {
         assert_eq!(run.user.notes, [format!("flavour: {flavour}")]);
     }
 }
+
+#[tokio::test]
+async fn a_call_that_was_given_a_name_says_it_in_a_session() {
+    let scenario = Scenario { key: Some("k-1"), ..of([handle(), is("completed"), Step::Result(text("done"))]) };
+    let run = ends(scenario, Verdict::Returned, &["done"], &[GET, RESULT, DELETE]).await;
+    assert_eq!(run.server.seen.lock()[3].message["params"]["_meta"]["io.taskgate/idempotency-key"], "k-1");
+}

@@ -335,3 +335,15 @@ async fn what_cannot_be_shown_is_declined_and_said_so() {
         run.assert_note(note);
     }
 }
+
+#[tokio::test]
+async fn a_call_that_was_given_a_name_says_it_with_each_try() {
+    let asks = json!({ "resultType": "input_required", "requestState": "s" });
+    for key in [None, Some("k-1")] {
+        let run = Scenario { key, ..of([Step::Result(asks.clone()), Step::Result(text("done"))]) }.run().await;
+        assert_eq!(run.verdict, Verdict::Returned);
+        for seen in run.server.seen.lock().iter() {
+            assert_eq!(seen.message["params"]["_meta"]["io.taskgate/idempotency-key"].as_str(), key);
+        }
+    }
+}

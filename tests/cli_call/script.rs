@@ -315,6 +315,7 @@ impl Ui for User {
 pub(crate) struct Scenario {
     pub(crate) script: Vec<Step>,
     pub(crate) flavour: Option<Flavour>,
+    pub(crate) key: Option<&'static str>,
     pub(crate) wait: Wait,
     pub(crate) input: Input,
     pub(crate) cues: &'static [&'static str],
@@ -325,7 +326,7 @@ pub(crate) struct Scenario {
 impl Scenario {
     pub(crate) fn of(flavour: Option<Flavour>, script: impl IntoIterator<Item = Step>) -> Self {
         let (script, wait, input) = (script.into_iter().collect(), Wait::ToTheEnd, Input::Asked);
-        Self { script, flavour, wait, input, cues: &[], typed: Vec::new(), arguments: "{}" }
+        Self { script, flavour, key: None, wait, input, cues: &[], typed: Vec::new(), arguments: "{}" }
     }
 
     pub(crate) fn typing(self, lines: impl IntoIterator<Item = &'static str>) -> Self {
@@ -339,10 +340,12 @@ impl Scenario {
             tool: "grüße".to_owned(),
             arguments: Payload::parse(&Bytes::from_static(self.arguments.as_bytes()), ScanLimits::CLIENT).unwrap(),
             flavour: self.flavour,
+            idempotency_key: self.key.map(str::to_owned),
             wait: self.wait,
             input: self.input,
             retry: Retry { attempts_max: 3, pause: Duration::from_millis(1), pause_max: Duration::from_millis(2) },
             roots: None,
+            credential: None,
         };
         let (cues, typed) = (self.cues.iter().copied().collect(), self.typed.into());
         let (shown, notes, output) = (Vec::new(), Vec::new(), Vec::new());

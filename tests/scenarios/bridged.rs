@@ -38,6 +38,7 @@ impl<'w> Caller<'w> {
         let inbound = Inbound {
             method: Method::POST,
             path: "/mcp".to_owned(),
+            query: None,
             headers,
             body: message.to_string().into(),
             principal: Principal::local(),

@@ -40,7 +40,7 @@ async fn check(rules: Rules, script: Script, wait: Duration, told: usize) {
     let (begun, let_go) = world.upstream.saw().iter().fold((0, 0), |(begun, let_go), saw| match saw {
         Saw::Begin { .. } => (begun + 1, let_go),
         Saw::Drop(_) => (begun, let_go + 1),
-        Saw::Answer { .. } | Saw::Cancel(_) => (begun, let_go),
+        Saw::Answer { .. } | Saw::Cancel(_) | Saw::Resume { .. } => (begun, let_go),
     });
     assert_eq!(let_go, told, "of {begun} calls");
     world.is_idle().await;

@@ -74,6 +74,8 @@ const SHORT: Rules = Rules {
     tasks_max: 10,
     stored_bytes_max: 1 << 20,
     life_signs: true,
+    after_crash: taskgate::task::AfterCrash::Fail,
+    durable: false,
 };
 
 /// The lapse settles the task as a fault, which like every outcome stays readable for `keep_result_min`.

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -9,6 +10,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::json;
 use taskgate::store::TaskStore;
+
 use taskgate::task::{Executed, GatewayFault, Reason};
 use taskgate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, Progress, ResumeToken, ServerFacts, Upstream,
@@ -17,6 +19,8 @@ use taskgate::upstream::{
 use taskgate::wire::{Payload, ProtocolVersion, RpcError, ScanLimits};
 use tokio::sync::{broadcast, watch};
 use tokio::time::Instant;
+
+use crate::stores::GatedStore;
 
 /// What happens in an exchange, once its moment has come.
 #[derive(Clone, Debug)]
@@ -65,6 +69,19 @@ pub(crate) struct Script {
     pub(crate) answer_takes: Duration,
     /// How long the upstream takes to hear a cancel.
     pub(crate) cancel_takes: Duration,
+    /// What becomes of the call where another process takes it up; `None` if it says nowhere where it stands.
+    pub(crate) resumes: Option<Resumes>,
+}
+
+/// How an upstream answers to whoever takes a call up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resumes {
+    /// The call goes on as if nothing had happened; what was not heard is said.
+    Follows,
+    /// It knows nothing of the call.
+    Refuses,
+    /// It gives no stream, and after this long it is given up.
+    Loses(Duration),
 }
 
 impl Script {
@@ -75,6 +92,11 @@ impl Script {
     /// Returns `text` after this long.
     pub(crate) fn returns(after: Duration, text: &str) -> Self {
         Self::of([(after, Happens::Returns(result(text)))])
+    }
+
+    /// The same call, which another process can take up.
+    pub(crate) fn resumed(self, resumes: Resumes) -> Self {
+        Self { resumes: Some(resumes), ..self }
     }
 
     /// Runs for ever.
@@ -102,6 +124,11 @@ pub(crate) enum Saw {
         answer: String,
     },
     Cancel(usize),
+    /// A call is taken up after so many of its events.
+    Resume {
+        call: usize,
+        after: usize,
+    },
     /// The exchange was let go.
     Drop(usize),
 }
@@ -122,6 +149,7 @@ pub(crate) struct Scripted {
     store: Arc<dyn TaskStore>,
     seen: Arc<watch::Sender<Vec<Saw>>>,
     calls: Mutex<Vec<Call>>,
+    running: Mutex<Vec<Running>>,
     changes: broadcast::Sender<(Arc<str>, Option<Payload>)>,
 }
 
@@ -142,6 +170,7 @@ impl Scripted {
             store,
             seen: Arc::new(watch::Sender::new(Vec::new())),
             calls: Mutex::default(),
+            running: Mutex::default(),
             changes: broadcast::Sender::new(1),
         })
     }
@@ -152,6 +181,21 @@ impl Scripted {
 
     pub(crate) fn calls(&self) -> Vec<Call> {
         self.calls.lock().clone()
+    }
+
+    /// Has all that is stored say that nothing was heard of its call yet.
+    pub(crate) async fn forget_place(&self, store: &Arc<GatedStore>) {
+        for row in store.unsettled(None, 100).await.unwrap() {
+            let mut task = (*row.task).clone();
+            let (call, _): (usize, usize) = task.recovery.resume.as_ref().unwrap().read().unwrap();
+            task.recovery.resume = Some(Payload::of(&(call, 0)));
+            store.replace(row.revision, &task).await.unwrap();
+        }
+    }
+
+    /// Calls that reached the upstream.
+    pub(crate) fn begins(&self) -> usize {
+        self.saw().iter().filter(|saw| matches!(saw, Saw::Begin { .. })).count()
     }
 
     pub(crate) fn cancels(&self) -> usize {
@@ -177,6 +221,7 @@ impl Scripted {
         let plain = json!({ "type": "object" });
         let tool = |name: &str, support: &str| json!({ "name": name, "inputSchema": plain, "execution": { "taskSupport": support } });
         json!({ "tools": [
+            { "name": "read", "inputSchema": plain, "annotations": { "readOnlyHint": true } },
             tool("work", "optional"), tool("other", "optional"), { "name": "mirrored", "inputSchema": mirrored },
             tool("only_as_task", "required"), tool("never_as_task", "forbidden"),
         ] })
@@ -212,6 +257,12 @@ impl Upstream for Scripted {
             let mut calls = self.calls.lock();
             calls.push(call);
             let number = calls.len() - 1;
+            let answers = Arc::default();
+            self.running.lock().push(Running {
+                script: script.clone(),
+                begun: Instant::now() + script.begins_after,
+                answers,
+            });
             let rows = self.store.usage().tasks;
             self.seen.send_modify(|seen| seen.push(Saw::Begin { call: number, rows }));
             (script, Some(number))
@@ -222,11 +273,28 @@ impl Upstream for Scripted {
         if let Some(refusal) = script.refusal {
             return Err(refusal);
         }
-        Ok(Box::new(Played { begun: Instant::now(), script, answers: 0, number, seen: Arc::clone(&self.seen) }))
+        let answers = number.map(|number| Arc::clone(&self.running.lock()[number].answers)).unwrap_or_default();
+        let seen = Arc::clone(&self.seen);
+        Ok(Box::new(Played { begun: Instant::now(), script, answers, heard: 0, number, seen }))
     }
 
-    async fn resume(&self, _: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
-        Err(BeginError::Gateway(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)))
+    async fn resume(&self, token: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        let (call, after): (usize, usize) = token.0.read().unwrap();
+        self.seen.send_modify(|seen| seen.push(Saw::Resume { call, after }));
+        let Running { mut script, mut begun, answers } = self.running.lock()[call].clone();
+        match script.resumes {
+            Some(Resumes::Follows) => drop(script.events.drain(..after)),
+            Some(Resumes::Loses(within)) => {
+                begun = Instant::now();
+                script.events = [(within, Happens::Loses(Reason::UpstreamClosed, Executed::Unknown))].into();
+            }
+            Some(Resumes::Refuses) | None => {
+                let fault = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
+                return Err(BeginError::Gateway(fault));
+            }
+        }
+        let seen = Arc::clone(&self.seen);
+        Ok(Box::new(Played { begun, script, answers, heard: after, number: Some(call), seen }))
     }
 
     async fn notifications(
@@ -239,11 +307,22 @@ impl Upstream for Scripted {
     async fn close(&self) {}
 }
 
+/// A call as the upstream itself knows it.
+#[derive(Clone)]
+struct Running {
+    script: Script,
+    begun: Instant,
+    answers: Arc<AtomicUsize>,
+}
+
 /// One exchange that follows its script.
 struct Played {
     begun: Instant,
     script: Script,
-    answers: usize,
+    /// Answers that the call got, whoever gave them.
+    answers: Arc<AtomicUsize>,
+    /// Events that were heard.
+    heard: usize,
     /// `None` for requests that are not recorded.
     number: Option<usize>,
     seen: Arc<watch::Sender<Vec<Saw>>>,
@@ -266,13 +345,15 @@ impl Exchange for Played {
             return ExchangeEvent::Progress(Progress { progress: Payload::of(&1), total: None, message: None });
         }
         if let Happens::Heard(count) = happens {
-            if self.answers < *count {
+            if self.answers.load(Ordering::SeqCst) < *count {
                 return std::future::pending().await;
             }
+            self.heard += 1;
             self.script.events.pop_front();
             return Box::pin(self.next()).await;
         }
         tokio::time::sleep_until(self.begun + *after).await;
+        self.heard += 1;
         match self.script.events.pop_front().unwrap().1 {
             Happens::Progress(progress, message) => ExchangeEvent::Progress(Progress {
                 progress: Payload::of(&progress),
@@ -302,7 +383,7 @@ impl Exchange for Played {
             Answer::Result(result) => result.as_str().to_owned(),
             Answer::Error(error) => error.code.to_string(),
         };
-        self.answers += 1;
+        self.answers.fetch_add(1, Ordering::SeqCst);
         self.record(|call| Saw::Answer { call, ask: ask.as_str().to_owned(), answer });
         tokio::time::sleep(self.script.answer_takes).await;
         match self.script.deaf {
@@ -317,7 +398,8 @@ impl Exchange for Played {
     }
 
     fn resume_token(&self) -> Option<ResumeToken> {
-        None
+        let call = self.number.filter(|_| self.script.resumes.is_some())?;
+        Some(ResumeToken(Payload::of(&(call, self.heard))))
     }
 }
 

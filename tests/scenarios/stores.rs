@@ -1,4 +1,4 @@
-//! A store in memory whose writes can be held up, and are counted.
+//! A store in memory whose writes can be held up, and are counted, and that does wrong what a test wants it to.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,19 +6,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 use taskgate::store::{MemoryStore, Revision, StoreError, Stored, TaskStore, Usage};
-use taskgate::task::{Principal, Task, TaskId, TaskKey, Timestamp};
+use taskgate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
+
+use crate::store_faults::{Method, StoreFaults};
 
 /// See the module. Everything else is the store's own doing.
 #[derive(Debug)]
 pub(crate) struct GatedStore {
     inner: MemoryStore,
+    pub(crate) faults: StoreFaults,
     /// One permit lets one insert through.
     pub(crate) inserts: Semaphore,
     /// Inserts that have stored their row but not yet returned wait here.
     pub(crate) returns: Semaphore,
     /// The next change waits for this.
     held_replace: Mutex<Option<oneshot::Receiver<()>>>,
+    /// So many of the next changes fail.
+    pub(crate) failures: AtomicUsize,
     inserted: AtomicUsize,
     replaced: AtomicUsize,
 }
@@ -30,9 +35,11 @@ impl GatedStore {
     pub(crate) fn new(stored_bytes_max: usize) -> Arc<Self> {
         Arc::new(Self {
             inner: MemoryStore::new(stored_bytes_max),
+            faults: StoreFaults::default(),
             inserts: Semaphore::new(OPEN),
             returns: Semaphore::new(OPEN),
             held_replace: Mutex::default(),
+            failures: AtomicUsize::new(0),
             inserted: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
         })
@@ -71,13 +78,26 @@ impl TaskStore for GatedStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         self.inserted.fetch_add(1, Ordering::Relaxed);
         self.inserts.acquire().await.unwrap().forget();
-        let revision = self.inner.insert(task).await?;
+        let revision = self.faults.with(Method::Insert, self.inner.insert(task)).await?;
         self.returns.acquire().await.unwrap().forget();
         Ok(revision)
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
-        self.inner.load(key, now).await
+        self.faults.with(Method::Load, self.inner.load(key, now)).await
+    }
+
+    async fn find_idempotent(
+        &self,
+        owner: &Principal,
+        key: &Digest,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, StoreError> {
+        self.inner.find_idempotent(owner, key, now).await
+    }
+
+    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError> {
+        self.inner.survey(after, limit, now).await
     }
 
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
@@ -86,19 +106,23 @@ impl TaskStore for GatedStore {
         if let Some(held) = held {
             held.await.unwrap();
         }
-        self.inner.replace(expected, task).await
+        let fails = |left: usize| left.checked_sub(1);
+        if self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
+            return Err(std::io::Error::other("the disk is tired").into());
+        }
+        self.faults.with(Method::Replace, self.inner.replace(expected, task)).await
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        self.inner.remove(key).await
+        self.faults.with(Method::Remove, self.inner.remove(key)).await
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        self.inner.sweep(now, limit).await
+        self.faults.with(Method::Sweep, self.inner.sweep(now, limit)).await
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.inner.overdue(now, limit).await
+        self.faults.with(Method::Overdue, self.inner.overdue(now, limit)).await
     }
 
     async fn page(
@@ -108,11 +132,11 @@ impl TaskStore for GatedStore {
         limit: usize,
         now: Timestamp,
     ) -> Result<Vec<Stored>, StoreError> {
-        self.inner.page(owner, after, limit, now).await
+        self.faults.with(Method::Page, self.inner.page(owner, after, limit, now)).await
     }
 
     async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
-        self.inner.unsettled(after, limit).await
+        self.faults.with(Method::Unsettled, self.inner.unsettled(after, limit)).await
     }
 
     fn usage(&self) -> Usage {

@@ -8,19 +8,17 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
+use taskgate::engine::recovery::{self, Origins, Reach};
 use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine, Rounds};
 use taskgate::face::endpoint::UpstreamEndpoint;
-use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, Response, ResponseBody};
+use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound};
 use taskgate::face::sealed::{KeyRing, Sealer};
 use taskgate::face::session::{Bridge, SessionFace, SessionServed};
 use taskgate::face::stateless::listen::Listeners;
 use taskgate::face::stateless::{Served, StatelessFace};
 use taskgate::store::TaskStore;
-use taskgate::task::{
-    Clock, EarlyInput, Executed, GatewayFault, Mode, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolPolicy,
-};
+use taskgate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolRules};
 use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, OwnSession};
 use taskgate::upstream::http::Life;
 use taskgate::upstream::limits::{SlotSettings, Slots};
@@ -29,6 +27,9 @@ use taskgate::wire::{ProtocolVersion, RpcError};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub(crate) use crate::answer::Answer;
+use crate::lives::{Mortal, Process};
+pub(crate) use crate::rules::Rules;
 use crate::script::{Call, Script, Scripted};
 use crate::stores::GatedStore;
 
@@ -52,62 +53,6 @@ impl Clock for PausedClock {
     }
 }
 
-/// What may differ from test to test.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Rules {
-    pub(crate) mode: Mode,
-    pub(crate) ttl: Duration,
-    pub(crate) keep_result_min: Duration,
-    pub(crate) deadline: Duration,
-    pub(crate) early_input: EarlyInput,
-    pub(crate) input_deadline: Duration,
-    pub(crate) in_flight_max: usize,
-    pub(crate) queue_deadline: Duration,
-    pub(crate) tasks_max: usize,
-    pub(crate) stored_bytes_max: usize,
-    pub(crate) life_signs: bool,
-}
-
-impl Default for Rules {
-    fn default() -> Self {
-        Self {
-            mode: Mode::Auto,
-            ttl: seconds(3600),
-            keep_result_min: seconds(60),
-            deadline: seconds(1800),
-            early_input: EarlyInput::Task,
-            input_deadline: seconds(600),
-            in_flight_max: 2_000,
-            queue_deadline: seconds(10),
-            tasks_max: 2_000,
-            stored_bytes_max: 64 << 20,
-            life_signs: true,
-        }
-    }
-}
-
-impl Rules {
-    pub(crate) fn mode(mode: Mode) -> Self {
-        Self { mode, ..Self::default() }
-    }
-
-    fn policy(&self) -> ToolPolicy {
-        ToolPolicy {
-            mode: self.mode,
-            grace: GRACE,
-            ttl: self.ttl,
-            ttl_max: self.ttl,
-            keep_result_min: self.keep_result_min,
-            poll_interval: seconds(1),
-            deadline: self.deadline,
-            early_input: self.early_input,
-            input_deadline: self.input_deadline,
-            result_bytes_max: 1 << 20,
-            immediate_response: None,
-        }
-    }
-}
-
 /// A session face in front of a server that knows no sessions.
 fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine: &Arc<Engine>) -> SessionFace {
     static DRAWN: AtomicU64 = AtomicU64::new(1);
@@ -116,7 +61,7 @@ fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine:
         conduit: Arc::new(Unreachable(Arc::from("scripted"))),
         slots: Arc::clone(slots),
         queue_deadline: rules.queue_deadline,
-        rules: taskgate::task::ToolRules { patterns: Vec::new(), default: rules.policy() },
+        rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
         timeouts: Timeouts::default(),
         call_timeouts: Timeouts::default(),
         edited_bytes_max: 1 << 20,
@@ -168,6 +113,7 @@ pub(crate) struct World {
     pub(crate) started: Instant,
     /// Ends the streams of those who listen.
     pub(crate) ending: CancellationToken,
+    pub(crate) life: Process,
     pub(crate) face: Arc<UpstreamEndpoint>,
     clients: TaskTracker,
 }
@@ -179,13 +125,27 @@ impl World {
     }
 
     pub(crate) fn choosing(rules: Rules, choose: impl Fn(&Call) -> Script + Send + Sync + 'static) -> Self {
-        let started = Instant::now();
         let store = GatedStore::new(rules.stored_bytes_max);
         let upstream = Scripted::new(Arc::clone(&store) as Arc<dyn TaskStore>, choose);
-        let limits = AdmissionLimits { tasks_max: rules.tasks_max, tasks_per_principal_max: rules.tasks_max };
-        let next_id = AtomicU64::new(1);
+        Self::alive(rules, Instant::now(), store, upstream, 1)
+    }
+
+    /// This process ends without a word, wherever it is; the next one begins with what was stored. Nothing is recovered
+    /// before [`World::recover`].
+    pub(crate) fn next_life(&self) -> Self {
+        self.life.end();
+        let number = self.engine.usage().tasks as u64 + 1_000 * (self.started.elapsed().as_millis() as u64 + 1);
+        Self::alive(self.rules, self.started, Arc::clone(&self.store), Arc::clone(&self.upstream), number)
+    }
+
+    fn alive(rules: Rules, started: Instant, store: Arc<GatedStore>, upstream: Arc<Scripted>, first_id: u64) -> Self {
+        let life = Process::default();
+        let mortal: Arc<dyn Upstream> = Arc::new(Mortal::new(&upstream, &life, rules.durable));
+        let (tasks_max, stored_bytes_per_principal_max) = (rules.tasks_max, usize::MAX);
+        let limits = AdmissionLimits { tasks_max, tasks_per_principal_max: tasks_max, stored_bytes_per_principal_max };
+        let next_id = AtomicU64::new(first_id);
         let engine = Engine::new(
-            Arc::clone(&store) as Arc<dyn TaskStore>,
+            Arc::new(Mortal::new(&store, &life, rules.durable)),
             Arc::new(PausedClock(started)),
             Box::new(move || u128::from(next_id.fetch_add(1, Ordering::Relaxed)) << 64),
             limits,
@@ -193,14 +153,14 @@ impl World {
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
         let settings = SlotSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
         let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
-        let sessions = sessions(&slots, rules, Arc::clone(&upstream) as Arc<dyn Upstream>, &engine);
+        let sessions = sessions(&slots, rules, Arc::clone(&mortal), &engine);
         let ending = CancellationToken::new();
         let face = StatelessFace::new(Served {
-            upstream: Arc::clone(&upstream) as Arc<dyn Upstream>,
+            upstream: mortal,
             engine: Arc::clone(&engine),
             slots: Arc::clone(&slots),
             queue_deadline: rules.queue_deadline,
-            rules: taskgate::task::ToolRules { patterns: Vec::new(), default: rules.policy() },
+            rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
             timeouts: Timeouts::default(),
             call_timeouts: Timeouts::default(),
             result_bytes_max: 1 << 20,
@@ -210,7 +170,24 @@ impl World {
             listeners: Listeners::new(ending.clone()),
         });
         let face = Arc::new(UpstreamEndpoint::new(face, sessions));
-        Self { engine, store, upstream, slots, rules, started, ending, face, clients: TaskTracker::new() }
+        Self { engine, store, upstream, slots, rules, started, ending, life, face, clients: TaskTracker::new() }
+    }
+
+    /// What recovery makes calls with.
+    pub(crate) fn origins(&self) -> Origins {
+        Origins::default().with(Reach {
+            upstream: Arc::new(Mortal::new(&self.upstream, &self.life, self.rules.durable)),
+            slots: Arc::clone(&self.slots),
+            queue_deadline: self.rules.queue_deadline,
+            peer: Arc::new(taskgate::dialect::plain::PlainPeer),
+            rules: ToolRules { patterns: Vec::new(), default: self.rules.policy() },
+            timeouts: Timeouts::default(),
+        })
+    }
+
+    /// Looks at all that earlier lives left behind.
+    pub(crate) async fn recover(&self) {
+        recovery::run(Arc::clone(&self.engine), self.origins(), CancellationToken::new()).await;
     }
 
     /// Starts a call at the engine itself, as a client with the extension.
@@ -246,7 +223,9 @@ impl World {
             tool: Arc::from("work"),
             policy: self.rules.policy(),
             plan,
+            idempotency: None,
             arrived: Instant::now(),
+            is_repeatable: false,
             questions: Arc::new(|_| Askable::Declared),
             rounds: Rounds::Allowed,
             asides: None,
@@ -263,9 +242,9 @@ impl World {
         assert_eq!(self.engine.drain(seconds(600)).await, 0, "runners");
         assert_eq!(self.store.usage().unsettled, 0, "unsettled tasks");
         assert_eq!(self.engine.places_taken(), 0, "task places");
-        let mut slots = Vec::new();
+        let (mut slots, owner) = (Vec::new(), Principal::local());
         for _ in 0..self.rules.in_flight_max {
-            slots.push(self.slots.acquire(Some(Duration::ZERO)).await.expect("every slot is free"));
+            slots.push(self.slots.acquire(&owner, Some(Duration::ZERO)).await.expect("every slot is free"));
         }
     }
 
@@ -397,10 +376,15 @@ impl Ask {
         Self { accepted, ..self }
     }
 
-    /// Wants progress under this token.
-    pub(crate) fn token(mut self, token: impl Into<Value>) -> Self {
-        self.meta["progressToken"] = token.into();
+    /// A further member of `_meta`.
+    pub(crate) fn saying(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.meta[name] = value.into();
         self
+    }
+
+    /// Wants progress under this token.
+    pub(crate) fn token(self, token: impl Into<Value>) -> Self {
+        self.saying("progressToken", token)
     }
 
     /// Wants log messages from this level on.
@@ -435,66 +419,12 @@ impl Ask {
         Inbound {
             method: Method::POST,
             path: "/mcp".to_owned(),
+            query: None,
             headers,
             body: Bytes::from(body.to_string()),
             principal: self.principal.clone(),
             accepted: self.accepted,
             received_at: self.arrived.unwrap_or_else(Instant::now),
         }
-    }
-}
-
-/// An answer whose head is there.
-#[derive(Debug)]
-pub(crate) struct Answer {
-    pub(crate) status: u16,
-    pub(crate) headers: HeaderMap,
-    /// When the head came, counted from the world's beginning.
-    pub(crate) at: Duration,
-    started: Instant,
-    body: ResponseBody,
-}
-
-impl Answer {
-    pub(crate) fn of(response: Response, started: Instant) -> Self {
-        let (head, body) = response.into_parts();
-        Self { status: head.status.as_u16(), headers: head.headers, at: started.elapsed(), started, body }
-    }
-
-    pub(crate) fn is_stream(&self) -> bool {
-        self.headers.get("content-type").is_some_and(|kind| kind == "text/event-stream")
-    }
-
-    /// The whole body as one JSON text.
-    pub(crate) async fn text(self) -> String {
-        assert!(!self.is_stream(), "the answer is a stream");
-        let bytes = self.body.collect().await.unwrap().to_bytes();
-        String::from_utf8(bytes.to_vec()).unwrap()
-    }
-
-    pub(crate) async fn json(self) -> Value {
-        serde_json::from_str(&self.text().await).unwrap()
-    }
-
-    /// The next event of a stream with the moment at which it came: a message, or `null` for a comment.
-    pub(crate) async fn event(&mut self) -> Option<(Duration, Value)> {
-        assert!(self.is_stream(), "the answer is no stream");
-        let frame = self.body.frame().await?.unwrap().into_data().unwrap();
-        let text = String::from_utf8(frame.to_vec()).unwrap();
-        let value = match text.rsplit_once("\ndata:") {
-            Some((_, data)) if !matches!(data.trim(), "" | ":") => serde_json::from_str(data.trim()).unwrap(),
-            Some(_) | None => Value::Null,
-        };
-        assert!(text.ends_with("\n\n") && (text.starts_with("id:") || !text.contains("\nid:")), "{text}");
-        Some((self.started.elapsed(), value))
-    }
-
-    /// All events to the end.
-    pub(crate) async fn events(mut self) -> Vec<(Duration, Value)> {
-        let mut events = Vec::new();
-        while let Some(event) = self.event().await {
-            events.push(event);
-        }
-        events
     }
 }

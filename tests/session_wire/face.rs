@@ -68,7 +68,7 @@ impl Conduit for Slow {
             session: Some(HeaderValue::from_static("s-1")),
             body,
         };
-        if let Verb::Post(message) = &request.verb {
+        if let Verb::Post(message) | Verb::Note(message) = &request.verb {
             self.sent.lock().push(message.clone());
             if message.windows(12).any(|bytes| bytes == b"\"initialize\"") {
                 let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});
@@ -107,11 +107,13 @@ pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_sign
         poll_interval: Duration::from_secs(1),
         deadline: Duration::from_secs(3600),
         early_input: taskgate::task::EarlyInput::Task,
+        after_crash: taskgate::task::AfterCrash::Fail,
         input_deadline: Duration::from_secs(1800),
         result_bytes_max: 1 << 20,
         immediate_response: None,
     };
-    let limits = AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10 };
+    let limits =
+        AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: 1 << 20 };
     let store = Arc::new(MemoryStore::new(1 << 20));
     SessionFace::new(SessionServed {
         engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
@@ -175,6 +177,7 @@ impl Caller {
         Inbound {
             method: Method::POST,
             path: "/mcp".to_owned(),
+            query: None,
             headers,
             body: Bytes::from(body),
             principal: self.principal.clone(),

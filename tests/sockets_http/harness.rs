@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{Method, StatusCode};
 use parking_lot::Mutex;
 use taskgate::face::http::{Endpoint, Inbound, Response, empty_body, full_body};
-use taskgate::server::{Limits, ListenSettings, Routes, Running, Site, start};
+use taskgate::server::{Callers, Limits, ListenSettings, Routes, Running, Site, start};
 use taskgate::task::Principal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -92,8 +92,8 @@ pub(crate) async fn gate_with(settings: ListenSettings, limits: Limits) -> Gate 
     for path in ["/mcp", "/panic", "/hold", "/page", "/flood"] {
         routes = routes.with(path, Arc::<Recorder>::clone(&recorder));
     }
-    let running =
-        start(Site { name: "client", settings, limits, principal: Principal::local(), routes }).await.unwrap();
+    let callers = Callers::Everyone(Principal::local());
+    let running = start(Site { name: "client", settings, limits, callers, routes }).await.unwrap();
     Gate { running, recorder }
 }
 

@@ -10,7 +10,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
-use taskgate::server::{Limits, ListenSettings, Routes, Site, start};
+use taskgate::server::{Callers, Limits, ListenSettings, Routes, Site, start};
 use taskgate::task::Principal;
 use taskgate::tls::IdentityFiles;
 use tempfile::TempDir;
@@ -228,8 +228,8 @@ async fn a_listener_does_not_start_with_a_pair_that_is_none() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let start_with = async |files: IdentityFiles| {
         let settings = ListenSettings { tls: Some(files), ..settings() };
-        let (principal, routes) = (Principal::local(), Routes::new());
-        let refused = start(Site { name: "client", settings, limits: Limits::default(), principal, routes }).await;
+        let (callers, routes) = (Callers::Everyone(Principal::local()), Routes::new());
+        let refused = start(Site { name: "client", settings, limits: Limits::default(), callers, routes }).await;
         let refused = refused.map(|running| running.local_addr()).unwrap_err().to_string();
         refused.replace(&format!("{}/", folder.path().display()), "")
     };

@@ -105,6 +105,7 @@ const fn seconds(count: u64) -> Duration {
 
 fn policy() -> ToolPolicy {
     ToolPolicy {
+        after_crash: taskgate::task::AfterCrash::Fail,
         mode: Mode::Never,
         grace: seconds(2),
         ttl: seconds(60),
@@ -123,7 +124,8 @@ fn face(slow: Slow, life_signs: bool) -> StatelessFace {
     let server = Arc::new(slow);
     let in_flight_max = NonZeroUsize::new(10).unwrap();
     let settings = SlotSettings { in_flight_max, queue_max: 10, queue_deadline: seconds(30) };
-    let limits = AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10 };
+    let limits =
+        AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
     let store = Arc::new(MemoryStore::new(1 << 20));
     let sealer = Arc::new(Sealer::new(KeyRing::parse(KEY).unwrap()));
     let conduit: Arc<dyn Conduit> = Arc::<Slow>::clone(&server);

@@ -35,7 +35,7 @@ impl Gate {
         let demo = DemoServer::start(anywhere, &tracker, stop.clone()).await.unwrap();
         let odd = Odd::start(&tracker, stop.clone()).await;
         let text = format!(
-            "[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
+            "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
              [upstreams.demo]\nurl = \"{}\"\n[upstreams.demo.tasks]\ngrace = \"50ms\"\n\
              [[upstreams.demo.tools]]\nmatch = \"confirm_delete\"\nmode = \"required\"\n\
              [[upstreams.demo.tools]]\nmatch = \"greet\"\nmode = \"never\"\n\

@@ -357,6 +357,15 @@ impl Events {
     pub(crate) async fn left(&self) {
         in_time(self.0.closed()).await;
     }
+
+    /// The same, however long somebody reads.
+    pub(crate) async fn abandoned(&self) {
+        self.0.closed().await;
+    }
+
+    pub(crate) fn is_read(&self) -> bool {
+        !self.0.is_closed()
+    }
 }
 
 /// A stream that a script hands out once, and its sending end for the test.

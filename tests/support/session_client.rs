@@ -58,7 +58,7 @@ impl Gate {
     /// `listen` stands in the section of the listener, and may open others behind it.
     pub(crate) async fn open(listen: &str, url: &str, keys: &str) -> Self {
         let text = format!(
-            "[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{listen}\n\
+            "[store]\nkind = \"memory\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{listen}\n\
              [upstreams.up]\nurl = \"{url}\"\npath = \"/mcp\"\n{keys}\n"
         );
         let mut loaded = config::parse("test", &text, &|_| None).unwrap();

@@ -184,9 +184,9 @@ async fn upc11_a_tasks_questions_are_asked_once_and_answered_under_their_keys() 
     assert_eq!(token.0.as_str(), r#"{"task":"up"}"#, "UPC-13");
     next(&mut exchange).await;
     assert!(matches!(next(&mut exchange).await, ExchangeEvent::Asked { .. }));
-    answer(&mut exchange, "1/a", json!({"action": "accept"})).await;
+    answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
     let rest = lines(&mut exchange).await;
-    assert_eq!(rest, ["withdrawn \"1/b\"", r#"returned {"content":[],"n":1,"resultType":"complete"}"#]);
+    assert_eq!(rest, ["withdrawn \"0/b\"", r#"returned {"content":[],"n":1,"resultType":"complete"}"#]);
     let update = server.world.first(|seen| seen.rpc() == "tasks/update").await;
     assert_eq!(update.body["params"]["inputResponses"], json!({"a": {"action": "accept"}}), "in part");
     assert_eq!(update.header("mcp-name"), Some("up"));
@@ -219,6 +219,27 @@ async fn upc13_a_task_is_taken_up_by_its_token() {
     let token = taskgate::upstream::ResumeToken(Payload::of(&json!({"task": "up"})));
     let mut exchange = in_time(upstream(&server).resume(token, context())).await.unwrap();
     assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
+}
+
+/// F11, F14: what another life was asked keeps its name, and an answer from there goes out only if the task still asks.
+#[tokio::test]
+async fn f14_an_answer_from_another_life_goes_to_a_task_that_still_asks() {
+    let asks = |keys: &[&str]| {
+        let requests = question(None, keys)["inputRequests"].take();
+        ("tasks/get", task("input_required", &json!({"inputRequests": requests})))
+    };
+    let done = ("tasks/get", task("completed", &json!({"result": {"content": []}})));
+    let replies = vec![asks(&["a", "b"]), ("tasks/update", json!({"resultType": "complete"})), done];
+    let server = answering(replies).await;
+    let token = taskgate::upstream::ResumeToken(Payload::of(&json!({"task": "up"})));
+    let mut exchange = in_time(upstream(&server).resume(token, context())).await.unwrap();
+    answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
+    answer(&mut exchange, "0/gone", json!({"action": "accept"})).await;
+    let events = lines(&mut exchange).await;
+    assert!(events[0].starts_with("asked \"0/b\""), "{events:?}");
+    assert_eq!(events.last().unwrap(), r#"returned {"content":[]}"#);
+    let update = server.world.first(|seen| seen.rpc() == "tasks/update").await;
+    assert_eq!(update.body["params"]["inputResponses"], json!({"a": {"action": "accept"}}));
 }
 
 /// UPC-06: a task is cancelled by its name; a call without one by letting go of it (MOD-20).

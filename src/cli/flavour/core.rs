@@ -38,11 +38,13 @@ pub(super) async fn is_offered(session: &mut Session, tool: &str) -> Result<bool
 pub(super) async fn run(mut session: Session, talk: &mut Talk<'_>) -> Result<Verdict, ClientError> {
     talk.calling();
     let call = session.mint_id();
+    let mut meta = json!({ (meta::PROGRESS_TOKEN): call });
+    talk.call.mark(&mut meta);
     let params = ObjectWriter::new()
         .text("name", &talk.call.tool)
         .member("arguments", &talk.call.arguments)
         .member("task", &Payload::empty_object())
-        .member(meta::META, &Payload::of(&json!({ (meta::PROGRESS_TOKEN): call })))
+        .member(meta::META, &Payload::of(&meta))
         .finish();
     session.send(&call, method::TOOLS_CALL, &params, CALL_MAX);
     let mut wants_out = false;

@@ -225,7 +225,7 @@ impl Follower<'_, '_> {
 fn about<'a>(method: &'static str, task_id: &'a str, answers: Option<&Payload>) -> Outgoing<'a> {
     let params = ObjectWriter::new().text("taskId", task_id);
     let params = answers.iter().fold(params, |params, answers| params.member("inputResponses", answers));
-    Outgoing { method, name: Some(task_id), params, within: REQUEST_MAX }
+    Outgoing { method, name: Some(task_id), params, call: None, within: REQUEST_MAX }
 }
 
 /// Ends once the server does not ask this any more: it lost its patience, or somebody else cancelled the task.

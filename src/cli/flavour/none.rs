@@ -38,10 +38,12 @@ pub(super) async fn call(client: &Stateless, talk: &mut Talk<'_>) -> Result<Verd
 pub(super) async fn call_in_session(mut session: Session, talk: &mut Talk<'_>) -> Result<Verdict, ClientError> {
     talk.calling();
     let id = session.mint_id();
+    let mut meta = json!({ (meta::PROGRESS_TOKEN): id });
+    talk.call.mark(&mut meta);
     let params = ObjectWriter::new()
         .text("name", &talk.call.tool)
         .member("arguments", &talk.call.arguments)
-        .member(meta::META, &Payload::of(&json!({ (meta::PROGRESS_TOKEN): id })))
+        .member(meta::META, &Payload::of(&meta))
         .finish();
     session.send(&id, method::TOOLS_CALL, &params, CALL_MAX);
     let ended = match session.converse(talk, &id).await {

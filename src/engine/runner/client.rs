@@ -27,6 +27,11 @@ impl Client {
         Self { seats: vec![seat] }
     }
 
+    /// Nobody waits: the call's client was one of an earlier life of the process.
+    pub(super) const fn nobody() -> Self {
+        Self { seats: Vec::new() }
+    }
+
     /// Gives a client that came back a seat, if there is one.
     pub(super) fn seat(&mut self, seat: Seat) {
         self.seats.retain(|seat| !seat.events.is_closed());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::questions::NotPut;
 use super::{Failure, Next, Outcome, Runner};
 use crate::engine::call::Askable;
+use crate::task::{Executed, GatewayFault};
 use crate::upstream::Answer;
 use crate::wire::{Payload, RpcError, method};
 
@@ -72,7 +73,12 @@ impl Runner {
         let Some(demand) = &mut self.demand else { return Next::Continue };
         demand.open.retain(|open| open != ask);
         if demand.open.is_empty() {
-            self.stage.again(&self.spec);
+            // Whoever took the old exchange up would be asked anew, and the call made once more.
+            if let Err(error) = self.forget_place().await {
+                tracing::error!(%error, "the call could not be marked as sent and is not sent again");
+                return self.end(super::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await;
+            }
+            self.stage.repeat(&self.spec);
         }
         Next::Continue
     }

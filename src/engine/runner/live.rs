@@ -42,6 +42,14 @@ struct Line {
 }
 
 impl LiveRunners {
+    /// Enters a task of an earlier life of the process; `None` if somebody runs it.
+    pub(in crate::engine) fn claim(&self, key: &TaskKey) -> Option<Orders> {
+        if self.by_task.lock().contains_key(key) {
+            return None;
+        }
+        Some(self.insert(key.clone()))
+    }
+
     pub(super) fn insert(&self, key: TaskKey) -> Orders {
         let abandon = CancellationToken::new();
         let (deliveries, delivered) = mpsc::channel(DELIVERIES_MAX);
@@ -50,7 +58,7 @@ impl LiveRunners {
         Orders { abandon, delivered, retried }
     }
 
-    pub(super) fn remove(&self, key: &TaskKey) {
+    pub(in crate::engine) fn remove(&self, key: &TaskKey) {
         self.by_task.lock().remove(key);
     }
 
@@ -77,7 +85,7 @@ impl LiveRunners {
 
 /// The runner's end of the line.
 #[derive(Debug)]
-pub(super) struct Orders {
+pub(in crate::engine) struct Orders {
     abandon: CancellationToken,
     delivered: mpsc::Receiver<Vec<(Payload, Answer)>>,
     retried: mpsc::Receiver<(Seat, Retry)>,

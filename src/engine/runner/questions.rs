@@ -11,8 +11,9 @@ use super::stage::StageEvent;
 use super::{CallEnd, Next, Rounds, Runner, lost};
 use crate::dialect::peer::{Refusal, Refused};
 use crate::engine::call::Askable;
+use crate::failpoint;
 use crate::metric;
-use crate::task::{Attempt, Event, Executed, GatewayFault, Outcome, Question, Shown};
+use crate::task::{Event, Executed, GatewayFault, Outcome, Question, Shown};
 use crate::upstream::{Answer, Lost};
 use crate::wire::Payload;
 
@@ -35,6 +36,8 @@ pub(super) struct Inputs {
     round_due: Option<Instant>,
     /// Rounds so far.
     pub(super) rounds: u32,
+    /// Questions of an earlier life of the process, open ones and those whose answers are on their way.
+    earlier: Vec<Payload>,
 }
 
 /// A question that was put to the client.
@@ -66,6 +69,24 @@ impl Inputs {
         self.round_due = None;
     }
 
+    /// The questions of a call that is taken up.
+    pub(super) fn reopened(
+        open: impl IntoIterator<Item = (Payload, Arc<str>)>,
+        undelivered: &[(Payload, Answer)],
+        due: Instant,
+    ) -> Self {
+        let open: Vec<_> = open.into_iter().map(|(ask, method)| Open { ask, method, due }).collect();
+        let asked = u32::try_from(open.len()).unwrap_or(ASKED_MAX);
+        let answered = undelivered.iter().map(|(ask, _)| ask);
+        let earlier = open.iter().map(|open| &open.ask).chain(answered).cloned().collect();
+        Self { open, asked, earlier, ..Self::default() }
+    }
+
+    /// Whether a question is a replay of one that an earlier life was asked: it keeps its key, or its answer.
+    fn is_replayed(&self, ask: &Payload) -> bool {
+        self.earlier.contains(ask)
+    }
+
     /// Forgets a question; whether it was open.
     pub(super) fn close(&mut self, ask: &Payload) -> bool {
         let before = self.open.len();
@@ -84,6 +105,9 @@ pub(super) struct NotPut(pub(super) Refusal);
 
 impl Runner {
     pub(super) async fn asked(&mut self, ask: Payload, method: Arc<str>, params: Option<Payload>) -> Next {
+        if self.inputs.is_replayed(&ask) {
+            return Next::Continue;
+        }
         let request = match self.spec.peer.decode_question(&method, params.as_ref()) {
             Ok(request) => request,
             Err(refused) => {
@@ -117,6 +141,7 @@ impl Runner {
     pub(super) async fn needs(&mut self, capability: Payload) -> Next {
         self.stage.cancel("the client cannot be asked").await;
         self.settle_cancelled().await;
+        self.told().await;
         self.client.end(CallEnd::NeedsCapability(capability)).await;
         Next::Stop
     }
@@ -127,11 +152,12 @@ impl Runner {
             self.count_question("flood");
             return Err(NotPut(Refusal::TooMany));
         }
+        failpoint::hit("question-heard");
         let question = Question { ask: ask.detached(), request };
         let next = match self.row_key() {
             Some(key) => {
-                let event = Event::Asked { attempt: Attempt::FIRST, question };
-                match self.engine.apply(&key, event).await {
+                let event = Event::Asked { attempt: self.attempt, question };
+                match self.apply(&key, event).await {
                     Ok(applied) if applied.changed => Next::Continue,
                     Ok(_) => return Err(NotPut(Refusal::Unanswered)),
                     Err(error) => {
@@ -193,7 +219,7 @@ impl Runner {
     /// Takes a question off the task; false if it was answered before.
     pub(super) async fn withdraw(&mut self, ask: Payload) -> bool {
         let Some(key) = self.row_key() else { return false };
-        match self.engine.apply(&key, Event::Withdrawn { attempt: Attempt::FIRST, ask }).await {
+        match self.apply(&key, Event::Withdrawn { attempt: self.attempt, ask }).await {
             Ok(applied) => applied.changed,
             Err(error) => {
                 tracing::warn!(%error, "a question could not be taken off its task");
@@ -228,8 +254,18 @@ impl Runner {
 
     /// Hands answers to the upstream, each once.
     pub(super) async fn deliver(&mut self, answers: Vec<(Payload, Answer)>) -> Next {
+        // A call that is to be sent again asks again: what was said to the exchange before goes nowhere.
+        let Some(key) = self.row_key().filter(|_| !self.stage.is_waiting()) else { return Next::Continue };
         for (ask, answer) in answers {
+            failpoint::hit("answer-stored");
             self.inputs.close(&ask);
+            // From this commit on it may have arrived, so nobody hands it over again (F15).
+            let event = Event::Delivering { attempt: self.attempt, ask: ask.clone() };
+            match self.apply(&key, event).await {
+                Ok(applied) if applied.changed => (),
+                Ok(_) => continue,
+                Err(error) => return self.undelivered(GatewayFault::new(error.reason(), Executed::Unknown)).await,
+            }
             if self.is_demanded(&ask) {
                 if matches!(self.demand_answered(&ask, &answer).await, Next::Stop) {
                     return Next::Stop;
@@ -240,6 +276,7 @@ impl Runner {
             if let Err(Lost(fault)) = self.stage.answer(&ask, answer).await {
                 return self.undelivered(fault).await;
             }
+            failpoint::hit("answer-delivered");
         }
         Next::Continue
     }

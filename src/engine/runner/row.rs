@@ -1,18 +1,29 @@
 //! How a call gets its row, its handle and its end.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::client::Held;
 use super::live::Orders;
 use super::{CallEnd, CallEvent, Next, Runner};
-use crate::engine::TaskError;
+use crate::engine::apply::Applied;
+use crate::engine::{Engine, TaskError};
+use crate::failpoint;
 use crate::metric;
+use crate::store::StoreError;
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Plan, Question, Reason,
     Recovery, Shown, Task, TaskKey, transition,
 };
+
+/// How soon an outcome that was not stored is stored again, first and at last.
+const STORE_RETRY_FIRST: Duration = Duration::from_millis(100);
+const STORE_RETRY_LAST: Duration = Duration::from_secs(5);
+
+/// How much later than the handle a row is stored where a test wants that promise broken.
+const SABOTAGE_DELAY: Duration = Duration::from_millis(100);
 
 /// What a runner has once its call has a row.
 pub(super) struct Row {
@@ -40,8 +51,14 @@ impl Runner {
             Some(key) => self.reveal(&key).await?,
             None => self.insert(Shown::Handle, first).await?,
         };
-        if !self.client.hand_over(CallEvent::Created(task)).await {
-            return Ok(self.drop_orphan().await);
+        Ok(self.hand_out(task).await)
+    }
+
+    /// Gives the client the handle of its new task.
+    pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> Next {
+        // Who knows the call's name can find the task by it (T-27).
+        if !self.client.hand_over(CallEvent::Created(task)).await && self.spec.idempotency.is_none() {
+            return self.drop_orphan().await;
         }
         let upstream = Arc::clone(self.spec.upstream.name());
         metrics::counter!(metric::TASKS_CREATED, "upstream" => Arc::clone(&upstream)).increment(1);
@@ -51,14 +68,23 @@ impl Runner {
         }
         tracing::info!("a call became a task");
         self.held = Held::default();
-        Ok(Next::Continue)
+        Next::Continue
     }
 
     /// Adds the row, with its first question where that is what it is made for.
     pub(super) async fn insert(&mut self, shown: Shown, first: Option<Question>) -> Result<Arc<Task>, Reason> {
+        self.try_insert(shown, first).await.map_err(|error| {
+            tracing::warn!(%error, "a task could not be stored");
+            TaskError::from(error).reason()
+        })
+    }
+
+    /// Adds the row, or says why there is none.
+    pub(super) async fn try_insert(&mut self, shown: Shown, first: Option<Question>) -> Result<Arc<Task>, StoreError> {
         let key = self.engine.mint_key(&self.spec.owner);
         let now = self.engine.clock.now();
         let policy = &self.spec.policy;
+        let place = self.new_place();
         let mut task = Task {
             key: key.clone(),
             shown,
@@ -72,26 +98,44 @@ impl Runner {
             ttl: policy.ttl,
             keep_result_min: policy.keep_result_min,
             poll_interval: policy.poll_interval,
-            attempt: Attempt::FIRST,
+            attempt: self.attempt,
             phase: if self.stage.is_waiting() { Phase::Queued } else { Phase::Working },
             next_key: InputKey::default(),
             status_message: self.held.last_words(),
-            recovery: Recovery::default(),
-            idempotency: None,
+            recovery: Recovery {
+                call: self.stored_call(),
+                resume: place.clone(),
+                dispatched_at: self.dispatched.map(|at| now.before(at.elapsed())),
+                ..Recovery::default()
+            },
+            idempotency: self.spec.idempotency,
         };
         if let Some(question) = first {
-            task = transition(task, Event::Asked { attempt: Attempt::FIRST, question }, now).0;
+            task = transition(task, Event::Asked { attempt: self.attempt, question }, now).0;
+        }
+        let all = self.engine.store.usage_of(&key.owner).bytes;
+        if !self.engine.admission.has_room(all, all + task.stored_bytes()) {
+            return Err(StoreError::OwnerFull);
         }
         // Orders can be given from the moment the row is there.
         let orders = self.engine.live.insert(key.clone());
-        if let Err(error) = self.engine.store.insert(&task).await {
+        failpoint::hit("admitted");
+        if let Err(error) = store_new(&self.engine, &task).await {
             self.engine.live.remove(&key);
-            tracing::warn!(%error, "a task could not be stored");
-            return Err(TaskError::from(error).reason());
+            // It may be there in spite of the error, and nobody would run it.
+            if matches!(error, StoreError::Io(_)) && self.engine.store.remove(&key).await.is_err() {
+                tracing::warn!("whether a task was stored is not known");
+            }
+            return Err(error);
         }
+        failpoint::hit("handle-durable");
         let _ = self.made.set(key.clone());
         tracing::Span::current().record("task", tracing::field::debug(key.id));
         self.row = Some(Row { key, shown, orders, progress: None, progress_due: None });
+        if self.is_kept() {
+            self.checkpoint.is_written(place);
+            self.checkpoint.stirred();
+        }
         Ok(Arc::new(task))
     }
 
@@ -109,10 +153,11 @@ impl Runner {
     /// The client left before it could learn the id: nobody will ever ask (T-27).
     async fn drop_orphan(&mut self) -> Next {
         if let Some(row) = self.row.take() {
-            self.engine.live.remove(&row.key);
+            // In this order: a row without a runner is taken for one that an earlier life left behind.
             if let Err(error) = self.engine.store.remove(&row.key).await {
                 tracing::warn!(%error, "a task that nobody knows was not dropped");
             }
+            self.engine.live.remove(&row.key);
         }
         self.stage.cancel("the client left").await;
         Next::Stop
@@ -122,20 +167,31 @@ impl Runner {
     pub(super) async fn client_left(&mut self) -> Next {
         self.settle_cancelled().await;
         self.stage.cancel("the client left").await;
+        self.told().await;
         Next::Stop
     }
 
     /// Settles the row, if there is one, as cancelled.
     pub(super) async fn settle_cancelled(&mut self) {
         if let Some(key) = self.row_key()
-            && let Err(error) = self.engine.apply(&key, Event::CancelRequested).await
+            && let Err(error) = self.apply(&key, Event::CancelRequested).await
         {
             tracing::error!(%error, "a cancel could not be stored");
         }
     }
 
+    /// The upstream of a call that was given up knows it now, or cannot be told.
+    pub(super) async fn told(&mut self) {
+        if let Some(key) = self.row_key()
+            && let Err(error) = self.engine.apply(&key, Event::Told).await
+        {
+            tracing::warn!(%error, "that an upstream was told was not stored");
+        }
+    }
+
     /// Settles the task, and answers the client that waits.
     pub(super) async fn end(&mut self, outcome: Outcome) -> Next {
+        let outcome = self.of_all_attempts(outcome);
         if self.spec.plan == Plan::Task && self.asks_first() && self.row.is_some() && self.is_waited_for() {
             // `always` and `required` end in a handle, however quick the call was after its questions.
             match self.promote(None).await {
@@ -157,25 +213,59 @@ impl Runner {
         Next::Stop
     }
 
+    /// That this try was not sent says nothing of those before it.
+    fn of_all_attempts(&self, outcome: Outcome) -> Outcome {
+        match outcome {
+            Outcome::Faulted(Failure::Gateway(fault))
+                if self.attempt > Attempt::FIRST && fault.executed == Executed::No =>
+            {
+                super::lost(GatewayFault { executed: Executed::Unknown, ..fault })
+            }
+            Outcome::Returned { .. } | Outcome::Faulted(_) | Outcome::Cancelled => outcome,
+        }
+    }
+
     async fn settle(&mut self, key: &TaskKey, outcome: Outcome) {
+        failpoint::hit("outcome-heard");
         // The last words belong to the task even where they came too fast to be stored one by one.
         if let Some(message) = self.row.as_mut().and_then(|row| row.progress.take()) {
-            let _ = self.engine.apply(key, Event::Progressed { attempt: Attempt::FIRST, message }).await;
+            let _ = self.engine.apply(key, Event::Progressed { attempt: self.attempt, message }).await;
         }
-        let attempt = Attempt::FIRST;
+        let attempt = self.attempt;
+        let is_cancelled = outcome == Outcome::Cancelled;
         let event = match outcome {
             Outcome::Returned { result, is_error } => Event::Returned { attempt, result, is_error },
             Outcome::Faulted(failure) => Event::Faulted { attempt, failure },
             Outcome::Cancelled => Event::CancelRequested,
         };
-        match self.engine.apply(key, event).await {
+        match self.apply_outcome(key, event).await {
             Ok(applied) if !applied.changed => {
                 metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => Arc::clone(self.spec.upstream.name()), "reason" => "settled")
                     .increment(1);
                 tracing::info!("a late outcome was dropped");
+                // The upstream is done with the call: there is nothing to tell it.
+                self.told().await;
             }
+            // The upstream cancelled it, so it knows.
+            Ok(_) if is_cancelled => self.told().await,
             Ok(_) => (),
             Err(error) => tracing::error!(%error, "an outcome could not be stored"),
+        }
+    }
+
+    /// Stores an outcome, however long the store fails: one that is dropped is lost (L8). Whoever ends the process ends
+    /// this, and the task is left to a later life.
+    async fn apply_outcome(&mut self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
+        let mut pause = STORE_RETRY_FIRST;
+        loop {
+            match self.engine.apply(key, event.clone()).await {
+                Err(error @ (TaskError::Store(StoreError::Io(_)) | TaskError::Contended)) => {
+                    tracing::warn!(%error, "an outcome is not stored yet");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(STORE_RETRY_LAST);
+                }
+                done => return done,
+            }
         }
     }
 
@@ -194,6 +284,19 @@ impl Runner {
             self.client.end(end).await;
         }
     }
+}
+
+/// Returns once the row is durable, unless a test wants to see what that is worth.
+async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreError> {
+    if !failpoint::is_sabotaged("handle-before-commit") {
+        return engine.store.insert(task).await.map(|_| ());
+    }
+    let (store, task) = (Arc::clone(&engine.store), task.clone());
+    engine.runners.spawn(async move {
+        tokio::time::sleep(SABOTAGE_DELAY).await;
+        store.insert(&task).await
+    });
+    Ok(())
 }
 
 /// How a settled task is told to a client that waits for it.

@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use crate::engine::call::CallSpec;
 use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
 use crate::upstream::limits::Slot;
-use crate::upstream::{Answer, BeginError, Exchange, ExchangeEvent, Lost};
+use crate::upstream::{Answer, BeginError, Exchange, ExchangeEvent, Lost, ResumeToken};
 use crate::wire::Payload;
 
 /// What moved.
@@ -39,16 +39,50 @@ impl Stage {
     /// A stage that has done nothing yet. It waits for its place at most `wait_max`; a call that will
     /// have a handle waits as long as the task lives.
     pub(super) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
-        let slots = spec.slots.clone();
+        let (slots, owner) = (spec.slots.clone(), spec.owner.clone());
         let waiting = Box::pin(async move {
             match slots {
-                Some(slots) => slots.acquire(wait_max).await.map(Some),
+                Some(slots) => slots.acquire(&owner, wait_max).await.map(Some),
                 None => Ok(None),
             }
         });
+        Self { step: StepFuture::Waiting(waiting), slot: None, begin: Some(Self::begin(spec)) }
+    }
+
+    /// A stage for a call of an earlier life of the process, which is never turned away from the queue.
+    pub(super) fn again(spec: &CallSpec) -> Self {
+        let (slots, owner) = (spec.slots.clone(), spec.owner.clone());
+        let waiting = Box::pin(async move {
+            match slots {
+                Some(slots) => slots.acquire_again(&owner).await.map(Some),
+                None => Ok(None),
+            }
+        });
+        Self { step: StepFuture::Waiting(waiting), slot: None, begin: Some(Self::begin(spec)) }
+    }
+
+    fn begin(spec: &CallSpec) -> BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>> {
         let (upstream, request, context) = (spec.upstream.clone(), spec.request.clone(), spec.context.clone());
-        let begin = Box::pin(async move { upstream.begin(request, context).await });
-        Self { step: StepFuture::Waiting(waiting), slot: None, begin: Some(begin) }
+        Box::pin(async move { upstream.begin(request, context).await })
+    }
+
+    /// Takes an exchange up. It waits for no place: the upstream has been at it all along.
+    ///
+    /// # Errors
+    /// If the token is of no use.
+    pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
+        let exchange = spec.upstream.resume(token, spec.context.clone()).await?;
+        self.slot = spec.slots.as_ref().and_then(|slots| slots.try_acquire());
+        self.step = StepFuture::Exchanging(exchange);
+        Ok(())
+    }
+
+    /// Where the exchange can be taken up.
+    pub(super) fn resume_token(&self) -> Option<ResumeToken> {
+        match &self.step {
+            StepFuture::Exchanging(exchange) => exchange.resume_token(),
+            StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => None,
+        }
     }
 
     /// Whether the call certainly was not sent yet.
@@ -88,9 +122,8 @@ impl Stage {
     }
 
     /// Makes the call again in its place.
-    pub(super) fn again(&mut self, spec: &CallSpec) {
-        let (upstream, request, context) = (spec.upstream.clone(), spec.request.clone(), spec.context.clone());
-        self.step = StepFuture::Beginning(Box::pin(async move { upstream.begin(request, context).await }));
+    pub(super) fn repeat(&mut self, spec: &CallSpec) {
+        self.step = StepFuture::Beginning(Self::begin(spec));
     }
 
     fn not_begun(&mut self, failure: Failure) -> StageEvent {

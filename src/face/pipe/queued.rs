@@ -58,7 +58,7 @@ pub(super) async fn place(shared: &Shared, session: &Session, id: &RequestId) ->
     tokio::select! {
         biased;
         () = cancelled.cancelled() => Ok(None),
-        slot = served.slots.acquire(Some(served.queue_deadline)) => slot.map(Some),
+        slot = served.slots.acquire(&session.owner, Some(served.queue_deadline)) => slot.map(Some),
     }
 }
 

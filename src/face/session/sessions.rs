@@ -31,16 +31,18 @@ const TOLD_BYTES_MAX: usize = 16 * 1024;
 #[derive(Clone, Debug)]
 pub(in crate::face) struct Session {
     pub(in crate::face) token: Arc<SessionToken>,
+    /// Whose it is.
+    pub(in crate::face) owner: Principal,
     /// The upstream session that was opened for it.
     opened: Binding,
 }
 
 impl Session {
-    pub(super) fn new(token: SessionToken) -> Self {
+    pub(super) fn new(token: SessionToken, owner: Principal) -> Self {
         let session = token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
         let tasks = token.tasks.within(token.upstream_version);
         let opened = Binding { session, version: Some(token.upstream_version), tasks };
-        Self { token: Arc::new(token), opened }
+        Self { token: Arc::new(token), owner, opened }
     }
 }
 
@@ -112,7 +114,7 @@ impl Sessions {
         let session = match self.opened.get(key).filter(is_same) {
             Some(opened) => opened.session.clone(),
             None => {
-                let session = Session::new(open()?);
+                let session = Session::new(open()?, owner.clone());
                 let opened = Opened { sealed: sealed.into(), owner: owner.clone(), session: session.clone() };
                 self.opened.insert(key, Arc::new(opened));
                 session

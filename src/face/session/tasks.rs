@@ -14,7 +14,7 @@ mod tokens;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -32,6 +32,7 @@ use crate::engine::{Aside, Askable, CallEnd, CallEvent, CallSpec, Rounds, TaskEr
 use crate::face::answer::{Addressee, bare};
 use crate::face::http::{AcceptedTypes, Response};
 use crate::face::misses::Misses;
+use crate::face::named;
 use crate::face::refused::Refused;
 use crate::face::rising::Rising;
 use crate::metric;
@@ -130,6 +131,7 @@ pub(super) fn is_method(name: &str) -> bool {
 pub(super) struct Asking<'a> {
     pub(super) session: Session,
     pub(super) principal: &'a Principal,
+    pub(super) headers: &'a HeaderMap,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
 }
@@ -162,18 +164,25 @@ impl Shared {
         let Some(params) = call.request.params.object() else {
             return refuse(&addressee, &Complaint::UnknownTool);
         };
+        let idempotency = match named::read(asking.headers, params, self.served.conduit.name(), &call.tool) {
+            Ok(idempotency) => idempotency,
+            Err(complaint) => return refuse(&addressee, &complaint),
+        };
         let native = self.native_task(&asking, &call.tool).await;
         let rising = progress_token(params).map(|token| Arc::new(Mutex::new(Rising::new(token))));
-        let spec = self.spec(&asking, &call, params, native, rising.clone());
+        let spec = CallSpec { idempotency, ..self.spec(&asking, &call, params, native, rising.clone()) };
         let dialect = CoreTasks::with_immediate_response(spec.policy.immediate_response.clone());
         match self.served.engine.call(spec).next().await {
             Some(CallEvent::Created(task)) => {
-                self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
+                if !task.is_settled() {
+                    self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
+                }
                 respond(&addressee, dialect.encode(Reply::Created(&task)))
             }
             Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
                 addressee.error(StatusCode::OK, &gateway_error(&fault))
             }
+            Some(CallEvent::Ended(CallEnd::Misnamed)) => refuse(&addressee, &Complaint::Misnamed),
             Some(
                 CallEvent::Progress(_)
                 | CallEvent::Log(_)
@@ -243,7 +252,10 @@ impl Shared {
             tool: Arc::from(call.tool.as_str()),
             policy,
             plan,
+            idempotency: None,
             arrived: asking.arrived,
+            // The tool list went to the client alone, and with it what the tools say of themselves.
+            is_repeatable: false,
             questions: Arc::new(move |question| match is_declared(question) {
                 true => Askable::Declared,
                 false => Askable::Undeclared,

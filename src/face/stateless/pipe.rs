@@ -285,7 +285,7 @@ impl Passing {
         let is_stream = self.method == method::LISTEN;
         let (slot, timeouts, deadline) = match self.deadline {
             Some(deadline) => {
-                let slot = pipe.slots.acquire(Some(pipe.queue_deadline)).await?;
+                let slot = pipe.slots.acquire(&self.edits.asker.principal, Some(pipe.queue_deadline)).await?;
                 (Some(slot), pipe.call_timeouts, Some(Instant::now() + deadline))
             }
             None => (None, pipe.timeouts, None),

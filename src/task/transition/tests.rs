@@ -20,7 +20,30 @@ fn in_phase(phase: Phase) -> Task {
         Phase::AwaitingInput(open) => InputKey(open.len() as u32),
         Phase::Queued | Phase::Working | Phase::Settled(_) => InputKey(0),
     };
-    Task { phase, next_key, attempt: Attempt(2), ..task("a", 1) }
+    let answers = vec![(Payload::of(&9), Answer::Result(Payload::empty_object()))];
+    let recovery = match &phase {
+        // What a settled task keeps is the business of tests of its own.
+        Phase::Settled(_) => Recovery::default(),
+        Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Recovery {
+            call: Some(call()),
+            resume: Some(Payload::of("here")),
+            crashes: 1,
+            undelivered: answers,
+            ..Recovery::default()
+        },
+    };
+    Task { phase, next_key, attempt: Attempt(2), recovery, ..task("a", 1) }
+}
+
+fn call() -> StoredCall {
+    StoredCall {
+        params: Payload::of(&BTreeMap::from([("name", "slow")])),
+        capabilities: Payload::empty_object(),
+        progress: true,
+        log_level: None,
+        is_repeatable: false,
+        is_native: false,
+    }
 }
 
 fn phases() -> Vec<(&'static str, Phase)> {
@@ -38,7 +61,15 @@ fn phases() -> Vec<(&'static str, Phase)> {
 
 fn events(attempt: Attempt) -> Vec<(&'static str, Event)> {
     vec![
-        ("dispatched", Event::Dispatched { attempt }),
+        ("dispatched", Event::Dispatched { attempt, call: Some(call().without_params()) }),
+        ("taken up", Event::TakenUp { attempt }),
+        ("resent", Event::Resent { attempt }),
+        ("alive", Event::Alive { attempt }),
+        ("checkpointed", Event::Checkpointed { attempt, resume: Some(Payload::of("there")) }),
+        ("same place", Event::Checkpointed { attempt, resume: Some(Payload::of("here")) }),
+        ("delivering", Event::Delivering { attempt, ask: Payload::of(&9) }),
+        ("unknown ask", Event::Delivering { attempt, ask: Payload::of(&8) }),
+        ("told", Event::Told),
         ("progressed", Event::Progressed { attempt, message: Arc::from("half") }),
         ("asked", Event::Asked { attempt, question: question(7) }),
         ("withdrawn", Event::Withdrawn { attempt, ask: Payload::of(&0) }),
@@ -66,10 +97,18 @@ fn name(phase: &Phase) -> String {
 }
 
 /// What each event makes of each phase that is not settled; `-` is no change and no effect.
-/// Effects: n notify, d deliver, a abandon. Covers EXT-20, EXT-23, EXT-40, L25-11, L25-40.
+/// Effects: k keep, n notify, d deliver, a abandon. Covers EXT-20, EXT-23, EXT-40, L25-11, L25-40.
 const TABLE: &[(&str, [&str; 4])] = &[
     //             queued          working         asking one      asking two
     ("dispatched", ["working n", "-", "-", "-"]),
+    ("taken up", ["-", "working k", "asking 1 k", "asking 2 k"]),
+    ("resent", ["-", "working n", "working n", "working n"]),
+    ("alive", ["queued k", "working k", "asking 1 k", "asking 2 k"]),
+    ("checkpointed", ["queued k", "working k", "asking 1 k", "asking 2 k"]),
+    ("same place", ["-", "-", "-", "-"]),
+    ("delivering", ["queued k", "working k", "asking 1 k", "asking 2 k"]),
+    ("unknown ask", ["-", "-", "-", "-"]),
+    ("told", ["-", "-", "-", "-"]),
     ("progressed", ["queued n", "working n", "asking 1 n", "asking 2 n"]),
     ("asked", ["asking 1 n", "asking 1 n", "asking 2 n", "asking 3 n"]),
     ("withdrawn", ["-", "-", "working n", "asking 1 n"]),
@@ -93,6 +132,7 @@ fn every_phase_and_event_follow_the_table() {
             let letters: String = effects
                 .iter()
                 .map(|effect| match effect {
+                    Effect::Keep => 'k',
                     Effect::NotifyWatchers => 'n',
                     Effect::Deliver(_) => 'd',
                     Effect::Abandon => 'a',
@@ -103,12 +143,14 @@ fn every_phase_and_event_follow_the_table() {
             if effects.is_empty() {
                 assert_eq!(after, before, "{event_name} in {phase_name} changed something");
             } else {
-                assert_eq!(after.updated_at, NOW);
+                // What no client can see does not look like a change either.
+                let seen_at = if effects == [Effect::Keep] { before.updated_at } else { NOW };
+                assert_eq!(after.updated_at, seen_at, "{event_name} in {phase_name}");
             }
             seen += 1;
         }
     }
-    assert_eq!(seen, 40);
+    assert_eq!(seen, 72);
 }
 
 /// EXT-34, EXT-36, EXT-43: the keys of the rounds before a handle are those of no question after it.
@@ -152,7 +194,7 @@ fn a_settled_task_ignores_every_event() {
 
 #[test]
 fn events_of_an_older_attempt_are_stale() {
-    for (event_name, event) in events(Attempt(1)) {
+    for (event_name, event) in events(Attempt(1)).into_iter().filter(|(_, event)| !matches!(event, Event::Told)) {
         let unbound = matches!(event, Event::Answered { .. } | Event::CancelRequested | Event::TtlElapsed);
         let before = in_phase(Phase::AwaitingInput(BTreeMap::from([(InputKey(0), question(0))])));
         let (_, effects) = transition(before, event, NOW);
@@ -189,7 +231,13 @@ fn any_event() -> impl Strategy<Value = Event> {
         0..4,
     );
     prop_oneof![
-        1 => attempt.clone().prop_map(|attempt| Event::Dispatched { attempt }),
+        1 => attempt.clone().prop_map(|attempt| Event::Dispatched { attempt, call: None }),
+        1 => attempt.clone().prop_map(|attempt| Event::TakenUp { attempt }),
+        1 => attempt.clone().prop_map(|attempt| Event::Resent { attempt }),
+        1 => attempt.clone().prop_map(|attempt| Event::Alive { attempt }),
+        2 => (attempt.clone(), 0_u32..4).prop_map(|(attempt, n)| Event::Checkpointed { attempt, resume: Some(Payload::of(&n)) }),
+        2 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::Delivering { attempt, ask: Payload::of(&n) }),
+        1 => Just(Event::Told),
         1 => attempt.clone().prop_map(|attempt| Event::Progressed { attempt, message: Arc::from("m") }),
         4 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::Asked { attempt, question: question(n) }),
         2 => (attempt.clone(), 0_u32..8).prop_map(|(attempt, n)| Event::Withdrawn { attempt, ask: Payload::of(&n) }),
@@ -220,11 +268,23 @@ proptest! {
                 prop_assert_eq!(&after, &before);
             }
             prop_assert!(after.updated_at >= before.updated_at);
+            prop_assert!(after.attempt >= before.attempt);
+            // An answer is handed over once: what left the list never comes back by itself.
+            let answered = effects.iter().any(|effect| matches!(effect, Effect::Deliver(_)));
+            prop_assert!(answered || after.recovery.undelivered.len() <= before.recovery.undelivered.len());
+            if after.is_settled() {
+                prop_assert!(after.recovery.call.is_none() && after.recovery.undelivered.is_empty());
+                prop_assert!(after.recovery.resume.is_none() || after.recovery.is_untold);
+                // Nothing that a settling event writes is larger than what it replaces, but for an outcome.
+                let is_outcome = matches!(&after.phase, Phase::Settled(Outcome::Returned { .. } | Outcome::Faulted(Failure::Upstream(_))));
+                prop_assert!(is_outcome || after.stored_bytes() <= before.stored_bytes());
+            }
             prop_assert!(after.ttl >= before.ttl);
             prop_assert!(after.next_key >= before.next_key);
             prop_assert_eq!(after.shown, Shown::Handle);
             if before.is_settled() {
-                prop_assert_eq!(&after, &before);
+                let same = Task { recovery: before.recovery.clone(), ..after.clone() };
+                prop_assert_eq!(&same, &before, "only that its upstream was told may be noted");
             }
             if let Phase::AwaitingInput(open) = &after.phase {
                 prop_assert!(!open.is_empty());
@@ -241,4 +301,63 @@ proptest! {
             task = after;
         }
     }
+}
+
+/// F14, F15: an answer is part of the row with its acceptance, and leaves it before it is sent.
+#[test]
+fn f14_f15_an_answer_is_kept_until_it_is_about_to_be_sent() {
+    let before = Task {
+        recovery: Recovery::default(),
+        ..in_phase(Phase::AwaitingInput(BTreeMap::from([(InputKey(0), question(7))])))
+    };
+    let answer = Answer::Result(Payload::of("yes"));
+    let answers = BTreeMap::from([(InputKey(0), answer.clone())]);
+    let (accepted, effects) = transition(before, Event::Answered { answers }, NOW);
+    let kept = vec![(Payload::of(&7), answer)];
+    assert_eq!(accepted.recovery.undelivered, kept);
+    assert_eq!(effects, [Effect::NotifyWatchers, Effect::Deliver(kept)]);
+    let event = Event::Delivering { attempt: Attempt(2), ask: Payload::of(&7) };
+    let (sent, effects) = transition(accepted, event.clone(), NOW);
+    assert_eq!((sent.recovery.undelivered.len(), effects), (0, vec![Effect::Keep]));
+    assert_eq!(transition(sent, event, NOW).1, [], "a second time there is nothing to send");
+}
+
+/// F20: what it takes to tell the upstream stays with the settled row until that is done.
+#[test]
+fn f20_a_cancelled_call_stays_untold_until_its_upstream_was_told() {
+    for event in [Event::CancelRequested, Event::TtlElapsed] {
+        let (queued, _) = transition(in_phase(Phase::Queued), event.clone(), NOW);
+        assert_eq!(queued.recovery, Recovery::default(), "nothing was sent, so nobody is to be told");
+        let (settled, _) = transition(in_phase(Phase::Working), event, NOW);
+        let untold = Recovery { resume: Some(Payload::of("here")), is_untold: true, ..Recovery::default() };
+        assert_eq!(settled.recovery, untold);
+        let (told, effects) = transition(settled.clone(), Event::Told, NOW);
+        assert_eq!(effects, [Effect::Keep]);
+        assert_eq!(told, Task { recovery: Recovery::default(), ..settled });
+    }
+}
+
+/// reliability.md d.2: another try begins with nothing of the one before.
+#[test]
+fn a_call_that_is_sent_again_is_a_try_of_its_own() {
+    let before = in_phase(Phase::AwaitingInput(BTreeMap::from([(InputKey(0), question(0))])));
+    let (after, _) = transition(before.clone(), Event::Resent { attempt: Attempt(2) }, NOW);
+    assert_eq!((after.attempt, &after.phase), (Attempt(3), &Phase::Working));
+    let expected = Recovery { resume: None, undelivered: Vec::new(), dispatched_at: Some(NOW), ..before.recovery };
+    assert_eq!(after.recovery, expected, "what a further life needs stays");
+    let late = Event::Returned { attempt: Attempt(2), result: Payload::empty_object(), is_error: false };
+    assert_eq!(transition(after, late, NOW).1, [], "the lost try says nothing any more");
+}
+
+/// F23: a life that only waits for a place takes nothing away from a call; one that took it up counts until a sign.
+#[test]
+fn f23_only_lives_that_took_a_call_up_without_a_sign_count_against_it() {
+    let attempt = Attempt(2);
+    let (queued, effects) = transition(in_phase(Phase::Queued), Event::TakenUp { attempt }, NOW);
+    assert_eq!((queued.recovery.crashes, effects), (1, vec![]));
+    let (taken, _) = transition(in_phase(Phase::Working), Event::TakenUp { attempt }, NOW);
+    assert_eq!(taken.recovery.crashes, 2);
+    let (alive, _) = transition(taken, Event::Alive { attempt }, NOW);
+    assert_eq!(alive.recovery.crashes, 0);
+    assert_eq!(transition(alive, Event::Alive { attempt }, NOW).1, []);
 }

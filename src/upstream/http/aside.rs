@@ -70,7 +70,7 @@ impl Link {
         let id = token::mint();
         let message = envelope::request(&id, method, Some(params));
         let handed_over = HandedOver::default();
-        let head = session.post(message, &handed_over);
+        let head = session.post_beside(message, &handed_over);
         let (response, idle) = match patience {
             Patience::Endless => (head.await?, None),
             Patience::Short => {

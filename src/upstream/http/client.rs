@@ -6,6 +6,7 @@ use std::error::Error;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,19 +19,26 @@ use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use metrics::Counter;
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{AlertDescription, RootCertStore};
 use rustls_platform_verifier::Verifier;
 use tokio::net::TcpStream;
-use tokio::sync::SetOnce;
+use tokio::sync::{Notify, SetOnce};
+use tower::retry::budget::{Budget as _, TpsBudget};
 
-use super::post::Outgoing;
+use super::post::{Outgoing, Part};
+use super::reply;
+use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{TlsFileError, provider};
+use crate::upstream::breaker::{Breaker, Health};
 
 /// Largest header block of an answer, and most fields (U13).
 const HEAD_BYTES_MAX: usize = 64 * 1024;
 const HEAD_FIELDS_MAX: usize = 100;
+/// Most interim answers to one request (U13).
+const INTERIM_MAX: usize = 16;
 /// Most that one read takes from a connection: fewer reads, and fewer wake-ups, for large answers. A connection
 /// begins with 8 KiB and grows with what comes. hyper bounds heads by the same number, so theirs is checked again.
 const READ_BYTES_MAX: usize = 256 * 1024;
@@ -38,6 +46,10 @@ const READ_BYTES_MAX: usize = 256 * 1024;
 const FIELD_OVERHEAD: usize = 4;
 /// How often a request is sent again that certainly never left (F26).
 const RESENDS_MAX: u32 = 2;
+/// All such repetitions together: a share of what is sent, and some beside it. Counted second by second.
+const RESENDS_SHARE: f32 = 0.2;
+const RESENDS_PER_SECOND: u32 = 10;
+const RESENDS_SPAN: Duration = Duration::from_secs(1);
 /// Pause before such a repetition, times its number.
 const RESEND_PAUSE: Duration = Duration::from_millis(50);
 /// How long a connection is kept for the next request. Node closes idle ones after five seconds, and whether
@@ -89,6 +101,10 @@ pub(crate) struct HttpClient {
     host: Option<HeaderValue>,
     connect_max: Duration,
     pool: Client<ConnectLimit, OneBody>,
+    breaker: Arc<Breaker>,
+    /// How many requests may be sent again, beside those that are sent at all.
+    resends: Arc<TpsBudget>,
+    resent: Counter,
 }
 
 /// Set once a connection has taken the body of a request: from then on the upstream may have seen it.
@@ -96,7 +112,14 @@ pub(crate) type HandedOver = Arc<SetOnce<()>>;
 
 impl HttpClient {
     /// A client for one address.
-    pub(crate) fn new(url: &url::Url, connect_max: Duration, tls: ClientTls) -> Result<Self, ClientError> {
+    ///
+    /// The metrics recorder must be installed before.
+    pub(crate) fn new(
+        name: &Arc<str>,
+        url: &url::Url,
+        connect_max: Duration,
+        tls: ClientTls,
+    ) -> Result<Self, ClientError> {
         let mut plain = HttpConnector::new();
         plain.enforce_http(false);
         plain.set_nodelay(true);
@@ -120,22 +143,66 @@ impl HttpClient {
         let is_plain = uri.scheme() == Some(&Scheme::HTTP);
         let authority = uri.authority().filter(|_| is_plain);
         let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
-        Ok(Self { uri, host, connect_max, pool })
+        Ok(Self {
+            uri,
+            host,
+            connect_max,
+            pool,
+            breaker: Arc::new(Breaker::new(name)),
+            resends: Arc::new(TpsBudget::new(RESENDS_SPAN, RESENDS_PER_SECOND, RESENDS_SHARE)),
+            resent: metrics::counter!(metric::UPSTREAM_RESENT, "upstream" => Arc::clone(name)),
+        })
     }
 
     /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes.
     ///
-    /// What certainly never left is sent again, at most twice and within the connect limit. Dropping the
-    /// future drops the request wherever it is.
+    /// What certainly never left is sent again, at most twice, within the connect limit and what all requests
+    /// together may. Dropping the future drops the request wherever it is.
+    ///
+    /// # Errors
+    /// If there is no answer; at once where the upstream is ill and the request a new one.
     pub(crate) async fn send(
         &self,
         outgoing: &Outgoing,
         handed_over: &HandedOver,
     ) -> Result<Response<Incoming>, GatewayFault> {
+        let pass = match outgoing.part() {
+            Part::New => Some(self.breaker.admit()?),
+            Part::UnderWay => None,
+        };
+        let answer = self.send_within_limits(outgoing, handed_over).await;
+        if let Some(pass) = pass {
+            pass.note(match &answer {
+                Ok(response) => {
+                    let headers = response.headers();
+                    Health::of_head(response, reply::is_json(headers), reply::retry_after(headers))
+                }
+                Err(fault) => Health::of_fault(fault),
+            });
+        }
+        answer
+    }
+
+    async fn send_within_limits(
+        &self,
+        outgoing: &Outgoing,
+        handed_over: &HandedOver,
+    ) -> Result<Response<Incoming>, GatewayFault> {
+        self.resends.deposit();
         let resend_until = tokio::time::Instant::now() + self.connect_max;
         let mut resends = 0;
         loop {
-            let failure = match self.pool.request(self.request(outgoing, handed_over)).await {
+            let interim = Interim::default();
+            let request = interim.counted(self.request(outgoing, handed_over));
+            let answer = tokio::select! {
+                answer = self.pool.request(request) => answer,
+                // Dropping the request closes its connection.
+                () = interim.too_many() => return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            };
+            if interim.is_too_many() {
+                return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+            }
+            let failure = match answer {
                 Ok(response) if head_bytes(response.headers()) > HEAD_BYTES_MAX => {
                     return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
                 }
@@ -145,10 +212,11 @@ impl HttpClient {
             let left = handed_over.initialized() || (outgoing.body().is_none() && !failure.is_connect());
             let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
             let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
-            if !again || tokio::time::Instant::now() >= resend_until {
+            if !again || tokio::time::Instant::now() >= resend_until || !self.resends.withdraw() {
                 return Err(fault);
             }
             resends += 1;
+            self.resent.increment(1);
             tokio::time::sleep(RESEND_PAUSE * resends).await;
         }
     }
@@ -219,6 +287,31 @@ fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (d
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source())
     })
+}
+
+/// Counts the interim answers (1xx) to one request.
+#[derive(Clone, Debug, Default)]
+struct Interim(Arc<(AtomicUsize, Notify)>);
+
+impl Interim {
+    fn counted<B>(&self, mut request: Request<B>) -> Request<B> {
+        let Self(shared) = self.clone();
+        hyper::ext::on_informational(&mut request, move |_| {
+            if shared.0.fetch_add(1, Ordering::Relaxed) >= INTERIM_MAX {
+                shared.1.notify_one();
+            }
+        });
+        request
+    }
+
+    fn is_too_many(&self) -> bool {
+        self.0.0.load(Ordering::Relaxed) > INTERIM_MAX
+    }
+
+    /// Returns once there were more than there may be. Cancel safe.
+    async fn too_many(&self) {
+        self.0.1.notified().await;
+    }
 }
 
 /// A body in one piece that tells when a connection takes it.

@@ -83,7 +83,8 @@ enum State {
 
 impl Drop for HttpExchange {
     fn drop(&mut self) {
-        if matches!(self.state, State::Running(_)) && self.link.call.task.initialized() {
+        let can_go_on = self.link.call.task.initialized() || self.link.point.lock().last_event.is_some();
+        if matches!(self.state, State::Running(_)) && can_go_on {
             self.link.session().keep_for_later();
         }
     }
@@ -155,6 +156,10 @@ impl HttpExchange {
             }
         };
         let (call, queue) = Call::new(resumed.request, native);
+        for ask in resumed.open.iter().filter_map(RequestId::from_payload) {
+            // They were within the bounds when they were asked.
+            let _ = call.ask(&ask);
+        }
         let link = Link::new(call, session, home, context);
         if let At::Stream(point) = resumed.at {
             *link.point.lock() = point;
@@ -312,7 +317,7 @@ impl Exchange for HttpExchange {
                     Some(id) => At::Task { id: Arc::clone(id), tasks: session.tasks },
                     None => At::Stream(self.link.point.lock().clone()),
                 };
-                resume::token(&self.link.call.id, &session.credentials, &at)
+                resume::token(&self.link.call.id, &session.credentials, &at, &self.link.call.open())
             }
             State::Ended(_) => None,
         }

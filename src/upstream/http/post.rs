@@ -26,17 +26,18 @@ impl Credentials {
 
     /// The same with further headers.
     pub(crate) fn post_with(&self, message: Bytes, further: HeaderMap) -> Outgoing {
-        Outgoing { credentials: self.clone(), verb: Verb::Post { message, further } }
+        Outgoing { credentials: self.clone(), verb: Verb::Post { message, further }, part: Part::New }
     }
 
     /// A stream: the session's own, or the rest of one that gave `last_event`.
     pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> Outgoing {
-        Outgoing { credentials: self.clone(), verb: Verb::Get { last_event: last_event.cloned() } }
+        let verb = Verb::Get { last_event: last_event.cloned() };
+        Outgoing { credentials: self.clone(), verb, part: Part::UnderWay }
     }
 
     /// The end of the session.
     pub(crate) fn delete(&self) -> Outgoing {
-        Outgoing { credentials: self.clone(), verb: Verb::Delete }
+        Outgoing { credentials: self.clone(), verb: Verb::Delete, part: Part::UnderWay }
     }
 }
 
@@ -45,6 +46,15 @@ impl Credentials {
 pub(crate) struct Outgoing {
     credentials: Credentials,
     verb: Verb,
+    part: Part,
+}
+
+/// What a request is part of. An upstream that is ill is spared new ones only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    New,
+    /// It belongs to a call or a session that is there already: streams, answers, cancels, polls.
+    UnderWay,
 }
 
 #[derive(Clone, Debug)]
@@ -55,6 +65,15 @@ enum Verb {
 }
 
 impl Outgoing {
+    /// The same as part of what is there already.
+    pub(crate) fn under_way(self) -> Self {
+        Self { part: Part::UnderWay, ..self }
+    }
+
+    pub(crate) const fn part(&self) -> Part {
+        self.part
+    }
+
     pub(crate) const fn method(&self) -> Method {
         match self.verb {
             Verb::Post { .. } => Method::POST,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
+use serde_json::value::RawValue;
 
 use super::post::Credentials;
 use super::reply::StreamPoint;
@@ -28,6 +29,9 @@ struct Token {
     /// Whether the upstream can cancel it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     task_cancel: bool,
+    /// Questions that were asked and are not known to be answered: a replay of them is no new question.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    open: Vec<Box<RawValue>>,
 }
 
 /// Where a call stands, as far as it can be taken up there.
@@ -47,10 +51,13 @@ pub(super) struct Resumed {
     pub(super) request: RequestId,
     pub(super) credentials: Credentials,
     pub(super) at: At,
+    /// The questions that it has open.
+    pub(super) open: Vec<Payload>,
 }
 
-/// The token of a call; `None` as long as its stream gave no event id and no task was made of it.
-pub(super) fn token(request: &RequestId, credentials: &Credentials, at: &At) -> Option<ResumeToken> {
+/// The token of a call with these questions open; `None` as long as its stream gave no event id and no task was made
+/// of it.
+pub(super) fn token(request: &RequestId, credentials: &Credentials, at: &At, open: &[Payload]) -> Option<ResumeToken> {
     let (last_event, retry, task, tasks) = match at {
         At::Stream(point) => (Some(text(point.last_event.as_ref()?)?), point.retry, None, PeerTasks::default()),
         At::Task { id, tasks } => (None, None, Some(id.as_ref().to_owned()), *tasks),
@@ -66,6 +73,7 @@ pub(super) fn token(request: &RequestId, credentials: &Credentials, at: &At) -> 
         retry_ms: retry.map(millis),
         task,
         task_cancel: tasks.cancel,
+        open: open.iter().filter_map(|ask| ask.read().ok()).collect(),
     };
     Some(ResumeToken(Payload::of(&token)))
 }
@@ -85,7 +93,9 @@ pub(super) fn read(token: &ResumeToken) -> Option<Resumed> {
         }),
         (None, None) => return None,
     };
+    let open = token.open.iter().map(Payload::of).collect();
     Some(Resumed {
+        open,
         request: RequestId::text(&token.request),
         credentials: Credentials { session, version: token.version.as_deref().and_then(ProtocolVersion::parse) },
         at,
@@ -108,10 +118,11 @@ mod tests {
     fn a_token_brings_back_what_it_was_made_of() {
         let mut point = StreamPoint { last_event: None, retry: Some(Duration::from_millis(250)) };
         let request = RequestId::text("tg:1");
-        assert_eq!(token(&request, &credentials(), &At::Stream(point.clone())), None, "nothing to resume after");
+        assert_eq!(token(&request, &credentials(), &At::Stream(point.clone()), &[]), None, "nothing to resume after");
         point.last_event = Some(HeaderValue::from_bytes("caf\u{e9}-7".as_bytes()).unwrap());
-        let back = read(&token(&request, &credentials(), &At::Stream(point.clone())).unwrap()).unwrap();
-        assert_eq!((back.request, back.credentials), (request, credentials()));
+        let open = [Payload::of(&7), Payload::of("ask")];
+        let back = read(&token(&request, &credentials(), &At::Stream(point.clone()), &open).unwrap()).unwrap();
+        assert_eq!((back.request, back.credentials, back.open), (request, credentials(), open.to_vec()));
         let At::Stream(read) = back.at else { panic!("{:?}", back.at) };
         assert_eq!((read.last_event, read.retry), (point.last_event, point.retry));
     }
@@ -121,7 +132,7 @@ mod tests {
         for cancel in [false, true] {
             let tasks = PeerTasks { calls: true, cancel };
             let at = At::Task { id: Arc::from("\"u\" 1"), tasks };
-            let back = read(&token(&RequestId::text("tg:1"), &credentials(), &at).unwrap()).unwrap();
+            let back = read(&token(&RequestId::text("tg:1"), &credentials(), &at, &[]).unwrap()).unwrap();
             assert_eq!(back.credentials, credentials());
             let At::Task { id, tasks: read } = back.at else { panic!("{:?}", back.at) };
             assert_eq!((&*id, read), ("\"u\" 1", tasks));
@@ -131,7 +142,7 @@ mod tests {
     #[test]
     fn tokens_of_earlier_releases_are_read() {
         let text = r#"{"request":"tg:1","last_event":"e-1","session":null,"version":"2025-06-18","retry_ms":null}"#;
-        let value: Box<serde_json::value::RawValue> = serde_json::from_str(text).unwrap();
+        let value: Box<RawValue> = serde_json::from_str(text).unwrap();
         let back = read(&ResumeToken(Payload::of(&value))).unwrap();
         assert!(matches!(back.at, At::Stream(point) if point.last_event == Some(HeaderValue::from_static("e-1"))));
     }

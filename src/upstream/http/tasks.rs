@@ -201,14 +201,19 @@ impl Course<'_> {
             | Reason::UpstreamSessionLost
             | Reason::UpstreamTimeout
             | Reason::UpstreamRefused
+            | Reason::UpstreamCircuitOpen
             | Reason::DeadlineExceeded
             | Reason::TtlExpired
             | Reason::GatewayRestart
+            | Reason::Poison
             | Reason::TooManyTasks
             | Reason::TooManyListeners
             | Reason::TooManyWaiters
+            | Reason::TooMuchStored
+            | Reason::RateLimited
             | Reason::StoreFull
             | Reason::StoreFailed
+            | Reason::StoreCorrupt
             | Reason::QueueFull
             | Reason::QueueDeadline
             | Reason::Draining

@@ -123,6 +123,15 @@ impl Call {
         was_open
     }
 
+    /// The questions that are open, in an order of their own.
+    pub(crate) fn open(&self) -> Vec<Payload> {
+        let questions = self.questions.lock();
+        let open = questions.asked.iter().filter(|(_, question)| **question == Question::Open);
+        let mut open: Vec<_> = open.map(|(ask, _)| ask.clone()).collect();
+        open.sort_by(|a, b| a.as_str().cmp(b.as_str()));
+        open
+    }
+
     /// Forgets all questions, for a session in which the upstream counts anew; those that were open.
     pub(crate) fn forget_questions(&self) -> Vec<Payload> {
         let asked = std::mem::take(&mut *self.questions.lock()).asked;

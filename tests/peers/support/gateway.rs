@@ -102,7 +102,10 @@ impl Setup {
         let file = self.dir.path().join("taskgate.toml");
         let (listen, store) = (format!("address = \"{address}\""), self.dir.path().join("data"));
         let admin = "address = \"127.0.0.1:0\"";
-        let own = format!("[listen]\n{listen}\n\n[admin]\n{admin}\n\n[store]\npath = \"{}\"\n\n", store.display());
+        let own = format!(
+            "[listen]\n{listen}\n\n[admin]\n{admin}\n\n[store]\npath = \"{}\"\nephemeral = true\n\n",
+            store.display()
+        );
         std::fs::write(&file, own + &self.upstreams).map_err(|error| format!("{}: {error}", file.display()))?;
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
         command.arg("serve").arg("--config").arg(&file);

@@ -220,7 +220,9 @@ impl Driver {
             tool: Arc::from(tool),
             policy,
             plan: Plan::Direct,
+            idempotency: None,
             arrived: caller.arrived,
+            is_repeatable: false,
             questions: Arc::clone(&self.questions),
             rounds: match self.method.as_str() {
                 method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => Rounds::Allowed,
@@ -288,7 +290,9 @@ impl Driver {
                 Some(CallEvent::Ended(CallEnd::NeedsCapability(needed))) => {
                     return Heard::Over(self.cannot_be_asked(Some(&needed)));
                 }
-                Some(CallEvent::Ended(CallEnd::Gone)) => return Heard::Over(fault(Reason::UpstreamClosed)),
+                Some(CallEvent::Ended(CallEnd::Gone | CallEnd::Misnamed)) => {
+                    return Heard::Over(fault(Reason::UpstreamClosed));
+                }
                 // No handle is given out here.
                 Some(CallEvent::Created(_)) | None => return Heard::Over(fault(Reason::Internal)),
             };

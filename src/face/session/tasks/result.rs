@@ -18,7 +18,7 @@ use crate::dialect::{Complaint, FaceDialect, Reply};
 use crate::engine::TaskError;
 use crate::face::answer::{Addressee, event_stream};
 use crate::face::http::{AcceptedTypes, Response};
-use crate::face::session::Shared;
+use crate::face::session::{Shared, refuse};
 use crate::task::{Executed, GatewayFault, Reason, TaskKey};
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{Payload, ProtocolVersion, RpcError, envelope};
@@ -38,6 +38,7 @@ impl Awaiting {
     pub(super) async fn answer(self) -> Response {
         match self.shared.served.engine.get(&self.key).await {
             Ok(task) if !task.is_settled() => (),
+            Err(TaskError::Unknown) => return refuse(&self.addressee, &Complaint::UnknownTask),
             Ok(_) | Err(_) => return self.whole().await,
         }
         let takes_stream = matches!(self.addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);

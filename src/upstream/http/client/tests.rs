@@ -58,7 +58,7 @@ fn trusting(authority: CertificateDer<'static>) -> ClientTls {
 }
 
 async fn post(url: &url::Url, tls: ClientTls) -> Result<http::Version, GatewayFault> {
-    let client = HttpClient::new(url, CONNECT_MAX, tls).unwrap();
+    let client = HttpClient::new(&Arc::from("reports"), url, CONNECT_MAX, tls).unwrap();
     let outgoing = Credentials::default().post(Bytes::from_static(b"{}"));
     let handed_over = HandedOver::default();
     let answer = tokio::time::timeout(Duration::from_secs(20), client.send(&outgoing, &handed_over)).await.unwrap();

@@ -96,6 +96,13 @@ impl Said {
         Self { method: Arc::from(method), params, progress: false }
     }
 
+    /// Whether it goes on with a call that the server knows: a question that was answered, a task that was made.
+    fn is_under_way(&self) -> bool {
+        let answers =
+            || self.params.as_ref().and_then(Object::of).is_some_and(|params| params.contains("inputResponses"));
+        matches!(&*self.method, method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL) || answers()
+    }
+
     /// The same with progress wanted.
     pub(super) const fn with_progress(mut self, progress: bool) -> Self {
         self.progress = progress;
@@ -182,6 +189,7 @@ impl Line {
     ) -> Result<Payload, Ending> {
         let id = token::mint();
         let post = self.post(said, &id);
+        let post = if said.is_under_way() { post.under_way() } else { post };
         let head = self.hop.client.send(&post, handed_over);
         let response = match self.first_byte {
             None => head.await,

@@ -21,9 +21,13 @@ const KEY_BYTES_MAX: usize = 1024;
 /// The questions of one call, by the upstream's keys. Those of a later round are told apart by `round`.
 #[derive(Debug, Default)]
 pub(super) struct Questions {
+    /// Zero is the upstream's task, whatever rounds there were before it: its questions have the same names in every
+    /// life of the process.
     round: u32,
     asked: usize,
     entries: BTreeMap<String, Entry>,
+    /// Answers to questions that an earlier life of the process was asked: they go out if the task still asks.
+    early: BTreeMap<String, Answer>,
 }
 
 #[derive(Debug)]
@@ -48,6 +52,12 @@ impl Questions {
         self.entries.clear();
     }
 
+    /// The rounds are over: from here on the upstream's task asks.
+    pub(super) fn of_task(&mut self) {
+        self.round = 0;
+        self.entries.clear();
+    }
+
     /// Takes what is asked; the events for what was not asked before (UPC-11), and for what is asked no more.
     ///
     /// # Errors
@@ -66,6 +76,11 @@ impl Questions {
                 return Err(malformed(Executed::Unknown));
             }
             self.asked += 1;
+            if let Some(answer) = self.early.remove(&*key) {
+                self.entries.insert(key.clone().into_owned(), Entry { method, state: State::Open });
+                self.answer(&self.ask(&key), answer).map_err(Ending::Faulted)?;
+                continue;
+            }
             let params = entry.get_object("params").map(|params| bare(&params));
             events.push(ExchangeEvent::Asked { ask: self.ask(&key), method: Arc::clone(&method), params });
             self.entries.insert(key.into_owned(), Entry { method, state: State::Open });
@@ -95,6 +110,10 @@ impl Questions {
         let prefix = format!("{}/", self.round);
         let named: Option<String> = ask.read().ok();
         let Some(key) = named.as_deref().and_then(|named| named.strip_prefix(&prefix)) else { return Ok(()) };
+        if self.round == 0 && !self.entries.contains_key(key) && self.early.len() < OPEN_MAX {
+            self.early.insert(key.to_owned(), answer);
+            return Ok(());
+        }
         let Some(entry) = self.entries.get_mut(key).filter(|entry| matches!(entry.state, State::Open)) else {
             return Ok(());
         };

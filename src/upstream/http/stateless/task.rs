@@ -45,9 +45,10 @@ pub(super) fn token(id: &str) -> ResumeToken {
     ResumeToken(ObjectWriter::new().text("task", id).finish())
 }
 
-/// The task in a token; `None` if it is none of ours.
+/// The task in a token; `None` if it is none of ours. Those of sessions name their request, and may name a task too.
 pub(super) fn resumed(token: &ResumeToken) -> Option<Arc<str>> {
-    Object::of(&token.0)?.get_string("task").map(Arc::from)
+    let token = Object::of(&token.0).filter(|token| !token.contains("request"))?;
+    token.get_string("task").map(Arc::from)
 }
 
 /// Asks the upstream to end a task. Best effort, within five seconds (UPC-06).
@@ -74,7 +75,7 @@ impl Course {
         let id = handle.get_string("taskId").filter(|id| (1..=ID_BYTES_MAX).contains(&id.len()));
         let id: Arc<str> = id.ok_or(malformed(Executed::Yes))?.into();
         // The keys of a task have nothing to do with those of the rounds before it.
-        self.questions.next_round();
+        self.questions.of_task();
         let mut watch = Watch::new(&id);
         self.task.put(&id);
         watch.note(handle, self).await;
@@ -85,7 +86,7 @@ impl Course {
 
     /// Watches a task that an earlier life began.
     pub(super) async fn take_up(&mut self, id: Arc<str>) -> Result<Payload, ExchangeEvent> {
-        self.questions.next_round();
+        self.questions.of_task();
         self.task.put(&id);
         self.watch(Watch::new(&id), true).await
     }
@@ -222,5 +223,18 @@ impl Watch {
         }
         self.failures += 1;
         Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both halves of an upstream are asked whose a token is.
+    #[test]
+    fn a_token_of_a_task_in_a_session_is_none_of_ours() {
+        assert_eq!(resumed(&token("up")).as_deref(), Some("up"));
+        let in_session = json!({ "request": "tg:1", "session": "s-1", "version": null, "task": "up" });
+        assert_eq!(resumed(&ResumeToken(Payload::of(&in_session))), None);
     }
 }

@@ -14,7 +14,7 @@ fn pool() -> Arc<Pool> {
     let url = "http://127.0.0.1:9/mcp".parse().unwrap();
     let hop = Hop {
         name: Arc::from("reports"),
-        client: HttpClient::new(&url, Duration::from_secs(1), ClientTls::default()).unwrap(),
+        client: HttpClient::new(&Arc::from("reports"), &url, Duration::from_secs(1), ClientTls::default()).unwrap(),
         latencies: Latencies::of(&Arc::from("reports")),
         versions: VersionChoice::new(None),
         tracker: TaskTracker::new(),

@@ -1,0 +1,103 @@
+//! API keys that lie in files of their own.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use crate::server::api_keys::{ApiKey, ApiKeyError, ApiKeySettings, ApiKeys, KEY_LEN_MAX, KeySource};
+
+/// What nobody else may have.
+const OTHERS: u32 = 0o077;
+/// Room for a line end or two behind the key.
+const FILE_BYTES_MAX: u64 = KEY_LEN_MAX as u64 + 16;
+
+/// Why a key is of no use. Never shows the key.
+#[derive(Debug, thiserror::Error)]
+pub enum ApiKeyFileError {
+    #[error("{}: cannot be read: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{}: others than its owner may use it (mode {mode:04o}); change that to 0600, and the key if they may have read it", .path.display())]
+    Exposed { path: PathBuf, mode: u32 },
+    #[error("{}: {source}", .path.display())]
+    Content { path: PathBuf, source: ApiKeyError },
+    #[error("another key has the ID {id}; give each key one of its own")]
+    Twice { id: String },
+}
+
+/// All keys that the settings name, with those that cannot be used under the key of the configuration.
+pub(super) fn read(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(String, ApiKeyFileError)>) {
+    let (mut keys, mut wrong) = (ApiKeys::default(), Vec::new());
+    for one in settings {
+        let read = match &one.source {
+            KeySource::Known(key) => Ok(key.clone()),
+            KeySource::File(path) => read_file(path),
+        };
+        let added = read.and_then(|key| {
+            keys.add(key, &one.principal).map_err(|twice| ApiKeyFileError::Twice { id: twice.id().to_owned() })
+        });
+        wrong.extend(added.err().map(|error| (one.place.clone(), error)));
+    }
+    (keys, wrong)
+}
+
+/// B168, B169.
+fn read_file(path: &Path) -> Result<ApiKey, ApiKeyFileError> {
+    let unreadable = |source| ApiKeyFileError::Unreadable { path: path.to_owned(), source };
+    let file = File::open(path).map_err(unreadable)?;
+    // Of the open file: the name may mean another one by now.
+    let mode = file.metadata().map_err(unreadable)?.mode() & 0o7777;
+    if mode & OTHERS != 0 {
+        return Err(ApiKeyFileError::Exposed { path: path.to_owned(), mode });
+    }
+    let mut text = String::new();
+    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
+    ApiKey::read(text.trim_end()).map_err(|source| ApiKeyFileError::Content { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::task::Principal;
+
+    #[test]
+    fn b168_b169_a_key_file_is_its_owners_alone_and_holds_one_strong_key() {
+        let folder = tempfile::tempdir().unwrap();
+        let strong = "tg_a1_0123456789abcdef0123456789abcdef";
+        for (content, mode, expected) in [
+            (format!("{strong}\n"), 0o600, "fine"),
+            (strong.to_owned(), 0o400, "fine"),
+            (strong.to_owned(), 0o640, "others than its owner may use it (mode 0640)"),
+            (strong.to_owned(), 0o604, "others than its owner may use it (mode 0604)"),
+            ("tg_a1_short\n".to_owned(), 0o600, "is a key whose secret has less than 128 bits"),
+            (format!("{strong}\n{strong}\n"), 0o600, "is no key"),
+            (String::new(), 0o600, "is no key"),
+        ] {
+            let path = folder.path().join("key");
+            let _ = fs::remove_file(&path);
+            fs::write(&path, &content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let found = read_file(&path).map_or_else(|error| error.to_string(), |_| "fine".to_owned());
+            assert!(found.contains(expected), "{content:?}: {found}");
+            assert!(!found.contains("0123456789abcdef"), "{found}");
+        }
+    }
+
+    #[test]
+    fn b168_all_unusable_keys_are_named_at_once() {
+        let key = ApiKey::read("tg_a1_0123456789abcdef0123456789abcdef").unwrap();
+        let of = |source, place: &str| ApiKeySettings {
+            principal: Principal::new("key:ada"),
+            source,
+            place: place.to_owned(),
+        };
+        let missing = KeySource::File(PathBuf::from("/nowhere/key"));
+        let (keys, wrong) =
+            read(&[of(KeySource::Known(key.clone()), "a"), of(missing, "b"), of(KeySource::Known(key), "c")]);
+        let places: Vec<_> = wrong.iter().map(|(place, _)| place.as_str()).collect();
+        assert_eq!((keys.len(), places), (1, vec!["b", "c"]));
+    }
+}

@@ -1,0 +1,93 @@
+//! How many files and sockets the process may have open, and what follows from it (B174).
+
+use std::num::NonZeroUsize;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::config::Config;
+
+/// What a connection and a call take each: themselves, and one on the other side.
+const PER_PLACE: usize = 2;
+/// For all the rest: listeners, the store, the operators' connections.
+const RESERVE: usize = 256;
+
+/// Sees to it that there are descriptors for all connections and calls that the configuration allows: the limit of the
+/// process is raised as far as it may be, and where that is not enough the configuration is cut down to it.
+pub(super) fn provide(config: &mut Config) {
+    let wanted = wanted(config);
+    let granted = raise(wanted);
+    if granted >= wanted {
+        return;
+    }
+    fit(config, granted);
+    tracing::warn!(
+        descriptors = granted,
+        wanted,
+        connections_max = config.listen.connections_max,
+        "the limit on open files is low, so fewer connections and calls are served; raise it (ulimit -n)"
+    );
+}
+
+fn places(config: &Config) -> usize {
+    let calls = config.upstreams.iter().map(|upstream| upstream.slots.in_flight_max.get());
+    calls.fold(config.listen.connections_max.get(), usize::saturating_add)
+}
+
+fn wanted(config: &Config) -> usize {
+    places(config).saturating_mul(PER_PLACE).saturating_add(RESERVE)
+}
+
+/// Raises the limit to `wanted` or as far as it may be; returns what it is then.
+fn raise(wanted: usize) -> usize {
+    let limit = getrlimit(Resource::Nofile);
+    let now = |limit: &Rlimit| limit.current.map_or(usize::MAX, |now| usize::try_from(now).unwrap_or(usize::MAX));
+    if now(&limit) >= wanted {
+        return now(&limit);
+    }
+    let wanted = u64::try_from(wanted).unwrap_or(u64::MAX);
+    let raised = Rlimit { current: Some(limit.maximum.map_or(wanted, |most| most.min(wanted))), ..limit };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => now(&raised),
+        Err(_) => now(&limit),
+    }
+}
+
+/// Cuts connections and calls down in proportion, so that they fit into `granted` descriptors.
+fn fit(config: &mut Config, granted: usize) {
+    let room = (granted - RESERVE.min(granted / 4)) / PER_PLACE;
+    let all = places(config);
+    let cut = |places: NonZeroUsize| {
+        let share = places.get().saturating_mul(room) / all;
+        NonZeroUsize::new(share).unwrap_or(NonZeroUsize::MIN)
+    };
+    config.listen.connections_max = cut(config.listen.connections_max);
+    for upstream in &mut config.upstreams {
+        upstream.slots.in_flight_max = cut(upstream.slots.in_flight_max);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn b174_what_does_not_fit_is_cut_down_in_proportion() {
+        let config = Config::quick_start("http://127.0.0.1:9000/mcp".parse().unwrap());
+        assert_eq!(wanted(&config), 2 * (10_000 + 256) + 256);
+        for (granted, connections, calls) in [(20_000, 9_625, 246), (1_024, 374, 9), (64, 23, 1), (4, 1, 1)] {
+            let mut config = config.clone();
+            fit(&mut config, granted);
+            let found = (config.listen.connections_max.get(), config.upstreams[0].slots.in_flight_max.get());
+            assert_eq!(found, (connections, calls), "{granted}");
+            let taken = PER_PLACE * (found.0 + found.1);
+            assert!(taken <= granted.max(PER_PLACE * 2), "{granted}: {taken}");
+        }
+    }
+
+    #[test]
+    fn b174_a_limit_that_is_high_enough_stays() {
+        let before = getrlimit(Resource::Nofile);
+        assert!(raise(16) >= 16);
+        assert_eq!(getrlimit(Resource::Nofile), before);
+    }
+}

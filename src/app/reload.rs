@@ -1,0 +1,316 @@
+//! Another configuration, put in force while calls run.
+//!
+//! First everything that is new is opened; then one step replaces what clients meet, so that each request is served
+//! by the old or the new (F24); then what is served no more is let go of, once its last call has ended (F66).
+//! Upstreams that have not changed keep their sessions.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use aws_lc_rs::digest::{Context, SHA256};
+use parking_lot::Mutex;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::sockets::check_reach;
+use super::{Gateway, Parts, files, open};
+use crate::config::{Config, UpstreamConfig};
+use crate::engine::AdmissionLimits;
+use crate::engine::recovery::Reach;
+use crate::face::closing::ClosingEndpoint;
+use crate::face::endpoint::UpstreamEndpoint;
+use crate::server::Routes;
+use crate::task::{Clock as _, SystemClock};
+use crate::tls::IdentityFiles;
+use crate::upstream::Upstream;
+use crate::upstream::limits::Slots;
+
+/// How often an upstream that is served no more is looked at.
+const RETIRING: Duration = Duration::from_millis(500);
+
+/// Paths without an upstream where tasks are still to be had; above that the oldest is forgotten.
+const GONE_MAX: usize = 64;
+
+/// Most of a file that its fingerprint is taken from; none that is of use is larger.
+const FILE_BYTES_MAX: u64 = 4 << 20;
+
+/// What some files hold. Two that are alike hold the same.
+pub(super) type Fingerprint = Vec<u8>;
+
+/// One upstream that is served.
+#[derive(Debug)]
+pub(super) struct Opened {
+    config: UpstreamConfig,
+    /// Of the files that were read for it.
+    files: Fingerprint,
+    pub(super) upstream: Arc<dyn Upstream>,
+    endpoint: Arc<UpstreamEndpoint>,
+    /// Held by whatever may still call the upstream.
+    slots: Arc<Slots>,
+    /// How many hold them while nobody does.
+    idle: usize,
+    /// Ends its clients' own streams.
+    leaving: DropGuard,
+    /// Ends what runs for it in the background.
+    stop: DropGuard,
+}
+
+impl Opened {
+    /// Opens an upstream. Nothing is sent to it yet.
+    ///
+    /// # Errors
+    /// If its address or its files are of no use.
+    pub(super) fn new(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Self, Reach)> {
+        let mut own = parts.clone();
+        own.leaving = parts.leaving.child_token();
+        own.life.stop = parts.life.stop.child_token();
+        let stop = own.life.stop.clone().drop_guard();
+        let files = fingerprint_all(upstream_files(&config));
+        let (reach, endpoint) = open(config.clone(), &own)?;
+        let (upstream, slots) = (Arc::clone(&reach.upstream), Arc::clone(&reach.slots));
+        let endpoint = Arc::new(endpoint);
+        let (kept, leaving) = (Arc::clone(&endpoint), own.leaving.clone());
+        own.life.tracker.spawn(async move { kept.keep_tidy(&leaving).await });
+        // What the caller may keep for a while is not counted.
+        let idle = Arc::strong_count(&slots) - 1;
+        let opened = Self { config, files, upstream, endpoint, slots, idle, leaving: own.leaving.drop_guard(), stop };
+        Ok((opened, reach))
+    }
+
+    fn is(&self, config: &UpstreamConfig) -> bool {
+        self.config == *config && self.files == fingerprint_all(upstream_files(config))
+    }
+
+    /// Tells the upstream that its sessions are over, once nobody can call it any more. `holders` is how many hold its
+    /// endpoint by then.
+    fn let_go(&self, holders: usize, retired: &Retired, life: &CancellationToken) -> impl Future<Output = ()> + use<> {
+        let (upstream, retired, life) = (Arc::clone(&self.upstream), retired.clone(), life.clone());
+        let (endpoint, slots, idle) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.slots), self.idle);
+        retired.add(&upstream);
+        async move {
+            // Requests that are under way hold the endpoint, and calls the slots.
+            let is_over = || endpoint.strong_count() <= holders && slots.strong_count() <= idle;
+            let over = async {
+                // Twice: a request may be on its way from the one to the other.
+                while !(is_over() && paused(&is_over).await) {
+                    tokio::time::sleep(RETIRING).await;
+                }
+            };
+            if life.run_until_cancelled(over).await.is_some() {
+                upstream.close().await;
+                tracing::info!(upstream = %upstream.name(), "an upstream that is served no more was let go of");
+            }
+            retired.remove(&upstream);
+        }
+    }
+}
+
+async fn paused(is_over: &(impl Fn() -> bool + Sync)) -> bool {
+    tokio::time::sleep(RETIRING).await;
+    is_over()
+}
+
+/// What is left of an upstream whose path nobody else has: clients may ask for their tasks there.
+#[derive(Debug)]
+pub(super) struct Gone {
+    opened: Opened,
+    endpoint: Arc<ClosingEndpoint>,
+}
+
+/// Upstreams that are served no more and not let go of. Clones share the list.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Retired(Arc<Mutex<Vec<Arc<dyn Upstream>>>>);
+
+impl Retired {
+    pub(super) fn all(&self) -> Vec<Arc<dyn Upstream>> {
+        self.0.lock().clone()
+    }
+
+    fn add(&self, upstream: &Arc<dyn Upstream>) {
+        self.0.lock().push(Arc::clone(upstream));
+    }
+
+    fn remove(&self, upstream: &Arc<dyn Upstream>) {
+        self.0.lock().retain(|other| !Arc::ptr_eq(other, upstream));
+    }
+}
+
+/// What a reading changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Upstreams that are new, or are not what they were.
+    pub opened: usize,
+    /// Upstreams that go on as they were.
+    pub kept: usize,
+    /// Upstreams that are served no more as they were; their calls go on.
+    pub retired: usize,
+    /// Whether anything else is different from now on.
+    pub others: bool,
+    /// Keys whose change holds only from the next start on.
+    pub need_restart: Vec<&'static str>,
+}
+
+impl Changes {
+    /// Whether everything is as before.
+    #[must_use]
+    pub fn is_none(&self) -> bool {
+        self.opened == 0 && self.retired == 0 && !self.others && self.need_restart.is_empty()
+    }
+}
+
+impl Gateway {
+    /// Puts another configuration in force: upstreams with their rules and limits, the names and origins that may be
+    /// used, who everybody is, bounds. Calls that run end as they began. Certificates are read again.
+    ///
+    /// # Errors
+    /// If a file that it names is of no use, an upstream cannot be opened, or anybody could come who is not asked for
+    /// credentials. Then nothing is changed.
+    pub fn reload(&mut self, config: Config) -> anyhow::Result<Changes> {
+        files::check(&config, SystemClock.now())?;
+        check_reach(self.clients.local_addr(), &config)?;
+        let callers = files::callers(&config.auth)?;
+        let mut fresh = Vec::new();
+        for one in &config.upstreams {
+            let is_kept = self.upstreams.iter().any(|opened| opened.is(one));
+            fresh.push(if is_kept { None } else { Some(Opened::new(one.clone(), &self.parts)?.0) });
+        }
+        // Nothing below can fail.
+        let mut before = std::mem::take(&mut self.upstreams);
+        let mut changes = Changes { need_restart: need_restart(&self.started, &config), ..Changes::default() };
+        for (one, fresh) in config.upstreams.iter().zip(fresh) {
+            let kept = || before.iter().position(|opened| opened.config == *one).map(|at| before.swap_remove(at));
+            match fresh.map_or_else(kept, |fresh| {
+                changes.opened += 1;
+                Some(fresh)
+            }) {
+                Some(opened) => self.upstreams.push(opened),
+                None => tracing::error!(upstream = %one.name, "an upstream was lost"),
+            }
+        }
+        changes.kept = self.upstreams.len() - changes.opened;
+        changes.retired = before.len();
+        self.retire(before);
+        let limits = config.store.limits();
+        self.parts.engine.set_limits(AdmissionLimits {
+            tasks_max: limits.tasks_max,
+            tasks_per_principal_max: limits.tasks_per_principal_max,
+            stored_bytes_per_principal_max: limits.stored_bytes_per_principal_max,
+        });
+        self.clients.replace(&config.listen, callers, routes(&self.upstreams, &self.gone));
+        changes.others = self.adopt(config);
+        Ok(changes)
+    }
+
+    /// Lets go of upstreams that are served no more, each once its last call has ended. Where nobody else has its path,
+    /// its tasks are still to be had there.
+    fn retire(&mut self, before: Vec<Opened>) {
+        let is_served = |one: &Opened| self.upstreams.iter().any(|other| other.config.path == one.config.path);
+        let (replaced, gone): (Vec<_>, Vec<_>) = before.into_iter().partition(is_served);
+        let (come_back, still_gone) =
+            std::mem::take(&mut self.gone).into_iter().partition(|one| is_served(&one.opened));
+        self.gone = still_gone;
+        let life = &self.parts.life;
+        for opened in gone {
+            let endpoint = Arc::new(ClosingEndpoint::new(Arc::clone(&opened.endpoint)));
+            // Held here, by what is served instead, and by who keeps it tidy.
+            life.tracker.spawn(opened.let_go(3, &self.retired, &life.stop));
+            self.gone.push(Gone { opened, endpoint });
+        }
+        let too_many = self.gone.len().saturating_sub(GONE_MAX);
+        let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: Gone| one.opened);
+        for opened in replaced.into_iter().chain(forgotten) {
+            let over = opened.let_go(1, &self.retired, &life.stop);
+            life.tracker.spawn(async move {
+                let Opened { leaving, endpoint, stop, .. } = opened;
+                // Its clients' own streams end, and are opened again at what is served now.
+                drop(leaving);
+                over.await;
+                drop((endpoint, stop));
+            });
+        }
+    }
+
+    /// Remembers what else is in force now; whether it is anything new.
+    fn adopt(&mut self, config: Config) -> bool {
+        let before = &self.current;
+        let is_new = before.listen != config.listen
+            || before.auth != config.auth
+            || before.store.limits() != config.store.limits();
+        self.drain_max = config.listen.drain_max;
+        self.current = config;
+        is_new
+    }
+}
+
+/// The keys that differ from those of the start, of which a running gateway can change nothing.
+fn need_restart(started: &Config, config: &Config) -> Vec<&'static str> {
+    let store = |config: &Config, bytes: usize| {
+        let limits = config.store.limits();
+        config.store.with_limits(crate::store::StoreLimits { stored_bytes_max: bytes, ..limits })
+    };
+    let bytes = config.store.limits().stored_bytes_max;
+    let same_limits = |one: &Config| store(one, bytes).with_limits(config.store.limits());
+    [
+        ("listen.address", started.listen.address != config.listen.address),
+        ("listen.tls", started.listen.tls != config.listen.tls),
+        ("limits.connections_max", started.listen.connections_max != config.listen.connections_max),
+        ("limits.stored_bytes_max", started.store.limits().stored_bytes_max != bytes),
+        ("admin.address", started.admin != config.admin),
+        ("store.path", started.folder != config.folder),
+        ("store.kind", same_limits(started) != same_limits(config)),
+    ]
+    .into_iter()
+    .filter_map(|(key, differs)| differs.then_some(key))
+    .collect()
+}
+
+/// Who is served where.
+pub(super) fn routes(upstreams: &[Opened], gone: &[Gone]) -> Routes {
+    let routes = gone.iter().fold(Routes::new(), |routes, one| {
+        routes.with(one.opened.config.path.clone(), Arc::<ClosingEndpoint>::clone(&one.endpoint))
+    });
+    upstreams
+        .iter()
+        .fold(routes, |routes, one| routes.with(one.config.path.clone(), Arc::<UpstreamEndpoint>::clone(&one.endpoint)))
+}
+
+fn identity(files: &IdentityFiles) -> [&Path; 2] {
+    [&files.certificate, &files.key]
+}
+
+fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
+    let tls = &config.http.tls;
+    tls.ca.as_deref().into_iter().chain(tls.identity.iter().flat_map(identity))
+}
+
+/// The file of a configuration and all that it names.
+pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
+    let own = config.listen.tls.iter().flat_map(identity);
+    let theirs = config.upstreams.iter().flat_map(upstream_files);
+    std::iter::once(file).chain(own).chain(theirs).map(Path::to_owned).collect()
+}
+
+/// What a configuration's file and all that it names hold.
+pub(super) fn fingerprint(file: &Path, config: &Config) -> Fingerprint {
+    fingerprint_all(files(file, config).iter().map(PathBuf::as_path))
+}
+
+/// What a file alone holds.
+pub(super) fn fingerprint_of(file: &Path) -> Fingerprint {
+    fingerprint_all([file].into_iter())
+}
+
+/// A file that cannot be read holds nothing.
+fn fingerprint_all<'a>(files: impl Iterator<Item = &'a Path>) -> Fingerprint {
+    use std::io::Read as _;
+
+    let mut context = Context::new(&SHA256);
+    for file in files {
+        let mut held = Vec::new();
+        let opened = std::fs::File::open(file);
+        let _ = opened.and_then(|opened| opened.take(FILE_BYTES_MAX).read_to_end(&mut held));
+        context.update(&(held.len() as u64).to_be_bytes());
+        context.update(&held);
+    }
+    context.finish().as_ref().to_vec()
+}

@@ -1,0 +1,61 @@
+//! Who may come: one mode, and in it each key written in one way.
+
+use std::collections::BTreeMap;
+
+use super::super::error::Report;
+use super::super::raw::{AuthMode, RawApiKey, RawAuth};
+use super::value_or;
+use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
+use crate::task::Principal;
+
+pub(super) fn resolve(raw: &RawAuth, report: &mut Report) -> AuthSettings {
+    let anonymous = value_or(raw.anonymous.as_ref(), false);
+    let keys: Vec<_> = raw.api_keys.iter().filter_map(|key| resolve_key(key, report)).collect();
+    check_ids(raw, report);
+    match raw.mode.as_ref().map(|mode| (mode.value, &mode.place)) {
+        Some((AuthMode::ApiKeys, place)) => {
+            if let Some(written) = raw.anonymous.as_ref().filter(|written| written.value) {
+                report.mistake(&written.place, "serves anybody, but `auth.mode` asks for keys; leave one of them out");
+            }
+            if raw.api_keys.is_empty() && !report.blames("auth.api_keys") {
+                report.mistake(place, "nobody has a key; write [[auth.api_keys]] with an `id` and a `key` below it");
+            }
+            AuthSettings::ApiKeys(keys)
+        }
+        mode @ (Some((AuthMode::None, _)) | None) => {
+            // Whoever writes keys believes that they are asked for.
+            if let Some(key) = raw.api_keys.first().filter(|_| mode.is_some() || !report.blames("auth.mode")) {
+                report.mistake(&key.place, "nobody is asked for a key; write `mode = \"api_keys\"` in [auth]");
+            }
+            AuthSettings::Everyone(if anonymous { Principal::anonymous() } else { Principal::local() })
+        }
+    }
+}
+
+fn resolve_key(raw: &RawApiKey, report: &mut Report) -> Option<ApiKeySettings> {
+    let table = &raw.place.key;
+    let blamed = ["id", "key", "key_file", "key_sha256"].iter().any(|key| report.blames(&format!("{table}.{key}")));
+    if let Some(key) = raw.key.as_ref().filter(|_| raw.is_inline) {
+        let message = "the secret itself stands in this file; write key = \"${VAR}\", `key_file` or `key_sha256`";
+        report.warning(&key.place, message);
+    }
+    let known = [&raw.key, &raw.key_sha256].into_iter().flatten();
+    let mut sources: Vec<_> = known.map(|key| (KeySource::Known(key.value.clone()), &key.place)).collect();
+    sources.extend(raw.key_file.as_ref().map(|file| (KeySource::File(file.value.clone()), &file.place)));
+    if sources.len() != 1 && !blamed {
+        report.mistake(&raw.place, "needs one of `key`, `key_file` and `key_sha256`, and no more");
+    }
+    let (source, place) = sources.pop()?;
+    let principal = Principal::new(&format!("key:{}", raw.id.as_ref()?.value));
+    Some(ApiKeySettings { principal, source, place: place.key.clone() })
+}
+
+/// Two keys with one ID could not be told apart. Those in files are compared when they are read.
+fn check_ids(raw: &RawAuth, report: &mut Report) {
+    let mut lines = BTreeMap::new();
+    for key in raw.api_keys.iter().flat_map(|raw| [&raw.key, &raw.key_sha256]).flatten() {
+        if let Some(line) = lines.insert(key.value.id(), key.place.line) {
+            report.mistake(&key.place, format!("the key in line {line} has the same ID; give each key one of its own"));
+        }
+    }
+}

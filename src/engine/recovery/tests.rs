@@ -1,0 +1,125 @@
+//! The table of what is done about a row (reliability.md d.2).
+
+use super::*;
+use crate::store::contract::task;
+use crate::task::{AfterCrash, EarlyInput, Mode, Outcome, Recovery};
+
+const NOW: Timestamp = Timestamp::from_millis(1_000_500);
+
+fn policy(after_crash: AfterCrash) -> ToolPolicy {
+    let span = Duration::from_secs(60);
+    ToolPolicy {
+        mode: Mode::Auto,
+        grace: span,
+        ttl: span,
+        ttl_max: span,
+        keep_result_min: span,
+        poll_interval: span,
+        deadline: span,
+        early_input: EarlyInput::Task,
+        after_crash,
+        input_deadline: span,
+        result_bytes_max: 1,
+        immediate_response: None,
+    }
+}
+
+fn call(is_repeatable: bool) -> StoredCall {
+    StoredCall {
+        params: Payload::of(&HashMap::from([("name", "slow")])),
+        capabilities: Payload::empty_object(),
+        progress: true,
+        log_level: None,
+        is_repeatable,
+        is_native: false,
+    }
+}
+
+fn in_flight(call: Option<StoredCall>, resume: Option<&str>) -> Task {
+    let recovery = Recovery { call, resume: resume.map(Payload::of), ..Recovery::default() };
+    Task { phase: Phase::Working, recovery, ..task("a", 1) }
+}
+
+fn lost(reason: Reason, executed: Executed) -> Verdict {
+    Verdict::Settle(Failure::Gateway(GatewayFault::new(reason, executed)))
+}
+
+fn unknown() -> Verdict {
+    lost(Reason::GatewayRestart, Executed::Unknown)
+}
+
+fn resume() -> Verdict {
+    Verdict::Run(Way::Resume(ResumeToken(Payload::of("here"))))
+}
+
+/// F04, F06, F09.
+#[test]
+fn a_call_in_flight_is_taken_up_else_sent_again_where_it_may_be_else_lost() {
+    use AfterCrash::{Fail, Rerun, RerunIfSafe};
+    let again = || Verdict::Run(Way::Resend);
+    for (after_crash, is_repeatable, resumes, expected) in [
+        (Fail, true, false, unknown()),
+        (RerunIfSafe, false, false, unknown()),
+        (RerunIfSafe, true, false, again()),
+        (Rerun, false, false, again()),
+        (Fail, false, true, resume()),
+        (Rerun, true, true, resume()),
+    ] {
+        let row = in_flight(Some(call(is_repeatable)), resumes.then_some("here"));
+        let found = verdict(&row, Some(&policy(after_crash)), NOW);
+        assert_eq!(found, expected, "{after_crash:?} {is_repeatable} {resumes}");
+    }
+    let rerun = policy(Rerun);
+    let trimmed = in_flight(Some(call(true).without_params()), None);
+    assert_eq!(verdict(&trimmed, Some(&rerun), NOW), unknown(), "its arguments were not kept");
+    assert_eq!(verdict(&in_flight(None, None), Some(&rerun), NOW), unknown());
+    let last = Task { attempt: ATTEMPTS_MAX, ..in_flight(Some(call(true)), None) };
+    assert_eq!(verdict(&last, Some(&rerun), NOW), unknown(), "no attempts are left");
+}
+
+#[test]
+fn a_call_in_flight_at_three_crashes_in_a_row_is_not_taken_up_any_more() {
+    let of = |crashes| {
+        let mut row = in_flight(Some(call(true)), Some("here"));
+        row.recovery.crashes = crashes;
+        verdict(&row, Some(&policy(AfterCrash::Rerun)), NOW)
+    };
+    assert_eq!([of(0), of(1), of(2)], [resume(), resume(), lost(Reason::Poison, Executed::Unknown)]);
+}
+
+#[test]
+fn a_queued_call_is_sent_for_the_first_time_or_was_certainly_not_sent() {
+    let queued = |call| Task { phase: Phase::Queued, ..in_flight(call, None) };
+    let policy = policy(AfterCrash::Fail);
+    assert_eq!(verdict(&queued(Some(call(false))), Some(&policy), NOW), Verdict::Run(Way::Dispatch));
+    let unsent = lost(Reason::GatewayRestart, Executed::No);
+    assert_eq!(verdict(&queued(None), Some(&policy), NOW), unsent);
+    assert_eq!(verdict(&queued(Some(call(false))), None, NOW), unsent, "its upstream is not configured any more");
+}
+
+/// F20, and T-56 for hidden ones.
+#[test]
+fn what_nobody_can_go_on_with_is_settled_or_told() {
+    let policy = policy(AfterCrash::Rerun);
+    let row = || in_flight(Some(call(true)), Some("here"));
+    assert_eq!(verdict(&row(), None, NOW), unknown(), "its upstream is not configured any more");
+    let hidden = Task { shown: Shown::Hidden, ..row() };
+    assert_eq!(verdict(&hidden, Some(&policy), NOW), unknown());
+    let overdue = row().expires_at();
+    assert_eq!(verdict(&row(), Some(&policy), overdue), Verdict::Expire);
+    let mut cancelled = Task { phase: Phase::Settled(Outcome::Cancelled), ..row() };
+    assert_eq!(verdict(&cancelled, Some(&policy), NOW), Verdict::Leave);
+    cancelled.recovery.is_untold = true;
+    assert_eq!(verdict(&cancelled, None, NOW), Verdict::Tell);
+}
+
+/// F58, F59: the time that a call ran before the crash counts, whatever the clock did since.
+#[test]
+fn a_deadline_goes_on_from_the_dispatch() {
+    let mut row = in_flight(Some(call(true)), None);
+    let policy = policy(AfterCrash::Fail);
+    for (dispatched_at, now, left_over) in [(0, 20_000, 40), (0, 70_000, 0), (50_000, 20_000, 60)] {
+        row.recovery.dispatched_at = Some(Timestamp::from_millis(dispatched_at));
+        assert_eq!(left(&row, &policy, Timestamp::from_millis(now)), Duration::from_secs(left_over));
+    }
+}

@@ -1,0 +1,152 @@
+//! Keeping with the row where its exchange can be taken up again (reliability.md d.1): with every write that is made
+//! anyway, else within a second of an event of the call. What the transport learns without one, such as the event id
+//! that only primes a stream, is looked for ever more rarely. Losing the newest place only widens a replay.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Next, Runner};
+use crate::engine::TaskError;
+use crate::engine::apply::Applied;
+use crate::task::{Event, Shown, StoredCall, TaskKey};
+use crate::upstream::{NativeTask, ResumeToken};
+use crate::wire::Payload;
+
+/// How soon after an event of the call its place is kept.
+const SOON: Duration = Duration::from_secs(1);
+/// The longest between two looks at a call that says nothing.
+const RARELY: Duration = Duration::from_secs(32);
+
+/// What the row says of the exchange's place, and when to compare.
+#[derive(Debug)]
+pub(super) struct Checkpoint {
+    written: Option<Payload>,
+    due: Option<Instant>,
+    pause: Duration,
+}
+
+impl Checkpoint {
+    /// Nothing is looked at before there is a row that outlives this process.
+    pub(super) const fn new() -> Self {
+        Self { written: None, due: None, pause: SOON }
+    }
+
+    pub(super) const fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// The call moved, or its row is new.
+    pub(super) fn stirred(&mut self) {
+        self.pause = SOON;
+        let soon = Instant::now() + SOON;
+        self.due = Some(self.due.map_or(soon, |due| due.min(soon)));
+    }
+
+    /// The row says this.
+    pub(super) fn is_written(&mut self, place: Option<Payload>) {
+        self.written = place;
+    }
+
+    fn rest(&mut self) {
+        self.due = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(RARELY);
+    }
+}
+
+impl Runner {
+    /// Whether a later life of the process can go on with what is stored.
+    pub(super) fn is_kept(&self) -> bool {
+        self.engine.store.outlives_process()
+    }
+
+    /// The call as a later life may have to send it. What nobody can need is left out.
+    pub(super) fn stored_call(&self) -> Option<StoredCall> {
+        let params = self.spec.request.params.as_ref().filter(|_| self.is_kept())?;
+        let call = StoredCall {
+            params: params.detached(),
+            capabilities: self.spec.context.client.capabilities.clone(),
+            progress: self.spec.context.progress,
+            log_level: self.spec.context.log_level.clone(),
+            is_repeatable: self.spec.is_repeatable,
+            is_native: self.spec.context.native_task != NativeTask::Never,
+        };
+        let may_be_sent = self.stage.is_waiting() || self.spec.policy.after_crash.may_rerun(call.is_repeatable);
+        Some(if may_be_sent { call } else { call.without_params() })
+    }
+
+    /// Where the exchange can be taken up, if the row does not say so yet.
+    pub(super) fn new_place(&self) -> Option<Payload> {
+        if !self.is_kept() {
+            return None;
+        }
+        let ResumeToken(place) = self.stage.resume_token()?;
+        (self.checkpoint.written.as_ref() != Some(&place)).then(|| place.detached())
+    }
+
+    /// Applies an event to the row, and the exchange's place with it in one commit.
+    pub(super) async fn apply(&mut self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
+        let place = self.new_place();
+        let kept = place.clone().map(|place| Event::Checkpointed { attempt: self.attempt, resume: Some(place) });
+        let applied = self.engine.apply_all(key, kept.into_iter().chain([event]).collect()).await?;
+        if place.is_some() {
+            self.checkpoint.is_written(place);
+        }
+        Ok(applied)
+    }
+
+    /// Keeps the exchange's place where it changed.
+    ///
+    /// # Errors
+    /// If it could not be kept.
+    async fn keep_place(&mut self) -> Result<(), TaskError> {
+        let (Some(key), Some(place)) = (self.row_key(), self.new_place()) else { return Ok(()) };
+        self.engine.apply(&key, Event::Checkpointed { attempt: self.attempt, resume: Some(place.clone()) }).await?;
+        self.checkpoint.is_written(Some(place));
+        self.checkpoint.stirred();
+        Ok(())
+    }
+
+    /// The exchange is about to be replaced by another: from here on nobody may take up the old one.
+    ///
+    /// # Errors
+    /// If that could not be stored: then nothing may be sent.
+    pub(super) async fn forget_place(&mut self) -> Result<(), TaskError> {
+        let Some(key) = self.row_key() else { return Ok(()) };
+        self.engine.apply(&key, Event::Checkpointed { attempt: self.attempt, resume: None }).await?;
+        self.checkpoint.is_written(None);
+        Ok(())
+    }
+
+    /// It is time to look whether the place changed.
+    pub(super) async fn checkpoint_due(&mut self) -> Next {
+        self.checkpoint.rest();
+        self.is_steady().await;
+        if let Err(error) = self.keep_place().await {
+            tracing::warn!(%error, "where a call can be taken up was not stored");
+        }
+        if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { Next::Continue }
+    }
+
+    /// Lets go of a call that a later life of the process can go on with: its upstream is told nothing. Others stay.
+    pub(super) async fn leave_for_later(&mut self) -> Next {
+        self.stays = true;
+        let is_handle = self.row.as_ref().is_some_and(|row| row.shown == Shown::Handle);
+        let can_go_on = self.stage.resume_token().is_some() || (self.stage.is_waiting() && self.deadline.is_none());
+        if !is_handle || !can_go_on || !self.is_kept() {
+            self.checkpoint.stirred();
+            return Next::Continue;
+        }
+        match self.keep_place().await {
+            Ok(()) => {
+                tracing::info!("a call is left to a later life of the gateway");
+                Next::Stop
+            }
+            Err(error) => {
+                tracing::warn!(%error, "a call could not be left to a later life and is waited for");
+                self.checkpoint.stirred();
+                Next::Continue
+            }
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Calls that their client gave a name: a repetition finds the task of the first and is not sent again (B135, T-27).
+//!
+//! The row, with the name, is there before the upstream is called, and the store lets one of two concurrent inserts
+//! through: so at most one call is made under a name while its task lives.
+
+use super::{CallEnd, CallEvent, Next, Runner};
+use crate::engine::TaskError;
+use crate::store::{StoreError, Stored};
+use crate::task::{Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, Shown};
+
+/// How often the name of a task that ends meanwhile is tried again.
+const TRIES_MAX: usize = 4;
+
+impl Runner {
+    /// Makes the task of a named call, or hands out the one that was made under its name.
+    pub(super) async fn prepare_named(&mut self) -> Next {
+        let Some(named) = self.spec.idempotency else { return Next::Continue };
+        for _ in 0..TRIES_MAX {
+            let now = self.engine.clock.now();
+            match self.engine.store.find_idempotent(&self.spec.owner, &named.key, now).await {
+                Ok(Some(row)) => match self.repeat(named, row).await {
+                    Some(next) => return next,
+                    None => continue,
+                },
+                Ok(None) if self.place.is_none() => return self.refuse(self.engine.admission.refusal()).await,
+                Ok(None) => (),
+                Err(error) => return self.not_stored(error).await,
+            }
+            match self.try_insert(Shown::Handle, None).await {
+                Ok(task) => return self.hand_out(task).await,
+                // Another request under this name was first.
+                Err(StoreError::Exists) => (),
+                Err(error) => return self.not_stored(error).await,
+            }
+        }
+        self.refuse(Reason::StoreFailed).await
+    }
+
+    async fn not_stored(&mut self, error: StoreError) -> Next {
+        tracing::warn!(%error, "a named call has no task");
+        self.refuse(TaskError::from(error).reason()).await
+    }
+
+    /// Answers with the task that has the name; `None` if it is gone meanwhile.
+    async fn repeat(&mut self, named: Idempotency, row: Stored) -> Option<Next> {
+        if row.task.idempotency.is_none_or(|first| first.call != named.call) {
+            self.client.end(CallEnd::Misnamed).await;
+            return Some(Next::Stop);
+        }
+        match self.engine.get(&row.task.key).await {
+            Ok(task) => {
+                tracing::info!(task = ?task.key.id, "a repeated call found its task");
+                self.client.hand_over(CallEvent::Created(task)).await;
+                Some(Next::Stop)
+            }
+            Err(TaskError::Unknown) => None,
+            Err(error) => {
+                tracing::warn!(%error, "the task of a repeated call could not be read");
+                // The first one may have run; this one certainly did not.
+                let fault = GatewayFault::new(error.reason(), Executed::Unknown);
+                Some(self.end(Outcome::Faulted(Failure::Gateway(fault))).await)
+            }
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! A call that an earlier life of the process left behind: its runner begins with the row (reliability.md d.2).
+//!
+//! What counts against a call: a life that ends before it took the call up leaves no trace on it, however often that
+//! happens. `crashes` moves with the commit before the upstream can hear of the call, and back to zero with the first
+//! sign from the upstream, or once the call was up for longer than any resumption takes. `attempt` moves with the
+//! commit right before the call is sent again, so a life that sent nothing takes no attempt away (F23).
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::checkpoint::Checkpoint;
+use super::client::{Client, Held};
+use super::live::Orders;
+use super::questions::Inputs;
+use super::row::Row;
+use super::stage::Stage;
+use super::{Next, Runner, lost, spawn};
+use crate::dialect::peer::question_method;
+use crate::engine::Engine;
+use crate::engine::call::CallSpec;
+use crate::task::{Attempt, Event, Executed, GatewayFault, Phase, Reason, Task};
+use crate::upstream::ResumeToken;
+
+/// How often one call is sent, all lives together.
+pub(in crate::engine) const ATTEMPTS_MAX: Attempt = Attempt(3);
+
+/// A call that is up for this long was not what ended the lives before: longer than the window in which a stream is
+/// taken up again (U24).
+const STEADY_AFTER: Duration = Duration::from_secs(35);
+
+/// How a call goes on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::engine) enum Way {
+    /// It was certainly not sent, and is.
+    Dispatch,
+    /// Its exchange is taken up; if that fails it is sent again where it may be.
+    Resume(ResumeToken),
+    /// It is sent again.
+    Resend,
+}
+
+/// What a runner knows of a call that was in flight, until the upstream gives a sign of it.
+pub(super) struct Unproven {
+    what: Taking,
+    since: Instant,
+    /// Whether the row says that this life took the call up.
+    is_counted: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Taking {
+    Up,
+    Again,
+}
+
+/// Starts a runner for a row. Its place among the live ones must be claimed.
+pub(in crate::engine) fn start(engine: &Arc<Engine>, spec: CallSpec, (task, orders): (Arc<Task>, Orders), way: Way) {
+    let made: Arc<OnceLock<_>> = Arc::new(OnceLock::from(task.key.clone()));
+    let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), Arc::clone(&made)));
+    let span =
+        tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = ?task.key.id);
+    spawn(engine, (span, made, None), runner.run_again(task, way));
+}
+
+impl Runner {
+    fn of_row(
+        engine: Arc<Engine>,
+        spec: CallSpec,
+        (task, orders): (&Task, Orders),
+        made: Arc<OnceLock<crate::task::TaskKey>>,
+    ) -> Self {
+        let mut checkpoint = Checkpoint::new();
+        checkpoint.is_written(task.recovery.resume.clone());
+        checkpoint.stirred();
+        let inputs = match &task.phase {
+            Phase::AwaitingInput(open) => {
+                let due = Instant::now() + spec.policy.input_deadline;
+                let questions = open.values().map(|one| (one.ask.clone(), question_method(&one.request)));
+                Inputs::reopened(questions, &task.recovery.undelivered, due)
+            }
+            Phase::Queued | Phase::Working | Phase::Settled(_) => {
+                Inputs::reopened([], &task.recovery.undelivered, Instant::now())
+            }
+        };
+        let row = Row { key: task.key.clone(), shown: task.shown, orders, progress: None, progress_due: None };
+        Self {
+            place: Some(engine.admission.take_again(&spec.owner)),
+            stage: Stage::again(&spec),
+            engine,
+            spec,
+            client: Client::nobody(),
+            grace_end: None,
+            queue_end: None,
+            dispatched: None,
+            deadline: None,
+            held: Held::default(),
+            row: Some(row),
+            inputs,
+            demand: None,
+            attempt: task.attempt,
+            checkpoint,
+            unproven: None,
+            stays: false,
+            made,
+        }
+    }
+
+    async fn run_again(mut self: Box<Self>, task: Arc<Task>, way: Way) {
+        let next = match way {
+            Way::Dispatch => Next::Continue,
+            Way::Resend => {
+                self.unproven = Some(Unproven { what: Taking::Again, since: Instant::now(), is_counted: false });
+                Next::Continue
+            }
+            Way::Resume(token) => self.resume(&task, token).await,
+        };
+        match next {
+            Next::Continue => self.go_on().await,
+            Next::Stop => self.leave().await,
+        }
+    }
+
+    /// Takes the exchange up, and hands over what was answered meanwhile.
+    async fn resume(&mut self, task: &Task, token: ResumeToken) -> Next {
+        self.unproven = Some(Unproven { what: Taking::Up, since: Instant::now(), is_counted: true });
+        // An event that no longer applies has an order behind it that says why.
+        if let Err(error) = self.engine.apply(&task.key, Event::TakenUp { attempt: self.attempt }).await {
+            tracing::warn!(%error, "that a call is taken up was not stored");
+        }
+        let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
+        let ran = self.engine.clock.now().since(since);
+        self.dispatched = Some(Instant::now());
+        self.deadline = Some(Instant::now() + self.spec.policy.deadline.saturating_sub(ran));
+        match self.stage.resume(&self.spec, token).await {
+            Ok(()) => self.deliver(task.recovery.undelivered.clone()).await,
+            Err(error) => {
+                tracing::info!(%error, "a call could not be taken up");
+                self.not_taken_up().await
+            }
+        }
+    }
+
+    /// Whether a loss is that of an exchange that could not be taken up.
+    pub(super) fn is_untaken(&self, fault: &GatewayFault) -> bool {
+        let is_taking_up = self.unproven.as_ref().is_some_and(|unproven| unproven.what == Taking::Up);
+        is_taking_up && fault.executed != Executed::Yes
+    }
+
+    /// The exchange is gone: the call is sent again where it may be, else nobody knows how it ended.
+    pub(super) async fn not_taken_up(&mut self) -> Next {
+        let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);
+        if may_rerun && self.attempt < ATTEMPTS_MAX && self.spec.request.params.is_some() {
+            self.stage = Stage::again(&self.spec);
+            self.deadline = None;
+            self.unproven = Some(Unproven { what: Taking::Again, since: Instant::now(), is_counted: true });
+            return Next::Continue;
+        }
+        self.end(lost(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown))).await
+    }
+
+    /// What is certain of a call that is not sent.
+    pub(super) const fn executed_so_far(&self) -> Executed {
+        if self.unproven.is_some() { Executed::Unknown } else { Executed::No }
+    }
+
+    /// What is stored before the call's first byte goes out.
+    pub(super) fn sending(&self) -> Vec<Event> {
+        let attempt = self.attempt;
+        match &self.unproven {
+            Some(Unproven { is_counted: true, .. }) => vec![Event::Resent { attempt }],
+            Some(_) => vec![Event::TakenUp { attempt }, Event::Resent { attempt }],
+            None => vec![Event::Dispatched { attempt, call: self.stored_call() }],
+        }
+    }
+
+    /// The row says that the call is about to be sent.
+    pub(super) fn is_sending(&mut self) {
+        if let Some(unproven) = &mut self.unproven {
+            *unproven = Unproven { what: Taking::Again, since: Instant::now(), is_counted: true };
+            self.attempt.0 += 1;
+            self.inputs = Inputs::default();
+            self.checkpoint.is_written(None);
+            tracing::warn!(attempt = self.attempt.0, "a call is sent again");
+        }
+    }
+
+    /// The upstream gave a sign: what ended the lives before was not this call.
+    pub(super) async fn is_alive(&mut self) {
+        if self.unproven.take().is_some()
+            && let Some(key) = self.row_key()
+            && let Err(error) = self.engine.apply(&key, Event::Alive { attempt: self.attempt }).await
+        {
+            tracing::warn!(%error, "that a call is alive was not stored");
+        }
+    }
+
+    /// The same once the call was up for long enough.
+    pub(super) async fn is_steady(&mut self) {
+        let is_up = !self.stage.is_waiting();
+        if is_up && self.unproven.as_ref().is_some_and(|unproven| unproven.since.elapsed() >= STEADY_AFTER) {
+            self.is_alive().await;
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! All tasks of all owners, for operators: found by going through the store, so that nothing has to be kept for it.
+
+use std::ops::ControlFlow;
+
+use super::{Cancelled, Engine, TaskError};
+use crate::task::{Shown, Task, TaskKey};
+
+/// Rows that are looked at in one go; others get their turn in between.
+const STEP: usize = 4_096;
+
+impl Engine {
+    /// Shows every task that has a handle to `look`, in no order that means anything, until it has seen enough. Takes
+    /// time in proportion to what the store holds. Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn survey(&self, mut look: impl FnMut(&Task) -> ControlFlow<()> + Send) -> Result<(), TaskError> {
+        let mut after: Option<TaskKey> = None;
+        loop {
+            let rows = self.store.survey(after.as_ref(), STEP, self.clock.now()).await?;
+            for row in rows.iter().filter(|row| row.task.shown == Shown::Handle) {
+                if look(&row.task).is_break() {
+                    return Ok(());
+                }
+            }
+            match rows.last() {
+                Some(last) if rows.len() >= STEP => after = Some(last.task.key.clone()),
+                Some(_) | None => return Ok(()),
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Cancels a task on behalf of an operator, as its owner would.
+    ///
+    /// # Errors
+    /// As [`Engine::get`].
+    pub async fn cancel_for_operator(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
+        let cancelled = self.cancel(key).await?;
+        if !cancelled.was_settled {
+            tracing::info!(task = ?key.id, "an operator cancelled a task");
+        }
+        Ok(cancelled)
+    }
+}

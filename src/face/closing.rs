@@ -1,0 +1,47 @@
+//! The path of an upstream that is served no more: nothing new begins there, and what clients were promised is kept.
+//! Tasks are read, answered and cancelled as ever; everything else is not found.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use http::{HeaderValue, Method, StatusCode};
+
+use super::answer::bare;
+use super::endpoint::UpstreamEndpoint;
+use super::http::{Endpoint, Inbound, Response};
+use crate::wire::envelope;
+use crate::wire::{Message, ScanLimits, method};
+
+/// What is left of an upstream's endpoint.
+#[derive(Debug)]
+pub struct ClosingEndpoint(Arc<UpstreamEndpoint>);
+
+impl ClosingEndpoint {
+    #[must_use]
+    pub const fn new(endpoint: Arc<UpstreamEndpoint>) -> Self {
+        Self(endpoint)
+    }
+}
+
+/// Whether a request is about what there is already.
+fn is_kept(request: &Inbound) -> bool {
+    if request.method != Method::POST {
+        return true;
+    }
+    match envelope::read(&request.body, ScanLimits::CLIENT) {
+        Ok(Message::Request(request)) => request.method.starts_with("tasks/") || request.method == method::LISTEN,
+        Ok(Message::Notification(_) | Message::Response(_)) => true,
+        Err(_) => false,
+    }
+}
+
+#[async_trait]
+impl Endpoint for ClosingEndpoint {
+    async fn serve(&self, request: Inbound) -> Response {
+        if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
+    }
+
+    fn allow(&self) -> HeaderValue {
+        self.0.allow()
+    }
+}

@@ -1,0 +1,131 @@
+//! How a client names a call, so that it can repeat it without running it twice: the header `Idempotency-Key`, or
+//! the same as `io.taskgate/idempotency-key` in `_meta`.
+//!
+//! Only digests are kept: of the name, and of what the call is.
+
+use std::borrow::Cow;
+
+use http::{HeaderMap, HeaderName};
+
+use super::digest::digest;
+use crate::dialect::Complaint;
+use crate::task::Idempotency;
+use crate::wire::canonical::canonical;
+use crate::wire::meta::{IDEMPOTENCY_KEY, META};
+use crate::wire::{Object, Payload};
+
+/// The header that names a call.
+pub const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
+
+/// Longest name, in bytes.
+pub const KEY_BYTES_MAX: usize = 256;
+
+/// The name that a `tools/call` with these `params` was given, and what it stands for; `None` for a call without.
+/// Absent arguments are those that say nothing.
+///
+/// # Errors
+/// [`Complaint::Params`] for a name that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or that header and
+/// `_meta` do not agree on.
+pub fn read(
+    headers: &HeaderMap,
+    params: &Object,
+    upstream: &str,
+    tool: &str,
+) -> Result<Option<Idempotency>, Complaint> {
+    let Some(key) = key(headers, params)? else { return Ok(None) };
+    let arguments = params.get("arguments").unwrap_or_else(Payload::empty_object);
+    let call = digest([upstream.as_bytes(), tool.as_bytes(), &canonical(&arguments)]);
+    Ok(Some(Idempotency { key: digest([key.as_bytes()]), call }))
+}
+
+fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, Complaint> {
+    let mut fields = headers.get_all(HEADER).iter();
+    let field = match (fields.next(), fields.next()) {
+        (None, _) => None,
+        (Some(field), None) => Some(check(field.as_bytes())?),
+        (Some(_), Some(_)) => return Err(wrong("stands more than once")),
+    };
+    let member = params.get_object(META).and_then(|meta| meta.get(IDEMPOTENCY_KEY));
+    let member = match member {
+        Some(member) => {
+            let text = member.read::<Cow<'_, str>>().map_err(|_| wrong("must be a string"))?;
+            Some(check(text.as_bytes())?)
+        }
+        None => None,
+    };
+    match (field, member) {
+        (Some(field), Some(member)) if field != member => Err(wrong("differs between the header and _meta")),
+        (field, member) => Ok(field.or(member)),
+    }
+}
+
+fn check(key: &[u8]) -> Result<String, Complaint> {
+    let fits = (1..=KEY_BYTES_MAX).contains(&key.len()) && key.iter().all(u8::is_ascii_graphic);
+    match std::str::from_utf8(key) {
+        Ok(key) if fits => Ok(key.to_owned()),
+        Ok(_) | Err(_) => Err(wrong("must be 1 to 256 visible ASCII characters")),
+    }
+}
+
+fn wrong(what: &str) -> Complaint {
+    Complaint::Params(Cow::Owned(format!("the idempotency key {what}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use http::HeaderValue;
+
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn params(text: &str) -> Object {
+        Object::of(&Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()).unwrap()
+    }
+
+    fn header(values: &[&str]) -> HeaderMap {
+        values.iter().map(|value| (HEADER, HeaderValue::from_bytes(value.as_bytes()).unwrap())).collect()
+    }
+
+    fn named(values: &[&str], text: &str) -> Result<Option<Idempotency>, Complaint> {
+        read(&header(values), &params(text), "up", "work")
+    }
+
+    #[test]
+    fn header_and_metadata_name_a_call_alike() {
+        let by_header = named(&["k-1"], r#"{"arguments":{"a":1,"b":[]}}"#).unwrap().unwrap();
+        let meta = r#"{"_meta":{"io.taskgate/idempotency-key":"k-1"},"arguments":{ "b":[ ],"\u0061":1}}"#;
+        assert_eq!(named(&[], meta), Ok(Some(by_header)));
+        assert_eq!(named(&["k-1"], meta), Ok(Some(by_header)));
+        assert_eq!(named(&[], r#"{"arguments":{}}"#), Ok(None));
+        assert_eq!(named(&["k"], "{}"), named(&["k"], r#"{"arguments":{}}"#));
+    }
+
+    #[test]
+    fn another_key_upstream_tool_or_argument_has_another_digest() {
+        let one = named(&["k"], r#"{"arguments":{"a":1}}"#).unwrap().unwrap();
+        for (values, text) in [(["l"], r#"{"arguments":{"a":1}}"#), (["k"], r#"{"arguments":{"a":1.0}}"#)] {
+            assert_ne!(named(&values, text).unwrap().unwrap(), one, "{text}");
+        }
+        for (upstream, tool) in [("up", "other"), ("other", "work"), ("upw", "ork")] {
+            let other = read(&header(&["k"]), &params(r#"{"arguments":{"a":1}}"#), upstream, tool).unwrap().unwrap();
+            assert_eq!(other.key, one.key);
+            assert_ne!(other.call, one.call, "{upstream} {tool}");
+        }
+    }
+
+    #[test]
+    fn keys_that_nobody_can_mean_are_refused() {
+        let long = "k".repeat(KEY_BYTES_MAX + 1);
+        assert!(named(&[&long[1..]], "{}").is_ok());
+        for values in [&[""] as &[&str], &["a b"], &[&long], &["\u{e9}"], &["a", "a"]] {
+            assert!(matches!(named(values, "{}"), Err(Complaint::Params(_))), "{values:?}");
+        }
+        for key in ["1", "null", r#""""#, r#""a b""#, r#""\u0000""#, "{}"] {
+            let text = format!(r#"{{"_meta":{{"io.taskgate/idempotency-key":{key}}}}}"#);
+            assert!(matches!(named(&[], &text), Err(Complaint::Params(_))), "{key}");
+        }
+        let other = r#"{"_meta":{"io.taskgate/idempotency-key":"b"}}"#;
+        assert!(matches!(named(&["a"], other), Err(Complaint::Params(_))));
+    }
+}

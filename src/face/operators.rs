@@ -1,0 +1,320 @@
+//! What operators see of the tasks, and the one thing that they can do to them: `/tasks`, `/tasks/REF`,
+//! `/tasks/REF/cancel`, and a page that says how things stand.
+//!
+//! Shown are digests, names, states and times; never an id, an argument, a question or a result (B165).
+
+use std::collections::BTreeMap;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::{HeaderValue, Method, StatusCode};
+use serde::Serialize;
+use tokio::sync::Mutex;
+
+use super::digest::{SHORT, principal_reference, task_reference};
+use super::http::{Endpoint, Inbound, Response, empty_body, full_body};
+use crate::dialect::faults::reason_key;
+use crate::engine::{Engine, TaskError};
+use crate::task::{Failure, Outcome, Phase, Task, TaskKey};
+
+/// Tasks on one page, if nothing else is asked for; and at most.
+const PAGE: usize = 100;
+const PAGE_MAX: usize = 1_000;
+
+/// The words for how a task stands.
+const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
+
+const BELOW: &str = "/tasks/";
+
+/// Says how the process stands, in lines of text.
+pub type Standing = Box<dyn Fn() -> String + Send + Sync>;
+
+/// The operators' endpoint, for `/`, `/tasks` and everything below that.
+pub struct Operators {
+    engine: Arc<Engine>,
+    standing: Standing,
+    /// Held by who goes through all tasks: one at a time.
+    surveying: Mutex<()>,
+}
+
+impl std::fmt::Debug for Operators {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Operators").finish_non_exhaustive()
+    }
+}
+
+/// One task, as operators see it.
+#[derive(Debug, Serialize)]
+struct Entry {
+    #[serde(rename = "ref")]
+    reference: String,
+    principal: String,
+    upstream: String,
+    tool: String,
+    state: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+    created_at: String,
+    updated_at: String,
+    expires_at: String,
+}
+
+impl Entry {
+    fn of(task: &Task) -> Self {
+        let (state, reason) = state(&task.phase);
+        Self {
+            reference: task_reference(&task.key),
+            principal: principal_reference(&task.key.owner),
+            upstream: task.origin.upstream.to_string(),
+            tool: task.origin.tool.to_string(),
+            state,
+            reason,
+            created_at: task.created_at.to_string(),
+            updated_at: task.updated_at.to_string(),
+            expires_at: task.expires_at().to_string(),
+        }
+    }
+}
+
+/// The word, and where the gateway itself had no answer, why.
+const fn state(phase: &Phase) -> (&'static str, Option<&'static str>) {
+    match phase {
+        Phase::Queued => ("queued", None),
+        Phase::Working => ("working", None),
+        Phase::AwaitingInput(_) => ("input_required", None),
+        Phase::Settled(Outcome::Returned { is_error: false, .. }) => ("completed", None),
+        Phase::Settled(Outcome::Returned { is_error: true, .. }) => ("failed", Some("tool_error")),
+        Phase::Settled(Outcome::Faulted(Failure::Upstream(_))) => ("failed", Some("upstream_error")),
+        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => ("failed", Some(reason_key(fault.reason))),
+        Phase::Settled(Outcome::Cancelled) => ("cancelled", None),
+    }
+}
+
+/// The answer to `/tasks`.
+#[derive(Debug, Serialize)]
+struct List {
+    tasks: Vec<Entry>,
+    /// What `after` of the next page is, if there is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+/// What an operator did not get.
+#[derive(Debug, Serialize)]
+struct Refusal {
+    error: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    task: Option<Entry>,
+}
+
+/// Why there is no answer to give.
+enum Refused {
+    Query(&'static str),
+    Unknown,
+    Ambiguous,
+    Ended(Box<Entry>),
+    Failed(TaskError),
+}
+
+impl From<TaskError> for Refused {
+    fn from(error: TaskError) -> Self {
+        match error {
+            TaskError::Unknown => Self::Unknown,
+            other @ (TaskError::Contended | TaskError::Store(_)) => Self::Failed(other),
+        }
+    }
+}
+
+/// Place in a list, newest first: the complement of the time of creation, then the reference.
+type Position = (u64, String);
+
+/// What a list is to hold.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wanted {
+    upstream: Option<String>,
+    state: Option<String>,
+    after: Option<Position>,
+    limit: Option<usize>,
+}
+
+impl Wanted {
+    fn read(query: Option<&str>) -> Result<Self, &'static str> {
+        let mut wanted = Self::default();
+        for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
+            match name.as_ref() {
+                "upstream" => wanted.upstream = Some(value.into_owned()),
+                "state" if STATES.contains(&value.as_ref()) => wanted.state = Some(value.into_owned()),
+                "state" => return Err("state is one of queued, working, input_required, completed, failed, cancelled"),
+                "after" => wanted.after = Some(position(&value).ok_or("after is the next of an earlier page")?),
+                "limit" => {
+                    let limit = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
+                    wanted.limit = Some(limit.ok_or("limit is a number from 1 to 1000")?);
+                }
+                _ => return Err("a list takes upstream, state, after and limit"),
+            }
+        }
+        Ok(wanted)
+    }
+
+    fn fits(&self, task: &Task) -> bool {
+        self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
+            && self.state.as_deref().is_none_or(|wanted| wanted == state(&task.phase).0)
+    }
+}
+
+fn position(text: &str) -> Option<Position> {
+    let (time, reference) = text.split_once('-')?;
+    Some((time.parse().ok()?, is_reference(reference).then(|| reference.to_owned())?))
+}
+
+fn is_reference(text: &str) -> bool {
+    text.len() == SHORT && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+}
+
+impl Operators {
+    #[must_use]
+    pub fn new(engine: Arc<Engine>, standing: Standing) -> Self {
+        Self { engine, standing, surveying: Mutex::default() }
+    }
+
+    async fn list(&self, query: Option<&str>) -> Result<List, Refused> {
+        let wanted = Wanted::read(query).map_err(Refused::Query)?;
+        let limit = wanted.limit.unwrap_or(PAGE);
+        let mut page = BTreeMap::<Position, Entry>::new();
+        let _one_at_a_time = self.surveying.lock().await;
+        let look = |task: &Task| {
+            let newest_first = u64::MAX - task.created_at.as_millis();
+            let is_in_time =
+                page.len() <= limit || page.last_key_value().is_none_or(|(last, _)| newest_first <= last.0);
+            let may_follow = wanted.after.as_ref().is_none_or(|after| newest_first >= after.0);
+            if is_in_time && may_follow && wanted.fits(task) {
+                let at = (newest_first, task_reference(&task.key));
+                if wanted.after.as_ref().is_none_or(|after| at > *after) {
+                    page.insert(at, Entry::of(task));
+                    // One more than is shown tells whether there is a next page.
+                    if page.len() > limit + 1 {
+                        page.pop_last();
+                    }
+                }
+            }
+            ControlFlow::Continue(())
+        };
+        self.engine.survey(look).await?;
+        let has_more = page.len() > limit;
+        if has_more {
+            page.pop_last();
+        }
+        let last = page.last_key_value().filter(|_| has_more);
+        let next = last.map(|((time, reference), _)| format!("{time}-{reference}"));
+        Ok(List { tasks: page.into_values().collect(), next })
+    }
+
+    /// The one task that a reference names.
+    async fn find(&self, reference: &str) -> Result<Arc<Task>, Refused> {
+        if !is_reference(reference) {
+            return Err(Refused::Unknown);
+        }
+        let mut found: Vec<TaskKey> = Vec::new();
+        {
+            let _one_at_a_time = self.surveying.lock().await;
+            let look = |task: &Task| {
+                if task_reference(&task.key) == reference {
+                    found.push(task.key.clone());
+                }
+                if found.len() > 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            self.engine.survey(look).await?;
+        }
+        match found.as_slice() {
+            [] => Err(Refused::Unknown),
+            [key] => Ok(self.engine.get(key).await?),
+            [_, _, ..] => Err(Refused::Ambiguous),
+        }
+    }
+
+    async fn cancel(&self, reference: &str) -> Result<Entry, Refused> {
+        let task = self.find(reference).await?;
+        let cancelled = self.engine.cancel_for_operator(&task.key).await?;
+        let entry = Entry::of(&cancelled.task);
+        if cancelled.was_settled { Err(Refused::Ended(Box::new(entry))) } else { Ok(entry) }
+    }
+}
+
+#[async_trait]
+impl Endpoint for Operators {
+    async fn serve(&self, request: Inbound) -> Response {
+        let below = request.path.strip_prefix(BELOW);
+        let to_cancel = below.and_then(|rest| rest.strip_suffix("/cancel"));
+        let allowed = if to_cancel.is_some() { Method::POST } else { Method::GET };
+        if request.method != allowed {
+            let mut response = Response::new(empty_body());
+            *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
+            let allowed = HeaderValue::from_static(if allowed == Method::POST { "POST" } else { "GET" });
+            response.headers_mut().insert(ALLOW, allowed);
+            return response;
+        }
+        match (to_cancel, below) {
+            (Some(reference), _) => answer(self.cancel(reference).await),
+            (None, Some(reference)) => answer(self.find(reference).await.map(|task| Entry::of(&task))),
+            (None, None) if request.path == "/tasks" => answer(self.list(request.query.as_deref()).await),
+            (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.standing)()),
+        }
+    }
+
+    fn allow(&self) -> HeaderValue {
+        HeaderValue::from_static("GET, POST")
+    }
+}
+
+fn answer(answer: Result<impl Serialize, Refused>) -> Response {
+    let (status, error, task) = match answer {
+        Ok(answer) => return json(StatusCode::OK, &answer),
+        Err(Refused::Query(what)) => (StatusCode::BAD_REQUEST, what, None),
+        Err(Refused::Unknown) => (StatusCode::NOT_FOUND, "no task has this reference", None),
+        Err(Refused::Ambiguous) => (StatusCode::CONFLICT, "more than one task has this reference", None),
+        Err(Refused::Ended(task)) => (StatusCode::CONFLICT, "the task has ended", Some(*task)),
+        Err(Refused::Failed(error)) => {
+            tracing::error!(%error, "an operator could not be served");
+            (StatusCode::SERVICE_UNAVAILABLE, "the store failed", None)
+        }
+    };
+    json(status, &Refusal { error, task })
+}
+
+fn json(status: StatusCode, answer: &impl Serialize) -> Response {
+    // Plain structs with text for keys: nothing of them can fail to be written.
+    let mut body = serde_json::to_string(answer).unwrap_or_default();
+    body.push('\n');
+    whole(status, "application/json", body)
+}
+
+fn whole(status: StatusCode, content: &'static str, body: String) -> Response {
+    let mut response = Response::new(full_body(Bytes::from(body)));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_query_is_read_whole_or_refused() {
+        let after = Some((5, "00000000000a".to_owned()));
+        let limit = Some(1000);
+        let wanted = Wanted::read(Some("upstream=a%20b&state=failed&limit=1000&after=5-00000000000a"));
+        let upstream = Some("a b".to_owned());
+        assert_eq!(wanted, Ok(Wanted { upstream, state: Some("failed".to_owned()), after, limit }));
+        assert_eq!(Wanted::read(None), Ok(Wanted::default()));
+        for wrong in
+            ["state=done", "limit=0", "limit=1001", "limit=x", "after=5", "after=5-x", "id=1", "after=x-00000000000a"]
+        {
+            assert!(Wanted::read(Some(wrong)).is_err(), "{wrong}");
+        }
+    }
+}

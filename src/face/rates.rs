@@ -1,0 +1,202 @@
+//! How often one principal may ask, and how often it may ask for tasks that are not there (reliability.md d.7).
+//!
+//! The one person behind a loopback listener meets neither bound. A principal that was not heard of for a while is
+//! forgotten, which gives it no more than its burst.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use governor::clock::Clock as _;
+use governor::middleware::NoOpMiddleware;
+use governor::state::{InMemoryState, NotKeyed};
+use governor::{Quota, RateLimiter};
+use metrics::Counter;
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+
+/// Requests of one principal, and how many may come at once.
+const REQUESTS_PER_SECOND: NonZeroU32 = NonZeroU32::new(50).unwrap();
+const REQUESTS_BURST: NonZeroU32 = NonZeroU32::new(100).unwrap();
+/// Task ids that are not there, of one principal (B124).
+const MISSES_PER_MINUTE: NonZeroU32 = NonZeroU32::new(20).unwrap();
+/// Principals that are watched at a time; further ones are refused until one was idle for long enough.
+const PRINCIPALS_MAX: usize = 10_000;
+/// After so long both counts are back to nothing.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// tokio's clock as governor reads it, which stands still where tests want it to.
+#[derive(Clone, Debug)]
+struct TokioClock(Instant);
+
+impl governor::clock::Clock for TokioClock {
+    type Instant = Duration;
+
+    fn now(&self) -> Duration {
+        self.0.elapsed()
+    }
+}
+
+type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<Duration>>;
+
+/// What is counted of one principal.
+#[derive(Debug)]
+struct Counts {
+    requests: Limiter,
+    misses: Limiter,
+}
+
+#[derive(Debug)]
+struct Watched {
+    counts: Arc<Counts>,
+    last: Duration,
+}
+
+/// The counts of all principals, whatever upstream they ask for.
+pub struct Rates {
+    clock: TokioClock,
+    principals: Mutex<HashMap<Principal, Watched>>,
+    requests_refused: Counter,
+    misses_refused: Counter,
+}
+
+impl std::fmt::Debug for Rates {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Rates").field("principals", &self.principals.lock().len()).finish_non_exhaustive()
+    }
+}
+
+impl Default for Rates {
+    /// The metrics recorder must be installed before.
+    fn default() -> Self {
+        let refused = |limit: &'static str| metrics::counter!(metric::RATE_LIMITED, "limit" => limit);
+        Self {
+            clock: TokioClock(Instant::now()),
+            principals: Mutex::default(),
+            requests_refused: refused("requests"),
+            misses_refused: refused("unknown_tasks"),
+        }
+    }
+}
+
+impl Rates {
+    /// Counts `requests` that come together.
+    ///
+    /// # Errors
+    /// `RateLimited`, with the time after which they will fit. Nothing is counted then.
+    pub(super) fn admit(&self, principal: &Principal, requests: usize) -> Result<(), GatewayFault> {
+        if *principal == Principal::local() {
+            return Ok(());
+        }
+        let many = u32::try_from(requests).ok().and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN);
+        // An array is never longer than the burst, so that it fits at some time.
+        let many = many.min(REQUESTS_BURST);
+        let wait = match self.counts(principal) {
+            None => IDLE,
+            Some(counts) => match counts.requests.check_n(many) {
+                Ok(Ok(())) => return Ok(()),
+                Ok(Err(early)) => early.wait_time_from(self.clock.now()),
+                Err(_) => IDLE,
+            },
+        };
+        self.requests_refused.increment(1);
+        tracing::debug!(?principal, "the request rate of a principal is reached");
+        Err(limited(wait))
+    }
+
+    /// Counts a task id that is not there, or not this principal's.
+    ///
+    /// # Errors
+    /// `RateLimited`, as [`Rates::admit`].
+    pub(super) fn missed(&self, principal: &Principal) -> Result<(), GatewayFault> {
+        if *principal == Principal::local() {
+            return Ok(());
+        }
+        let Some(counts) = self.counts(principal) else { return Err(limited(IDLE)) };
+        let Err(early) = counts.misses.check() else { return Ok(()) };
+        self.misses_refused.increment(1);
+        tracing::warn!(?principal, "a principal asks for many tasks that are not there");
+        Err(limited(early.wait_time_from(self.clock.now())))
+    }
+
+    /// `None` where too many principals are watched already.
+    fn counts(&self, principal: &Principal) -> Option<Arc<Counts>> {
+        let now = self.clock.now();
+        let mut principals = self.principals.lock();
+        if let Some(watched) = principals.get_mut(principal) {
+            watched.last = now;
+            return Some(Arc::clone(&watched.counts));
+        }
+        if principals.len() >= PRINCIPALS_MAX {
+            principals.retain(|_, watched| now.saturating_sub(watched.last) < IDLE);
+        }
+        if principals.len() >= PRINCIPALS_MAX {
+            return None;
+        }
+        let limiter = |quota| RateLimiter::direct_with_clock(quota, self.clock.clone());
+        let counts = Arc::new(Counts {
+            requests: limiter(Quota::per_second(REQUESTS_PER_SECOND).allow_burst(REQUESTS_BURST)),
+            misses: limiter(Quota::per_minute(MISSES_PER_MINUTE)),
+        });
+        principals.insert(principal.clone(), Watched { counts: Arc::clone(&counts), last: now });
+        Some(counts)
+    }
+}
+
+const fn limited(wait: Duration) -> GatewayFault {
+    GatewayFault { retry_after: Some(wait), ..GatewayFault::new(Reason::RateLimited, Executed::No) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admitted(rates: &Rates, principal: &Principal, tries: usize) -> usize {
+        (0..tries).filter(|_| rates.admit(principal, 1).is_ok()).count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b125_a_principal_has_its_burst_and_then_its_rate_and_others_do_not_feel_it() {
+        let rates = Rates::default();
+        let (ada, bob) = (Principal::new("key:ada"), Principal::new("key:bob"));
+        assert_eq!(admitted(&rates, &ada, 300), 100);
+        let fault = rates.admit(&ada, 1).unwrap_err();
+        assert_eq!((fault.reason, fault.executed), (Reason::RateLimited, Executed::No));
+        assert_eq!(fault.retry_after, Some(Duration::from_millis(20)));
+        assert_eq!(admitted(&rates, &bob, 1), 1);
+        assert_eq!(admitted(&rates, &Principal::local(), 1_000), 1_000, "loopback is one person's own");
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(admitted(&rates, &ada, 300), 50);
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert!(rates.admit(&ada, 100).is_ok(), "an array counts as what is in it");
+        assert!(rates.admit(&ada, 1).is_err());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn b124_twenty_unknown_tasks_a_minute_are_answered() {
+        let rates = Rates::default();
+        let ada = Principal::new("key:ada");
+        let missed = |n: usize| (0..n).filter(|_| rates.missed(&ada).is_ok()).count();
+        assert_eq!(missed(1_000), 20);
+        assert_eq!(rates.missed(&ada).unwrap_err().retry_after, Some(Duration::from_secs(3)));
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(missed(1_000), 20);
+        assert!((0..1_000).all(|_| rates.missed(&Principal::local()).is_ok()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn watched_principals_are_bounded_and_idle_ones_make_room() {
+        let rates = Rates::default();
+        let nth = |n: usize| Principal::new(&format!("key:{n}"));
+        assert!((0..PRINCIPALS_MAX).all(|n| rates.admit(&nth(n), 1).is_ok()));
+        assert_eq!(rates.admit(&nth(PRINCIPALS_MAX), 1).unwrap_err().reason, Reason::RateLimited);
+        tokio::time::advance(IDLE).await;
+        assert!(rates.admit(&nth(0), 1).is_ok());
+        assert!(rates.admit(&nth(PRINCIPALS_MAX), 1).is_ok());
+        assert_eq!(rates.principals.lock().len(), 2);
+    }
+}

@@ -1,0 +1,129 @@
+//! Ends the process at a named point, as `kill -9` does, so that tests see what a later life makes of what is left.
+//! A release build holds nothing of it: there, every function is empty and constant.
+//!
+//! `TASKGATE_FAILPOINT=name:n` names a point, and the visit to it that the process does not survive, counted from 1.
+//! `TASKGATE_SABOTAGE=name` breaks a promise on purpose: what is meant to notice must notice.
+//!
+//! | fault | point | just before |
+//! |---|---|---|
+//! | F01 | `accepted` | an accepted connection is read |
+//! | F02 | `admitted` | the row of a call that has its place is handed to the store |
+//! | F03 | `intent-written` | the store makes written rows durable |
+//! | F04 | `intent-durable` | the first byte of a call whose row is durable goes upstream |
+//! | F07 | `handle-durable` | the answer with the handle is made |
+//! | F08 | `handle-half-written` | the second half of the answer with the handle is written |
+//! | F10 | `event-heard` | the place of an event in its stream is stored |
+//! | F11 | `question-heard` | a question is stored |
+//! | F12 | `question-stored` | anybody learns of a stored question |
+//! | F13 | `answer-heard` | an answer is stored |
+//! | F14 | `answer-stored` | a stored answer goes upstream |
+//! | F15 | `answer-delivered` | an answer that went upstream is marked as such |
+//! | F17 | `outcome-heard` | the outcome of a call is stored |
+//! | F18 | `outcome-stored` | anybody learns of a stored outcome |
+//! | F19 | `cancel-heard` | a cancel is stored |
+//! | F20 | `cancel-stored` | the upstream is told of a stored cancel |
+//! | F21 | `sweeping` | expired rows are freed |
+//! | F22 | `checkpointing` | the store tidies its files |
+//! | F23 | `recovering` | a row that an earlier life left is looked at |
+//! | F24 | `reloading` | a new configuration is put in force |
+//! | F25 | `draining` | calls in progress are waited for at the end |
+//!
+//! F05, F06, F09 and F16 need no point: the upstream sees that they are reached, and the test kills from outside.
+
+#[cfg(debug_assertions)]
+pub use armed::{is_armed, is_due, is_sabotaged};
+
+/// Ends the process if this is the visit that the environment names.
+#[cfg(debug_assertions)]
+pub fn hit(name: &str) {
+    if is_due(name) {
+        die();
+    }
+}
+
+/// Ends the process at once, as `kill -9` does.
+#[cfg(debug_assertions)]
+pub fn die() -> ! {
+    // It cannot fail: a process may always signal itself.
+    let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
+    std::process::abort();
+}
+
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+pub const fn hit(_: &str) {}
+
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+#[must_use]
+pub const fn is_sabotaged(_: &str) -> bool {
+    false
+}
+
+#[cfg(debug_assertions)]
+mod armed {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    /// The point that the environment names.
+    #[derive(Debug)]
+    pub(super) struct Armed {
+        name: String,
+        nth: u32,
+        visits: AtomicU32,
+    }
+
+    impl Armed {
+        /// `None` for what is not `name:n` with a positive `n`.
+        pub(super) fn parse(text: &str) -> Option<Self> {
+            let (name, nth) = text.split_once(':')?;
+            let nth = nth.parse().ok().filter(|nth| *nth > 0)?;
+            Some(Self { name: name.to_owned(), nth, visits: AtomicU32::new(0) })
+        }
+
+        /// Counts a visit; whether it is the named one.
+        pub(super) fn visit(&self, name: &str) -> bool {
+            name == self.name && self.visits.fetch_add(1, Ordering::Relaxed) + 1 == self.nth
+        }
+    }
+
+    fn armed() -> Option<&'static Armed> {
+        static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
+        ARMED.get_or_init(|| Armed::parse(&std::env::var("TASKGATE_FAILPOINT").ok()?)).as_ref()
+    }
+
+    /// Whether the environment names this point.
+    #[must_use]
+    pub fn is_armed(name: &str) -> bool {
+        armed().is_some_and(|armed| armed.name == name)
+    }
+
+    /// Counts a visit to a point; whether it is the one that the environment names.
+    #[must_use]
+    pub fn is_due(name: &str) -> bool {
+        armed().is_some_and(|armed| armed.visit(name))
+    }
+
+    /// Whether the environment wants this promise broken.
+    #[must_use]
+    pub fn is_sabotaged(name: &str) -> bool {
+        static SABOTAGE: OnceLock<Option<String>> = OnceLock::new();
+        SABOTAGE.get_or_init(|| std::env::var("TASKGATE_SABOTAGE").ok()).as_deref() == Some(name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(debug_assertions)]
+    #[test]
+    fn only_the_named_visit_to_the_named_point_is_due() {
+        use super::armed::Armed;
+
+        let armed = Armed::parse("sweeping:2").unwrap();
+        let visits = ["sweeping", "draining", "sweeping", "sweeping"].map(|name| armed.visit(name));
+        assert_eq!(visits, [false, false, true, false]);
+        for wrong in ["", "sweeping", "sweeping:", "sweeping:0", "sweeping:x"] {
+            assert!(Armed::parse(wrong).is_none(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! API keys: what one looks like, and whose a bearer token is.
+//!
+//! A key is `tg_ID_SECRET`. The ID is public and finds the key; of the whole text only its SHA-256 is kept, which is
+//! enough for a secret of 128 random bits and more. A client without a valid key costs the same time whatever is
+//! wrong with it (B151).
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use aws_lc_rs::constant_time::verify_slices_are_equal;
+use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
+
+use crate::task::Principal;
+
+/// What every key begins with, so that scanners for leaked secrets can tell one.
+const PREFIX: &str = "tg_";
+const ID_LEN_MAX: usize = 32;
+/// Longer tokens are none of ours and are not looked at.
+pub const KEY_LEN_MAX: usize = 256;
+/// The least that a secret must be able to say, in bits (B169).
+const SECRET_BITS_MIN: f64 = 128.0;
+/// A random secret of that size has more different characters than this in all but one of 10¹² cases.
+const DIFFERENT_CHARACTERS_MIN: usize = 8;
+
+type Digest = [u8; SHA256_OUTPUT_LEN];
+
+/// Why a text is no key. None of these repeats the text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", self.words())]
+pub enum ApiKeyError {
+    Form,
+    Weak,
+    Digest,
+}
+
+impl ApiKeyError {
+    /// What an operator is told; goes on after the name of whatever holds the text.
+    #[must_use]
+    pub const fn words(&self) -> &'static str {
+        match self {
+            Self::Form => "is no key; write tg_ID_SECRET, with an ID of at most 32 letters and digits",
+            Self::Weak => "is a key whose secret has less than 128 bits; take 32 random hex digits or more",
+            Self::Digest => "is no digest of a key; write ID:SHA256, the latter as 64 hex digits of the whole key",
+        }
+    }
+}
+
+/// One key, as far as it has to be known to recognise it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct ApiKey {
+    id: Box<str>,
+    digest: Digest,
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ApiKey").field(&self.id).finish()
+    }
+}
+
+impl ApiKey {
+    /// Reads a key.
+    ///
+    /// # Errors
+    /// If it is none, or too weak: its secret is judged by its length and by the characters that it is made of.
+    pub fn read(text: &str) -> Result<Self, ApiKeyError> {
+        let (id, secret) = parts(text).ok_or(ApiKeyError::Form)?;
+        if !is_strong(secret) {
+            return Err(ApiKeyError::Weak);
+        }
+        Ok(Self { id: id.into(), digest: digest_of(text) })
+    }
+
+    /// Reads `ID:SHA256`, for a configuration that holds no secret.
+    ///
+    /// # Errors
+    /// If it is something else.
+    pub fn read_digest(text: &str) -> Result<Self, ApiKeyError> {
+        let (id, hex) = text.split_once(':').filter(|(id, _)| is_id(id)).ok_or(ApiKeyError::Digest)?;
+        let mut digest = Digest::default();
+        if hex.len() != 2 * digest.len() || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+            return Err(ApiKeyError::Digest);
+        }
+        for (at, byte) in digest.iter_mut().enumerate() {
+            let pair = hex.get(2 * at..2 * at + 2).unwrap_or_default();
+            *byte = u8::from_str_radix(pair, 16).map_err(|_| ApiKeyError::Digest)?;
+        }
+        Ok(Self { id: id.into(), digest })
+    }
+
+    /// The public part, which may be logged.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+}
+
+/// The ID and the secret of a key.
+fn parts(text: &str) -> Option<(&str, &str)> {
+    let visible = text.len() <= KEY_LEN_MAX && text.bytes().all(|byte| byte.is_ascii_graphic());
+    let (id, secret) = text.strip_prefix(PREFIX).filter(|_| visible)?.split_once('_')?;
+    (is_id(id) && !secret.is_empty()).then_some((id, secret))
+}
+
+fn is_id(text: &str) -> bool {
+    (1..=ID_LEN_MAX).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+/// Whether a secret could be 128 random bits. Nobody can tell whether it is.
+fn is_strong(secret: &str) -> bool {
+    let has = |kind: fn(&u8) -> bool| secret.as_bytes().iter().any(kind);
+    let is_hex = secret.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let letters = if is_hex { 6 } else { 26 };
+    let mut alphabet = 0;
+    for (found, size) in [
+        (has(u8::is_ascii_digit), 10),
+        (has(u8::is_ascii_lowercase), letters),
+        (has(u8::is_ascii_uppercase), letters),
+        (has(u8::is_ascii_punctuation), 2),
+    ] {
+        alphabet += if found { size } else { 0 };
+    }
+    let mut different: Vec<u8> = secret.bytes().collect();
+    different.sort_unstable();
+    different.dedup();
+    // Lengths are bounded, so nothing is lost.
+    let length = u32::try_from(secret.len()).unwrap_or(u32::MAX);
+    let bits = f64::from(length) * f64::from(alphabet).log2();
+    bits >= SECRET_BITS_MIN && different.len() > DIFFERENT_CHARACTERS_MIN
+}
+
+fn digest_of(text: &str) -> Digest {
+    let mut out = Digest::default();
+    out.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
+    out
+}
+
+/// Who may come to the clients' listener, resolved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum AuthSettings {
+    /// Whoever comes, as this principal.
+    Everyone(Principal),
+    /// Holders of these keys. Never empty.
+    ApiKeys(Vec<ApiKeySettings>),
+}
+
+/// One key, and whose it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ApiKeySettings {
+    pub principal: Principal,
+    pub source: KeySource,
+    /// The key of the configuration that says so.
+    pub place: String,
+}
+
+/// Where a key is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    Known(ApiKey),
+    /// A file with nothing but the key in it, relative to the folder that the program was started in.
+    File(PathBuf),
+}
+
+/// All keys that are valid at the moment, and whose they are.
+#[derive(Clone, Debug, Default)]
+pub struct ApiKeys(HashMap<Box<str>, (Digest, Principal)>);
+
+impl ApiKeys {
+    /// Adds a key of `principal`, who may have several: the old and the new one while they are exchanged.
+    ///
+    /// # Errors
+    /// The key itself, if another one has its ID.
+    pub fn add(&mut self, key: ApiKey, principal: &Principal) -> Result<(), ApiKey> {
+        if self.0.contains_key(&key.id) {
+            return Err(key);
+        }
+        self.0.insert(key.id, (key.digest, principal.clone()));
+        Ok(())
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whose a token is. Takes the same steps for every token of one length, whether its ID is known or not.
+    #[must_use]
+    pub(super) fn owner(&self, token: &str) -> Option<Principal> {
+        if token.len() > KEY_LEN_MAX {
+            return None;
+        }
+        let shown = digest_of(token);
+        let known = parts(token).and_then(|(id, _)| self.0.get(id));
+        // No text has this digest that anybody could find; it only costs what a real one does.
+        let expected = known.map_or(&[0; SHA256_OUTPUT_LEN], |(digest, _)| digest);
+        let is_same = verify_slices_are_equal(expected, &shown).is_ok();
+        known.filter(|_| is_same).map(|(_, owner)| owner.clone())
+    }
+}
+
+/// The keys of a running listener. Other keys come with another listener's layers, all at once, and a request that
+/// runs then runs on (B152).
+#[derive(Clone, Debug)]
+pub struct KeyRing(Arc<ApiKeys>);
+
+impl KeyRing {
+    #[must_use]
+    pub fn new(keys: ApiKeys) -> Self {
+        Self(Arc::new(keys))
+    }
+
+    pub(super) fn owner(&self, token: &str) -> Option<Principal> {
+        self.0.owner(token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEX: &str = "0123456789abcdef0123456789abcdef";
+
+    fn key(id: &str) -> String {
+        format!("tg_{id}_{HEX}")
+    }
+
+    #[test]
+    fn b169_a_key_has_an_id_and_at_least_128_bits() {
+        for (text, read) in [
+            (key("a1"), Ok("a1")),
+            // 22 characters of base64url, an underscore among them.
+            ("tg_K7_aB3-dE6_hI9kLmN0pQrS5t".to_owned(), Ok("K7")),
+            (format!("tg_a_{}", &HEX[..31]), Err(ApiKeyError::Weak)),
+            ("tg_a_123456789012345678901234567890123456".to_owned(), Err(ApiKeyError::Weak)),
+            (format!("tg_a_{}", "ab".repeat(40)), Err(ApiKeyError::Weak)),
+            ("tg_a_password".to_owned(), Err(ApiKeyError::Weak)),
+            (format!("a_{HEX}"), Err(ApiKeyError::Form)),
+            (format!("tg__{HEX}"), Err(ApiKeyError::Form)),
+            (format!("tg_a-b_{HEX}"), Err(ApiKeyError::Form)),
+            (format!("tg_{}_{HEX}", "a".repeat(33)), Err(ApiKeyError::Form)),
+            (format!("tg_a_{HEX} "), Err(ApiKeyError::Form)),
+            (format!("tg_a_{}", HEX.repeat(9)), Err(ApiKeyError::Form)),
+            ("tg_a".to_owned(), Err(ApiKeyError::Form)),
+            (String::new(), Err(ApiKeyError::Form)),
+        ] {
+            let found = ApiKey::read(&text);
+            assert_eq!(found.as_ref().map(ApiKey::id), read.as_ref().copied(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_digest_stands_for_its_key() {
+        let text = key("a1");
+        let hex: String = digest_of(&text).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(ApiKey::read_digest(&format!("a1:{hex}")), ApiKey::read(&text));
+        for wrong in [hex.clone(), format!("a1:{}", &hex[1..]), format!("a1:{hex}0"), format!("a1:+{}", &hex[1..])] {
+            assert_eq!(ApiKey::read_digest(&wrong), Err(ApiKeyError::Digest), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn b151_only_the_whole_key_is_its_owners() {
+        let (ada, bob) = (Principal::new("key:ada"), Principal::new("key:bob"));
+        let mut keys = ApiKeys::default();
+        for (id, owner) in [("a1", &ada), ("a2", &ada), ("b1", &bob)] {
+            keys.add(ApiKey::read(&key(id)).unwrap(), owner).unwrap();
+        }
+        assert!(keys.add(ApiKey::read(&key("a1")).unwrap(), &bob).is_err(), "an ID has one owner");
+        let last_byte = key("a1").replace("cdef0123456789abcdef", "cdef0123456789abcdee");
+        for (token, owner) in [
+            (key("a1"), Some(&ada)),
+            (key("a2"), Some(&ada)),
+            (key("b1"), Some(&bob)),
+            (key("c1"), None),
+            (last_byte, None),
+            (key("a1").to_uppercase(), None),
+            (format!("{}0", key("a1")), None),
+            (format!("tg_a1_{}", "0".repeat(300)), None),
+            (String::new(), None),
+        ] {
+            assert_eq!(keys.owner(&token).as_ref(), owner, "{token}");
+        }
+    }
+
+    #[test]
+    fn nothing_that_is_printed_shows_a_secret() {
+        let mut keys = ApiKeys::default();
+        let one = ApiKey::read(&key("a1")).unwrap();
+        assert_eq!(format!("{one:?}"), "ApiKey(\"a1\")");
+        keys.add(one, &Principal::new("key:ada")).unwrap();
+        assert!(!format!("{:?}", KeyRing::new(keys)).contains(HEX));
+    }
+}

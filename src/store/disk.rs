@@ -1,0 +1,425 @@
+//! The store on disk: what was acknowledged is found again, whatever crashes.
+//!
+//! SQLite in write-ahead mode with an fsync for each transaction. [`writer`] is the one thread that writes; it makes
+//! one transaction of all writes that wait. [`readers`] are a few connections that only read. [`resident`] is what
+//! is in memory: live rows, so that polls cost no disk read, a cache of settled ones, and the sums. [`schema`] knows
+//! the file, [`rows`] the statements, [`folder`] what is around the file.
+
+mod batch;
+mod condemned;
+mod folder;
+mod health;
+mod readers;
+mod resident;
+mod rows;
+mod schema;
+mod settings;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::collections::VecDeque;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::JoinHandle;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use rusqlite::InterruptHandle;
+use tokio::sync::{mpsc, oneshot, watch};
+
+use self::batch::{Write, Written};
+use self::condemned::condemned;
+use self::folder::Ballast;
+pub use self::health::Health;
+use self::health::Monitor;
+use self::readers::Readers;
+use self::resident::{Resident, Sums};
+use self::rows::{Outline, Read};
+pub use self::settings::{DiskSettings, OpenError};
+use self::settings::{Hooks, Tuning};
+use self::writer::{Request, Writer};
+use super::record::RecordError;
+use super::tasks::{Revision, StoreError, Stored, TaskStore, Usage};
+use crate::metric;
+use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
+
+/// Writes that may wait for the writer; whoever comes then waits for a place.
+const QUEUE_MAX: usize = 1_024;
+
+/// See the module.
+pub struct DiskStore {
+    queue: mpsc::Sender<Request>,
+    readers: Arc<Readers>,
+    resident: Arc<Resident>,
+    monitor: Arc<Monitor>,
+    seen: Arc<AtomicU64>,
+    commits: Arc<AtomicU64>,
+    writer: Mutex<Option<JoinHandle<()>>>,
+    /// Ends the check of the file that goes on in the background.
+    check: Arc<Mutex<Option<InterruptHandle>>>,
+}
+
+impl std::fmt::Debug for DiskStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DiskStore")
+            .field("usage", &self.usage())
+            .field("health", &self.health())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Looks at what [`DiskStore::open`] would find, and changes nothing. Whether another process has the store open is
+/// no mistake here: see [`is_open_elsewhere`].
+///
+/// # Errors
+/// As [`DiskStore::open`], as far as it can be seen without opening the database.
+pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
+    folder::examine(&settings.folder)?;
+    if let Some(medium) = folder::unfit_medium(&settings.folder).filter(|_| !settings.is_ephemeral) {
+        return Err(OpenError::Medium { path: settings.folder.clone(), medium });
+    }
+    schema::examine(&schema::file_in(&settings.folder))
+}
+
+/// Whether a process has the store in this folder open.
+#[must_use]
+pub fn is_open_elsewhere(folder: &Path) -> bool {
+    folder::is_locked(folder)
+}
+
+impl DiskStore {
+    /// Opens the store, making it where there is none; waits for a predecessor that has it open.
+    ///
+    /// # Errors
+    /// See [`OpenError`]. What is there is left as it is.
+    pub async fn open(settings: DiskSettings) -> Result<Arc<Self>, OpenError> {
+        Self::open_with(settings, Hooks::default()).await
+    }
+
+    async fn open_with(settings: DiskSettings, hooks: Hooks) -> Result<Arc<Self>, OpenError> {
+        examine(&settings)?;
+        let folder = settings.folder.clone();
+        folder::prepare(&folder)?;
+        let medium = folder::unfit_medium(&folder);
+        if let Some(medium) = medium {
+            tracing::warn!(folder = %folder.display(), medium, "tasks may be lost: the folder is on no local disk");
+        }
+        let lock = folder::lock(&folder, settings.lock_wait).await?;
+        let path = schema::file_in(&folder);
+        let (at, tuning) = (path.clone(), settings.tuning);
+        let opened = tokio::task::spawn_blocking(move || read_in(&at, tuning)).await;
+        let (conn, sums, seen) =
+            opened.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
+        let resident = Arc::new(Resident::new(sums));
+        let monitor = Monitor::new();
+        let seen = Arc::new(AtomicU64::new(seen.as_millis()));
+        let commits = Arc::new(AtomicU64::new(0));
+        let writer = Writer {
+            ballast: medium.is_none().then(|| Ballast::new(&folder)),
+            folder,
+            place: writer::identity(&path),
+            path: path.clone(),
+            tuning,
+            hooks,
+            stored_bytes_max: settings.stored_bytes_max,
+            conn: Some(conn),
+            resident: Arc::clone(&resident),
+            monitor: Arc::clone(&monitor),
+            seen: Arc::clone(&seen),
+            commits: Arc::clone(&commits),
+            failures: VecDeque::new(),
+            lock,
+        };
+        let (queue, requests) = mpsc::channel(QUEUE_MAX);
+        let thread = std::thread::Builder::new().name("store-writer".to_owned());
+        let thread = thread.spawn(move || writer.run(requests));
+        let thread = thread.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })?;
+        let store = Self {
+            queue,
+            readers: Readers::new(path),
+            resident,
+            monitor,
+            seen,
+            commits,
+            writer: Mutex::new(Some(thread)),
+            check: Arc::default(),
+        };
+        store.check_in_background();
+        Ok(Arc::new(store))
+    }
+
+    /// Looks through the whole file for damage, beside everything else.
+    fn check_in_background(&self) {
+        let (slot, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
+        let path = self.readers.path().to_owned();
+        let check = move || {
+            let found = schema::open_reader(&path).and_then(|conn| {
+                *slot.lock() = Some(conn.get_interrupt_handle());
+                conn.query_row("PRAGMA quick_check(1)", (), |row| row.get::<_, String>(0))
+            });
+            *slot.lock() = None;
+            match found {
+                Ok(found) if found == "ok" => tracing::debug!("the task store's file is whole"),
+                Ok(found) => {
+                    tracing::error!(found, "the task store's file is damaged");
+                    monitor.damaged();
+                }
+                Err(error) if writer::is_corrupt(&error) => monitor.damaged(),
+                Err(error) => tracing::debug!(%error, "the task store's file was not checked"),
+            }
+        };
+        if let Err(error) = std::thread::Builder::new().name("store-check".to_owned()).spawn(check) {
+            tracing::warn!(%error, "the task store's file is not checked");
+        }
+    }
+
+    /// How the store is.
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.monitor.now()
+    }
+
+    /// Tells how the store is whenever that changes; for readiness.
+    #[must_use]
+    pub fn watch_health(&self) -> watch::Receiver<Health> {
+        self.monitor.watch()
+    }
+
+    /// The latest time that anybody was served at, in this life or an earlier one. A clock that shows less was set
+    /// back.
+    #[must_use]
+    pub fn last_seen(&self) -> Timestamp {
+        Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
+    }
+
+    /// Transactions made so far.
+    #[must_use]
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
+    }
+
+    /// Writes what waits, closes the file and lets another process have it. Every later use fails.
+    pub async fn close(&self) {
+        self.end_check();
+        self.readers.close();
+        let (reply, closed) = oneshot::channel();
+        if self.queue.send(Request::Close(reply)).await.is_ok() {
+            let _ = closed.await;
+        }
+        let writer = self.writer.lock().take();
+        if let Some(writer) = writer {
+            let _ = tokio::task::spawn_blocking(move || writer.join()).await;
+        }
+    }
+
+    fn end_check(&self) {
+        if let Some(check) = self.check.lock().as_ref() {
+            check.interrupt();
+        }
+    }
+
+    /// The later of `now` and all that was ever served at, so that a clock that is set back brings nothing back
+    /// (reliability.md d.6).
+    fn raise(&self, now: Timestamp) -> Timestamp {
+        let before = self.seen.fetch_max(now.as_millis(), Ordering::Relaxed);
+        now.max(Timestamp::from_millis(before))
+    }
+
+    async fn write(&self, write: Write) -> Result<Written, StoreError> {
+        let (reply, outcome) = oneshot::channel();
+        self.queue.send(Request::Write(write, reply)).await.map_err(|_| closed())?;
+        outcome.await.map_err(|_| closed())?
+    }
+
+    async fn put(&self, write: Write) -> Result<Revision, StoreError> {
+        match self.write(write).await? {
+            Written::At(revision) => Ok(revision),
+            Written::Removed | Written::Freed(_) => Err(StoreError::Io(io::Error::other("another write's outcome"))),
+        }
+    }
+
+    /// What a row from the disk stands for now; `None` if it is gone.
+    async fn present(&self, read: Read, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+        let row = match read {
+            // What memory has is what was shown: a commit that is under way shows nowhere until it shows everywhere.
+            Read::Whole(row) => self.resident.live(&row.task.key).unwrap_or(row),
+            Read::Damaged { error: error @ RecordError::Newer(_), .. } => {
+                return Err(StoreError::Io(io::Error::other(error)));
+            }
+            Read::Damaged { key, revision, outline, error: RecordError::Damaged } => {
+                self.condemn(key, revision, outline, now).await
+            }
+        };
+        Ok(is_there(&row, now).then_some(row))
+    }
+
+    /// A task whose record is damaged has failed (F56): so it is shown, and so it is written.
+    async fn condemn(&self, key: TaskKey, revision: Revision, outline: Outline, now: Timestamp) -> Stored {
+        tracing::error!(task = ?key.id, "what was stored of a task is damaged");
+        metrics::counter!(metric::STORE_DAMAGED).increment(1);
+        let task = Arc::new(condemned(key, outline, now));
+        let write = Write::Replace { expected: revision, task: Arc::clone(&task) };
+        let revision = match self.put(write).await {
+            Ok(revision) => revision,
+            // Somebody else found it too, or the disk is no good: it is found again.
+            Err(_) => revision,
+        };
+        Stored { task, revision }
+    }
+}
+
+impl Drop for DiskStore {
+    fn drop(&mut self) {
+        // The writer ends with its queue; nobody is left to wait for it.
+        self.end_check();
+        self.readers.close();
+    }
+}
+
+/// Reads what has to be known before anybody is served.
+fn read_in(path: &Path, tuning: Tuning) -> Result<(rusqlite::Connection, Sums, Timestamp), OpenError> {
+    let conn = schema::open(path, tuning)?;
+    let mut sums = Sums::default();
+    let counted = rows::outlines(&conn, |key, row| sums.add(&key, &row)).and_then(|()| rows::seen(&conn));
+    let seen = counted.map_err(|error| schema::open_error(path, error))?;
+    tracing::info!(tasks = sums.all().tasks, unsettled = sums.all().unsettled, "the task store is open");
+    Ok((conn, sums, seen))
+}
+
+fn is_there(row: &Stored, now: Timestamp) -> bool {
+    !row.task.is_settled() || row.task.expires_at() > now
+}
+
+fn failed(error: rusqlite::Error) -> StoreError {
+    StoreError::Io(io::Error::other(error))
+}
+
+fn closed() -> StoreError {
+    StoreError::Io(io::Error::new(io::ErrorKind::BrokenPipe, "the store is closed"))
+}
+
+#[async_trait]
+impl TaskStore for DiskStore {
+    async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
+        self.put(Write::Insert(Arc::new(task.clone()))).await
+    }
+
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+        let now = self.raise(now);
+        if let Some(row) = self.resident.live(key) {
+            return Ok(Some(row));
+        }
+        if let Some(row) = self.resident.settled(key).await {
+            return Ok(is_there(&row, now).then_some(row));
+        }
+        let ticket = self.resident.ticket(key);
+        let wanted = key.clone();
+        let Some(read) = self.readers.read(move |conn| rows::read(conn, &wanted)).await? else { return Ok(None) };
+        if let Read::Whole(row) = &read {
+            self.resident.keep(ticket, row, now).await;
+        }
+        self.present(read, now).await
+    }
+
+    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+        let task = Arc::new(task.clone());
+        let revision = self.put(Write::Replace { expected, task: Arc::clone(&task) }).await?;
+        if task.is_settled() {
+            self.resident.keep_settled(&Stored { task, revision }, self.last_seen()).await;
+        }
+        Ok(revision)
+    }
+
+    async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
+        self.write(Write::Remove(key.clone())).await?;
+        self.resident.forget_settled(key).await;
+        Ok(())
+    }
+
+    async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        match self.write(Write::Sweep { now: self.raise(now), limit }).await? {
+            Written::Freed(freed) => Ok(freed),
+            Written::At(_) | Written::Removed => Ok(0),
+        }
+    }
+
+    async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        Ok(self.resident.overdue(self.raise(now), limit))
+    }
+
+    async fn page(
+        &self,
+        owner: &Principal,
+        after: Option<(Timestamp, TaskId)>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Vec<Stored>, StoreError> {
+        let now = self.raise(now);
+        let owner = owner.clone();
+        let found = self.readers.read(move |conn| rows::page(conn, &owner, after, limit, now)).await?;
+        let mut rows = Vec::with_capacity(found.len());
+        for read in found {
+            rows.extend(self.present(read, now).await?);
+        }
+        Ok(rows)
+    }
+
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
+        let now = self.last_seen();
+        let mut rows = Vec::new();
+        let mut after = after.cloned();
+        // Some may settle while they are looked up: an empty page would say that there are no more.
+        loop {
+            let keys = self.resident.open(after.as_ref(), limit);
+            for key in &keys {
+                rows.extend(
+                    self.load(key, now).await?.filter(|row| !row.task.is_settled() || row.task.recovery.is_untold),
+                );
+            }
+            after = keys.last().cloned();
+            if !rows.is_empty() || keys.len() < limit || limit == 0 {
+                return Ok(rows);
+            }
+        }
+    }
+
+    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError> {
+        let now = self.raise(now);
+        let after = after.cloned();
+        let found = self.readers.read(move |conn| rows::survey(conn, after.as_ref(), limit, now)).await?;
+        let mut rows = Vec::with_capacity(found.len());
+        for read in found {
+            rows.extend(self.present(read, now).await?);
+        }
+        Ok(rows)
+    }
+
+    fn outlives_process(&self) -> bool {
+        true
+    }
+
+    async fn find_idempotent(
+        &self,
+        owner: &Principal,
+        key: &Digest,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, StoreError> {
+        let now = self.raise(now);
+        let (owner, key) = (owner.clone(), *key);
+        match self.readers.read(move |conn| rows::named(conn, &owner, &key, now)).await? {
+            Some(read) => self.present(read, now).await,
+            None => Ok(None),
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        self.resident.usage()
+    }
+
+    fn usage_of(&self, owner: &Principal) -> Usage {
+        self.resident.usage_of(owner)
+    }
+}

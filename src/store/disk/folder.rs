@@ -1,0 +1,162 @@
+//! The store's folder: for its owner alone, on a medium that keeps what it is told, locked by one process.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Access, FallocateFlags, FlockOperation, access, fallocate, flock, statvfs};
+
+use super::OpenError;
+
+const FOLDER_MODE: u32 = 0o700;
+pub(super) const FILE_MODE: u32 = 0o600;
+
+const LOCK: &str = "tasks.lock";
+const BALLAST: &str = "tasks.ballast";
+
+/// How often a lock that somebody else has is tried.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
+
+/// What is given up when the disk is full, so that what runs can still be finished (F53).
+pub(super) const BALLAST_BYTES: u64 = 32 << 20;
+
+/// No new tasks below this much free space, whatever share of the disk that is (F53).
+const FREE_BYTES_MIN: u64 = 64 << 20;
+/// No new tasks below one part in this many.
+const FREE_SHARE_MIN: u64 = 20;
+
+/// Room on a disk, in bytes that an ordinary user may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Space {
+    pub(super) free: u64,
+    pub(super) all: u64,
+}
+
+impl Space {
+    /// Whether new tasks are refused, so that those at work can be finished.
+    pub(super) const fn is_low(self) -> bool {
+        self.free < FREE_BYTES_MIN || self.free < self.all / FREE_SHARE_MIN
+    }
+
+    /// Whether the ballast can be laid down without making room scarce.
+    pub(super) const fn has_room_for_ballast(self) -> bool {
+        let left = self.free.saturating_sub(2 * BALLAST_BYTES);
+        !Self { free: left, all: self.all }.is_low()
+    }
+}
+
+pub(super) fn space(folder: &Path) -> io::Result<Space> {
+    let found = statvfs(folder)?;
+    Ok(Space { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })
+}
+
+/// Makes the folder if it is not there, and sees that it can be used.
+pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
+    let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
+    if !folder.exists() {
+        DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(folder).map_err(wrong)?;
+    }
+    examine(folder)
+}
+
+/// Sees that a folder that is there can be used; one that is not yet there is no mistake.
+pub(super) fn examine(folder: &Path) -> Result<(), OpenError> {
+    let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
+    match fs::metadata(folder) {
+        Ok(found) if found.is_dir() => {
+            access(folder, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK).map_err(|e| wrong(e.into()))
+        }
+        Ok(_) => Err(wrong(io::ErrorKind::NotADirectory.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(wrong(error)),
+    }
+}
+
+/// What does not keep files, or does not lock them for all: memory, and other machines' disks (B171). `None` is a disk.
+#[cfg(target_os = "linux")]
+pub(super) fn unfit_medium(folder: &Path) -> Option<&'static str> {
+    // The nearest folder that is there decides, as the rest would be made in it.
+    let found = folder.ancestors().map(|at| if at.as_os_str().is_empty() { Path::new(".") } else { at });
+    let found = found.into_iter().find_map(|at| rustix::fs::statfs(at).ok())?;
+    // The numbers are the kernel's, and 32 bits wide; the field's own width is not the same everywhere.
+    match u32::try_from(found.f_type & 0xffff_ffff).unwrap_or(0) {
+        0x0102_1994 | 0x8584_58f6 => Some("in memory (tmpfs)"),
+        0x6969 => Some("on a network (NFS)"),
+        0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some("on a network (SMB)"),
+        0x0102_1997 => Some("on a network (9p)"),
+        _ => None,
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
+    None
+}
+
+/// Keeps others out until it is dropped; the kernel sees to that even if the process is killed.
+#[derive(Debug)]
+pub(super) struct Lock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] File);
+
+/// Waits for the lock for at most `patience`: a predecessor may still be about to end (B171).
+pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<Lock, OpenError> {
+    let path = folder.join(LOCK);
+    let wrong = |source| OpenError::Folder { path: path.clone(), source };
+    let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(&path);
+    let file = file.map_err(wrong)?;
+    let taken = async {
+        loop {
+            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(()),
+                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => tokio::time::sleep(LOCK_PAUSE).await,
+                Err(error) => return Err(wrong(error.into())),
+            }
+        }
+    };
+    match tokio::time::timeout(patience, taken).await {
+        Ok(outcome) => outcome.map(|()| Lock(file)),
+        Err(_) => Err(OpenError::Locked { path: folder.to_owned() }),
+    }
+}
+
+/// Whether a process has the store open now. Makes nothing.
+pub(super) fn is_locked(folder: &Path) -> bool {
+    File::open(folder.join(LOCK))
+        .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK))
+}
+
+/// A file of no use but its size.
+#[derive(Debug)]
+pub(super) struct Ballast {
+    path: PathBuf,
+}
+
+impl Ballast {
+    pub(super) fn new(folder: &Path) -> Self {
+        Self { path: folder.join(BALLAST) }
+    }
+
+    pub(super) fn is_there(&self) -> bool {
+        fs::metadata(&self.path).is_ok_and(|found| found.len() == BALLAST_BYTES)
+    }
+
+    /// Takes the room. Half a file is taken back.
+    pub(super) fn lay_down(&self) -> io::Result<()> {
+        let file = OpenOptions::new().write(true).create(true).truncate(true).mode(FILE_MODE).open(&self.path)?;
+        let taken = fallocate(&file, FallocateFlags::empty(), 0, BALLAST_BYTES);
+        if taken.is_err() {
+            self.drop_it()?;
+        }
+        Ok(taken?)
+    }
+
+    /// Gives the room back; whether there was any.
+    pub(super) fn drop_it(&self) -> io::Result<bool> {
+        match fs::remove_file(&self.path) {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Whether the store takes new tasks, and why not.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::sync::watch;
+
+/// How the store is. What is there can be read and finished in all of these, as far as the disk lets it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Health {
+    Good,
+    /// Too little room on the disk: no new tasks until there is more (F53).
+    Full,
+    /// Writes failed, again and again: no new tasks until one succeeds (F54, F57).
+    Failing,
+    /// The file is damaged: no new tasks in this life of the process (F56).
+    Damaged,
+}
+
+/// What is known, from worst to best, and what follows from it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Known {
+    is_damaged: bool,
+    is_failing: bool,
+    is_low: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Monitor {
+    known: Mutex<Known>,
+    health: watch::Sender<Health>,
+}
+
+impl Monitor {
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { known: Mutex::default(), health: watch::Sender::new(Health::Good) })
+    }
+
+    pub(super) fn damaged(&self) {
+        self.note(|known| known.is_damaged = true);
+    }
+
+    pub(super) fn failing(&self, is_failing: bool) {
+        self.note(|known| known.is_failing = is_failing);
+    }
+
+    pub(super) fn low(&self, is_low: bool) {
+        self.note(|known| known.is_low = is_low);
+    }
+
+    fn note(&self, change: impl FnOnce(&mut Known)) {
+        let mut known = self.known.lock();
+        change(&mut known);
+        let now = match *known {
+            Known { is_damaged: true, .. } => Health::Damaged,
+            Known { is_failing: true, .. } => Health::Failing,
+            Known { is_low: true, .. } => Health::Full,
+            Known { is_damaged: false, is_failing: false, is_low: false } => Health::Good,
+        };
+        let changed = self.health.send_if_modified(|health| std::mem::replace(health, now) != now);
+        if changed {
+            match now {
+                Health::Good => tracing::info!("the task store takes new tasks again"),
+                Health::Full => tracing::warn!("the disk is nearly full: no new tasks until there is room"),
+                Health::Failing => tracing::error!("the task store cannot write: no new tasks until it can"),
+                Health::Damaged => tracing::error!("the task store's file is damaged: no new tasks"),
+            }
+        }
+    }
+
+    pub(super) fn now(&self) -> Health {
+        *self.health.borrow()
+    }
+
+    pub(super) fn watch(&self) -> watch::Receiver<Health> {
+        self.health.subscribe()
+    }
+}

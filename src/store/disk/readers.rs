@@ -1,0 +1,62 @@
+//! The connections that only read: a few, each used by one reader at a time, on threads that may block.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rusqlite::Connection;
+use tokio::sync::Semaphore;
+
+use super::{failed, schema};
+use crate::store::tasks::StoreError;
+
+/// More than there are cores on small machines: one may wait for the disk.
+const READERS: usize = 4;
+
+#[derive(Debug)]
+pub(super) struct Readers {
+    path: PathBuf,
+    idle: Mutex<Vec<Connection>>,
+    places: Arc<Semaphore>,
+}
+
+impl Readers {
+    /// Opens nothing yet.
+    pub(super) fn new(path: PathBuf) -> Arc<Self> {
+        Arc::new(Self { path, idle: Mutex::default(), places: Arc::new(Semaphore::new(READERS)) })
+    }
+
+    /// The database's file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads, when a connection is free. One that failed is not used again.
+    pub(super) async fn read<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| super::closed())?;
+        let readers = Arc::clone(self);
+        // The place goes with the reader: a caller that leaves does not make room for one more.
+        let reading = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            let idle = readers.idle.lock().pop();
+            let conn = idle.map_or_else(|| schema::open_reader(&readers.path), Ok).map_err(failed)?;
+            let found = read(&conn).map_err(failed)?;
+            if !readers.places.is_closed() {
+                readers.idle.lock().push(conn);
+            }
+            Ok(found)
+        });
+        reading.await.map_err(|error| StoreError::Io(io::Error::other(error)))?
+    }
+
+    /// Gives up the connections; those in use end with their readers.
+    pub(super) fn close(&self) {
+        self.places.close();
+        self.idle.lock().clear();
+    }
+}

@@ -1,0 +1,278 @@
+//! What is in memory of what is on disk: live rows, a cache of settled ones, and the sums over all.
+//!
+//! The disk is the truth. Memory follows it after each commit, under the revision, and by the writer alone. A
+//! reader that brings a row from the disk may put it here only if no commit touched the row's shard meanwhile.
+//! What is not here is on the disk, so any part of it may be left out for lack of room.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use moka::Expiry;
+use moka::future::Cache;
+use parking_lot::Mutex;
+
+use super::rows::Outline;
+use crate::store::tasks::{Stored, Usage};
+use crate::task::{Principal, TaskKey, Timestamp};
+
+const SHARDS: usize = 256;
+/// Live rows beyond this are read from the disk.
+const LIVE_BYTES_MAX: usize = 256 << 20;
+/// Settled rows that are kept for the next poll.
+const SETTLED_BYTES_MAX: u64 = 64 << 20;
+/// Longer than any is asked for after a while without a poll.
+const KEPT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
+/// One that is larger would push out too many others.
+const SETTLED_ROW_BYTES_MAX: usize = 8 << 20;
+
+#[derive(Debug)]
+pub(super) struct Resident {
+    shards: Box<[Mutex<Shard>]>,
+    live_bytes: AtomicUsize,
+    sums: Mutex<Sums>,
+    settled: Cache<TaskKey, Kept>,
+}
+
+#[derive(Debug, Default)]
+struct Shard {
+    live: HashMap<TaskKey, Stored>,
+    /// Odd while a commit that touches the shard is under way.
+    commits: u64,
+}
+
+/// All that is known of all rows.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    all: Usage,
+    by_owner: HashMap<Principal, Usage>,
+    /// Rows by key that somebody has to do something about: unsettled ones, and those whose upstream is to be told.
+    open: BTreeSet<TaskKey>,
+    /// Unsettled rows by when they are overdue.
+    due: BTreeSet<(Timestamp, TaskKey)>,
+}
+
+impl Sums {
+    pub(super) fn add(&mut self, key: &TaskKey, row: &Outline) {
+        let live = usize::from(!row.is_settled);
+        let own = self.by_owner.entry(key.owner.clone()).or_default();
+        for usage in [own, &mut self.all] {
+            usage.tasks += 1;
+            usage.unsettled += live;
+            usage.bytes += row.bytes;
+        }
+        if !row.is_settled || row.is_untold {
+            self.open.insert(key.clone());
+        }
+        if !row.is_settled {
+            self.due.insert((row.expires_at, key.clone()));
+        }
+    }
+
+    fn take(&mut self, key: &TaskKey, row: &Outline) {
+        let live = usize::from(!row.is_settled);
+        let subtract = |usage: &mut Usage| {
+            usage.tasks = usage.tasks.saturating_sub(1);
+            usage.unsettled = usage.unsettled.saturating_sub(live);
+            usage.bytes = usage.bytes.saturating_sub(row.bytes);
+        };
+        subtract(&mut self.all);
+        if let Entry::Occupied(mut own) = self.by_owner.entry(key.owner.clone()) {
+            subtract(own.get_mut());
+            if own.get().tasks == 0 {
+                own.remove();
+            }
+        }
+        self.open.remove(key);
+        if !row.is_settled {
+            self.due.remove(&(row.expires_at, key.clone()));
+        }
+    }
+
+    pub(super) const fn all(&self) -> Usage {
+        self.all
+    }
+}
+
+/// What a commit did to one row.
+#[derive(Debug)]
+pub(super) struct Change {
+    pub(super) key: TaskKey,
+    pub(super) before: Option<Outline>,
+    /// The row as it is now; `None` if it is gone.
+    pub(super) after: Option<Stored>,
+}
+
+/// What a reader must show to put a live row here.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ticket(u64);
+
+/// A settled row in the cache.
+#[derive(Clone, Debug)]
+struct Kept {
+    row: Stored,
+    /// How long it is of use, counted from when it came here.
+    remaining: Duration,
+}
+
+struct UntilGone;
+
+impl Expiry<TaskKey, Kept> for UntilGone {
+    fn expire_after_create(&self, _: &TaskKey, kept: &Kept, _: Instant) -> Option<Duration> {
+        Some(kept.remaining)
+    }
+}
+
+impl Resident {
+    pub(super) fn new(sums: Sums) -> Self {
+        let weigh = |_: &TaskKey, kept: &Kept| u32::try_from(kept.row.task.stored_bytes()).unwrap_or(u32::MAX);
+        Self {
+            shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
+            live_bytes: AtomicUsize::new(0),
+            sums: Mutex::new(sums),
+            settled: Cache::builder()
+                .name("settled tasks")
+                .max_capacity(SETTLED_BYTES_MAX)
+                .weigher(weigh)
+                .expire_after(UntilGone)
+                .build(),
+        }
+    }
+
+    fn index(key: &TaskKey) -> usize {
+        usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0)
+    }
+
+    fn shard(&self, key: &TaskKey) -> &Mutex<Shard> {
+        &self.shards[Self::index(key)]
+    }
+
+    /// An unsettled row that is in memory.
+    pub(super) fn live(&self, key: &TaskKey) -> Option<Stored> {
+        self.shard(key).lock().live.get(key).cloned()
+    }
+
+    /// A settled row that is in memory, whether or not it is gone.
+    pub(super) async fn settled(&self, key: &TaskKey) -> Option<Stored> {
+        self.settled.get(key).await.map(|kept| kept.row)
+    }
+
+    /// To be taken before a row is read from the disk.
+    pub(super) fn ticket(&self, key: &TaskKey) -> Ticket {
+        Ticket(self.shard(key).lock().commits)
+    }
+
+    /// Keeps a row that was read from the disk, or that was just settled.
+    pub(super) async fn keep(&self, ticket: Ticket, row: &Stored, now: Timestamp) {
+        if row.task.is_settled() {
+            self.keep_settled(row, now).await;
+            return;
+        }
+        let mut shard = self.shard(&row.task.key).lock();
+        if ticket.0.is_multiple_of(2) && ticket.0 == shard.commits && !shard.live.contains_key(&row.task.key) {
+            self.put_live(&mut shard, row.clone());
+        }
+    }
+
+    /// Keeps a settled row, which never changes, for those who ask next.
+    pub(super) async fn keep_settled(&self, row: &Stored, now: Timestamp) {
+        let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
+        if !remaining.is_zero() && row.task.stored_bytes() <= SETTLED_ROW_BYTES_MAX {
+            self.settled.insert(row.task.key.clone(), Kept { row: row.clone(), remaining }).await;
+        }
+    }
+
+    /// Forgets a settled row.
+    pub(super) async fn forget_settled(&self, key: &TaskKey) {
+        self.settled.invalidate(key).await;
+    }
+
+    fn put_live(&self, shard: &mut Shard, row: Stored) {
+        let bytes = row.task.stored_bytes();
+        if self.live_bytes.load(Ordering::Relaxed) + bytes <= LIVE_BYTES_MAX {
+            self.live_bytes.fetch_add(bytes, Ordering::Relaxed);
+            shard.live.insert(row.task.key.clone(), row);
+        }
+    }
+
+    fn drop_live(&self, shard: &mut Shard, key: &TaskKey) {
+        if let Some(row) = shard.live.remove(key) {
+            self.live_bytes.fetch_sub(row.task.stored_bytes(), Ordering::Relaxed);
+        }
+    }
+
+    fn touched(changes: &[Change]) -> BTreeSet<usize> {
+        changes.iter().map(|change| Self::index(&change.key)).collect()
+    }
+
+    /// Before a commit: from here on readers may find what memory does not know yet.
+    pub(super) fn begin(&self, changes: &[Change]) {
+        for shard in Self::touched(changes) {
+            self.shards[shard].lock().commits += 1;
+        }
+    }
+
+    /// After a commit that did not happen.
+    pub(super) fn abandon(&self, changes: &[Change]) {
+        self.begin(changes);
+    }
+
+    /// After a commit.
+    pub(super) fn follow(&self, changes: Vec<Change>) {
+        let touched = Self::touched(&changes);
+        let mut sums = self.sums.lock();
+        for Change { key, before, after } in changes {
+            if let Some(before) = &before {
+                sums.take(&key, before);
+            }
+            if let Some(after) = &after {
+                sums.add(&key, &Outline::of(&after.task));
+            }
+            let mut shard = self.shard(&key).lock();
+            self.drop_live(&mut shard, &key);
+            if let Some(after) = after.filter(|after| !after.task.is_settled()) {
+                self.put_live(&mut shard, after);
+            }
+        }
+        drop(sums);
+        for shard in touched {
+            self.shards[shard].lock().commits += 1;
+        }
+    }
+
+    /// Begins anew with what the disk has, after a failure that left open what was written. Settled rows stay: a
+    /// row that was shown as settled was on the disk.
+    pub(super) fn reset(&self, sums: Sums) {
+        for shard in &self.shards {
+            let mut shard = shard.lock();
+            shard.live.clear();
+            // Two at once: as if a commit had begun and ended.
+            shard.commits += 2;
+        }
+        self.live_bytes.store(0, Ordering::Relaxed);
+        *self.sums.lock() = sums;
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.sums.lock().all
+    }
+
+    pub(super) fn usage_of(&self, owner: &Principal) -> Usage {
+        self.sums.lock().by_owner.get(owner).copied().unwrap_or_default()
+    }
+
+    /// Unsettled rows past their time, the longest overdue first.
+    pub(super) fn overdue(&self, now: Timestamp, limit: usize) -> Vec<TaskKey> {
+        let sums = self.sums.lock();
+        sums.due.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| key.clone()).take(limit).collect()
+    }
+
+    /// Rows by key that are unsettled, or whose upstream is to be told.
+    pub(super) fn open(&self, after: Option<&TaskKey>, limit: usize) -> Vec<TaskKey> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let sums = self.sums.lock();
+        sums.open.range::<TaskKey, _>((from, Bound::Unbounded)).take(limit).cloned().collect()
+    }
+}

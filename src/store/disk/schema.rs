@@ -1,0 +1,192 @@
+//! The database file: what is in it, how it is opened, and how a file that is none of ours is told from one.
+//!
+//! Task ids stand in it as they are. They are not hashed: lists of tasks give the ids back to their owner, and the
+//! arguments and results that an id would lead to stand in the same row. Who may read the file is what protects
+//! both: it is its owner's alone (0600, in a folder of 0700).
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode, OpenFlags};
+
+use super::folder::FILE_MODE;
+use super::{OpenError, Tuning};
+
+/// "tgat": told apart from every other program's database.
+const APPLICATION_ID: i32 = 0x7467_6174;
+/// What this program writes. Older ones are brought up to it, newer ones left alone (B172, F68).
+const SCHEMA: i32 = 1;
+
+const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+const HEADER_LEN: usize = 100;
+
+/// Another connection of this process holds a lock for moments only.
+const BUSY_MAX: Duration = Duration::from_secs(5);
+/// In pages of 4 KiB: 16 MiB of log between two checkpoints.
+const CHECKPOINT_PAGES: i32 = 4_096;
+/// How much of the log's file stays after a checkpoint.
+const LOG_BYTES_KEPT: i64 = 32 << 20;
+const STATEMENTS_MAX: usize = 32;
+
+/// `age` covers what is counted at the start, so that no payload is read for it. Payloads come last in their row, so
+/// that the columns before them stay on the first page.
+const TABLES: &str = "
+    CREATE TABLE tasks (
+        row INTEGER PRIMARY KEY,
+        owner TEXT NOT NULL,
+        id BLOB NOT NULL,
+        revision INTEGER NOT NULL,
+        settled INTEGER NOT NULL,
+        untold INTEGER NOT NULL,
+        created_at INTEGER NOT NULL,
+        expires_at INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        name BLOB,
+        record BLOB NOT NULL
+    ) STRICT;
+    CREATE UNIQUE INDEX tasks_key ON tasks (owner, id);
+    CREATE INDEX tasks_age ON tasks (owner, created_at, id, settled, untold, expires_at, bytes);
+    CREATE INDEX tasks_gone ON tasks (expires_at) WHERE settled = 1;
+    CREATE INDEX tasks_name ON tasks (owner, name) WHERE name IS NOT NULL;
+    CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+    INSERT INTO marks VALUES ('seen', 0), ('probe', 0);
+";
+
+/// Where the database is.
+pub(super) fn file_in(folder: &Path) -> PathBuf {
+    folder.join("tasks.db")
+}
+
+/// Looks at the file without a change to it, or to anything beside it. A file that is not there yet is no mistake.
+pub(super) fn examine(path: &Path) -> Result<(), OpenError> {
+    let io = |source| OpenError::Folder { path: path.to_owned(), source };
+    let mut head = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(HEADER_LEN as u64).read_to_end(&mut head).map_err(io)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(io(error)),
+    };
+    // Nothing was written yet, or what was is about to be undone by the journal beside it.
+    if head.is_empty() || path.with_extension("db-journal").exists() {
+        return Ok(());
+    }
+    if head.len() < HEADER_LEN || !head.starts_with(MAGIC) {
+        return Err(OpenError::NotADatabase { path: path.to_owned() });
+    }
+    let number = |at: usize| head.get(at..at + 4).and_then(|n| n.try_into().ok()).map_or(0, i32::from_be_bytes);
+    let (schema, application) = (number(60), number(68));
+    judge(path, application, schema)
+}
+
+fn judge(path: &Path, application: i32, schema: i32) -> Result<(), OpenError> {
+    let path = path.to_owned();
+    match (application, schema) {
+        (0, 0) => Ok(()),
+        (APPLICATION_ID, found) if found > SCHEMA => Err(OpenError::Newer { path, found, known: SCHEMA }),
+        (APPLICATION_ID, _) => Ok(()),
+        _ => Err(OpenError::Foreign { path }),
+    }
+}
+
+/// Opens the file again, and makes none: one that is gone took its tasks along.
+pub(super) fn reopen(path: &Path, tuning: Tuning) -> Result<Connection, OpenError> {
+    examine(path)?;
+    let gone = |source| OpenError::Folder { path: path.to_owned(), source };
+    fs::metadata(path).map_err(gone)?;
+    open_database(path, tuning).map_err(|error| open_error(path, error))?
+}
+
+/// Opens the file, making and filling it if it is not there.
+pub(super) fn open(path: &Path, tuning: Tuning) -> Result<Connection, OpenError> {
+    examine(path)?;
+    // SQLite gives the files beside it the mode that this one has.
+    let made = OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path);
+    made.map_err(|source| OpenError::Folder { path: path.to_owned(), source })?;
+    reopen(path, tuning)
+}
+
+/// Tells a file that is no use from a disk that is none.
+pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
+    let path = path.to_owned();
+    match error.sqlite_error_code() {
+        Some(ErrorCode::NotADatabase | ErrorCode::DatabaseCorrupt) => {
+            OpenError::Corrupt { path, what: error.to_string() }
+        }
+        _ => OpenError::Failed { path, what: error.to_string() },
+    }
+}
+
+fn open_database(path: &Path, tuning: Tuning) -> rusqlite::Result<Result<Connection, OpenError>> {
+    let conn = bare(path)?;
+    let number = |name| conn.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+    let (application, schema) = (number("application_id")?, number("user_version")?);
+    let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", (), |row| row.get(0))?;
+    if application == 0 && tables > 0 {
+        return Ok(Err(OpenError::Foreign { path: path.to_owned() }));
+    }
+    if let Err(refused) = judge(path, application, schema) {
+        return Ok(Err(refused));
+    }
+    if application == 0 {
+        // One transaction, before there is a log: the file has all of this or nothing, whatever happens.
+        conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+        conn.pragma_update(None, "synchronous", "FULL")?;
+        let version = format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA};");
+        conn.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {version} COMMIT;"))?;
+    }
+    tune(&conn, tuning)?;
+    // A log that an earlier life left, and that the kernel may have written only in part, is made part of the file
+    // before anything is added to it.
+    checkpoint(&conn)?;
+    Ok(Ok(conn))
+}
+
+/// Brings the log into the file, durably, and begins it anew.
+pub(super) fn checkpoint(conn: &Connection) -> rusqlite::Result<()> {
+    let busy: bool = conn.query_row("PRAGMA wal_checkpoint(TRUNCATE)", (), |row| row.get(0))?;
+    if busy {
+        let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_BUSY);
+        return Err(rusqlite::Error::SqliteFailure(code, Some("readers hold up the checkpoint".to_owned())));
+    }
+    Ok(())
+}
+
+/// A connection that only reads.
+pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
+    let conn = bare(path)?;
+    conn.pragma_update(None, "cache_size", -2_048)?;
+    conn.pragma_update(None, "query_only", true)?;
+    Ok(conn)
+}
+
+fn bare(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let conn = Connection::open_with_flags(path, flags)?;
+    conn.busy_timeout(BUSY_MAX)?;
+    conn.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
+    conn.pragma_update(None, "trusted_schema", false)?;
+    conn.pragma_update(None, "cell_size_check", true)?;
+    conn.pragma_update(None, "temp_store", "MEMORY")?;
+    Ok(conn)
+}
+
+fn tune(conn: &Connection, tuning: Tuning) -> rusqlite::Result<()> {
+    conn.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
+    conn.pragma_update(None, "synchronous", if tuning.syncs { "FULL" } else { "OFF" })?;
+    conn.pragma_update_and_check(None, "wal_autocheckpoint", CHECKPOINT_PAGES, |_| Ok(()))?;
+    conn.pragma_update_and_check(None, "journal_size_limit", LOG_BYTES_KEPT, |_| Ok(()))?;
+    conn.pragma_update(None, "cache_size", -16_384)?;
+    if let Some(pages) = tuning.pages_max {
+        conn.pragma_update_and_check(None, "max_page_count", pages, |_| Ok(()))?;
+    }
+    Ok(())
+}
+
+/// The bytes of the file and its log.
+pub(super) fn file_bytes(path: &Path) -> u64 {
+    let len = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
+    len(path) + len(&path.with_extension("db-wal"))
+}

@@ -1,0 +1,102 @@
+//! Where a store is, how it may be, and why it may not be opened.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::folder::{self, Space};
+
+/// How long a predecessor that is about to end is waited for (B171).
+const LOCK_WAIT: Duration = Duration::from_secs(10);
+
+/// Where the store is, and how much it may hold.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskSettings {
+    /// Made if it is not there.
+    pub folder: PathBuf,
+    /// Each row counts as at least [`crate::task::model::ROW_BYTES_MIN`].
+    pub stored_bytes_max: usize,
+    /// Whether memory and other machines' disks will do (B171).
+    pub is_ephemeral: bool,
+    /// How long a process that has the store open is waited for.
+    pub lock_wait: Duration,
+    pub(super) tuning: Tuning,
+}
+
+impl DiskSettings {
+    #[must_use]
+    pub const fn new(folder: PathBuf, stored_bytes_max: usize) -> Self {
+        let tuning = Tuning { syncs: true, pages_max: None };
+        Self { folder, stored_bytes_max, is_ephemeral: false, lock_wait: LOCK_WAIT, tuning }
+    }
+
+    /// Takes the promise away: nothing is waited for to reach the disk. For a test of the tests, which have to notice.
+    #[cfg(debug_assertions)]
+    #[must_use]
+    pub const fn without_sync(mut self) -> Self {
+        self.tuning.syncs = false;
+        self
+    }
+}
+
+/// What tests change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tuning {
+    pub(super) syncs: bool,
+    /// The size at which the file is as good as a full disk.
+    pub(super) pages_max: Option<u32>,
+}
+
+pub(super) type Hook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;
+
+/// Where tests make things fail.
+#[derive(Default)]
+pub(super) struct Hooks {
+    pub(super) before_commit: Option<Hook>,
+    pub(super) after_commit: Option<Hook>,
+    pub(super) space: Option<Box<dyn Fn() -> Space + Send>>,
+}
+
+impl Hooks {
+    pub(super) fn before_commit(&self) -> rusqlite::Result<()> {
+        self.before_commit.as_ref().map_or(Ok(()), |hook| hook())
+    }
+
+    pub(super) fn after_commit(&self) -> rusqlite::Result<()> {
+        self.after_commit.as_ref().map_or(Ok(()), |hook| hook())
+    }
+
+    pub(super) fn space(&self, folder: &Path) -> io::Result<Space> {
+        self.space.as_ref().map_or_else(|| folder::space(folder), |space| Ok(space()))
+    }
+}
+
+/// Why a store cannot be opened, and what would help.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{}: {source}; `store.path` names a folder that the gateway may write to", .path.display())]
+    Folder { path: PathBuf, source: io::Error },
+    #[error(
+        "{}: is {medium}, where no promise can be kept; name a folder on a local disk, or write `ephemeral = true` in \
+         [store] if tasks may be lost", .path.display()
+    )]
+    Medium { path: PathBuf, medium: &'static str },
+    #[error("{}: another gateway has the store open; end it, or name another folder as `store.path`", .path.display())]
+    Locked { path: PathBuf },
+    #[error("{}: is not a database; move it away, and a new one is made in its place", .path.display())]
+    NotADatabase { path: PathBuf },
+    #[error("{}: is another program's database; name another folder as `store.path`", .path.display())]
+    Foreign { path: PathBuf },
+    #[error(
+        "{}: was written by a newer taskgate (version {found}, this one knows {known}); run that one. The file is left \
+         as it is", .path.display()
+    )]
+    Newer { path: PathBuf, found: i32, known: i32 },
+    #[error(
+        "{}: is damaged ({what}); move it away together with the files beside it and keep them. A new one is made in \
+         its place, without the tasks", .path.display()
+    )]
+    Corrupt { path: PathBuf, what: String },
+    #[error("{}: cannot be opened: {what}", .path.display())]
+    Failed { path: PathBuf, what: String },
+}

@@ -1,0 +1,255 @@
+//! The store on disk beyond the contract: what a later life finds, and what failures leave behind.
+
+mod faults;
+mod files;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::folder::Space;
+use super::resident::Change;
+use super::settings::Hook;
+use super::*;
+use crate::store::contract::{self, task};
+use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, transition};
+use crate::wire::Payload;
+
+const ROOMY: usize = 1 << 30;
+const START: Timestamp = Timestamp::from_millis(1_000_000);
+
+/// A store in a folder that is removed with the test. Where the folder is must not matter.
+fn settings(folder: &TempDir) -> DiskSettings {
+    let mut settings = DiskSettings::new(folder.path().join("data"), ROOMY);
+    settings.is_ephemeral = true;
+    settings
+}
+
+/// Room enough, whatever the disk of the test machine says.
+fn roomy() -> Hooks {
+    Hooks { space: Some(Box::new(|| Space { free: 50 << 30, all: 100 << 30 })), ..Hooks::default() }
+}
+
+async fn open(folder: &TempDir) -> Arc<DiskStore> {
+    DiskStore::open_with(settings(folder), roomy()).await.unwrap()
+}
+
+fn settled(task: Task, result: &str) -> Task {
+    let event = Event::Returned { attempt: Attempt::FIRST, result: Payload::of(result), is_error: false };
+    transition(task, event, START).0
+}
+
+/// The commit of this number says that it is reached, and waits for a word.
+fn held_commit(number: usize) -> (Hooks, Arc<AtomicBool>, std::sync::mpsc::Sender<()>) {
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let reached = Arc::new(AtomicBool::new(false));
+    let (first, at) = (Mutex::new(Some(held)), Arc::clone(&reached));
+    let before = AtomicUsize::new(0);
+    let hold = move || {
+        if before.fetch_add(1, Ordering::SeqCst) + 1 == number
+            && let Some(held) = first.lock().take()
+        {
+            at.store(true, Ordering::SeqCst);
+            let _ = held.recv();
+        }
+        Ok(())
+    };
+    (Hooks { before_commit: Some(Box::new(hold)), ..roomy() }, reached, release)
+}
+
+/// Waits until something holds that another thread brings about.
+async fn until(what: &str, holds: impl Fn() -> bool) {
+    let waiting = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), waiting).await.unwrap_or_else(|_| panic!("not in time: {what}"));
+}
+
+#[tokio::test]
+async fn keeps_the_contract_of_every_store() {
+    let folders: Mutex<Vec<TempDir>> = Mutex::default();
+    let open = async |stored_bytes_max| {
+        let folder = tempfile::tempdir().unwrap();
+        let settings = DiskSettings { stored_bytes_max, ..settings(&folder) };
+        folders.lock().push(folder);
+        DiskStore::open_with(settings, roomy()).await.unwrap()
+    };
+    contract::check_all(open).await;
+}
+
+/// L1, L2.
+#[tokio::test]
+async fn l1_a_later_life_finds_every_row_as_it_was_acknowledged() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let mut expected = Vec::new();
+    for id in 0..40 {
+        let one = task(["a", "b"][usize::from(id % 2 == 1)], id);
+        let mut revision = store.insert(&one).await.unwrap();
+        let mut last = one;
+        if id % 4 > 1 {
+            last = settled(last, &"r".repeat(usize::try_from(id).unwrap() * 500));
+            revision = store.replace(revision, &last).await.unwrap();
+        }
+        if id % 10 == 9 {
+            store.remove(&last.key).await.unwrap();
+        } else {
+            expected.push((last, revision));
+        }
+    }
+    let usage = store.usage();
+    store.close().await;
+    let again = open(&folder).await;
+    assert_eq!(again.usage(), usage);
+    for (task, revision) in &expected {
+        // Twice: from the disk, and from memory.
+        for _ in 0..2 {
+            let found = again.load(&task.key, START).await.unwrap().unwrap();
+            assert_eq!((&*found.task, found.revision), (task, *revision));
+        }
+    }
+    let live = expected.iter().filter(|(task, _)| !task.is_settled()).count();
+    assert_eq!(again.unsettled(None, 99).await.unwrap().len(), live);
+    assert!(again.load(&task("b", 9).key, START).await.unwrap().is_none());
+    let row = again.load(&expected[0].0.key, START).await.unwrap().unwrap();
+    again.replace(row.revision, &settled((*row.task).clone(), "later")).await.unwrap();
+}
+
+/// A store that was never closed, as after a crash: the log has the rows.
+#[tokio::test]
+async fn rows_that_only_the_log_has_are_found() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    store.insert(&task("a", 1)).await.unwrap();
+    let copy = tempfile::tempdir().unwrap();
+    std::fs::create_dir(copy.path().join("data")).unwrap();
+    for name in ["tasks.db", "tasks.db-wal"] {
+        std::fs::copy(folder.path().join("data").join(name), copy.path().join("data").join(name)).unwrap();
+    }
+    let after = open(&copy).await;
+    assert!(after.load(&task("a", 1).key, START).await.unwrap().is_some());
+}
+
+/// d.10: many writes, one fsync; and each still has its own answer.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn writes_that_wait_together_are_one_transaction() {
+    let folder = tempfile::tempdir().unwrap();
+    // The first commit waits until all others stand in the queue.
+    let (hooks, reached, release) = held_commit(1);
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    let one = task("a", 1_000);
+    let tasks: Vec<Task> = (0..200).map(|id| task("a", id % 190)).collect();
+    let others = async {
+        // Until the first has reached its commit.
+        until("the first is at its commit", || reached.load(Ordering::SeqCst)).await;
+        let all = futures_util::future::join_all(tasks.iter().map(|one| store.insert(one)));
+        let release = async {
+            until("all others wait", || store.queue.capacity() == QUEUE_MAX - 200).await;
+            release.send(()).unwrap();
+        };
+        tokio::join!(all, release).0
+    };
+    let (first, outcomes) = tokio::join!(store.insert(&one), others);
+    first.unwrap();
+    assert_eq!(outcomes.iter().filter(|outcome| outcome.is_ok()).count(), 190);
+    let refused = outcomes[190..].iter().all(|outcome| matches!(outcome, Err(StoreError::Exists)));
+    assert!(refused, "a refusal in a transaction is its own");
+    assert_eq!(store.commits(), 2);
+    assert_eq!(store.usage().tasks, 191);
+}
+
+#[tokio::test]
+async fn a_settled_row_is_read_from_the_disk_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let one = settled(task("a", 1), "r");
+    store.insert(&one).await.unwrap();
+    assert!(store.resident.settled(&one.key).await.is_none());
+    store.load(&one.key, START).await.unwrap().unwrap();
+    assert!(store.resident.settled(&one.key).await.is_some());
+    store.remove(&one.key).await.unwrap();
+    assert!(store.resident.settled(&one.key).await.is_none());
+}
+
+/// A reader that read before a commit must not put what it read over what was committed.
+#[tokio::test]
+async fn what_was_read_before_a_commit_is_not_kept_after_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let one = task("a", 1);
+    let revision = store.insert(&one).await.unwrap();
+    store.resident.reset(Sums::default());
+    let ticket = store.resident.ticket(&one.key);
+    let old = Stored { task: Arc::new(one.clone()), revision };
+    store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
+    store.resident.keep(ticket, &old, START).await;
+    assert!(store.resident.live(&one.key).is_none(), "a row that is settled by now");
+    assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
+    let other = task("a", 1 << 64);
+    let ticket = store.resident.ticket(&other.key);
+    let row = Stored { task: Arc::new(other.clone()), revision };
+    store.resident.begin(&[Change { key: other.key.clone(), before: None, after: None }]);
+    store.resident.keep(ticket, &row, START).await;
+    let during = store.resident.ticket(&other.key);
+    store.resident.keep(during, &row, START).await;
+    assert!(store.resident.live(&other.key).is_none(), "a commit is under way");
+    store.resident.abandon(&[Change { key: other.key.clone(), before: None, after: None }]);
+    store.resident.keep(store.resident.ticket(&other.key), &row, START).await;
+    assert!(store.resident.live(&other.key).is_some());
+}
+
+/// F58, d.6: a clock that is set back revives nothing, in this life and in the next.
+#[tokio::test]
+async fn f58_a_clock_that_is_set_back_brings_no_task_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let (gone, stays) = (settled(task("a", 1), "r"), settled(task("a", 2), "r"));
+    let stays = Task { ttl: Duration::from_secs(3_600), ..stays };
+    store.insert(&gone).await.unwrap();
+    store.insert(&stays).await.unwrap();
+    let past = START.after(Duration::from_secs(60));
+    for now in [START, past, START, Timestamp::from_millis(0)] {
+        let is_past = store.last_seen() >= past || now >= past;
+        assert_eq!(store.load(&gone.key, now).await.unwrap().is_none(), is_past);
+        assert!(store.load(&stays.key, now).await.unwrap().is_some());
+    }
+    store.close().await;
+    let later = open(&folder).await;
+    assert_eq!(later.last_seen(), past);
+    assert!(later.load(&gone.key, START).await.unwrap().is_none());
+    assert_eq!(later.page(&gone.key.owner, None, 9, START).await.unwrap().len(), 1);
+    assert_eq!(later.sweep(START, 9).await.unwrap(), 1);
+}
+
+/// F21: a sweep that a crash cut short is done again, and takes no live row.
+#[tokio::test]
+async fn f21_a_sweep_is_done_again_after_a_crash_and_takes_no_live_row() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    store.insert(&task("a", 1)).await.unwrap();
+    for id in 2..9 {
+        store.insert(&settled(task("a", id), "r")).await.unwrap();
+    }
+    let past = START.after(Duration::from_secs(60));
+    assert_eq!(store.sweep(past, 3).await.unwrap(), 3);
+    drop(store);
+    let later = open(&folder).await;
+    assert_eq!(later.sweep(past, 99).await.unwrap(), 4);
+    assert_eq!(later.sweep(past, 99).await.unwrap(), 0);
+    assert!(later.load(&task("a", 1).key, past).await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_store_that_is_closed_takes_and_shows_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    store.close().await;
+    store.close().await;
+    let one = task("a", 1);
+    assert!(matches!(store.insert(&one).await, Err(StoreError::Io(_))));
+    assert!(matches!(store.load(&one.key, START).await, Err(StoreError::Io(_))));
+}

@@ -1,0 +1,241 @@
+//! Disks that fail, fill up, stall and go away.
+
+use std::sync::atomic::AtomicU64;
+
+use rusqlite::ffi;
+
+use super::*;
+
+/// What a failed fsync is to SQLite.
+fn sync_failure() -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_FSYNC), None)
+}
+
+/// Fails as long as the switch is on.
+fn failing_while(switch: &Arc<AtomicBool>) -> Hook {
+    let switch = Arc::clone(switch);
+    Box::new(move || if switch.load(Ordering::SeqCst) { Err(sync_failure()) } else { Ok(()) })
+}
+
+fn cancelled(task: Task) -> Task {
+    transition(task, Event::CancelRequested, START).0
+}
+
+/// F54: no handle is given for what was not written, and nothing else is lost.
+#[tokio::test]
+async fn f54_a_failed_commit_fails_its_writes_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let fails = Arc::new(AtomicBool::new(false));
+    let hooks = Hooks { before_commit: Some(failing_while(&fails)), ..roomy() };
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    let (kept, lost) = (task("a", 1), task("a", 2));
+    let revision = store.insert(&kept).await.unwrap();
+    let usage = store.usage();
+    fails.store(true, Ordering::SeqCst);
+    assert!(matches!(store.insert(&lost).await, Err(StoreError::Io(_))));
+    assert!(matches!(store.replace(revision, &settled(kept.clone(), "r")).await, Err(StoreError::Io(_))));
+    fails.store(false, Ordering::SeqCst);
+    assert_eq!(store.usage(), usage);
+    assert!(store.load(&lost.key, START).await.unwrap().is_none());
+    assert_eq!(*store.load(&kept.key, START).await.unwrap().unwrap().task, kept);
+    assert_eq!(store.health(), Health::Good, "twice is not often");
+    store.insert(&lost).await.unwrap();
+    store.replace(revision, &settled(kept, "r")).await.unwrap();
+}
+
+/// A write that was made and reported as failed is found, by all alike.
+#[tokio::test]
+async fn a_commit_that_happened_though_it_failed_is_seen_everywhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let fails = Arc::new(AtomicBool::new(true));
+    let hooks = Hooks { after_commit: Some(failing_while(&fails)), ..roomy() };
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    let one = task("a", 1);
+    assert!(matches!(store.insert(&one).await, Err(StoreError::Io(_))));
+    until("memory begins anew", || store.usage().tasks == 1).await;
+    assert_eq!(store.usage_of(&one.key.owner).unsettled, 1);
+    let row = store.load(&one.key, START).await.unwrap().unwrap();
+    assert!(matches!(store.replace(row.revision, &cancelled(one.clone())).await, Err(StoreError::Io(_))));
+    until("memory begins anew", || store.usage().unsettled == 0).await;
+    assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
+    fails.store(false, Ordering::SeqCst);
+    assert!(matches!(store.insert(&one).await, Err(StoreError::Exists)));
+}
+
+/// F54: three failures in a minute, and no new task is taken until a write of no meaning succeeds.
+#[tokio::test]
+async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() {
+    let folder = tempfile::tempdir().unwrap();
+    let fails = Arc::new(AtomicBool::new(false));
+    let hooks = Hooks { before_commit: Some(failing_while(&fails)), ..roomy() };
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    let done = settled(task("a", 1), "r");
+    store.insert(&done).await.unwrap();
+    let mut health = store.watch_health();
+    fails.store(true, Ordering::SeqCst);
+    for id in 2..5 {
+        assert_eq!(store.health(), Health::Good);
+        assert!(store.insert(&task("a", id)).await.is_err());
+    }
+    let bounded = Duration::from_secs(20);
+    tokio::time::timeout(bounded, health.wait_for(|now| *now == Health::Failing)).await.unwrap().unwrap();
+    assert!(store.insert(&task("a", 5)).await.is_err());
+    assert!(store.load(&done.key, START).await.unwrap().is_some(), "what is there can be read");
+    fails.store(false, Ordering::SeqCst);
+    tokio::time::timeout(bounded, health.wait_for(|now| *now == Health::Good)).await.unwrap().unwrap();
+    store.insert(&task("a", 6)).await.unwrap();
+    assert_eq!(store.usage().tasks, 2);
+}
+
+/// F53: below the low-water mark what runs can be finished, and nothing begins; it ends when there is room.
+#[tokio::test]
+async fn f53_nothing_new_is_taken_below_the_low_water_mark() {
+    const ALL: u64 = 1 << 30;
+    let free = Arc::new(AtomicU64::new(ALL / 2));
+    let seen = Arc::clone(&free);
+    let space = move || Space { free: seen.load(Ordering::SeqCst), all: ALL };
+    let folder = tempfile::tempdir().unwrap();
+    let hooks = Hooks { space: Some(Box::new(space)), ..Hooks::default() };
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    let one = task("a", 1);
+    let revision = store.insert(&one).await.unwrap();
+    free.store((64 << 20) - 1, Ordering::SeqCst);
+    until("the disk is looked at", || store.health() == Health::Full).await;
+    assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::Full { .. })));
+    store.replace(revision, &settled(one.clone(), "a result, which grows the row")).await.unwrap();
+    assert!(store.load(&one.key, START).await.unwrap().is_some());
+    free.store(ALL / 2, Ordering::SeqCst);
+    until("the disk is looked at", || store.health() == Health::Good).await;
+    store.insert(&task("a", 2)).await.unwrap();
+}
+
+#[test]
+fn room_is_low_below_64_mib_or_a_twentieth() {
+    const MIB: u64 = 1 << 20;
+    for (free, all, low, ballast) in [
+        (64 * MIB, 100 * MIB, false, false),
+        (64 * MIB - 1, 100 * MIB, true, false),
+        (128 * MIB, 100 * MIB, false, true),
+        (500 * MIB, 10_000 * MIB, false, false),
+        (499 * MIB, 10_000 * MIB, true, false),
+        (564 * MIB, 10_000 * MIB, false, true),
+        (0, 0, true, false),
+    ] {
+        let space = Space { free, all };
+        assert_eq!((space.is_low(), space.has_room_for_ballast()), (low, ballast), "{space:?}");
+    }
+}
+
+/// F53: a disk that is full to the last byte. Tasks can be ended and dropped, and then there is room again.
+#[tokio::test]
+async fn f53_on_a_full_disk_tasks_can_still_be_ended() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = settings(&folder);
+    settings.tuning.pages_max = Some(120);
+    let store = DiskStore::open_with(settings, roomy()).await.unwrap();
+    let large = |id| {
+        let mut one = task("a", id);
+        one.status_message = Some("w".repeat(20_000).into());
+        one
+    };
+    let mut held = Vec::new();
+    let refused = loop {
+        let one = large(u128::try_from(held.len()).unwrap());
+        match store.insert(&one).await {
+            Ok(revision) => held.push((one, revision)),
+            Err(error) => break error,
+        }
+        assert!(held.len() < 200, "it never fills up");
+    };
+    assert!(matches!(refused, StoreError::Full { .. }), "{refused}");
+    assert!(held.len() > 5);
+    let (first, revision) = held[0].clone();
+    let grown = settled(first.clone(), &"r".repeat(100_000));
+    assert!(matches!(store.replace(revision, &grown).await, Err(StoreError::Full { .. })));
+    let ended = cancelled(first);
+    store.replace(revision, &ended).await.unwrap();
+    for (one, _) in &held {
+        assert!(store.load(&one.key, START).await.unwrap().is_some());
+    }
+    for (one, _) in &held[1..] {
+        store.remove(&one.key).await.unwrap();
+    }
+    until("the disk is looked at", || store.health() == Health::Good).await;
+    store.insert(&large(1_000)).await.unwrap();
+    assert_eq!(store.usage().tasks, 2);
+}
+
+/// F53: one write that does not fit keeps none of those in the same transaction from being made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn f53_one_write_that_does_not_fit_does_not_fail_the_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut settings = settings(&folder);
+    settings.tuning.pages_max = Some(120);
+    let (hooks, reached, release) = held_commit(3);
+    let store = DiskStore::open_with(settings, hooks).await.unwrap();
+    let (one, two) = (task("a", 1), task("a", 2));
+    let first = store.insert(&one).await.unwrap();
+    let second = store.insert(&two).await.unwrap();
+    let (large, small) = (settled(one, &"r".repeat(1 << 20)), cancelled(two));
+    let both = async {
+        until("a commit is held", || reached.load(Ordering::SeqCst)).await;
+        let both = async { tokio::join!(store.replace(first, &large), store.replace(second, &small)) };
+        let release = async {
+            until("both wait", || store.queue.capacity() == QUEUE_MAX - 2).await;
+            release.send(()).unwrap();
+        };
+        tokio::join!(both, release).0
+    };
+    let third = task("a", 3);
+    let (held, (large, small)) = tokio::join!(store.insert(&third), both);
+    held.unwrap();
+    assert!(matches!(large, Err(StoreError::Full { .. })));
+    small.unwrap();
+}
+
+/// F63: a disk that stalls holds up who waits for it, and nobody else.
+#[tokio::test]
+async fn f63_a_stalled_disk_holds_up_no_poll() {
+    let folder = tempfile::tempdir().unwrap();
+    open(&folder).await.close().await;
+    let (hooks, reached, release) = held_commit(1);
+    {
+        let store = open(&folder).await;
+        store.insert(&task("a", 1)).await.unwrap();
+        store.insert(&settled(task("a", 2), "r")).await.unwrap();
+        store.close().await;
+    }
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    let late = task("a", 3);
+    let polls = async {
+        until("the write is stuck", || reached.load(Ordering::SeqCst)).await;
+        for id in [1, 2] {
+            assert!(store.load(&task("a", id).key, START).await.unwrap().is_some());
+        }
+        assert_eq!(store.page(&late.key.owner, None, 9, START).await.unwrap().len(), 2);
+        assert_eq!(store.usage().tasks, 2, "what is not written is not there");
+        release.send(()).unwrap();
+    };
+    tokio::join!(store.insert(&late), polls).0.unwrap();
+    assert_eq!(store.usage().tasks, 3);
+}
+
+/// F57: a folder that goes away takes no new tasks, and comes back with all it had.
+#[tokio::test]
+async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let one = task("a", 1);
+    let revision = store.insert(&one).await.unwrap();
+    let (data, away) = (folder.path().join("data"), folder.path().join("away"));
+    std::fs::rename(&data, &away).unwrap();
+    until("the folder is missed", || store.health() == Health::Failing).await;
+    assert!(store.insert(&task("a", 2)).await.is_err());
+    assert!(store.load(&one.key, START).await.unwrap().is_some());
+    assert!(!data.exists(), "no new store is made in its place");
+    std::fs::rename(&away, &data).unwrap();
+    until("the folder is found", || store.health() == Health::Good).await;
+    store.replace(revision, &cancelled(one)).await.unwrap();
+    store.insert(&task("a", 2)).await.unwrap();
+    assert_eq!(store.usage().tasks, 2);
+}

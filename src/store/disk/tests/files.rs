@@ -1,0 +1,198 @@
+//! The files: whose they are, who may use them, and what is done with damaged and foreign ones.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+
+use rusqlite::Connection;
+
+use super::*;
+
+fn database(folder: &TempDir) -> PathBuf {
+    folder.path().join("data/tasks.db")
+}
+
+async fn made(folder: &TempDir) {
+    open(folder).await.close().await;
+}
+
+/// T13: what is in the folder is the owner's alone.
+#[tokio::test]
+async fn t13_all_files_are_for_their_owner_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    store.insert(&task("a", 1)).await.unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let data = folder.path().join("data");
+    assert_eq!(mode(&data), 0o700);
+    let mut count = 0;
+    for entry in fs::read_dir(&data).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+        count += 1;
+    }
+    assert!(count >= 4, "the database, its log, its index and the lock: {count}");
+}
+
+/// B172, F68: what is none of ours, or too new, is named and left as it is.
+#[tokio::test]
+async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
+    type Make = fn(&Path);
+    let newer: Make = |path| {
+        let conn = Connection::open(path).unwrap();
+        conn.execute_batch("PRAGMA user_version = 2; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    };
+    let foreign: Make = |path| {
+        fs::remove_file(path).unwrap();
+        Connection::open(path).unwrap().execute_batch("CREATE TABLE notes (text)").unwrap();
+    };
+    let marked: Make = |path| {
+        fs::remove_file(path).unwrap();
+        Connection::open(path).unwrap().execute_batch("PRAGMA application_id = 7; CREATE TABLE n (t)").unwrap();
+    };
+    let text: Make = |path| fs::write(path, "a text that somebody put here by mistake\n".repeat(20)).unwrap();
+    let short: Make = |path| fs::write(path, "SQLite format 3\0").unwrap();
+    for (what, make, refusal) in [
+        (
+            "newer",
+            newer,
+            "was written by a newer taskgate (version 2, this one knows 1); run that one. The file is left as it is",
+        ),
+        ("foreign", foreign, "is another program's database; name another folder as `store.path`"),
+        ("marked", marked, "is another program's database; name another folder as `store.path`"),
+        ("text", text, "is not a database; move it away, and a new one is made in its place"),
+        ("short", short, "is not a database; move it away, and a new one is made in its place"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        made(&folder).await;
+        let path = database(&folder);
+        make(&path);
+        let before = fs::read(&path).unwrap();
+        let refused = DiskStore::open_with(settings(&folder), roomy()).await.unwrap_err();
+        assert_eq!(refused.to_string(), format!("{}: {refusal}", path.display()), "{what}");
+        assert_eq!(fs::read(&path).unwrap(), before, "{what}");
+        if what != "foreign" {
+            assert_eq!(examine(&settings(&folder)).unwrap_err().to_string(), refused.to_string(), "{what}");
+        }
+        assert_eq!(fs::read(&path).unwrap(), before, "{what}");
+    }
+}
+
+/// B171: one process at a time; one that is about to end is waited for.
+#[tokio::test]
+async fn b171_a_store_that_is_open_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(!is_open_elsewhere(&settings(&folder).folder));
+    let first = open(&folder).await;
+    first.insert(&task("a", 1)).await.unwrap();
+    assert!(is_open_elsewhere(&settings(&folder).folder));
+    let impatient = DiskSettings { lock_wait: Duration::from_millis(120), ..settings(&folder) };
+    let refused = DiskStore::open_with(impatient, roomy()).await.unwrap_err();
+    assert!(matches!(refused, OpenError::Locked { .. }), "{refused}");
+    let (second, ()) = tokio::join!(open(&folder), first.close());
+    assert_eq!(second.usage().tasks, 1);
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_one_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("data");
+    fs::write(&file, "").unwrap();
+    let refused = DiskStore::open_with(settings(&folder), roomy()).await.unwrap_err();
+    let advice = "`store.path` names a folder that the gateway may write to";
+    assert_eq!(refused.to_string(), format!("{}: not a directory; {advice}", file.display()));
+    let below = DiskSettings { folder: file.join("deeper"), ..settings(&folder) };
+    assert!(matches!(DiskStore::open(below).await, Err(OpenError::Folder { .. })));
+}
+
+/// B171: memory keeps nothing. Linux has such a folder everywhere.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn b171_a_folder_in_memory_is_refused_unless_it_is_meant() {
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let meant = settings(&folder);
+    let not_meant = DiskSettings { is_ephemeral: false, ..meant.clone() };
+    let refused = DiskStore::open(not_meant).await.unwrap_err();
+    assert!(matches!(refused, OpenError::Medium { medium: "in memory (tmpfs)", .. }), "{refused}");
+    assert!(!meant.folder.exists(), "nothing is made where it is refused");
+    let store = DiskStore::open_with(meant, roomy()).await.unwrap();
+    store.insert(&task("a", 1)).await.unwrap();
+}
+
+/// Flips one bit of the first place in the file where `text` stands.
+fn flip(path: &Path, text: &str) {
+    let mut bytes = fs::read(path).unwrap();
+    let at = bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap();
+    bytes[at] ^= 1;
+    fs::write(path, bytes).unwrap();
+}
+
+/// F56: a task whose bytes are not those that were written has failed; it never shows them.
+#[tokio::test]
+async fn f56_a_damaged_row_reads_as_failed_and_stays_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let done = settled(task("a", 1), "a result nobody else has");
+    let mut live = task("a", 2);
+    live.status_message = Some("words nobody else has".into());
+    let whole = settled(task("a", 3), "whole");
+    for one in [&done, &live, &whole] {
+        store.insert(one).await.unwrap();
+    }
+    store.close().await;
+    flip(&database(&folder), "result nobody else has");
+    flip(&database(&folder), "words nobody else has");
+    let corrupt = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
+    for life in 0..2 {
+        let store = open(&folder).await;
+        let page = store.page(&done.key.owner, None, 9, START).await.unwrap();
+        assert_eq!(page.len(), 3, "life {life}");
+        for key in [&done.key, &live.key] {
+            let row = store.load(key, START).await.unwrap().unwrap();
+            let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &row.task.phase else {
+                panic!("{row:?}");
+            };
+            assert_eq!((fault, &row.task.key), (&corrupt, key));
+        }
+        assert_eq!(*store.load(&whole.key, START).await.unwrap().unwrap().task, whole);
+        assert_eq!(store.usage().unsettled, 0);
+        store.close().await;
+    }
+}
+
+/// F56: a damaged index is found at the start, and the file kept.
+#[tokio::test]
+async fn f56_a_file_that_cannot_be_read_is_refused_and_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    made(&folder).await;
+    let path = database(&folder);
+    damage(&path, "tasks_age");
+    let before = fs::read(&path).unwrap();
+    let refused = DiskStore::open_with(settings(&folder), roomy()).await.unwrap_err();
+    assert!(matches!(refused, OpenError::Corrupt { .. }), "{refused}");
+    assert_eq!(fs::read(&path).unwrap(), before);
+}
+
+/// F56: damage that the start does not meet is found by the check in the background.
+#[tokio::test]
+async fn f56_damage_elsewhere_is_found_while_it_serves() {
+    let folder = tempfile::tempdir().unwrap();
+    made(&folder).await;
+    damage(&database(&folder), "tasks_gone");
+    let store = open(&folder).await;
+    until("the file is checked", || store.health() == Health::Damaged).await;
+    assert!(store.insert(&task("a", 1)).await.is_err());
+}
+
+/// Overwrites the first page of a table or an index.
+fn damage(path: &Path, name: &str) {
+    let conn = Connection::open(path).unwrap();
+    let sql = "SELECT rootpage FROM sqlite_schema WHERE name = ?1";
+    let root: usize = conn.query_row(sql, [name], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap();
+    let size: usize =
+        conn.pragma_query_value(None, "page_size", |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap();
+    drop(conn);
+    let mut bytes = fs::read(path).unwrap();
+    bytes[(root - 1) * size..root * size].fill(0xa5);
+    fs::write(path, bytes).unwrap();
+}

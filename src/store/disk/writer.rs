@@ -1,0 +1,378 @@
+//! The one thread that writes: it drains a bounded queue into transactions, and owns the connection.
+//!
+//! Whatever waits when a transaction begins, or comes while it is made, is part of it: many writes, one fsync. A
+//! single write waits for nobody. A connection that failed is never used again: what the system says of an fsync
+//! after a failed one is worth nothing (F54).
+
+use std::collections::VecDeque;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rusqlite::{Connection, ErrorCode};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::Instant;
+
+use super::batch::{Batch, NoNew, Write, Written};
+use super::folder::{Ballast, Lock};
+use super::health::{Health, Monitor};
+use super::resident::{Resident, Sums};
+use super::{Hooks, OpenError, Tuning, failed, rows, schema};
+use crate::failpoint;
+use crate::metric;
+use crate::store::tasks::StoreError;
+use crate::task::Timestamp;
+
+/// The most that one transaction takes in; the time is for what came after its begin.
+const BATCH_WRITES_MAX: usize = 512;
+const BATCH_BYTES_MAX: usize = 8 << 20;
+const BATCH_TIME_MAX: Duration = Duration::from_millis(2);
+
+/// How often the disk is looked at.
+const TICK: Duration = Duration::from_secs(1);
+/// So many failures within so long, and no new tasks are taken.
+const FAILURES_MAX: usize = 3;
+const FAILURES_WITHIN: Duration = Duration::from_secs(60);
+/// Pages given back to the system in one tick, once there are as many that nobody uses.
+const VACUUM_PAGES: i64 = 2_048;
+
+/// A write, and who waits for it.
+#[derive(Debug)]
+pub(super) enum Request {
+    Write(Write, oneshot::Sender<Result<Written, StoreError>>),
+    /// Ends the thread; answered when everything is closed.
+    Close(oneshot::Sender<()>),
+}
+
+pub(super) struct Writer {
+    pub(super) folder: PathBuf,
+    pub(super) path: PathBuf,
+    pub(super) tuning: Tuning,
+    pub(super) hooks: Hooks,
+    pub(super) stored_bytes_max: usize,
+    /// `None` after a failure, until it can be had again.
+    pub(super) conn: Option<Connection>,
+    /// Which file the connection has open.
+    pub(super) place: Option<(u64, u64)>,
+    pub(super) resident: Arc<Resident>,
+    pub(super) monitor: Arc<Monitor>,
+    /// The latest time that anybody was served at, in milliseconds.
+    pub(super) seen: Arc<AtomicU64>,
+    pub(super) commits: Arc<AtomicU64>,
+    /// `None` where a full disk cannot be told from full memory.
+    pub(super) ballast: Option<Ballast>,
+    pub(super) failures: VecDeque<Instant>,
+    pub(super) lock: Lock,
+}
+
+type Waiting = (Write, oneshot::Sender<Result<Written, StoreError>>);
+type Outcomes = Vec<Result<Written, StoreError>>;
+
+impl Writer {
+    /// Works until it is told to close, or nobody can tell it anything any more.
+    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Request>) {
+        let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
+            self.monitor.failing(true);
+            return;
+        };
+        self.tick();
+        let mut ticked = Instant::now();
+        let closing = loop {
+            match runtime.block_on(async { tokio::time::timeout(TICK, queue.recv()).await }) {
+                Ok(Some(Request::Write(write, reply))) => {
+                    if let Some(reply) = self.serve((write, reply), &mut queue) {
+                        break Some(reply);
+                    }
+                }
+                Ok(Some(Request::Close(reply))) => break Some(reply),
+                Ok(None) => break None,
+                Err(_) => (),
+            }
+            if ticked.elapsed() >= TICK {
+                self.tick();
+                ticked = Instant::now();
+            }
+        };
+        // Whoever waits in the queue learns from its end that nothing was written.
+        drop(queue);
+        self.close(closing);
+    }
+
+    fn close(self, closing: Option<oneshot::Sender<()>>) {
+        if let Some(conn) = &self.conn {
+            let _ = rows::note_seen(conn, self.seen());
+            if let Err(error) = schema::checkpoint(conn) {
+                tracing::warn!(%error, "the log stays beside the task store's file, and is read at the next start");
+            }
+        }
+        drop(self.conn);
+        drop(self.lock);
+        if let Some(reply) = closing {
+            let _ = reply.send(());
+        }
+    }
+
+    fn seen(&self) -> Timestamp {
+        Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
+    }
+
+    /// Serves one write and whatever waits behind it. Returns who asked for the end, if anybody did.
+    fn serve(&mut self, first: Waiting, queue: &mut mpsc::Receiver<Request>) -> Option<oneshot::Sender<()>> {
+        let mut closing = None;
+        let standing = 1 + queue.len();
+        let mut more = || match queue.try_recv() {
+            Ok(Request::Write(write, reply)) => Some((write, reply)),
+            Ok(Request::Close(reply)) => {
+                closing = Some(reply);
+                None
+            }
+            Err(_) => None,
+        };
+        let mut waiting = vec![first];
+        let outcomes = match self.attempt(&mut waiting, standing, &mut more) {
+            Err(error) if is_full(&error) => self.attempt_with_less(&mut waiting),
+            other => other,
+        };
+        match outcomes {
+            Ok(outcomes) => {
+                for ((_, reply), outcome) in waiting.into_iter().zip(outcomes) {
+                    // Who does not wait any more finds the row, or sees it swept.
+                    let _ = reply.send(outcome);
+                }
+            }
+            Err(error) => {
+                let text = error.to_string();
+                self.failed(error);
+                for (_, reply) in waiting {
+                    let _ = reply.send(Err(StoreError::Io(std::io::Error::other(text.clone()))));
+                }
+            }
+        }
+        closing
+    }
+
+    /// Makes one transaction of what waits, `standing` writes when it begins, and of what comes soon after. Nothing has happened where it fails, as far as
+    /// anybody can tell.
+    fn attempt(
+        &mut self,
+        waiting: &mut Vec<Waiting>,
+        standing: usize,
+        more: &mut dyn FnMut() -> Option<Waiting>,
+    ) -> rusqlite::Result<Outcomes> {
+        // Once it fails for good, probes alone open it.
+        if self.conn.is_none() && self.monitor.now() != Health::Failing {
+            self.reopen().map_err(|error| cannot_open(&error.to_string()))?;
+        }
+        let Some(conn) = &self.conn else { return Err(cannot_open("the file cannot be opened at the moment")) };
+        let began = Instant::now();
+        let bytes = (self.resident.usage().bytes, self.stored_bytes_max);
+        let mut batch = Batch::new(conn, no_new(self.monitor.now()), bytes, self.seen());
+        let mut outcomes = Vec::with_capacity(waiting.len());
+        let mut size = 0;
+        conn.execute_batch("BEGIN IMMEDIATE")?;
+        let mut at = 0;
+        while at < waiting.len() {
+            outcomes.push(batch.run(&waiting[at].0)?);
+            size += waiting[at].0.bytes();
+            at += 1;
+            let is_early = at < standing || began.elapsed() < BATCH_TIME_MAX;
+            let is_open = at < BATCH_WRITES_MAX && size < BATCH_BYTES_MAX && is_early;
+            if at == waiting.len() && is_open {
+                waiting.extend(more());
+            }
+        }
+        let changes = batch.changes;
+        if changes.is_empty() {
+            conn.execute_batch("COMMIT")?;
+            return Ok(outcomes);
+        }
+        self.resident.begin(&changes);
+        failpoint::hit("intent-written");
+        let committed = self.hooks.before_commit().and_then(|()| conn.execute_batch("COMMIT"));
+        match committed.and_then(|()| self.hooks.after_commit()) {
+            Ok(()) => self.resident.follow(changes),
+            Err(error) => {
+                self.resident.abandon(&changes);
+                return Err(error);
+            }
+        }
+        self.commits.fetch_add(1, Ordering::Relaxed);
+        metrics::counter!(metric::STORE_COMMITS).increment(1);
+        metrics::histogram!(metric::STORE_BATCH).record(waiting.len() as f64);
+        metrics::histogram!(metric::STORE_COMMIT_TIME).record(began.elapsed().as_secs_f64());
+        Ok(outcomes)
+    }
+
+    /// The disk is full: gives up the ballast, takes no new tasks, and tries the rest once more.
+    fn attempt_with_less(&mut self, waiting: &mut Vec<Waiting>) -> rusqlite::Result<Outcomes> {
+        self.monitor.low(true);
+        metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
+        self.conn = None;
+        if let Some(ballast) = &self.ballast {
+            match ballast.drop_it() {
+                Ok(true) => tracing::warn!("the disk is full: the ballast is given up, so that tasks can be finished"),
+                Ok(false) => (),
+                Err(error) => tracing::error!(%error, "the ballast cannot be given up"),
+            }
+        }
+        match self.attempt(waiting, 0, &mut || None) {
+            Err(error) if is_full(&error) => {
+                self.conn = None;
+                // Each for itself: one that grows must not keep the others from getting smaller.
+                let mut outcomes = Vec::with_capacity(waiting.len());
+                for one in std::mem::take(waiting) {
+                    let mut single = vec![one];
+                    outcomes.push(self.alone(&mut single));
+                    waiting.append(&mut single);
+                }
+                Ok(outcomes)
+            }
+            other => other,
+        }
+    }
+
+    fn alone(&mut self, single: &mut Vec<Waiting>) -> Result<Written, StoreError> {
+        match self.attempt(single, 0, &mut || None) {
+            Ok(mut outcomes) => outcomes.pop().unwrap_or_else(|| Err(super::closed())),
+            Err(error) => {
+                self.conn = None;
+                Err(if is_full(&error) { NoNew::Full.error() } else { failed(error) })
+            }
+        }
+    }
+
+    /// Notes a failure and gives the connection up.
+    fn failed(&mut self, error: rusqlite::Error) {
+        tracing::error!(%error, "writing to the task store failed; its file is opened anew");
+        metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
+        self.conn = None;
+        if is_corrupt(&error) {
+            self.monitor.damaged();
+        }
+        let now = Instant::now();
+        self.failures.push_back(now);
+        self.failures.retain(|at| now.duration_since(*at) <= FAILURES_WITHIN);
+        if self.failures.len() >= FAILURES_MAX || self.reopen().is_err() {
+            self.monitor.failing(true);
+        }
+    }
+
+    /// Opens the file, and begins memory anew with what it has: a commit that was reported as failed may have
+    /// happened.
+    fn reopen(&mut self) -> Result<(), OpenError> {
+        let conn = schema::reopen(&self.path, self.tuning)?;
+        let mut sums = Sums::default();
+        let counted = rows::outlines(&conn, |key, row| sums.add(&key, &row));
+        counted.map_err(|error| schema::open_error(&self.path, error))?;
+        self.resident.reset(sums);
+        self.place = identity(&self.path);
+        self.conn = Some(conn);
+        Ok(())
+    }
+
+    /// What is done from time to time, beside the writes.
+    fn tick(&mut self) {
+        if self.conn.is_some() && !self.is_in_place() {
+            tracing::error!("the task store's file is not where it was");
+            self.conn = None;
+            self.monitor.failing(true);
+        }
+        if self.monitor.now() == Health::Failing {
+            self.probe();
+        }
+        self.look_for_room();
+        failpoint::hit("checkpointing");
+        if let Some(conn) = &self.conn
+            && let Err(error) = vacuum(conn)
+        {
+            tracing::warn!(%error, "free pages of the task store were not given back");
+        }
+        metrics::gauge!(metric::STORE_FILE_BYTES).set(schema::file_bytes(&self.path) as f64);
+    }
+
+    /// Whether the name still means the file that is open (F57): what is written to another one is lost.
+    fn is_in_place(&self) -> bool {
+        self.place.is_some() && identity(&self.path) == self.place
+    }
+
+    fn probe(&mut self) {
+        if self.conn.is_none()
+            && let Err(error) = self.reopen()
+        {
+            tracing::debug!(%error, "the task store cannot be opened yet");
+            return;
+        }
+        let Some(conn) = &self.conn else { return };
+        let probed = conn
+            .execute_batch("BEGIN IMMEDIATE")
+            .and_then(|()| rows::probe(conn))
+            .and_then(|()| self.hooks.before_commit())
+            .and_then(|()| conn.execute_batch("COMMIT"));
+        match probed {
+            Ok(()) => {
+                self.failures.clear();
+                self.monitor.failing(false);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the task store cannot write yet");
+                self.conn = None;
+            }
+        }
+    }
+
+    fn look_for_room(&self) {
+        let space = match self.hooks.space(&self.folder) {
+            Ok(space) => space,
+            Err(error) => return tracing::warn!(%error, "the free space of the disk is not known"),
+        };
+        metrics::gauge!(metric::STORE_FREE_BYTES).set(space.free as f64);
+        if let Some(ballast) = self.ballast.as_ref().filter(|ballast| !ballast.is_there())
+            && space.has_room_for_ballast()
+            && let Err(error) = ballast.lay_down()
+        {
+            tracing::warn!(%error, "the ballast cannot be laid down");
+        }
+        self.monitor.low(space.is_low());
+    }
+}
+
+fn cannot_open(why: &str) -> rusqlite::Error {
+    let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_CANTOPEN);
+    rusqlite::Error::SqliteFailure(code, Some(why.to_owned()))
+}
+
+/// Which file a name means.
+pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
+    std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+const fn no_new(health: Health) -> Option<NoNew> {
+    match health {
+        Health::Good => None,
+        Health::Full => Some(NoNew::Full),
+        Health::Failing | Health::Damaged => Some(NoNew::Failing),
+    }
+}
+
+fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+}
+
+pub(super) fn is_corrupt(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
+}
+
+/// Gives free pages back to the system, some at a time, once there are many.
+fn vacuum(conn: &Connection) -> rusqlite::Result<()> {
+    let free: i64 = conn.query_row("PRAGMA freelist_count", (), |row| row.get(0))?;
+    let all: i64 = conn.query_row("PRAGMA page_count", (), |row| row.get(0))?;
+    if free > VACUUM_PAGES && free > all / 4 {
+        let mut statement = conn.prepare(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))?;
+        let mut freed = statement.query(())?;
+        // It works as it is stepped through.
+        while freed.next()?.is_some() {}
+    }
+    Ok(())
+}

@@ -1,0 +1,391 @@
+//! A task as the bytes of one row, for stores that outlive the process.
+//!
+//! ```text
+//! version (2 bytes) · checksum (16 bytes) · body
+//! ```
+//!
+//! The checksum is the first half of the SHA-256 of version and body: the hash is at hand for sealing, runs in
+//! hardware, and what it passes are the bytes that were written. Numbers are big-endian, texts have their length in
+//! front, members stand in the order in which the functions below name them. A record of an older version stays
+//! readable for ever; its samples are kept with the tests.
+
+mod bytes;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use ::bytes::Bytes;
+use aws_lc_rs::digest::{Context, SHA256};
+
+use self::bytes::{Put, Take};
+use crate::task::{
+    Answer, Attempt, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome, Phase,
+    Principal, Question, Reason, Recovery, Shown, StoredCall, Task, TaskId, TaskKey,
+};
+use crate::wire::RpcError;
+
+/// What is written now.
+pub const VERSION: u16 = 1;
+
+const CHECKSUM_LEN: usize = 16;
+const HEAD_LEN: usize = 2 + CHECKSUM_LEN;
+
+/// Why bytes are not a task.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// The checksum does not fit, or what it covers is no record.
+    #[error("the record is damaged")]
+    Damaged,
+    #[error("the record has version {0}, which a newer program wrote")]
+    Newer(u16),
+}
+
+/// The bytes of a task.
+#[must_use]
+pub fn encode(task: &Task) -> Vec<u8> {
+    let mut out = Put::with_capacity(HEAD_LEN, task.stored_bytes());
+    put_task(&mut out, task);
+    let mut record = out.into_bytes();
+    record[..2].copy_from_slice(&VERSION.to_be_bytes());
+    let sum = checksum(VERSION, &record[HEAD_LEN..]);
+    record[2..HEAD_LEN].copy_from_slice(&sum);
+    record
+}
+
+/// The task that the bytes were made of. Its payloads share them.
+///
+/// # Errors
+/// See [`RecordError`]. Never gives a task that was not encoded, but for a chance of 1 in 2^128.
+pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
+    let version = record.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
+    let version = version.ok_or(RecordError::Damaged)?;
+    if record.len() < HEAD_LEN || record[2..HEAD_LEN] != checksum(version, &record[HEAD_LEN..]) {
+        return Err(RecordError::Damaged);
+    }
+    if version > VERSION {
+        return Err(RecordError::Newer(version));
+    }
+    let mut body = Take::new(record.slice(HEAD_LEN..));
+    let task = take_task(&mut body).filter(|_| body.is_at_end());
+    task.ok_or(RecordError::Damaged)
+}
+
+fn checksum(version: u16, body: &[u8]) -> [u8; CHECKSUM_LEN] {
+    let mut context = Context::new(&SHA256);
+    context.update(&version.to_be_bytes());
+    context.update(body);
+    let mut half = [0; CHECKSUM_LEN];
+    half.copy_from_slice(&context.finish().as_ref()[..CHECKSUM_LEN]);
+    half
+}
+
+fn put_task(out: &mut Put, task: &Task) {
+    // Whole on purpose: a member that is added later does not build until it stands here.
+    let Task {
+        key: TaskKey { owner, id },
+        shown,
+        origin: Origin { upstream, tool, maker },
+        created_at,
+        updated_at,
+        ttl,
+        keep_result_min,
+        poll_interval,
+        attempt: Attempt(attempt),
+        phase,
+        next_key: InputKey(next_key),
+        status_message,
+        recovery,
+        idempotency,
+    } = task;
+    out.text(owner.as_str());
+    out.fixed(&id.bits().to_be_bytes());
+    out.byte(match shown {
+        Shown::Handle => 0,
+        Shown::Hidden => 1,
+    });
+    out.text(upstream);
+    out.text(tool);
+    out.byte(match maker {
+        Maker::Session => 0,
+        Maker::Stateless => 1,
+    });
+    out.time(*created_at);
+    out.time(*updated_at);
+    out.span(*ttl);
+    out.span(*keep_result_min);
+    out.span(*poll_interval);
+    out.number(*attempt);
+    put_phase(out, phase);
+    out.number(*next_key);
+    out.maybe(status_message.as_deref(), Put::text);
+    put_recovery(out, recovery);
+    out.maybe(idempotency.as_ref(), |out, Idempotency { key: Digest(key), call: Digest(call) }| {
+        out.fixed(key);
+        out.fixed(call);
+    });
+}
+
+fn take_task(body: &mut Take) -> Option<Task> {
+    Some(Task {
+        key: TaskKey {
+            owner: Principal::new(&body.text()?),
+            id: TaskId::from_bits(u128::from_be_bytes(body.fixed()?)),
+        },
+        shown: match body.byte()? {
+            0 => Shown::Handle,
+            1 => Shown::Hidden,
+            _ => return None,
+        },
+        origin: Origin {
+            upstream: body.text()?,
+            tool: body.text()?,
+            maker: match body.byte()? {
+                0 => Maker::Session,
+                1 => Maker::Stateless,
+                _ => return None,
+            },
+        },
+        created_at: body.time()?,
+        updated_at: body.time()?,
+        ttl: body.span()?,
+        keep_result_min: body.span()?,
+        poll_interval: body.span()?,
+        attempt: Attempt(body.number()?),
+        phase: take_phase(body)?,
+        next_key: InputKey(body.number()?),
+        status_message: body.maybe(Take::text)?,
+        recovery: take_recovery(body)?,
+        idempotency: body.maybe(|body| {
+            let key = Digest(body.fixed()?);
+            Some(Idempotency { key, call: Digest(body.fixed()?) })
+        })?,
+    })
+}
+
+fn put_phase(out: &mut Put, phase: &Phase) {
+    match phase {
+        Phase::Queued => out.byte(0),
+        Phase::Working => out.byte(1),
+        Phase::AwaitingInput(open) => {
+            out.byte(2);
+            out.count(open.len());
+            for (InputKey(key), Question { ask, request }) in open {
+                out.number(*key);
+                out.payload(ask);
+                out.payload(request);
+            }
+        }
+        Phase::Settled(Outcome::Returned { result, is_error }) => {
+            out.byte(3);
+            out.flag(*is_error);
+            out.payload(result);
+        }
+        Phase::Settled(Outcome::Faulted(Failure::Upstream(error))) => {
+            out.byte(4);
+            put_error(out, error);
+        }
+        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => {
+            out.byte(5);
+            put_fault(out, fault);
+        }
+        Phase::Settled(Outcome::Cancelled) => out.byte(6),
+    }
+}
+
+fn take_phase(body: &mut Take) -> Option<Phase> {
+    Some(match body.byte()? {
+        0 => Phase::Queued,
+        1 => Phase::Working,
+        2 => {
+            let mut open = BTreeMap::new();
+            for _ in 0..body.count()? {
+                let key = InputKey(body.number()?);
+                open.insert(key, Question { ask: body.payload()?, request: body.payload()? });
+            }
+            Phase::AwaitingInput(open)
+        }
+        3 => {
+            let is_error = body.flag()?;
+            Phase::Settled(Outcome::Returned { result: body.payload()?, is_error })
+        }
+        4 => Phase::Settled(Outcome::Faulted(Failure::Upstream(take_error(body)?))),
+        5 => Phase::Settled(Outcome::Faulted(Failure::Gateway(take_fault(body)?))),
+        6 => Phase::Settled(Outcome::Cancelled),
+        _ => return None,
+    })
+}
+
+fn put_recovery(out: &mut Put, recovery: &Recovery) {
+    let Recovery { call, resume, dispatched_at, crashes, undelivered, is_untold } = recovery;
+    out.maybe(call.as_ref(), put_call);
+    out.maybe(resume.as_ref(), Put::payload);
+    out.maybe(*dispatched_at, Put::time);
+    out.byte(*crashes);
+    out.count(undelivered.len());
+    for (ask, answer) in undelivered {
+        out.payload(ask);
+        match answer {
+            Answer::Result(result) => {
+                out.byte(0);
+                out.payload(result);
+            }
+            Answer::Error(error) => {
+                out.byte(1);
+                put_error(out, error);
+            }
+        }
+    }
+    out.flag(*is_untold);
+}
+
+fn take_recovery(body: &mut Take) -> Option<Recovery> {
+    Some(Recovery {
+        call: body.maybe(take_call)?,
+        resume: body.maybe(Take::payload)?,
+        dispatched_at: body.maybe(Take::time)?,
+        crashes: body.byte()?,
+        undelivered: {
+            let mut undelivered = Vec::new();
+            for _ in 0..body.count()? {
+                let ask = body.payload()?;
+                let answer = match body.byte()? {
+                    0 => Answer::Result(body.payload()?),
+                    1 => Answer::Error(take_error(body)?),
+                    _ => return None,
+                };
+                undelivered.push((ask, answer));
+            }
+            undelivered
+        },
+        is_untold: body.flag()?,
+    })
+}
+
+fn put_call(out: &mut Put, call: &StoredCall) {
+    let StoredCall { params, capabilities, progress, log_level, is_repeatable, is_native } = call;
+    out.payload(params);
+    out.payload(capabilities);
+    out.flag(*progress);
+    out.maybe(log_level.as_deref(), Put::text);
+    out.flag(*is_repeatable);
+    out.flag(*is_native);
+}
+
+fn take_call(body: &mut Take) -> Option<StoredCall> {
+    Some(StoredCall {
+        params: body.payload()?,
+        capabilities: body.payload()?,
+        progress: body.flag()?,
+        log_level: body.maybe(Take::text)?,
+        is_repeatable: body.flag()?,
+        is_native: body.flag()?,
+    })
+}
+
+fn put_error(out: &mut Put, error: &RpcError) {
+    let RpcError { code, message, data } = error;
+    out.fixed(&code.to_be_bytes());
+    out.text(message);
+    out.maybe(data.as_ref(), Put::payload);
+}
+
+fn take_error(body: &mut Take) -> Option<RpcError> {
+    let code = i64::from_be_bytes(body.fixed()?);
+    let message = Arc::<str>::as_ref(&body.text()?).to_owned();
+    Some(RpcError { code, message, data: body.maybe(Take::payload)? })
+}
+
+fn put_fault(out: &mut Put, fault: &GatewayFault) {
+    let GatewayFault { reason, executed, http_status, retry_after } = fault;
+    out.byte(reason_code(*reason));
+    out.byte(match executed {
+        Executed::No => 0,
+        Executed::Unknown => 1,
+        Executed::Yes => 2,
+    });
+    out.maybe(*http_status, |out, status| out.fixed(&status.to_be_bytes()));
+    out.maybe(*retry_after, Put::span);
+}
+
+fn take_fault(body: &mut Take) -> Option<GatewayFault> {
+    let code = body.byte()?;
+    Some(GatewayFault {
+        reason: REASONS.into_iter().find(|reason| reason_code(*reason) == code)?,
+        executed: match body.byte()? {
+            0 => Executed::No,
+            1 => Executed::Unknown,
+            2 => Executed::Yes,
+            _ => return None,
+        },
+        http_status: body.maybe(|body| body.fixed().map(u16::from_be_bytes))?,
+        retry_after: body.maybe(Take::span)?,
+    })
+}
+
+/// Numbers are never given out twice.
+const fn reason_code(reason: Reason) -> u8 {
+    match reason {
+        Reason::UpstreamUnreachable => 0,
+        Reason::UpstreamTls => 1,
+        Reason::UpstreamHttpStatus => 2,
+        Reason::UpstreamAuth => 3,
+        Reason::UpstreamRedirect => 4,
+        Reason::UpstreamMalformed => 5,
+        Reason::UpstreamClosed => 6,
+        Reason::UpstreamSessionLost => 7,
+        Reason::UpstreamTimeout => 8,
+        Reason::UpstreamRefused => 9,
+        Reason::DeadlineExceeded => 10,
+        Reason::ResultTooLarge => 11,
+        Reason::TtlExpired => 12,
+        Reason::GatewayRestart => 13,
+        Reason::TooManyTasks => 14,
+        Reason::TooManyListeners => 15,
+        Reason::TooManyWaiters => 16,
+        Reason::StoreFull => 17,
+        Reason::StoreFailed => 18,
+        Reason::QueueFull => 19,
+        Reason::QueueDeadline => 20,
+        Reason::Draining => 21,
+        Reason::Internal => 22,
+        Reason::StoreCorrupt => 23,
+        Reason::Poison => 24,
+        Reason::UpstreamCircuitOpen => 25,
+        Reason::TooMuchStored => 26,
+        Reason::RateLimited => 27,
+    }
+}
+
+/// Every reason that has a number; the tests see that none is missing.
+const REASONS: [Reason; 28] = [
+    Reason::UpstreamUnreachable,
+    Reason::UpstreamTls,
+    Reason::UpstreamHttpStatus,
+    Reason::UpstreamAuth,
+    Reason::UpstreamRedirect,
+    Reason::UpstreamMalformed,
+    Reason::UpstreamClosed,
+    Reason::UpstreamSessionLost,
+    Reason::UpstreamTimeout,
+    Reason::UpstreamRefused,
+    Reason::DeadlineExceeded,
+    Reason::ResultTooLarge,
+    Reason::TtlExpired,
+    Reason::GatewayRestart,
+    Reason::TooManyTasks,
+    Reason::TooManyListeners,
+    Reason::TooManyWaiters,
+    Reason::StoreFull,
+    Reason::StoreFailed,
+    Reason::QueueFull,
+    Reason::QueueDeadline,
+    Reason::Draining,
+    Reason::Internal,
+    Reason::StoreCorrupt,
+    Reason::Poison,
+    Reason::UpstreamCircuitOpen,
+    Reason::TooMuchStored,
+    Reason::RateLimited,
+];

@@ -1,0 +1,138 @@
+//! Writing and reading the primitive parts of a record.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::bytes::Bytes;
+
+use crate::task::Timestamp;
+use crate::task::time::millis;
+use crate::wire::Payload;
+
+/// Appends.
+pub(super) struct Put(Vec<u8>);
+
+impl Put {
+    /// Begins after `head` bytes that are filled in later.
+    pub(super) fn with_capacity(head: usize, body: usize) -> Self {
+        let mut out = Vec::with_capacity(head + body);
+        out.resize(head, 0);
+        Self(out)
+    }
+
+    pub(super) fn into_bytes(self) -> Vec<u8> {
+        self.0
+    }
+
+    pub(super) fn byte(&mut self, value: u8) {
+        self.0.push(value);
+    }
+
+    pub(super) fn flag(&mut self, value: bool) {
+        self.byte(u8::from(value));
+    }
+
+    pub(super) fn fixed(&mut self, bytes: &[u8]) {
+        self.0.extend_from_slice(bytes);
+    }
+
+    pub(super) fn number(&mut self, value: u32) {
+        self.fixed(&value.to_be_bytes());
+    }
+
+    /// A length. Nothing that is held comes near its bound, and what did would not be read back.
+    pub(super) fn count(&mut self, value: usize) {
+        self.number(u32::try_from(value).unwrap_or(u32::MAX));
+    }
+
+    pub(super) fn time(&mut self, value: Timestamp) {
+        self.fixed(&value.as_millis().to_be_bytes());
+    }
+
+    pub(super) fn span(&mut self, value: Duration) {
+        self.fixed(&millis(value).to_be_bytes());
+    }
+
+    pub(super) fn text(&mut self, value: &str) {
+        self.count(value.len());
+        self.fixed(value.as_bytes());
+    }
+
+    pub(super) fn payload(&mut self, value: &Payload) {
+        self.text(value.as_str());
+    }
+
+    pub(super) fn maybe<T>(&mut self, value: Option<T>, put: impl FnOnce(&mut Self, T)) {
+        self.flag(value.is_some());
+        if let Some(value) = value {
+            put(self, value);
+        }
+    }
+}
+
+/// Takes from the front; `None` where the bytes are not what is wanted.
+pub(super) struct Take(Bytes);
+
+impl Take {
+    pub(super) const fn new(body: Bytes) -> Self {
+        Self(body)
+    }
+
+    pub(super) const fn is_at_end(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn fixed<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let bytes = self.0.get(..N)?.try_into().ok()?;
+        drop(self.0.split_to(N));
+        Some(bytes)
+    }
+
+    pub(super) fn byte(&mut self) -> Option<u8> {
+        self.fixed().map(|[byte]| byte)
+    }
+
+    pub(super) fn flag(&mut self) -> Option<bool> {
+        match self.byte()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+
+    pub(super) fn number(&mut self) -> Option<u32> {
+        self.fixed().map(u32::from_be_bytes)
+    }
+
+    /// A length of something that takes at least a byte each, so that a false one cannot ask for much.
+    pub(super) fn count(&mut self) -> Option<usize> {
+        let count = usize::try_from(self.number()?).ok()?;
+        (count <= self.0.len()).then_some(count)
+    }
+
+    pub(super) fn time(&mut self) -> Option<Timestamp> {
+        self.fixed().map(u64::from_be_bytes).map(Timestamp::from_millis)
+    }
+
+    pub(super) fn span(&mut self) -> Option<Duration> {
+        self.fixed().map(u64::from_be_bytes).map(Duration::from_millis)
+    }
+
+    fn slice(&mut self) -> Option<Bytes> {
+        let len = self.count()?;
+        Some(self.0.split_to(len))
+    }
+
+    pub(super) fn text(&mut self) -> Option<Arc<str>> {
+        let slice = self.slice()?;
+        std::str::from_utf8(&slice).ok().map(Arc::from)
+    }
+
+    pub(super) fn payload(&mut self) -> Option<Payload> {
+        Payload::restored(self.slice()?)
+    }
+
+    pub(super) fn maybe<T>(&mut self, take: impl FnOnce(&mut Self) -> Option<T>) -> Option<Option<T>> {
+        Some(if self.flag()? { Some(take(self)?) } else { None })
+    }
+}

@@ -1,0 +1,290 @@
+//! Keeps new requests from an upstream that is ill, and finds out when it is well again.
+//!
+//! Sees the heads of answers only, and knows no message. Requests that belong to what is under way (streams that are
+//! taken up, answers, cancels, polls) neither ask it nor count.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{Response, StatusCode};
+use metrics::{Counter, Gauge};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Reason};
+
+/// So many failures in a row open it, or fewer than half of this many answers that are none.
+const FAILURES_MAX: u32 = 5;
+const WINDOW: u32 = 20;
+/// How long nothing is let through. Short, as one request is all that a try costs.
+const OPEN_FOR: Duration = Duration::from_secs(2);
+/// The longest that an upstream's own `Retry-After` makes it.
+const OPEN_MAX: Duration = Duration::from_secs(60);
+/// How long one try may be silent before there is another one: an answer may take as long as its tool.
+const PROBE_FOR: Duration = Duration::from_secs(2);
+
+/// What an answer, or its absence, says of an upstream's health.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Health {
+    Well,
+    /// With the upstream's wish to be left alone for some time.
+    Ill(Option<Duration>),
+    /// Nothing: something else was wrong.
+    Untold,
+}
+
+impl Health {
+    /// What the head of an answer says. A server in trouble and what stands in front of it say so by status. A 500 with
+    /// JSON in it is rather a server that is well and speaks of one request.
+    pub(crate) fn of_head<B>(response: &Response<B>, is_json: bool, retry_after: Option<Duration>) -> Self {
+        match response.status() {
+            StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT => Self::Ill(retry_after),
+            StatusCode::NOT_IMPLEMENTED => Self::Well,
+            status if status.is_server_error() && !is_json => Self::Ill(retry_after),
+            _ => Self::Well,
+        }
+    }
+
+    /// What it says that there is no answer. A certificate that is not accepted is the operators' affair, and a
+    /// refused connection is as quick as we are.
+    pub(crate) const fn of_fault(fault: &GatewayFault) -> Self {
+        match matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamClosed) {
+            true => Self::Ill(None),
+            false => Self::Untold,
+        }
+    }
+}
+
+/// The breaker of one upstream.
+pub(crate) struct Breaker {
+    upstream: Arc<str>,
+    state: Mutex<State>,
+    is_open: Gauge,
+    opened: Counter,
+}
+
+impl std::fmt::Debug for Breaker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Breaker").field("state", &self.state.lock().phase).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    /// Counts openings and closings: what was sent before the last one says nothing any more.
+    generation: u64,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Closed(Window),
+    Open { until: Instant },
+    Trying { until: Instant },
+}
+
+/// The last answers, newest in the lowest bit; a set bit is a failure.
+#[derive(Debug, Default)]
+struct Window {
+    failures: u32,
+    seen: u32,
+    in_a_row: u32,
+}
+
+impl Window {
+    /// Notes one answer; whether that is too much.
+    const fn note(&mut self, failed: bool) -> bool {
+        const MASK: u32 = (1 << WINDOW) - 1;
+        self.failures = ((self.failures << 1) | failed as u32) & MASK;
+        self.seen = if self.seen < WINDOW { self.seen + 1 } else { WINDOW };
+        self.in_a_row = if failed { self.in_a_row + 1 } else { 0 };
+        self.in_a_row >= FAILURES_MAX || (self.seen == WINDOW && self.failures.count_ones() > WINDOW / 2)
+    }
+}
+
+impl Breaker {
+    /// A closed one. The metrics recorder must be installed before.
+    pub(crate) fn new(upstream: &Arc<str>) -> Self {
+        Self {
+            upstream: Arc::clone(upstream),
+            state: Mutex::new(State { phase: Phase::Closed(Window::default()), generation: 0 }),
+            is_open: metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(upstream)),
+            opened: metrics::counter!(metric::BREAKER_OPENED, "upstream" => Arc::clone(upstream)),
+        }
+    }
+
+    /// Lets a new request through, or not.
+    ///
+    /// # Errors
+    /// `UpstreamCircuitOpen`, at once, with the time until the next try.
+    pub(crate) fn admit(&self) -> Result<Pass<'_>, GatewayFault> {
+        let now = Instant::now();
+        let mut state = self.state.lock();
+        match state.phase {
+            Phase::Closed(_) => (),
+            Phase::Open { until } | Phase::Trying { until } if now < until => {
+                let fault = GatewayFault::new(Reason::UpstreamCircuitOpen, Executed::No);
+                return Err(GatewayFault { retry_after: Some(until - now), ..fault });
+            }
+            Phase::Open { .. } | Phase::Trying { .. } => state.phase = Phase::Trying { until: now + PROBE_FOR },
+        }
+        Ok(Pass { breaker: self, generation: state.generation })
+    }
+
+    fn note(&self, generation: u64, health: Health) {
+        let (failed, wish) = match health {
+            Health::Untold => return,
+            Health::Well => (false, None),
+            Health::Ill(wish) => (true, wish),
+        };
+        let mut state = self.state.lock();
+        if state.generation != generation {
+            return;
+        }
+        match (&mut state.phase, failed) {
+            (Phase::Closed(window), failed) => {
+                if window.note(failed) {
+                    self.open(&mut state, wish);
+                }
+            }
+            (Phase::Trying { .. }, true) => self.open(&mut state, wish),
+            (Phase::Trying { .. }, false) => {
+                state.phase = Phase::Closed(Window::default());
+                state.generation += 1;
+                self.is_open.set(0.0);
+                tracing::info!(upstream = %self.upstream, "the upstream is well again");
+            }
+            (Phase::Open { .. }, _) => (),
+        }
+    }
+
+    fn open(&self, state: &mut State, wish: Option<Duration>) {
+        let span = wish.unwrap_or(OPEN_FOR).clamp(OPEN_FOR, OPEN_MAX);
+        if matches!(state.phase, Phase::Closed(_)) {
+            self.opened.increment(1);
+            self.is_open.set(1.0);
+            tracing::warn!(upstream = %self.upstream, "the upstream is ill; new requests are refused");
+        }
+        state.phase = Phase::Open { until: Instant::now() + span };
+        state.generation += 1;
+    }
+}
+
+/// A request that was let through. Dropping it says nothing of the upstream; another try may follow.
+#[derive(Debug)]
+pub(crate) struct Pass<'a> {
+    breaker: &'a Breaker,
+    generation: u64,
+}
+
+impl Pass<'_> {
+    pub(crate) fn note(self, health: Health) {
+        self.breaker.note(self.generation, health);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn breaker() -> Breaker {
+        Breaker::new(&Arc::from("reports"))
+    }
+
+    fn ill(breaker: &Breaker, times: usize) {
+        for _ in 0..times {
+            breaker.admit().unwrap().note(Health::Ill(None));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn f33_five_failures_in_a_row_open_it_and_one_good_answer_closes_it() {
+        let breaker = breaker();
+        ill(&breaker, 4);
+        breaker.admit().unwrap().note(Health::Well);
+        ill(&breaker, 4);
+        breaker.admit().unwrap().note(Health::Untold);
+        let (held, late) = (breaker.admit().unwrap(), breaker.admit().unwrap());
+        ill(&breaker, 1);
+        let refused = breaker.admit().unwrap_err();
+        assert_eq!((refused.reason, refused.executed), (Reason::UpstreamCircuitOpen, Executed::No));
+        assert_eq!(refused.retry_after, Some(OPEN_FOR));
+        held.note(Health::Well);
+        assert!(breaker.admit().is_err(), "what was sent before says nothing of now");
+        tokio::time::advance(OPEN_FOR).await;
+        let probe = breaker.admit().unwrap();
+        late.note(Health::Well);
+        assert!(breaker.admit().is_err(), "one try at a time, and nothing older closes it");
+        probe.note(Health::Ill(None));
+        assert!(breaker.admit().is_err());
+        tokio::time::advance(OPEN_FOR).await;
+        breaker.admit().unwrap().note(Health::Well);
+        ill(&breaker, 4);
+        assert!(breaker.admit().is_ok(), "it counts anew");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn more_failures_than_not_among_twenty_open_it() {
+        for (failures, is_open) in [(10, false), (11, true)] {
+            let breaker = breaker();
+            // Never five in a row: the failures are spread over the twenty.
+            for n in 0..20 {
+                let failed = n * failures / 20 != (n + 1) * failures / 20;
+                breaker.admit().unwrap().note(if failed { Health::Ill(None) } else { Health::Well });
+            }
+            assert_eq!(breaker.admit().is_err(), is_open, "{failures}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_try_is_followed_by_another() {
+        let breaker = breaker();
+        ill(&breaker, 5);
+        tokio::time::advance(OPEN_FOR).await;
+        let silent = breaker.admit().unwrap();
+        assert!(breaker.admit().is_err());
+        tokio::time::advance(PROBE_FOR).await;
+        assert!(breaker.admit().is_ok(), "another try");
+        silent.note(Health::Well);
+        assert!(breaker.admit().is_ok(), "late is not too late");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn u02_an_upstream_says_how_long_it_wants_to_be_left_alone() {
+        for (wish, span) in [(0, 2), (10, 10), (86_400, 60)] {
+            let breaker = breaker();
+            ill(&breaker, 4);
+            breaker.admit().unwrap().note(Health::Ill(Some(Duration::from_secs(wish))));
+            assert_eq!(breaker.admit().unwrap_err().retry_after, Some(Duration::from_secs(span)), "{wish}");
+        }
+    }
+
+    #[test]
+    fn only_what_speaks_of_the_upstream_itself_counts() {
+        for (status, plain, json) in [
+            (200, Health::Well, Health::Well),
+            (401, Health::Well, Health::Well),
+            (404, Health::Well, Health::Well),
+            (429, Health::Ill(None), Health::Ill(None)),
+            (500, Health::Ill(None), Health::Well),
+            (501, Health::Well, Health::Well),
+            (503, Health::Ill(None), Health::Ill(None)),
+        ] {
+            let response = Response::builder().status(status).body(()).unwrap();
+            assert_eq!(Health::of_head(&response, false, None), plain, "{status}");
+            assert_eq!(Health::of_head(&response, true, None), json, "{status}");
+        }
+        for (reason, health) in [
+            (Reason::UpstreamUnreachable, Health::Ill(None)),
+            (Reason::UpstreamClosed, Health::Ill(None)),
+            (Reason::UpstreamTls, Health::Untold),
+            (Reason::UpstreamMalformed, Health::Untold),
+        ] {
+            assert_eq!(Health::of_fault(&GatewayFault::new(reason, Executed::No)), health, "{reason:?}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! Bounds, turns and leaving; and that turns are fair whatever happens in between.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn slots(in_flight_max: usize, queue_max: usize) -> Slots {
+    let in_flight_max = NonZeroUsize::new(in_flight_max).unwrap();
+    let settings = SlotSettings { in_flight_max, queue_max, queue_deadline: Duration::from_secs(30) };
+    Slots::new(Arc::from("reports"), settings)
+}
+
+fn owner(n: usize) -> Principal {
+    Principal::new(&format!("key:{n}"))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_queue_refuses_at_once_and_a_long_wait_ends() {
+    let slots = slots(1, 1);
+    let ada = owner(0);
+    let held = slots.acquire(&ada, None).await.unwrap();
+    let wait = || slots.acquire(&ada, Some(Duration::from_secs(2)));
+    let (late, refused) = tokio::join!(wait(), wait());
+    assert_eq!(late.unwrap_err(), GatewayFault::new(Reason::QueueDeadline, Executed::No));
+    assert_eq!(refused.unwrap_err(), GatewayFault::new(Reason::QueueFull, Executed::No));
+    drop(held);
+    let again = slots.acquire(&ada, Some(Duration::ZERO)).await;
+    assert!(again.is_ok(), "a dropped slot is free again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_abandoned_wait_leaves_its_turn_to_the_next() {
+    let slots = slots(1, 1);
+    let ada = owner(0);
+    let held = slots.acquire(&ada, None).await.unwrap();
+    let wait = tokio::time::timeout(Duration::from_secs(1), slots.acquire(&ada, None)).await;
+    assert!(wait.is_err(), "nothing is free");
+    let (next, ()) = tokio::join!(slots.acquire(&ada, Some(Duration::from_secs(2))), async { drop(held) });
+    assert!(next.is_ok(), "the queue has room again");
+}
+
+/// reliability.md d.7: whoever makes much noise meets its own limit first.
+#[tokio::test(start_paused = true)]
+async fn one_principal_leaves_a_quarter_of_the_queue_to_the_others() {
+    let slots = slots(1, 8);
+    let (noisy, quiet) = (owner(0), owner(1));
+    let _held = slots.acquire(&noisy, None).await.unwrap();
+    let mut waits: Vec<_> = (0..6).map(|_| Box::pin(slots.acquire(&noisy, None))).collect();
+    for wait in &mut waits {
+        assert!(poll(wait.as_mut()).is_pending());
+    }
+    assert_eq!(slots.acquire(&noisy, None).await.unwrap_err().reason, Reason::QueueFull);
+    let mut others: Vec<_> = (0..2).map(|_| Box::pin(slots.acquire(&quiet, None))).collect();
+    for wait in &mut others {
+        assert!(poll(wait.as_mut()).is_pending());
+    }
+    assert_eq!(slots.acquire(&quiet, None).await.unwrap_err().reason, Reason::QueueFull, "now it is full");
+    drop((waits, others));
+    assert_eq!(slots.waiting(), 0);
+}
+
+fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// What can happen at an upstream.
+#[derive(Clone, Debug)]
+enum Step {
+    /// A call of one of four principals comes.
+    Arrive(usize),
+    /// The call that has run longest ends.
+    End,
+    /// One of those who wait leaves.
+    Abandon(prop::sample::Index),
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = prop_oneof![
+        4 => (0_usize..4).prop_map(Step::Arrive),
+        3 => Just(Step::End),
+        1 => any::<prop::sample::Index>().prop_map(Step::Abandon),
+    ];
+    prop::collection::vec(step, 1..200)
+}
+
+type Waiting<'a> = (usize, usize, Pin<Box<dyn Future<Output = Result<Slot, GatewayFault>> + 'a>>);
+
+/// A place that was given: whose, to which call, and which calls of whom went on waiting.
+type Granted = (usize, usize, Vec<(usize, usize)>);
+
+/// Plays the steps; returns the places in the order in which they were given.
+fn play(slots: &Slots, owners: &[Principal], steps: &[Step]) -> Vec<Granted> {
+    let (mut granted, mut running, mut number) = (Vec::new(), VecDeque::new(), 0);
+    let mut waiting: Vec<Waiting<'_>> = Vec::new();
+    for step in steps {
+        match step {
+            Step::Arrive(who) => {
+                number += 1;
+                waiting.push((*who, number, Box::pin(slots.acquire(&owners[*who], None))));
+            }
+            Step::End => drop(running.pop_front()),
+            Step::Abandon(which) if !waiting.is_empty() => drop(waiting.remove(which.index(waiting.len()))),
+            Step::Abandon(_) => (),
+        }
+        let mut at = 0;
+        while at < waiting.len() {
+            match poll(waiting[at].2.as_mut()) {
+                Poll::Pending => at += 1,
+                Poll::Ready(slot) => {
+                    let (who, number, _) = waiting.remove(at);
+                    running.push_back(slot.expect("the queue is never full here"));
+                    granted.push((who, number, waiting.iter().map(|(who, number, _)| (*who, *number)).collect()));
+                }
+            }
+        }
+        assert!(waiting.is_empty() || running.len() == 2, "nobody waits while a place is free");
+        assert_eq!(slots.waiting(), waiting.len());
+    }
+    granted
+}
+
+proptest! {
+    #[test]
+    fn turns_are_fair_between_principals_and_in_order_within_one(steps in steps()) {
+        let slots = slots(2, 1_000);
+        let owners: Vec<_> = (0..4).map(owner).collect();
+        let granted = play(&slots, &owners, &steps);
+        for who in 0..4 {
+            let own: Vec<_> = granted.iter().filter(|(owner, ..)| *owner == who).map(|(_, number, _)| *number).collect();
+            prop_assert!(own.is_sorted(), "in order of coming: {own:?}");
+        }
+        // While somebody waits all the time, nobody else is served twice.
+        for (first, (who, ..)) in granted.iter().enumerate() {
+            let Some(again) = granted[first + 1..].iter().position(|(other, ..)| other == who) else { continue };
+            let between = &granted[first..=first + 1 + again];
+            for waiter in granted[first].2.iter().filter(|(other, _)| other != who) {
+                let was_served = between.iter().any(|(served, ..)| *served == waiter.0);
+                let always_waited = between.iter().all(|(.., rest)| rest.contains(waiter));
+                prop_assert!(was_served || !always_waited, "{who} was served twice before {waiter:?}: {between:?}");
+            }
+        }
+        prop_assert_eq!(slots.waiting(), 0);
+        let state = slots.0.state.lock();
+        prop_assert!(state.lanes.is_empty() && state.turns.is_empty());
+    }
+}

@@ -1,0 +1,50 @@
+//! Faults of upstreams, networks and clients (reliability.md c.3, F26 to F66), each with its promised outcome, through a
+//! whole gateway. The ledger says what really happened upstream.
+//!
+//! Proven elsewhere, where less around them keeps them exact:
+//!
+//! | fault | by |
+//! |---|---|
+//! | F27 | `upstream::http::client::tests` (the connect limit of a connection that never opens) |
+//! | F34, F35, F36, F37 | `upstream_http::answers`: malformed events, comments without end, bounds, foreign ids |
+//! | F38, F39 | `upstream_http::sessions`: a second 404, one handshake for all who wait |
+//! | F47, F48 | `scenarios::leaving`: each moment between the body and the handle |
+//! | F49 | `scenarios::leaving::a_client_that_closes_its_stream_cancels_its_call` and `session_wire::streams::a_client_that_leaves_closes_the_stream_and_cancels_nothing` |
+//! | F50 | `scenarios::lifetime::the_sweeper_needs_nobody_to_ask` |
+//! | F53 to F57 | the disk store's own tests, and `soak/` for real disks |
+//! | F59 | `kill_cycles`: a process that is stopped and goes on |
+//! | F60 | `sockets_http::life::a_shortage_of_descriptors_passes` |
+//! | F63 | `scenarios::store_faults::a_store_that_dawdles_holds_up_nobody_else` |
+//! | F64 | `sockets_http::life::a_panic_is_a_bare_500`, `scenarios::faults::a_panicking_exchange_settles_its_task_and_answers_its_caller` |
+//! | F65 | `sockets_http::tls::a_certificate_that_was_replaced_is_shown_without_a_restart` |
+//! | F66 | the tests of the reload |
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+#[allow(dead_code, reason = "this test needs servers alone")]
+#[path = "support/certificates.rs"]
+mod certificates;
+#[allow(dead_code, reason = "clients here do not talk in sessions")]
+#[path = "support/session_client.rs"]
+mod client;
+#[path = "faults/clients.rs"]
+mod clients;
+#[allow(dead_code, reason = "other tests use other verbs")]
+#[path = "support/fault_proxy.rs"]
+mod fault_proxy;
+#[allow(dead_code, reason = "other tests write down more")]
+#[path = "support/history.rs"]
+mod history;
+#[allow(dead_code, reason = "other tests ask other things of it")]
+#[path = "support/ledger.rs"]
+mod ledger;
+#[path = "faults/stage.rs"]
+mod stage;
+#[allow(dead_code, reason = "the ledger needs little of it")]
+#[path = "support/scripted.rs"]
+mod upstream;
+#[path = "faults/upstreams.rs"]
+mod upstreams;
+#[allow(dead_code, reason = "other tests open sessions")]
+#[path = "support/wire_client.rs"]
+mod wire_client;

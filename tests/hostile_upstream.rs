@@ -1,0 +1,20 @@
+//! Group 7 of the table of bad inputs: what a hostile or broken upstream sends, and what the client of a whole gateway
+//! sees of it, over real sockets: for a plain call, for a task, and through the pipe of a session client.
+//!
+//! Read `server` (an upstream that says what it is told to, byte for byte), `gate` (the gateway and its three clients),
+//! then `table`.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+#[path = "hostile_upstream/flow.rs"]
+mod flow;
+#[path = "hostile_upstream/gate.rs"]
+mod gate;
+#[path = "hostile_upstream/health.rs"]
+mod health;
+#[path = "hostile_upstream/server.rs"]
+mod server;
+#[path = "hostile_upstream/table.rs"]
+mod table;
+#[path = "hostile_upstream/talk.rs"]
+mod talk;

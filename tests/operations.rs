@@ -1,0 +1,20 @@
+//! The program as operators run it: its tasks looked at and cancelled, its configuration read again, its sockets handed
+//! over, its end. Real processes, real sockets, real signals.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "operations/handover.rs"]
+mod handover;
+#[path = "operations/operators.rs"]
+mod operators;
+#[path = "operations/program.rs"]
+mod program;
+#[path = "operations/reload.rs"]
+mod reload;
+#[path = "operations/shutdown.rs"]
+mod shutdown;
+#[path = "operations/units.rs"]
+mod units;
+#[allow(dead_code, reason = "other tests script more of it")]
+#[path = "support/scripted.rs"]
+mod upstream;

@@ -1,0 +1,114 @@
+//! What the recorded program does, and what has to be there of it.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use taskgate::store::{DiskStore, TaskStore};
+use taskgate::task::{
+    Attempt, Event, InputKey, Origin, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey, Timestamp, transition,
+};
+use taskgate::wire::Payload;
+
+const START: Timestamp = Timestamp::from_millis(1_000_000);
+/// Rows that are written at the same time, so that a transaction holds several.
+const AT_ONCE: u32 = 6;
+const ROWS_PER_LIFE: u32 = 84;
+
+/// A row's first state follows from its number.
+fn made(number: u32) -> Task {
+    Task {
+        key: TaskKey { owner: Principal::new("local"), id: TaskId::from_bits(u128::from(number).pow(3)) },
+        shown: Shown::Handle,
+        origin: Origin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: taskgate::task::Maker::Session },
+        created_at: START,
+        updated_at: START,
+        ttl: Duration::from_secs(60),
+        keep_result_min: Duration::from_secs(10),
+        poll_interval: Duration::from_secs(1),
+        attempt: Attempt::FIRST,
+        phase: Phase::Working,
+        next_key: InputKey::default(),
+        status_message: Some(format!("number {number} ").repeat(usize::try_from(number % 7).unwrap() * 40).into()),
+        recovery: Recovery::default(),
+        idempotency: None,
+    }
+}
+
+/// So does its last one.
+fn done(number: u32) -> Task {
+    let result = Payload::of(&format!("result {number} ").repeat(usize::try_from(number % 11).unwrap() * 100));
+    let event = Event::Returned { attempt: Attempt::FIRST, result, is_error: false };
+    transition(made(number), event, START).0
+}
+
+fn say(number: u32, what: &str) {
+    let line = format!("row {number} {what}\n");
+    // Past the harness, which would keep it for later.
+    std::io::stdout().lock().write_all(line.as_bytes()).unwrap();
+    std::io::stdout().flush().unwrap();
+}
+
+/// One life of the program.
+pub(crate) async fn work(store: &DiskStore, life: u32) {
+    let numbers: Vec<u32> = (1..=ROWS_PER_LIFE).map(|number| life * ROWS_PER_LIFE + number).collect();
+    for together in numbers.chunks(usize::try_from(AT_ONCE).unwrap()) {
+        join_all(together.iter().map(|number| one(store, *number))).await;
+    }
+}
+
+async fn one(store: &DiskStore, number: u32) {
+    let revision = store.insert(&made(number)).await.unwrap();
+    say(number, "made");
+    if number.is_multiple_of(2) {
+        store.replace(revision, &done(number)).await.unwrap();
+        say(number, "done");
+    }
+    if number.is_multiple_of(5) {
+        say(number, "going");
+        store.remove(&made(number).key).await.unwrap();
+        say(number, "gone");
+    }
+}
+
+/// The last word that was said of each row.
+#[derive(Debug, Default)]
+pub(crate) struct Acknowledged(BTreeMap<u32, String>);
+
+impl Acknowledged {
+    pub(crate) fn hear(&mut self, line: &str) {
+        let (number, word) = line.strip_prefix("row ").and_then(|rest| rest.split_once(' ')).unwrap();
+        self.0.insert(number.parse().unwrap(), word.to_owned());
+    }
+}
+
+/// What is not as it was acknowledged, in words.
+pub(crate) async fn violations(store: &DiskStore, acknowledged: &Acknowledged) -> Vec<String> {
+    let mut found = Vec::new();
+    for (&number, word) in &acknowledged.0 {
+        let row = match store.load(&made(number).key, START).await {
+            Ok(row) => row.map(|row| (*row.task).clone()),
+            Err(error) => {
+                found.push(format!("row {number} cannot be read: {error}"));
+                continue;
+            }
+        };
+        let is_right = match (word.as_str(), &row) {
+            ("made", Some(task)) => *task == made(number) || *task == done(number),
+            ("done", Some(task)) => *task == done(number),
+            ("going", Some(task)) => *task == made(number) || *task == done(number),
+            ("going" | "gone", None) => true,
+            _ => false,
+        };
+        if !is_right {
+            found.push(format!("row {number} was {word}, and is {:?}", row.map(|task| task.phase)));
+        }
+    }
+    let new = made(1_000_000);
+    if let Err(error) = store.insert(&new).await {
+        found.push(format!("nothing new can be written: {error}"));
+    }
+    found
+}

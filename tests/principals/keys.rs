@@ -1,0 +1,176 @@
+//! Group 6 of the table of bad inputs, as far as it is about API keys, and what becomes of credentials.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::json;
+use taskgate::config;
+use taskgate::server::api_keys::{AuthSettings, KeySource};
+
+use crate::gate::{ADA, ADA_TOO, Ask, BOB, EVE, Gate};
+use crate::upstream::in_time;
+
+fn list(key: &str) -> Ask {
+    Ask::new(key, "tools/list", json!({}))
+}
+
+/// B149, B150, B151, T05: whoever has no key learns nothing, not even which paths there are.
+#[tokio::test]
+async fn b151_a_key_opens_and_anything_else_is_answered_alike() {
+    let gate = Gate::start().await;
+    for key in [ADA, ADA_TOO, BOB] {
+        assert_eq!(gate.send(&list(key)).await.summary(), "200 ok", "{key}");
+    }
+    let lower = list("").without("authorization").with("authorization", &format!("bearer {ADA}"));
+    assert_eq!(gate.send(&lower).await.summary(), "200 ok", "the scheme is in any case");
+    let mut refused = Vec::new();
+    for (what, value) in [
+        ("none", None),
+        ("basic", Some(format!("Basic {ADA}"))),
+        ("unknown", Some(format!("Bearer {EVE}"))),
+        ("wrong by the last byte", Some(format!("Bearer {}f", &ADA[..ADA.len() - 1]))),
+        ("another's secret", Some(format!("Bearer tg_ada1_{}", &BOB[8..]))),
+        ("no key", Some("Bearer x".to_owned())),
+        ("no token", Some("Bearer".to_owned())),
+    ] {
+        let ask = list("").without("authorization");
+        let ask = match value {
+            Some(value) => ask.with("Authorization", &value),
+            None => ask,
+        };
+        let answer = gate.send(&ask).await;
+        assert_eq!((answer.summary().as_str(), answer.header("www-authenticate")), ("401∅", Some("Bearer")), "{what}");
+        refused.push(answer);
+    }
+    assert!(refused.iter().all(|answer| *answer == refused[0]), "byte for byte: {refused:#?}");
+    assert_eq!(gate.send(&list(ADA).with("Authorization", &format!("Bearer {ADA}"))).await.summary(), "400∅", "B150");
+    assert_eq!(gate.server.world.all(|seen| seen.body["params"]["name"] == "x").len(), 0);
+}
+
+/// T05: no verb and no path is outside.
+#[tokio::test]
+async fn t05_every_verb_asks_for_a_key() {
+    let gate = Gate::start().await;
+    for verb in ["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS"] {
+        let answer = gate.send(&Ask { verb, ..list(EVE) }).await;
+        assert_eq!(answer.status(), "401", "{verb}");
+    }
+}
+
+/// T04, B73, B75: what proves who a client is stays here.
+#[tokio::test]
+async fn t04_no_credential_of_a_client_reaches_the_upstream() {
+    let gate = Gate::start().await;
+    let secret =
+        |ask: Ask| ask.with("Cookie", "canary=1").with("Proxy-Authorization", "Bearer canary").with("DPoP", "canary");
+    assert_eq!(gate.send(&secret(Ask::call(ADA, "quick", &json!({})))).await.summary(), "200 ok");
+    let session = gate.session(ADA).await;
+    let call = json!({ "name": "quick", "arguments": {} });
+    assert_eq!(gate.send(&secret(Ask::session(ADA, Some(&session), "tools/call", &call))).await.summary(), "200 ok");
+    let seen = gate.server.world.all(|_| true);
+    assert!(seen.len() > 5, "{seen:#?}");
+    for request in seen {
+        let text = format!("{:?} {:?}", request.headers, request.bytes);
+        assert!(!text.contains("canary") && !text.contains("tg_ada"), "{text}");
+        assert!(request.header("authorization").is_none());
+    }
+}
+
+fn auth_of(keys: &[(&str, &str)]) -> config::Config {
+    let mut text = "[auth]\nmode = \"api_keys\"\n[upstreams.up]\nurl = \"http://127.0.0.1:1/mcp\"\n".to_owned();
+    for (id, key) in keys {
+        text += &format!("[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{key}\"\n");
+    }
+    config::parse("test.toml", &text, &|_| None).unwrap().config
+}
+
+/// B152: a request that runs goes on; what its owner has waits for the next key.
+#[tokio::test]
+async fn b152_a_key_that_is_taken_back_opens_nothing_and_nothing_is_lost() {
+    let mut gate = Gate::start().await;
+    let task = gate.task(ADA, "task").await;
+    let get = |key| Ask::new(key, "tasks/get", json!({ "taskId": task }));
+    let running = Ask::declaring(ADA, "subscriptions/listen", json!({ "notifications": {} }), &json!({}));
+    let (first, mut stream) = gate.open(&running).await;
+    assert!(first.contains("acknowledged"), "{first}");
+    gate.reload(auth_of(&[("bob", BOB)]).auth).unwrap();
+    for key in [ADA, ADA_TOO] {
+        assert_eq!(gate.send(&get(key)).await.summary(), "401∅");
+    }
+    assert_eq!(gate.send(&get(BOB)).await.summary(), "200 -32602", "it is not his");
+    let silent =
+        tokio::time::timeout(std::time::Duration::from_millis(100), tokio::io::AsyncReadExt::read_u8(&mut stream));
+    assert!(silent.await.is_err(), "what runs goes on");
+    gate.reload(auth_of(&[("ada", EVE)]).auth).unwrap();
+    assert_eq!(gate.send(&get(EVE)).await.summary(), "200 ok", "the same person with another key");
+    let twice = auth_of(&[("ada", EVE), ("bob", BOB)]);
+    let mut wrong = twice.auth.clone();
+    if let AuthSettings::ApiKeys(keys) = &mut wrong {
+        keys[1].source = KeySource::File("/nowhere/key".into());
+    }
+    let refused = gate.reload(wrong).unwrap_err().to_string();
+    assert!(refused.starts_with("key `auth.api_keys[1].key`: /nowhere/key: cannot be read"), "{refused}");
+    assert_eq!(gate.send(&get(EVE)).await.summary(), "200 ok", "a bad list changes nothing");
+}
+
+/// What the program prints, and how it ends.
+async fn program(arguments: &[&str], key: Option<&str>) -> (Option<i32>, String) {
+    let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    command.args(arguments).env_remove("TASKGATE_KEY").kill_on_drop(true);
+    if let Some(key) = key {
+        command.env("TASKGATE_KEY", key);
+    }
+    let output = in_time(command.output()).await.unwrap();
+    let text = [output.stdout, output.stderr].concat();
+    (output.status.code(), String::from_utf8(text).unwrap())
+}
+
+#[tokio::test]
+async fn the_command_line_comes_with_a_key_and_never_shows_it() {
+    let gate = Gate::start().await;
+    let url = format!("{}/mcp", gate.gateway.base_url());
+    for flavour in ["extension", "core", "none"] {
+        let call = ["call", &url, "quick", r#"{"a":1}"#, "--flavour", flavour];
+        // `quick` never is a task, so that each flavour comes to the same.
+        let (code, text) = program(&call, Some(ADA)).await;
+        assert!(code == Some(0) || flavour == "core", "{flavour}: {text}");
+        let (code, text) = program(&call, None).await;
+        assert_eq!(code, Some(69), "{flavour}: {text}");
+        assert!(text.contains("401"), "{flavour}: {text}");
+        let (code, text) = program(&[&call[..], &["--key", EVE]].concat(), Some(ADA)).await;
+        assert_eq!(code, Some(69), "what is written goes before the environment: {text}");
+        assert!(!text.contains("tg_"), "{text}");
+    }
+    let (_, help) = program(&["call", "--help"], Some(ADA)).await;
+    assert!(help.contains("TASKGATE_KEY") && !help.contains("tg_"), "{help}");
+}
+
+/// B168, B169, T24: found before anything is served, by `check` and `serve` alike.
+#[tokio::test]
+async fn b168_a_key_file_that_others_can_read_is_refused_with_64() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let config = format!(
+        "[store]\nkind = \"memory\"\npath = {:?}\n[auth]\nmode = \"api_keys\"\n\
+         [[auth.api_keys]]\nid = \"ada\"\nkey_file = {:?}\n[upstreams.up]\nurl = \"http://127.0.0.1:1/mcp\"\n",
+        path("data"),
+        path("ada.key")
+    );
+    std::fs::write(path("config.toml"), config).unwrap();
+    let file = path("config.toml").display().to_string();
+    for (content, mode, expected) in
+        [(ADA, 0o640, "others than its owner may use it"), ("tg_ada1_weak", 0o600, "less than 128 bits")]
+    {
+        std::fs::write(path("ada.key"), content).unwrap();
+        std::fs::set_permissions(path("ada.key"), Permissions::from_mode(mode)).unwrap();
+        for arguments in [["check", &file].as_slice(), ["serve", "--config", &file].as_slice()] {
+            let (code, text) = program(arguments, None).await;
+            assert_eq!(code, Some(64), "{arguments:?}: {text}");
+            assert!(text.contains("key `auth.api_keys[0].key_file`") && text.contains(expected), "{text}");
+            assert!(!text.contains("tg_ada1_"), "{text}");
+        }
+    }
+    std::fs::set_permissions(path("ada.key"), Permissions::from_mode(0o600)).unwrap();
+    std::fs::write(path("ada.key"), ADA).unwrap();
+    assert_eq!(program(&["check", &file], None).await, (Some(0), String::new()));
+}

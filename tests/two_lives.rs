@@ -238,7 +238,7 @@ async fn f09_f10_u23_a_call_is_taken_up_by_the_next_process() {
         events.result(call, &json!({ "content": [], "n": 1.10 }));
     })
     .await;
-    let store = Kept::new();
+    let store = Kept::open().await;
     let first = Process::start(&store, &server, 1);
     let key = first.call().await;
     first.sees(&key, |task| has_place(task, "e-2")).await;
@@ -274,7 +274,7 @@ async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
     let rests: [fn(&Seen, Arc<World>, Events); 2] = [waits_for_answer, replays];
     for (rest, is_early) in [(rests[0], true), (rests[0], false), (rests[1], true), (rests[1], false)] {
         let server = server(|_| question(), rest).await;
-        let store = Kept::new();
+        let store = Kept::open().await;
         let first = Process::start(&store, &server, 1);
         let key = first.call().await;
         first.sees(&key, |task| matches!(task.phase, Phase::AwaitingInput(_)) && has_place(task, "e-2")).await;
@@ -306,7 +306,7 @@ async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
 #[tokio::test]
 async fn f20_an_upstream_is_told_of_a_cancel_by_the_next_process() {
     let server = server(progress, |_, _, _| ()).await;
-    let store = Kept::new();
+    let store = Kept::open().await;
     let first = Process::start(&store, &server, 1);
     let key = first.call().await;
     first.sees(&key, |task| has_place(task, "e-2")).await;
@@ -325,7 +325,7 @@ async fn f20_an_upstream_is_told_of_a_cancel_by_the_next_process() {
 #[tokio::test]
 async fn d9_a_drained_call_is_left_in_its_session_for_the_next_process() {
     let server = server(progress, |call, _, events| events.result(call, &json!({ "content": [] }))).await;
-    let store = Kept::new();
+    let store = Kept::open().await;
     let first = Process::start(&store, &server, 1);
     let key = first.call().await;
     let (engine, upstream) = (Arc::clone(&first.engine), Arc::clone(&first.upstream));

@@ -52,18 +52,18 @@ fn raise(wanted: usize) -> usize {
     }
 }
 
-/// Cuts connections and calls down in proportion, so that they fit into `granted` descriptors.
+/// Cuts connections down, and calls only where they would leave less than half to connections: what an upstream may
+/// run should not depend on how many upstreams there are.
 fn fit(config: &mut Config, granted: usize) {
     let room = (granted - RESERVE.min(granted / 4)) / PER_PLACE;
-    let all = places(config);
-    let cut = |places: NonZeroUsize| {
-        let share = places.get().saturating_mul(room) / all;
-        NonZeroUsize::new(share).unwrap_or(NonZeroUsize::MIN)
-    };
-    config.listen.connections_max = cut(config.listen.connections_max);
+    let calls = places(config) - config.listen.connections_max.get();
+    let for_calls = calls.min(room / 2);
     for upstream in &mut config.upstreams {
-        upstream.slots.in_flight_max = cut(upstream.slots.in_flight_max);
+        let share = upstream.slots.in_flight_max.get().saturating_mul(for_calls) / calls;
+        upstream.slots.in_flight_max = NonZeroUsize::new(share).unwrap_or(NonZeroUsize::MIN);
     }
+    let connections = config.listen.connections_max.get().min(room - for_calls);
+    config.listen.connections_max = NonZeroUsize::new(connections).unwrap_or(NonZeroUsize::MIN);
 }
 
 #[cfg(test)]
@@ -71,10 +71,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn b174_what_does_not_fit_is_cut_down_in_proportion() {
+    fn b174_what_does_not_fit_is_cut_down_connections_first() {
         let config = Config::quick_start("http://127.0.0.1:9000/mcp".parse().unwrap());
         assert_eq!(wanted(&config), 2 * (10_000 + 256) + 256);
-        for (granted, connections, calls) in [(20_000, 9_625, 246), (1_024, 374, 9), (64, 23, 1), (4, 1, 1)] {
+        for (granted, connections, calls) in [(20_000, 9_616, 256), (1_024, 192, 192), (64, 12, 12), (4, 1, 1)] {
             let mut config = config.clone();
             fit(&mut config, granted);
             let found = (config.listen.connections_max.get(), config.upstreams[0].slots.in_flight_max.get());

@@ -20,6 +20,7 @@ use crate::engine::recovery::Reach;
 use crate::face::closing::ClosingEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::server::Routes;
+use crate::server::api_keys::{AuthSettings, KeySource};
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
@@ -286,8 +287,16 @@ fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
 /// The file of a configuration and all that it names.
 pub(super) fn files(file: &Path, config: &Config) -> Vec<PathBuf> {
     let own = config.listen.tls.iter().flat_map(identity);
+    let keys = match &config.auth {
+        AuthSettings::Everyone(_) => &[][..],
+        AuthSettings::ApiKeys(keys) => keys,
+    };
+    let keys = keys.iter().filter_map(|key| match &key.source {
+        KeySource::Known(_) => None,
+        KeySource::File(path) => Some(path.as_path()),
+    });
     let theirs = config.upstreams.iter().flat_map(upstream_files);
-    std::iter::once(file).chain(own).chain(theirs).map(Path::to_owned).collect()
+    std::iter::once(file).chain(own).chain(keys).chain(theirs).map(Path::to_owned).collect()
 }
 
 /// What a configuration's file and all that it names hold.

@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use super::program::configured;
 use super::reload::{self, Fingerprint};
-use super::{Gateway, manager};
+use super::{Gateway, descriptors, manager};
 use crate::config::Config;
 use crate::failpoint;
 use crate::metric;
@@ -120,7 +120,8 @@ impl Reloads {
             return;
         };
         match configured(&file) {
-            Ok(config) => {
+            Ok(mut config) => {
+                descriptors::provide(&mut config);
                 if !self.is_news(why, reload::fingerprint(&file, &config)) {
                     return;
                 }

@@ -393,11 +393,14 @@ impl Answered for Call {
     }
 
     fn is_resumable(&self) -> bool {
-        self.slot.is_some()
+        true
     }
 
+    /// What holds no place needs nothing to be kept.
     fn pause(self, pace: Pace, at: &Pause) {
-        paused::pause(self, pace, at);
+        if self.slot.is_some() {
+            paused::pause(self, pace, at);
+        }
     }
 
     /// In the background.

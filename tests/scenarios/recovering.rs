@@ -152,6 +152,22 @@ async fn f23_a_silent_call_that_stays_up_is_no_poison() {
     assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
 }
 
+/// A life that drains is no crash, however many of them end before the upstream says anything.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_many_drains_let_go_of_is_no_poison() {
+    let script = Script::returns(seconds(600), "done").resumed(Resumes::Follows);
+    let (mut world, id) = crashed(DURABLE, &Ask::call(), script).await;
+    for _ in 0..4 {
+        world.recover().await;
+        tokio::time::sleep(seconds(1)).await;
+        assert_eq!(world.engine.drain(seconds(30)).await, 0);
+        world = world.next_life();
+    }
+    world.recover().await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    assert_eq!(world.upstream.begins(), 1);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_queued_call_is_sent_after_the_crash_for_the_first_time() {
     let world = World::with(Rules { in_flight_max: 1, ..DURABLE }, Script::returns(seconds(60), "done"));

@@ -113,6 +113,70 @@ async fn a_stream_that_breaks_between_events_ends_with_an_error_for_its_call() {
     assert!(last.contains(r#""id":1,"error":{"code":-32603"#) && last.contains("upstream_closed"), "{last}");
 }
 
+/// U21, U22: a client that cannot come back for its answer would wait for ever.
+#[tokio::test]
+async fn u22_a_stream_that_ends_in_order_without_the_answer_ends_with_an_error_for_its_call() {
+    let other = r#"data: {"jsonrpc":"2.0","id":2,"result":{}}"#;
+    let large = format!("data: {{\"jsonrpc\":\"2.0\",\"method\":\"x\",\"params\":\"{}\"}}", "x".repeat(60 * 1024));
+    let question = r#"data: {"jsonrpc":"2.0","id":1,"method":"elicitation/create","params":{}}"#;
+    let long = format!("id: {}\ndata: {{}}", "i".repeat(1025));
+    for said in ["", ": a comment", "data: {}", other, question, &large, "id: a\0b\ndata: {}", "id:\ndata: {}", &long] {
+        let sent = if said.is_empty() { String::new() } else { format!("{said}\n\n") };
+        for message in
+            [call(1), r#"{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"x://y"}}"#.into()]
+        {
+            let (events, stream) = Once::events();
+            let server = Server::start(move |seen| (seen.body["id"] == 1).then(|| stream.take()).flatten()).await;
+            let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+            let client = gate.client().await;
+            events.raw(sent.clone());
+            drop(events);
+            let text = client.post(message).await.text().await;
+            let last = text.strip_prefix(sent.as_str()).expect("all that the upstream said").to_owned();
+            let error = last.strip_prefix("event: message\ndata: ").unwrap_or_else(|| panic!("{said:.80}: {last:?}"));
+            let error: serde_json::Value = serde_json::from_str(error.trim_end()).unwrap();
+            let data = json!({"source": "gateway", "reason": "upstream_closed", "executed": "unknown"});
+            assert_eq!((&error["id"], &error["error"]["code"]), (&json!(1), &json!(-32603)), "{said:.80}");
+            assert_eq!(error["error"]["data"], data, "{said:.80}");
+            assert_eq!(client.post(call(2)).await.json().await["result"], json!({"n": 2}), "its place is free");
+            assert_eq!(server.world.count("notifications/cancelled"), 0);
+        }
+    }
+}
+
+/// U22: what has begun cannot be completed, so the end shows as a failure.
+#[tokio::test]
+async fn u22_a_stream_that_ends_in_the_middle_of_an_event_is_cut() {
+    let (events, stream) = Once::events();
+    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = Gate::before(&server).await;
+    events.raw("data: {}\n\ndata: half");
+    let mut reply = gate.client().await.post(call(1)).await;
+    reply.until("half").await;
+    drop(events);
+    assert_eq!(reply.try_text().await, None);
+}
+
+/// U22: an answer anywhere in a stream is an answer, and an event that is too large to be looked into is taken for it.
+#[tokio::test]
+async fn u22_nothing_is_added_to_a_stream_that_brought_its_answer() {
+    let answer = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
+    let error = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"error\":{\"code\":1,\"message\":\"m\"}}\r\n\r\n";
+    let array = format!("data: [{}]\n\n", answer.trim().trim_start_matches("data: "));
+    let large = answer.replace("{}}", &format!("{{\"t\":\"{}\"}}}}", "x".repeat(100 * 1024)));
+    // What the gateway would not keep is for the client to judge.
+    let odd = answer.replace("{}}", "{\"a\":1,\"a\":2},\"x\":null}");
+    for brought in [answer, error, &array, &large, &odd] {
+        let sent = format!("data: {{}}\n\n{brought}: bye\n\ndata: {{}}\n\n");
+        let (events, stream) = Once::events();
+        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = Gate::before(&server).await;
+        events.raw(sent.clone());
+        drop(events);
+        assert_eq!(gate.client().await.post(call(1)).await.text().await, sent);
+    }
+}
+
 /// T-29: with ids the client goes on by itself.
 #[tokio::test]
 async fn a_stream_that_can_be_taken_up_again_is_cut_as_it_was() {
@@ -267,9 +331,10 @@ async fn a_shutdown_ends_the_clients_streams_in_order_and_waits_for_calls() {
     let drained = crate::in_time(async {
         let watch = async {
             assert_eq!(news.piece().await, None, "ended in order");
-            events.raw("data: 2\n\n");
+            let result = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
+            events.raw(result);
             drop(events);
-            assert_eq!(called.text().await, "data: 2\n\n");
+            assert_eq!(called.text().await, result);
         };
         tokio::join!(gate.gateway.drain(std::time::Duration::ZERO), watch)
     });

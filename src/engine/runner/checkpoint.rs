@@ -139,6 +139,7 @@ impl Runner {
         }
         match self.keep_place().await {
             Ok(()) => {
+                self.is_let_go().await;
                 tracing::info!("a call is left to a later life of the gateway");
                 Next::Stop
             }

@@ -203,4 +203,11 @@ impl Runner {
             self.is_alive().await;
         }
     }
+
+    /// This life ends as it should, and lets go of the call: that is no crash.
+    pub(super) async fn is_let_go(&mut self) {
+        if self.unproven.as_ref().is_some_and(|unproven| unproven.is_counted) {
+            self.is_alive().await;
+        }
+    }
 }

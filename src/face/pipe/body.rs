@@ -44,12 +44,15 @@ pub(in crate::face) trait Answered: Send + Unpin {
     /// Tells the upstream that nobody waits any more, where dropping its body does not.
     fn cancel(&self, reason: Reason);
 
-    /// Whether the request goes on when its stream ends before the answer, and can be taken up again (T-29).
-    fn is_resumable(&self) -> bool {
-        false
+    /// Whether the client may take its stream up again, where an event had an id (T-29).
+    fn is_resumable(&self) -> bool;
+
+    /// Whether a stream that ends without the answer has failed.
+    fn ends_with_answer(&self) -> bool {
+        true
     }
 
-    /// Keeps the request until its stream is taken up.
+    /// Keeps the request, which goes on upstream, until its stream is taken up.
     fn pause(self, _pace: Pace, _at: &Pause)
     where
         Self: Sized,
@@ -70,7 +73,7 @@ pub(in crate::face) struct PipeBody<C> {
     call: Option<C>,
     /// Progress instead of comments.
     signs: Option<Signs>,
-    /// Tells whether that call is over when its stream ends; only where it can be taken up.
+    /// Tells whether that call is over when its stream ends.
     tail: Option<Tail>,
     /// Whether the stream may go on when the call is over.
     is_resumed: bool,
@@ -90,8 +93,8 @@ impl<C: Answered> PipeBody<C> {
     pub(in crate::face) fn new(source: ConduitBody, form: Form, pace: Pace, call: Option<C>) -> Self {
         let now = Instant::now();
         let tail = match form {
-            Form::Events(_) if call.as_ref().is_some_and(Answered::is_resumable) => Some(Tail::new()),
-            Form::Events(_) | Form::Json => None,
+            Form::Events(_) => call.as_ref().filter(|call| call.ends_with_answer()).map(|call| Tail::new(call.id())),
+            Form::Json => None,
         };
         let (last_frame, last_written) = (now, now);
         Self {
@@ -191,34 +194,53 @@ impl<C: Answered> PipeBody<C> {
         }
     }
 
-    /// A stream that broke. Where its events had ids the client takes it up again by itself, so nothing is
-    /// put in their place.
+    /// A stream that broke.
     fn broke(&mut self, error: io::Error) -> Result<Frame<Bytes>, io::Error> {
         match self.form {
-            Form::Events(boundary) if !boundary.gave_ids() => {
+            Form::Events(_) if !self.can_be_taken_up() => {
                 self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))
             }
             Form::Events(_) | Form::Json => {
-                self.end();
+                self.rest();
                 Err(error)
             }
         }
     }
 
+    /// Whether the client goes on by itself: its events had ids, here or on the stream that this one goes on with.
+    fn can_be_taken_up(&self) -> bool {
+        let gave_ids = match self.form {
+            Form::Events(boundary) => boundary.gave_ids(),
+            Form::Json => false,
+        };
+        let gave_id = self.tail.as_ref().and_then(Tail::gave_id).unwrap_or(gave_ids);
+        self.call.as_ref().is_none_or(Answered::is_resumable) && (self.is_resumed || gave_id)
+    }
+
     /// Lets go of a call whose answer has come on a stream that goes on.
     fn let_go(&mut self) {
-        let is_answered = |call: &C| self.tail.as_ref().is_some_and(|tail| tail.is_answer(call.id()));
-        if self.is_resumed && self.call.as_ref().is_some_and(is_answered) {
+        if self.is_resumed && self.tail.as_ref().is_some_and(Tail::is_answered) {
             (self.call, self.tail) = (None, None);
             (self.pace.idle, self.pace.deadline) = (None, None);
         }
     }
 
+    /// The stream has ended in order. A client whose answer did not come, and that cannot come back for it, would
+    /// wait for ever (U22).
+    fn end(&mut self) -> Option<Result<Frame<Bytes>, io::Error>> {
+        let is_open = self.call.is_some() && self.tail.as_ref().is_some_and(|tail| !tail.is_answered());
+        if is_open && !self.can_be_taken_up() {
+            return Some(self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)));
+        }
+        self.rest();
+        None
+    }
+
     /// The stream is over. The call may not be: its client then comes back for the rest (T-29).
-    fn end(&mut self) {
+    fn rest(&mut self) {
         self.is_over = true;
         if let (Some(call), Some(tail)) = (self.call.take(), self.tail.take())
-            && let Some(at) = tail.pause(call.id())
+            && let Some(at) = tail.pause()
         {
             call.pause(self.pace, &at);
         }
@@ -262,10 +284,7 @@ impl<C: Answered> Body for PipeBody<C> {
                 return Poll::Ready(Some(Ok(this.watched(frame))));
             }
             Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),
-            Poll::Ready(None) => {
-                this.end();
-                return Poll::Ready(None);
-            }
+            Poll::Ready(None) => return Poll::Ready(this.end()),
             Poll::Pending => (),
         }
         loop {

@@ -83,17 +83,22 @@ pub(in crate::face) struct Pause {
 /// Watches the events of a call's stream go by, and holds the last one.
 #[derive(Debug)]
 pub(super) struct Tail {
+    id: RequestId,
     /// `None` once an event was too large.
     decoder: Option<SseDecoder>,
     event: Option<String>,
     retry: Duration,
+    /// Of the last event that says something.
     data: Bytes,
+    /// Whether one before it was the answer.
+    was_answered: bool,
 }
 
 impl Tail {
-    pub(super) fn new() -> Self {
-        let decoder = Some(SseDecoder::new(EVENT_BYTES_MAX));
-        Self { decoder, event: None, retry: Duration::ZERO, data: Bytes::new() }
+    /// For the stream of the request `id`.
+    pub(super) fn new(id: &RequestId) -> Self {
+        let (decoder, id) = (Some(SseDecoder::new(EVENT_BYTES_MAX)), id.clone());
+        Self { id, decoder, event: None, retry: Duration::ZERO, data: Bytes::new(), was_answered: false }
     }
 
     /// Takes note of the next bytes.
@@ -107,21 +112,29 @@ impl Tail {
             self.event = event.id.or_else(|| self.event.take());
             self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
             if !event.data.is_empty() {
+                // Most streams have one event, which is looked into once, at the end.
+                self.was_answered |= read::brings_answer(&self.data, &self.id);
                 self.data = event.data;
             }
         }
     }
 
-    /// Whether the last event was the answer to `id`.
-    pub(super) fn is_answer(&self, id: &RequestId) -> bool {
-        read::is_answer(&self.data, id)
+    /// Whether the answer has come. An event that is too large is taken for it.
+    pub(super) fn is_answered(&self) -> bool {
+        self.was_answered || self.decoder.is_none() || read::brings_answer(&self.data, &self.id)
     }
 
-    /// Where the stream stands if it ends here: `None` if it was over, with the answer to `id` as its last
-    /// event, or cannot be taken up.
-    pub(super) fn pause(self, id: &RequestId) -> Option<Pause> {
-        let is_answered = self.is_answer(id);
-        let event = self.event.filter(|event| self.decoder.is_some() && !event.is_empty())?;
+    /// Whether an event had an id that a client can name; `None` once nobody can tell. What is no id to a decoder of
+    /// event streams is none (U21).
+    pub(super) fn gave_id(&self) -> Option<bool> {
+        self.decoder.as_ref().map(|_| self.event.as_ref().is_some_and(|event| !event.is_empty()))
+    }
+
+    /// Where the stream stands if it ends here: `None` if it was over, with the answer among its events, or cannot be
+    /// taken up.
+    pub(super) fn pause(self) -> Option<Pause> {
+        let is_answered = self.is_answered();
+        let event = self.event.filter(|event| !event.is_empty())?;
         (!is_answered).then_some(Pause { event, retry: self.retry })
     }
 }

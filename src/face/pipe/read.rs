@@ -10,7 +10,7 @@ use hyper::body::Body;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{Binding, ConduitBody, ConduitResponse, Content};
 use crate::upstream::http::reply::names_lost_session;
-use crate::wire::envelope::Response;
+use crate::wire::envelope::{EnvelopeError, Response};
 use crate::wire::framing::SseDecoder;
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 
@@ -153,4 +153,23 @@ fn answer_in(text: &Bytes, id: &RequestId) -> Option<Response> {
 /// Whether a message is the answer to the request `id`.
 pub(super) fn is_answer(message: &Bytes, id: &RequestId) -> bool {
     answer_in(message, id).is_some()
+}
+
+/// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that
+/// bears the id counts even where the gateway would not keep it.
+pub(super) fn brings_answer(message: &Bytes, id: &RequestId) -> bool {
+    let bears_id = |error: &EnvelopeError| match error {
+        EnvelopeError::Scan { id: found, .. } | EnvelopeError::Shape { id: found, .. } => {
+            found.as_ref().is_some_and(|found| found.says(id))
+        }
+        EnvelopeError::Batch => false,
+    };
+    match envelope::read_batch(message, ScanLimits::UPSTREAM, BATCH_MAX) {
+        Ok(messages) => messages.iter().any(|message| match message {
+            Ok(Message::Response(response)) => response.id.as_ref().is_some_and(|named| named.says(id)),
+            Ok(Message::Request(_) | Message::Notification(_)) => false,
+            Err(error) => bears_id(error),
+        }),
+        Err(error) => bears_id(&error),
+    }
 }

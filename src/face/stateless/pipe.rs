@@ -250,12 +250,23 @@ struct Call {
     upstream: Arc<str>,
     began: Instant,
     class: &'static str,
+    is_stream: bool,
     _slot: Option<Slot>,
 }
 
 impl Answered for Call {
     fn id(&self) -> &RequestId {
         &self.id
+    }
+
+    /// There is nothing to name a place in a stream with.
+    fn is_resumable(&self) -> bool {
+        false
+    }
+
+    /// A client whose subscription ends without a word subscribes again.
+    fn ends_with_answer(&self) -> bool {
+        !self.is_stream
     }
 
     /// Nothing to be said: the request is dropped with its answer.
@@ -297,6 +308,7 @@ impl Passing {
             upstream: Arc::clone(pipe.piped.conduit.name()),
             began: Instant::now(),
             class: if slot.is_some() { "call" } else { "other" },
+            is_stream,
             _slot: slot,
         };
         let response = match in_time(&call, self.deliver(), timeouts.first_byte, deadline).await? {

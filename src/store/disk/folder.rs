@@ -26,6 +26,8 @@ pub(super) const BALLAST_BYTES: u64 = 32 << 20;
 const FREE_BYTES_MIN: u64 = 64 << 20;
 /// No new tasks below one part in this many.
 const FREE_SHARE_MIN: u64 = 20;
+/// With as much there is room, however small a part of a large disk it is.
+const FREE_BYTES_ENOUGH: u64 = 1 << 30;
 
 /// Room on a disk, in bytes that an ordinary user may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +39,8 @@ pub(super) struct Space {
 impl Space {
     /// Whether new tasks are refused, so that those at work can be finished.
     pub(super) const fn is_low(self) -> bool {
-        self.free < FREE_BYTES_MIN || self.free < self.all / FREE_SHARE_MIN
+        let share = self.all / FREE_SHARE_MIN;
+        self.free < FREE_BYTES_MIN || (self.free < share && self.free < FREE_BYTES_ENOUGH)
     }
 
     /// Whether the ballast can be laid down without making room scarce.

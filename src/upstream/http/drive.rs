@@ -242,7 +242,8 @@ impl Link {
                         patience = RESUME_WINDOW;
                     }
                     let broken = Instant::now();
-                    events = match self.reopen(patience).await {
+                    let first = self.point.lock().pause();
+                    events = match self.reopen(patience, first).await {
                         Ok(events) => events,
                         // What could not be read may well have been the answer.
                         Err(fault) if malformed > 0 => {
@@ -263,18 +264,22 @@ impl Link {
     async fn resume(&self) -> Result<Said, GatewayFault> {
         // The upstream knows the call, so a cancel need not wait.
         let _ = self.head.set(());
-        let events = self.reopen(RESUME_WINDOW).await?;
+        // The stream broke with an earlier life of the process: only what the server asked for is waited for.
+        let first = self.point.lock().retry.unwrap_or_default();
+        let events = self.reopen(RESUME_WINDOW, first).await?;
         self.follow(events).await
     }
 
-    /// Opens the stream again after its last event, as often as it takes within `patience` (T-29).
-    async fn reopen(&self, patience: Duration) -> Result<EventStream, GatewayFault> {
+    /// Opens the stream again after its last event, at first after `pause`, as often as it takes within `patience`
+    /// (T-29).
+    async fn reopen(&self, patience: Duration, mut pause: Duration) -> Result<EventStream, GatewayFault> {
         let until = Instant::now() + patience;
         loop {
             let point = self.point.lock().clone();
             let resumable = point.last_event.as_ref().filter(|_| Instant::now() < until);
             let Some(last_event) = resumable else { return Err(Break::Closed.into_fault()) };
-            tokio::time::sleep(point.pause()).await;
+            tokio::time::sleep(pause).await;
+            pause = point.pause();
             let session = self.session();
             let get = session.credentials.get(Some(last_event));
             let handed_over = HandedOver::default();

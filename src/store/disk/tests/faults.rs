@@ -110,7 +110,7 @@ async fn f53_nothing_new_is_taken_below_the_low_water_mark() {
 }
 
 #[test]
-fn room_is_low_below_64_mib_or_a_twentieth() {
+fn room_is_low_below_64_mib_or_a_twentieth_and_never_with_a_gigabyte() {
     const MIB: u64 = 1 << 20;
     for (free, all, low, ballast) in [
         (64 * MIB, 100 * MIB, false, false),
@@ -119,6 +119,8 @@ fn room_is_low_below_64_mib_or_a_twentieth() {
         (500 * MIB, 10_000 * MIB, false, false),
         (499 * MIB, 10_000 * MIB, true, false),
         (564 * MIB, 10_000 * MIB, false, true),
+        (1_023 * MIB, 100_000 * MIB, true, false),
+        (1_024 * MIB, 100_000 * MIB, false, false),
         (0, 0, true, false),
     ] {
         let space = Space { free, all };

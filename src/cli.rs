@@ -110,6 +110,9 @@ enum TasksOrder {
         /// Only those in this state: queued, working, input_required, completed, failed or cancelled.
         #[arg(long)]
         state: Option<String>,
+        /// Only those that the gateway failed for this reason, such as `poison` or `deadline_exceeded`.
+        #[arg(long)]
+        reason: Option<String>,
         /// The most that are shown.
         #[arg(long, value_name = "COUNT", default_value_t = 100)]
         limit: usize,
@@ -268,7 +271,7 @@ async fn call(arguments: CallArguments) -> ExitCode {
 
 async fn operate(order: TasksOrder, admin: &url::Url) -> anyhow::Result<ExitCode> {
     let order = match order {
-        TasksOrder::List { upstream, state, limit } => tasks::Order::List { upstream, state, limit },
+        TasksOrder::List { upstream, state, reason, limit } => tasks::Order::List { upstream, state, reason, limit },
         TasksOrder::Show { reference } => tasks::Order::Show(reference),
         TasksOrder::Cancel { reference } => tasks::Order::Cancel(reference),
     };

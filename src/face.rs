@@ -8,7 +8,6 @@ pub mod answer;
 pub mod catalog;
 pub mod classify;
 pub mod closing;
-pub mod digest;
 mod ear;
 pub mod endpoint;
 pub mod headers;

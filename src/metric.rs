@@ -46,6 +46,8 @@ pub const UPSTREAM_SHED: &str = "taskgate_upstream_shed_total";
 pub const BREAKER_OPEN: &str = "taskgate_upstream_breaker_open";
 /// How often that began, by `upstream`.
 pub const BREAKER_OPENED: &str = "taskgate_upstream_breaker_opened_total";
+/// Whether an upstream's tool list is larger than the gateway takes, by `upstream`.
+pub const TOOLS_CUT_OFF: &str = "taskgate_upstream_tools_cut_off";
 /// Requests sent once more as nothing of them had left, by `upstream`.
 pub const UPSTREAM_RESENT: &str = "taskgate_upstream_resent_total";
 /// Open sessions at an upstream, by `upstream`.

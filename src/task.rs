@@ -1,8 +1,9 @@
 //! The heart: one canonical task and its pure transition function.
 //!
-//! Uses `wire::{Payload, RpcError}` and nothing else; reads no clock, mints no id, does no I/O.
+//! Uses `wire::{Payload, RpcError}` and a hash, and nothing else; reads no clock, mints no id, does no I/O.
 //! Read [`model`], then [`mod@transition`].
 
+pub mod digest;
 pub mod id;
 pub mod model;
 pub mod policy;

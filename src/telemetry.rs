@@ -100,7 +100,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 41] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 42] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -122,6 +122,7 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 41] = [
     (Kind::Counter, metric::UPSTREAM_SHED, Unit::Count, "Calls refused because the queue was full or too slow"),
     (Kind::Gauge, metric::BREAKER_OPEN, Unit::Count, "Whether new requests are refused as the upstream is ill"),
     (Kind::Counter, metric::BREAKER_OPENED, Unit::Count, "How often an upstream was found to be ill"),
+    (Kind::Gauge, metric::TOOLS_CUT_OFF, Unit::Count, "Whether an upstream's tool list is larger than is taken"),
     (Kind::Counter, metric::UPSTREAM_RESENT, Unit::Count, "Requests sent once more as nothing of them had left"),
     (Kind::Gauge, metric::UPSTREAM_SESSIONS, Unit::Count, "Open sessions at an upstream"),
     (Kind::Gauge, metric::UPSTREAM_LISTENS, Unit::Count, "Open subscriptions/listen streams at an upstream"),

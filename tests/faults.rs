@@ -5,13 +5,14 @@
 //!
 //! | fault | by |
 //! |---|---|
-//! | F27 | `upstream::http::client::tests` (the connect limit of a connection that never opens) |
+//! | F27 | `upstream::http::client::tests::f27_a_connection_that_nobody_answers_ends_at_its_limit_and_nothing_was_sent` |
 //! | F34, F35, F36, F37 | `upstream_http::answers`: malformed events, comments without end, bounds, foreign ids |
 //! | F38, F39 | `upstream_http::sessions`: a second 404, one handshake for all who wait |
 //! | F47, F48 | `scenarios::leaving`: each moment between the body and the handle |
 //! | F49 | `scenarios::leaving::a_client_that_closes_its_stream_cancels_its_call` and `session_wire::streams::a_client_that_leaves_closes_the_stream_and_cancels_nothing` |
 //! | F50 | `scenarios::lifetime::the_sweeper_needs_nobody_to_ask` |
 //! | F53 to F57 | the disk store's own tests, and `soak/` for real disks |
+//! | F58 | `operations::clock`: the program with a clock that is set |
 //! | F59 | `kill_cycles`: a process that is stopped and goes on |
 //! | F60 | `sockets_http::life::a_shortage_of_descriptors_passes` |
 //! | F63 | `scenarios::store_faults::a_store_that_dawdles_holds_up_nobody_else` |
@@ -21,6 +22,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+#[path = "faults/busy.rs"]
+mod busy;
 #[allow(dead_code, reason = "this test needs servers alone")]
 #[path = "support/certificates.rs"]
 mod certificates;

@@ -3,8 +3,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "operations/clock.rs"]
+mod clock;
 #[path = "operations/handover.rs"]
 mod handover;
+#[path = "operations/long_list.rs"]
+mod long_list;
 #[path = "operations/operators.rs"]
 mod operators;
 #[path = "operations/program.rs"]

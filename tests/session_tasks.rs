@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "session_tasks/arrays.rs"]
+mod arrays;
 #[allow(dead_code, reason = "other tests count bytes")]
 #[path = "support/session_client.rs"]
 mod client;

@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use crate::config::{Config, StoreSettings};
 use crate::server::admin::Readiness;
 use crate::store::{DiskSettings, DiskStore, Health, MemoryStore, OpenError, TaskStore, disk};
-use crate::task::{Clock, SteadyClock, SystemClock};
+use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::upstream::http::Life;
 
 /// The store cannot be read, or a file of it is damaged (`EX_IOERR`).
@@ -33,10 +35,10 @@ pub(super) struct Opened {
 pub(super) async fn open(config: &Config, life: &Life, readiness: &Readiness) -> Result<Opened, OpenError> {
     let Some(settings) = settings(config) else {
         let store = Arc::new(MemoryStore::new(config.store.limits().stored_bytes_max));
-        return Ok(Opened { store, disk: None, clock: Arc::new(SystemClock) });
+        return Ok(Opened { store, disk: None, clock: steady(SystemClock.now()) });
     };
     let disk = DiskStore::open(settings).await?;
-    let clock = Arc::new(SteadyClock::new(SystemClock, disk.last_seen()));
+    let clock = steady(SystemClock.now().max(disk.last_seen()));
     let (mut health, readiness, stop) = (disk.watch_health(), readiness.clone(), life.stop.clone());
     life.tracker.spawn(async move {
         loop {
@@ -48,6 +50,12 @@ pub(super) async fn open(config: &Config, life: &Life, readiness: &Readiness) ->
         }
     });
     Ok(Opened { store: Arc::<DiskStore>::clone(&disk), disk: Some(disk), clock })
+}
+
+/// The time of tasks in this life of the process.
+fn steady(begin: Timestamp) -> Arc<dyn Clock> {
+    let began = Instant::now();
+    Arc::new(SteadyClock::new(begin, move || began.elapsed()))
 }
 
 /// Says whether new tasks are taken.

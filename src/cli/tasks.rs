@@ -26,6 +26,7 @@ pub enum Order {
     List {
         upstream: Option<String>,
         state: Option<String>,
+        reason: Option<String>,
         limit: usize,
     },
     /// A task by its reference.
@@ -89,7 +90,10 @@ struct Refusal {
 /// See [`AskError`].
 pub async fn run(admin: &Url, order: &Order) -> Result<Outcome, AskError> {
     match order {
-        Order::List { upstream, state, limit } => list(admin, upstream.as_deref(), state.as_deref(), *limit).await,
+        Order::List { upstream, state, reason, limit } => {
+            let wanted = [("upstream", upstream), ("state", state), ("reason", reason)];
+            list(admin, wanted.map(|(name, value)| Some((name, value.as_deref()?))), *limit).await
+        }
         Order::Show(reference) => match ask(admin, Method::GET, &["tasks", reference], &[]).await? {
             (status, body) if status.is_success() => Ok(Outcome::Done(details(&read(&body)?))),
             (_, body) => refused(&body),
@@ -101,13 +105,12 @@ pub async fn run(admin: &Url, order: &Order) -> Result<Outcome, AskError> {
     }
 }
 
-async fn list(admin: &Url, upstream: Option<&str>, state: Option<&str>, limit: usize) -> Result<Outcome, AskError> {
+async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> Result<Outcome, AskError> {
     let (mut all, mut after) = (Vec::<Entry>::new(), None::<String>);
     while all.len() < limit {
         let page = PAGE.min(limit - all.len()).to_string();
         let mut query = vec![("limit", page.as_str())];
-        query.extend(upstream.map(|upstream| ("upstream", upstream)));
-        query.extend(state.map(|state| ("state", state)));
+        query.extend(wanted.into_iter().flatten());
         query.extend(after.as_deref().map(|after| ("after", after)));
         let (status, body) = ask(admin, Method::GET, &["tasks"], &query).await?;
         if !status.is_success() {

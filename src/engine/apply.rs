@@ -6,6 +6,7 @@ use std::time::Duration;
 use super::Engine;
 use crate::failpoint;
 use crate::store::{Revision, StoreError, Stored};
+use crate::task::digest::Whose;
 use crate::task::{
     Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Shown, Task, TaskKey, transition,
 };
@@ -177,6 +178,16 @@ fn visit_stored(before: &Task, after: &Task) {
     }
 }
 
+/// Logs that a client was shown how its task stands (L25-61).
+pub fn record_shown(task: &Task) {
+    let principal = Whose(&task.key.owner);
+    if task.is_settled() {
+        tracing::info!(task = ?task.key.id, %principal, "an outcome was read");
+    } else {
+        tracing::debug!(task = ?task.key.id, %principal, "a task was looked at");
+    }
+}
+
 /// Counts and logs what a write changed; never payloads (design.md 6).
 fn record(before: &Task, after: &Task) {
     let Phase::Settled(outcome) = &after.phase else { return };
@@ -194,7 +205,8 @@ fn record(before: &Task, after: &Task) {
         .increment(1);
     metrics::gauge!(crate::metric::TASKS_IN_FLIGHT, "upstream" => Arc::clone(&upstream)).decrement(1.0);
     metrics::histogram!(crate::metric::TASK_AGE, "upstream" => Arc::clone(&upstream)).record(age.as_secs_f64());
-    tracing::info!(task = ?after.key.id, %upstream, tool = %after.origin.tool, outcome = label, ?age, "task settled");
+    let (principal, tool) = (Whose(&after.key.owner), &after.origin.tool);
+    tracing::info!(task = ?after.key.id, %principal, %upstream, %tool, outcome = label, ?age, "task settled");
 }
 
 const fn outcome_label(outcome: &Outcome) -> &'static str {

@@ -19,6 +19,7 @@ use crate::dialect::negotiate::declared_by;
 use crate::failpoint;
 use crate::metric;
 use crate::store::Stored;
+use crate::task::digest::Whose;
 use crate::task::{
     Event, Executed, Failure, GatewayFault, Origin, Phase, Plan, Reason, Shown, StoredCall, Task, TaskKey, Timestamp,
     ToolPolicy, ToolRules,
@@ -252,8 +253,9 @@ fn record(task: &Task, verdict: &Verdict) {
         Verdict::Run(Way::Resend) => "rerun",
     };
     metrics::counter!(metric::RECOVERED, "outcome" => outcome).increment(1);
+    let principal = Whose(&task.key.owner);
     let (upstream, tool, crashes) = (&task.origin.upstream, &task.origin.tool, task.recovery.crashes);
-    tracing::info!(task = ?task.key.id, %upstream, %tool, crashes, outcome, "a task of an earlier life");
+    tracing::info!(task = ?task.key.id, %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
 }
 
 impl Reach {

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::{Cancelled, Engine, TaskError};
+use crate::task::digest::Whose;
 use crate::task::{Shown, Task, TaskKey};
 
 /// Rows that are looked at in one go; others get their turn in between.
@@ -38,7 +39,7 @@ impl Engine {
     pub async fn cancel_for_operator(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
         let cancelled = self.cancel(key).await?;
         if !cancelled.was_settled {
-            tracing::info!(task = ?key.id, "an operator cancelled a task");
+            tracing::info!(task = ?key.id, principal = %Whose(&key.owner), "an operator cancelled a task");
         }
         Ok(cancelled)
     }

@@ -7,6 +7,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -17,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use crate::dialect::PeerDialect;
 use crate::dialect::peer::{Refusal, Refused};
 use crate::dialect::relay_core_2025_11_25::TaskSupport;
+use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::mirrored::{self, Annotations, Mirrored};
 use crate::upstream::{Answer, BeginError, CallContext, ExchangeEvent, Lost, NativeTask, Upstream, UpstreamRequest};
@@ -35,12 +37,16 @@ const MISS_AFTER: Duration = Duration::from_secs(1);
 /// The longest that fetching all pages may take.
 const FETCH_MAX: Duration = Duration::from_secs(60);
 
-/// Bounds of one list (reliability.md U35): beyond them it is cut off.
+/// Bounds of one list (reliability.md U35): beyond them it is cut off. A page is bounded by what is kept of any result.
 const PAGES_MAX: usize = 200;
 const TOOLS_MAX: usize = 10_000;
+const BYTES_MAX: usize = 32 << 20;
 
 /// Lists kept at a time.
 const LISTS_MAX: u64 = 1_000;
+
+/// A whole list that nobody asked for this long is not served in place of one that is cut off.
+const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 
 /// The tool lists of one upstream.
 #[derive(Debug)]
@@ -48,6 +54,9 @@ pub struct Catalog {
     upstream: Arc<dyn Upstream>,
     peer: Arc<dyn PeerDialect>,
     lists: moka::future::Cache<ListKey, Arc<ToolList>>,
+    /// The last list of each kind that was not cut off. It holds no session.
+    whole: moka::future::Cache<ListKey, Arc<Published>>,
+    is_cut_off: AtomicBool,
 }
 
 type ListKey = (Principal, Payload);
@@ -55,11 +64,16 @@ type ListKey = (Principal, Payload);
 /// One list as it was published.
 #[derive(Debug)]
 pub struct ToolList {
-    /// The result of `tools/list`, all pages in one.
-    pub result: Payload,
-    tools: HashMap<String, Listed>,
+    published: Arc<Published>,
     fetched_at: Instant,
     changes: Mutex<broadcast::Receiver<(Arc<str>, Option<Payload>)>>,
+}
+
+/// What clients see of a list, and what their calls are checked against.
+#[derive(Debug)]
+struct Published {
+    result: Payload,
+    tools: HashMap<String, Listed>,
 }
 
 /// What the calls of one tool are checked against.
@@ -71,22 +85,28 @@ struct Listed {
 }
 
 impl ToolList {
+    /// The result of `tools/list`, all pages in one.
+    #[must_use]
+    pub fn result(&self) -> &Payload {
+        &self.published.result
+    }
+
     /// The arguments that a tool wants repeated in headers; `None` if there is no such tool.
     #[must_use]
     pub fn mirrored(&self, tool: &str) -> Option<&[Mirrored]> {
-        self.tools.get(tool).map(|listed| listed.mirrored.as_slice())
+        self.published.tools.get(tool).map(|listed| listed.mirrored.as_slice())
     }
 
     /// Whether the upstream makes tasks of its own of this tool's calls.
     #[must_use]
     pub fn task_support(&self, tool: &str) -> TaskSupport {
-        self.tools.get(tool).map_or_else(TaskSupport::default, |listed| listed.task_support)
+        self.published.tools.get(tool).map_or_else(TaskSupport::default, |listed| listed.task_support)
     }
 
     /// Whether the tool's annotations say that calling it again does no harm. Hints of the upstream's.
     #[must_use]
     pub fn is_repeatable(&self, tool: &str) -> bool {
-        self.tools.get(tool).is_some_and(|listed| listed.is_repeatable)
+        self.published.tools.get(tool).is_some_and(|listed| listed.is_repeatable)
     }
 
     fn is_fresh(&self) -> bool {
@@ -121,7 +141,8 @@ impl Catalog {
     #[must_use]
     pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn PeerDialect>) -> Self {
         let lists = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(KEPT_FOR).build();
-        Self { upstream, peer, lists }
+        let whole = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(WHOLE_KEPT_FOR).build();
+        Self { upstream, peer, lists, whole, is_cut_off: AtomicBool::new(false) }
     }
 
     /// Lets go of what nobody asks for any more, until told to stop. The cache does that only when it is
@@ -129,6 +150,7 @@ impl Catalog {
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         while stop.run_until_cancelled(tokio::time::sleep(KEPT_FOR)).await.is_some() {
             self.lists.run_pending_tasks().await;
+            self.whole.run_pending_tasks().await;
         }
     }
 
@@ -168,25 +190,64 @@ impl Catalog {
     async fn fetch(&self, context: &CallContext) -> Result<Arc<ToolList>, CatalogError> {
         // Heard from before the first page on, so that no change falls between.
         let changes = self.upstream.notifications(context).await.map_err(from_begin)?;
-        let mut tools = Vec::new();
-        let mut first = None;
-        let mut cursor = None;
+        let key = (context.principal.clone(), context.client.capabilities.clone());
+        let published = match self.pages(context).await? {
+            Pages { first, tools, is_whole: true } => {
+                self.mark(false, tools.len());
+                let published = Arc::new(publish(&first, &tools));
+                self.whole.insert(key, Arc::clone(&published)).await;
+                published
+            }
+            Pages { first, tools, is_whole: false } => {
+                self.mark(true, tools.len());
+                // What was whole says more than what is not.
+                self.whole.get(&key).await.unwrap_or_else(|| Arc::new(publish(&first, &tools)))
+            }
+        };
+        Ok(Arc::new(ToolList { published, fetched_at: Instant::now(), changes: Mutex::new(changes) }))
+    }
+
+    /// Reads page after page, as far as the bounds let it.
+    async fn pages(&self, context: &CallContext) -> Result<Pages, CatalogError> {
+        let (mut tools, mut bytes) = (Vec::new(), 0);
+        let (mut first, mut cursor) = (None, None);
         for _ in 0..PAGES_MAX {
-            let page = self.page(cursor.take(), context).await?;
+            let page = match self.page(cursor.take(), context).await {
+                Ok(page) => page,
+                // Of a page that is too large nothing can be told.
+                Err(CatalogError::Gateway(GatewayFault { reason: Reason::ResultTooLarge, .. })) => {
+                    let first = first.map_or_else(empty_list, Ok)?;
+                    return Ok(Pages { first, tools, is_whole: false });
+                }
+                Err(error) => return Err(error),
+            };
+            bytes += page.payload().as_str().len();
             tools.extend(page.get("tools").as_ref().and_then(items).ok_or(CatalogError::Gateway(MALFORMED))?);
             // Only an absent or null cursor ends a list; an empty string is a cursor (UPC-04).
             cursor = page.get("nextCursor").filter(|cursor| cursor.as_str() != "null");
             first.get_or_insert(page);
-            if cursor.is_none() || tools.len() >= TOOLS_MAX {
+            if cursor.is_none() || tools.len() >= TOOLS_MAX || bytes >= BYTES_MAX {
                 break;
             }
         }
-        if cursor.is_some() || tools.len() > TOOLS_MAX {
-            tracing::warn!(upstream = %self.upstream.name(), tools = tools.len(), "the tool list is too long and is cut off");
-            tools.truncate(TOOLS_MAX);
-        }
+        let is_whole = cursor.is_none() && tools.len() <= TOOLS_MAX && bytes <= BYTES_MAX;
+        tools.truncate(TOOLS_MAX);
         let first = first.ok_or(CatalogError::Gateway(MALFORMED))?;
-        Ok(Arc::new(publish(&first, &tools, changes)))
+        Ok(Pages { first, tools, is_whole })
+    }
+
+    /// Tells operators whether the upstream's list is more than is taken, when that changes.
+    fn mark(&self, is_cut_off: bool, tools: usize) {
+        if self.is_cut_off.swap(is_cut_off, Ordering::Relaxed) == is_cut_off {
+            return;
+        }
+        let upstream = self.upstream.name();
+        metrics::gauge!(metric::TOOLS_CUT_OFF, "upstream" => Arc::clone(upstream)).set(f64::from(u8::from(is_cut_off)));
+        if is_cut_off {
+            tracing::warn!(%upstream, tools, "the tool list is too long and is cut off, or the last whole one served");
+        } else {
+            tracing::info!(%upstream, tools, "the tool list is whole again");
+        }
     }
 
     /// One page. A server without tools has an empty list.
@@ -202,8 +263,7 @@ impl Catalog {
                     return Object::of(&result).ok_or(CatalogError::Gateway(MALFORMED));
                 }
                 ExchangeEvent::Faulted(error) if error.code == fault::METHOD_NOT_FOUND => {
-                    let empty = ObjectWriter::new().member("tools", &Payload::of::<[u8; 0]>(&[])).finish();
-                    return Object::of(&empty).ok_or(CatalogError::Gateway(MALFORMED));
+                    return empty_list();
                 }
                 ExchangeEvent::Faulted(error) => return Err(CatalogError::Upstream(error)),
                 // Not a task, so this is nothing that an upstream can say.
@@ -229,6 +289,19 @@ impl Catalog {
     }
 }
 
+/// What was read of a list.
+struct Pages {
+    /// Its other members are those of the whole.
+    first: Object,
+    tools: Vec<Payload>,
+    is_whole: bool,
+}
+
+fn empty_list() -> Result<Object, CatalogError> {
+    let empty = ObjectWriter::new().member("tools", &Payload::of::<[u8; 0]>(&[])).finish();
+    Object::of(&empty).ok_or(CatalogError::Gateway(MALFORMED))
+}
+
 const MALFORMED: GatewayFault = GatewayFault::new(Reason::UpstreamMalformed, Executed::No);
 
 fn from_begin(error: BeginError) -> CatalogError {
@@ -245,7 +318,7 @@ fn items(array: &Payload) -> Option<Vec<Payload>> {
 }
 
 /// Rewrites all tools for clients and remembers what their calls must be checked against.
-fn publish(first: &Object, tools: &[Payload], changes: broadcast::Receiver<(Arc<str>, Option<Payload>)>) -> ToolList {
+fn publish(first: &Object, tools: &[Payload]) -> Published {
     let mut published = Vec::with_capacity(tools.len());
     let mut by_name = HashMap::with_capacity(tools.len());
     for tool in tools.iter().filter_map(Object::of) {
@@ -266,7 +339,7 @@ fn publish(first: &Object, tools: &[Payload], changes: broadcast::Receiver<(Arc<
         by_name.insert(name, Listed { mirrored, task_support: TaskSupport::of(&tool), is_repeatable });
     }
     let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
-    ToolList { result, tools: by_name, fetched_at: Instant::now(), changes: Mutex::new(changes) }
+    Published { result, tools: by_name }
 }
 
 /// `readOnlyHint` or `idempotentHint` (reliability.md d.2).

@@ -7,9 +7,9 @@ use std::borrow::Cow;
 
 use http::{HeaderMap, HeaderName};
 
-use super::digest::digest;
 use crate::dialect::Complaint;
 use crate::task::Idempotency;
+use crate::task::digest::digest;
 use crate::wire::canonical::canonical;
 use crate::wire::meta::{IDEMPOTENCY_KEY, META};
 use crate::wire::{Object, Payload};

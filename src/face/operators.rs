@@ -14,10 +14,10 @@ use http::{HeaderValue, Method, StatusCode};
 use serde::Serialize;
 use tokio::sync::Mutex;
 
-use super::digest::{SHORT, principal_reference, task_reference};
 use super::http::{Endpoint, Inbound, Response, empty_body, full_body};
 use crate::dialect::faults::reason_key;
 use crate::engine::{Engine, TaskError};
+use crate::task::digest::{SHORT, principal_reference, task_reference};
 use crate::task::{Failure, Outcome, Phase, Task, TaskKey};
 
 /// Tasks on one page, if nothing else is asked for; and at most.
@@ -136,6 +136,7 @@ type Position = (u64, String);
 struct Wanted {
     upstream: Option<String>,
     state: Option<String>,
+    reason: Option<String>,
     after: Option<Position>,
     limit: Option<usize>,
 }
@@ -148,12 +149,13 @@ impl Wanted {
                 "upstream" => wanted.upstream = Some(value.into_owned()),
                 "state" if STATES.contains(&value.as_ref()) => wanted.state = Some(value.into_owned()),
                 "state" => return Err("state is one of queued, working, input_required, completed, failed, cancelled"),
+                "reason" => wanted.reason = Some(value.into_owned()),
                 "after" => wanted.after = Some(position(&value).ok_or("after is the next of an earlier page")?),
                 "limit" => {
                     let limit = value.parse().ok().filter(|limit| (1..=PAGE_MAX).contains(limit));
                     wanted.limit = Some(limit.ok_or("limit is a number from 1 to 1000")?);
                 }
-                _ => return Err("a list takes upstream, state, after and limit"),
+                _ => return Err("a list takes upstream, state, reason, after and limit"),
             }
         }
         Ok(wanted)
@@ -162,6 +164,7 @@ impl Wanted {
     fn fits(&self, task: &Task) -> bool {
         self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
             && self.state.as_deref().is_none_or(|wanted| wanted == state(&task.phase).0)
+            && self.reason.as_deref().is_none_or(|wanted| Some(wanted) == state(&task.phase).1)
     }
 }
 
@@ -307,9 +310,12 @@ mod tests {
     fn a_query_is_read_whole_or_refused() {
         let after = Some((5, "00000000000a".to_owned()));
         let limit = Some(1000);
-        let wanted = Wanted::read(Some("upstream=a%20b&state=failed&limit=1000&after=5-00000000000a"));
+        let wanted = Wanted::read(Some("upstream=a%20b&state=failed&reason=poison&limit=1000&after=5-00000000000a"));
         let upstream = Some("a b".to_owned());
-        assert_eq!(wanted, Ok(Wanted { upstream, state: Some("failed".to_owned()), after, limit }));
+        assert_eq!(
+            wanted,
+            Ok(Wanted { upstream, state: Some("failed".to_owned()), reason: Some("poison".to_owned()), after, limit })
+        );
         assert_eq!(Wanted::read(None), Ok(Wanted::default()));
         for wrong in
             ["state=done", "limit=0", "limit=1001", "limit=x", "after=5", "after=5-x", "id=1", "after=x-00000000000a"]

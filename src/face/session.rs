@@ -5,6 +5,7 @@
 //! through the `pipe`, but for what is about tasks, which goes to `tasks`. Read `sessions` for what outlives an
 //! upstream.
 
+mod batch;
 pub(super) mod bridge;
 mod handshake;
 pub(super) mod native;
@@ -181,8 +182,7 @@ impl SessionFace {
         if bridge::carries(&session) {
             return bridge::post_batch(&self.shared, session, batch, inbound).await;
         }
-        let items = batch.into_iter().map(|(read, bytes)| batch_item(read, bytes)).collect();
-        pipe::post_batch(&self.shared, session, items, inbound.accepted).await
+        batch::post(&self.shared, session, batch, inbound).await
     }
 
     /// Opens a stream, or takes one up.

@@ -266,7 +266,7 @@ impl StatelessFace {
         }
         match self.catalog.list(&self.context(inquiry, self.served.timeouts)).await {
             Ok(list) => {
-                let result = stateless_result(method::TOOLS_LIST, &list.result, &self.identity());
+                let result = stateless_result(method::TOOLS_LIST, list.result(), &self.identity());
                 inquiry.addressee.result(result)
             }
             Err(error) => refused_list(&inquiry.addressee, error),

@@ -112,6 +112,44 @@ async fn a_cancelled_task_is_settled_and_its_upstream_is_told() {
     assert_eq!((code, table.lines().count()), (Some(0), 1));
 }
 
+/// L25-61: by a digest, the same as in the list of tasks.
+#[tokio::test]
+async fn l25_61_creation_end_and_retrieval_are_logged_with_whose_task_it_is() {
+    let (worker, _folder, program) = started().await;
+    let id = program.task("/up/mcp", "k").await;
+    worker.calls(1).await;
+    let list = program.get("/tasks").await.json();
+    let principal = tasks(&list)[0]["principal"].as_str().unwrap().to_owned();
+    worker.answer_all();
+    program.until("/up/mcp", &id, "completed").await;
+    for event in ["a call became a task", "task settled", "an outcome was read"] {
+        program.says(event, 1).await;
+        let log = program.log();
+        let line = log.lines().find(|line| line.contains(event)).unwrap();
+        let fields: Value = serde_json::from_str(line).unwrap();
+        assert_eq!(fields["fields"]["principal"], principal.as_str(), "{line}");
+        assert!(!line.contains(id.as_str().unwrap()) && !line.contains("\"local\""), "{line}");
+    }
+}
+
+/// Reliability.md d.2: this is how the poisonous are found.
+#[tokio::test]
+async fn tasks_are_found_by_the_reason_for_which_they_failed() {
+    let worker = Worker::start().await;
+    let folder = Folder::new();
+    let keys = "deadline = \"200ms\"\n";
+    folder.write(&format!("{}{keys}", block("up", &worker.server)));
+    let program = Program::serve(&folder).await;
+    let id = program.task("/up/mcp", "k").await;
+    program.until("/up/mcp", &id, "failed").await;
+    for (reason, count) in [("deadline_exceeded", 1), ("poison", 0)] {
+        let list = program.get(&format!("/tasks?state=failed&reason={reason}")).await.json();
+        assert_eq!(tasks(&list).len(), count, "{reason}");
+        let (code, table, _) = operate(&program, &["list", "--reason", reason]).await;
+        assert_eq!((code, table.lines().count()), (Some(0), count + 1), "{reason}: {table}");
+    }
+}
+
 /// T06, B66: what keeps web pages from clients' paths keeps them from these.
 #[tokio::test]
 async fn foreign_hosts_and_pages_reach_no_task() {

@@ -13,6 +13,7 @@ use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;
 use crate::store::StoreError;
+use crate::task::digest::Whose;
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Plan, Question, Reason,
     Recovery, Shown, Task, TaskKey, transition,
@@ -66,7 +67,7 @@ impl Runner {
         if matches!(self.spec.plan, Plan::Grace(_)) {
             self.count_grace("task");
         }
-        tracing::info!("a call became a task");
+        tracing::info!(principal = %Whose(&self.spec.owner), "a call became a task");
         self.held = Held::default();
         Next::Continue
     }

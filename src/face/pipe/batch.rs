@@ -18,6 +18,7 @@ use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{bare, event_stream};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
+use crate::face::session::bridge::said::Saying;
 use crate::face::session::sessions::Session;
 use crate::face::session::{Shared, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -26,6 +27,9 @@ use crate::wire::{ProtocolVersion, RequestId, RpcError, envelope};
 
 /// A message of an array, or what is wrong with it. `None` is one that was for the gateway itself.
 pub(in crate::face) type Item = Result<Option<Parcel>, (Option<RequestId>, Complaint)>;
+
+/// What a call says that the gateway drives itself.
+pub(in crate::face) type Driven = BoxStream<'static, Saying>;
 
 /// What an array holds, by what is done with it.
 #[derive(Default)]
@@ -41,7 +45,7 @@ struct Sorted {
 pub(in crate::face) async fn post_batch(
     shared: &Arc<Shared>,
     session: Session,
-    items: Vec<Item>,
+    (items, driven): (Vec<Item>, Vec<Driven>),
     accepted: AcceptedTypes,
 ) -> Response {
     let sorted = sort(items);
@@ -53,18 +57,19 @@ pub(in crate::face) async fn post_batch(
         };
         status = if status == StatusCode::ACCEPTED { taken } else { status };
     }
-    if sorted.requests.is_empty() && sorted.refusals.is_empty() {
+    if sorted.requests.is_empty() && sorted.refusals.is_empty() && driven.is_empty() {
         return bare(status);
     }
     let pipings = sorted.requests.into_iter().map(|request| {
         let signs = request.signs().filter(|_| shared.served.life_signs);
         Piping { shared: Arc::clone(shared), session: session.clone(), request, signs }
     });
-    if accepted == AcceptedTypes::Json || pipings.len() == 0 {
-        return array(pipings, sorted.refusals, shared.served.edited_bytes_max).await;
+    if accepted == AcceptedTypes::Json || (pipings.len() == 0 && driven.is_empty()) {
+        return array(pipings, driven, sorted.refusals, shared.served.edited_bytes_max).await;
     }
     let refused = stream::iter(sorted.refusals).map(|error| Ok(sse_message(&error))).boxed();
-    let answers = pipings.map(events).chain([refused]);
+    let driven = driven.into_iter().map(|said| said.map(|saying| Ok(saying.into_event())).boxed());
+    let answers = pipings.map(events).chain(driven).chain([refused]);
     let merged = stream::select_all(answers).map(|event| event.map(Frame::data));
     let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
     let source = StreamBody::new(merged).boxed_unsync();
@@ -90,12 +95,19 @@ fn sort(items: Vec<Item>) -> Sorted {
 }
 
 /// All answers in one array; of streams only the answers.
-async fn array(pipings: impl Iterator<Item = Piping>, refusals: Vec<Bytes>, bytes_max: usize) -> Response {
+async fn array(
+    pipings: impl Iterator<Item = Piping>,
+    driven: Vec<Driven>,
+    refusals: Vec<Bytes>,
+    bytes_max: usize,
+) -> Response {
     let answers = pipings.map(|piping| async move {
         let id = piping.request.id.clone();
         message(piping.run(AcceptedTypes::Json).await, &id, bytes_max).await
     });
-    let all: Vec<Bytes> = join_all(answers).await.into_iter().chain(refusals).collect();
+    let driven = join_all(driven.into_iter().map(last));
+    let (answers, driven) = futures_util::join!(join_all(answers), driven);
+    let all: Vec<Bytes> = answers.into_iter().chain(driven.into_iter().flatten()).chain(refusals).collect();
     let mut text = Vec::with_capacity(all.iter().map(|message| message.len() + 1).sum::<usize>() + 2);
     text.push(b'[');
     text.extend_from_slice(&all.join(&b','));
@@ -103,6 +115,17 @@ async fn array(pipings: impl Iterator<Item = Piping>, refusals: Vec<Bytes>, byte
     let mut response = Response::new(full_body(text.into()));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
+}
+
+/// The answer of a driven call; none if it was cancelled.
+async fn last(mut said: Driven) -> Option<Bytes> {
+    while let Some(saying) = said.next().await {
+        match saying {
+            Saying::Last(message) => return Some(message),
+            Saying::Event(_) => (),
+        }
+    }
+    None
 }
 
 /// One answer as a message.

@@ -12,7 +12,7 @@ mod introduce;
 mod listen;
 mod log;
 mod round;
-pub(super) mod said;
+pub(in crate::face) mod said;
 mod turns;
 
 use std::borrow::Cow;

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::bridge::call::{self, Caller, Speech, Way};
 use super::bridge::client::Client;
-use super::bridge::said;
+use super::bridge::said::{self, Said};
 use super::sessions::Session;
 use super::tasks::Asking;
 use super::{Shared, addressee, refuse};
@@ -27,7 +27,7 @@ use crate::face::pipe;
 use crate::task::Principal;
 use crate::upstream::{CallContext, NativeTask, Upstream};
 use crate::wire::envelope::{Notification, Request};
-use crate::wire::{RequestId, method};
+use crate::wire::{RequestId, RpcError, method};
 use hearing::Hearing;
 pub(in crate::face) use hearing::own_stream;
 
@@ -92,21 +92,31 @@ pub(super) fn is_about_a_driven_call(shared: &Shared, session: &Session, notific
 /// protocol.md 5.5). Dropping the future means that the client left, which cancels nothing (T-81).
 pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Request, inbound: &Inbound) -> Response {
     let addressee = addressee(Some(&request.id), inbound.accepted);
-    let tool = match pipe::tool_of(request.params.object()) {
-        Ok(tool) => tool,
-        Err(complaint) => return refuse(&addressee, &complaint),
-    };
-    if shared.support(&session, &inbound.principal, &tool).await == TaskSupport::Required {
-        let way = Way { upstream: shared.upstream_for_native(&session), speech: Speech::Sessions };
-        return match call::begin_on(&way, shared, &session, &request, Caller::of(inbound)) {
-            Ok(said) => said.respond(shared, &session, addressee).await,
-            Err(error) => addressee.error(StatusCode::OK, &error),
-        };
+    match drive(shared, &session, &request, inbound).await {
+        Some(Ok(said)) => return said.respond(shared, &session, addressee).await,
+        Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
+        None => (),
     }
     match pipe::request(request, Bytes::clone(&inbound.body)) {
         Ok(parcel) => pipe::post(shared, session, parcel, inbound.accepted).await,
         Err(complaint) => refuse(&addressee, &complaint),
     }
+}
+
+/// Begins a call of a tool that the server runs only as a task; `None` for every other, and for one of which nobody can
+/// tell the tool. What comes of it, or why it was not begun.
+pub(super) async fn drive(
+    shared: &Arc<Shared>,
+    session: &Session,
+    request: &Request,
+    inbound: &Inbound,
+) -> Option<Result<Said, RpcError>> {
+    let tool = pipe::tool_of(request.params.object()).ok()?;
+    if shared.support(session, &inbound.principal, &tool).await != TaskSupport::Required {
+        return None;
+    }
+    let way = Way { upstream: shared.upstream_for_native(session), speech: Speech::Sessions };
+    Some(call::begin_on(&way, shared, session, request, Caller::of(inbound)))
 }
 
 /// The rest of a driven call's stream, where this event was one of it; every other event is the server's own.

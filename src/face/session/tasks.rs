@@ -28,6 +28,7 @@ use crate::dialect::negotiate::can_be_asked;
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::reintroduction::client_capabilities;
 use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply, inputs};
+use crate::engine::apply::record_shown;
 use crate::engine::{Aside, Askable, CallEnd, CallEvent, CallSpec, Rounds, TaskError};
 use crate::face::answer::{Addressee, bare};
 use crate::face::http::{AcceptedTypes, Response};
@@ -338,6 +339,7 @@ impl Shared {
             // After a restart this is how the task finds its client's stream again.
             self.line(key, home, None);
         }
+        record_shown(&task);
         Ok(CoreTasks::default().encode(Reply::Snapshot(&task))?)
     }
 

@@ -8,6 +8,7 @@ use crate::dialect::lifecycle::stateless_result;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{Command, Complaint, FaceDialect, Reply, inputs};
 use crate::engine::TaskError;
+use crate::engine::apply::record_shown;
 use crate::face::refused::Refused;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Maker, Phase, TakesTasks, Task, TaskKey};
@@ -71,6 +72,7 @@ impl StatelessFace {
             dialect.encode(Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })?
         } else {
             metrics::counter!(metric::TASK_POLLS).increment(1);
+            record_shown(&task);
             dialect.encode(Reply::Snapshot(&task))?
         };
         Ok(stateless_result(inquiry.method, &result, &self.identity()))
@@ -84,6 +86,7 @@ impl StatelessFace {
                 metrics::counter!(metric::TASK_POLLS).increment(1);
                 let task = engine.get(&key(id)).await?;
                 check_declared(&inquiry.said, &task)?;
+                record_shown(&task);
                 dialect.encode(Reply::Snapshot(&task))
             }
             Command::Answer(id, answers) => {

@@ -25,7 +25,7 @@ pub(in crate::face::session) struct Said {
 }
 
 /// What one of several calls has to say.
-pub(super) enum Saying {
+pub(in crate::face) enum Saying {
     /// As it stands in a stream.
     Event(Bytes),
     /// The answer, as a message.
@@ -33,11 +33,11 @@ pub(super) enum Saying {
 }
 
 impl Saying {
-    pub(super) fn last(id: &RequestId, ending: &Ending) -> Self {
+    pub(in crate::face::session) fn last(id: &RequestId, ending: &Ending) -> Self {
         Self::Last(last_message(Some(id), ending))
     }
 
-    pub(super) fn into_event(self) -> Bytes {
+    pub(in crate::face) fn into_event(self) -> Bytes {
         match self {
             Self::Event(event) => event,
             Self::Last(message) => sse_message(&message),
@@ -82,7 +82,7 @@ impl Said {
     }
 
     /// All that is said, the answer last; a request that was cancelled has none.
-    pub(super) fn sayings(self, id: RequestId) -> impl Stream<Item = Saying> + Send {
+    pub(in crate::face::session) fn sayings(self, id: RequestId) -> impl Stream<Item = Saying> + Send {
         stream::unfold((Some(self), id), |(said, id)| async move {
             let mut said = said?;
             Some(match said.next().await? {

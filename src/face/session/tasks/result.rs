@@ -16,6 +16,7 @@ use crate::dialect::core_2025_11_25::messages::{self, Step};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::{Complaint, FaceDialect, Reply};
 use crate::engine::TaskError;
+use crate::engine::apply::record_shown;
 use crate::face::answer::{Addressee, event_stream};
 use crate::face::http::{AcceptedTypes, Response};
 use crate::face::session::{Shared, refuse};
@@ -112,7 +113,10 @@ impl Awaiting {
 
     async fn outcome(&self) -> Result<Payload, RpcError> {
         match self.shared.served.engine.get(&self.key).await {
-            Ok(task) if task.is_settled() => CoreTasks::default().encode(Reply::Outcome(&task)),
+            Ok(task) if task.is_settled() => {
+                record_shown(&task);
+                CoreTasks::default().encode(Reply::Outcome(&task))
+            }
             // Nobody watches the task, so nobody can say when it ends.
             Ok(_) => Err(too_many()),
             Err(TaskError::Unknown) => {

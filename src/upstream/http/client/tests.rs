@@ -93,3 +93,28 @@ async fn a_peer_that_is_silent_before_the_connection_is_there_is_unreachable() {
     assert_eq!(post(&url, trusting(authority)).await, Err(fault), "F27");
     assert!(began.elapsed() < 2 * CONNECT_MAX, "the limit holds for all tries together");
 }
+
+/// F27: a port whose queue is full answers no packet any more, as a black hole does.
+#[tokio::test]
+async fn f27_a_connection_that_nobody_answers_ends_at_its_limit_and_nothing_was_sent() {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(0).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut waiting = Vec::new();
+    let is_full = loop {
+        match tokio::time::timeout(Duration::from_millis(300), TcpStream::connect(address)).await {
+            Ok(stream) => waiting.push(stream.unwrap()),
+            Err(_) => break true,
+        }
+        if waiting.len() > 64 {
+            break false;
+        }
+    };
+    assert!(is_full, "the queue has an end");
+    let url = format!("http://{address}/mcp").parse().unwrap();
+    let (began, fault) = (tokio::time::Instant::now(), GatewayFault::new(Reason::UpstreamUnreachable, Executed::No));
+    assert_eq!(post(&url, ClientTls::default()).await, Err(fault));
+    assert!(began.elapsed() >= CONNECT_MAX, "it was waited for");
+    drop((listener, waiting));
+}

@@ -1,10 +1,11 @@
 //! Digests of things that are not to be kept or shown themselves.
 
+use std::fmt;
 use std::fmt::Write as _;
 
 use aws_lc_rs::digest::{Context, SHA256};
 
-use crate::task::{Digest, Principal, TaskKey};
+use super::{Digest, Principal, TaskKey};
 
 /// Digits of a short digest: 48 bits, so that a hundred thousand tasks hardly ever share one.
 pub const SHORT: usize = 12;
@@ -36,6 +37,16 @@ pub fn principal_reference(principal: &Principal) -> String {
     short(&digest([b"principal", principal.as_str().as_bytes()]))
 }
 
+/// A principal as logs show it, by its reference. The digest is made only where the line is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Whose<'a>(pub &'a Principal);
+
+impl fmt::Display for Whose<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&principal_reference(self.0))
+    }
+}
+
 fn short(digest: &Digest) -> String {
     digest.0.iter().take(SHORT / 2).fold(String::with_capacity(SHORT), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
@@ -54,6 +65,7 @@ mod tests {
         let key = TaskKey { owner: Principal::local(), id: TaskId::from_bits(1) };
         assert_eq!(task_reference(&key), "cc11033d752c");
         assert_eq!(principal_reference(&Principal::local()), "e39b801c66c8");
+        assert_eq!(Whose(&Principal::local()).to_string(), "e39b801c66c8");
         let other = TaskKey { owner: Principal::anonymous(), ..key };
         assert_ne!(task_reference(&other), "cc11033d752c");
     }

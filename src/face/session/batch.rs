@@ -1,0 +1,56 @@
+//! Arrays of messages, which 2025-03-26 alone has, in front of a server with sessions: each message goes the way that it
+//! would go alone, and the answers come back together.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt};
+
+use super::bridge::said::Saying;
+use super::sessions::Session;
+use super::{Shared, batch_item, bridge, is_own, native, vet};
+use crate::face::http::{Inbound, Response};
+use crate::face::pipe;
+use crate::wire::Message;
+use crate::wire::envelope::EnvelopeError;
+
+/// Answers an array.
+pub(super) async fn post(
+    shared: &Arc<Shared>,
+    session: Session,
+    batch: Vec<(Result<Message, EnvelopeError>, Bytes)>,
+    inbound: &Inbound,
+) -> Response {
+    let (mut items, mut driven) = (Vec::new(), Vec::new());
+    for (read, bytes) in batch {
+        match read {
+            Ok(Message::Request(request)) if native::may_drive(&session, &request) => {
+                let id = request.id.clone();
+                let message = Message::Request(request.clone());
+                let is_sound = vet(&message).is_ok();
+                let begun = if is_sound { native::drive(shared, &session, &request, inbound).await } else { None };
+                match begun {
+                    Some(Ok(said)) => driven.push(said.sayings(id).boxed()),
+                    Some(Err(error)) => driven.push(stream::iter([Saying::last(&id, &Err(error))]).boxed()),
+                    None => items.push(batch_item(Ok(message), bytes)),
+                }
+            }
+            Ok(message) if is_about_a_driven_call(shared, &session, &message) => {
+                // What wants no answer has a status at most, and the array has its own.
+                let _ = bridge::post(shared, session.clone(), message, inbound).await;
+                items.push(Ok(None));
+            }
+            read => items.push(batch_item(read, bytes)),
+        }
+    }
+    pipe::post_batch(shared, session, (items, driven), inbound.accepted).await
+}
+
+/// Whether a message calls off a call that the gateway drives, or answers a question of one.
+fn is_about_a_driven_call(shared: &Shared, session: &Session, message: &Message) -> bool {
+    match message {
+        Message::Notification(notification) => native::is_about_a_driven_call(shared, session, notification),
+        Message::Response(response) => session.token.tasks.calls && response.id.as_ref().is_some_and(is_own),
+        Message::Request(_) => false,
+    }
+}

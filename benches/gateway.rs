@@ -9,6 +9,8 @@
 mod bare;
 #[path = "gateway/creates.rs"]
 mod creates;
+#[path = "gateway/held.rs"]
+mod held;
 #[path = "gateway/line.rs"]
 mod line;
 #[path = "gateway/load.rs"]
@@ -23,6 +25,12 @@ mod parts;
 mod plan;
 #[path = "gateway/report.rs"]
 mod report;
+#[path = "gateway/rows.rs"]
+mod rows;
+#[path = "gateway/secure.rs"]
+mod secure;
+#[path = "gateway/starts.rs"]
+mod starts;
 #[path = "gateway/upstream.rs"]
 mod upstream;
 
@@ -37,7 +45,7 @@ use tokio::signal::unix::{SignalKind, signal};
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// The longest that a whole run may take.
-const RUN_MAX: Duration = Duration::from_secs(600);
+const RUN_MAX: Duration = Duration::from_secs(1_200);
 
 fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -80,7 +88,7 @@ fn serve(arguments: &[String]) -> anyhow::Result<()> {
             [bare::TASKS] => bare::serve_tasks().await,
             [bare::PROXY, upstream] => bare::serve_proxy(line::Protocol::Http1, upstream).await,
             [bare::PROXY_HTTP2, upstream] => bare::serve_proxy(line::Protocol::Http2, upstream).await,
-            [upstream::NAME] => upstream::serve().await,
+            [upstream::NAME, folder] => upstream::serve(folder.as_ref()).await,
             _ => bail!("no such part: {arguments:?}"),
         }
     })

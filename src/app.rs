@@ -193,8 +193,8 @@ impl Gateway {
             tokio::time::sleep(notice).await;
             self.parts.leaving.cancel();
         };
-        let (drained, lost, ()) =
-            tokio::join!(self.clients.drain(plan), finish(&self.parts.engine, &self.ending, plan), leave);
+        let ended = finish(&self.parts.engine, self.clients.heard_out(), &self.ending, plan);
+        let (drained, lost, ()) = tokio::join!(self.clients.drain(plan), ended, leave);
         let retired = self.retired.all();
         let closing =
             self.upstreams.iter().map(|one| one.upstream.close()).chain(retired.iter().map(|one| one.close()));
@@ -213,11 +213,20 @@ impl Gateway {
 
 /// Waits for the calls in progress, then ends the streams of those who listen: they hear how their tasks end,
 /// and hold up no drain. Returns how many calls were let go.
-async fn finish(engine: &Engine, ending: &CancellationToken, plan: DrainPlan) -> usize {
+async fn finish(
+    engine: &Engine,
+    heard_out: impl Future<Output = ()>,
+    ending: &CancellationToken,
+    plan: DrainPlan,
+) -> usize {
     let farewell = FAREWELL.min(plan.max / 10);
-    // Until balancers have noticed, everything is served as ever.
+    // Until balancers have noticed, everything is served as ever, and so are those who were let in until then.
     tokio::time::sleep(plan.notice).await;
-    let early = tokio::time::timeout(plan.max - farewell, engine.drain(plan.max)).await;
+    let drained = async {
+        heard_out.await;
+        engine.drain(plan.max).await
+    };
+    let early = tokio::time::timeout(plan.max - farewell, drained).await;
     ending.cancel();
     match early {
         Ok(lost) => lost,

@@ -34,7 +34,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use wire_client::{Answer, Flavour, Wire};
 
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -84,10 +84,10 @@ struct Watch {
 }
 
 impl Watch {
-    fn check(&self, what: &str, answer: &Answer) -> bool {
+    fn check(&self, (what, asked): (&str, Instant), answer: &Answer) -> bool {
         let is_well = answer.is_whole && answer.status == Some(200) && answer.result().is_some();
         if !is_well {
-            self.mistakes.lock().push(format!("{what}: {answer:?}"));
+            self.mistakes.lock().push(format!("{what} after {:?}: {answer:?}", asked.elapsed()));
         }
         is_well
     }
@@ -100,14 +100,16 @@ impl Watch {
             count += 1;
             let nonce = format!("n{number}-{count}x");
             let arguments = json!({"nonce": nonce, "ms": 300, "steps": 3});
+            let asked = Instant::now();
             let answer = wire.ask(address, "tools/call", json!({"name": "work", "arguments": arguments})).await;
-            if !self.check("tools/call", &answer) {
+            if !self.check(("tools/call", asked), &answer) {
                 continue;
             }
             let id = answer.json()["result"]["taskId"].clone();
             loop {
+                let asked = Instant::now();
                 let answer = wire.ask(address, "tasks/get", json!({"taskId": id})).await;
-                if !self.check("tasks/get", &answer) {
+                if !self.check(("tasks/get", asked), &answer) {
                     break;
                 }
                 let task = answer.json()["result"].take();
@@ -160,6 +162,9 @@ async fn fifty_restarts_under_load_fail_no_request_and_lose_no_task() {
     };
     let (_, _last) = tokio::join!(clients, restarts);
     let mistakes = watch.mistakes.lock();
-    assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
+    let log = std::fs::read_to_string(folder.path().join("log")).unwrap_or_default();
+    let said = log.lines().filter(|line| line.contains("WARN") || line.contains("ERROR") || line.contains("drained"));
+    let said: Vec<_> = said.rev().take(30).collect();
+    assert!(mistakes.is_empty(), "{}\n{}", mistakes.join("\n"), said.join("\n"));
     assert!(watch.completed.load(Ordering::Relaxed) >= count, "too little was tried");
 }

@@ -22,7 +22,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use crate::line::Protocol;
@@ -35,6 +37,8 @@ pub(crate) const PROXY: &str = "proxy";
 pub(crate) const PROXY_HTTP2: &str = "proxy-http2";
 
 const SHARDS: usize = 64;
+/// Calls in progress on one connection over HTTP/2.
+const STREAMS_MAX: u32 = 20_000;
 
 /// Serves one protocol on a free port until the process is ended, and says where.
 pub(crate) async fn serve<F, A, B>(protocol: Protocol, answer: F) -> anyhow::Result<()>
@@ -45,20 +49,55 @@ where
 {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no free port")?;
     writeln!(std::io::stdout(), "serving http://{}/", listener.local_addr()?)?;
+    serve_on(listener, protocol, None, answer).await
+}
+
+/// The same on a listener, behind TLS if there is an acceptor.
+pub(crate) async fn serve_on<F, A, B>(
+    listener: TcpListener,
+    protocol: Protocol,
+    tls: Option<TlsAcceptor>,
+    answer: F,
+) -> anyhow::Result<()>
+where
+    F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+    A: Future<Output = anyhow::Result<Response<B>>> + Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+{
     let tracker = TaskTracker::new();
     loop {
         let (socket, _) = listener.accept().await.context("cannot accept")?;
         socket.set_nodelay(true)?;
-        let answer = answer.clone();
+        let (answer, tls) = (answer.clone(), tls.clone());
         tracker.spawn(async move {
-            let (socket, service) = (TokioIo::new(socket), service_fn(answer));
             // A connection that breaks off is the client's affair: it counts its answers.
-            let _ = match protocol {
-                Protocol::Http1 => http1::Builder::new().serve_connection(socket, service).await,
-                Protocol::Http2 => http2::Builder::new(TokioExecutor::new()).serve_connection(socket, service).await,
-            };
+            match tls {
+                None => drive(socket, protocol, answer).await,
+                Some(tls) => {
+                    if let Ok(socket) = tls.accept(socket).await {
+                        drive(socket, protocol, answer).await;
+                    }
+                }
+            }
         });
     }
+}
+
+async fn drive<I, F, A, B>(socket: I, protocol: Protocol, answer: F)
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Fn(Request<Incoming>) -> A + Clone + Send + 'static,
+    A: Future<Output = anyhow::Result<Response<B>>> + Send + 'static,
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+{
+    let (socket, service) = (TokioIo::new(socket), service_fn(answer));
+    let _ = match protocol {
+        Protocol::Http1 => http1::Builder::new().serve_connection(socket, service).await,
+        Protocol::Http2 => {
+            let mut builder = http2::Builder::new(TokioExecutor::new());
+            builder.max_concurrent_streams(STREAMS_MAX).serve_connection(socket, service).await
+        }
+    };
 }
 
 /// Settled tasks as ready-made JSON texts.

@@ -1,4 +1,4 @@
-//! Tasks that are made: with a durable store next to one in memory, and many clients next to one.
+//! Tasks that are made by many clients at once: on disk next to in memory, and next to bare commits of the same store.
 //!
 //! Each task settles soon after, beside the next ones: a task is two durable writes.
 
@@ -7,9 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::ensure;
-use futures_util::future::try_join_all;
-use taskgate::store::{DiskSettings, DiskStore, TaskStore};
-use taskgate::task::{Attempt, InputKey, Origin, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey, Timestamp};
+use taskgate::store::{DiskStore, TaskStore};
 use tempfile::TempDir;
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
@@ -19,56 +17,102 @@ use crate::load::{Round, as_float, microseconds, percentile};
 use crate::messages::{self, Client};
 use crate::parts::Part;
 use crate::plan::{Comparison, Size, TASKS, config_with, median, typical};
+use crate::report::{Figure, Must};
+use crate::rows;
 use crate::upstream::SMALL;
 
 const CLIENTS: usize = 64;
-/// Writes that are under way at the same time while a store is filled.
-const AT_ONCE: usize = 500;
 
-const DURABLE: &str = "create a task, 64 clients";
-const GROUPED: &str = "create a task, 64 clients against one";
-const OPENED: &str = "open a store";
+const CREATES: &str = "create a task on disk, 64 clients";
 
-/// The comparisons whose name contains `wanted`. The bare side is the store in memory, then the single client.
-pub(crate) async fn compare(upstream: SocketAddr, (size, wanted): (Size, &str)) -> anyhow::Result<Vec<Comparison>> {
-    if !DURABLE.contains(wanted) && !GROUPED.contains(wanted) {
-        return Ok(Vec::new());
+/// The least rate next to that of the store in memory, and next to commits one after the other.
+const OF_MEMORY_MIN: f64 = 0.3;
+const OF_COMMITS_MIN: f64 = 4.0;
+/// The most that a disk may add to the typical wait, in microseconds.
+const ADDED_MAX: f64 = 5_000.0;
+
+/// Everything about creates, if `wanted` is part of their name.
+pub(crate) async fn compare(
+    upstream: SocketAddr,
+    (size, wanted): (Size, &str),
+) -> anyhow::Result<(Vec<Comparison>, Vec<Figure>)> {
+    if !CREATES.contains(wanted) {
+        return Ok((Vec::new(), Vec::new()));
     }
     let folder = TempDir::new()?;
-    let on_disk = format!("store.path = \"{}\"\nstore.ephemeral = true", folder.path().join("data").display());
+    let on_disk = rows::store_in(&folder.path().join("served"));
     let (in_memory, on_disk) = (config_with(upstream, "store.kind = \"memory\"")?, config_with(upstream, &on_disk)?);
     let (memory, disk) = (Part::gateway(in_memory.path()).await?, Part::gateway(on_disk.path()).await?);
-    let (mut of_memory, mut of_disk, mut of_one) = (Vec::new(), Vec::new(), Vec::new());
-    for _ in 0..size.rounds {
-        of_memory.push(round(&memory, CLIENTS, size.creates).await?);
-        of_disk.push(round(&disk, CLIENTS, size.creates).await?);
-        of_one.push(round(&disk, 1, size.creates / CLIENTS * 4).await?);
+    let bare = DiskStore::open(rows::settings(&folder.path().join("bare"))).await?;
+    for part in [&memory, &disk] {
+        round(part, size.creates.div_ceil(4).max(CLIENTS)).await?;
     }
-    let compared = |what, (peer, bare): (_, &[Round]), server| Comparison {
-        what,
-        peer,
-        server,
-        bare: typical(bare),
-        measured: typical(&of_disk),
-        ratio: median(of_disk.iter().zip(bare).map(|(disk, bare)| disk.cpu / bare.cpu)),
+    let (mut of_memory, mut of_disk, mut of_commits) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..size.rounds {
+        of_memory.push(round(&memory, size.creates).await?);
+        of_disk.push(round(&disk, size.creates).await?);
+        of_commits.push(commits(&bare, number, size.commits).await?);
+    }
+    bare.close().await;
+    let (at_memory, at_disk) = (typical(&of_memory), typical(&of_disk));
+    let over = |others: &[f64]| median(of_disk.iter().zip(others).map(|(disk, other)| disk.rate / other));
+    let memory_rates: Vec<f64> = of_memory.iter().map(|round| round.rate).collect();
+    let (of_memory_rate, of_commit_rate) = (over(&memory_rates), over(&of_commits));
+    let figures = vec![
+        Figure {
+            what: format!("{CREATES}: rate next to the store in memory"),
+            found: format!("{of_memory_rate:.2} ({:.0}/s next to {:.0}/s)", at_disk.rate, at_memory.rate),
+            must: Must::of(format!(">= {OF_MEMORY_MIN}"), of_memory_rate >= OF_MEMORY_MIN),
+        },
+        Figure {
+            what: format!("{CREATES}: rate next to single commits"),
+            found: format!(
+                "{of_commit_rate:.2} ({:.0}/s next to {:.0}/s)",
+                at_disk.rate,
+                median(of_commits.iter().copied())
+            ),
+            must: Must::of(format!(">= {OF_COMMITS_MIN}"), of_commit_rate >= OF_COMMITS_MIN),
+        },
+        Figure {
+            what: format!("{CREATES}: p50 beyond that of the store in memory"),
+            found: format!("{:.2} ms", (at_disk.p50 - at_memory.p50) / 1e3),
+            must: Must::of(format!("<= {:.0} ms", ADDED_MAX / 1e3), at_disk.p50 - at_memory.p50 <= ADDED_MAX),
+        },
+    ];
+    let comparison = Comparison {
+        what: CREATES,
+        peer: "taskgate, store in memory",
+        server: "taskgate",
+        bare: at_memory,
+        measured: at_disk,
+        ratio: median(of_disk.iter().zip(&of_memory).map(|(disk, memory)| disk.cpu / memory.cpu)),
     };
-    Ok(vec![
-        compared(DURABLE, ("store in memory", &of_memory), "store on disk"),
-        compared(GROUPED, ("store on disk, one client", &of_one), "store on disk"),
-    ])
+    Ok((vec![comparison], figures))
+}
+
+/// Inserts one row after the other, each once the one before is on the disk; returns how many in a second.
+async fn commits(store: &DiskStore, round: usize, count: usize) -> anyhow::Result<f64> {
+    let before = store.commits();
+    let began = Instant::now();
+    for number in 0..count {
+        store.insert(&rows::live(round * count + number)).await?;
+    }
+    let took = began.elapsed();
+    ensure!(store.commits() - before == count as u64, "not every row had a commit of its own");
+    Ok(as_float(count) / took.as_secs_f64())
 }
 
 /// Makes `creates` tasks in all, each client the next one as soon as it has a handle.
-async fn round(part: &Part, clients: usize, creates: usize) -> anyhow::Result<Round> {
+async fn round(part: &Part, creates: usize) -> anyhow::Result<Round> {
     let request: Arc<[u8]> = messages::call(TASKS, Client::OfTasks, SMALL).into();
-    let mut lines = Vec::with_capacity(clients);
-    for _ in 0..clients {
+    let mut lines = Vec::with_capacity(CLIENTS);
+    for _ in 0..CLIENTS {
         lines.push(Line::connect(part.address).await?);
     }
     let tracker = TaskTracker::new();
     let (before, began) = (part.cpu()?, Instant::now());
     let making: Vec<_> =
-        lines.into_iter().map(|line| tracker.spawn(make(line, Arc::clone(&request), creates / clients))).collect();
+        lines.into_iter().map(|line| tracker.spawn(make(line, Arc::clone(&request), creates / CLIENTS))).collect();
     let mut latencies = Vec::with_capacity(creates);
     for client in making {
         latencies.extend(client.await??);
@@ -94,47 +138,4 @@ async fn make(mut line: Line, request: Arc<[u8]>, times: usize) -> anyhow::Resul
         latencies.push(began.elapsed());
     }
     Ok(latencies)
-}
-
-/// How long it takes to open a store that is full of unsettled tasks.
-pub(crate) async fn open_full(size: Size, wanted: &str) -> anyhow::Result<Option<(usize, Duration)>> {
-    if !OPENED.contains(wanted) {
-        return Ok(None);
-    }
-    let folder = TempDir::new()?;
-    let mut settings = DiskSettings::new(folder.path().join("data"), usize::MAX);
-    settings.is_ephemeral = true;
-    let store = DiskStore::open(settings.clone()).await?;
-    let tasks: Vec<Task> = (1..=size.rows).map(task).collect();
-    for together in tasks.chunks(AT_ONCE) {
-        try_join_all(together.iter().map(|task| store.insert(task))).await?;
-    }
-    store.close().await;
-    let began = Instant::now();
-    let again = DiskStore::open(settings).await?;
-    let took = began.elapsed();
-    ensure!(again.usage().unsettled == size.rows, "rows are missing: {:?}", again.usage());
-    again.close().await;
-    Ok(Some((size.rows, took)))
-}
-
-fn task(number: usize) -> Task {
-    let bits = (number as u128).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
-    let now = Timestamp::from_millis(1_000_000);
-    Task {
-        key: TaskKey { owner: Principal::local(), id: TaskId::from_bits(bits) },
-        shown: Shown::Handle,
-        origin: Origin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: taskgate::task::Maker::Session },
-        created_at: now,
-        updated_at: now,
-        ttl: Duration::from_secs(86_400),
-        keep_result_min: Duration::from_secs(900),
-        poll_interval: Duration::from_secs(1),
-        attempt: Attempt::FIRST,
-        phase: Phase::Working,
-        next_key: InputKey::default(),
-        status_message: Some("x".repeat(600).into()),
-        recovery: Recovery::default(),
-        idempotency: None,
-    }
 }

@@ -138,13 +138,14 @@ async fn huge_answers(config: &Path, upstream: &Part, count: usize) -> anyhow::R
     Ok(Memory { what: HUGE_ANSWER, count: 1, before, after: gateway.resident_peak()? })
 }
 
-async fn at_rest(part: &Part) -> anyhow::Result<u64> {
+/// Resident memory once nothing goes on any more.
+pub(crate) async fn at_rest(part: &Part) -> anyhow::Result<u64> {
     tokio::time::sleep(REST).await;
     part.resident()
 }
 
 /// Waits until that many calls are in progress at the upstream.
-async fn wait_for_held(upstream: &Part, count: usize) -> anyhow::Result<()> {
+pub(crate) async fn wait_for_held(upstream: &Part, count: usize) -> anyhow::Result<()> {
     let mut line = Line::connect(upstream.address).await?;
     let ends_at = tokio::time::Instant::now() + PATIENCE;
     loop {

@@ -34,7 +34,7 @@ pub(crate) struct Part {
     process: PathBuf,
     _child: Child,
     /// Kept open, as the part may go on writing.
-    _output: Option<Lines<BufReader<ChildStdout>>>,
+    output: Option<Lines<BufReader<ChildStdout>>>,
     /// Where it keeps its files.
     _folder: Option<TempDir>,
 }
@@ -77,7 +77,7 @@ impl Part {
             let ends_at = tokio::time::Instant::now() + START_MAX;
             while child.try_wait()?.is_none() && tokio::time::Instant::now() < ends_at {
                 if TcpStream::connect(address).await.is_ok() {
-                    return Ok(Some(Self { address, process, _child: child, _output: None, _folder: Some(folder) }));
+                    return Ok(Some(Self { address, process, _child: child, output: None, _folder: Some(folder) }));
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
@@ -112,9 +112,23 @@ impl Part {
             address,
             process: PathBuf::from(format!("/proc/{pid}")),
             _child: child,
-            _output: Some(output),
+            output: Some(output),
             _folder: None,
         })
+    }
+
+    /// The address that it prints behind `prefix`, after the one that it serves at.
+    pub(crate) async fn printed(&mut self, prefix: &str) -> anyhow::Result<SocketAddr> {
+        let output = self.output.as_mut().context("it prints nothing")?;
+        let said = async {
+            while let Some(line) = output.next_line().await? {
+                if let Some(authority) = line.strip_prefix(prefix) {
+                    return authority.parse().with_context(|| format!("{authority} is no address"));
+                }
+            }
+            bail!("it ended before it printed {prefix:?}")
+        };
+        tokio::time::timeout(START_MAX, said).await.context("it does not print all its addresses")?
     }
 
     /// CPU time of all its threads so far, in the kernel and outside.

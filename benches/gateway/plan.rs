@@ -1,4 +1,4 @@
-//! What is measured, in order: polls and calls next to bare servers, then memory.
+//! What is measured, in order: polls and calls next to bare servers, memory, and the durable store.
 //!
 //! [`ROWS`] is the plan: a call that is to be measured is one line more.
 
@@ -8,15 +8,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use serde_json::Value;
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 use crate::line::{Line, Protocol};
 use crate::load::{Crowd, Question, Round};
 use crate::memory::{self, Memory};
 use crate::messages::{self, Client};
 use crate::parts::Part;
+use crate::report::Figure;
 use crate::upstream::{EVENTS, HUGE, LARGE, SMALL, text_of};
-use crate::{bare, creates, upstream};
+use crate::{bare, creates, held, starts, upstream};
 
 /// Paths at the gateway: one whose tools are plain until they are slow, one whose calls are tasks at once.
 pub(crate) const PLAIN: &str = "/plain/mcp";
@@ -42,7 +43,11 @@ pub(crate) struct Size {
     pub(crate) sessions: usize,
     /// Tasks made in one round.
     pub(crate) creates: usize,
-    /// Rows of a store that is opened.
+    /// Commits one after the other in one round.
+    pub(crate) commits: usize,
+    /// Calls that are in progress while tasks are polled.
+    pub(crate) live_tasks: usize,
+    /// Rows of a store that a gateway starts with.
     pub(crate) rows: usize,
 }
 
@@ -57,6 +62,8 @@ impl Size {
         held_calls: 400,
         sessions: 10_000,
         creates: 6_400,
+        commits: 1_000,
+        live_tasks: 10_000,
         rows: 100_000,
     };
     pub(crate) const TRIAL: Self = Self {
@@ -69,6 +76,8 @@ impl Size {
         held_calls: 20,
         sessions: 50,
         creates: 128,
+        commits: 20,
+        live_tasks: 80,
         rows: 500,
     };
 }
@@ -90,8 +99,8 @@ pub(crate) struct Comparison {
 pub(crate) struct Measured {
     pub(crate) comparisons: Vec<Comparison>,
     pub(crate) memory: Vec<Memory>,
-    /// So many unsettled rows on disk, and how long it takes until their store is ready.
-    pub(crate) opened: Option<(usize, Duration)>,
+    /// Single numbers, each with what it must be.
+    pub(crate) figures: Vec<Figure>,
 }
 
 /// Whose call it is, and so what becomes of it at the gateway.
@@ -153,16 +162,24 @@ const ROWS: [Row; 10] = [
 /// # Errors
 /// If a part does not start, or an answer is wrong.
 pub(crate) async fn run(size: Size, wanted: &str) -> anyhow::Result<Measured> {
-    let upstream = Part::own(&[upstream::NAME]).await?;
+    let folder = TempDir::new()?;
+    let at = folder.path().to_str().context("the folder for temporary files has a strange name")?;
+    let mut upstream = Part::own(&[upstream::NAME, at]).await?;
+    let secure = upstream.printed(upstream::SECURE).await?;
     let config = config(upstream.address)?;
     let gateway = Part::gateway(config.path()).await?;
     let mut comparisons = compare_polls(&gateway, (size, wanted)).await?;
     comparisons.extend(compare_calls(&gateway, &upstream, (size, wanted)).await?);
     drop(gateway);
-    comparisons.extend(creates::compare(upstream.address, (size, wanted)).await?);
-    let memory = memory::all(config.path(), &upstream, (size, wanted)).await?;
-    let opened = creates::open_full(size, wanted).await?;
-    Ok(Measured { comparisons, memory, opened })
+    let (creates, mut figures) = creates::compare(upstream.address, (size, wanted)).await?;
+    comparisons.extend(creates);
+    let mut memory = memory::all(config.path(), &upstream, (size, wanted)).await?;
+    let held = held::all(&upstream, (secure, folder.path()), (size, wanted)).await?;
+    comparisons.extend(held.comparisons);
+    memory.extend(held.memory);
+    figures.extend(held.figures);
+    figures.extend(starts::all(upstream.address, (size, wanted)).await?);
+    Ok(Measured { comparisons, memory, figures })
 }
 
 async fn compare_polls(gateway: &Part, (size, wanted): (Size, &str)) -> anyhow::Result<Vec<Comparison>> {

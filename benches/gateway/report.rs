@@ -10,6 +10,28 @@ use serde_json::{Value, json};
 use crate::load::Round;
 use crate::plan::Measured;
 
+/// One number, and what it must be.
+#[derive(Clone, Debug)]
+pub(crate) struct Figure {
+    pub(crate) what: String,
+    pub(crate) found: String,
+    pub(crate) must: Must,
+}
+
+/// A bound that was promised. A run tells whether it holds, and does not fail if it does not.
+#[derive(Clone, Debug)]
+pub(crate) enum Must {
+    None,
+    Met(String),
+    Missed(String),
+}
+
+impl Must {
+    pub(crate) const fn of(bound: String, is_met: bool) -> Self {
+        if is_met { Self::Met(bound) } else { Self::Missed(bound) }
+    }
+}
+
 /// Prints the report, and keeps it as `reports/bench.md` and `.json` in the folder of build results.
 pub(crate) fn publish(measured: &Measured) -> anyhow::Result<()> {
     let text = table(measured)?;
@@ -50,8 +72,14 @@ fn table(measured: &Measured) -> anyhow::Result<String> {
         let (before, after) = (one.before >> 10, one.after >> 10);
         writeln!(out, "| {} | {} | {before} KiB | {after} KiB | {:.1} kB |", one.what, one.count, one.each() / 1e3)?;
     }
-    if let Some((rows, took)) = measured.opened {
-        writeln!(out, "\nA disk store with {rows} unsettled tasks is ready after {:.0} ms.", took.as_secs_f64() * 1e3)?;
+    out.push_str("\n# Durable store\n\n| what | found | must | met |\n|---|---:|---:|---|\n");
+    for Figure { what, found, must } in &measured.figures {
+        let (bound, verdict) = match must {
+            Must::None => ("", ""),
+            Must::Met(bound) => (bound.as_str(), "yes"),
+            Must::Missed(bound) => (bound.as_str(), "NO"),
+        };
+        writeln!(out, "| {what} | {found} | {bound} | {verdict} |")?;
     }
     Ok(out)
 }
@@ -83,10 +111,17 @@ fn numbers(measured: &Measured) -> Value {
             "bytes_each": one.each(),
         })
     });
-    let opened = measured.opened.map(|(rows, took)| json!({"rows": rows, "seconds": took.as_secs_f64()}));
+    let figures = measured.figures.iter().map(|one| {
+        let (must, met) = match &one.must {
+            Must::None => (None, None),
+            Must::Met(bound) => (Some(bound), Some(true)),
+            Must::Missed(bound) => (Some(bound), Some(false)),
+        };
+        json!({"what": one.what, "found": one.found, "must": must, "met": met})
+    });
     json!({
         "comparisons": comparisons.collect::<Vec<_>>(),
         "memory": memory.collect::<Vec<_>>(),
-        "opened": opened,
+        "figures": figures.collect::<Vec<_>>(),
     })
 }

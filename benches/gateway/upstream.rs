@@ -1,5 +1,8 @@
 //! A minimal session server without tasks: answers in JSON or as a stream, at once, by half or never.
 
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,9 +17,11 @@ use hyper::body::{Frame, Incoming};
 use serde::Deserialize;
 use serde_json::json;
 use serde_json::value::RawValue;
+use tokio::net::TcpListener;
 
 use crate::bare::{self, json, result};
 use crate::line::Protocol;
+use crate::secure;
 
 pub(crate) const NAME: &str = "upstream";
 
@@ -75,8 +80,11 @@ struct Params<'a> {
     name: Option<&'a str>,
 }
 
-/// Serves until the process is ended.
-pub(crate) async fn serve() -> anyhow::Result<()> {
+/// What is printed before the address where the same is served over HTTP/2, behind TLS.
+pub(crate) const SECURE: &str = "secure ";
+
+/// Serves until the process is ended. The certificate of HTTP/2 is left in `folder`.
+pub(crate) async fn serve(folder: &Path) -> anyhow::Result<()> {
     let tools =
         [SMALL, LARGE, HUGE, EVENTS, HALF, HOLD].map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
     let upstream = Arc::new(Upstream {
@@ -89,11 +97,20 @@ pub(crate) async fn serve() -> anyhow::Result<()> {
             .into(),
         held: Arc::default(),
     });
-    bare::serve(Protocol::Http1, move |request| {
+    let answer = move |request| {
         let upstream = Arc::clone(&upstream);
         async move { upstream.answer(request).await }
-    })
-    .await
+    };
+    let secure = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("no free port")?;
+    let (at, acceptor) = (secure.local_addr()?, secure::acceptor(folder)?);
+    let also = async {
+        // Behind the other address, which has been printed by now.
+        tokio::task::yield_now().await;
+        writeln!(std::io::stdout(), "{SECURE}{at}")?;
+        bare::serve_on(secure, Protocol::Http2, Some(acceptor), answer.clone()).await
+    };
+    tokio::try_join!(bare::serve(Protocol::Http1, answer.clone()), also)?;
+    Ok(())
 }
 
 fn content(tool: &str) -> Bytes {

@@ -6,8 +6,9 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::config::Config;
 
-/// What a connection and a call take each: themselves, and one on the other side.
-const PER_PLACE: usize = 2;
+/// What a connection takes: itself, and one on the other side. A call takes one towards its upstream; its client's
+/// is among the connections.
+const PER_CONNECTION: usize = 2;
 /// For all the rest: listeners, the store, the operators' connections.
 const RESERVE: usize = 256;
 
@@ -16,7 +17,7 @@ const RESERVE: usize = 256;
 pub(super) fn provide(config: &mut Config) {
     let wanted = wanted(config);
     let granted = raise(wanted);
-    if granted >= wanted {
+    if granted >= needed(config) {
         return;
     }
     fit(config, granted);
@@ -28,13 +29,20 @@ pub(super) fn provide(config: &mut Config) {
     );
 }
 
-fn places(config: &Config) -> usize {
-    let calls = config.upstreams.iter().map(|upstream| upstream.slots.in_flight_max.get());
-    calls.fold(config.listen.connections_max.get(), usize::saturating_add)
+fn calls(config: &Config) -> usize {
+    config.upstreams.iter().map(|upstream| upstream.slots.in_flight_max.get()).fold(0, usize::saturating_add)
 }
 
+/// What there should be: calls may come on connections of their own.
 fn wanted(config: &Config) -> usize {
-    places(config).saturating_mul(PER_PLACE).saturating_add(RESERVE)
+    let places = config.listen.connections_max.get().saturating_add(calls(config));
+    places.saturating_mul(PER_CONNECTION).saturating_add(RESERVE)
+}
+
+/// With less than this, not every place can be taken.
+fn needed(config: &Config) -> usize {
+    let connections = config.listen.connections_max.get().saturating_mul(PER_CONNECTION);
+    connections.saturating_add(calls(config)).saturating_add(RESERVE)
 }
 
 /// Raises the limit to `wanted` or as far as it may be; returns what it is then.
@@ -52,17 +60,17 @@ fn raise(wanted: usize) -> usize {
     }
 }
 
-/// Cuts connections down, and calls only where they would leave less than half to connections: what an upstream may
-/// run should not depend on how many upstreams there are.
+/// Cuts connections down, and calls only where they would leave less than a quarter to connections: what an upstream
+/// may run should not depend on how many upstreams there are.
 fn fit(config: &mut Config, granted: usize) {
-    let room = (granted - RESERVE.min(granted / 4)) / PER_PLACE;
-    let calls = places(config) - config.listen.connections_max.get();
-    let for_calls = calls.min(room / 2);
+    let room = granted - RESERVE.min(granted / 4);
+    let calls = calls(config);
+    let for_calls = calls.min(room / 4 * 3);
     for upstream in &mut config.upstreams {
         let share = upstream.slots.in_flight_max.get().saturating_mul(for_calls) / calls;
         upstream.slots.in_flight_max = NonZeroUsize::new(share).unwrap_or(NonZeroUsize::MIN);
     }
-    let connections = config.listen.connections_max.get().min(room - for_calls);
+    let connections = config.listen.connections_max.get().min((room - for_calls) / PER_CONNECTION);
     config.listen.connections_max = NonZeroUsize::new(connections).unwrap_or(NonZeroUsize::MIN);
 }
 
@@ -74,13 +82,13 @@ mod tests {
     fn b174_what_does_not_fit_is_cut_down_connections_first() {
         let config = Config::quick_start("http://127.0.0.1:9000/mcp".parse().unwrap());
         assert_eq!(wanted(&config), 2 * (10_000 + 256) + 256);
-        for (granted, connections, calls) in [(20_000, 9_616, 256), (1_024, 192, 192), (64, 12, 12), (4, 1, 1)] {
+        for (granted, connections, calls) in [(20_000, 9_744, 256), (1_024, 256, 256), (64, 6, 36), (4, 1, 1)] {
             let mut config = config.clone();
             fit(&mut config, granted);
             let found = (config.listen.connections_max.get(), config.upstreams[0].slots.in_flight_max.get());
             assert_eq!(found, (connections, calls), "{granted}");
-            let taken = PER_PLACE * (found.0 + found.1);
-            assert!(taken <= granted.max(PER_PLACE * 2), "{granted}: {taken}");
+            let taken = PER_CONNECTION * found.0 + found.1;
+            assert!(taken <= granted, "{granted}: {taken}");
         }
     }
 

@@ -10,6 +10,10 @@ use tokio::time::{Instant, sleep_until};
 use super::Limits;
 use super::refusal::Refusal;
 
+/// Bodies up to this size are copied out of the connection's buffer of at least 8 KiB, which whoever keeps a part of the
+/// body would keep as a whole; and the connection would need another one for its next request.
+const COPIED_BYTES_MAX: usize = 4 << 10;
+
 /// The whole body; trailers are dropped (B17).
 ///
 /// Refuses by `Content-Length` before a byte is read, so that `100 Continue` is never sent for it (B23, B70), and
@@ -60,7 +64,7 @@ fn broken(error: &hyper::Error) -> Refusal {
     if extensions { Refusal::ChunkExtensions } else { Refusal::BodyBroken }
 }
 
-/// Bytes so far. A body of one frame, which is nearly every body, is never copied.
+/// Bytes so far. A large body of one frame is never copied.
 #[derive(Default)]
 struct Gathered {
     only: Bytes,
@@ -85,6 +89,10 @@ impl Gathered {
     }
 
     fn finish(self) -> Bytes {
-        if self.joined.is_empty() { self.only } else { self.joined.freeze() }
+        match self.only.len() {
+            0 => self.joined.freeze(),
+            1..=COPIED_BYTES_MAX => Bytes::copy_from_slice(&self.only),
+            _ => self.only,
+        }
     }
 }

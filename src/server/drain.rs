@@ -9,6 +9,9 @@ use super::listener::Running;
 /// After this many the tasks of aborted connections are no longer waited for.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
+/// How long those who were let in last may take to make a request: longer than they may be silent.
+const HEARD_OUT_MAX: Duration = Duration::from_secs(1);
+
 /// How long each phase of a drain lasts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainPlan {
@@ -50,6 +53,17 @@ impl Phases {
 }
 
 impl Running {
+    /// Is done once nothing is accepted any more and those who were let in have made their requests: when all of them
+    /// have gone, and a second after the last could come at the latest.
+    pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
+        let (stop, tracker) = (self.phases().stop.clone(), self.tracker().clone());
+        async move {
+            stop.cancelled().await;
+            // Whoever is still there then waits for an answer.
+            let _ = tokio::time::timeout(HEARD_OUT_MAX, tracker.wait()).await;
+        }
+    }
+
     /// Ends the listener in the phases of `plan`, and returns once every connection has ended.
     ///
     /// HTTP/1 peers are told by `Connection: close`, HTTP/2 peers by GOAWAY. Dropping the future ends everything at

@@ -28,6 +28,8 @@ pub(crate) enum Program {
     TypeScriptTasks,
     /// With an event store, so that streams can be resumed.
     TypeScript,
+    /// The same, whose calls last until they are let go, and are counted.
+    Resumable,
     /// What the scenarios of the conformance suite name.
     Fixture,
 }
@@ -45,6 +47,7 @@ impl Program {
             Self::FastMcpTasks => "fastmcp_tasks",
             Self::TypeScriptTasks => "ts_tasks",
             Self::TypeScript => "ts_store",
+            Self::Resumable => "resumable",
             Self::Fixture => "fixture",
         }
     }
@@ -61,7 +64,9 @@ impl Program {
             Self::FastMcpTasks => format!("FastMCP {} server with tasks", Pins::PyLegacy.version("fastmcp")),
             Self::Listened => format!("Python SDK {} server", Pins::PyModern.version("mcp")),
             Self::TypeScriptTasks => format!("TypeScript SDK {} task example", npm("@modelcontextprotocol/sdk")),
-            Self::TypeScript => format!("TypeScript SDK {} with event store", npm("@modelcontextprotocol/sdk")),
+            Self::TypeScript | Self::Resumable => {
+                format!("TypeScript SDK {} with event store", npm("@modelcontextprotocol/sdk"))
+            }
             Self::Fixture => "fixture".to_owned(),
         }
     }
@@ -94,6 +99,7 @@ impl Program {
                 command
             }
             Self::TypeScript => peers.command("node", ["ts_store_server.mjs", "--port", &number]),
+            Self::Resumable => peers.command("node", ["resumable_server.mjs", "--port", &number]),
             Self::Fixture => peers.command("node", ["fixture.mjs", "--port", &number]),
         }
     }
@@ -110,6 +116,7 @@ impl Program {
             | Self::Listened
             | Self::FastMcpTasks
             | Self::TypeScript
+            | Self::Resumable
             | Self::Fixture => "listening",
         }
     }

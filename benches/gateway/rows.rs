@@ -1,0 +1,85 @@
+//! Rows that a bench puts into a store on disk itself.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::try_join_all;
+use taskgate::store::{DiskSettings, DiskStore, TaskStore};
+use taskgate::task::{
+    Attempt, Clock as _, InputKey, Maker, Origin, Outcome, Phase, Principal, Recovery, Shown, StoredCall, SystemClock,
+    Task, TaskId, TaskKey,
+};
+use taskgate::wire::Payload;
+
+/// Writes that are under way at the same time while a store is filled.
+const AT_ONCE: usize = 500;
+/// What a call brings along, and what a result holds.
+const TEXT_BYTES: usize = 400;
+
+/// The lines of a configuration that put the store into a folder.
+pub(crate) fn store_in(folder: &Path) -> String {
+    format!("store.path = \"{}\"\nstore.ephemeral = true", folder.display())
+}
+
+pub(crate) fn settings(folder: &Path) -> DiskSettings {
+    let mut settings = DiskSettings::new(folder.to_owned(), usize::MAX);
+    settings.is_ephemeral = true;
+    settings
+}
+
+/// Makes a store with `count` rows and leaves it closed.
+pub(crate) async fn fill(folder: &Path, count: usize, row: fn(usize) -> Task) -> anyhow::Result<()> {
+    let store = DiskStore::open(settings(folder)).await?;
+    let tasks: Vec<Task> = (0..count).map(row).collect();
+    for together in tasks.chunks(AT_ONCE) {
+        try_join_all(together.iter().map(|task| store.insert(task))).await?;
+    }
+    store.close().await;
+    Ok(())
+}
+
+/// A task whose call was sent and has no answer.
+pub(crate) fn live(number: usize) -> Task {
+    let now = SystemClock.now();
+    let params = serde_json::json!({"name": "small", "arguments": {"text": "x".repeat(TEXT_BYTES)}});
+    Task {
+        key: TaskKey { owner: Principal::local(), id: id(number) },
+        shown: Shown::Handle,
+        origin: Origin { upstream: Arc::from("tasks"), tool: Arc::from("small"), maker: Maker::Stateless },
+        created_at: now,
+        updated_at: now,
+        ttl: Duration::from_secs(86_400),
+        keep_result_min: Duration::from_secs(900),
+        poll_interval: Duration::from_secs(1),
+        attempt: Attempt::FIRST,
+        phase: Phase::Working,
+        next_key: InputKey::default(),
+        status_message: None,
+        recovery: Recovery {
+            call: Some(StoredCall {
+                params: Payload::of(&params),
+                capabilities: Payload::empty_object(),
+                progress: false,
+                log_level: None,
+                is_repeatable: false,
+                is_native: false,
+            }),
+            dispatched_at: Some(now),
+            ..Recovery::default()
+        },
+        idempotency: None,
+    }
+}
+
+/// A task that has its result.
+pub(crate) fn settled(number: usize) -> Task {
+    let result = serde_json::json!({"content": [{"type": "text", "text": "x".repeat(TEXT_BYTES)}]});
+    let outcome = Outcome::Returned { result: Payload::of(&result), is_error: false };
+    Task { phase: Phase::Settled(outcome), recovery: Recovery::default(), ..live(number) }
+}
+
+/// Spread over all ids, as random ones are.
+pub(crate) fn id(number: usize) -> TaskId {
+    TaskId::from_bits((number as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835))
+}

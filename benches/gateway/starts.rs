@@ -21,9 +21,12 @@ const SETTLED: &str = "start with settled tasks on disk";
 /// The longest until it is ready.
 const READY_MAX: Duration = Duration::from_secs(2);
 
+/// Makes the row of this number.
+type Make = fn(usize) -> Task;
+
 /// All that `wanted` asks for.
 pub(crate) async fn all(upstream: SocketAddr, (size, wanted): (Size, &str)) -> anyhow::Result<Vec<Figure>> {
-    let kinds: [(_, fn(usize) -> Task); 2] = [(LIVE, rows::live), (SETTLED, rows::settled)];
+    let kinds: [(_, Make); 2] = [(LIVE, rows::live), (SETTLED, rows::settled)];
     let mut figures = Vec::new();
     for (what, row) in kinds {
         if what.contains(wanted) {

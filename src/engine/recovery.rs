@@ -1,7 +1,7 @@
 //! What becomes of the calls that an earlier life of the process left behind (reliability.md d.2).
 //!
 //! Runs once beside everything else: until it has looked at a task, the task is as it was stored. One row is judged by
-//! [`verdict`], which is pure; what it says is done by a runner of the row's own, or here where nothing is left to run.
+//! `verdict`, which is pure; what it says is done by a runner of the row's own, or here where nothing is left to run.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! The store on disk: what was acknowledged is found again, whatever crashes.
 //!
-//! SQLite in write-ahead mode with an fsync for each transaction. [`writer`] is the one thread that writes; it makes
-//! one transaction of all writes that wait. [`readers`] are a few connections that only read. [`resident`] is what
-//! is in memory: live rows, so that polls cost no disk read, a cache of settled ones, and the sums. [`schema`] knows
-//! the file, [`rows`] the statements, [`folder`] what is around the file.
+//! SQLite in write-ahead mode with an fsync for each transaction. `writer` is the one thread that writes; it makes
+//! one transaction of all writes that wait. `readers` are a few connections that only read. `resident` is what
+//! is in memory: live rows, so that polls cost no disk read, a cache of settled ones, and the sums. `schema` knows
+//! the file, `rows` the statements, `folder` what is around the file.
 
 mod batch;
 mod condemned;

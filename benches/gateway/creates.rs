@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::line::Line;
-use crate::load::{Round, as_float, microseconds, percentile};
+use crate::load::{Round, as_float};
 use crate::messages::{self, Client};
 use crate::parts::Part;
 use crate::plan::{Comparison, Size, TASKS, config_with, median, typical};
@@ -117,15 +117,8 @@ async fn round(part: &Part, creates: usize) -> anyhow::Result<Round> {
     for client in making {
         latencies.extend(client.await??);
     }
-    let (took, cpu) = (began.elapsed(), part.cpu()? - before);
-    latencies.sort_unstable();
-    let count = as_float(latencies.len());
-    Ok(Round {
-        cpu: microseconds(cpu) / count,
-        p50: percentile(&latencies, 50),
-        p99: percentile(&latencies, 99),
-        rate: count / took.as_secs_f64(),
-    })
+    let took = began.elapsed();
+    Ok(Round::of(latencies, part.cpu()? - before, took))
 }
 
 async fn make(mut line: Line, request: Arc<[u8]>, times: usize) -> anyhow::Result<Vec<Duration>> {

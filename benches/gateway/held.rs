@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use crate::line::Line;
-use crate::load::{Round, as_float, microseconds, percentile};
+use crate::load::Round;
 use crate::memory::{Memory, at_rest, wait_for_held};
 use crate::messages;
 use crate::parts::Part;
@@ -203,15 +203,8 @@ async fn poll_all(part: &Part, polls: &[Arc<[Poll]>], count: usize) -> anyhow::R
     for poller in asking {
         latencies.extend(poller.await??);
     }
-    let (took, cpu) = (began.elapsed(), part.cpu()? - before);
-    latencies.sort_unstable();
-    let asked = as_float(latencies.len());
-    Ok(Round {
-        cpu: microseconds(cpu) / asked,
-        p50: percentile(&latencies, 50),
-        p99: percentile(&latencies, 99),
-        rate: asked / took.as_secs_f64(),
-    })
+    let took = began.elapsed();
+    Ok(Round::of(latencies, part.cpu()? - before, took))
 }
 
 async fn poll_repeatedly(mut line: Line, own: Arc<[Poll]>, times: usize) -> anyhow::Result<Vec<Duration>> {

@@ -31,6 +31,20 @@ pub(crate) struct Round {
     pub(crate) rate: f64,
 }
 
+impl Round {
+    /// What requests that took so long, one by one and together, and cost the part so much, come to.
+    pub(crate) fn of(mut latencies: Vec<Duration>, cpu: Duration, took: Duration) -> Self {
+        latencies.sort_unstable();
+        let count = as_float(latencies.len());
+        Self {
+            cpu: microseconds(cpu) / count,
+            p50: percentile(&latencies, 50),
+            p99: percentile(&latencies, 99),
+            rate: count / took.as_secs_f64(),
+        }
+    }
+}
+
 /// Several clients of one part, each with a connection of its own.
 #[derive(Debug)]
 pub(crate) struct Crowd {
@@ -70,15 +84,8 @@ impl Crowd {
             self.lines.push(line);
             latencies.extend(seen);
         }
-        let (took, cpu) = (began.elapsed(), part.cpu()? - before);
-        latencies.sort_unstable();
-        let count = as_float(latencies.len());
-        Ok(Round {
-            cpu: microseconds(cpu) / count,
-            p50: percentile(&latencies, 50),
-            p99: percentile(&latencies, 99),
-            rate: count / took.as_secs_f64(),
-        })
+        let took = began.elapsed();
+        Ok(Round::of(latencies, part.cpu()? - before, took))
     }
 }
 

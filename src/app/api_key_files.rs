@@ -5,10 +5,9 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use super::keys::OTHERS;
 use crate::server::api_keys::{ApiKey, ApiKeyError, ApiKeySettings, ApiKeys, KEY_LEN_MAX, KeySource};
 
-/// What nobody else may have.
-const OTHERS: u32 = 0o077;
 /// Room for a line end or two behind the key.
 const FILE_BYTES_MAX: u64 = KEY_LEN_MAX as u64 + 16;
 

@@ -16,7 +16,7 @@ const FILE_NAME: &str = "seal.key";
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 /// What nobody else may have.
-const OTHERS: u32 = 0o077;
+pub(super) const OTHERS: u32 = 0o077;
 /// More than as many keys as a ring may have.
 const FILE_BYTES_MAX: u64 = 64 << 10;
 

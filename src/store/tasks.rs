@@ -56,7 +56,7 @@ pub struct Usage {
 
 /// A keeper of tasks. Every implementation passes the suite in `contract`.
 ///
-/// A settled task never changes, so any cache may hold it. A full store refuses; it never evicts.
+/// What clients see of a settled task never changes, so any cache may hold it. A full store refuses; it never evicts.
 /// All methods are cancel safe in this sense: a dropped call has either happened whole or not at all.
 #[async_trait]
 pub trait TaskStore: Send + Sync + std::fmt::Debug {

@@ -5,6 +5,7 @@
 //! [`conduit`] instead.
 
 pub(crate) mod breaker;
+mod carrier;
 pub mod conduit;
 pub mod era;
 pub mod exchange;

@@ -28,6 +28,7 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use super::carrier::Carrier;
 use super::era::{Era, EraUpstream, Eras};
 use super::probe::VersionChoice;
 use super::session::pool::Pool;
@@ -103,7 +104,7 @@ impl HttpUpstream {
         let hop = Arc::new(Hop {
             latencies: Latencies::of(&settings.name),
             name: settings.name,
-            client,
+            carrier: Carrier::Http(client),
             versions: VersionChoice::new(settings.protocol.filter(|version| !version.is_stateless())),
             tracker: life.tracker,
             stop: life.stop,

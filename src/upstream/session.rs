@@ -19,12 +19,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use hyper::body::Incoming;
 use tokio::sync::{Semaphore, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::http::client::{HandedOver, HttpClient};
+use super::carrier::{AnswerBody, Carrier};
+use super::http::client::HandedOver;
 use super::http::exchange::Latencies;
 use super::http::post::Credentials;
 use super::http::reply;
@@ -53,7 +53,7 @@ const DELETE_MAX: Duration = Duration::from_secs(2);
 pub(crate) struct Hop {
     pub(crate) name: Arc<str>,
     pub(crate) latencies: Latencies,
-    pub(crate) client: HttpClient,
+    pub(crate) carrier: Carrier,
     pub(crate) versions: VersionChoice,
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
@@ -157,8 +157,8 @@ impl Session {
         &self,
         message: Bytes,
         handed_over: &HandedOver,
-    ) -> Result<Response<Incoming>, GatewayFault> {
-        self.hop.client.send(&self.credentials.post(message), handed_over).await
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        self.hop.carrier.send(&self.credentials.post(message), handed_over).await
     }
 
     /// The same for a message that belongs to what is under way.
@@ -166,8 +166,8 @@ impl Session {
         &self,
         message: Bytes,
         handed_over: &HandedOver,
-    ) -> Result<Response<Incoming>, GatewayFault> {
-        self.hop.client.send(&self.credentials.post(message).under_way(), handed_over).await
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        self.hop.carrier.send(&self.credentials.post(message).under_way(), handed_over).await
     }
 
     /// Sends one message that wants no answer, and waits until it was accepted.
@@ -211,7 +211,7 @@ impl Session {
         if self.has_id() && !self.has_orphan.load(Ordering::Relaxed) {
             let end = self.credentials.delete();
             let handed_over = HandedOver::default();
-            let _ = tokio::time::timeout(DELETE_MAX, self.hop.client.send(&end, &handed_over)).await;
+            let _ = tokio::time::timeout(DELETE_MAX, self.hop.carrier.send(&end, &handed_over)).await;
         }
     }
 }

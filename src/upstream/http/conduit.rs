@@ -1,6 +1,5 @@
 //! Raw access over HTTP: the same client and headers as exchanges have, without a session of the pool.
 
-use std::io;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -31,14 +30,14 @@ impl Conduit for HttpUpstream {
     }
 
     async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
-        let response = self.hop.client.send(&outgoing(request), &HandedOver::default()).await?;
+        let response = self.hop.carrier.send(&outgoing(request), &HandedOver::default()).await?;
         let content = reply::content_of(response.headers());
         Ok(ConduitResponse {
             status: response.status(),
             content,
             retry_after: reply::retry_after(response.headers()),
             session: response.headers().get(SESSION_ID).cloned(),
-            body: response.into_body().map_err(io::Error::other).boxed_unsync(),
+            body: response.into_body().boxed_unsync(),
         })
     }
 

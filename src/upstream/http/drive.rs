@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
@@ -21,6 +20,7 @@ use super::post::Credentials;
 use super::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
 use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::carrier::AnswerBody;
 use crate::upstream::conduit::{Binding, Ear, OwnSession};
 use crate::upstream::session::calls::Call;
 use crate::upstream::session::pool::Pool;
@@ -191,7 +191,7 @@ impl Link {
         }
     }
 
-    async fn open(&self, session: &Session, response: Response<Incoming>) -> Result<Reply, Refusal> {
+    async fn open(&self, session: &Session, response: Response<AnswerBody>) -> Result<Reply, Refusal> {
         let id = &self.call.id;
         let addressee = if session.has_id() { Addressee::RequestInSession(id) } else { Addressee::Request(id) };
         reply::open(response, addressee, self.limits).await
@@ -204,7 +204,7 @@ impl Link {
         session: &Session,
         message: Bytes,
         handed_over: &HandedOver,
-    ) -> Result<Response<Incoming>, GatewayFault> {
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
         let head = session.post(message, handed_over);
         let Some(max) = self.timeouts.first_byte else { return head.await };
         tokio::time::timeout(max, head).await.unwrap_or_else(|_| {
@@ -283,7 +283,7 @@ impl Link {
             let session = self.session();
             let get = session.credentials.get(Some(last_event));
             let handed_over = HandedOver::default();
-            let head = tokio::time::timeout(RESUME_WINDOW, session.hop.client.send(&get, &handed_over));
+            let head = tokio::time::timeout(RESUME_WINDOW, session.hop.carrier.send(&get, &handed_over));
             if let Ok(Ok(response)) = head.await
                 && let Ok(Reply::Events(events)) =
                     reply::open(response, Addressee::Request(&self.call.id), self.limits).await

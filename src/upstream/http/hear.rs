@@ -1,12 +1,12 @@
 //! Reading what answers one request: its answer, and whatever else of the call comes on the same stream.
 
 use bytes::Bytes;
-use hyper::body::Incoming;
 use parking_lot::Mutex;
 
 use super::drive::Link;
 use super::reply::{self, Break, EventStream, ReadLimits, StreamPoint};
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::carrier::AnswerBody;
 use crate::wire::envelope::EnvelopeError;
 use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
 
@@ -39,7 +39,7 @@ pub(super) struct Awaited<'a> {
 
 impl Link {
     /// Reads an answer in JSON, which is the last that comes.
-    pub(super) async fn read(&self, body: Incoming, awaited: &Awaited<'_>) -> Result<Said, GatewayFault> {
+    pub(super) async fn read(&self, body: AnswerBody, awaited: &Awaited<'_>) -> Result<Said, GatewayFault> {
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let text = reply::read_whole(body, awaited.limits).await?;
         let mut answer = None;

@@ -9,9 +9,10 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::carrier::AnswerBody;
 use crate::upstream::conduit::Content;
 use crate::wire::framing::{SseDecoder, SseEvent};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
@@ -39,7 +40,7 @@ pub(crate) struct ReadLimits {
 /// An answer whose head is fine.
 #[derive(Debug)]
 pub(crate) enum Reply {
-    Json(Incoming),
+    Json(AnswerBody),
     Events(EventStream),
 }
 
@@ -66,7 +67,7 @@ pub(crate) enum Addressee<'a> {
 
 /// Judges the answer to a request (U01 to U06, U16).
 pub(crate) async fn open(
-    response: Response<Incoming>,
+    response: Response<AnswerBody>,
     addressee: Addressee<'_>,
     limits: ReadLimits,
 ) -> Result<Reply, Refusal> {
@@ -94,7 +95,7 @@ pub(crate) fn content_of(headers: &HeaderMap) -> Content {
 }
 
 /// Judges the answer to a notification or response: any success will do, its body is of no interest.
-pub(crate) fn accepted(response: &Response<Incoming>) -> Result<(), GatewayFault> {
+pub(crate) fn accepted(response: &Response<AnswerBody>) -> Result<(), GatewayFault> {
     if response.status().is_success() { Ok(()) } else { Err(status_fault(response)) }
 }
 
@@ -130,7 +131,7 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
 }
 
 /// What a refusing answer means.
-async fn refusal(response: Response<Incoming>, addressee: Addressee<'_>) -> Refusal {
+async fn refusal(response: Response<AnswerBody>, addressee: Addressee<'_>) -> Refusal {
     let (fault, status) = (status_fault(&response), response.status());
     let in_session = matches!(addressee, Addressee::RequestInSession(_));
     if in_session && status == StatusCode::NOT_FOUND {
@@ -158,7 +159,7 @@ pub(crate) fn names_lost_session(status: StatusCode, error: &RpcError) -> bool {
 }
 
 /// The JSON-RPC error in a body, if it is one, and whom it names.
-async fn explained(body: Incoming) -> Option<(Option<RequestId>, RpcError)> {
+async fn explained(body: AnswerBody) -> Option<(Option<RequestId>, RpcError)> {
     let limits = ReadLimits { bytes_max: ERROR_BYTES_MAX, idle: None };
     let text = tokio::time::timeout(ERROR_WAIT, read_whole(body, limits)).await.ok()?.ok()?;
     let Message::Response(response) = envelope::read(&text, ScanLimits::UPSTREAM).ok()? else { return None };
@@ -170,7 +171,7 @@ async fn explained(body: Incoming) -> Option<(Option<RequestId>, RpcError)> {
 /// # Errors
 /// `ResultTooLarge` at the bound, without having read more (U12); `UpstreamTimeout` when silent too long;
 /// `UpstreamClosed` when it breaks.
-pub(crate) async fn read_whole(mut body: Incoming, limits: ReadLimits) -> Result<Bytes, GatewayFault> {
+pub(crate) async fn read_whole(mut body: AnswerBody, limits: ReadLimits) -> Result<Bytes, GatewayFault> {
     let too_large = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
     if body.size_hint().lower() > limits.bytes_max as u64 {
         return Err(too_large);
@@ -219,7 +220,7 @@ impl Break {
 }
 
 /// The next bytes of a body; `None` at its end. Cancel safe.
-async fn next_piece(body: &mut Incoming, idle: Option<Duration>) -> Result<Option<Bytes>, Break> {
+async fn next_piece(body: &mut AnswerBody, idle: Option<Duration>) -> Result<Option<Bytes>, Break> {
     loop {
         let frame = match idle {
             Some(max) => tokio::time::timeout(max, body.frame()).await.map_err(|_| Break::Idle)?,
@@ -239,14 +240,14 @@ async fn next_piece(body: &mut Incoming, idle: Option<Duration>) -> Result<Optio
 /// An event stream being read.
 #[derive(Debug)]
 pub(crate) struct EventStream {
-    body: Incoming,
+    body: AnswerBody,
     decoder: SseDecoder,
     ready: VecDeque<SseEvent>,
     idle: Option<Duration>,
 }
 
 impl EventStream {
-    pub(crate) fn new(body: Incoming, limits: ReadLimits) -> Self {
+    pub(crate) fn new(body: AnswerBody, limits: ReadLimits) -> Self {
         Self { body, decoder: SseDecoder::new(limits.bytes_max), ready: VecDeque::new(), idle: limits.idle }
     }
 

@@ -84,7 +84,7 @@ async fn initialize(
         client_info: ClientInfo { name: "taskgate", version: env!("CARGO_PKG_VERSION") },
     });
     let post = Credentials::default().post(envelope::request(&id, method::INITIALIZE, Some(&params)));
-    let response = hop.client.send(&post, &HandedOver::default()).await.map_err(unsent)?;
+    let response = hop.carrier.send(&post, &HandedOver::default()).await.map_err(unsent)?;
     let session = response.headers().get(SESSION_ID).cloned();
     let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };
     let reply = reply::open(response, Addressee::Handshake, limits).await.map_err(|refusal| match refusal {

@@ -88,7 +88,7 @@ impl Listener {
     async fn listen(&mut self) -> Spell {
         let get = self.credentials.get(self.point.last_event.as_ref());
         let opened = Instant::now();
-        let Ok(response) = self.hop.client.send(&get, &HandedOver::default()).await else { return Spell::Vain };
+        let Ok(response) = self.hop.carrier.send(&get, &HandedOver::default()).await else { return Spell::Vain };
         match response.status() {
             // These may pass; every other refusal is the upstream's way to say that it has no stream.
             StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return Spell::Vain,

@@ -190,7 +190,7 @@ impl Line {
         let id = token::mint();
         let post = self.post(said, &id);
         let post = if said.is_under_way() { post.under_way() } else { post };
-        let head = self.hop.client.send(&post, handed_over);
+        let head = self.hop.carrier.send(&post, handed_over);
         let response = match self.first_byte {
             None => head.await,
             Some(max) => tokio::time::timeout(max, head).await.unwrap_or_else(|_| {

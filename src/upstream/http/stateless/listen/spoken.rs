@@ -58,7 +58,7 @@ impl Spoken {
         let id = token::mint();
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
         let post = line.post(&Said::new(method::LISTEN, Some(params)), &id);
-        let response = line.hop.client.send(&post, &HandedOver::default()).await.map_err(NotOpened::Failed)?;
+        let response = line.hop.carrier.send(&post, &HandedOver::default()).await.map_err(NotOpened::Failed)?;
         let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
         let events = match reply::open(response, Addressee::Handshake, limits).await {
             Ok(Reply::Events(events)) => events,

@@ -1,0 +1,108 @@
+//! What takes a request to a server and brings back the head of its answer.
+//!
+//! Everything above speaks streamable HTTP: one POST per message, GET for a stream, DELETE at the end of a session. A
+//! server that speaks something else is put behind a [`Stand`], which behaves like a streamable HTTP server in its
+//! place, so that sessions, routing, exchanges and the pipe are the same for all.
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::Response;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::sync::mpsc;
+
+use super::http::client::{HandedOver, HttpClient};
+use super::http::post::Outgoing;
+use crate::task::GatewayFault;
+
+/// The way to one upstream.
+#[derive(Debug)]
+pub(crate) enum Carrier {
+    Http(HttpClient),
+    Stand(Box<dyn Stand>),
+}
+
+/// Stands in for a streamable HTTP server in front of one that speaks another transport.
+#[async_trait]
+pub(crate) trait Stand: Send + Sync + fmt::Debug {
+    /// Answers a request as a streamable HTTP server of the session era would: a request with an event stream or
+    /// JSON, a notification or an answer with 202, GET with the session's own stream, DELETE with the session's end,
+    /// a session that is gone with 404. `handed_over` is set before the first byte of a message can reach the server.
+    /// Dropping the future, or the answer's body, says nothing to the server.
+    ///
+    /// # Errors
+    /// If there is no answer; the fault says whether the server may have run what it was sent.
+    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<Response<AnswerBody>, GatewayFault>;
+
+    /// Ends every session; bounded in time.
+    async fn close(&self);
+}
+
+impl Carrier {
+    /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes. Dropping
+    /// the future drops the request wherever it is.
+    ///
+    /// # Errors
+    /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an answer.
+    pub(crate) async fn send(
+        &self,
+        outgoing: &Outgoing,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        match self {
+            Self::Http(client) => Ok(client.send(outgoing, handed_over).await?.map(AnswerBody::Http)),
+            Self::Stand(stand) => stand.send(outgoing, handed_over).await,
+        }
+    }
+
+    /// Ends what outlives single requests; bounded in time.
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Http(_) => (),
+            Self::Stand(stand) => stand.close().await,
+        }
+    }
+}
+
+/// The body of an answer.
+#[derive(Debug)]
+pub(crate) enum AnswerBody {
+    Http(Incoming),
+    /// Pieces as they are made; an error breaks the body off.
+    Made(mpsc::Receiver<io::Result<Bytes>>),
+    /// All of it, until it is taken.
+    Whole(Option<Bytes>),
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        match self.get_mut() {
+            Self::Http(body) => Pin::new(body).poll_frame(cx).map_err(io::Error::other),
+            Self::Made(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data))),
+            Self::Whole(data) => Poll::Ready(data.take().map(|data| Ok(Frame::data(data)))),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Http(body) => body.is_end_stream(),
+            Self::Made(_) => false,
+            Self::Whole(data) => data.is_none(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Self::Http(body) => body.size_hint(),
+            Self::Made(_) => SizeHint::default(),
+            Self::Whole(data) => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
+        }
+    }
+}

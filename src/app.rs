@@ -25,7 +25,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::config::{Config, UpstreamConfig};
+use crate::config::{Config, ServerSettings, UpstreamConfig};
 use crate::dialect::plain::PlainPeer;
 use crate::engine::recovery::{self, Origins, Reach};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
@@ -287,11 +287,12 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 /// Puts together what serves one upstream.
 fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, UpstreamEndpoint)> {
     let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
-    let is_certain = config.http.protocol.is_some_and(ProtocolVersion::is_stateless);
-    let http = Arc::new(
-        HttpUpstream::new(config.http, parts.life.clone())
+    let is_certain = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
+    let http = Arc::new(match config.server {
+        ServerSettings::Http(http) => HttpUpstream::new(http, parts.life.clone())
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
-    );
+        ServerSettings::Stdio(stdio) => HttpUpstream::stdio(stdio, parts.life.clone()),
+    });
     let upstream = Arc::new(http.for_stateless_clients());
     let bridge = Bridge { stateless: upstream.stateless(), eras: Arc::<EraUpstream>::clone(&upstream), is_certain };
     let session = SessionFace::new(SessionServed {

@@ -31,7 +31,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::demo::DemoServer;
+use crate::demo::{self, DemoServer};
 use crate::task::{Clock as _, SystemClock};
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{app, config, tls};
@@ -72,7 +72,7 @@ enum Command {
     },
     /// Runs a small MCP server without tasks, to try the gateway on.
     DemoServer {
-        /// The address to serve HTTP on; port 0 picks one.
+        /// The address to serve HTTP on; port 0 picks one. Without it, stdin and stdout are served.
         #[arg(long, value_name = "ADDR")]
         listen: Option<SocketAddr>,
     },
@@ -184,9 +184,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Serve { config } => app::serve(config).await,
         Command::Check { file } => Ok(check(&file)),
         Command::DemoServer { listen: Some(address) } => demo_server(address).await,
-        Command::DemoServer { listen: None } => {
-            Ok(refuse("the demo server speaks no stdio in this version; use --listen 127.0.0.1:0"))
-        }
+        Command::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
+            .await
+            .context("the demo server cannot go on")
+            .map(|()| ExitCode::SUCCESS),
         Command::Call(arguments) => Ok(call(arguments).await),
         Command::Tasks { order, admin } => operate(order, &admin).await,
     };
@@ -329,7 +330,6 @@ mod tests {
         for arguments in [
             "taskgate wrap",
             "taskgate check",
-            "taskgate demo-server",
             "taskgate demo-server --listen nowhere",
             "taskgate call http://127.0.0.1:1/mcp greet --flavour other",
             "taskgate call http://127.0.0.1:1/mcp greet --ca /nowhere.pem",

@@ -4,6 +4,7 @@
 //! is the schema, `resolve` decides. This module must not know what a setting does; each subsystem owns its resolved
 //! struct. Binds nothing, starts nothing.
 
+mod command;
 mod error;
 mod raw;
 mod resolve;
@@ -28,6 +29,8 @@ use crate::task::ToolRules;
 use crate::upstream::Timeouts;
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::SlotSettings;
+use crate::upstream::stand::stdio::StdioUpstreamSettings;
+use crate::wire::ProtocolVersion;
 
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
@@ -84,7 +87,7 @@ pub struct UpstreamConfig {
     pub name: Arc<str>,
     /// The path that it is served at: begins with `/`, no empty or dotted segments.
     pub path: String,
-    pub http: HttpUpstreamSettings,
+    pub server: ServerSettings,
     pub slots: SlotSettings,
     pub rules: ToolRules,
     /// Largest answer that is read for methods other than `tools/call`.
@@ -95,6 +98,43 @@ pub struct UpstreamConfig {
     pub call_timeouts: Timeouts,
     /// Whether a call that is silent for long shows progress to a client that wants progress.
     pub life_signs: bool,
+}
+
+/// How the server of an upstream is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ServerSettings {
+    Http(HttpUpstreamSettings),
+    /// The gateway starts it.
+    Stdio(StdioUpstreamSettings),
+}
+
+impl ServerSettings {
+    /// The settings of a server that is reached over HTTP.
+    #[must_use]
+    pub const fn http(&self) -> Option<&HttpUpstreamSettings> {
+        match self {
+            Self::Http(http) => Some(http),
+            Self::Stdio(_) => None,
+        }
+    }
+
+    /// The settings of a server that is a program.
+    #[must_use]
+    pub const fn stdio(&self) -> Option<&StdioUpstreamSettings> {
+        match self {
+            Self::Http(_) => None,
+            Self::Stdio(stdio) => Some(stdio),
+        }
+    }
+
+    /// The version that it is spoken to in, if the operator has fixed one.
+    #[must_use]
+    pub const fn protocol(&self) -> Option<ProtocolVersion> {
+        match self {
+            Self::Http(http) => http.protocol,
+            Self::Stdio(stdio) => stdio.protocol,
+        }
+    }
 }
 
 /// A configuration without mistakes.

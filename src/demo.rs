@@ -1,12 +1,14 @@
 //! The demo server: a small MCP server as they stood before tasks, to try the gateway on.
 //!
-//! It speaks 2025-03-26 and 2025-06-18 over streamable HTTP, has sessions and no tasks. It is meant to be
-//! read: `tools` says what it can do, `session` what it remembers, `http` how it is reached. It knows nothing
+//! It speaks 2025-03-26 and 2025-06-18 over streamable HTTP, has sessions and no tasks; over
+//! standard input and output too. It is meant to be read: `tools` says what it can do, `session` what it remembers,
+//! `http` and `stdio` how it is reached. It knows nothing
 //! of tasks, stores or upstreams.
 
 mod http;
 mod rpc;
 mod session;
+mod stdio;
 mod tools;
 
 use std::convert::Infallible;
@@ -24,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use session::Sessions;
+pub use stdio::serve as serve_stdio;
 
 /// Connections at one time; more wait to be accepted.
 const CONNECTIONS_MAX: usize = 1024;

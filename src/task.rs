@@ -14,8 +14,8 @@ pub mod transition;
 pub use id::{TaskId, TaskKey};
 
 pub use model::{
-    Answer, Attempt, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome, Phase,
-    Question, Reason, Recovery, Shown, StoredCall, Task,
+    Answer, Attempt, Digest, Executed, Exit, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome,
+    Phase, Question, Reason, Recovery, Shown, StoredCall, Task,
 };
 pub use policy::{AfterCrash, EarlyInput, Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
 pub use principal::Principal;

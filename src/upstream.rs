@@ -14,6 +14,8 @@ pub mod limits;
 pub mod mirrored;
 mod probe;
 mod session;
+pub mod stand;
+pub mod supervisor;
 
 pub use era::{Era, EraUpstream};
 pub use exchange::{

@@ -14,7 +14,7 @@ use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
 const BAD_FILES: usize = 46;
-const GOOD_FILES: usize = 13;
+const GOOD_FILES: usize = 14;
 const SAMPLE_FILES: usize = 4;
 
 /// The environment of every test. `SECRET` is never to be seen in a report.
@@ -24,6 +24,7 @@ fn env(name: &str) -> Option<String> {
         "KIND" => Some("s3cr3t-kind".to_owned()),
         "ADA_KEY" => Some("tg_ada1_5ecre7000102030405060708090a0b0c0d0e0f10".to_owned()),
         "WEAK_KEY" => Some("tg_weak_s3cr3t".to_owned()),
+        "REPORTS_TOKEN" => Some("s3cr3t-token".to_owned()),
         "SECRET" => Some("s3cr3t://x".to_owned()),
         _ => None,
     }
@@ -183,8 +184,14 @@ fn the_quick_start_has_the_defaults() {
 
     let [demo] = &config.upstreams[..] else { panic!("{config:?}") };
     assert_eq!((&*demo.name, &*demo.path), ("demo", "/demo/mcp"));
-    assert_eq!((&*demo.http.name, demo.http.url.as_str()), ("demo", "http://127.0.0.1:4321/mcp"));
-    assert_eq!((demo.http.protocol, demo.http.connect_max), (None, Duration::from_secs(5)));
+    assert_eq!(
+        (&*demo.server.http().unwrap().name, demo.server.http().unwrap().url.as_str()),
+        ("demo", "http://127.0.0.1:4321/mcp")
+    );
+    assert_eq!(
+        (demo.server.http().unwrap().protocol, demo.server.http().unwrap().connect_max),
+        (None, Duration::from_secs(5))
+    );
     assert_eq!((demo.slots.in_flight_max.get(), demo.slots.queue_max), (256, 1024));
     assert_eq!(demo.slots.queue_deadline, Duration::from_secs(30));
     assert_eq!(demo.timeouts.first_byte, Some(Duration::from_secs(60)));
@@ -282,7 +289,8 @@ fn files_for_tls_come_out_where_they_are_used() {
     };
     assert_eq!(config.folder, PathBuf::from("/var/lib/taskgate"));
     assert_eq!(config.listen.tls, Some(identity("mcp.example")));
-    let upstreams: Vec<_> = config.upstreams.into_iter().map(|upstream| upstream.http.tls).collect();
+    let upstreams: Vec<_> =
+        config.upstreams.into_iter().map(|upstream| upstream.server.http().unwrap().tls.clone()).collect();
     let [public, private, mutual] = &upstreams[..] else { panic!("{upstreams:?}") };
     assert_eq!(*public, UpstreamTlsFiles::default());
     assert_eq!(*private, UpstreamTlsFiles { ca: Some(PathBuf::from("ca.pem")), identity: None });
@@ -322,7 +330,7 @@ fn keys_come_out_with_their_owners_and_none_is_shown() {
 fn variables_and_names_come_out_as_they_are_compared() {
     let config = parse_file(&folder("tests/config/good/variables.toml")).unwrap().config;
     assert_eq!(config.listen.allowed_hosts, ["mcp.example"]);
-    assert_eq!(config.upstreams[0].http.url.as_str(), "https://mcp.example/mcp?price=${5}");
+    assert_eq!(config.upstreams[0].server.http().unwrap().url.as_str(), "https://mcp.example/mcp?price=${5}");
     assert!(config.upstreams[0].rules.patterns[0].0.matches("${x}_y"));
     let config = parse_file(&folder("tests/config/good/several_upstreams.toml")).unwrap().config;
     let served: Vec<_> = config.upstreams.iter().map(|upstream| (&*upstream.name, &*upstream.path)).collect();

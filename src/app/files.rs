@@ -1,6 +1,7 @@
 //! The files that a configuration names: all of them looked at before anything starts, every mistake at once.
 
 use std::fmt;
+use std::path::PathBuf;
 
 use super::api_key_files::{self, ApiKeyFileError};
 use super::keys::{self, KeyFileError};
@@ -11,6 +12,7 @@ use crate::server::api_keys::{ApiKeys, AuthSettings, KeyRing};
 use crate::store::OpenError;
 use crate::task::Timestamp;
 use crate::tls::{TlsFileError, read_roots};
+use crate::upstream::stand::stdio;
 
 /// One file that is not what it should be.
 #[derive(Debug, thiserror::Error)]
@@ -23,6 +25,8 @@ pub enum FileError {
     Store(#[from] OpenError),
     #[error(transparent)]
     ApiKey(#[from] ApiKeyFileError),
+    #[error("{}: cannot be read: {source}", file.display())]
+    Variable { file: PathBuf, source: std::io::Error },
 }
 
 /// All files that are not what they should be, each with the key of the configuration that names it. Never
@@ -61,8 +65,14 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     note("store.path".to_owned(), keys::read(&config.folder).map(drop).map_err(FileError::from));
     note("store.path".to_owned(), tasks::check(config).map_err(FileError::from));
     for upstream in &config.upstreams {
-        let tls = &upstream.http.tls;
-        let table = format!("upstreams.{}.tls", upstream.name);
+        let name = &upstream.name;
+        for (variable, file) in upstream.server.stdio().iter().flat_map(|stdio| &stdio.env_files) {
+            let read = stdio::read_secret(file).map(drop);
+            let read = read.map_err(|source| FileError::Variable { file: file.clone(), source });
+            note(format!("upstreams.{name}.env_files.{variable}"), read);
+        }
+        let Some(tls) = upstream.server.http().map(|http| &http.tls) else { continue };
+        let table = format!("upstreams.{name}.tls");
         if let Some(ca) = &tls.ca {
             note(format!("{table}.ca"), read_roots(ca).map(drop).map_err(FileError::from));
         }

@@ -280,8 +280,11 @@ fn identity(files: &IdentityFiles) -> [&Path; 2] {
 }
 
 fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
-    let tls = &config.http.tls;
-    tls.ca.as_deref().into_iter().chain(tls.identity.iter().flat_map(identity))
+    let tls = config.server.http().map(|http| &http.tls);
+    let ca = tls.and_then(|tls| tls.ca.as_deref());
+    let variables = config.server.stdio().into_iter().flat_map(|stdio| &stdio.env_files);
+    let identities = tls.into_iter().flat_map(|tls| tls.identity.iter().flat_map(identity));
+    ca.into_iter().chain(identities).chain(variables.map(|(_, file)| file.as_path()))
 }
 
 /// The file of a configuration and all that it names.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use url::Url;
 
+use super::command::{self, RawCommand};
 use super::error::Place;
 use super::section::{Placed, Section};
 use super::value::{
@@ -100,8 +101,7 @@ pub(super) struct RawUpstream {
     pub(super) name: String,
     pub(super) place: Place,
     pub(super) url: Option<Placed<Url>>,
-    /// Where `command` stands; it is refused already.
-    pub(super) command: Option<Place>,
+    pub(super) command: RawCommand,
     pub(super) path: Option<Placed<String>>,
     pub(super) tls: RawUpstreamTls,
     pub(super) settings: RawUpstreamSettings,
@@ -240,10 +240,9 @@ fn read_limits(mut section: Section<'_, '_>) -> RawLimits {
 fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
     let place = section.place();
     let url = section.read("url", &UPSTREAM_URL);
-    let command = section.unbuilt("command");
+    let command = command::read(&mut section);
     let path = section.read("path", &SERVED_PATH);
-    section.word("transport", &[("auto", Some(())), ("streamable-http", Some(())), ("sse", None), ("stdio", None)]);
-    for key in ["auth", "forward_headers", "forward_authorization", "processes_max"] {
+    for key in ["auth", "forward_headers", "forward_authorization"] {
         section.unbuilt(key);
     }
     let tls = read_upstream_tls(section.section("tls"));
@@ -355,7 +354,7 @@ impl RawUpstream {
             name: name.to_owned(),
             place: url.place.clone(),
             url: Some(url),
-            command: None,
+            command: RawCommand::default(),
             path: None,
             tls: RawUpstreamTls::default(),
             settings: RawUpstreamSettings::default(),

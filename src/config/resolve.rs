@@ -15,13 +15,14 @@ use std::time::Duration;
 use url::Url;
 use wildmatch::WildMatch;
 
+use super::command;
 use super::error::{Place, Report};
 use super::raw::{
     AuthMode, RawConfig, RawIdentity, RawLimits, RawRules, RawStore, RawTool, RawUpstream, RawUpstreamSettings,
     StoreKind,
 };
 use super::section::Placed;
-use super::{Config, StoreSettings, UpstreamConfig};
+use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
 use crate::task::{AfterCrash, EarlyInput, Mode, ToolPolicy, ToolRules};
@@ -178,11 +179,11 @@ fn resolve_upstreams(raw: &[RawUpstream], shared: &Shared, report: &mut Report) 
         {
             report.mistake(place, format!("the upstream `{other}` has the same path; give one another `path`"));
         }
-        let url = resolve_url(raw, report);
+        check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
         let rules = resolve_tools(raw, shared, report);
-        if let Some(url) = url {
-            upstreams.push(resolve_upstream(raw, Reached { path, url, tls }, rules, shared));
+        if let Some(server) = resolve_server(raw, tls, shared) {
+            upstreams.push(resolve_upstream(raw, Reached { path, server }, rules, shared));
         }
         check_queue(&raw.settings, report);
     }
@@ -206,21 +207,33 @@ fn check_queue(raw: &RawUpstreamSettings, report: &mut Report) {
     }
 }
 
-fn resolve_url(raw: &RawUpstream, report: &mut Report) -> Option<Url> {
-    match (&raw.url, &raw.command) {
-        (Some(url), None) => Some(url.value.clone()),
-        (Some(_), Some(_)) => {
-            report.mistake(&raw.place, "has both `url` and `command`; write one of them");
-            None
-        }
-        // A refused command and an unreadable URL are mistakes of their own.
-        (None, Some(_)) => None,
-        (None, None) if report.blames(&format!("{}.url", raw.place.key)) => None,
-        (None, None) => {
+fn check_reached(raw: &RawUpstream, report: &mut Report) {
+    let key = &raw.place.key;
+    let unknown = report.blames(&format!("{key}.url")) || report.blames(&format!("{key}.command"));
+    match (&raw.url, &raw.command.command) {
+        (Some(_), Some(_)) => report.mistake(&raw.place, "has both `url` and `command`; write one of them"),
+        (None, None) if !unknown => {
             report.mistake(&raw.place, "has no `url`; write one such as url = \"http://127.0.0.1:9000/mcp\"");
-            None
         }
+        (Some(_), None) | (None, Some(_) | None) => (),
     }
+    command::check(raw, report);
+}
+
+/// How the server is reached; `None` if that is not to be known, which is a mistake of its own.
+fn resolve_server(raw: &RawUpstream, tls: UpstreamTlsFiles, shared: &Shared) -> Option<ServerSettings> {
+    let name: Arc<str> = Arc::from(raw.name.as_str());
+    let protocol = value_or(raw.settings.protocol.as_ref(), None);
+    if let Some(stdio) = command::resolve(raw, &name, protocol, shared.result_bytes_max) {
+        return Some(ServerSettings::Stdio(stdio));
+    }
+    Some(ServerSettings::Http(HttpUpstreamSettings {
+        name,
+        url: raw.url.as_ref()?.value.clone(),
+        protocol,
+        connect_max: value_or(raw.settings.connect_max.as_ref(), Duration::from_secs(5)),
+        tls,
+    }))
 }
 
 /// A certificate with its key, where both are written.
@@ -236,6 +249,9 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut Report) -> UpstreamTlsFi
     {
         report.mistake(place, "the `url` begins with http://; write https:// there, or leave this table out");
     }
+    if let (Some(place), None, Some(_)) = (&tls.place, &raw.url, &raw.command.command) {
+        report.mistake(place, "is for an upstream with a `url`; leave it out beside a `command`");
+    }
     let RawIdentity { certificate, key } = &tls.identity;
     let table = format!("{}.tls", raw.place.key);
     for (written, other) in [(certificate, "key"), (key, "certificate")] {
@@ -247,25 +263,17 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut Report) -> UpstreamTlsFi
     UpstreamTlsFiles { ca: tls.ca.as_ref().map(|ca| ca.value.clone()), identity: identity(&tls.identity) }
 }
 
-/// Where an upstream is and how it is known to be the one, and where it is served.
+/// How an upstream is reached, and where it is served.
 struct Reached {
     path: String,
-    url: Url,
-    tls: UpstreamTlsFiles,
+    server: ServerSettings,
 }
 
 fn resolve_upstream(raw: &RawUpstream, at: Reached, rules: ToolRules, shared: &Shared) -> UpstreamConfig {
-    let name: Arc<str> = Arc::from(raw.name.as_str());
     let settings = &raw.settings;
     UpstreamConfig {
-        http: HttpUpstreamSettings {
-            name: Arc::clone(&name),
-            url: at.url,
-            protocol: value_or(settings.protocol.as_ref(), None),
-            connect_max: value_or(settings.connect_max.as_ref(), Duration::from_secs(5)),
-            tls: at.tls,
-        },
-        name,
+        name: Arc::from(raw.name.as_str()),
+        server: at.server,
         path: at.path,
         slots: SlotSettings {
             in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), 256)),

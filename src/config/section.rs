@@ -115,6 +115,35 @@ impl<'s, 'a> Section<'s, 'a> {
         read
     }
 
+    /// A string of this kind, or an array of at least one.
+    pub(super) fn one_or_all<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<Vec<T>>> {
+        let (place, value) = self.get(key)?;
+        let read = match value.get_ref().as_array() {
+            Some(items) if items.is_empty() => {
+                self.source.report.mistake(&place, format!("is empty; write {}", kind.wanted));
+                return None;
+            }
+            Some(_) => self.read_all(key, kind),
+            None => vec![self.text(&place, value, kind)?],
+        };
+        (!read.is_empty()).then_some(Placed { value: read, place })
+    }
+
+    /// A table of strings of this kind, whose names the operator chooses.
+    pub(super) fn texts<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Vec<Placed<(String, T)>> {
+        let Some((place, value)) = self.get(key) else { return Vec::new() };
+        let Some(table) = self.table_in(&place, value, &format!("[{}]", place.key)) else { return Vec::new() };
+        let mut all = Vec::new();
+        for (name, value) in table {
+            let line = self.source.line_at(name.span().start);
+            let place = Place { line, key: join(&place.key, name.get_ref()) };
+            if let Some(read) = self.text(&place, value, kind) {
+                all.push(Placed { value: (name.get_ref().clone().into_owned(), read), place });
+            }
+        }
+        all
+    }
+
     /// One word of a closed list. `None` beside a word: known, but not built yet.
     pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<Placed<T>> {
         let (place, value) = self.get(key)?;

@@ -54,6 +54,14 @@ pub(super) const FOLDER: Kind<PathBuf> = Kind { wanted: "a folder such as \"task
 /// A file in PEM format.
 pub(super) const PEM_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"server.pem\"", read: path };
 
+/// A program or one of its arguments.
+pub(super) const WORD_OF_COMMAND: Kind<String> =
+    Kind { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
+/// What a variable is given.
+pub(super) const ENV_VALUE: Kind<String> = Kind { wanted: "a text such as \"${TOKEN}\"", read: word_of_command };
+/// A file with a variable's value in it.
+pub(super) const ENV_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"token.txt\"", read: path };
+
 /// A key of a client. What is wrong with one is said without repeating it.
 pub(super) const API_KEY: Kind<ApiKey> = Kind { wanted: "a key such as \"${ADA_KEY}\"", read: api_key };
 pub(super) const API_KEY_DIGEST: Kind<ApiKey> =
@@ -173,6 +181,10 @@ fn served_path(text: &str) -> Result<String, Wrong> {
         }
     }
     Ok(text.to_owned())
+}
+
+fn word_of_command(text: &str) -> Result<String, Wrong> {
+    if text.contains('\0') { Err(Wrong::Because("has a NUL character")) } else { Ok(text.to_owned()) }
 }
 
 fn path(text: &str) -> Result<PathBuf, Wrong> {

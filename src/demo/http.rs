@@ -16,10 +16,11 @@ use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::Shared;
 use super::rpc::{self, Incoming};
-use super::session::{Abilities, Events, Run, Session};
+use super::session::{Abilities, Events, Run, Session, Sessions};
 use super::tools::{self, Caller};
 use crate::face::http::{Response, empty_body, full_body};
 use crate::wire::{ProtocolVersion, RpcError, fault, method};
@@ -112,7 +113,7 @@ async fn post(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response, 
         Incoming::Request(request) => {
             let session = session(shared, &head.headers)?;
             let (events, answers) = mpsc::channel(EVENTS_MAX);
-            start(shared, &session, request, events);
+            start(&shared.tracker, &session, request, events);
             Ok(answer_or_stream(answers, &session).await)
         }
         other @ (Incoming::Notification { .. } | Incoming::Answer { .. }) => {
@@ -123,6 +124,17 @@ async fn post(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response, 
 }
 
 fn initialize(shared: &Shared, request: &rpc::Request) -> Result<Response, Refusal> {
+    let Some((session, result)) = open(&shared.sessions, request) else {
+        return Err(Box::new(plain(StatusCode::SERVICE_UNAVAILABLE)));
+    };
+    let mut response = json_response(StatusCode::OK, &rpc::answer(&request.id, Ok(result)));
+    let id = HeaderValue::from_str(&session.id).expect("a session id is hex digits");
+    response.headers_mut().insert(SESSION, id);
+    Ok(response)
+}
+
+/// Opens a session; what its client is told. `None` if there are too many.
+pub(super) fn open(sessions: &Sessions, request: &rpc::Request) -> Option<(Arc<Session>, Value)> {
     let wanted = request.params["protocolVersion"].as_str().and_then(ProtocolVersion::parse);
     let version = wanted.filter(|version| VERSIONS.contains(version)).unwrap_or(ProtocolVersion::V2025_06_18);
     let capabilities = &request.params["capabilities"];
@@ -130,19 +142,14 @@ fn initialize(shared: &Shared, request: &rpc::Request) -> Result<Response, Refus
         elicitation: capabilities["elicitation"].is_object(),
         sampling: capabilities["sampling"].is_object(),
     };
-    let Some(session) = shared.sessions.open(version, abilities) else {
-        return Err(Box::new(plain(StatusCode::SERVICE_UNAVAILABLE)));
-    };
+    let session = sessions.open(version, abilities)?;
     let result = json!({
         "protocolVersion": version.as_str(),
         "capabilities": { "tools": {} },
         "serverInfo": { "name": "taskgate-demo", "version": env!("CARGO_PKG_VERSION") },
         "instructions": "Tools that are fast, slow, curious or broken: a playground for task gateways.",
     });
-    let mut response = json_response(StatusCode::OK, &rpc::answer(&request.id, Ok(result)));
-    let id = HeaderValue::from_str(&session.id).expect("a session id is hex digits");
-    response.headers_mut().insert(SESSION, id);
-    Ok(response)
+    Some((session, result))
 }
 
 /// A batch, which 2025-03-26 alone has. Its answers come as a stream, each as soon as it is there.
@@ -158,7 +165,7 @@ fn batch(shared: &Arc<Shared>, session: &Arc<Session>, messages: Vec<Value>) -> 
         match message {
             Incoming::Request(request) => {
                 asked = true;
-                start(shared, session, request, events.clone());
+                start(&shared.tracker, session, request, events.clone());
             }
             other @ (Incoming::Notification { .. } | Incoming::Answer { .. }) => take(session, other),
         }
@@ -167,7 +174,7 @@ fn batch(shared: &Arc<Shared>, session: &Arc<Session>, messages: Vec<Value>) -> 
 }
 
 /// Takes what needs no answer.
-fn take(session: &Session, message: Incoming) {
+pub(super) fn take(session: &Session, message: Incoming) {
     match message {
         Incoming::Notification { method, params } if method == method::CANCELLED => {
             session.cancel(&params["requestId"]);
@@ -181,9 +188,9 @@ fn take(session: &Session, message: Incoming) {
 ///
 /// The call is registered before this returns, so that a cancellation sent right behind it finds it. It goes
 /// on when the client leaves: in these versions that is no cancellation.
-fn start(shared: &Shared, session: &Arc<Session>, request: rpc::Request, events: Events) {
+pub(super) fn start(tracker: &TaskTracker, session: &Arc<Session>, request: rpc::Request, events: Events) {
     let run = session.begin(&request.id);
-    shared.tracker.spawn(async move {
+    tracker.spawn(async move {
         let outcome = match run {
             Ok(run) => perform(&run, request.method, request.params, &events).await,
             Err(why) => Some(Err(RpcError::new(fault::INVALID_REQUEST, why.to_string()))),
@@ -209,11 +216,11 @@ async fn perform(run: &Run, method: String, params: Value, events: &Events) -> O
     }
 }
 
-fn is_known(method: &str) -> bool {
+pub(super) fn is_known(method: &str) -> bool {
     [method::INITIALIZE, method::PING, method::TOOLS_LIST, method::TOOLS_CALL].contains(&method)
 }
 
-fn unknown(method: &str) -> RpcError {
+pub(super) fn unknown(method: &str) -> RpcError {
     RpcError::new(fault::METHOD_NOT_FOUND, format!("unknown method: {method}"))
 }
 

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::task::{Executed, Failure, GatewayFault, Reason};
+use crate::task::{Executed, Exit, Failure, GatewayFault, Reason};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault, method};
 
 /// What is wrong with a request.
@@ -119,12 +119,24 @@ struct SupportedVersions<'a> {
 /// (reliability.md b.3).
 #[must_use]
 pub fn gateway_error(fault: &GatewayFault) -> RpcError {
-    RpcError::new(fault::INTERNAL_ERROR, words(fault.reason)).with_data(&GatewayData {
+    let words = match fault.exit {
+        None => words(fault.reason).to_owned(),
+        Some(Exit::Code(code)) => format!("{} (its process ended with exit status {code})", words(fault.reason)),
+        Some(Exit::Signal(signal)) => format!("{} (its process was ended by signal {signal})", words(fault.reason)),
+    };
+    let (exit_status, exit_signal) = match fault.exit {
+        None => (None, None),
+        Some(Exit::Code(code)) => (Some(code), None),
+        Some(Exit::Signal(signal)) => (None, Some(signal)),
+    };
+    RpcError::new(fault::INTERNAL_ERROR, words).with_data(&GatewayData {
         source: "gateway",
         reason: reason_key(fault.reason),
         executed: executed_key(fault.executed),
         http_status: fault.http_status,
         retry_after_ms: fault.retry_after.map(crate::task::time::millis),
+        exit_status,
+        exit_signal,
     })
 }
 
@@ -137,6 +149,10 @@ struct GatewayData {
     http_status: Option<u16>,
     #[serde(rename = "retryAfterMs", skip_serializing_if = "Option::is_none")]
     retry_after_ms: Option<u64>,
+    #[serde(rename = "exitStatus", skip_serializing_if = "Option::is_none")]
+    exit_status: Option<i32>,
+    #[serde(rename = "exitSignal", skip_serializing_if = "Option::is_none")]
+    exit_signal: Option<i32>,
 }
 
 /// The error of a call that failed, in the words of 2026-07-28.

@@ -21,8 +21,8 @@ use aws_lc_rs::digest::{Context, SHA256};
 
 use self::bytes::{Put, Take};
 use crate::task::{
-    Answer, Attempt, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome, Phase,
-    Principal, Question, Reason, Recovery, Shown, StoredCall, Task, TaskId, TaskKey,
+    Answer, Attempt, Digest, Executed, Exit, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome,
+    Phase, Principal, Question, Reason, Recovery, Shown, StoredCall, Task, TaskId, TaskKey,
 };
 use crate::wire::RpcError;
 
@@ -297,23 +297,37 @@ fn take_error(body: &mut Take) -> Option<RpcError> {
     Some(RpcError { code, message, data: body.maybe(Take::payload)? })
 }
 
+/// Beside [`Executed`]: the fault says how a process ended.
+const EXIT_FOLLOWS: u8 = 0x80;
+
 fn put_fault(out: &mut Put, fault: &GatewayFault) {
-    let GatewayFault { reason, executed, http_status, retry_after } = fault;
+    let GatewayFault { reason, executed, http_status, retry_after, exit } = fault;
     out.byte(reason_code(*reason));
-    out.byte(match executed {
+    let executed = match executed {
         Executed::No => 0,
         Executed::Unknown => 1,
         Executed::Yes => 2,
-    });
+    };
+    // Most faults have no exit, and are written as they were before there was one.
+    out.byte(executed | if exit.is_some() { EXIT_FOLLOWS } else { 0 });
     out.maybe(*http_status, |out, status| out.fixed(&status.to_be_bytes()));
     out.maybe(*retry_after, Put::span);
+    if let Some(exit) = exit {
+        let (kind, number) = match exit {
+            Exit::Code(code) => (0, code),
+            Exit::Signal(signal) => (1, signal),
+        };
+        out.byte(kind);
+        out.fixed(&number.to_be_bytes());
+    }
 }
 
 fn take_fault(body: &mut Take) -> Option<GatewayFault> {
     let code = body.byte()?;
+    let executed = body.byte()?;
     Some(GatewayFault {
         reason: REASONS.into_iter().find(|reason| reason_code(*reason) == code)?,
-        executed: match body.byte()? {
+        executed: match executed & !EXIT_FOLLOWS {
             0 => Executed::No,
             1 => Executed::Unknown,
             2 => Executed::Yes,
@@ -321,7 +335,17 @@ fn take_fault(body: &mut Take) -> Option<GatewayFault> {
         },
         http_status: body.maybe(|body| body.fixed().map(u16::from_be_bytes))?,
         retry_after: body.maybe(Take::span)?,
+        exit: if executed & EXIT_FOLLOWS == 0 { None } else { Some(take_exit(body)?) },
     })
+}
+
+fn take_exit(body: &mut Take) -> Option<Exit> {
+    let (kind, number) = (body.byte()?, i32::from_be_bytes(body.fixed()?));
+    match kind {
+        0 => Some(Exit::Code(number)),
+        1 => Some(Exit::Signal(number)),
+        _ => None,
+    }
 }
 
 /// Numbers are never given out twice.

@@ -244,12 +244,23 @@ pub struct GatewayFault {
     pub http_status: Option<u16>,
     /// When a repetition has a chance, where that is known.
     pub retry_after: Option<Duration>,
+    /// How the upstream's process ended, where that was the reason.
+    pub exit: Option<Exit>,
+}
+
+/// How a process ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// By itself.
+    Code(i32),
+    /// By a signal.
+    Signal(i32),
 }
 
 impl GatewayFault {
     #[must_use]
     pub const fn new(reason: Reason, executed: Executed) -> Self {
-        Self { reason, executed, http_status: None, retry_after: None }
+        Self { reason, executed, http_status: None, retry_after: None, exit: None }
     }
 }
 

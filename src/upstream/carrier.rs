@@ -21,6 +21,7 @@ use crate::task::GatewayFault;
 
 /// The way to one upstream.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
 pub(crate) enum Carrier {
     Http(HttpClient),
     Stand(Box<dyn Stand>),
@@ -65,6 +66,18 @@ impl Carrier {
             Self::Http(_) => (),
             Self::Stand(stand) => stand.close().await,
         }
+    }
+}
+
+/// Why an answer broke off, where a stand knows more than that it did; the inside of an [`io::Error`].
+#[derive(Debug, thiserror::Error)]
+#[error("the answer broke off: {:?}", .0.reason)]
+pub(crate) struct BrokenOff(pub(crate) GatewayFault);
+
+impl BrokenOff {
+    /// What an error of a body says of the upstream.
+    pub(crate) fn known_in(error: &io::Error) -> Option<GatewayFault> {
+        Some(error.get_ref()?.downcast_ref::<Self>()?.0)
     }
 }
 

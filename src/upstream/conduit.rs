@@ -13,8 +13,9 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
 use super::Upstream;
+use super::carrier::BrokenOff;
 use crate::dialect::relay_core_2025_11_25::PeerTasks;
-use crate::task::GatewayFault;
+use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::{Message, ProtocolVersion, RpcError};
 
 /// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
@@ -132,4 +133,10 @@ pub enum Content {
     Events,
     /// Of another type, encoded, or without a type.
     Other,
+}
+
+/// Why a body broke off: what is known of it, else that the upstream closed it.
+pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
+    let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
+    BrokenOff::known_in(error).unwrap_or(closed)
 }

@@ -33,6 +33,8 @@ use super::era::{Era, EraUpstream, Eras};
 use super::probe::VersionChoice;
 use super::session::pool::Pool;
 use super::session::{Hop, SessionKey};
+use super::stand::WireStand;
+use super::stand::stdio::{StdioUpstreamSettings, StdioWire};
 use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
 use crate::dialect::subscriptions::Wishes;
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
@@ -101,16 +103,32 @@ impl HttpUpstream {
     /// If the address, the system's trusted roots or the files for TLS are of no use.
     pub fn new(settings: HttpUpstreamSettings, life: Life) -> Result<Self, ClientError> {
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
+        let era = |version: ProtocolVersion| if version.is_stateless() { Era::Stateless } else { Era::Session };
+        let era = settings.protocol.map(era);
+        Ok(Self::over(Carrier::Http(client), settings.name, settings.protocol, era, life))
+    }
+
+    /// A program that is spoken to in sessions over its standard input and output. Nothing is started yet. Must be
+    /// called within a tokio runtime.
+    #[must_use]
+    pub fn stdio(settings: StdioUpstreamSettings, life: Life) -> Self {
+        let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
+        let processes_max = usize::try_from(settings.processes_max).unwrap_or(usize::MAX);
+        let wire = Box::new(StdioWire::new(settings, life.clone()));
+        let stand = WireStand::new(Arc::clone(&name), wire, processes_max, life.clone());
+        Self::over(Carrier::Stand(Box::new(stand)), name, protocol, Some(Era::Session), life)
+    }
+
+    fn over(carrier: Carrier, name: Arc<str>, protocol: Option<ProtocolVersion>, era: Option<Era>, life: Life) -> Self {
         let hop = Arc::new(Hop {
-            latencies: Latencies::of(&settings.name),
-            name: settings.name,
-            carrier: Carrier::Http(client),
-            versions: VersionChoice::new(settings.protocol.filter(|version| !version.is_stateless())),
+            latencies: Latencies::of(&name),
+            name,
+            carrier,
+            versions: VersionChoice::new(protocol.filter(|version| !version.is_stateless())),
             tracker: life.tracker,
             stop: life.stop,
         });
-        let era = |version: ProtocolVersion| if version.is_stateless() { Era::Stateless } else { Era::Session };
-        Ok(Self { pool: Pool::new(Arc::clone(&hop)), hop, era: settings.protocol.map(era) })
+        Self { pool: Pool::new(Arc::clone(&hop)), hop, era }
     }
 
     /// The same server as stateless clients have it: spoken to in their era where it can.
@@ -169,5 +187,6 @@ impl Upstream for HttpUpstream {
 
     async fn close(&self) {
         let _ = tokio::time::timeout(CLOSE_MAX, self.pool.close()).await;
+        self.hop.carrier.close().await;
     }
 }

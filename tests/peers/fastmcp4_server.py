@@ -1,6 +1,7 @@
 """An upstream of 2026-07-28: a FastMCP 4 server without sessions.
 
     fastmcp4_server.py [--port N] [--tasks]      prints `listening http://127.0.0.1:PORT/mcp`
+    fastmcp4_server.py --stdio [--tasks]         speaks over standard input and output instead
 
 With --tasks, `slow` runs as a task of the server's own for clients that take them. As in FastMCP 3 no tool ends
 with a JSON-RPC error.
@@ -50,7 +51,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--tasks", action="store_true")
+    parser.add_argument("--stdio", action="store_true")
     options = parser.parse_args()
+    if options.stdio:
+        build(options.tasks).run(transport="stdio", show_banner=False)
+        return
     with socket.create_server(("127.0.0.1", options.port)) as listener:
         print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
         app = build(options.tasks).http_app(path="/mcp")

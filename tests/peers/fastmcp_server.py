@@ -1,6 +1,7 @@
 """An upstream that knows no tasks: a FastMCP 3 server over streamable HTTP with sessions, without resumption.
 
     fastmcp_server.py [--port N]      prints `listening http://127.0.0.1:PORT/mcp`
+    fastmcp_server.py --stdio         speaks over standard input and output instead
 
 It has no tool that ends with a JSON-RPC error: FastMCP 3 turns an unknown tool, bad arguments and every
 exception of a tool or of middleware, McpError too, into a result with `isError`. An unknown prompt is one.
@@ -96,8 +97,12 @@ async def cancelled(at_least: int, context: Context) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
-    port = parser.parse_args().port
-    with socket.create_server(("127.0.0.1", port)) as listener:
+    parser.add_argument("--stdio", action="store_true")
+    options = parser.parse_args()
+    if options.stdio:
+        server.run(transport="stdio", show_banner=False)
+        return
+    with socket.create_server(("127.0.0.1", options.port)) as listener:
         print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
         app = server.http_app(path="/mcp")
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)

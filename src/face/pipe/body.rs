@@ -15,7 +15,7 @@ use super::paused::{Pause, Resumable, Tail};
 use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::ConduitBody;
+use crate::upstream::conduit::{ConduitBody, fault_in};
 use crate::wire::framing::{EventBoundary, sse_comment, sse_message};
 use crate::wire::{RequestId, envelope};
 
@@ -197,9 +197,7 @@ impl<C: Answered> PipeBody<C> {
     /// A stream that broke.
     fn broke(&mut self, error: io::Error) -> Result<Frame<Bytes>, io::Error> {
         match self.form {
-            Form::Events(_) if !self.can_be_taken_up() => {
-                self.end_with(&GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))
-            }
+            Form::Events(_) if !self.can_be_taken_up() => self.end_with(&fault_in(&error)),
             Form::Events(_) | Form::Json => {
                 self.rest();
                 Err(error)

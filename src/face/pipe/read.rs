@@ -8,7 +8,7 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::{Binding, ConduitBody, ConduitResponse, Content};
+use crate::upstream::conduit::{Binding, ConduitBody, ConduitResponse, Content, fault_in};
 use crate::upstream::http::reply::names_lost_session;
 use crate::wire::envelope::{EnvelopeError, Response};
 use crate::wire::framing::SseDecoder;
@@ -103,7 +103,7 @@ pub(in crate::face) async fn next(body: &mut ConduitBody) -> Result<Option<Bytes
     loop {
         match body.frame().await {
             None => return Ok(None),
-            Some(Err(_)) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)),
+            Some(Err(error)) => return Err(fault_in(&error)),
             Some(Ok(frame)) => {
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));

@@ -27,6 +27,7 @@ fn samples() -> Vec<(&'static str, Task)> {
         executed: Executed::Yes,
         http_status: Some(503),
         retry_after: Some(Duration::from_millis(1_500)),
+        exit: None,
     };
     let error = RpcError { code: -32_000, message: "no ß".to_owned(), data: Some(payload("why")) };
     let call = StoredCall {
@@ -140,12 +141,17 @@ fn any_text() -> impl Strategy<Value = String> {
 fn any_phase() -> impl Strategy<Value = Phase> {
     let asking = proptest::collection::btree_map(any::<u32>().prop_map(InputKey), any_text(), 1..4)
         .prop_map(|open| Phase::AwaitingInput(open.into_iter().map(|(key, text)| (key, question(&text))).collect()));
-    let fault =
-        (0..REASONS.len(), any::<Option<u16>>(), any::<Option<u32>>()).prop_map(|(reason, http_status, wait)| {
+    let exit = proptest::option::of((any::<bool>(), any::<i32>()));
+    let fault = (0..REASONS.len(), any::<Option<u16>>(), any::<Option<u32>>(), exit).prop_map(
+        |(reason, http_status, wait, exit)| {
             let retry_after = wait.map(|ms| Duration::from_millis(ms.into()));
-            let fault = GatewayFault { reason: REASONS[reason], executed: Executed::Unknown, http_status, retry_after };
+            let exit =
+                exit.map(|(by_itself, number)| if by_itself { Exit::Code(number) } else { Exit::Signal(number) });
+            let fault =
+                GatewayFault { reason: REASONS[reason], executed: Executed::Unknown, http_status, retry_after, exit };
             Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))
-        });
+        },
+    );
     let error = (any::<i64>(), any_text(), any::<Option<String>>()).prop_map(|(code, message, data)| {
         let data = data.map(|text| payload(&text));
         Phase::Settled(Outcome::Faulted(Failure::Upstream(RpcError { code, message, data })))

@@ -70,7 +70,7 @@ impl Link {
                     }
                 }
                 Ok(None) | Err(Break::Closed) => return Ok(Heard::Broke { any }),
-                Err(limit @ (Break::Idle | Break::TooLarge)) => return Err(limit.into_fault()),
+                Err(known @ (Break::Idle | Break::TooLarge | Break::Known(_))) => return Err(known.into_fault()),
             }
         }
     }

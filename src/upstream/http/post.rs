@@ -89,6 +89,11 @@ impl Outgoing {
         }
     }
 
+    /// The session that it is sent in.
+    pub(crate) const fn session(&self) -> Option<&HeaderValue> {
+        self.credentials.session.as_ref()
+    }
+
     /// All headers but `Host`, made for one attempt.
     pub(crate) fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(8);

@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::carrier::AnswerBody;
+use crate::upstream::carrier::{AnswerBody, BrokenOff};
 use crate::upstream::conduit::Content;
 use crate::wire::framing::{SseDecoder, SseEvent};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
@@ -207,6 +207,8 @@ pub(crate) enum Break {
     Idle,
     /// One event outgrew the bound.
     TooLarge,
+    /// It broke off, and it is known why.
+    Known(GatewayFault),
 }
 
 impl Break {
@@ -215,6 +217,7 @@ impl Break {
             Self::Closed => GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown),
             Self::Idle => GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown),
             Self::TooLarge => GatewayFault::new(Reason::ResultTooLarge, Executed::Yes),
+            Self::Known(fault) => fault,
         }
     }
 }
@@ -228,7 +231,7 @@ async fn next_piece(body: &mut AnswerBody, idle: Option<Duration>) -> Result<Opt
         };
         match frame {
             None => return Ok(None),
-            Some(Err(_)) => return Err(Break::Closed),
+            Some(Err(error)) => return Err(BrokenOff::known_in(&error).map_or(Break::Closed, Break::Known)),
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => return Ok(Some(data)),
                 Err(_trailers) => (),

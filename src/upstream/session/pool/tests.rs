@@ -5,6 +5,7 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::task::Principal;
+use crate::upstream::carrier::Carrier;
 use crate::upstream::http::client::{ClientTls, HttpClient};
 use crate::upstream::http::exchange::Latencies;
 use crate::upstream::probe::VersionChoice;
@@ -12,9 +13,10 @@ use crate::wire::Payload;
 
 fn pool() -> Arc<Pool> {
     let url = "http://127.0.0.1:9/mcp".parse().unwrap();
+    let client = HttpClient::new(&Arc::from("reports"), &url, Duration::from_secs(1), ClientTls::default()).unwrap();
     let hop = Hop {
         name: Arc::from("reports"),
-        client: HttpClient::new(&Arc::from("reports"), &url, Duration::from_secs(1), ClientTls::default()).unwrap(),
+        carrier: Carrier::Http(client),
         latencies: Latencies::of(&Arc::from("reports")),
         versions: VersionChoice::new(None),
         tracker: TaskTracker::new(),

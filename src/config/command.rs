@@ -1,0 +1,121 @@
+//! An upstream that is a program: its keys, and what they mean together.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::error::Report;
+use super::raw::RawUpstream;
+use super::section::{Placed, Section};
+use super::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
+use crate::upstream::stand::stdio::StdioUpstreamSettings;
+use crate::wire::ProtocolVersion;
+
+/// Processes of one upstream at one time, unless the file says otherwise.
+const PROCESSES_MAX: u32 = 64;
+const VARIABLE_NAME_LEN_MAX: usize = 256;
+
+/// The transports that can be written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RawTransport {
+    Auto,
+    StreamableHttp,
+    Stdio,
+}
+
+/// The keys of an upstream that is a program.
+#[derive(Debug, Default)]
+pub(super) struct RawCommand {
+    pub(super) transport: Option<Placed<RawTransport>>,
+    /// The program, with its arguments if it is written as an array.
+    pub(super) command: Option<Placed<Vec<String>>>,
+    args: Vec<String>,
+    env: Vec<Placed<(String, String)>>,
+    env_files: Vec<Placed<(String, PathBuf)>>,
+    cwd: Option<Placed<PathBuf>>,
+    processes_max: Option<Placed<u32>>,
+    descriptors_max: Option<Placed<u32>>,
+    memory_max: Option<Placed<usize>>,
+}
+
+pub(super) fn read(section: &mut Section<'_, '_>) -> RawCommand {
+    let transports = [
+        ("auto", Some(RawTransport::Auto)),
+        ("streamable-http", Some(RawTransport::StreamableHttp)),
+        ("sse", None),
+        ("stdio", Some(RawTransport::Stdio)),
+    ];
+    RawCommand {
+        transport: section.word("transport", &transports),
+        command: section.one_or_all("command", &WORD_OF_COMMAND),
+        args: section.read_all("args", &WORD_OF_COMMAND),
+        env: section.texts("env", &ENV_VALUE),
+        env_files: section.texts("env_files", &ENV_FILE),
+        cwd: section.read("cwd", &FOLDER),
+        processes_max: section.count("processes_max", 1),
+        descriptors_max: section.count("descriptors_max", 16),
+        memory_max: section.read("memory_max", &SIZE),
+    }
+}
+
+/// Notes what does not fit to how the upstream is reached.
+pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
+    let RawCommand { transport, command, processes_max, descriptors_max, memory_max, cwd, .. } = &raw.command;
+    if let (Some(transport), Some(_), None) = (transport, &raw.url, command)
+        && transport.value == RawTransport::Stdio
+    {
+        report.mistake(&transport.place, "needs a `command` instead of the `url`");
+    }
+    if let (Some(transport), None, Some(_)) = (transport, &raw.url, command)
+        && transport.value == RawTransport::StreamableHttp
+    {
+        report.mistake(&transport.place, "needs a `url` instead of the `command`");
+    }
+    if let (Some(protocol), Some(_)) = (&raw.settings.protocol, command)
+        && protocol.value.is_some_and(ProtocolVersion::is_stateless)
+    {
+        report.mistake(
+            &protocol.place,
+            "programs are spoken to in sessions in this version; write an older one, or \"auto\"",
+        );
+    }
+    let variables = raw.command.env.iter().map(|env| (&env.place, &env.value.0));
+    let variables = variables.chain(raw.command.env_files.iter().map(|env| (&env.place, &env.value.0)));
+    for (place, name) in variables {
+        if name.is_empty() || name.len() > VARIABLE_NAME_LEN_MAX || name.contains(['=', '\0']) {
+            report.mistake(place, "is no name of a variable; write one without = and at most 256 bytes long");
+        }
+    }
+    if command.is_some() || raw.url.is_none() {
+        return;
+    }
+    let counts = [processes_max, descriptors_max].into_iter().flatten().map(|count| &count.place);
+    let others = memory_max.iter().map(|size| &size.place).chain(cwd.iter().map(|folder| &folder.place));
+    let variables = raw.command.env.iter().map(|env| &env.place);
+    for place in counts.chain(others).chain(variables).chain(raw.command.env_files.iter().map(|env| &env.place)) {
+        report.mistake(place, "is for an upstream with a `command`; leave it out beside a `url`");
+    }
+}
+
+/// Decides how a program is run; `None` if the upstream is none.
+pub(super) fn resolve(
+    raw: &RawUpstream,
+    name: &Arc<str>,
+    protocol: Option<ProtocolVersion>,
+    line_bytes_max: usize,
+) -> Option<StdioUpstreamSettings> {
+    let own = &raw.command;
+    let mut words = own.command.as_ref()?.value.iter().chain(&own.args).cloned();
+    Some(StdioUpstreamSettings {
+        name: Arc::clone(name),
+        program: words.next()?,
+        arguments: words.collect(),
+        env: own.env.iter().map(|env| env.value.clone()).collect(),
+        env_files: own.env_files.iter().map(|env| env.value.clone()).collect(),
+        folder: own.cwd.as_ref().map(|folder| folder.value.clone()),
+        processes_max: own.processes_max.as_ref().map_or(PROCESSES_MAX, |count| count.value),
+        descriptors_max: own.descriptors_max.as_ref().map(|count| count.value),
+        memory_bytes_max: own.memory_max.as_ref().map(|size| size.value),
+        line_bytes_max,
+        protocol,
+    })
+}

@@ -1,0 +1,86 @@
+//! How soon a server that ends by itself is started again.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use crate::task::{Executed, GatewayFault, Reason};
+
+/// A connection that lasted so long was of use: what comes after it begins anew.
+const USEFUL_AFTER: Duration = Duration::from_secs(10);
+/// The pause after the second failure in a row; each further one doubles it.
+const PAUSE_MIN: Duration = Duration::from_millis(100);
+const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Longest pause that whoever asks waits out; longer ones are told to them.
+const WAIT_MAX: Duration = Duration::from_secs(2);
+
+/// Failures of one server in a row. The first one costs nothing: servers that crash on one input are common.
+#[derive(Debug, Default)]
+pub(super) struct Backoff(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    failures: u32,
+    until: Option<Instant>,
+}
+
+impl Backoff {
+    /// Waits until the server may be started.
+    ///
+    /// # Errors
+    /// If that takes too long; the fault says when to come again.
+    pub(super) async fn wait(&self) -> Result<(), GatewayFault> {
+        let until = self.0.lock().until;
+        let Some(until) = until else { return Ok(()) };
+        let left = until.saturating_duration_since(Instant::now());
+        if left > WAIT_MAX {
+            let fault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
+            return Err(GatewayFault { retry_after: Some(left), ..fault });
+        }
+        tokio::time::sleep(left).await;
+        Ok(())
+    }
+
+    pub(super) fn note_failure(&self) {
+        self.note_end(Duration::ZERO);
+    }
+
+    /// Takes note that a connection ended that nobody had ended here.
+    pub(super) fn note_end(&self, lasted: Duration) {
+        let mut state = self.0.lock();
+        state.failures = if lasted >= USEFUL_AFTER { 1 } else { state.failures.saturating_add(1) };
+        state.until = state
+            .failures
+            .checked_sub(2)
+            .map(|repeated| Instant::now() + PAUSE_MIN.saturating_mul(2_u32.saturating_pow(repeated)).min(PAUSE_MAX));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// F45.
+    #[tokio::test(start_paused = true)]
+    async fn f45_pauses_begin_with_the_second_failure_and_have_a_cap() {
+        let backoff = Backoff::default();
+        let mut waited = Vec::new();
+        for _ in 0..6 {
+            backoff.note_failure();
+            let began = Instant::now();
+            backoff.wait().await.unwrap();
+            waited.push(began.elapsed().as_millis());
+        }
+        assert_eq!(waited, [0, 100, 200, 400, 800, 1600]);
+        for _ in 0..100 {
+            backoff.note_failure();
+        }
+        let refused = backoff.wait().await.unwrap_err();
+        assert_eq!((refused.executed, refused.retry_after), (Executed::No, Some(PAUSE_MAX)));
+        backoff.note_end(USEFUL_AFTER);
+        let began = Instant::now();
+        backoff.wait().await.unwrap();
+        assert_eq!(began.elapsed(), Duration::ZERO, "it was of use");
+    }
+}

@@ -1,0 +1,330 @@
+//! Servers that are programs: started by the gateway, spoken to over their standard input and output.
+//!
+//! The program runs under a [`supervisor`], which sees by its own standard input that the gateway
+//! is gone, however it went, and then stops the program's whole process group. So stopping is the same in all cases:
+//! close the standard input and wait.
+
+mod noise;
+
+use std::io::Read as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::{SetOnce, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::{Opened, Wire, WireReceiver, WireSender};
+use crate::task::{Executed, Exit, GatewayFault, Reason};
+use crate::upstream::http::Life;
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::supervisor;
+use crate::wire::ProtocolVersion;
+use crate::wire::framing::LineDecoder;
+use noise::Noise;
+
+/// Variables of the gateway's own that every program is given.
+const INHERITED: [&str; 3] = ["PATH", "HOME", "LANG"];
+/// Largest file that is a variable's value.
+const SECRET_BYTES_MAX: u64 = 64 * 1024;
+/// Messages that wait until the program reads them.
+const OUTGOING_MAX: usize = 64;
+/// Most that one read takes.
+const READ_BYTES: usize = 64 * 1024;
+/// How long the exit status may take once the standard output has ended.
+const STATUS_WAIT: Duration = Duration::from_millis(500);
+/// How long a supervisor may take in all to stop its program.
+const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
+
+/// One program as an upstream, resolved.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StdioUpstreamSettings {
+    pub name: Arc<str>,
+    /// Looked up in `PATH` unless it is a path.
+    pub program: String,
+    pub arguments: Vec<String>,
+    /// Besides `PATH`, `HOME` and `LANG` of the gateway's own. May hold secrets.
+    pub env: Vec<(String, String)>,
+    /// Variables whose values are files' contents, less a line break at the end; read at each start of a process.
+    pub env_files: Vec<(String, PathBuf)>,
+    /// Where it runs; the gateway's own folder by default.
+    pub folder: Option<PathBuf>,
+    /// Processes at one time.
+    pub processes_max: u32,
+    /// Limits of each process; the gateway's own by default.
+    pub descriptors_max: Option<u32>,
+    pub memory_bytes_max: Option<usize>,
+    /// Longest line, which is the largest message.
+    pub line_bytes_max: usize,
+    /// A fixed version towards this upstream; `None` negotiates.
+    pub protocol: Option<ProtocolVersion>,
+}
+
+impl std::fmt::Debug for StdioUpstreamSettings {
+    /// Names the variables and keeps their values to itself, and the arguments.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.env.iter().map(|(name, _)| name).collect();
+        f.debug_struct("StdioUpstreamSettings")
+            .field("name", &self.name)
+            .field("program", &self.program)
+            .field("env", &names)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Starts a process for each connection.
+#[derive(Debug)]
+pub(crate) struct StdioWire {
+    settings: StdioUpstreamSettings,
+    life: Life,
+}
+
+impl StdioWire {
+    pub(crate) const fn new(settings: StdioUpstreamSettings, life: Life) -> Self {
+        Self { settings, life }
+    }
+
+    fn command(&self) -> std::io::Result<Command> {
+        let settings = &self.settings;
+        let limits = supervisor::Limits {
+            descriptors_max: settings.descriptors_max.map(u64::from),
+            memory_bytes_max: settings.memory_bytes_max.map(|bytes| bytes as u64),
+        };
+        let mut command = Command::new(supervisor::program()?);
+        command.args(supervisor::arguments(&limits)).arg(&settings.program).args(&settings.arguments);
+        command.env_clear();
+        command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.envs(settings.env.iter().map(|(name, value)| (name, value)));
+        for (name, file) in &settings.env_files {
+            command.env(name, read_secret(file)?);
+        }
+        if let Some(folder) = &settings.folder {
+            command.current_dir(folder);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own: what is typed at the gateway's terminal is for the gateway.
+        command.process_group(0);
+        Ok(command)
+    }
+}
+
+/// What a variable is given that is kept in a file.
+///
+/// # Errors
+/// If the file cannot be read, is no text, or is larger than 64 KiB.
+pub fn read_secret(file: &Path) -> std::io::Result<String> {
+    let mut text = String::new();
+    std::fs::File::open(file)?.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > SECRET_BYTES_MAX || text.contains('\0') {
+        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "too large, or not fit for a variable"));
+    }
+    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+#[async_trait]
+impl Wire for StdioWire {
+    async fn open(&self) -> Result<Opened, GatewayFault> {
+        let name = &self.settings.name;
+        let failed = |error: std::io::Error| {
+            tracing::warn!(upstream = %name, %error, "a program cannot be started");
+            GatewayFault::new(Reason::UpstreamUnreachable, Executed::No)
+        };
+        let mut child = self.command().and_then(|mut command| command.spawn()).map_err(failed)?;
+        let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(GatewayFault::new(Reason::Internal, Executed::No));
+        };
+        tracing::debug!(upstream = %name, pid = child.id(), "started a program");
+        let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
+        let process = Arc::new(Process { outgoing, closing: CancellationToken::new(), exit: SetOnce::new() });
+        let noise = Arc::new(Noise::new(Arc::clone(name)));
+        let tracker = &self.life.tracker;
+        tracker.spawn(write(stdin, queue, process.closing.clone()));
+        tracker.spawn(noise::log(stderr, Arc::clone(&noise)));
+        tracker.spawn(keep(child, Arc::clone(&process)));
+        let receiver = Lines {
+            stdout,
+            decoder: LineDecoder::new(self.settings.line_bytes_max),
+            ready: Vec::new().into_iter(),
+            buffer: BytesMut::with_capacity(READ_BYTES),
+            process: Arc::clone(&process),
+            noise,
+        };
+        Ok(Opened { sender: process, receiver: Box::new(receiver) })
+    }
+}
+
+/// One process, from here.
+#[derive(Debug)]
+struct Process {
+    outgoing: mpsc::Sender<Outgoing>,
+    /// Closes the standard input, and with that all the rest.
+    closing: CancellationToken,
+    /// Set once the process is reaped; `None` inside if its status is unknown.
+    exit: SetOnce<Option<Exit>>,
+}
+
+#[derive(Debug)]
+struct Outgoing {
+    message: Bytes,
+    handed_over: HandedOver,
+    written: oneshot::Sender<()>,
+}
+
+#[async_trait]
+impl WireSender for Process {
+    async fn send(&self, message: Bytes, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+        let gone = || {
+            let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
+            let exit = self.exit.get().copied().flatten();
+            GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, executed) }
+        };
+        let (written, done) = oneshot::channel();
+        let outgoing = Outgoing { message, handed_over: Arc::clone(handed_over), written };
+        self.outgoing.send(outgoing).await.map_err(|_| gone())?;
+        done.await.map_err(|_| gone())
+    }
+
+    async fn close(&self) {
+        self.closing.cancel();
+        let _ = tokio::time::timeout(STOP_MAX, self.exit.wait()).await;
+    }
+}
+
+impl Drop for Lines {
+    /// Nobody hears the process any more.
+    fn drop(&mut self) {
+        self.process.closing.cancel();
+    }
+}
+
+/// Writes messages, each on a line of its own, until the process takes no more.
+async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<Outgoing>, closing: CancellationToken) {
+    let writing = async {
+        while let Some(Outgoing { message, handed_over, written }) = queue.recv().await {
+            // Nobody waits for it any more, and nothing of it is written.
+            if written.is_closed() {
+                continue;
+            }
+            // May be set already, by an attempt before this one.
+            let _ = handed_over.set(());
+            if stdin.write_all(&line_of(&message)).await.is_err() || stdin.flush().await.is_err() {
+                return;
+            }
+            let _ = written.send(());
+        }
+    };
+    closing.run_until_cancelled(writing).await;
+    closing.cancel();
+}
+
+/// A message as one line. Line breaks in JSON stand between its parts only, where a blank says the same.
+fn line_of(message: &Bytes) -> Vec<u8> {
+    let mut line = Vec::with_capacity(message.len() + 1);
+    line.extend(message.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+    line.push(b'\n');
+    line
+}
+
+/// Waits for the end of a process, however it comes, and reaps it.
+async fn keep(mut child: Child, process: Arc<Process>) {
+    let by_itself = tokio::select! {
+        status = child.wait() => Some(status),
+        () = process.closing.cancelled() => None,
+    };
+    let status = match by_itself {
+        Some(status) => status,
+        None => match tokio::time::timeout(STOP_MAX, child.wait()).await {
+            Ok(status) => status,
+            Err(_) => {
+                // The supervisor hangs, which nothing but this ends.
+                let _ = child.start_kill();
+                child.wait().await
+            }
+        },
+    };
+    // Set once: this is the only place.
+    let _ = process.exit.set(status.ok().and_then(exit_of));
+    process.closing.cancel();
+}
+
+fn exit_of(status: ExitStatus) -> Option<Exit> {
+    status.code().map(Exit::Code).or_else(|| status.signal().map(Exit::Signal))
+}
+
+/// What a process says on its standard output.
+struct Lines {
+    stdout: ChildStdout,
+    decoder: LineDecoder,
+    ready: std::vec::IntoIter<Bytes>,
+    buffer: BytesMut,
+    process: Arc<Process>,
+    noise: Arc<Noise>,
+}
+
+#[async_trait]
+impl WireReceiver for Lines {
+    async fn next(&mut self) -> Result<Bytes, GatewayFault> {
+        loop {
+            for line in self.ready.by_ref() {
+                match line.trim_ascii_start().first() {
+                    Some(b'{' | b'[') => return Ok(line),
+                    Some(_) | None => self.noise.stray(&line),
+                }
+            }
+            self.buffer.clear();
+            let read = self.stdout.read_buf(&mut self.buffer).await;
+            if !matches!(read, Ok(1..)) {
+                return Err(self.ended().await);
+            }
+            match self.decoder.feed(&self.buffer) {
+                Ok(lines) => self.ready = lines.into_iter(),
+                Err(_) => return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes)),
+            }
+        }
+    }
+}
+
+impl Lines {
+    async fn ended(&self) -> GatewayFault {
+        let exit = tokio::time::timeout(STATUS_WAIT, self.process.exit.wait()).await;
+        let exit = exit.ok().copied().flatten();
+        GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_whatever_stood_between_its_parts() {
+        let line = line_of(&Bytes::from_static(b"{\n\t\"a\":\r\n\"b\\n\"}"));
+        assert_eq!(line, b"{ \t\"a\":  \"b\\n\"}\n");
+    }
+
+    #[test]
+    fn settings_show_no_secret() {
+        let settings = StdioUpstreamSettings {
+            name: Arc::from("local"),
+            program: "program".to_owned(),
+            arguments: vec!["--token=hidden".to_owned()],
+            env: vec![("TOKEN".to_owned(), "hidden".to_owned())],
+            env_files: Vec::new(),
+            folder: None,
+            processes_max: 8,
+            descriptors_max: None,
+            memory_bytes_max: None,
+            line_bytes_max: 1024,
+            protocol: None,
+        };
+        let shown = format!("{settings:?}");
+        assert!(shown.contains("TOKEN") && !shown.contains("hidden"), "{shown}");
+    }
+}

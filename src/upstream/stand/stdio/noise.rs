@@ -1,0 +1,127 @@
+//! What a program says that is no message: its standard error, and stray lines on its standard output.
+//!
+//! It goes to the log within bounds: so many lines a second, so many bytes of each. The rest is counted.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio::io::AsyncReadExt as _;
+use tokio::process::ChildStderr;
+use tokio::time::Instant;
+
+use crate::metric;
+
+/// Longest line that is logged; the rest of it is left out.
+const LINE_BYTES_MAX: usize = 1024;
+/// Lines at once, and lines a second after that.
+const LINES_BURST: f64 = 100.0;
+const LINES_PER_SECOND: f64 = 20.0;
+const READ_BYTES: usize = 8 * 1024;
+
+/// The noise of one process.
+#[derive(Debug)]
+pub(super) struct Noise {
+    upstream: Arc<str>,
+    budget: Mutex<Budget>,
+}
+
+#[derive(Debug)]
+struct Budget {
+    lines: f64,
+    at: Instant,
+    left_out: u64,
+}
+
+impl Noise {
+    pub(super) fn new(upstream: Arc<str>) -> Self {
+        let budget = Budget { lines: LINES_BURST, at: Instant::now(), left_out: 0 };
+        Self { upstream, budget: Mutex::new(budget) }
+    }
+
+    /// Takes a line of standard output that is no message.
+    pub(super) fn stray(&self, line: &[u8]) {
+        self.count("stray_line");
+        if let Some(left_out) = self.admit() {
+            tracing::warn!(upstream = %self.upstream, left_out, line = shown(line), "a program wrote what is no message");
+        }
+    }
+
+    /// Takes a line of standard error.
+    fn said(&self, line: &[u8]) {
+        match self.admit() {
+            Some(left_out) => tracing::info!(upstream = %self.upstream, left_out, line = shown(line), "a program says"),
+            None => self.count("stderr_line"),
+        }
+    }
+
+    fn count(&self, reason: &'static str) {
+        let upstream = Arc::clone(&self.upstream);
+        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
+    }
+
+    /// Whether a line may be logged, and how many before it were not.
+    fn admit(&self) -> Option<u64> {
+        let mut budget = self.budget.lock();
+        let now = Instant::now();
+        let refilled = now.duration_since(budget.at).as_secs_f64() * LINES_PER_SECOND;
+        budget.at = now;
+        budget.lines = (budget.lines + refilled).min(LINES_BURST);
+        if budget.lines < 1.0 {
+            budget.left_out += 1;
+            return None;
+        }
+        budget.lines -= 1.0;
+        Some(std::mem::take(&mut budget.left_out))
+    }
+}
+
+/// A line as it may stand in a log: its beginning, without control characters.
+fn shown(line: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&line[..line.len().min(LINE_BYTES_MAX)]);
+    text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
+}
+
+/// Reads a standard error to its end: a program that nobody reads would stop at a full pipe.
+pub(super) async fn log(mut stderr: ChildStderr, noise: Arc<Noise>) {
+    let mut buffer = vec![0; READ_BYTES];
+    let mut line = Vec::new();
+    while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
+        for piece in buffer[..read].split_inclusive(|byte| *byte == b'\n') {
+            let text = piece.strip_suffix(b"\n").unwrap_or(piece);
+            line.extend_from_slice(&text[..text.len().min(LINE_BYTES_MAX.saturating_sub(line.len()))]);
+            if piece.len() > text.len() {
+                if !line.trim_ascii().is_empty() {
+                    noise.said(line.trim_ascii_end());
+                }
+                line.clear();
+            }
+        }
+    }
+    if !line.is_empty() {
+        noise.said(&line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// F45.
+    #[tokio::test(start_paused = true)]
+    async fn f45_a_flood_of_lines_is_logged_in_part_and_the_rest_counted() {
+        let noise = Noise::new(Arc::from("local"));
+        let logged = (0..10_000).filter(|_| noise.admit().is_some()).count();
+        assert_eq!(logged, 100);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert_eq!(noise.admit(), Some(9_900), "the next line says how many are missing");
+    }
+
+    #[test]
+    fn a_logged_line_is_short_and_plain() {
+        let line = [b"\x1b[31mred\xff".as_slice(), &[b'x'; 5_000]].concat();
+        let shown = shown(&line);
+        assert!(shown.starts_with(" [31mred\u{fffd}x") && shown.len() < 1_100, "{shown}");
+    }
+}

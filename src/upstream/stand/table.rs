@@ -1,0 +1,277 @@
+//! Which call of a connection a message belongs to. Decides, and fills bounded queues; waits for nobody.
+//!
+//! A slow reader holds up no other call: its progress is left out, its question refused; room for the answer is
+//! set aside when the call begins.
+
+use std::collections::HashMap;
+use std::io;
+
+use bytes::Bytes;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use crate::task::GatewayFault;
+use crate::upstream::carrier::BrokenOff;
+use crate::wire::envelope::Params;
+use crate::wire::framing::sse_message;
+use crate::wire::{Notification, Object, Payload, Request, RequestId, meta, method};
+
+/// Messages that wait for the reader of one stream, its answer not counted.
+const QUEUE_MAX: usize = 256;
+/// Requests in progress over one connection.
+const CALLS_MAX: usize = 4_096;
+/// Questions of one call whose ids are remembered.
+const QUESTIONS_MAX: usize = 64;
+/// Notifications that are kept until somebody first listens.
+const EARLY_MAX: usize = 16;
+
+/// An event stream in the making.
+pub(super) type Pieces = mpsc::Receiver<io::Result<Bytes>>;
+type Queue = mpsc::Sender<io::Result<Bytes>>;
+
+/// Requests in progress and the stream for what belongs to none.
+#[derive(Debug)]
+pub(super) struct Table {
+    calls: HashMap<RequestId, Call>,
+    own: Own,
+    /// Since when nothing is in progress.
+    idle_since: Instant,
+}
+
+#[derive(Debug)]
+enum Own {
+    /// Nobody has listened yet; what was said is kept.
+    Early(Vec<Bytes>),
+    Heard(Queue),
+}
+
+#[derive(Debug)]
+struct Call {
+    queue: Queue,
+    /// Room for the answer.
+    last: mpsc::OwnedPermit<io::Result<Bytes>>,
+    is_tool: bool,
+    token: Option<Payload>,
+    /// The server's task that it waits for.
+    task: Option<String>,
+    questions: Vec<RequestId>,
+}
+
+/// Why a request cannot begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotBegun {
+    IdInUse,
+    TooMany,
+}
+
+/// A message found nobody, or nobody who keeps up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotTaken {
+    Nobody,
+    Slow,
+}
+
+impl Table {
+    pub(super) fn new() -> Self {
+        Self { calls: HashMap::new(), own: Own::Early(Vec::new()), idle_since: Instant::now() }
+    }
+
+    /// Enters a request; its messages come out as events.
+    pub(super) fn begin(&mut self, request: &Request) -> Result<Pieces, NotBegun> {
+        if self.calls.contains_key(&request.id) {
+            return Err(NotBegun::IdInUse);
+        }
+        if self.calls.len() >= CALLS_MAX {
+            // Those that nobody reads any more make room.
+            self.calls.retain(|_, call| !call.queue.is_closed());
+        }
+        if self.calls.len() >= CALLS_MAX {
+            return Err(NotBegun::TooMany);
+        }
+        let (queue, pieces) = mpsc::channel(QUEUE_MAX + 1);
+        let last = queue.clone().try_reserve_owned().map_err(|_| NotBegun::TooMany)?;
+        let params = request.params.object();
+        let call = Call {
+            queue,
+            last,
+            is_tool: request.method == method::TOOLS_CALL,
+            token: params.and_then(|params| params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)),
+            task: params
+                .filter(|_| request.method == method::TASKS_RESULT)
+                .and_then(|params| params.get_string("taskId")),
+            questions: Vec::new(),
+        };
+        self.calls.insert(request.id.clone(), call);
+        Ok(pieces)
+    }
+
+    /// Takes an answer to where it is waited for; `false` if it is nobody's.
+    pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &Bytes) -> bool {
+        let Some(call) = id.and_then(|id| self.remove(id)) else { return false };
+        call.last.send(Ok(sse_message(text)));
+        true
+    }
+
+    /// Breaks one request off.
+    pub(super) fn break_off(&mut self, id: &RequestId, fault: GatewayFault) -> bool {
+        let Some(call) = self.remove(id) else { return false };
+        call.last.send(Err(io::Error::other(BrokenOff(fault))));
+        true
+    }
+
+    /// Breaks all requests off, and ends the other stream.
+    pub(super) fn end(&mut self, fault: GatewayFault) {
+        for (_, call) in self.calls.drain() {
+            call.last.send(Err(io::Error::other(BrokenOff(fault))));
+        }
+        self.own = Own::Early(Vec::new());
+    }
+
+    /// Ends the stream of a request that nobody wants answered any more.
+    pub(super) fn cancel(&mut self, id: &RequestId) {
+        drop(self.remove(id));
+    }
+
+    /// Takes note that a question was answered.
+    pub(super) fn answered(&mut self, question: &RequestId) {
+        self.calls.values_mut().for_each(|call| call.questions.retain(|open| open != question));
+    }
+
+    /// Takes a notification to the call that it names, else to the only one that may be meant, else to the stream
+    /// for what belongs to none (T-20).
+    pub(super) fn note(&mut self, notification: &Notification, text: &Bytes) -> Result<(), NotTaken> {
+        let params = notification.params.object();
+        let call = match notification.method.as_str() {
+            method::PROGRESS => {
+                let token = params.and_then(|params| params.get(meta::PROGRESS_TOKEN));
+                token.and_then(|token| self.calls.values().find(|call| call.token.as_ref() == Some(&token)))
+            }
+            method::LOG_MESSAGE => self.related(params).or_else(|| self.only()),
+            method::CANCELLED => {
+                let question =
+                    params.and_then(|params| params.get("requestId")).and_then(|id| RequestId::from_payload(&id));
+                question.and_then(|id| self.calls.values().find(|call| call.questions.contains(&id)))
+            }
+            _ => None,
+        };
+        match call {
+            Some(call) => put(&call.queue, text),
+            None => self.note_to_all(text),
+        }
+    }
+
+    /// Takes a question to the call that it names, else to the only one, else to the stream for what belongs to none.
+    pub(super) fn ask(&mut self, request: &Request, text: &Bytes) -> Result<(), NotTaken> {
+        let names_a_task = related_task(request.params.object()).is_some();
+        let id = match self.related(request.params.object()) {
+            None if names_a_task => None,
+            None => self.only().map(|call| call.queue.clone()),
+            Some(call) => Some(call.queue.clone()),
+        };
+        let Some(queue) = id else {
+            return match &self.own {
+                Own::Early(_) => Err(NotTaken::Nobody),
+                Own::Heard(queue) => put(queue, text),
+            };
+        };
+        put(&queue, text)?;
+        let call = self.calls.values_mut().find(|call| call.queue.same_channel(&queue));
+        if let Some(call) = call.filter(|call| call.questions.len() < QUESTIONS_MAX) {
+            call.questions.push(request.id.clone());
+        }
+        Ok(())
+    }
+
+    /// Opens the stream for what belongs to no request; an older one ends.
+    pub(super) fn listen(&mut self) -> Pieces {
+        let (queue, pieces) = mpsc::channel(QUEUE_MAX);
+        if let Own::Early(early) = std::mem::replace(&mut self.own, Own::Heard(queue.clone())) {
+            for text in early {
+                // There is room for all of them.
+                let _ = put(&queue, &text);
+            }
+        }
+        pieces
+    }
+
+    /// How long nothing has been in progress, and nobody has listened.
+    pub(super) fn idle_for(&self) -> Option<std::time::Duration> {
+        let listens = match &self.own {
+            Own::Early(_) => false,
+            Own::Heard(queue) => !queue.is_closed(),
+        };
+        (self.calls.is_empty() && !listens).then(|| self.idle_since.elapsed())
+    }
+
+    pub(super) fn touch(&mut self) {
+        self.idle_since = Instant::now();
+    }
+
+    fn remove(&mut self, id: &RequestId) -> Option<Call> {
+        self.idle_since = Instant::now();
+        if let Some(call) = self.calls.remove(id) {
+            return Some(call);
+        }
+        // Servers write ids back as they see fit.
+        let same = self.calls.keys().find(|own| own.says(id)).cloned()?;
+        self.calls.remove(&same)
+    }
+
+    fn note_to_all(&mut self, text: &Bytes) -> Result<(), NotTaken> {
+        match &mut self.own {
+            Own::Early(early) if early.len() < EARLY_MAX => {
+                early.push(text.clone());
+                Ok(())
+            }
+            Own::Early(_) => Err(NotTaken::Nobody),
+            Own::Heard(queue) => put(queue, text),
+        }
+    }
+
+    /// The request that waits for the task which is named.
+    fn related(&self, params: Option<&Object>) -> Option<&Call> {
+        let task = related_task(params)?;
+        self.calls.values().find(|call| call.task.as_ref() == Some(&task))
+    }
+
+    /// The only tool call in progress; without any, the only request.
+    fn only(&self) -> Option<&Call> {
+        let sole = |tools: bool| {
+            let mut all = self.calls.values().filter(|call| call.is_tool || !tools);
+            (all.next(), all.next())
+        };
+        match sole(true) {
+            (Some(call), None) => Some(call),
+            (Some(_), Some(_)) => None,
+            (None, _) => match sole(false) {
+                (Some(call), None) => Some(call),
+                (Some(_) | None, _) => None,
+            },
+        }
+    }
+}
+
+fn related_task(params: Option<&Object>) -> Option<String> {
+    params?.get_object(meta::META)?.get_object(meta::RELATED_TASK)?.get_string("taskId")
+}
+
+/// The request that a cancellation names.
+pub(super) fn cancelled(notification: &Notification) -> Option<RequestId> {
+    if notification.method != method::CANCELLED {
+        return None;
+    }
+    match &notification.params {
+        Params::Object(params) => RequestId::from_payload(&params.get("requestId")?),
+        Params::Absent | Params::Other(_) => None,
+    }
+}
+
+fn put(queue: &Queue, text: &Bytes) -> Result<(), NotTaken> {
+    queue.try_send(Ok(sse_message(text))).map_err(|refused| match refused {
+        mpsc::error::TrySendError::Full(_) => NotTaken::Slow,
+        mpsc::error::TrySendError::Closed(_) => NotTaken::Nobody,
+    })
+}
+
+#[cfg(test)]
+mod tests;

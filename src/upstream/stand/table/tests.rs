@@ -1,0 +1,121 @@
+//! Whose a message is, and that nobody holds up anybody else.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::task::{Executed, Reason};
+use crate::wire::{Message, ScanLimits, envelope};
+
+fn bytes(message: &Value) -> Bytes {
+    Bytes::from(message.to_string())
+}
+
+fn request(id: u32, method: &str, params: Value) -> Request {
+    let message = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
+    match envelope::read(&bytes(&message), ScanLimits::UPSTREAM) {
+        Ok(Message::Request(request)) => request,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn call(id: u32) -> Request {
+    request(id, "tools/call", json!({ "name": "t", "_meta": { "progressToken": id } }))
+}
+
+fn note(table: &mut Table, method: &str, params: Value) -> Result<(), NotTaken> {
+    let text = bytes(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
+    match envelope::read(&text, ScanLimits::UPSTREAM) {
+        Ok(Message::Notification(notification)) => table.note(&notification, &text),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn ask(table: &mut Table, params: Value) -> Result<(), NotTaken> {
+    let asked = request(9, "elicitation/create", params);
+    table.ask(&asked, &Bytes::from_static(b"{}"))
+}
+
+fn progress(table: &mut Table, token: u32) -> Result<(), NotTaken> {
+    note(table, "notifications/progress", json!({ "progressToken": token, "progress": 1 }))
+}
+
+/// How many messages are there, and whether the stream has ended.
+fn drained(pieces: &mut Pieces) -> (usize, bool) {
+    let mut count = 0;
+    loop {
+        match pieces.try_recv() {
+            Ok(_) => count += 1,
+            Err(mpsc::error::TryRecvError::Empty) => return (count, false),
+            Err(mpsc::error::TryRecvError::Disconnected) => return (count, true),
+        }
+    }
+}
+
+/// T-20.
+#[tokio::test]
+async fn t20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_the_session() {
+    let mut table = Table::new();
+    let mut one = table.begin(&call(1)).unwrap();
+    let mut list = table.begin(&request(3, "tools/list", json!({}))).unwrap();
+    assert_eq!(ask(&mut table, json!({})), Ok(()), "the only tool call");
+    assert_eq!(drained(&mut one), (1, false));
+    let mut two = table.begin(&call(2)).unwrap();
+    assert_eq!(ask(&mut table, json!({})), Err(NotTaken::Nobody), "two calls, and nobody listens");
+    assert_eq!(progress(&mut table, 2), Ok(()));
+    assert_eq!((drained(&mut one), drained(&mut two)), ((0, false), (1, false)));
+    let mut own = table.listen();
+    assert_eq!(ask(&mut table, json!({})), Ok(()));
+    assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
+    assert_eq!((drained(&mut own), drained(&mut one), drained(&mut two)), ((2, false), (0, false), (0, false)));
+    let related = json!({ "_meta": { "io.modelcontextprotocol/related-task": { "taskId": "x" } } });
+    let mut waits = table.begin(&request(4, "tasks/result", json!({ "taskId": "x" }))).unwrap();
+    assert_eq!(ask(&mut table, related), Ok(()));
+    assert_eq!((drained(&mut waits), drained(&mut own), drained(&mut list)), ((1, false), (0, false), (0, false)));
+    assert_eq!(note(&mut table, "notifications/cancelled", json!({ "requestId": 9 })), Ok(()));
+    assert_eq!(drained(&mut one), (1, false), "the question was put there first");
+}
+
+#[tokio::test]
+async fn an_answer_ends_the_stream_of_its_request_alone() {
+    let mut table = Table::new();
+    let (mut one, mut two) = (table.begin(&call(1)).unwrap(), table.begin(&call(2)).unwrap());
+    assert_eq!(table.begin(&call(1)).unwrap_err(), NotBegun::IdInUse);
+    assert!(!table.answer(Some(&RequestId::text("1")), &Bytes::new()), "1 is not \"1\" (T-62)");
+    assert!(!table.answer(None, &Bytes::new()));
+    assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
+    assert!(!table.answer(Some(&RequestId::number(1)), &Bytes::new()), "once");
+    assert_eq!((drained(&mut one), drained(&mut two)), ((1, true), (0, false)));
+    table.cancel(&RequestId::number(2));
+    assert_eq!(drained(&mut two), (0, true));
+}
+
+#[tokio::test]
+async fn a_slow_reader_misses_progress_and_never_its_answer() {
+    let mut table = Table::new();
+    let mut slow = table.begin(&call(1)).unwrap();
+    let mut other = table.begin(&call(2)).unwrap();
+    let taken = (0..1_000).filter(|_| progress(&mut table, 1).is_ok()).count();
+    assert_eq!((taken, progress(&mut table, 1)), (QUEUE_MAX, Err(NotTaken::Slow)));
+    assert_eq!(progress(&mut table, 2), Ok(()));
+    assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
+    assert_eq!((drained(&mut slow), drained(&mut other)), ((QUEUE_MAX + 1, true), (1, false)));
+}
+
+#[tokio::test]
+async fn the_end_of_the_connection_is_told_to_every_call_with_its_reason() {
+    let mut table = Table::new();
+    let (mut one, mut own) = (table.begin(&call(1)).unwrap(), table.listen());
+    let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
+    table.end(fault);
+    let error = one.recv().await.unwrap().unwrap_err();
+    assert_eq!(BrokenOff::known_in(&error), Some(fault));
+    assert_eq!(drained(&mut own), (0, true));
+}
+
+#[tokio::test]
+async fn what_is_said_before_anybody_listens_is_kept_within_a_bound() {
+    let mut table = Table::new();
+    let kept = (0..100).filter(|_| note(&mut table, "notifications/tools/list_changed", json!({})).is_ok()).count();
+    assert_eq!(kept, EARLY_MAX);
+    assert_eq!(drained(&mut table.listen()), (EARLY_MAX, false));
+}

@@ -1,0 +1,177 @@
+//! What runs between the gateway and a program that is an upstream, as a process of its own.
+//!
+//! It starts the program in a process group of its own and with limits, hands it the standard streams as they are,
+//! and stops the whole group when its standard input has no writer left: then the gateway has closed it, or is gone.
+//! So no program outlives the gateway, however that ended. No runtime, no logging: it is small, and waits.
+
+use std::ffi::OsString;
+use std::io::{self, Write as _};
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitCode, ExitStatus};
+use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions};
+
+/// The first argument that makes the program a supervisor.
+const NAME: &str = "supervise";
+/// How long a program may take to end once its standard input is closed, and after SIGTERM.
+const CLOSED_WAIT: Duration = Duration::from_secs(2);
+const TERMINATED_WAIT: Duration = Duration::from_secs(3);
+/// How long it takes at most to stop a program.
+pub(crate) const STOP_MAX: Duration = CLOSED_WAIT.saturating_add(TERMINATED_WAIT);
+
+/// What shells answer where a program cannot be started.
+const NOT_FOUND: u8 = 127;
+const NOT_STARTED: u8 = 126;
+/// What shells add to the number of a signal.
+const SIGNALLED: u8 = 128;
+
+/// Bounds on a program; without one it has the gateway's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Limits {
+    pub(crate) descriptors_max: Option<u64>,
+    pub(crate) memory_bytes_max: Option<u64>,
+}
+
+/// The program that can supervise: this one, also where its file was replaced since.
+pub(crate) fn program() -> io::Result<PathBuf> {
+    if cfg!(target_os = "linux") { Ok(PathBuf::from("/proc/self/exe")) } else { std::env::current_exe() }
+}
+
+/// What it is called with, before the program and its arguments.
+pub(crate) fn arguments(limits: &Limits) -> [String; 3] {
+    let text = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
+    [NAME.to_owned(), text(limits.descriptors_max), text(limits.memory_bytes_max)]
+}
+
+/// Supervises a program to its end, if that is what `arguments` (the program's name first) ask for. Blocks.
+#[must_use]
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
+    let mut arguments = arguments.into_iter().skip(1);
+    if arguments.next()? != NAME {
+        return None;
+    }
+    let mut limit = || arguments.next()?.to_str()?.parse().ok();
+    let limits = Limits { descriptors_max: limit(), memory_bytes_max: limit() };
+    let program = arguments.next()?;
+    let mut command = Command::new(&program);
+    command.args(arguments).process_group(0);
+    Some(match confine(&limits).and_then(|()| start(&mut command, &limits)) {
+        Ok(child) => supervise(child).map_or_else(|_| ExitCode::from(NOT_STARTED), pass_on),
+        Err(error) => {
+            // Nobody is left to tell if this fails.
+            let _ = writeln!(io::stderr(), "{} cannot be started: {error}", program.display());
+            ExitCode::from(if error.kind() == io::ErrorKind::NotFound { NOT_FOUND } else { NOT_STARTED })
+        }
+    })
+}
+
+/// Sets the limits of this process, which the program inherits.
+fn confine(limits: &Limits) -> io::Result<()> {
+    rustix::process::setrlimit(Resource::Core, exactly(0))?;
+    if let Some(max) = limits.descriptors_max {
+        rustix::process::setrlimit(Resource::Nofile, exactly(max))?;
+    }
+    #[cfg(target_os = "linux")]
+    rustix::thread::set_no_new_privs(true)?;
+    Ok(())
+}
+
+/// Starts the program. Its memory is limited from outside, as this process's own allocator reserves more than
+/// many a limit before it has done anything.
+fn start(command: &mut Command, limits: &Limits) -> io::Result<Child> {
+    #[cfg_attr(not(target_os = "linux"), expect(unused_mut, reason = "memory is limited on Linux alone"))]
+    let mut child = command.spawn()?;
+    #[cfg(target_os = "linux")]
+    if let Some(max) = limits.memory_bytes_max {
+        // What is written to counts, not what is reserved: some runtimes reserve far more than they use.
+        let limited = rustix::process::prlimit(Some(Pid::from_child(&child)), Resource::Data, exactly(max));
+        // One that has ended meanwhile needs no limit.
+        if let Err(error) = limited
+            && error != Errno::SRCH
+        {
+            child.kill()?;
+            child.wait()?;
+            return Err(error.into());
+        }
+    }
+    Ok(child)
+}
+
+const fn exactly(max: u64) -> Rlimit {
+    Rlimit { current: Some(max), maximum: Some(max) }
+}
+
+/// What a supervisor waits for.
+enum Event {
+    /// The program has ended; it is not reaped yet, so its group's number is still its own.
+    Ended,
+    /// The standard input has no writer left.
+    Closed,
+}
+
+fn supervise(mut child: Child) -> io::Result<ExitStatus> {
+    let group = Pid::from_child(&child);
+    // The end of the program's output must show even while this process lives.
+    let nothing = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
+    rustix::stdio::dup2_stdout(&nothing)?;
+    let (events, waiting) = mpsc::sync_channel(2);
+    let closed = events.clone();
+    std::thread::Builder::new().name("input".to_owned()).spawn(move || when_closed(&closed))?;
+    std::thread::Builder::new().name("program".to_owned()).spawn(move || when_ended(group, &events))?;
+    stop_when_closed(&waiting, group);
+    // What the program has left behind goes with it.
+    let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    child.wait()
+}
+
+/// Returns once the program has ended, by itself or because it was stopped.
+fn stop_when_closed(waiting: &Receiver<Event>, group: Pid) {
+    match waiting.recv() {
+        Ok(Event::Ended) | Err(_) => return,
+        Ok(Event::Closed) => (),
+    }
+    for (wait, signal) in [(CLOSED_WAIT, Signal::TERM), (TERMINATED_WAIT, Signal::KILL)] {
+        if waiting.recv_timeout(wait).is_ok() {
+            return;
+        }
+        let _ = rustix::process::kill_process_group(group, signal);
+    }
+    let _ = waiting.recv();
+}
+
+fn when_ended(program: Pid, events: &SyncSender<Event>) {
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while matches!(rustix::process::waitid(WaitId::Pid(program), options), Err(Errno::INTR)) {}
+    let _ = events.send(Event::Ended);
+}
+
+/// Waits without reading: what comes is the program's.
+fn when_closed(events: &SyncSender<Event>) {
+    let stdin = io::stdin();
+    loop {
+        let mut ends = [PollFd::new(&stdin, PollFlags::empty())];
+        match rustix::event::poll(&mut ends, None) {
+            Err(Errno::INTR) => (),
+            Ok(_) if ends[0].revents().is_empty() => (),
+            Ok(_) | Err(_) => break,
+        }
+    }
+    let _ = events.send(Event::Closed);
+}
+
+/// Ends as the program did.
+fn pass_on(status: ExitStatus) -> ExitCode {
+    if let Some(code) = status.code() {
+        return ExitCode::from(u8::try_from(code).unwrap_or(u8::MAX));
+    }
+    let number = status.signal().unwrap_or_default();
+    if let Some(signal) = Signal::from_named_raw(number) {
+        let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
+    }
+    ExitCode::from(SIGNALLED.saturating_add(u8::try_from(number).unwrap_or_default()))
+}

@@ -1,0 +1,17 @@
+//! Upstreams that are programs: the gateway in a process of its own, in front of the demo server over stdio, which can
+//! be told to be a bad one.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "stdio/calls.rs"]
+mod calls;
+#[path = "stdio/client.rs"]
+mod client;
+#[path = "stdio/confined.rs"]
+mod confined;
+#[path = "stdio/faults.rs"]
+mod faults;
+#[path = "stdio/gate.rs"]
+mod gate;
+#[path = "stdio/processes.rs"]
+mod processes;

@@ -1,0 +1,198 @@
+//! Clients with and without a session, that show each message as it comes.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::{BodyExt as _, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_util::task::TaskTracker;
+
+use crate::gate::{Gate, in_time};
+
+const MODERN: &str = "2026-07-28";
+const LEGACY: &str = "2025-11-25";
+const TASKS: &str = "io.modelcontextprotocol/tasks";
+
+/// An answer as it comes.
+pub(crate) struct Reply {
+    response: Response<Incoming>,
+    text: String,
+}
+
+impl Reply {
+    pub(crate) fn status(&self) -> u16 {
+        self.response.status().as_u16()
+    }
+
+    /// The next message; `None` at the end.
+    pub(crate) async fn next(&mut self) -> Option<Value> {
+        let is_json = self.response.headers()["content-type"] == "application/json";
+        in_time(async {
+            loop {
+                if let Some((event, rest)) = self.text.split_once("\n\n").filter(|_| !is_json) {
+                    let data = event.lines().find_map(|line| line.strip_prefix("data:")).map(str::to_owned);
+                    self.text = rest.to_owned();
+                    match data.filter(|data| !data.trim().is_empty()) {
+                        Some(data) => return Some(serde_json::from_str(&data).unwrap()),
+                        None => continue,
+                    }
+                }
+                match self.response.body_mut().frame().await {
+                    Some(frame) => {
+                        let Ok(data) = frame.ok()?.into_data() else { continue };
+                        self.text.push_str(std::str::from_utf8(&data).unwrap());
+                    }
+                    None => return serde_json::from_str(&std::mem::take(&mut self.text)).ok(),
+                }
+            }
+        })
+        .await
+    }
+
+    /// The answer, and how many messages came before it.
+    pub(crate) async fn answer(&mut self) -> (Value, usize) {
+        let mut before = 0;
+        loop {
+            let message = self.next().await.expect("an answer comes");
+            if message.get("method").is_none() {
+                return (message, before);
+            }
+            before += 1;
+        }
+    }
+}
+
+async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Reply {
+    in_time(async {
+        let stream = TcpStream::connect(address).await.unwrap();
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
+        TaskTracker::new().spawn(connection);
+        let response = sender.send_request(request).await.unwrap();
+        Reply { response, text: String::new() }
+    })
+    .await
+}
+
+pub(crate) async fn get(address: SocketAddr, path: &str) -> String {
+    let request = Request::get(path).header("host", "localhost").body(Full::default()).unwrap();
+    let body = in_time(send(address, request).await.response.collect()).await.unwrap();
+    String::from_utf8(body.to_bytes().into()).unwrap()
+}
+
+/// Who asks.
+#[derive(Clone, Debug)]
+pub(crate) struct Client {
+    address: SocketAddr,
+    /// Without one the client is a stateless one.
+    session: Option<String>,
+    has_tasks: bool,
+}
+
+impl Client {
+    pub(crate) fn stateless(gate: &Gate) -> Self {
+        Self { address: gate.address, session: None, has_tasks: false }
+    }
+
+    /// The same with tasks.
+    pub(crate) fn with_tasks(self) -> Self {
+        Self { has_tasks: true, ..self }
+    }
+
+    pub(crate) async fn session(gate: &Gate) -> Self {
+        Self::try_session(gate).await.unwrap_or_else(|error| panic!("no session: {error}"))
+    }
+
+    /// Opens a session, or tells why there is none.
+    pub(crate) async fn try_session(gate: &Gate) -> Result<Self, Value> {
+        let params = json!({
+            "protocolVersion": LEGACY,
+            "capabilities": { "elicitation": {} },
+            "clientInfo": { "name": "test", "version": "1" },
+        });
+        let body = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params });
+        let request = Self::head(Request::post("/up/mcp")).body(Full::new(body.to_string().into())).unwrap();
+        let mut reply = send(gate.address, request).await;
+        let session = reply.response.headers().get("mcp-session-id").map(|id| id.to_str().unwrap().to_owned());
+        let (answer, _) = reply.answer().await;
+        let Some(session) = session else { return Err(answer) };
+        let client = Self { address: gate.address, session: Some(session), has_tasks: false };
+        client.note("notifications/initialized", json!({})).await;
+        Ok(client)
+    }
+
+    fn head(request: http::request::Builder) -> http::request::Builder {
+        request
+            .header("host", "localhost")
+            .header("content-type", "application/json")
+            .header("accept", "application/json, text/event-stream")
+    }
+
+    /// Makes a request.
+    pub(crate) async fn ask(&self, id: u32, method: &str, mut params: Value) -> Reply {
+        let mut request = Self::head(Request::post("/up/mcp"));
+        match &self.session {
+            Some(session) => {
+                request = request.header("mcp-protocol-version", LEGACY).header("mcp-session-id", session);
+            }
+            None => {
+                let extensions = if self.has_tasks { json!({ TASKS: {} }) } else { json!({}) };
+                let capabilities = json!({ "elicitation": { "form": {} }, "extensions": extensions });
+                let mut meta = params["_meta"].as_object().cloned().unwrap_or_default();
+                meta.insert("io.modelcontextprotocol/protocolVersion".to_owned(), json!(MODERN));
+                meta.insert("io.modelcontextprotocol/clientCapabilities".to_owned(), capabilities);
+                params["_meta"] = meta.into();
+                request = request.header("mcp-protocol-version", MODERN).header("mcp-method", method);
+                if let Some(name) = ["name", "taskId"].iter().find_map(|key| params[key].as_str()) {
+                    request = request.header("mcp-name", name);
+                }
+            }
+        }
+        let body = json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params });
+        send(self.address, request.body(Full::new(body.to_string().into())).unwrap()).await
+    }
+
+    /// Calls a tool and waits for its answer.
+    pub(crate) async fn call(&self, id: u32, tool: &str, arguments: Value) -> Value {
+        let params = json!({ "name": tool, "arguments": arguments });
+        self.ask(id, "tools/call", params).await.answer().await.0
+    }
+
+    /// Sends what wants no answer.
+    pub(crate) async fn note(&self, method: &str, params: Value) {
+        self.say(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;
+    }
+
+    /// Sends a notification or an answer.
+    pub(crate) async fn say(&self, message: &Value) {
+        let session = self.session.as_deref().unwrap();
+        let request = Self::head(Request::post("/up/mcp")).header("mcp-session-id", session);
+        let request = request.header("mcp-protocol-version", LEGACY);
+        let reply = send(self.address, request.body(Full::new(message.to_string().into())).unwrap()).await;
+        assert_eq!(reply.status(), 202, "{message}");
+    }
+
+    /// Ends the session.
+    pub(crate) async fn leave(&self) {
+        let session = self.session.as_deref().unwrap();
+        let request = Self::head(Request::delete("/up/mcp")).header("mcp-session-id", session);
+        let request = request.header("mcp-protocol-version", LEGACY);
+        let status = send(self.address, request.body(Full::default()).unwrap()).await.status();
+        assert!((200..300).contains(&status), "{status}");
+    }
+}
+
+/// The text of a tool's result.
+pub(crate) fn text(answer: &Value) -> &str {
+    answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no result: {answer}"))
+}
+
+/// What the gateway says of itself in an error.
+pub(crate) fn fault(answer: &Value) -> &Value {
+    assert_eq!(answer["error"]["data"]["source"], "gateway", "{answer}");
+    &answer["error"]["data"]
+}

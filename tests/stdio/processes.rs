@@ -1,0 +1,89 @@
+//! Processes come when they are needed, and none stays.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use serde_json::json;
+
+use crate::client::{Client, fault, text};
+use crate::gate::{Gate, WAIT_MAX};
+
+#[tokio::test]
+async fn a_program_is_started_by_the_first_session_and_ends_with_it() {
+    let gate = Gate::new().await;
+    assert_eq!(gate.processes().len(), 0, "nobody asked for it yet");
+    let client = Client::session(&gate).await;
+    assert_eq!(gate.processes().len(), 2, "it and its supervisor");
+    client.leave().await;
+    gate.until_processes(0).await;
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_a_program_that_heeds_neither_the_end_of_its_input_nor_sigterm_is_killed() {
+    let gate = Gate::with("stubborn", "").await;
+    let client = Client::session(&gate).await;
+    let began = tokio::time::Instant::now();
+    client.leave().await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    assert_eq!(gate.programs().len(), 1, "it is given time");
+    gate.until_processes(0).await;
+    let took = began.elapsed();
+    assert!(took >= Duration::from_secs(4) && took < WAIT_MAX / 2, "{took:?}");
+}
+
+#[tokio::test]
+async fn two_hundred_programs_started_and_stopped_leave_no_process_and_no_descriptor() {
+    let gate = Gate::new().await;
+    // What the first one opens for good is no leak.
+    Client::session(&gate).await.leave().await;
+    gate.until_processes(0).await;
+    let before = gate.descriptors();
+    for _ in 0..10 {
+        let clients = join_all((0..20).map(|_| Client::session(&gate))).await;
+        assert_eq!(gate.programs().len(), 20);
+        join_all(clients.iter().map(Client::leave)).await;
+        gate.until_processes(0).await;
+    }
+    let settled = async {
+        while gate.descriptors() > before + 4 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    assert!(tokio::time::timeout(WAIT_MAX, settled).await.is_ok(), "{before} were {}", gate.descriptors());
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_killed_leaves_none_of_twenty_programs() {
+    for faults in ["", "stubborn"] {
+        let mut gate = Gate::with(faults, "").await;
+        let _clients = join_all((0..20).map(|_| Client::session(&gate))).await;
+        assert_eq!(gate.programs().len(), 20);
+        gate.kill().await;
+        gate.until_processes(0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_is_drained_leaves_no_program() {
+    let mut gate = Gate::new().await;
+    let client = Client::session(&gate).await;
+    assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    let stateless = Client::stateless(&gate);
+    assert_eq!(text(&stateless.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    assert_eq!(gate.terminate().await, Some(0));
+    gate.until_processes(0).await;
+}
+
+#[tokio::test]
+async fn no_more_processes_than_allowed_run_and_the_next_one_is_refused() {
+    let gate = Gate::with("", "processes_max = 2\n").await;
+    let first = Client::session(&gate).await;
+    let _second = Client::session(&gate).await;
+    let refused = Client::try_session(&gate).await.unwrap_err();
+    assert_eq!((&fault(&refused)["reason"], &fault(&refused)["executed"]), (&json!("queue_full"), &json!("no")));
+    assert_eq!(gate.programs().len(), 2);
+    first.leave().await;
+    gate.until_processes(2).await;
+    Client::session(&gate).await;
+}

@@ -30,6 +30,7 @@ use crate::dialect::plain::PlainPeer;
 use crate::engine::recovery::{self, Origins, Reach};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::naming::Namer;
 use crate::face::operators::Operators;
 use crate::face::rates::Rates;
 use crate::face::sealed::Sealer;
@@ -40,8 +41,6 @@ use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, Limits, Routes, Running, Site};
 use crate::store::DiskStore;
 use crate::task::{Clock as _, SystemClock};
-use crate::upstream::Upstream;
-use crate::upstream::era::EraUpstream;
 use crate::upstream::http::{HttpUpstream, Life};
 use crate::upstream::limits::Slots;
 use crate::wire::ProtocolVersion;
@@ -287,17 +286,21 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 /// Puts together what serves one upstream.
 fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, UpstreamEndpoint)> {
     let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
+    let namer = Namer::new(config.names, Arc::clone(&config.name), config.result_bytes_max);
     let is_certain = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {
         ServerSettings::Http(http) => HttpUpstream::new(http, parts.life.clone())
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
         ServerSettings::Stdio(stdio) => HttpUpstream::stdio(stdio, parts.life.clone()),
     });
-    let upstream = Arc::new(http.for_stateless_clients());
-    let bridge = Bridge { stateless: upstream.stateless(), eras: Arc::<EraUpstream>::clone(&upstream), is_certain };
+    let conduit = Namer::conduit(namer.as_ref(), Arc::<HttpUpstream>::clone(&http));
+    let eras = http.for_stateless_clients();
+    let stateless = Namer::upstream(namer.as_ref(), eras.stateless());
+    let upstream = Namer::upstream(namer.as_ref(), Arc::new(eras));
+    let bridge = Bridge { stateless, eras: Arc::clone(&upstream), is_certain };
     let session = SessionFace::new(SessionServed {
         engine: Arc::clone(&parts.engine),
-        conduit: Arc::<HttpUpstream>::clone(&http),
+        conduit: Arc::clone(&conduit),
         slots: Arc::clone(&slots),
         queue_deadline: config.slots.queue_deadline,
         rules: config.rules.clone(),
@@ -311,12 +314,12 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
         random: random_bits,
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
-        pool: Some(Arc::<HttpUpstream>::clone(&http)),
+        pool: Some(Namer::upstream(namer.as_ref(), http)),
         bridge: Some(bridge),
-    });
-    let upstream: Arc<dyn Upstream> = upstream;
+    })
+    .with_forwarding(config.forwarding.clone());
     let piped = Piped {
-        conduit: http,
+        conduit,
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
         life_sign: LIFE_SIGN,
@@ -344,7 +347,8 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
     })
-    .with_pipe(piped);
+    .with_pipe(piped)
+    .with_forwarding(config.forwarding);
     Ok((reach, UpstreamEndpoint::new(face, session).with_rates(Arc::clone(&parts.rates))))
 }
 

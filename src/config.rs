@@ -25,11 +25,11 @@ use section::{Source, Unknown};
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::ToolRules;
-use crate::upstream::Timeouts;
+use crate::task::{ToolNames, ToolRules};
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::SlotSettings;
 use crate::upstream::stand::stdio::StdioUpstreamSettings;
+use crate::upstream::{Forwarding, Timeouts};
 use crate::wire::ProtocolVersion;
 
 /// Larger files are refused unread (B166).
@@ -90,6 +90,10 @@ pub struct UpstreamConfig {
     pub server: ServerSettings,
     pub slots: SlotSettings,
     pub rules: ToolRules,
+    /// By which names clients know its tools.
+    pub names: ToolNames,
+    /// Which headers of clients go on to it.
+    pub forwarding: Forwarding,
     /// Largest answer that is read for methods other than `tools/call`.
     pub result_bytes_max: usize,
     /// For methods other than `tools/call`.

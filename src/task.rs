@@ -6,6 +6,7 @@
 pub mod digest;
 pub mod id;
 pub mod model;
+pub mod names;
 pub mod policy;
 pub mod principal;
 pub mod time;
@@ -17,7 +18,8 @@ pub use model::{
     Answer, Attempt, Digest, Executed, Exit, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome,
     Phase, Question, Reason, Recovery, Shown, StoredCall, Task,
 };
-pub use policy::{AfterCrash, EarlyInput, Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
+pub use names::{NamePattern, Naming, ShownAs, ToolNames};
+pub use policy::{AfterCrash, CallLimits, EarlyInput, Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
 pub use principal::Principal;
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

@@ -9,6 +9,7 @@ mod carrier;
 pub mod conduit;
 pub mod era;
 pub mod exchange;
+pub mod forwarding;
 pub mod http;
 pub mod limits;
 pub mod mirrored;
@@ -22,3 +23,4 @@ pub use exchange::{
     Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Listening, Lost, NativeTask, News, Progress,
     ResumeToken, SUBSCRIBE_MAX, ServerFacts, Timeouts, Upstream, UpstreamRequest,
 };
+pub use forwarding::{Forwarded, Forwarding};

@@ -40,6 +40,7 @@ fn connect(server: &Server) -> HttpUpstream {
         protocol: None,
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
+        credential: None,
     };
     HttpUpstream::new(settings, Life { tracker: TaskTracker::new(), stop: CancellationToken::new() }).unwrap()
 }
@@ -53,6 +54,7 @@ fn context() -> CallContext {
         timeouts: Timeouts::default(),
         result_bytes_max: 1 << 20,
         native_task: NativeTask::WhereServed { deadline: Duration::from_secs(300) },
+        forwarded: taskgate::upstream::Forwarded::default(),
     }
 }
 

@@ -50,6 +50,7 @@ fn policy() -> ToolPolicy {
         input_deadline: hour,
         result_bytes_max: 1 << 20,
         immediate_response: None,
+        limits: taskgate::task::CallLimits::default(),
     }
 }
 
@@ -80,6 +81,7 @@ impl Process {
             protocol: None,
             connect_max: Duration::from_secs(5),
             tls: UpstreamTlsFiles::default(),
+            credential: None,
         };
         let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let upstream: Arc<dyn Upstream> = Arc::new(HttpUpstream::new(settings, life).unwrap());
@@ -123,6 +125,7 @@ impl Process {
                 timeouts: Timeouts::default(),
                 result_bytes_max: 1 << 20,
                 native_task: NativeTask::Never,
+                forwarded: taskgate::upstream::Forwarded::default(),
             },
             tool: Arc::from("slow"),
             policy: policy(),

@@ -12,6 +12,7 @@ use crate::server::api_keys::{ApiKeys, AuthSettings, KeyRing};
 use crate::store::OpenError;
 use crate::task::Timestamp;
 use crate::tls::{TlsFileError, read_roots};
+use crate::upstream::http::credential::CredentialError;
 use crate::upstream::stand::stdio;
 
 /// One file that is not what it should be.
@@ -27,6 +28,8 @@ pub enum FileError {
     ApiKey(#[from] ApiKeyFileError),
     #[error("{}: cannot be read: {source}", file.display())]
     Variable { file: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Credential(#[from] CredentialError),
 }
 
 /// All files that are not what they should be, each with the key of the configuration that names it. Never
@@ -71,8 +74,11 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
             let read = read.map_err(|source| FileError::Variable { file: file.clone(), source });
             note(format!("upstreams.{name}.env_files.{variable}"), read);
         }
-        let Some(tls) = upstream.server.http().map(|http| &http.tls) else { continue };
-        let table = format!("upstreams.{name}.tls");
+        let Some(http) = upstream.server.http() else { continue };
+        if let Some(credential) = &http.credential {
+            note(format!("upstreams.{name}.auth.value_file"), credential.read().map(drop).map_err(FileError::from));
+        }
+        let (tls, table) = (&http.tls, format!("upstreams.{name}.tls"));
         if let Some(ca) = &tls.ca {
             note(format!("{table}.ca"), read_roots(ca).map(drop).map_err(FileError::from));
         }

@@ -24,6 +24,7 @@ use crate::server::api_keys::{AuthSettings, KeySource};
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
+use crate::upstream::http::credential::Credential;
 use crate::upstream::limits::Slots;
 
 /// How often an upstream that is served no more is looked at.
@@ -280,11 +281,13 @@ fn identity(files: &IdentityFiles) -> [&Path; 2] {
 }
 
 fn upstream_files(config: &UpstreamConfig) -> impl Iterator<Item = &Path> {
-    let tls = config.server.http().map(|http| &http.tls);
+    let http = config.server.http();
+    let tls = http.map(|http| &http.tls);
     let ca = tls.and_then(|tls| tls.ca.as_deref());
-    let variables = config.server.stdio().into_iter().flat_map(|stdio| &stdio.env_files);
     let identities = tls.into_iter().flat_map(|tls| tls.identity.iter().flat_map(identity));
-    ca.into_iter().chain(identities).chain(variables.map(|(_, file)| file.as_path()))
+    let credential = http.and_then(|http| http.credential.as_ref()).and_then(Credential::file);
+    let variables = config.server.stdio().into_iter().flat_map(|stdio| &stdio.env_files);
+    ca.into_iter().chain(identities).chain(credential).chain(variables.map(|(_, file)| file.as_path()))
 }
 
 /// The file of a configuration and all that it names.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::error::Report;
+use super::error::{Place, Report};
 use super::raw::RawUpstream;
 use super::section::{Placed, Section};
 use super::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
@@ -85,6 +85,9 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
             report.mistake(place, "is no name of a variable; write one without = and at most 256 bytes long");
         }
     }
+    if command.is_some() {
+        check_headers(raw, report);
+    }
     if command.is_some() || raw.url.is_none() {
         return;
     }
@@ -93,6 +96,20 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
     let variables = raw.command.env.iter().map(|env| &env.place);
     for place in counts.chain(others).chain(variables).chain(raw.command.env_files.iter().map(|env| &env.place)) {
         report.mistake(place, "is for an upstream with a `command`; leave it out beside a `url`");
+    }
+}
+
+/// Notes what would go into headers, which a program has none of.
+fn check_headers(raw: &RawUpstream, report: &mut Report) {
+    let message = "is for an upstream with a `url`; leave it out beside a `command`";
+    let edges = &raw.edges;
+    let auth = edges.auth.iter().map(|auth| &auth.place);
+    for place in auth.chain(edges.forward_authorization.iter().map(|written| &written.place)) {
+        report.mistake(place, message);
+    }
+    if !edges.forward_headers.is_empty() {
+        let key = format!("{}.forward_headers", raw.place.key);
+        report.mistake(&Place { line: raw.place.line, key }, message);
     }
 }
 

@@ -3,6 +3,8 @@
 //! This is the schema: a key that is not read here is unknown. Parts that are not built yet have their keys here
 //! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.
 
+mod edges;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,12 +15,13 @@ use super::command::{self, RawCommand};
 use super::error::Place;
 use super::section::{Placed, Section};
 use super::value::{
-    ADDRESS, API_KEY, API_KEY_DIGEST, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, ORIGIN, PATTERN, PEM_FILE,
-    PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
+    ADDRESS, API_KEY, API_KEY_DIGEST, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN, PATTERN,
+    PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
 use crate::task::{AfterCrash, EarlyInput, Mode};
 use crate::wire::ProtocolVersion;
+pub(super) use edges::{RawCredential, RawEdges};
 
 /// The whole file.
 #[derive(Debug, Default)]
@@ -104,6 +107,7 @@ pub(super) struct RawUpstream {
     pub(super) command: RawCommand,
     pub(super) path: Option<Placed<String>>,
     pub(super) tls: RawUpstreamTls,
+    pub(super) edges: RawEdges,
     pub(super) settings: RawUpstreamSettings,
     pub(super) tasks: RawRules,
     pub(super) tools: Vec<RawTool>,
@@ -150,6 +154,9 @@ pub(super) struct RawRules {
     pub(super) after_crash: Option<Placed<AfterCrash>>,
     pub(super) deadline: Option<Placed<Duration>>,
     pub(super) result_bytes_max: Option<Placed<usize>>,
+    pub(super) arguments_bytes_max: Option<Placed<usize>>,
+    pub(super) call_first_byte_max: Option<Placed<Duration>>,
+    pub(super) call_idle_max: Option<Placed<Duration>>,
 }
 
 #[derive(Debug)]
@@ -157,6 +164,8 @@ pub(super) struct RawTool {
     pub(super) place: Place,
     pub(super) pattern: Option<Placed<String>>,
     pub(super) rules: RawRules,
+    pub(super) hide: Option<Placed<bool>>,
+    pub(super) rename: Option<Placed<String>>,
 }
 
 /// Reads the file's outermost table.
@@ -242,12 +251,11 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
     let url = section.read("url", &UPSTREAM_URL);
     let command = command::read(&mut section);
     let path = section.read("path", &SERVED_PATH);
-    for key in ["auth", "forward_headers", "forward_authorization"] {
-        section.unbuilt(key);
-    }
+    let edges = edges::read(&mut section);
     let tls = read_upstream_tls(section.section("tls"));
     let settings = read_upstream_settings(&mut section);
     let deadline = section.read("deadline", &DURATION_NOT_ZERO);
+    let arguments_bytes_max = section.read("arguments_bytes_max", &SIZE);
     let mut tasks = section.section("tasks");
     let rules = read_rules(&mut tasks);
     tasks.close();
@@ -260,8 +268,9 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
         command,
         path,
         tls,
+        edges,
         settings,
-        tasks: RawRules { deadline, ..rules },
+        tasks: RawRules { deadline, arguments_bytes_max, ..rules },
         tools,
     }
 }
@@ -329,6 +338,9 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         after_crash: section.word("after_crash", &after_crashes),
         deadline: None,
         result_bytes_max: None,
+        arguments_bytes_max: None,
+        call_first_byte_max: None,
+        call_idle_max: None,
     };
     section.word("fallback", &[("hold", Some(())), ("tools", None)]);
     rules
@@ -338,13 +350,18 @@ fn read_tool(mut section: Section<'_, '_>) -> RawTool {
     let place = section.place();
     let pattern = section.require("match", &PATTERN);
     let rules = read_rules(&mut section);
-    let deadline = section.read("deadline", &DURATION_NOT_ZERO);
-    let result_bytes_max = section.read("result_bytes_max", &SIZE);
-    for key in ["hide", "rename", "process_per_call"] {
-        section.unbuilt(key);
-    }
+    let rules = RawRules {
+        deadline: section.read("deadline", &DURATION_NOT_ZERO),
+        result_bytes_max: section.read("result_bytes_max", &SIZE),
+        arguments_bytes_max: section.read("arguments_bytes_max", &SIZE),
+        call_first_byte_max: section.read("call_first_byte_max", &DURATION_NOT_ZERO),
+        call_idle_max: section.read("call_idle_max", &DURATION_NOT_ZERO),
+        ..rules
+    };
+    let (hide, rename) = (section.flag("hide"), section.read("rename", &NEW_NAME));
+    section.unbuilt("process_per_call");
     section.close();
-    RawTool { place, pattern, rules: RawRules { deadline, result_bytes_max, ..rules } }
+    RawTool { place, pattern, rules, hide, rename }
 }
 
 impl RawUpstream {
@@ -357,6 +374,7 @@ impl RawUpstream {
             command: RawCommand::default(),
             path: None,
             tls: RawUpstreamTls::default(),
+            edges: RawEdges::default(),
             settings: RawUpstreamSettings::default(),
             tasks: RawRules::default(),
             tools: Vec::new(),
@@ -380,6 +398,9 @@ impl RawRules {
             after_crash: self.after_crash.clone().or_else(|| wider.after_crash.clone()),
             deadline: self.deadline.clone().or_else(|| wider.deadline.clone()),
             result_bytes_max: self.result_bytes_max.clone().or_else(|| wider.result_bytes_max.clone()),
+            arguments_bytes_max: self.arguments_bytes_max.clone().or_else(|| wider.arguments_bytes_max.clone()),
+            call_first_byte_max: self.call_first_byte_max.clone().or_else(|| wider.call_first_byte_max.clone()),
+            call_idle_max: self.call_idle_max.clone().or_else(|| wider.call_idle_max.clone()),
         }
     }
 }

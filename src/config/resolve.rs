@@ -4,6 +4,8 @@
 //! Read [`super::raw`] first.
 
 mod auth;
+mod edges;
+mod names;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,13 +25,15 @@ use super::raw::{
 };
 use super::section::Placed;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
+use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::{AfterCrash, EarlyInput, Mode, ToolPolicy, ToolRules};
+use crate::task::{AfterCrash, CallLimits, EarlyInput, Mode, ToolNames, ToolPolicy, ToolRules};
 use crate::tls::IdentityFiles;
-use crate::upstream::Timeouts;
+use crate::upstream::http::credential::Credential;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
 use crate::upstream::limits::SlotSettings;
+use crate::upstream::{Forwarding, Timeouts};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -53,6 +57,8 @@ const UPSTREAM_NAME_LENGTH_MAX: usize = 64;
 struct Shared {
     anonymous: bool,
     result_bytes_max: usize,
+    /// Whether clients show keys of the gateway's.
+    asks_for_keys: bool,
 }
 
 /// Decides everything.
@@ -65,7 +71,9 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut Report) -> Config {
     let store = resolve_store(&raw.store, &raw.limits, report);
     let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
-    let upstreams = resolve_upstreams(&raw.upstreams, &Shared { anonymous, result_bytes_max }, report);
+    let asks_for_keys = matches!(auth, AuthSettings::ApiKeys(_));
+    let shared = Shared { anonymous, result_bytes_max, asks_for_keys };
+    let upstreams = resolve_upstreams(&raw.upstreams, &shared, report);
     Config { listen, admin, folder, store, auth, upstreams }
 }
 
@@ -181,9 +189,14 @@ fn resolve_upstreams(raw: &[RawUpstream], shared: &Shared, report: &mut Report) 
         }
         check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
-        let rules = resolve_tools(raw, shared, report);
-        if let Some(server) = resolve_server(raw, tls, shared) {
-            upstreams.push(resolve_upstream(raw, Reached { path, server }, rules, shared));
+        let credential = edges::credential(raw, report);
+        let tools = Tools {
+            rules: resolve_tools(raw, shared, report),
+            names: names::resolve(&raw.tools, report),
+            forwarding: edges::forwarding(raw, shared.asks_for_keys, report),
+        };
+        if let Some(server) = resolve_server(raw, tls, credential, shared) {
+            upstreams.push(resolve_upstream(raw, Reached { path, server }, tools, shared));
         }
         check_queue(&raw.settings, report);
     }
@@ -221,7 +234,12 @@ fn check_reached(raw: &RawUpstream, report: &mut Report) {
 }
 
 /// How the server is reached; `None` if that is not to be known, which is a mistake of its own.
-fn resolve_server(raw: &RawUpstream, tls: UpstreamTlsFiles, shared: &Shared) -> Option<ServerSettings> {
+fn resolve_server(
+    raw: &RawUpstream,
+    tls: UpstreamTlsFiles,
+    credential: Option<Credential>,
+    shared: &Shared,
+) -> Option<ServerSettings> {
     let name: Arc<str> = Arc::from(raw.name.as_str());
     let protocol = value_or(raw.settings.protocol.as_ref(), None);
     if let Some(stdio) = command::resolve(raw, &name, protocol, shared.result_bytes_max) {
@@ -233,6 +251,7 @@ fn resolve_server(raw: &RawUpstream, tls: UpstreamTlsFiles, shared: &Shared) -> 
         protocol,
         connect_max: value_or(raw.settings.connect_max.as_ref(), Duration::from_secs(5)),
         tls,
+        credential,
     }))
 }
 
@@ -269,7 +288,14 @@ struct Reached {
     server: ServerSettings,
 }
 
-fn resolve_upstream(raw: &RawUpstream, at: Reached, rules: ToolRules, shared: &Shared) -> UpstreamConfig {
+/// How its tools are called, under which names, and with what.
+struct Tools {
+    rules: ToolRules,
+    names: ToolNames,
+    forwarding: Forwarding,
+}
+
+fn resolve_upstream(raw: &RawUpstream, at: Reached, tools: Tools, shared: &Shared) -> UpstreamConfig {
     let settings = &raw.settings;
     UpstreamConfig {
         name: Arc::from(raw.name.as_str()),
@@ -280,7 +306,9 @@ fn resolve_upstream(raw: &RawUpstream, at: Reached, rules: ToolRules, shared: &S
             queue_max: count_or(settings.queue_max.as_ref(), 1_024),
             queue_deadline: value_or(settings.queue_deadline.as_ref(), Duration::from_secs(30)),
         },
-        rules,
+        rules: tools.rules,
+        names: tools.names,
+        forwarding: tools.forwarding,
         result_bytes_max: shared.result_bytes_max,
         timeouts: Timeouts {
             first_byte: Some(value_or(settings.first_byte_max.as_ref(), MINUTE)),
@@ -302,7 +330,11 @@ fn resolve_tools(raw: &RawUpstream, shared: &Shared, report: &mut Report) -> Too
         let policy = resolve_policy(&tool.rules.over(&raw.tasks), &[&tool.place.key, &tasks], shared, report);
         if let Some(pattern) = &tool.pattern {
             check_reachable(pattern, &raw.tools[..index], report);
-            patterns.push((WildMatch::new(&pattern.value), policy));
+            // A tool is known by its new name here, and one that is hidden by none.
+            let name = tool.rename.as_ref().unwrap_or(pattern);
+            if !value_or(tool.hide.as_ref(), false) {
+                patterns.push((WildMatch::new(&name.value), policy));
+            }
         }
     }
     ToolRules { patterns, default }
@@ -334,6 +366,11 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
         input_deadline: value_or(raw.input_deadline.as_ref(), 30 * MINUTE),
         result_bytes_max: value_or(raw.result_bytes_max.as_ref(), shared.result_bytes_max),
         immediate_response: raw.immediate_response.as_ref().map(|text| Arc::from(text.value.as_str())),
+        limits: CallLimits {
+            arguments_bytes_max: raw.arguments_bytes_max.as_ref().map(|size| size.value),
+            first_byte_max: raw.call_first_byte_max.as_ref().map(|span| span.value),
+            idle_max: raw.call_idle_max.as_ref().map(|span| span.value),
+        },
     };
     if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {
         report.mistake(&grace.place, format!("is longer than {}, the most there is", words(GRACE_MAX)));

@@ -7,9 +7,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytesize::ByteSize;
+use http::header::AUTHORIZATION;
+use http::{HeaderName, HeaderValue};
 use url::{Host, Url};
 
 use crate::server::api_keys::{ApiKey, ApiKeyError};
+use crate::task::NamePattern;
+use crate::upstream::forwarding::may_be_forwarded;
+use crate::upstream::http::credential::secret_value;
 
 /// The environment, as `${VAR}` sees it.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -50,6 +55,16 @@ pub(super) const PATTERN: Kind<String> =
     Kind { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
 /// A text that people or models read.
 pub(super) const WORDS: Kind<String> = Kind { wanted: "a text such as \"The report is being made.\"", read: words };
+/// What a tool is called instead; one star at most.
+pub(super) const NEW_NAME: Kind<String> = Kind { wanted: "a name such as \"make_*\"", read: new_name };
+/// A header of clients that may go on.
+pub(super) const FORWARDED_HEADER: Kind<HeaderName> =
+    Kind { wanted: "the name of a header such as \"x-request-id\"", read: forwarded_header };
+/// The header that a credential is sent in.
+pub(super) const CREDENTIAL_HEADER: Kind<HeaderName> =
+    Kind { wanted: "the name of a header such as \"X-Api-Key\"", read: credential_header };
+/// A secret. What is wrong with one is said without repeating it.
+pub(super) const SECRET: Kind<HeaderValue> = Kind { wanted: "a secret such as \"Bearer ${TOKEN}\"", read: secret };
 pub(super) const FOLDER: Kind<PathBuf> = Kind { wanted: "a folder such as \"taskgate-data\"", read: path };
 /// A file in PEM format.
 pub(super) const PEM_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"server.pem\"", read: path };
@@ -75,6 +90,41 @@ pub(super) const PRINCIPAL_ID: Kind<String> = Kind { wanted: "a name such as \"a
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 const SIZE_MAX: u64 = bytesize::PIB;
 const PRINCIPAL_ID_LEN_MAX: usize = 64;
+
+fn new_name(text: &str) -> Result<String, Wrong> {
+    match NamePattern::parse(text) {
+        Some(_) => Ok(text.to_owned()),
+        None if text.is_empty() => Err(Wrong::Form),
+        None => Err(Wrong::Because("has more than one *, or a ?; one * takes what the * of `match` stands for")),
+    }
+}
+
+fn forwarded_header(text: &str) -> Result<HeaderName, Wrong> {
+    let name = HeaderName::try_from(text).map_err(|_| Wrong::Form)?;
+    match may_be_forwarded(&name) {
+        true => Ok(name),
+        false if name == AUTHORIZATION => {
+            Err(Wrong::Because("is passed on only where `forward_authorization = true` says so; leave it out here"))
+        }
+        false => Err(Wrong::Because(
+            "is never passed on: it is a credential, or means something to one connection or to MCP",
+        )),
+    }
+}
+
+fn credential_header(text: &str) -> Result<HeaderName, Wrong> {
+    let name = HeaderName::try_from(text).map_err(|_| Wrong::Form)?;
+    let is_fit = may_be_forwarded(&name) || matches!(name.as_str(), "authorization" | "cookie" | "proxy-authorization");
+    if is_fit {
+        Ok(name)
+    } else {
+        Err(Wrong::Because("means something to a connection or to MCP; no server asks for it as a credential"))
+    }
+}
+
+fn secret(text: &str) -> Result<HeaderValue, Wrong> {
+    secret_value(text).ok_or(Wrong::Because("is no value of a header; write one line of visible ASCII, at most 8KiB"))
+}
 
 fn api_key(text: &str) -> Result<ApiKey, Wrong> {
     ApiKey::read(text).map_err(because)

@@ -25,7 +25,9 @@ use crate::task::{
     ToolPolicy, ToolRules,
 };
 use crate::upstream::limits::Slots;
-use crate::upstream::{CallContext, ClientFacts, NativeTask, ResumeToken, Timeouts, Upstream, UpstreamRequest};
+use crate::upstream::{
+    CallContext, ClientFacts, Forwarded, NativeTask, ResumeToken, Timeouts, Upstream, UpstreamRequest,
+};
 use crate::wire::{Payload, method};
 
 /// Rows that are read at a time.
@@ -302,7 +304,8 @@ impl Reach {
             },
             progress: call.is_some_and(|call| call.progress),
             log_level: call.and_then(|call| call.log_level.clone()),
-            timeouts: self.timeouts,
+            timeouts: self.timeouts.of_tool(policy.limits),
+            forwarded: Forwarded::default(),
             result_bytes_max: policy.result_bytes_max,
             native_task,
         }

@@ -36,6 +36,7 @@ use super::session::{Shared, addressee, not_allowed};
 use crate::dialect::Complaint;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::Forwarded;
 use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
 use crate::upstream::limits::Slot;
 use crate::wire::envelope::{self, Request};
@@ -220,12 +221,12 @@ async fn note(shared: &Arc<Shared>, session: &Session, bytes: Bytes, kind: Kind)
     counter.increment(1);
     let noting = async {
         let binding = shared.sessions.binding(session);
-        match shared.judged(&binding, Verb::Note(bytes.clone())).await? {
+        match shared.judged(&binding, Verb::Note(bytes.clone()), &session.forwarded).await? {
             // An answer belongs to a question, and the question has gone with its session.
             Judged::SessionLost if kind == Kind::Response => Ok(StatusCode::ACCEPTED),
             Judged::SessionLost => {
                 let renewed = shared.renew(session, &binding).await?;
-                Ok(verdict(&shared.judged(&renewed, Verb::Note(bytes)).await?))
+                Ok(verdict(&shared.judged(&renewed, Verb::Note(bytes), &session.forwarded).await?))
             }
             judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(verdict(&judged)),
         }
@@ -282,7 +283,7 @@ impl Piping {
                     return Ok(late::unanswered(accepted));
                 };
                 let deadline = Instant::now() + served.rules.policy_of(tool).deadline;
-                (Some(slot), served.call_timeouts, Some(deadline))
+                (Some(slot), served.call_timeouts.of_tool(served.rules.limits_of(tool)), Some(deadline))
             }
             None => (None, served.timeouts, None),
         };
@@ -328,10 +329,10 @@ impl Call {
     /// more: the one that met the lost session was refused, so no tool runs twice.
     async fn deliver(&self, bytes: Bytes) -> Result<Judged, GatewayFault> {
         let binding = self.shared.sessions.binding(&self.session);
-        match self.shared.judged(&binding, Verb::Post(bytes.clone())).await? {
+        match self.shared.judged(&binding, Verb::Post(bytes.clone()), &self.session.forwarded).await? {
             Judged::SessionLost => {
                 let renewed = Box::pin(self.shared.renew(&self.session, &binding)).await?;
-                Box::pin(self.shared.judged(&renewed, Verb::Post(bytes))).await
+                Box::pin(self.shared.judged(&renewed, Verb::Post(bytes), &self.session.forwarded)).await
             }
             judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(judged),
         }
@@ -410,7 +411,7 @@ impl Answered for Call {
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
         self.shared.served.life.tracker.spawn(async move {
             let binding = shared.sessions.binding(&session);
-            let request = ConduitRequest { binding, verb: Verb::Note(message) };
+            let request = ConduitRequest { binding, verb: Verb::Note(message), forwarded: Forwarded::default() };
             let _ = tokio::time::timeout(CANCEL_MAX, shared.served.conduit.send(request)).await;
         });
     }
@@ -432,17 +433,18 @@ impl Shared {
     }
 
     /// Sends something in an upstream session, and judges the head of the answer.
-    async fn judged(&self, binding: &Binding, verb: Verb) -> Result<Judged, GatewayFault> {
-        let response = self.served.conduit.send(ConduitRequest { binding: binding.clone(), verb }).await?;
+    async fn judged(&self, binding: &Binding, verb: Verb, with: &Forwarded) -> Result<Judged, GatewayFault> {
+        let request = ConduitRequest { binding: binding.clone(), verb, forwarded: with.clone() };
+        let response = self.served.conduit.send(request).await?;
         Ok(read::judge(response, binding).await)
     }
 
     /// The same for a stream, waiting for an upstream that is away for a moment: some clients give up on
     /// theirs for good when it is refused twice.
-    async fn patiently(&self, binding: &Binding, verb: &Verb) -> Result<Judged, GatewayFault> {
+    async fn patiently(&self, binding: &Binding, verb: &Verb, with: &Forwarded) -> Result<Judged, GatewayFault> {
         let end = Instant::now() + AWAY_MAX;
         loop {
-            match self.judged(binding, verb.clone()).await {
+            match self.judged(binding, verb.clone(), with).await {
                 Err(GatewayFault { executed: Executed::No, .. }) if Instant::now() + AWAY_PAUSE < end => {
                     tokio::time::sleep(AWAY_PAUSE).await;
                 }
@@ -460,17 +462,17 @@ impl Shared {
         let unreachable = |_| status(StatusCode::SERVICE_UNAVAILABLE);
         let mut binding = self.sessions.binding(session);
         let first = Verb::Get { last_event: last_event.clone() };
-        let mut judged = self.patiently(&binding, &first).await.map_err(unreachable)?;
+        let mut judged = self.patiently(&binding, &first, &session.forwarded).await.map_err(unreachable)?;
         let anew = Verb::Get { last_event: None };
         let mut taken_up = TakenUp::Same;
         if matches!(judged, Judged::SessionLost) {
             binding = self.renew(session, &binding).await.map_err(unreachable)?;
-            judged = self.judged(&binding, anew).await.map_err(unreachable)?;
+            judged = self.judged(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
             taken_up = TakenUp::Another;
         } else if last_event.is_some() && matches!(judged, Judged::Refused { .. }) && self.sessions.is_renewed(session)
         {
             // The event may be one of a session that is gone, and whatever followed it too.
-            judged = self.judged(&binding, anew).await.map_err(unreachable)?;
+            judged = self.judged(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
             taken_up = TakenUp::Another;
         }
         match judged {

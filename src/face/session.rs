@@ -28,13 +28,14 @@ use super::headers;
 use super::http::{AcceptedTypes, Inbound, Response};
 use super::pipe::{self, Parcel};
 use super::sealed::{Sealer, digest_of};
+use super::sized;
 use crate::dialect::Complaint;
 use crate::engine::Engine;
 use crate::task::{Clock, ToolRules};
 use crate::upstream::conduit::Conduit;
 use crate::upstream::http::Life;
 use crate::upstream::limits::Slots;
-use crate::upstream::{Timeouts, Upstream};
+use crate::upstream::{Forwarding, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
 pub use bridge::Bridge;
@@ -102,6 +103,7 @@ pub(super) struct Shared {
 #[derive(Debug)]
 pub struct SessionFace {
     shared: Arc<Shared>,
+    forwarding: Forwarding,
 }
 
 /// Why a request has no session.
@@ -121,7 +123,14 @@ impl SessionFace {
         let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
         let native = served.pool.clone().map(native::Native::new);
         let (queued, desk) = (pipe::Queued::default(), Arc::default());
-        Self { shared: Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native }) }
+        let shared = Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native });
+        Self { shared, forwarding: Forwarding::default() }
+    }
+
+    /// The same with headers of clients that go on to the upstream.
+    #[must_use]
+    pub fn with_forwarding(self, forwarding: Forwarding) -> Self {
+        Self { forwarding, ..self }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -138,7 +147,8 @@ impl SessionFace {
             && request.method == method::INITIALIZE
         {
             // On the heap, as below: what is rare makes no other request's future larger.
-            return Box::pin(handshake::open(&self.shared, inbound, request)).await;
+            let forwarded = self.forwarding.of(&inbound.headers);
+            return Box::pin(handshake::open(&self.shared, inbound, request, &forwarded)).await;
         }
         let id = match &message {
             Message::Request(request) => Some(&request.id),
@@ -223,7 +233,9 @@ impl SessionFace {
                 && token.principal == digest_of(&inbound.principal);
             is_ours.then_some(token)
         };
-        self.shared.sessions.open(sealed, &inbound.principal, open).ok_or(NoSession::Unknown)
+        let mut session = self.shared.sessions.open(sealed, &inbound.principal, open).ok_or(NoSession::Unknown)?;
+        session.forwarded = self.forwarding.of(&inbound.headers);
+        Ok(session)
     }
 }
 
@@ -286,6 +298,7 @@ fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> R
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
+            sized::check_call(&shared.served.rules, &request)?;
             if tasks::is_method(&request.method) {
                 return Ok(Sorted::Method(request));
             }
@@ -376,14 +389,17 @@ fn is_own(id: &RequestId) -> bool {
     id.as_text().is_some_and(|text| text.starts_with(OWN_ID))
 }
 
-fn batch_item(read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::Item {
+fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::Item {
     let message = read.map_err(super::endpoint::unreadable)?;
     let id = match &message {
         Message::Request(request) if request.method == method::INITIALIZE => {
             let complaint = Complaint::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
             return Err((Some(request.id.clone()), complaint));
         }
-        Message::Request(request) => Some(request.id.clone()),
+        Message::Request(request) => {
+            sized::check_call(rules, request).map_err(|complaint| (Some(request.id.clone()), complaint))?;
+            Some(request.id.clone())
+        }
         Message::Notification(_) | Message::Response(_) => None,
     };
     parcel(message, bytes).map_err(|complaint| (id, complaint))

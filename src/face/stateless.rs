@@ -27,7 +27,7 @@ use super::misses::Misses;
 use super::rising::Rising;
 use super::sealed::Sealer;
 use super::stream::{CallView, Promotable};
-use super::{headers, mirrored, named};
+use super::{headers, mirrored, named, sized};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, stateless_result};
 use crate::dialect::negotiate::StatelessRequest;
@@ -38,7 +38,8 @@ use crate::engine::{CallSpec, Engine, Rounds};
 use crate::task::{Clock, Executed, GatewayFault, Idempotency, Maker, Plan, Principal, Reason, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Era, NativeTask, ServerFacts, Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Era, Forwarded, Forwarding, NativeTask, ServerFacts, Timeouts, Upstream,
+    UpstreamRequest,
 };
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
@@ -88,6 +89,7 @@ pub struct StatelessFace {
     misses: Misses,
     /// The way for requests to an upstream of their own era; without it all goes through the engine.
     pipe: Option<Arc<Pipe>>,
+    forwarding: Forwarding,
 }
 
 /// One request with all that was read of it.
@@ -132,7 +134,8 @@ impl StatelessFace {
     pub fn new(served: Served) -> Self {
         let peer: Arc<dyn PeerDialect> = Arc::new(PlainPeer);
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
-        Self { served, peer, catalog, server_info: RwLock::default(), misses: Misses::default(), pipe: None }
+        let (server_info, misses, forwarding) = (RwLock::default(), Misses::default(), Forwarding::default());
+        Self { served, peer, catalog, server_info, misses, pipe: None, forwarding }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -290,6 +293,7 @@ impl StatelessFace {
         let mirrored_arguments = list.mirrored(&tool).ok_or_else(|| refuse(&Complaint::UnknownTool))?;
         mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
             .map_err(|complaint| refuse(&complaint))?;
+        sized::check(&self.served.rules, &tool, inquiry.params).map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.rules.policy_of(&tool);
         let plan = policy.mode.plan(inquiry.said.takes_tasks(), policy.grace);
         if plan == Plan::Refuse {
@@ -341,11 +345,12 @@ impl StatelessFace {
             return self.go_on(inquiry, policy.clone(), plan).await;
         }
         let is_tool = inquiry.method == method::TOOLS_CALL;
-        let timeouts = if is_tool { self.served.call_timeouts } else { self.served.timeouts };
+        let timeouts = if is_tool { self.served.call_timeouts.of_tool(policy.limits) } else { self.served.timeouts };
         let mut context = self.context(&inquiry, timeouts);
         context.progress = inquiry.said.progress_token.is_some() || plan != Plan::Direct;
         context.log_level = inquiry.said.log_level.map(|level| Arc::from(level.as_str()));
         context.native_task = native;
+        context.forwarded = self.forwarding.of(inquiry.headers);
         if is_tool {
             context.result_bytes_max = policy.result_bytes_max;
         }
@@ -397,6 +402,7 @@ impl StatelessFace {
             timeouts,
             result_bytes_max: self.served.result_bytes_max,
             native_task: NativeTask::Never,
+            forwarded: Forwarded::default(),
         }
     }
 

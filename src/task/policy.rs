@@ -53,6 +53,17 @@ pub enum EarlyInput {
     AskFirst,
 }
 
+/// Bounds of a tool's calls that are there only where an operator sets them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CallLimits {
+    /// Largest arguments, as the client wrote them.
+    pub arguments_bytes_max: Option<usize>,
+    /// How long the upstream may be silent before its answer begins; without it, what holds for all its calls.
+    pub first_byte_max: Option<Duration>,
+    /// The same between two parts of the answer.
+    pub idle_max: Option<Duration>,
+}
+
 /// The rules for one tool, all of them decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolPolicy {
@@ -73,6 +84,7 @@ pub struct ToolPolicy {
     pub result_bytes_max: usize,
     /// What a client may hand to its model while the task runs; only 2025-11-25 has room for it.
     pub immediate_response: Option<Arc<str>>,
+    pub limits: CallLimits,
 }
 
 /// What to do with one call.
@@ -126,6 +138,12 @@ impl ToolRules {
     #[must_use]
     pub fn mode_of(&self, tool: &str) -> Mode {
         self.rule(tool).mode
+    }
+
+    /// The bounds of a tool's calls, by the name that clients see.
+    #[must_use]
+    pub fn limits_of(&self, tool: &str) -> CallLimits {
+        self.rule(tool).limits
     }
 
     fn rule(&self, tool: &str) -> &ToolPolicy {

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
-use super::Upstream;
 use super::carrier::BrokenOff;
+use super::{Forwarded, Upstream};
 use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::{Message, ProtocolVersion, RpcError};
@@ -99,6 +99,8 @@ pub struct Binding {
 pub struct ConduitRequest {
     pub binding: Binding,
     pub verb: Verb,
+    /// What of the client's own headers goes on with this request.
+    pub forwarded: Forwarded,
 }
 
 #[derive(Clone, Debug)]

@@ -9,10 +9,10 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-use super::Era;
+use super::{Era, Forwarded};
 use crate::dialect::subscriptions::Wishes;
 pub use crate::task::Answer;
-use crate::task::{GatewayFault, Principal};
+use crate::task::{CallLimits, GatewayFault, Principal};
 use crate::wire::{Payload, ProtocolVersion, RpcError};
 
 /// A server that requests can be sent to.
@@ -141,6 +141,8 @@ pub struct CallContext {
     pub result_bytes_max: usize,
     /// Whether the upstream may make a task of its own of this request.
     pub native_task: NativeTask,
+    /// What of the client's own headers goes on with this request.
+    pub forwarded: Forwarded,
 }
 
 /// Whether a call is made as a task of the upstream's own, where the upstream has such tasks. Either way its
@@ -173,6 +175,14 @@ impl NativeTask {
 pub struct Timeouts {
     pub first_byte: Option<Duration>,
     pub idle: Option<Duration>,
+}
+
+impl Timeouts {
+    /// What holds for the calls of a tool with bounds of its own.
+    #[must_use]
+    pub fn of_tool(self, limits: CallLimits) -> Self {
+        Self { first_byte: limits.first_byte_max.or(self.first_byte), idle: limits.idle_max.or(self.idle) }
+    }
 }
 
 /// What the client behind a request can be asked.

@@ -8,6 +8,7 @@ mod aside;
 mod bound;
 pub(crate) mod client;
 mod conduit;
+pub mod credential;
 mod drive;
 pub(crate) mod exchange;
 mod hear;
@@ -42,6 +43,7 @@ use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::ProtocolVersion;
 pub use client::ClientError;
 use client::{ClientTls, HttpClient};
+use credential::Credential;
 use drive::Home;
 use exchange::{HttpExchange, Latencies};
 use stateless::StatelessUpstream;
@@ -59,6 +61,8 @@ pub struct HttpUpstreamSettings {
     pub protocol: Option<ProtocolVersion>,
     pub connect_max: Duration,
     pub tls: UpstreamTlsFiles,
+    /// Shown on every request.
+    pub credential: Option<Credential>,
 }
 
 /// What `https` towards one upstream is made of besides the system's trusted roots. PEM files.
@@ -100,11 +104,12 @@ impl HttpUpstream {
     /// An upstream that nothing was sent to yet. Must be called within a tokio runtime.
     ///
     /// # Errors
-    /// If the address, the system's trusted roots or the files for TLS are of no use.
+    /// If the address, the system's trusted roots or the files that the settings name are of no use.
     pub fn new(settings: HttpUpstreamSettings, life: Life) -> Result<Self, ClientError> {
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
         let era = |version: ProtocolVersion| if version.is_stateless() { Era::Stateless } else { Era::Session };
         let era = settings.protocol.map(era);
+        let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
         Ok(Self::over(Carrier::Http(client), settings.name, settings.protocol, era, life))
     }
 

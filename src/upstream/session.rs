@@ -34,6 +34,7 @@ use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
+use crate::upstream::Forwarded;
 use crate::wire::{Payload, ProtocolVersion};
 use calls::Calls;
 use level::LogLevel;
@@ -158,7 +159,17 @@ impl Session {
         message: Bytes,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.hop.carrier.send(&self.credentials.post(message), handed_over).await
+        self.post_with(message, Forwarded::default(), handed_over).await
+    }
+
+    /// The same with headers of the client's.
+    pub(crate) async fn post_with(
+        &self,
+        message: Bytes,
+        forwarded: Forwarded,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        self.hop.carrier.send(&self.credentials.post(message).forwarding(forwarded), handed_over).await
     }
 
     /// The same for a message that belongs to what is under way.

@@ -66,6 +66,7 @@ impl Rules {
             input_deadline: self.input_deadline,
             result_bytes_max: 1 << 20,
             immediate_response: None,
+            limits: taskgate::task::CallLimits::default(),
         }
     }
 }

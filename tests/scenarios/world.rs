@@ -219,6 +219,7 @@ impl World {
                 timeouts: Timeouts::default(),
                 result_bytes_max: 1 << 20,
                 native_task: taskgate::upstream::NativeTask::Never,
+                forwarded: taskgate::upstream::Forwarded::default(),
             },
             tool: Arc::from("work"),
             policy: self.rules.policy(),

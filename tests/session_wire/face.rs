@@ -111,6 +111,7 @@ pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_sign
         input_deadline: Duration::from_secs(1800),
         result_bytes_max: 1 << 20,
         immediate_response: None,
+        limits: taskgate::task::CallLimits::default(),
     };
     let limits =
         AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: 1 << 20 };

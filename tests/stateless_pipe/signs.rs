@@ -117,6 +117,7 @@ fn policy() -> ToolPolicy {
         input_deadline: seconds(1800),
         result_bytes_max: 1 << 20,
         immediate_response: None,
+        limits: taskgate::task::CallLimits::default(),
     }
 }
 

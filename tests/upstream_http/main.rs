@@ -36,6 +36,7 @@ fn upstream(url: &Url) -> HttpUpstream {
         protocol: None,
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
+        credential: None,
     };
     upstream_of(settings)
 }
@@ -54,6 +55,7 @@ fn context() -> CallContext {
         timeouts: Timeouts::default(),
         result_bytes_max: 1024 * 1024,
         native_task: NativeTask::Never,
+        forwarded: taskgate::upstream::Forwarded::default(),
     }
 }
 

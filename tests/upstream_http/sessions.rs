@@ -248,6 +248,7 @@ async fn a_fixed_version_is_asked_for() {
         protocol: Some(ProtocolVersion::V2025_03_26),
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
+        credential: None,
     });
     assert_eq!(in_time(upstream.facts(&context())).await.unwrap().version, ProtocolVersion::V2025_03_26);
 }

@@ -20,6 +20,7 @@ fn upstream(server: &Server) -> EraUpstream {
         protocol: Some(ProtocolVersion::V2026_07_28),
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
+        credential: None,
     };
     Arc::new(upstream_of(settings)).for_stateless_clients()
 }

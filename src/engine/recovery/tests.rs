@@ -21,6 +21,7 @@ fn policy(after_crash: AfterCrash) -> ToolPolicy {
         input_deadline: span,
         result_bytes_max: 1,
         immediate_response: None,
+        limits: crate::task::CallLimits::default(),
     }
 }
 

@@ -21,6 +21,7 @@ use crate::face::rewrite::{self, Introduction};
 use crate::face::sealed::{SessionToken, digest_of};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::Forwarded;
 use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
 use crate::upstream::era::contradicts;
 use crate::wire::envelope::Request;
@@ -78,13 +79,18 @@ impl From<GatewayFault> for NotAgreed {
 }
 
 /// Answers a client's `initialize`. Its session id is given with the answer.
-pub(super) async fn open(shared: &Arc<Shared>, inbound: &Inbound, request: &Request) -> Response {
+pub(super) async fn open(
+    shared: &Arc<Shared>,
+    inbound: &Inbound,
+    request: &Request,
+    forwarded: &Forwarded,
+) -> Response {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let Some(introduction) = Introduction::read(request) else {
         let what = "initialize needs protocolVersion, capabilities and clientInfo";
         return refuse(&addressee, &Complaint::Params(Cow::Borrowed(what)));
     };
-    let opened = match open_either(shared, inbound, request, &introduction).await {
+    let opened = match open_either(shared, inbound, request, (&introduction, forwarded)).await {
         Ok(opened) => opened,
         Err(error) => return addressee.error(StatusCode::OK, &error),
     };
@@ -127,7 +133,7 @@ async fn open_either(
     shared: &Arc<Shared>,
     inbound: &Inbound,
     request: &Request,
-    introduction: &Introduction,
+    (introduction, forwarded): (&Introduction, &Forwarded),
 ) -> Result<Opened, RpcError> {
     let tasks = super::tasks::offer(introduction.version, &inbound.principal);
     let bridged = async |over: &Bridge| {
@@ -142,7 +148,7 @@ async fn open_either(
     }
     let message = |version| introduction.message(&request.id, version, &inbound.body);
     let asked = shared.served.conduit.version_for(introduction.version);
-    let refusal = match in_time(agree(shared, &request.id, asked, message)).await {
+    let refusal = match in_time(agree(shared, (&request.id, forwarded), asked, message)).await {
         Ok(agreed) => {
             let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
             let Agreed { binding, version, tasks, .. } = agreed;
@@ -159,13 +165,13 @@ async fn open_either(
 /// Asks for versions until one is agreed on.
 async fn agree(
     shared: &Shared,
-    id: &RequestId,
+    (id, forwarded): (&RequestId, &Forwarded),
     mut asked: ProtocolVersion,
     message: impl Fn(ProtocolVersion) -> Bytes,
 ) -> Result<Agreed, NotAgreed> {
     let conduit = &shared.served.conduit;
     for _ in 1..VERSIONS_MAX {
-        match initialize(shared, id, message(asked)).await {
+        match initialize(shared, id, forwarded, message(asked)).await {
             Err(NotAgreed::Refused(error)) => match conduit.version_after(asked, &error) {
                 Some(older) => asked = older,
                 None => return Err(NotAgreed::Refused(error)),
@@ -173,11 +179,16 @@ async fn agree(
             other => return other,
         }
     }
-    initialize(shared, id, message(asked)).await
+    initialize(shared, id, forwarded, message(asked)).await
 }
 
-async fn initialize(shared: &Shared, id: &RequestId, message: Bytes) -> Result<Agreed, NotAgreed> {
-    let response = post(shared, Binding::default(), message).await?;
+async fn initialize(
+    shared: &Shared,
+    id: &RequestId,
+    forwarded: &Forwarded,
+    message: Bytes,
+) -> Result<Agreed, NotAgreed> {
+    let response = post(shared, Binding::default(), forwarded, message).await?;
     let session = response.session.clone();
     let answer = match (response.status.is_success(), response.content) {
         (true, Content::Json | Content::Events) => read::answer(response, id, ANSWER_BYTES_MAX).await?,
@@ -216,8 +227,14 @@ async fn in_time(agreeing: impl Future<Output = Result<Agreed, NotAgreed>>) -> R
     tokio::time::timeout(HANDSHAKE_MAX, agreeing).await.unwrap_or(Err(NotAgreed::Gateway(late)))
 }
 
-async fn post(shared: &Shared, binding: Binding, message: Bytes) -> Result<ConduitResponse, GatewayFault> {
-    shared.served.conduit.send(ConduitRequest { binding, verb: Verb::Post(message) }).await
+async fn post(
+    shared: &Shared,
+    binding: Binding,
+    forwarded: &Forwarded,
+    message: Bytes,
+) -> Result<ConduitResponse, GatewayFault> {
+    let request = ConduitRequest { binding, verb: Verb::Post(message), forwarded: forwarded.clone() };
+    shared.served.conduit.send(request).await
 }
 
 impl Shared {
@@ -230,10 +247,11 @@ impl Shared {
     ) -> Result<Binding, GatewayFault> {
         let open = |told| {
             let (shared, token) = (Arc::clone(self), Arc::clone(&session.token));
+            let forwarded = session.forwarded.clone();
             let stop = self.served.life.stop.clone();
             // It goes on by itself, so that a waiter who leaves does not hold it up.
             let opening = self.served.life.tracker.spawn(stop.run_until_cancelled_owned(async move {
-                let renewed = shared.open_anew(&token, told).await;
+                let renewed = shared.open_anew(&token, &forwarded, told).await;
                 let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
                 let upstream = Arc::clone(shared.served.conduit.name());
                 metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
@@ -251,11 +269,16 @@ impl Shared {
         self.sessions.renew(session, lost, open).await
     }
 
-    async fn open_anew(&self, token: &SessionToken, told: Told) -> Result<Binding, GatewayFault> {
+    async fn open_anew(
+        &self,
+        token: &SessionToken,
+        forwarded: &Forwarded,
+        told: Told,
+    ) -> Result<Binding, GatewayFault> {
         let id = self.mint();
         let message = |version| rewrite::introduction(&id, version, &token.capabilities, token.client_info.as_ref());
         let asked = self.served.conduit.version_for(token.upstream_version);
-        let agreed = match in_time(agree(self, &id, asked, message)).await {
+        let agreed = match in_time(agree(self, (&id, forwarded), asked, message)).await {
             Ok(agreed) => agreed,
             Err(NotAgreed::Gateway(fault)) => return Err(fault),
             Err(NotAgreed::Refused(error)) => {
@@ -265,22 +288,23 @@ impl Shared {
         };
         let binding = agreed.binding;
         tracing::info!(upstream = %self.served.conduit.name(), "opened a session anew that the upstream had lost");
-        self.tell(&binding, envelope::notification(method::INITIALIZED, None)).await?;
+        self.tell(&binding, forwarded, envelope::notification(method::INITIALIZED, None)).await?;
         if let Some(level) = &told.level {
-            self.tell(&binding, envelope::request(&self.mint(), method::SET_LEVEL, Some(level))).await?;
+            self.tell(&binding, forwarded, envelope::request(&self.mint(), method::SET_LEVEL, Some(level))).await?;
         }
         for uri in &told.subscriptions {
             let params = ObjectWriter::new().text("uri", uri).finish();
-            self.tell(&binding, envelope::request(&self.mint(), method::RESOURCES_SUBSCRIBE, Some(&params))).await?;
+            let again = envelope::request(&self.mint(), method::RESOURCES_SUBSCRIBE, Some(&params));
+            self.tell(&binding, forwarded, again).await?;
         }
         Ok(binding)
     }
 
     /// Sends something whose answer is of no interest, and waits for it. What the upstream says to it is
     /// its own affair; only that it cannot be reached counts.
-    async fn tell(&self, binding: &Binding, message: Bytes) -> Result<(), GatewayFault> {
+    async fn tell(&self, binding: &Binding, forwarded: &Forwarded, message: Bytes) -> Result<(), GatewayFault> {
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-        let telling = tokio::time::timeout(HANDSHAKE_MAX, post(self, binding.clone(), message));
+        let telling = tokio::time::timeout(HANDSHAKE_MAX, post(self, binding.clone(), forwarded, message));
         let told = telling.await.unwrap_or(Err(late));
         let response = told.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         // Only a session that has answered is sure to have done what it was told.
@@ -304,7 +328,7 @@ impl Shared {
             return bare(StatusCode::OK);
         }
         let had_id = binding.session.is_some();
-        let ended = ConduitRequest { binding, verb: Verb::Delete };
+        let ended = ConduitRequest { binding, verb: Verb::Delete, forwarded: session.forwarded.clone() };
         // Without an id the upstream has nothing that could be ended.
         let status = if had_id {
             let ending = tokio::time::timeout(END_MAX, self.served.conduit.send(ended)).await;
@@ -323,7 +347,7 @@ impl Shared {
     pub(super) fn let_go(self: &Arc<Self>, binding: Binding) {
         let shared = Arc::clone(self);
         self.served.life.tracker.spawn(async move {
-            let end = ConduitRequest { binding, verb: Verb::Delete };
+            let end = ConduitRequest { binding, verb: Verb::Delete, forwarded: Forwarded::default() };
             let _ = tokio::time::timeout(END_MAX, shared.served.conduit.send(end)).await;
         });
     }

@@ -13,6 +13,7 @@ use super::recent::Recent;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::sealed::SessionToken;
 use crate::task::{GatewayFault, Principal};
+use crate::upstream::Forwarded;
 use crate::upstream::conduit::Binding;
 use crate::wire::{Object, Payload};
 
@@ -35,6 +36,8 @@ pub(in crate::face) struct Session {
     pub(in crate::face) owner: Principal,
     /// The upstream session that was opened for it.
     opened: Binding,
+    /// What of the headers of the request in hand goes on to the upstream.
+    pub(in crate::face) forwarded: Forwarded,
 }
 
 impl Session {
@@ -42,7 +45,7 @@ impl Session {
         let session = token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
         let tasks = token.tasks.within(token.upstream_version);
         let opened = Binding { session, version: Some(token.upstream_version), tasks };
-        Self { token: Arc::new(token), owner, opened }
+        Self { token: Arc::new(token), owner, opened, forwarded: Forwarded::default() }
     }
 }
 

@@ -31,12 +31,12 @@ use crate::face::pipe::read::{self, Judged};
 use crate::face::pipe::signs::Signs;
 use crate::face::sealed::{Sealer, StateContent};
 use crate::metric;
-use crate::task::{Clock, Executed, Failure, GatewayFault, Plan, Reason, TakesTasks};
+use crate::task::{CallLimits, Clock, Executed, Failure, GatewayFault, Plan, Reason, TakesTasks};
 use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, Content, Verb};
 use crate::upstream::era::contradicts;
 use crate::upstream::limits::{Slot, Slots};
 use crate::upstream::mirrored::PARAM_PREFIX;
-use crate::upstream::{Timeouts, Upstream};
+use crate::upstream::{Forwarded, Forwarding, Timeouts, Upstream};
 use crate::wire::framing::{EventBoundary, sse_message};
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
@@ -107,6 +107,12 @@ impl StatelessFace {
         self
     }
 
+    /// The face, with headers of clients that go on to the upstream.
+    #[must_use]
+    pub fn with_forwarding(self, forwarding: Forwarding) -> Self {
+        Self { forwarding, ..self }
+    }
+
     /// Passes a request on, or hands it to the engine where it may become a task.
     pub(super) async fn pass(&self, pipe: &Arc<Pipe>, inquiry: Inquiry<'_>) -> Response {
         let asker = Asker {
@@ -119,7 +125,7 @@ impl StatelessFace {
             Ok(state) => state,
             Err(complaint) => return inquiry.addressee.complaint(&complaint),
         };
-        let mut deadline = None;
+        let (mut deadline, mut limits) = (None, CallLimits::default());
         if inquiry.method == method::TOOLS_CALL {
             let weighed = match self.weigh(&inquiry).await {
                 Ok(weighed) => weighed,
@@ -129,7 +135,7 @@ impl StatelessFace {
             if weighed.plan != Plan::Direct && state == State::New {
                 return self.run_call(inquiry, &weighed).await;
             }
-            deadline = Some(weighed.policy.deadline);
+            (deadline, limits) = (Some(weighed.policy.deadline), weighed.policy.limits);
         }
         let signs = self.signs(&inquiry);
         let edits = Edits {
@@ -144,9 +150,11 @@ impl StatelessFace {
             pipe: Arc::clone(pipe),
             method: inquiry.method.to_owned(),
             message: message(&inquiry, state),
-            headers: forwarded(inquiry.headers),
+            headers: repeated(inquiry.headers),
+            forwarded: self.forwarding.of(inquiry.headers),
             edits,
             deadline,
+            limits,
             signs: signs.clone(),
         };
         let addressee = inquiry.addressee.clone();
@@ -223,8 +231,8 @@ fn message(inquiry: &Inquiry<'_>, state: State) -> Bytes {
     }
 }
 
-/// The headers that repeat what the body says, as the client sent them; no other one goes on.
-fn forwarded(all: &HeaderMap) -> HeaderMap {
+/// The headers that repeat what the body says, as the client sent them.
+fn repeated(all: &HeaderMap) -> HeaderMap {
     let repeats = |name: &http::HeaderName| {
         *name == headers::METHOD || *name == headers::NAME || name.as_str().starts_with(PARAM_PREFIX)
     };
@@ -237,9 +245,11 @@ struct Passing {
     method: String,
     message: Bytes,
     headers: HeaderMap,
+    forwarded: Forwarded,
     edits: Edits,
     /// How long a call may run.
     deadline: Option<Duration>,
+    limits: CallLimits,
     /// Progress instead of comments.
     signs: Option<Signs>,
 }
@@ -297,7 +307,7 @@ impl Passing {
         let (slot, timeouts, deadline) = match self.deadline {
             Some(deadline) => {
                 let slot = pipe.slots.acquire(&self.edits.asker.principal, Some(pipe.queue_deadline)).await?;
-                (Some(slot), pipe.call_timeouts, Some(Instant::now() + deadline))
+                (Some(slot), pipe.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
             }
             None => (None, pipe.timeouts, None),
         };
@@ -325,7 +335,8 @@ impl Passing {
     async fn deliver(&self) -> Result<Judged, GatewayFault> {
         let binding = Binding { version: Some(ProtocolVersion::V2026_07_28), ..Binding::default() };
         let verb = Verb::PostWith { message: self.message.clone(), headers: self.headers.clone() };
-        let response = self.pipe.piped.conduit.send(ConduitRequest { binding: binding.clone(), verb }).await?;
+        let request = ConduitRequest { binding: binding.clone(), verb, forwarded: self.forwarded.clone() };
+        let response = self.pipe.piped.conduit.send(request).await?;
         Ok(read::judge(response, &binding).await)
     }
 

@@ -13,7 +13,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::HOST;
 use http::uri::Scheme;
-use http::{HeaderMap, HeaderValue, Request, Response, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::Client;
@@ -27,6 +27,7 @@ use tokio::net::TcpStream;
 use tokio::sync::{Notify, SetOnce};
 use tower::retry::budget::{Budget as _, TpsBudget};
 
+use super::credential::CredentialError;
 use super::post::{Outgoing, Part};
 use super::reply;
 use crate::metric;
@@ -82,6 +83,8 @@ pub enum ClientError {
     Tls(#[from] rustls::Error),
     #[error(transparent)]
     File(#[from] TlsFileError),
+    #[error(transparent)]
+    Credential(#[from] CredentialError),
 }
 
 /// Whom `https` trusts, and as whom it comes. The default trusts the system's roots and comes as nobody.
@@ -99,6 +102,8 @@ pub(crate) struct HttpClient {
     uri: Uri,
     /// What `Host` says over plain HTTP/1.1; elsewhere the connection decides whether there is one.
     host: Option<HeaderValue>,
+    /// What the upstream lets the gateway in for.
+    credential: Option<(HeaderName, HeaderValue)>,
     connect_max: Duration,
     pool: Client<ConnectLimit, OneBody>,
     breaker: Arc<Breaker>,
@@ -146,12 +151,18 @@ impl HttpClient {
         Ok(Self {
             uri,
             host,
+            credential: None,
             connect_max,
             pool,
             breaker: Arc::new(Breaker::new(name)),
             resends: Arc::new(TpsBudget::new(RESENDS_SPAN, RESENDS_PER_SECOND, RESENDS_SHARE)),
             resent: metrics::counter!(metric::UPSTREAM_RESENT, "upstream" => Arc::clone(name)),
         })
+    }
+
+    /// The same client with a header on every request.
+    pub(crate) fn with_credential(self, credential: Option<(HeaderName, HeaderValue)>) -> Self {
+        Self { credential, ..self }
     }
 
     /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes.
@@ -229,6 +240,9 @@ impl HttpClient {
         let mut headers = outgoing.headers();
         if let Some(host) = &self.host {
             headers.insert(HOST, host.clone());
+        }
+        if let Some((name, value)) = &self.credential {
+            headers.insert(name, value.clone());
         }
         *request.headers_mut() = headers;
         request

@@ -49,11 +49,12 @@ impl Conduit for HttpUpstream {
 fn outgoing(request: ConduitRequest) -> Outgoing {
     let Binding { session, version, tasks: _ } = request.binding;
     let credentials = Credentials { session, version };
-    match request.verb {
+    let outgoing = match request.verb {
         Verb::Post(message) => credentials.post(message),
         Verb::Note(message) => credentials.post(message).under_way(),
         Verb::PostWith { message, headers } => credentials.post_with(message, headers),
         Verb::Get { last_event } => credentials.get(last_event.as_ref()),
         Verb::Delete => credentials.delete(),
-    }
+    };
+    outgoing.forwarding(request.forwarded)
 }

@@ -25,7 +25,7 @@ use crate::upstream::conduit::{Binding, Ear, OwnSession};
 use crate::upstream::session::calls::Call;
 use crate::upstream::session::pool::Pool;
 use crate::upstream::session::{Hop, Session, SessionKey};
-use crate::upstream::{BeginError, CallContext, ExchangeEvent, Lost, Timeouts};
+use crate::upstream::{BeginError, CallContext, ExchangeEvent, Forwarded, Lost, Timeouts};
 
 /// How long a call goes without a stream before it is given up (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);
@@ -116,6 +116,7 @@ pub(super) struct Link {
     session: Mutex<Arc<Session>>,
     home: Home,
     timeouts: Timeouts,
+    forwarded: Forwarded,
     pub(super) limits: ReadLimits,
     /// When the call began, and when its time is over where that is known.
     pub(super) began: Instant,
@@ -140,6 +141,7 @@ impl Link {
             session: Mutex::new(session),
             home,
             timeouts: context.timeouts,
+            forwarded: context.forwarded.clone(),
             limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
             began,
             deadline: context.native_task.deadline().and_then(|deadline| began.checked_add(deadline)),
@@ -205,7 +207,7 @@ impl Link {
         message: Bytes,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let head = session.post(message, handed_over);
+        let head = session.post_with(message, self.forwarded.clone(), handed_over);
         let Some(max) = self.timeouts.first_byte else { return head.await };
         tokio::time::timeout(max, head).await.unwrap_or_else(|_| {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };

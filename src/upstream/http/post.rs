@@ -4,6 +4,7 @@ use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
+use crate::upstream::Forwarded;
 use crate::wire::ProtocolVersion;
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -26,18 +27,20 @@ impl Credentials {
 
     /// The same with further headers.
     pub(crate) fn post_with(&self, message: Bytes, further: HeaderMap) -> Outgoing {
-        Outgoing { credentials: self.clone(), verb: Verb::Post { message, further }, part: Part::New }
+        let verb = Verb::Post { message, further };
+        Outgoing { credentials: self.clone(), verb, part: Part::New, forwarded: Forwarded::default() }
     }
 
     /// A stream: the session's own, or the rest of one that gave `last_event`.
     pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> Outgoing {
         let verb = Verb::Get { last_event: last_event.cloned() };
-        Outgoing { credentials: self.clone(), verb, part: Part::UnderWay }
+        Outgoing { credentials: self.clone(), verb, part: Part::UnderWay, forwarded: Forwarded::default() }
     }
 
     /// The end of the session.
     pub(crate) fn delete(&self) -> Outgoing {
-        Outgoing { credentials: self.clone(), verb: Verb::Delete, part: Part::UnderWay }
+        let part = Part::UnderWay;
+        Outgoing { credentials: self.clone(), verb: Verb::Delete, part, forwarded: Forwarded::default() }
     }
 }
 
@@ -47,6 +50,7 @@ pub(crate) struct Outgoing {
     credentials: Credentials,
     verb: Verb,
     part: Part,
+    forwarded: Forwarded,
 }
 
 /// What a request is part of. An upstream that is ill is spared new ones only.
@@ -68,6 +72,11 @@ impl Outgoing {
     /// The same as part of what is there already.
     pub(crate) fn under_way(self) -> Self {
         Self { part: Part::UnderWay, ..self }
+    }
+
+    /// The same with headers of the client's.
+    pub(crate) fn forwarding(self, forwarded: Forwarded) -> Self {
+        Self { forwarded, ..self }
     }
 
     pub(crate) const fn part(&self) -> Part {
@@ -97,6 +106,7 @@ impl Outgoing {
     /// All headers but `Host`, made for one attempt.
     pub(crate) fn headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::with_capacity(8);
+        self.forwarded.add_to(&mut headers);
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("taskgate/", env!("CARGO_PKG_VERSION"))));
         let accept = match &self.verb {

@@ -24,8 +24,8 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{Discover, Era, Eras, era_of_refusal, is_served};
 use crate::upstream::session::{Hop, SessionKey};
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, Listening, NativeTask, News, ResumeToken, ServerFacts, Timeouts,
-    Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Exchange, Forwarded, Listening, NativeTask, News, ResumeToken, ServerFacts,
+    Timeouts, Upstream, UpstreamRequest,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -92,6 +92,7 @@ impl Discover for StatelessUpstream {
             native_task: NativeTask::Never,
             timeouts: Timeouts::default(),
             result_bytes_max: DISCOVER_BYTES_MAX,
+            forwarded: Forwarded::default(),
         };
         match self.ask_facts(&context).await {
             Ok(_) => Some(Era::Stateless),

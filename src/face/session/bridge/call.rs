@@ -28,6 +28,7 @@ use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::pipe::tool_of;
 use crate::face::rewrite;
 use crate::face::rising::Rising;
+use crate::face::sized;
 use crate::metric;
 use crate::task::{Executed, Failure, GatewayFault, Maker, Outcome, Plan, Principal, Reason};
 use crate::upstream::{NativeTask, Upstream, UpstreamRequest};
@@ -114,6 +115,9 @@ pub(in crate::face::session) fn begin_on(
         Params::Object(params) => Some(params),
         Params::Other(_) => return Err(complain(&Complaint::Params(Cow::Borrowed("params must be an object")))),
     };
+    if let Some((tool, params)) = tool.as_deref().zip(params) {
+        sized::check(&shared.served.rules, tool, params).map_err(|complaint| complain(&complaint))?;
+    }
     let entered = shared.desk.enter(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
     counter.increment(1);
@@ -144,7 +148,9 @@ pub(in crate::face::session) fn begin_on(
         support: shared.tasks.support(session),
         speech: way.speech,
     };
-    let call = shared.served.engine.call(driver.spec(&way.upstream, &client, params, (tool, caller)));
+    let mut spec = driver.spec(&way.upstream, &client, params, (tool, caller));
+    spec.context.forwarded = session.forwarded.clone();
+    let call = shared.served.engine.call(spec);
     let stop = shared.served.life.stop.clone();
     let driving = async move { driver.run(call).await };
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
@@ -194,7 +200,7 @@ impl Driver {
         let tool = tool.unwrap_or_default();
         let policy = if is_tool { served.rules.policy_of(&tool) } else { served.rules.default.clone() };
         let (timeouts, bytes_max) = match is_tool {
-            true => (served.call_timeouts, policy.result_bytes_max),
+            true => (served.call_timeouts.of_tool(policy.limits), policy.result_bytes_max),
             false => (served.timeouts, served.edited_bytes_max),
         };
         let mut context = client.context(&caller.principal, timeouts, bytes_max);

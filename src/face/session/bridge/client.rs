@@ -6,7 +6,7 @@ use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::reintroduction::client_capabilities;
 use crate::engine::{Askable, Questions};
 use crate::task::Principal;
-use crate::upstream::{CallContext, ClientFacts, NativeTask, Timeouts};
+use crate::upstream::{CallContext, ClientFacts, Forwarded, NativeTask, Timeouts};
 use crate::wire::meta::CLIENT_CAPABILITIES;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion};
@@ -42,6 +42,7 @@ impl Client {
             timeouts,
             result_bytes_max,
             native_task: NativeTask::Never,
+            forwarded: Forwarded::default(),
         }
     }
 

@@ -11,6 +11,7 @@ use crate::face::pipe::edit::{edited_event, edited_events};
 use crate::face::session::Shared;
 use crate::face::session::sessions::Session;
 use crate::metric;
+use crate::upstream::Forwarded;
 use crate::upstream::conduit::{ConduitBody, ConduitRequest, Fit, Verb};
 use crate::wire::framing::{EventGate, Primers, Whole};
 use crate::wire::{Message, Payload, Request, RpcError, ScanLimits, envelope, fault, method};
@@ -93,7 +94,7 @@ impl Shared {
         let binding = self.sessions.binding(session);
         let (shared, stop) = (Arc::clone(self), self.served.life.stop.clone());
         let refusing = async move {
-            let request = ConduitRequest { binding, verb: Verb::Post(message) };
+            let request = ConduitRequest { binding, verb: Verb::Post(message), forwarded: Forwarded::default() };
             let _ = tokio::time::timeout(super::LOOK_MAX, shared.served.conduit.send(request)).await;
         };
         self.served.life.tracker.spawn(stop.run_until_cancelled_owned(refusing));

@@ -17,7 +17,7 @@ use crate::upstream::http::reply::{self, Addressee, Break, EventStream, ReadLimi
 use crate::upstream::http::token;
 use crate::upstream::mirrored::{self, Annotations, Mirrored};
 use crate::upstream::session::{Hop, route};
-use crate::upstream::{CallContext, ExchangeEvent, Lost};
+use crate::upstream::{CallContext, ExchangeEvent, Forwarded, Lost};
 use crate::wire::fault::HEADER_MISMATCH;
 use crate::wire::meta::{
     CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION,
@@ -120,6 +120,7 @@ pub(super) struct Line {
     capabilities: Payload,
     log_level: Option<Arc<str>>,
     first_byte: Option<Duration>,
+    forwarded: Forwarded,
     limits: ReadLimits,
 }
 
@@ -132,6 +133,7 @@ impl Line {
             capabilities: with_extension(&context.client.capabilities),
             log_level: context.log_level.clone(),
             first_byte: context.timeouts.first_byte,
+            forwarded: context.forwarded.clone(),
             limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
         }
     }
@@ -243,7 +245,7 @@ impl Line {
         let headers = self.headers(&said.method, &params);
         let message = envelope::request(id, &said.method, Some(params.payload()));
         let version = Some(ProtocolVersion::V2026_07_28);
-        Credentials { session: None, version }.post_with(message, headers)
+        Credentials { session: None, version }.post_with(message, headers).forwarding(self.forwarded.clone())
     }
 
     /// The params with the metadata that every request carries. What the other hop said is gone already.

@@ -1,0 +1,51 @@
+//! What goes to an upstream in headers: its own credential, and what clients sent.
+
+use std::path::PathBuf;
+
+use http::{HeaderName, HeaderValue};
+
+use super::super::error::Place;
+use super::super::section::{Placed, Section};
+use super::super::value::{CREDENTIAL_HEADER, FORWARDED_HEADER, KEY_FILE, SECRET};
+
+#[derive(Debug, Default)]
+pub(in crate::config) struct RawEdges {
+    /// `None` where the table is not written.
+    pub(in crate::config) auth: Option<RawCredential>,
+    pub(in crate::config) forward_headers: Vec<HeaderName>,
+    pub(in crate::config) forward_authorization: Option<Placed<bool>>,
+}
+
+/// One credential; that it is written in one way and no other is seen to when it is resolved.
+#[derive(Debug)]
+pub(in crate::config) struct RawCredential {
+    pub(in crate::config) place: Place,
+    pub(in crate::config) authorization: Option<Placed<HeaderValue>>,
+    pub(in crate::config) header: Option<Placed<HeaderName>>,
+    pub(in crate::config) value: Option<Placed<HeaderValue>>,
+    pub(in crate::config) value_file: Option<Placed<PathBuf>>,
+    /// Whether a secret stands in the file itself and not in the environment.
+    pub(in crate::config) is_inline: bool,
+}
+
+pub(super) fn read(upstream: &mut Section<'_, '_>) -> RawEdges {
+    let forward_headers = upstream.read_all("forward_headers", &FORWARDED_HEADER);
+    let forward_authorization = upstream.flag("forward_authorization");
+    let mut section = upstream.section("auth");
+    let is_written = section.is_written();
+    let inline = |section: &Section<'_, '_>, key| !section.has_variable(key);
+    let (authorization_inline, value_inline) = (inline(&section, "authorization"), inline(&section, "value"));
+    let credential = RawCredential {
+        place: section.place(),
+        authorization: section.read("authorization", &SECRET),
+        header: section.read("header", &CREDENTIAL_HEADER),
+        value: section.read("value", &SECRET),
+        value_file: section.read("value_file", &KEY_FILE),
+        is_inline: false,
+    };
+    section.close();
+    let is_inline =
+        (credential.authorization.is_some() && authorization_inline) || (credential.value.is_some() && value_inline);
+    let auth = is_written.then_some(RawCredential { is_inline, ..credential });
+    RawEdges { auth, forward_headers, forward_authorization }
+}

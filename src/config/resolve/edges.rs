@@ -1,0 +1,66 @@
+//! What goes to an upstream in headers: one credential, written in one way, and what clients sent.
+
+use http::header::AUTHORIZATION;
+
+use super::super::error::Report;
+use super::super::raw::{RawCredential, RawUpstream};
+use super::value_or;
+use crate::upstream::Forwarding;
+use crate::upstream::http::credential::{Credential, CredentialSource};
+
+/// The upstream's own credential, if it has one.
+pub(super) fn credential(raw: &RawUpstream, report: &mut Report) -> Option<Credential> {
+    let auth = raw.edges.auth.as_ref()?;
+    let table = &auth.place.key;
+    let keys = ["authorization", "header", "value", "value_file"];
+    let is_blamed = keys.iter().any(|key| report.blames(&format!("{table}.{key}")));
+    warn_of_inline(auth, report);
+    let known = |value: &http::HeaderValue| CredentialSource::Known(value.clone());
+    let found = match (&auth.authorization, &auth.header, &auth.value, &auth.value_file) {
+        (Some(value), None, None, None) => Some((AUTHORIZATION, known(&value.value))),
+        (None, Some(header), Some(value), None) => Some((header.value.clone(), known(&value.value))),
+        (None, Some(header), None, Some(file)) => {
+            Some((header.value.clone(), CredentialSource::File(file.value.clone())))
+        }
+        _ => None,
+    };
+    if found.is_none() && !is_blamed {
+        let message = "needs `authorization` alone, or `header` with either `value` or `value_file`";
+        report.mistake(&auth.place, message);
+    }
+    let (header, source) = found?;
+    if let Some(place) = auth.header.as_ref().map(|header| &header.place)
+        && raw.edges.forward_headers.contains(&header)
+    {
+        report.mistake(place, "is in `forward_headers`, too: clients could not send what the upstream looks at");
+    }
+    Some(Credential { header, source })
+}
+
+fn warn_of_inline(auth: &RawCredential, report: &mut Report) {
+    let written = [&auth.authorization, &auth.value].into_iter().flatten().next();
+    if let Some(written) = written.filter(|_| auth.is_inline) {
+        let message = "the secret itself stands in this file; write it as \"${VAR}\", or name a `value_file`";
+        report.warning(&written.place, message);
+    }
+}
+
+/// Which headers of clients go on.
+pub(super) fn forwarding(raw: &RawUpstream, asks_for_keys: bool, report: &mut Report) -> Forwarding {
+    let edges = &raw.edges;
+    let authorization = edges.forward_authorization.as_ref().filter(|written| written.value);
+    let own = edges.auth.as_ref();
+    let has_own = own.is_some_and(|auth| {
+        auth.authorization.is_some() || auth.header.as_ref().is_some_and(|header| header.value == AUTHORIZATION)
+    });
+    if let Some(written) = authorization {
+        if has_own {
+            report.mistake(&written.place, "the table `auth` fills the same header; leave one of them out");
+        }
+        if asks_for_keys {
+            let message = "clients send their keys of this gateway in that header, and the upstream would learn them";
+            report.warning(&written.place, message);
+        }
+    }
+    Forwarding::new(edges.forward_headers.clone(), value_or(edges.forward_authorization.as_ref(), false))
+}

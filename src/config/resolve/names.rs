@@ -1,0 +1,64 @@
+//! By which names clients know the tools of one upstream.
+
+use wildmatch::WildMatch;
+
+use super::super::error::Report;
+use super::super::raw::RawTool;
+use super::super::section::Placed;
+use super::value_or;
+use crate::task::{NamePattern, Naming, ToolNames};
+
+/// Decides, and refuses what would be ambiguous.
+pub(super) fn resolve(tools: &[RawTool], report: &mut Report) -> ToolNames {
+    let mut rules = Vec::new();
+    let mut given: Vec<(NamePattern, usize)> = Vec::new();
+    for tool in tools {
+        let Some(pattern) = &tool.pattern else { continue };
+        let is_hidden = value_or(tool.hide.as_ref(), false);
+        let naming = match &tool.rename {
+            Some(rename) if is_hidden => {
+                report.mistake(&rename.place, "the tool is hidden as well; leave out `hide` or `rename`");
+                Naming::Hidden
+            }
+            Some(rename) => renamed(pattern, rename, &mut given, report),
+            None if is_hidden => Naming::Hidden,
+            None => Naming::Kept,
+        };
+        rules.push((WildMatch::new(&pattern.value), naming));
+    }
+    ToolNames::new(rules)
+}
+
+fn renamed(
+    pattern: &Placed<String>,
+    rename: &Placed<String>,
+    given: &mut Vec<(NamePattern, usize)>,
+    report: &mut Report,
+) -> Naming {
+    let Some(from) = NamePattern::parse(&pattern.value) else {
+        let message = "`match` has more than one *, or a ?, so nobody can tell what becomes of it; write one * at most";
+        report.mistake(&rename.place, message);
+        return Naming::Kept;
+    };
+    // Read as a name already.
+    let Some(to) = NamePattern::parse(&rename.value) else { return Naming::Kept };
+    if from.has_star() != to.has_star() {
+        let message = match to.has_star() {
+            true => "has a *, but `match` has none; write the whole name",
+            false => "has no *, so all tools that fit `match` would have this one name; write a * in both or in none",
+        };
+        report.mistake(&rename.place, message);
+        return Naming::Kept;
+    }
+    if let Some((_, line)) = given.iter().find(|(other, _)| other.overlaps(&to)) {
+        let message = format!("line {line} can give the same name to another tool; let the names differ");
+        report.mistake(&rename.place, message);
+    }
+    if to.is_any() && !from.is_any() {
+        let message =
+            "takes every name: tools that do not fit `match` are hidden, but for those that a block above names";
+        report.warning(&rename.place, message);
+    }
+    given.push((to.clone(), rename.place.line));
+    Naming::Renamed { from, to }
+}

@@ -1,0 +1,377 @@
+//! The names that clients see, in front of an upstream that knows other ones.
+//!
+//! It stands between all faces and the upstream: above it a tool has the name that clients see, be it in lists,
+//! policies, tasks or tokens; below it the upstream's own. Where no tool is hidden or renamed, it is not there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use tokio::sync::broadcast;
+
+use super::headers;
+use super::http::full_body;
+use super::pipe::edit::{edited_event, edited_events};
+use super::pipe::read;
+use crate::dialect::Complaint;
+use crate::dialect::subscriptions::Wishes;
+use crate::task::{Executed, GatewayFault, Reason, ShownAs, ToolNames};
+use crate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, Content, OwnSession, Verb};
+use crate::upstream::mirrored::encode;
+use crate::upstream::{
+    Answer, BeginError, CallContext, Era, Exchange, ExchangeEvent, Listening, Lost, News, ResumeToken, ServerFacts,
+    Upstream, UpstreamRequest,
+};
+use crate::wire::envelope::{Request, is_batch, split_batch};
+use crate::wire::framing::{EventGate, Primers, Whole};
+use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method};
+
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+
+/// The names of one upstream's tools, on the way to it and back.
+#[derive(Debug)]
+pub struct Namer {
+    names: ToolNames,
+    upstream: Arc<str>,
+    /// Largest list that is edited.
+    bytes_max: usize,
+    /// Whether the log has it that two tools would have one name.
+    has_warned: AtomicBool,
+}
+
+/// What becomes of the call of a tool.
+enum Called {
+    /// Its params with the upstream's own name.
+    As(String, Payload),
+    /// There is no tool of this name.
+    Unknown,
+    /// Its params as they are: the name is the upstream's own, or there is none, and the upstream says so.
+    AsItIs,
+}
+
+impl Namer {
+    /// `None` where every tool has its own name: nothing is in the way then.
+    #[must_use]
+    pub fn new(names: ToolNames, upstream: Arc<str>, bytes_max: usize) -> Option<Arc<Self>> {
+        let is_needed = !names.are_kept();
+        is_needed.then(|| Arc::new(Self { names, upstream, bytes_max, has_warned: AtomicBool::new(false) }))
+    }
+
+    /// The upstream as clients know it.
+    #[must_use]
+    pub fn upstream(namer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
+        match namer {
+            Some(namer) => Arc::new(NamedUpstream { inner, namer: Arc::clone(namer) }),
+            None => inner,
+        }
+    }
+
+    /// The same for what is passed on as it came.
+    #[must_use]
+    pub fn conduit(namer: Option<&Arc<Self>>, inner: Arc<dyn Conduit>) -> Arc<dyn Conduit> {
+        match namer {
+            Some(namer) => Arc::new(NamedConduit { inner, namer: Arc::clone(namer) }),
+            None => inner,
+        }
+    }
+
+    fn called(&self, params: Option<&Object>) -> Called {
+        let Some((params, name)) = params.and_then(|params| Some((params, params.get_string("name")?))) else {
+            return Called::AsItIs;
+        };
+        match self.names.own(&name) {
+            Some(own) if *own == *name => Called::AsItIs,
+            Some(own) => {
+                let renamed = params.edit().set("name", Payload::of(&*own)).finish();
+                Called::As(own.into_owned(), renamed)
+            }
+            None => Called::Unknown,
+        }
+    }
+
+    /// The result of `tools/list` as clients see it; `None` where nothing is to be changed.
+    fn listed(&self, result: &Object) -> Option<Payload> {
+        let tools = result.get("tools")?;
+        let mut changed = false;
+        let mut shown = Vec::new();
+        for tool in tools.items() {
+            let object = Object::of(&tool);
+            let own = object.as_ref().and_then(|object| object.get_string("name"));
+            match (object, own.as_deref().map(|own| self.names.shown(own))) {
+                (Some(object), Some(ShownAs::Name(name))) if own.as_deref() != Some(&*name) => {
+                    changed = true;
+                    shown.push(object.edit().set("name", Payload::of(&*name)).finish());
+                }
+                (_, Some(ShownAs::Nothing)) => changed = true,
+                (_, Some(ShownAs::Taken(name))) => {
+                    changed = true;
+                    self.warn(own.as_deref().unwrap_or_default(), &name);
+                }
+                (_, Some(ShownAs::Name(_)) | None) => shown.push(tool),
+            }
+        }
+        changed.then(|| result.edit().set("tools", Payload::of(&shown)).finish())
+    }
+
+    /// Once in the life of an upstream: lists are read often.
+    fn warn(&self, tool: &str, name: &str) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(upstream = %self.upstream, tool, name, "a tool is hidden, as its name stands for another tool");
+        }
+    }
+
+    /// A message as clients see it, if it is a tool list.
+    fn message(&self, text: Bytes) -> Bytes {
+        if is_batch(&text) {
+            let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else { return text };
+            let edited: Vec<Bytes> = messages.iter().map(|message| self.message(message.clone())).collect();
+            return if edited == messages { text } else { [b"[", edited.join(&b',').as_slice(), b"]"].concat().into() };
+        }
+        let Ok(Message::Response(response)) = envelope::read(&text, ScanLimits::UPSTREAM) else { return text };
+        match (response.id, response.result.as_ref().and_then(|result| self.listed(result))) {
+            (Some(id), Some(listed)) => envelope::result(&id, &listed),
+            (Some(_) | None, _) => text,
+        }
+    }
+
+    /// An answer that is a tool list, or a stream that may hold one.
+    async fn answer(self: Arc<Self>, response: ConduitResponse) -> Result<ConduitResponse, GatewayFault> {
+        if !response.status.is_success() {
+            return Ok(response);
+        }
+        match response.content {
+            Content::Json => {
+                let text = read::whole(response.body, self.bytes_max).await?;
+                Ok(ConduitResponse { body: full_body(self.message(text)), ..response })
+            }
+            Content::Events => {
+                let gate = EventGate::new(Primers::Pass, Whole::Messages, self.bytes_max);
+                let edit = move |event: Bytes| edited_event(event, |text| vec![self.message(text)]);
+                Ok(ConduitResponse { body: edited_events(response.body, gate, edit), ..response })
+            }
+            Content::Other => Ok(response),
+        }
+    }
+}
+
+fn unknown_tool() -> RpcError {
+    Complaint::UnknownTool.to_error(ProtocolVersion::NEWEST_SESSION)
+}
+
+/// An upstream whose tools have other names.
+#[derive(Debug)]
+struct NamedUpstream {
+    inner: Arc<dyn Upstream>,
+    namer: Arc<Namer>,
+}
+
+#[async_trait]
+impl Upstream for NamedUpstream {
+    fn name(&self) -> &Arc<str> {
+        self.inner.name()
+    }
+
+    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        self.inner.facts(context).await
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        match &*request.method {
+            method::TOOLS_CALL => match self.namer.called(request.params.as_ref().and_then(Object::of).as_ref()) {
+                Called::As(_, params) => {
+                    self.inner.begin(UpstreamRequest { params: Some(params), ..request }, context).await
+                }
+                Called::AsItIs => self.inner.begin(request, context).await,
+                Called::Unknown => Ok(Box::new(Refused)),
+            },
+            method::TOOLS_LIST => {
+                let inner = self.inner.begin(request, context).await?;
+                Ok(Box::new(Listing { inner, namer: Arc::clone(&self.namer) }))
+            }
+            _ => self.inner.begin(request, context).await,
+        }
+    }
+
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        self.inner.resume(token, context).await
+    }
+
+    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+        self.inner.notifications(context).await
+    }
+
+    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
+        self.inner.listen(context, wishes).await
+    }
+
+    async fn era(&self) -> Era {
+        self.inner.era().await
+    }
+
+    fn doubt_era(&self) {
+        self.inner.doubt_era();
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// The call of a tool that clients do not know: nothing is sent.
+struct Refused;
+
+#[async_trait]
+impl Exchange for Refused {
+    async fn next(&mut self) -> ExchangeEvent {
+        ExchangeEvent::Faulted(unknown_tool())
+    }
+
+    async fn answer(&mut self, _: &Payload, _: Answer) -> Result<(), Lost> {
+        Ok(())
+    }
+
+    async fn cancel(&mut self, _: &str) {}
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        None
+    }
+}
+
+/// The request for a tool list.
+struct Listing {
+    inner: Box<dyn Exchange>,
+    namer: Arc<Namer>,
+}
+
+#[async_trait]
+impl Exchange for Listing {
+    async fn next(&mut self) -> ExchangeEvent {
+        let event = self.inner.next().await;
+        let ExchangeEvent::Returned(result) = &event else { return event };
+        let listed = Object::of(result).and_then(|object| self.namer.listed(&object));
+        listed.map_or(event, ExchangeEvent::Returned)
+    }
+
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+        self.inner.answer(ask, answer).await
+    }
+
+    async fn cancel(&mut self, reason: &str) {
+        self.inner.cancel(reason).await;
+    }
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        self.inner.resume_token()
+    }
+}
+
+/// Raw access to an upstream whose tools have other names.
+#[derive(Debug)]
+struct NamedConduit {
+    inner: Arc<dyn Conduit>,
+    namer: Arc<Namer>,
+}
+
+/// A message of a client on its way.
+enum Going {
+    /// As it came.
+    On(Bytes),
+    /// Under another name.
+    Renamed(String, Bytes),
+    /// To no tool.
+    Nowhere(RequestId),
+    /// A tool list is wanted.
+    ForList(Bytes),
+}
+
+impl NamedConduit {
+    fn going(&self, bytes: Bytes) -> Result<Going, GatewayFault> {
+        // Whatever is sent here was read before.
+        let unreadable = |_| GatewayFault::new(Reason::Internal, Executed::No);
+        let Message::Request(request) = envelope::read(&bytes, ScanLimits::CLIENT).map_err(unreadable)? else {
+            return Ok(Going::On(bytes));
+        };
+        Ok(match request.method.as_str() {
+            method::TOOLS_LIST => Going::ForList(bytes),
+            method::TOOLS_CALL => self.call(&request, bytes),
+            _ => Going::On(bytes),
+        })
+    }
+
+    fn call(&self, request: &Request, bytes: Bytes) -> Going {
+        match self.namer.called(request.params.object()) {
+            Called::As(own, params) => {
+                Going::Renamed(own, envelope::request(&request.id, &request.method, Some(&params)))
+            }
+            Called::AsItIs => Going::On(bytes),
+            Called::Unknown => Going::Nowhere(request.id.clone()),
+        }
+    }
+}
+
+#[async_trait]
+impl Conduit for NamedConduit {
+    fn name(&self) -> &Arc<str> {
+        self.inner.name()
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        self.inner.version_for(client)
+    }
+
+    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion> {
+        self.inner.version_after(asked, refusal)
+    }
+
+    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+        let (message, mut all) = match request.verb {
+            Verb::Post(message) => (message, None),
+            Verb::PostWith { message, headers } => (message, Some(headers)),
+            // The rest of a stream may hold a list.
+            Verb::Get { last_event: Some(event) } => {
+                let verb = Verb::Get { last_event: Some(event) };
+                let response = self.inner.send(ConduitRequest { verb, ..request }).await?;
+                return Arc::clone(&self.namer).answer(response).await;
+            }
+            verb @ (Verb::Note(_) | Verb::Get { last_event: None } | Verb::Delete) => {
+                return self.inner.send(ConduitRequest { verb, ..request }).await;
+            }
+        };
+        let verb = |message, all: Option<HeaderMap>| match all {
+            Some(headers) => Verb::PostWith { message, headers },
+            None => Verb::Post(message),
+        };
+        match self.going(message)? {
+            Going::On(message) => self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await,
+            Going::Renamed(own, message) => {
+                // What a balancer sees must be what is run.
+                if let Some((all, own)) = all.as_mut().zip(encode(&own)) {
+                    all.insert(headers::NAME, own);
+                }
+                self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await
+            }
+            Going::Nowhere(id) => Ok(refusal(&id)),
+            Going::ForList(message) => {
+                let response = self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await?;
+                Arc::clone(&self.namer).answer(response).await
+            }
+        }
+    }
+
+    fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+        Namer::upstream(Some(&self.namer), self.inner.bound(own))
+    }
+}
+
+fn refusal(id: &RequestId) -> ConduitResponse {
+    ConduitResponse {
+        status: StatusCode::OK,
+        content: Content::Json,
+        retry_after: None,
+        session: None,
+        body: full_body(envelope::error(Some(id), &unknown_tool())),
+    }
+}

@@ -1,0 +1,35 @@
+//! Whether the arguments of a call are small enough for their tool.
+
+use std::borrow::Cow;
+
+use crate::dialect::Complaint;
+use crate::task::ToolRules;
+use crate::wire::envelope::Request;
+use crate::wire::{Object, method};
+
+/// Compares the arguments, as they are written, with what the operator allows.
+///
+/// # Errors
+/// [`Complaint::Params`] that names the member.
+pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), Complaint> {
+    let Some(max) = rules.limits_of(tool).arguments_bytes_max else { return Ok(()) };
+    match params.get("arguments") {
+        Some(arguments) if arguments.len() > max => {
+            let what = format!("arguments are larger than {max} bytes, the most that this tool takes");
+            Err(Complaint::Params(Cow::Owned(what)))
+        }
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// The same for a request, if it is a call. One of which nobody can tell the tool is refused elsewhere.
+///
+/// # Errors
+/// As [`check`].
+pub(super) fn check_call(rules: &ToolRules, request: &Request) -> Result<(), Complaint> {
+    let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
+    match params.and_then(|params| Some((params.get_str("name")?, params))) {
+        Some((tool, params)) => check(rules, &tool, params),
+        None => Ok(()),
+    }
+}

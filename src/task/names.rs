@@ -1,0 +1,241 @@
+//! By which names clients know an upstream's tools.
+//!
+//! Names are worked out from the rules alone, never from a list: whoever lists tools and whoever calls one agree, on
+//! every page and in every process.
+
+use std::borrow::Cow;
+
+use wildmatch::WildMatch;
+
+/// A name with at most one `*` in it, which stands for any text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NamePattern {
+    head: Box<str>,
+    /// What follows the star; `None` without one.
+    tail: Option<Box<str>>,
+}
+
+impl NamePattern {
+    /// `None` for a text with two stars or with a `?`, of which nobody could tell what is carried over.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let (head, tail) = match text.split_once('*') {
+            Some((head, tail)) => (head, Some(tail)),
+            None => (text, None),
+        };
+        let is_odd = text.is_empty() || text.contains('?') || tail.is_some_and(|tail| tail.contains('*'));
+        (!is_odd).then(|| Self { head: head.into(), tail: tail.map(Box::from) })
+    }
+
+    #[must_use]
+    pub const fn has_star(&self) -> bool {
+        self.tail.is_some()
+    }
+
+    /// Whether it is a star and nothing else.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        self.head.is_empty() && self.tail.as_deref() == Some("")
+    }
+
+    /// Whether some name fits both.
+    #[must_use]
+    pub fn overlaps(&self, other: &Self) -> bool {
+        match (&self.tail, &other.tail) {
+            (None, _) => other.held(&self.head).is_some(),
+            (_, None) => self.held(&other.head).is_some(),
+            (Some(one), Some(two)) => {
+                let heads = self.head.starts_with(&*other.head) || other.head.starts_with(&*self.head);
+                heads && (one.ends_with(&**two) || two.ends_with(&**one))
+            }
+        }
+    }
+
+    /// What the star stands for in a name that fits.
+    fn held<'n>(&self, name: &'n str) -> Option<&'n str> {
+        match &self.tail {
+            Some(tail) => name.strip_prefix(&*self.head)?.strip_suffix(&**tail),
+            None => (*name == *self.head).then_some(""),
+        }
+    }
+
+    fn filled(&self, held: &str) -> String {
+        [&self.head, held, self.tail.as_deref().unwrap_or_default()].concat()
+    }
+}
+
+/// What a rule does to the names that it is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// Clients see the upstream's own name.
+    Kept,
+    /// Clients see no such tool.
+    Hidden,
+    /// What the star of `from` stands for takes the place of the star of `to`. Both have one or none has.
+    Renamed { from: NamePattern, to: NamePattern },
+}
+
+/// How a tool of the upstream is shown.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ShownAs<'n> {
+    Name(Cow<'n, str>),
+    /// The operator wants it hidden.
+    Nothing,
+    /// Its name stands for another tool.
+    Taken(Cow<'n, str>),
+}
+
+/// The rules of one upstream, by the upstream's own names: the first that fits decides.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ToolNames {
+    rules: Vec<(WildMatch, Naming)>,
+}
+
+impl ToolNames {
+    /// Rules that keep every name are none.
+    #[must_use]
+    pub fn new(rules: Vec<(WildMatch, Naming)>) -> Self {
+        match rules.iter().all(|(_, naming)| *naming == Naming::Kept) {
+            true => Self::default(),
+            false => Self { rules },
+        }
+    }
+
+    /// Whether every tool has its own name, and none is hidden.
+    #[must_use]
+    pub const fn are_kept(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// How the upstream's tool `own` is shown.
+    #[must_use]
+    pub fn shown<'n>(&self, own: &'n str) -> ShownAs<'n> {
+        match self.named(own) {
+            None => ShownAs::Nothing,
+            Some(name) if self.own(&name).as_deref() == Some(own) => ShownAs::Name(name),
+            Some(name) => ShownAs::Taken(name),
+        }
+    }
+
+    /// The upstream's own name of the tool that clients know as `shown`; `None` if they know of none by that name.
+    ///
+    /// A name that several tools could have is that of the first rule which gives it or keeps it.
+    #[must_use]
+    pub fn own<'n>(&self, shown: &'n str) -> Option<Cow<'n, str>> {
+        let leads_here = |own: &str| self.named(own).as_deref() == Some(shown);
+        for (pattern, naming) in &self.rules {
+            let own = match naming {
+                Naming::Kept if pattern.matches(shown) => Cow::Borrowed(shown),
+                Naming::Renamed { from, to } => match to.held(shown) {
+                    Some(held) => Cow::Owned(from.filled(held)),
+                    None => continue,
+                },
+                Naming::Kept | Naming::Hidden => continue,
+            };
+            if leads_here(&own) {
+                return Some(own);
+            }
+        }
+        leads_here(shown).then_some(Cow::Borrowed(shown))
+    }
+
+    fn named<'n>(&self, own: &'n str) -> Option<Cow<'n, str>> {
+        match self.rules.iter().find(|(pattern, _)| pattern.matches(own)).map(|(_, naming)| naming) {
+            None | Some(Naming::Kept) => Some(Cow::Borrowed(own)),
+            Some(Naming::Hidden) => None,
+            // A tool without a name could not be called.
+            Some(Naming::Renamed { from, to }) => {
+                from.held(own).map(|held| Cow::Owned(to.filled(held))).filter(|name: &Cow<'_, str>| !name.is_empty())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `pattern`, `-` for hidden, `=` for kept, else the new name.
+    fn names(rules: &[(&str, &str)]) -> ToolNames {
+        let rule = |(from, to): &(&str, &str)| {
+            let naming = match *to {
+                "-" => Naming::Hidden,
+                "=" => Naming::Kept,
+                to => Naming::Renamed { from: NamePattern::parse(from).unwrap(), to: NamePattern::parse(to).unwrap() },
+            };
+            (WildMatch::new(from), naming)
+        };
+        ToolNames::new(rules.iter().map(rule).collect())
+    }
+
+    #[test]
+    fn every_name_leads_to_its_tool_and_back() {
+        let plain: &[(&str, &str)] = &[];
+        for (rules, own, shown) in [
+            (plain, "greet", Some("greet")),
+            (&[("generate_*", "make_*")], "generate_report", Some("make_report")),
+            (&[("generate_*", "make_*")], "generate_", Some("make_")),
+            (&[("generate_*", "make_*")], "greet", Some("greet")),
+            (&[("greet", "hello")], "greet", Some("hello")),
+            (&[("*_v2", "*")], "search_v2", Some("search")),
+            (&[("*", "files.*")], "read", Some("files.read")),
+            (&[("a*b", "c*d")], "ab", Some("cd")),
+            (&[("a*a", "x*")], "a", Some("a")),
+            (&[("admin_*", "-")], "admin_drop", None),
+            (&[("admin_*", "-")], "greet", Some("greet")),
+            (&[("admin_list", "="), ("admin_*", "-")], "admin_list", Some("admin_list")),
+            (&[("a", "b"), ("b", "c")], "a", Some("b")),
+            (&[("a", "b"), ("b", "c")], "b", Some("c")),
+            (&[("a", "b"), ("b", "a")], "a", Some("b")),
+            (&[("x_*", "*")], "x_", None),
+            (&[("größe_*", "maß_*")], "größe_ä", Some("maß_ä")),
+        ] {
+            let names = names(rules);
+            let found = match names.shown(own) {
+                ShownAs::Name(name) => Some(name.into_owned()),
+                ShownAs::Nothing | ShownAs::Taken(_) => None,
+            };
+            assert_eq!(found.as_deref(), shown, "{rules:?} {own}");
+            match shown {
+                Some(shown) => assert_eq!(names.own(shown).as_deref(), Some(own), "{rules:?} {own}"),
+                // Another tool may be known by that name.
+                None => assert_ne!(names.own(own).as_deref(), Some(own), "{rules:?} {own}"),
+            }
+        }
+    }
+
+    #[test]
+    fn a_name_that_two_tools_could_have_is_that_of_the_first_rule() {
+        let renamed = names(&[("generate_*", "make_*")]);
+        assert_eq!(renamed.own("make_it").as_deref(), Some("generate_it"));
+        assert_eq!(renamed.shown("make_it"), ShownAs::Taken(Cow::Borrowed("make_it")));
+        let kept = names(&[("make_it", "="), ("generate_*", "make_*")]);
+        assert_eq!(kept.own("make_it").as_deref(), Some("make_it"));
+        assert_eq!(kept.shown("generate_it"), ShownAs::Taken(Cow::Borrowed("make_it")));
+        // A name that was given away is nobody's.
+        assert_eq!(renamed.own("generate_it"), None);
+    }
+
+    #[test]
+    fn patterns_have_one_star_and_overlap_where_a_name_fits_both() {
+        for odd in ["", "a*b*", "a?", "**"] {
+            assert_eq!(NamePattern::parse(odd), None, "{odd:?}");
+        }
+        for (one, two, overlap) in [
+            ("a", "a", true),
+            ("a", "b", false),
+            ("a*", "ab", true),
+            ("a*", "b", false),
+            ("a*", "ab*", true),
+            ("a*", "b*", false),
+            ("a*x", "a*y", false),
+            ("a*x", "*x", true),
+            ("ab*ba", "aba", false),
+            ("*", "anything", true),
+        ] {
+            let (one, two) = (NamePattern::parse(one).unwrap(), NamePattern::parse(two).unwrap());
+            assert_eq!(one.overlaps(&two), overlap, "{one:?} {two:?}");
+            assert_eq!(two.overlaps(&one), overlap, "{two:?} {one:?}");
+        }
+    }
+}

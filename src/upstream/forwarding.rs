@@ -1,0 +1,137 @@
+//! Headers of a client that go on to the upstream: those that the operator names, and no others (T04, T08).
+
+use std::fmt;
+use std::sync::Arc;
+
+use http::header::{AUTHORIZATION, HeaderMap, HeaderName};
+
+/// Names that mean something on one hop alone, to the protocol, or to whoever checks who comes.
+const NEVER: [&str; 23] = [
+    "accept",
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "cookie",
+    "cookie2",
+    "dpop",
+    "expect",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "last-event-id",
+    "origin",
+    "proxy-connection",
+    "set-cookie",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "user-agent",
+];
+const NEVER_BEGUN_WITH: [&str; 4] = ["mcp-", "proxy-", "sec-", "access-control-"];
+
+/// Whether a header of clients may be passed on by name.
+#[must_use]
+pub fn may_be_forwarded(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    !NEVER.contains(&name) && !NEVER_BEGUN_WITH.iter().any(|begin| name.starts_with(begin))
+}
+
+/// Which headers of clients go on to one upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Forwarding {
+    names: Arc<[HeaderName]>,
+}
+
+impl Forwarding {
+    /// `authorization` says that gateway and server are one resource, so that what is meant for one is for the other.
+    #[must_use]
+    pub fn new(mut names: Vec<HeaderName>, authorization: bool) -> Self {
+        names.retain(may_be_forwarded);
+        if authorization {
+            names.push(AUTHORIZATION);
+        }
+        names.sort_unstable_by(|one, two| one.as_str().cmp(two.as_str()));
+        names.dedup();
+        Self { names: names.into() }
+    }
+
+    /// What of a client's request goes on.
+    #[must_use]
+    pub fn of(&self, all: &HeaderMap) -> Forwarded {
+        let mut picked = HeaderMap::new();
+        for name in &*self.names {
+            for value in all.get_all(name) {
+                let mut value = value.clone();
+                value.set_sensitive(value.is_sensitive() || *name == AUTHORIZATION);
+                picked.append(name.clone(), value);
+            }
+        }
+        Forwarded((!picked.is_empty()).then(|| Arc::new(picked)))
+    }
+}
+
+/// Headers of one client's request, for the request at the upstream that it causes. Kept in memory alone.
+#[derive(Clone, Default)]
+pub struct Forwarded(Option<Arc<HeaderMap>>);
+
+impl Forwarded {
+    /// Adds them; what has one of their names already gives way.
+    pub(crate) fn add_to(&self, headers: &mut HeaderMap) {
+        if let Some(forwarded) = &self.0 {
+            headers.extend(HeaderMap::clone(forwarded));
+        }
+    }
+}
+
+/// Names alone: a value may be a secret.
+impl fmt::Debug for Forwarded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.0.iter().flat_map(|headers| headers.keys())).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+
+    /// T04, T08.
+    #[test]
+    fn nothing_goes_on_that_is_not_named_and_no_credential_by_its_name() {
+        let named = |names: &[&str]| names.iter().map(|name| HeaderName::try_from(*name).unwrap()).collect::<Vec<_>>();
+        let all: HeaderMap = [
+            ("x-request-id", "r-1"),
+            ("traceparent", "t-1"),
+            ("cookie", "c"),
+            ("authorization", "Bearer secret"),
+            ("proxy-authorization", "p"),
+            ("dpop", "d"),
+            ("mcp-session-id", "s"),
+            ("connection", "x-request-id"),
+        ]
+        .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value)))
+        .into_iter()
+        .collect();
+        for (names, authorization, expected) in [
+            (vec![], false, vec![]),
+            (vec!["x-request-id"], false, vec!["x-request-id"]),
+            (vec!["X-Request-Id", "traceparent", "absent"], false, vec!["traceparent", "x-request-id"]),
+            (vec!["cookie", "authorization", "proxy-authorization", "dpop", "mcp-session-id"], false, vec![]),
+            (vec!["connection", "te", "host"], false, vec![]),
+            (vec![], true, vec!["authorization"]),
+        ] {
+            let forwarded = Forwarding::new(named(&names), authorization).of(&all);
+            let mut headers = HeaderMap::new();
+            forwarded.add_to(&mut headers);
+            let mut found: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+            found.sort_unstable();
+            assert_eq!(found, expected, "{names:?}");
+            assert!(!format!("{forwarded:?} {headers:?}").contains("secret"));
+        }
+    }
+}

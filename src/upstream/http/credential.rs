@@ -1,0 +1,124 @@
+//! What the gateway shows an upstream to be let in: one header, on every request (T04, T12).
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use http::{HeaderName, HeaderValue};
+
+/// What nobody else may have.
+const OTHERS: u32 = 0o077;
+/// Longest value; servers refuse heads that are much longer.
+pub const CREDENTIAL_LEN_MAX: usize = 8 * 1024;
+
+/// One header and where its value is. Shows no value when it is printed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credential {
+    pub header: HeaderName,
+    pub source: CredentialSource,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CredentialSource {
+    /// Marked as sensitive, so that it is neither printed nor put into a table that HTTP/2 shares between requests.
+    Known(HeaderValue),
+    /// A file with nothing but the value in it, relative to the folder that the program was started in.
+    File(PathBuf),
+}
+
+/// Why a file holds no credential. Never shows what it holds.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialError {
+    #[error("{}: cannot be read: {source}", .path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{}: others than its owner may use it (mode {mode:04o}); change that to 0600, and the credential if they may have read it", .path.display())]
+    Exposed { path: PathBuf, mode: u32 },
+    #[error("{}: holds no value of a header; write one line of visible ASCII", .path.display())]
+    Content { path: PathBuf },
+}
+
+/// A secret as a header's value; `None` for a text that cannot be one. Blanks and line ends around it are left out.
+#[must_use]
+pub fn secret_value(text: &str) -> Option<HeaderValue> {
+    let text = text.trim();
+    let fits = (1..=CREDENTIAL_LEN_MAX).contains(&text.len()) && text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+    let mut value = HeaderValue::from_str(text).ok().filter(|_| fits)?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
+impl Credential {
+    /// The file that it is in, if it is in one.
+    #[must_use]
+    pub fn file(&self) -> Option<&Path> {
+        match &self.source {
+            CredentialSource::Known(_) => None,
+            CredentialSource::File(path) => Some(path),
+        }
+    }
+
+    /// The header, read from its file where it is in one.
+    ///
+    /// # Errors
+    /// If the file is not the owner's alone, or holds something else (B168).
+    pub fn read(&self) -> Result<(HeaderName, HeaderValue), CredentialError> {
+        let value = match &self.source {
+            CredentialSource::Known(value) => value.clone(),
+            CredentialSource::File(path) => read_file(path)?,
+        };
+        Ok((self.header.clone(), value))
+    }
+}
+
+fn read_file(path: &Path) -> Result<HeaderValue, CredentialError> {
+    let unreadable = |source| CredentialError::Unreadable { path: path.to_owned(), source };
+    let file = File::open(path).map_err(unreadable)?;
+    // Of the open file: the name may mean another one by now.
+    let mode = file.metadata().map_err(unreadable)?.mode() & 0o7777;
+    if mode & OTHERS != 0 {
+        return Err(CredentialError::Exposed { path: path.to_owned(), mode });
+    }
+    let content = || CredentialError::Content { path: path.to_owned() };
+    let mut held = Vec::new();
+    file.take(CREDENTIAL_LEN_MAX as u64 + 16).read_to_end(&mut held).map_err(unreadable)?;
+    std::str::from_utf8(&held).ok().and_then(secret_value).ok_or_else(content)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+
+    /// B168, T12.
+    #[test]
+    fn b168_a_credential_file_is_its_owners_alone_and_holds_one_line() {
+        let folder = tempfile::tempdir().unwrap();
+        for (content, mode, expected) in [
+            ("Bearer s3cr3t\n", 0o600, "fine"),
+            ("Bearer s3cr3t", 0o400, "fine"),
+            ("Bearer s3cr3t", 0o640, "others than its owner may use it (mode 0640)"),
+            ("Bearer s3cr3t", 0o604, "others than its owner may use it (mode 0604)"),
+            ("Bearer s3cr3t\nX-Other: 1\n", 0o600, "holds no value of a header"),
+            ("Bearer s3cr3t\u{e4}", 0o600, "holds no value of a header"),
+            ("\n", 0o600, "holds no value of a header"),
+            ("", 0o600, "holds no value of a header"),
+        ] {
+            let path = folder.path().join("token");
+            let _ = fs::remove_file(&path);
+            fs::write(&path, content).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let credential =
+                Credential { header: http::header::AUTHORIZATION, source: CredentialSource::File(path.clone()) };
+            let read = credential.read();
+            let found = read.as_ref().map_or_else(ToString::to_string, |_| "fine".to_owned());
+            assert!(found.contains(expected), "{content:?}: {found}");
+            assert!(!format!("{credential:?} {read:?} {found}").contains("s3cr3t"), "{found}");
+        }
+        let missing =
+            Credential { header: http::header::AUTHORIZATION, source: CredentialSource::File("/nowhere".into()) };
+        assert!(missing.read().unwrap_err().to_string().contains("cannot be read"));
+    }
+}

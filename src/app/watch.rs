@@ -121,10 +121,11 @@ impl Reloads {
         };
         match configured(&file) {
             Ok(mut config) => {
-                descriptors::provide(&mut config);
                 if !self.is_news(why, reload::fingerprint(&file, &config)) {
                     return;
                 }
+                // Not before: it logs, and a log may be written into a folder that is watched.
+                descriptors::provide(&mut config);
                 manager::tell_reloading();
                 self.watch(&config);
                 failpoint::hit("reloading");

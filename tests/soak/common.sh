@@ -40,7 +40,8 @@ within() {
 	done
 }
 
-# serve STORE [PREFIX...]: the gateway with its store in a folder, under the prefix where there is one.
+# serve STORE [PREFIX...]: the gateway with its store in a folder, under the prefix where there is one, and in front of one
+# more upstream where $OTHER is its table.
 serve() {
 	local store=$1
 	shift
@@ -60,11 +61,12 @@ serve() {
 		[upstreams.demo.tasks]
 		mode = "always"
 		poll_interval = "200ms"
+		${OTHER:-}
 	TOML
 	"$@" "$PROGRAM" serve --config "$FOLDER/taskgate.toml" > "$FOLDER/gateway.out" 2> "$FOLDER/gateway.log" &
 	STARTED+=($!)
 	within 60 grep -q '^admin' "$FOLDER/gateway.out" || fail "the gateway does not start"
-	URL=$(sed -n 's/^serving //p' "$FOLDER/gateway.out")
+	URL=$(sed -n 's/^serving //p' "$FOLDER/gateway.out" | grep '/demo/')
 	ADMIN=$(sed -n 's/^admin *//p' "$FOLDER/gateway.out")
 }
 

@@ -30,8 +30,8 @@ fn note(table: &mut Table, method: &str, params: Value) -> Result<(), NotTaken> 
     }
 }
 
-fn ask(table: &mut Table, params: Value) -> Result<(), NotTaken> {
-    let asked = request(9, "elicitation/create", params);
+fn ask(table: &mut Table, id: u32, params: Value) -> Result<(), NotTaken> {
+    let asked = request(id, "elicitation/create", params);
     table.ask(&asked, &Bytes::from_static(b"{}"))
 }
 
@@ -57,19 +57,19 @@ async fn t20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_th
     let mut table = Table::new();
     let mut one = table.begin(&call(1)).unwrap();
     let mut list = table.begin(&request(3, "tools/list", json!({}))).unwrap();
-    assert_eq!(ask(&mut table, json!({})), Ok(()), "the only tool call");
+    assert_eq!(ask(&mut table, 9, json!({})), Ok(()), "the only tool call");
     assert_eq!(drained(&mut one), (1, false));
     let mut two = table.begin(&call(2)).unwrap();
-    assert_eq!(ask(&mut table, json!({})), Err(NotTaken::Nobody), "two calls, and nobody listens");
+    assert_eq!(ask(&mut table, 10, json!({})), Err(NotTaken::Nobody), "two calls, and nobody listens");
     assert_eq!(progress(&mut table, 2), Ok(()));
     assert_eq!((drained(&mut one), drained(&mut two)), ((0, false), (1, false)));
     let mut own = table.listen();
-    assert_eq!(ask(&mut table, json!({})), Ok(()));
+    assert_eq!(ask(&mut table, 11, json!({})), Ok(()));
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!((drained(&mut own), drained(&mut one), drained(&mut two)), ((2, false), (0, false), (0, false)));
     let related = json!({ "_meta": { "io.modelcontextprotocol/related-task": { "taskId": "x" } } });
     let mut waits = table.begin(&request(4, "tasks/result", json!({ "taskId": "x" }))).unwrap();
-    assert_eq!(ask(&mut table, related), Ok(()));
+    assert_eq!(ask(&mut table, 12, related), Ok(()));
     assert_eq!((drained(&mut waits), drained(&mut own), drained(&mut list)), ((1, false), (0, false), (0, false)));
     assert_eq!(note(&mut table, "notifications/cancelled", json!({ "requestId": 9 })), Ok(()));
     assert_eq!(drained(&mut one), (1, false), "the question was put there first");

@@ -173,6 +173,10 @@ impl Crowd {
                 let id = json!({"taskId": handle.task});
                 let answer = self.ask(&handle.wire, &handle.owner, "tasks/result", id).await;
                 let whole = answer.result().or_else(|| answer.error()).filter(|_| answer.is_whole)?;
+                // It may expire between the two looks.
+                if whole.contains("-32602") && whole.contains("Task not found") {
+                    return Some(Seen::Missing);
+                }
                 whole.to_owned()
             }
         };

@@ -223,11 +223,12 @@ impl Gateway {
         for opened in replaced.into_iter().chain(forgotten) {
             let over = opened.let_go(1, &self.retired, &life.stop);
             life.tracker.spawn(async move {
-                let Opened { leaving, endpoint, stop, .. } = opened;
+                // By name: what is not named is not moved in here, and what holds the places counts.
+                let Opened { leaving, endpoint, slots, stop, .. } = opened;
                 // Its clients' own streams end, and are opened again at what is served now.
                 drop(leaving);
                 over.await;
-                drop((endpoint, stop));
+                drop((endpoint, slots, stop));
             });
         }
     }
@@ -246,12 +247,8 @@ impl Gateway {
 
 /// The keys that differ from those of the start, of which a running gateway can change nothing.
 fn need_restart(started: &Config, config: &Config) -> Vec<&'static str> {
-    let store = |config: &Config, bytes: usize| {
-        let limits = config.store.limits();
-        config.store.with_limits(crate::store::StoreLimits { stored_bytes_max: bytes, ..limits })
-    };
     let bytes = config.store.limits().stored_bytes_max;
-    let same_limits = |one: &Config| store(one, bytes).with_limits(config.store.limits());
+    let same_limits = |one: &Config| one.store.with_limits(config.store.limits());
     [
         ("listen.address", started.listen.address != config.listen.address),
         ("listen.tls", started.listen.tls != config.listen.tls),

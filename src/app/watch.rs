@@ -119,10 +119,15 @@ impl Reloads {
             tracing::info!("the quick start has no configuration to be read again");
             return;
         };
+        let before = reload::fingerprint_of(&file);
         match configured(&file) {
             Ok(mut config) => {
                 if !self.is_news(why, reload::fingerprint(&file, &config)) {
                     return;
+                }
+                if reload::fingerprint_of(&file) != before {
+                    // Written to while it was read: what comes next is news, whatever it is.
+                    self.seen = Fingerprint::default();
                 }
                 // Not before: it logs, and a log may be written into a folder that is watched.
                 descriptors::provide(&mut config);

@@ -85,7 +85,15 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
             report.mistake(place, "is no name of a variable; write one without = and at most 256 bytes long");
         }
     }
-    if command.is_some() {
+    for (place, name) in raw.command.env_files.iter().map(|file| (&file.place, &file.value.0)) {
+        if raw.command.env.iter().any(|env| env.value.0 == *name) {
+            report.mistake(place, "is in `env`, too; leave one of them out");
+        }
+    }
+    if let Some(command) = command {
+        if command.value.first().is_some_and(String::is_empty) {
+            report.mistake(&command.place, "names no program");
+        }
         check_headers(raw, report);
     }
     if command.is_some() || raw.url.is_none() {
@@ -97,14 +105,19 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
     for place in counts.chain(others).chain(variables).chain(raw.command.env_files.iter().map(|env| &env.place)) {
         report.mistake(place, "is for an upstream with a `command`; leave it out beside a `url`");
     }
+    if !raw.command.args.is_empty() {
+        let place = Place { line: raw.place.line, key: format!("{}.args", raw.place.key) };
+        report.mistake(&place, "is for an upstream with a `command`; leave it out beside a `url`");
+    }
 }
 
-/// Notes what would go into headers, which a program has none of.
+/// Notes what is about headers and connections, which a program has none of.
 fn check_headers(raw: &RawUpstream, report: &mut Report) {
     let message = "is for an upstream with a `url`; leave it out beside a `command`";
     let edges = &raw.edges;
     let auth = edges.auth.iter().map(|auth| &auth.place);
-    for place in auth.chain(edges.forward_authorization.iter().map(|written| &written.place)) {
+    let connecting = raw.settings.connect_max.iter().map(|written| &written.place);
+    for place in auth.chain(edges.forward_authorization.iter().map(|written| &written.place)).chain(connecting) {
         report.mistake(place, message);
     }
     if !edges.forward_headers.is_empty() {

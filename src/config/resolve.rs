@@ -165,6 +165,10 @@ fn resolve_limits(raw: &RawLimits, stored_bytes_max: usize, report: &mut Report)
         && let Some(place) = first_place([raw.stored_bytes_max.as_ref(), raw.result_bytes_max.as_ref()])
     {
         report.warning(place, "one result may be larger than all that the store holds");
+    } else if result_bytes_max > limits.stored_bytes_per_principal_max
+        && let Some(place) = first_place([raw.stored_bytes_per_principal_max.as_ref(), raw.result_bytes_max.as_ref()])
+    {
+        report.warning(place, "one result may be larger than all that a principal may have in the store");
     }
     limits
 }

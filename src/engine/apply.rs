@@ -94,11 +94,11 @@ impl Engine {
                 }
                 // Another writer was first: decide again from its state.
                 Err(StoreError::Conflict) => (),
-                Err(StoreError::Full { what }) => {
+                Err(full @ (StoreError::Full { .. } | StoreError::OwnerFull)) => {
                     let last = events.pop();
                     match last.as_ref().and_then(without_payload) {
                         Some(smaller) => events = vec![smaller],
-                        None if events.is_empty() => return Err(StoreError::Full { what }.into()),
+                        None if events.is_empty() => return Err(full.into()),
                         None => events = last.into_iter().collect(),
                     }
                 }
@@ -127,7 +127,7 @@ impl Engine {
         if new > old {
             let all = self.store.usage_of(&after.key.owner).bytes;
             if !self.admission.has_room(all, all + new - old) {
-                return Err(StoreError::Full { what: "bytes of one principal" });
+                return Err(StoreError::OwnerFull);
             }
         }
         self.store.replace(read, after).await

@@ -170,7 +170,8 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, key: &TaskKey) -> bool {
             Ok(None) => break,
             Err(error) => {
                 tracing::error!(%error, task = ?key.id, "a task of an earlier life could not be read");
-                break;
+                tokio::time::sleep(RETRY_FIRST).await;
+                continue;
             }
         };
         if !found && !task.is_settled() && task.shown == Shown::Handle {

@@ -6,8 +6,8 @@ use super::{Cancelled, Engine, TaskError};
 use crate::task::digest::Whose;
 use crate::task::{Shown, Task, TaskKey};
 
-/// Rows that are looked at in one go; others get their turn in between.
-const STEP: usize = 4_096;
+/// Rows that are looked at in one go; others get their turn in between. Each comes with its result.
+const STEP: usize = 64;
 
 impl Engine {
     /// Shows every task that has a handle to `look`, in no order that means anything, until it has seen enough. Takes

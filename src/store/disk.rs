@@ -81,6 +81,11 @@ pub fn examine(settings: &DiskSettings) -> Result<(), OpenError> {
     if let Some(medium) = folder::unfit_medium(&settings.folder).filter(|_| !settings.is_ephemeral) {
         return Err(OpenError::Medium { path: settings.folder.clone(), medium });
     }
+    // A process that closes a file gives up all its locks on it, SQLite's too. So whoever has the store open looks at
+    // it no other way than through its connections; it was judged when it was opened.
+    if folder::is_locked(&settings.folder) {
+        return Ok(());
+    }
     schema::examine(&schema::file_in(&settings.folder))
 }
 
@@ -249,9 +254,11 @@ impl DiskStore {
             Read::Damaged { error: error @ RecordError::Newer(_), .. } => {
                 return Err(StoreError::Io(io::Error::other(error)));
             }
-            Read::Damaged { key, revision, outline, error: RecordError::Damaged } => {
-                self.condemn(key, revision, outline, now).await
-            }
+            // What memory has of it is sound, and its next write mends the disk.
+            Read::Damaged { key, revision, outline, error: RecordError::Damaged } => match self.resident.live(&key) {
+                Some(row) => row,
+                None => self.condemn(key, revision, outline, now).await,
+            },
         };
         Ok(is_there(&row, now).then_some(row))
     }

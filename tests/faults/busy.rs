@@ -37,7 +37,7 @@ impl Drop for Burners {
     }
 }
 
-/// How long things take is for benchmarks to say: here polls are answered, calls end, and a deadline is kept.
+/// How long things take is for benchmarks to say: here polls are answered, and calls end.
 #[tokio::test]
 async fn f62_polls_are_answered_and_calls_end_while_all_processors_are_busy() {
     let stage = Stage::new(false, "").await;

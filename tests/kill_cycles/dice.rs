@@ -29,8 +29,8 @@ impl Dice {
 
 /// The seed that the environment names, or a new one.
 pub(crate) fn seed() -> u64 {
-    if let Some(seed) = std::env::var("KILL_SEED").ok().and_then(|seed| seed.parse().ok()) {
-        return seed;
+    if let Ok(seed) = std::env::var("KILL_SEED") {
+        return seed.parse().expect("KILL_SEED is a number");
     }
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).unwrap();

@@ -1,6 +1,7 @@
 //! The configuration, read again while calls run (F24, F66).
 
 use std::fs;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -117,6 +118,24 @@ async fn f24_an_upstream_that_moved_is_called_at_its_new_place_only_by_new_calls
     assert_eq!(in_time(first).await.unwrap(), "\"done\"");
     program.until("/up/mcp", &task, "completed").await;
     assert_eq!((old.server.world.count("tools/call"), new.server.world.count("tools/call")), (2, 1));
+    old.server.world.first(|seen| seen.method == "DELETE").await;
+}
+
+/// F24, F66: one task alone keeps an upstream that was replaced, and the session that it runs in.
+#[tokio::test]
+async fn f24_an_upstream_that_moved_is_not_let_go_of_before_its_last_task_ends() {
+    let (old, new, folder) = (Worker::start().await, Worker::start().await, Folder::new());
+    folder.write(&block("up", &old.server));
+    let program = Program::serve(&folder).await;
+    let task = program.task("/up/mcp", "k").await;
+    old.calls(1).await;
+    folder.write(&block("up", &new.server));
+    program.says(READ, 1).await;
+    let ended = old.server.world.first(|seen| seen.method == "DELETE");
+    assert!(tokio::time::timeout(Duration::from_secs(3), ended).await.is_err(), "it was let go of");
+    assert!(!program.log().contains("was let go of"), "{}", program.log());
+    old.answer_all();
+    program.until("/up/mcp", &task, "completed").await;
     old.server.world.first(|seen| seen.method == "DELETE").await;
 }
 

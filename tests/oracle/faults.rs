@@ -53,7 +53,8 @@ async fn through(fault: Fault, lines: &[&str]) -> (String, Option<ErrorKind>) {
         }
         Ok(())
     };
-    let end = timeout(SOON, talk).await.unwrap_or(Err(ErrorKind::TimedOut)).err();
+    let patience = if matches!(fault.verb, Verb::Stall) { SOON } else { PATIENCE };
+    let end = timeout(patience, talk).await.unwrap_or(Err(ErrorKind::TimedOut)).err();
     assert_eq!(proxy.struck(), 1, "{fault:?}");
     (String::from_utf8(back).unwrap(), end)
 }

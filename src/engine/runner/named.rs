@@ -44,7 +44,8 @@ impl Runner {
 
     /// Answers with the task that has the name; `None` if it is gone meanwhile.
     async fn repeat(&mut self, named: Idempotency, row: Stored) -> Option<Next> {
-        if row.task.idempotency.is_none_or(|first| first.call != named.call) {
+        // A row that was damaged does not know its call any more, and has failed.
+        if row.task.idempotency.is_some_and(|first| first.call != named.call) {
             self.client.end(CallEnd::Misnamed).await;
             return Some(Next::Stop);
         }

@@ -122,11 +122,11 @@ impl Runner {
         let orders = self.engine.live.insert(key.clone());
         failpoint::hit("admitted");
         if let Err(error) = store_new(&self.engine, &task).await {
-            self.engine.live.remove(&key);
             // It may be there in spite of the error, and nobody would run it.
             if matches!(error, StoreError::Io(_)) && self.engine.store.remove(&key).await.is_err() {
                 tracing::warn!("whether a task was stored is not known");
             }
+            self.engine.live.remove(&key);
             return Err(error);
         }
         failpoint::hit("handle-durable");

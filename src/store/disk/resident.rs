@@ -247,11 +247,12 @@ impl Resident {
     pub(super) fn reset(&self, sums: Sums) {
         for shard in &self.shards {
             let mut shard = shard.lock();
-            shard.live.clear();
+            for (_, row) in shard.live.drain() {
+                self.live_bytes.fetch_sub(row.task.stored_bytes(), Ordering::Relaxed);
+            }
             // Two at once: as if a commit had begun and ended.
             shard.commits += 2;
         }
-        self.live_bytes.store(0, Ordering::Relaxed);
         *self.sums.lock() = sums;
     }
 

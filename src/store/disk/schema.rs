@@ -91,9 +91,9 @@ fn judge(path: &Path, application: i32, schema: i32) -> Result<(), OpenError> {
     }
 }
 
-/// Opens the file again, and makes none: one that is gone took its tasks along.
+/// Opens the file again, and makes none: one that is gone took its tasks along. Reads it through the connection alone,
+/// for there are others (see [`super::examine`]).
 pub(super) fn reopen(path: &Path, tuning: Tuning) -> Result<Connection, OpenError> {
-    examine(path)?;
     let gone = |source| OpenError::Folder { path: path.to_owned(), source };
     fs::metadata(path).map_err(gone)?;
     open_database(path, tuning).map_err(|error| open_error(path, error))?

@@ -77,7 +77,7 @@ impl Writer {
             self.monitor.failing(true);
             return;
         };
-        self.tick();
+        self.look_for_room();
         let mut ticked = Instant::now();
         let closing = loop {
             match runtime.block_on(async { tokio::time::timeout(TICK, queue.recv()).await }) {
@@ -144,7 +144,7 @@ impl Writer {
             }
             Err(error) => {
                 let text = error.to_string();
-                self.failed(error);
+                self.failed(&error);
                 for (_, reply) in waiting {
                     let _ = reply.send(Err(StoreError::Io(std::io::Error::other(text.clone()))));
                 }
@@ -236,19 +236,23 @@ impl Writer {
     fn alone(&mut self, single: &mut Vec<Waiting>) -> Result<Written, StoreError> {
         match self.attempt(single, 0, &mut || None) {
             Ok(mut outcomes) => outcomes.pop().unwrap_or_else(|| Err(super::closed())),
-            Err(error) => {
+            Err(error) if is_full(&error) => {
                 self.conn = None;
-                Err(if is_full(&error) { NoNew::Full.error() } else { failed(error) })
+                Err(NoNew::Full.error())
+            }
+            Err(error) => {
+                self.failed(&error);
+                Err(failed(error))
             }
         }
     }
 
     /// Notes a failure and gives the connection up.
-    fn failed(&mut self, error: rusqlite::Error) {
+    fn failed(&mut self, error: &rusqlite::Error) {
         tracing::error!(%error, "writing to the task store failed; its file is opened anew");
         metrics::counter!(metric::STORE_FAILURES, "reason" => "io").increment(1);
         self.conn = None;
-        if is_corrupt(&error) {
+        if is_corrupt(error) {
             self.monitor.damaged();
         }
         let now = Instant::now();
@@ -262,12 +266,16 @@ impl Writer {
     /// Opens the file, and begins memory anew with what it has: a commit that was reported as failed may have
     /// happened.
     fn reopen(&mut self) -> Result<(), OpenError> {
+        // Readers have the old file open, and the lock lies beside it.
+        if !self.is_in_place() {
+            let what = "another file stands where the store was; put it back, or start again".to_owned();
+            return Err(OpenError::Failed { path: self.path.clone(), what });
+        }
         let conn = schema::reopen(&self.path, self.tuning)?;
         let mut sums = Sums::default();
         let counted = rows::outlines(&conn, |key, row| sums.add(&key, &row));
         counted.map_err(|error| schema::open_error(&self.path, error))?;
         self.resident.reset(sums);
-        self.place = identity(&self.path);
         self.conn = Some(conn);
         Ok(())
     }
@@ -288,6 +296,8 @@ impl Writer {
             && let Err(error) = vacuum(conn)
         {
             tracing::warn!(%error, "free pages of the task store were not given back");
+            // It was a commit, and one that failed is trusted no more than any other.
+            self.conn = None;
         }
         metrics::gauge!(metric::STORE_FILE_BYTES).set(schema::file_bytes(&self.path) as f64);
     }

@@ -196,3 +196,29 @@ fn damage(path: &Path, name: &str) {
     bytes[(root - 1) * size..root * size].fill(0xa5);
     fs::write(path, bytes).unwrap();
 }
+
+/// The locks that this process holds on a file, as the system knows them.
+#[cfg(target_os = "linux")]
+fn locks_on(path: &Path) -> usize {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let (inode, id) = (fs::metadata(path).unwrap().ino(), std::process::id());
+    let (ours, file) = (format!(" {id} "), format!(":{inode} "));
+    let locks = fs::read_to_string("/proc/locks").unwrap();
+    locks.lines().filter(|lock| lock.contains("POSIX") && lock.contains(&ours) && lock.contains(&file)).count()
+}
+
+/// Whoever closes a file of SQLite's beside SQLite gives up its locks, and the next process to come takes the log away
+/// from below it.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn looking_at_a_store_that_is_open_takes_none_of_its_locks() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    store.insert(&task("a", 1)).await.unwrap();
+    let held = locks_on(&database(&folder));
+    assert!(held > 0, "an open store has a lock on its file");
+    examine(&settings(&folder)).unwrap();
+    assert_eq!(locks_on(&database(&folder)), held);
+    store.close().await;
+}

@@ -7,6 +7,7 @@
 pub mod core_2025_11_25;
 pub mod ext_tasks;
 pub mod face;
+pub mod fallback_tools;
 pub mod faults;
 pub mod inputs;
 pub mod lifecycle;

@@ -10,6 +10,7 @@ pub mod classify;
 pub mod closing;
 mod ear;
 pub mod endpoint;
+mod fallback;
 pub mod headers;
 pub mod http;
 pub mod mirrored;

@@ -16,6 +16,8 @@ mod client;
 mod face;
 #[path = "session_wire/faults.rs"]
 mod faults;
+#[path = "session_wire/held.rs"]
+mod held;
 #[path = "session_wire/queued.rs"]
 mod queued;
 #[path = "session_wire/renewal.rs"]

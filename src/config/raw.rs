@@ -19,7 +19,7 @@ use super::value::{
     PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
-use crate::task::{AfterCrash, EarlyInput, Mode};
+use crate::task::{AfterCrash, EarlyInput, Fallback, Mode};
 use crate::wire::ProtocolVersion;
 pub(super) use edges::{RawCredential, RawEdges};
 
@@ -149,6 +149,7 @@ pub(super) struct RawRules {
     pub(super) keep_result_min: Option<Placed<Duration>>,
     pub(super) poll_interval: Option<Placed<Duration>>,
     pub(super) early_input: Option<Placed<EarlyInput>>,
+    pub(super) fallback: Option<Placed<Fallback>>,
     pub(super) input_deadline: Option<Placed<Duration>>,
     pub(super) immediate_response: Option<Placed<String>>,
     pub(super) after_crash: Option<Placed<AfterCrash>>,
@@ -325,7 +326,7 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         ("rerun-if-safe", Some(AfterCrash::RerunIfSafe)),
         ("rerun", Some(AfterCrash::Rerun)),
     ];
-    let rules = RawRules {
+    RawRules {
         mode: section.word("mode", &modes),
         grace: section.read("grace", &DURATION),
         ttl: section.read("ttl", &DURATION_NOT_ZERO),
@@ -341,9 +342,8 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         arguments_bytes_max: None,
         call_first_byte_max: None,
         call_idle_max: None,
-    };
-    section.word("fallback", &[("hold", Some(())), ("tools", None)]);
-    rules
+        fallback: section.word("fallback", &[("hold", Some(Fallback::Hold)), ("tools", Some(Fallback::Tools))]),
+    }
 }
 
 fn read_tool(mut section: Section<'_, '_>) -> RawTool {
@@ -401,6 +401,7 @@ impl RawRules {
             arguments_bytes_max: self.arguments_bytes_max.clone().or_else(|| wider.arguments_bytes_max.clone()),
             call_first_byte_max: self.call_first_byte_max.clone().or_else(|| wider.call_first_byte_max.clone()),
             call_idle_max: self.call_idle_max.clone().or_else(|| wider.call_idle_max.clone()),
+            fallback: self.fallback.clone().or_else(|| wider.fallback.clone()),
         }
     }
 }

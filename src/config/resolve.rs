@@ -28,7 +28,7 @@ use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::{AfterCrash, CallLimits, EarlyInput, Mode, ToolNames, ToolPolicy, ToolRules};
+use crate::task::{AfterCrash, CallLimits, EarlyInput, Fallback, Mode, ToolNames, ToolPolicy, ToolRules};
 use crate::tls::IdentityFiles;
 use crate::upstream::http::credential::Credential;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
@@ -375,6 +375,7 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
             first_byte_max: raw.call_first_byte_max.as_ref().map(|span| span.value),
             idle_max: raw.call_idle_max.as_ref().map(|span| span.value),
         },
+        fallback: value_or(raw.fallback.as_ref(), Fallback::Hold),
     };
     if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {
         report.mistake(&grace.place, format!("is longer than {}, the most there is", words(GRACE_MAX)));

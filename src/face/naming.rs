@@ -361,6 +361,10 @@ impl Conduit for NamedConduit {
         }
     }
 
+    fn makes_streams(&self) -> bool {
+        self.inner.makes_streams()
+    }
+
     fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
         Namer::upstream(Some(&self.namer), self.inner.bound(own))
     }

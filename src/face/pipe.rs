@@ -30,6 +30,7 @@ use tracing::Instrument;
 use super::answer::bare;
 use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
+use super::session::bridge::held::{self, Whose};
 use super::session::native;
 use super::session::sessions::{Session, Telling};
 use super::session::{Shared, addressee, not_allowed};
@@ -143,8 +144,9 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
         Parcel::Request(request) => {
             let addressee = addressee(Some(&request.id), accepted);
             let signs = request.signs().filter(|_| shared.served.life_signs);
+            let whose = Whose { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
             let piping = Piping { shared: Arc::clone(shared), session, request, signs: signs.clone() };
-            respond(Box::pin(piping.run(accepted)), addressee, shared.served.life_sign, signs).await
+            held::respond(shared, whose, Box::pin(piping.run(accepted)), addressee, signs).await
         }
         // On the heap, so that the future of a request is no larger than a request needs.
         Parcel::Notification(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Notification)).await),
@@ -301,7 +303,7 @@ impl Piping {
         let mut edits = call.shared.edits(&call.session);
         edits.tool_list = (request.method == method::TOOLS_LIST).then(|| {
             let support = call.shared.tasks.support(&call.session);
-            ToolList { id: call.id.clone(), support }
+            ToolList { id: call.id.clone(), support, fallback: call.shared.fallback_for(&call.session) }
         });
         call.answer(judged, edits, accepted, (pace, signs)).await
     }

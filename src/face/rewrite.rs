@@ -18,6 +18,8 @@ pub struct Introduction {
     /// Less tasks of either flavour.
     pub capabilities: Payload,
     pub client_info: Option<Payload>,
+    /// Whether the client declared tasks of sessions.
+    pub declares_tasks: bool,
     params: Object,
 }
 
@@ -27,8 +29,10 @@ impl Introduction {
     pub fn read(request: &Request) -> Option<Self> {
         let params = request.params.object()?;
         let version = session_version(&params.get_string("protocolVersion")?);
-        let capabilities = without_tasks(&params.get_object("capabilities")?);
-        Some(Self { version, capabilities, client_info: params.get("clientInfo"), params: params.clone() })
+        let declared = params.get_object("capabilities")?;
+        let (capabilities, declares_tasks) = (without_tasks(&declared), declared.contains("tasks"));
+        let client_info = params.get("clientInfo");
+        Some(Self { version, capabilities, client_info, declares_tasks, params: params.clone() })
     }
 
     /// The client's own message with another version, and without what the gateway does itself. Where

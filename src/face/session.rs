@@ -7,6 +7,7 @@
 
 mod batch;
 pub(super) mod bridge;
+mod fallback;
 mod handshake;
 pub(super) mod native;
 mod recent;
@@ -95,8 +96,9 @@ pub(super) struct Shared {
     pub(super) queued: pipe::Queued,
     pub(super) meter: pipe::Meter,
     pub(super) tasks: Desk,
-    desk: Arc<bridge::Desk>,
+    pub(super) desk: Arc<bridge::Desk>,
     native: Option<native::Native>,
+    fallback: Option<fallback::Fallback>,
 }
 
 /// The session face of one upstream.
@@ -123,7 +125,8 @@ impl SessionFace {
         let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
         let native = served.pool.clone().map(native::Native::new);
         let (queued, desk) = (pipe::Queued::default(), Arc::default());
-        let shared = Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native });
+        let fallback = fallback::Fallback::new(&served.rules, served.bridge.as_ref().map(|bridge| &bridge.stateless));
+        let shared = Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native, fallback });
         Self { shared, forwarding: Forwarding::default() }
     }
 
@@ -135,9 +138,17 @@ impl SessionFace {
 
     /// Keeps what is cached small while nobody asks, until told to stop.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
-        if let Some(native) = &self.shared.native {
-            native.keep_tidy(stop).await;
-        }
+        let native = async {
+            if let Some(native) = &self.shared.native {
+                native.keep_tidy(stop).await;
+            }
+        };
+        let fallback = async {
+            if let Some(fallback) = &self.shared.fallback {
+                fallback.keep_tidy(stop).await;
+            }
+        };
+        tokio::join!(native, fallback);
     }
 
     /// Answers one message of a client. Dropping the future means that the client left: the upstream's
@@ -169,6 +180,7 @@ impl SessionFace {
         match sort(&self.shared, &session, message, inbound.body.clone()) {
             Ok(Sorted::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
             Ok(Sorted::Weighed(request)) => Box::pin(native::post(&self.shared, session, request, inbound)).await,
+            Ok(Sorted::Errand(request)) => Box::pin(fallback::post(&self.shared, session, request, inbound)).await,
             Ok(Sorted::Bridged(message)) => Box::pin(bridge::post(&self.shared, session, message, inbound)).await,
             Ok(Sorted::Call(call)) => self.shared.call(asking(session), call).await,
             Ok(Sorted::Method(request)) => self.shared.task_method(asking(session), &request).await,
@@ -281,6 +293,8 @@ enum Sorted {
     Bridged(Message),
     /// A plain call, whose tool the server may run only as a task.
     Weighed(Request),
+    /// A call of one of the gateway's own tools.
+    Errand(Request),
     /// Through the pipe.
     Piped(Parcel),
     /// To the engine, as a task.
@@ -302,6 +316,9 @@ fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> R
             if tasks::is_method(&request.method) {
                 return Ok(Sorted::Method(request));
             }
+            if fallback::called(shared, session, &request).is_some() {
+                return Ok(Sorted::Errand(request));
+            }
             // Looked at lightly: most calls go through the pipe, which reads them itself.
             let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {
                 Some(params) if session.has_tasks() => tasks::wish(&shared.served.rules, params)?,
@@ -314,7 +331,7 @@ fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> R
             if bridge::carries(session) {
                 return Ok(Sorted::Bridged(Message::Request(request)));
             }
-            if native::may_drive(session, &request) {
+            if native::may_drive(session, &request) || fallback::may_drive(shared, session, &request) {
                 return Ok(Sorted::Weighed(request));
             }
             pipe::request(request, bytes).map(Sorted::Piped)

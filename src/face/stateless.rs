@@ -5,7 +5,8 @@
 //! before anything is sent upstream.
 
 pub mod listen;
-mod pipe;
+mod fallback;
+pub(super) mod pipe;
 mod rounds;
 mod tasks;
 
@@ -22,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use self::pipe::Pipe;
 use super::answer::Addressee;
 use super::catalog::{Catalog, CatalogError, no_such_cursor};
+use super::fallback::FallbackDesk;
 use super::http::{AcceptedTypes, Response};
 use super::misses::Misses;
 use super::rising::Rising;
@@ -33,9 +35,9 @@ use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, state
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::relay_core_2025_11_25::TaskSupport;
-use crate::dialect::{Complaint, PeerDialect};
-use crate::engine::{CallSpec, Engine, Rounds};
-use crate::task::{Clock, Executed, GatewayFault, Idempotency, Maker, Plan, Principal, Reason, ToolPolicy, ToolRules};
+use crate::dialect::{Complaint, FaceDialect, PeerDialect};
+use crate::engine::{CallSpec, CallStream, Engine, Rounds};
+use crate::task::{Clock, Executed, GatewayFault, Idempotency, Maker, Plan, Principal, Reason, TakesTasks, ToolPolicy, ToolRules};
 use crate::upstream::limits::Slots;
 use crate::upstream::{
     BeginError, CallContext, ClientFacts, Era, Forwarded, Forwarding, NativeTask, ServerFacts, Timeouts, Upstream,
@@ -90,6 +92,8 @@ pub struct StatelessFace {
     /// The way for requests to an upstream of their own era; without it all goes through the engine.
     pipe: Option<Arc<Pipe>>,
     forwarding: Forwarding,
+    /// The tools that clients without the extension are given in place of tasks.
+    fallback: Option<Arc<FallbackDesk>>,
 }
 
 /// One request with all that was read of it.
@@ -135,7 +139,8 @@ impl StatelessFace {
         let peer: Arc<dyn PeerDialect> = Arc::new(PlainPeer);
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
         let (server_info, misses, forwarding) = (RwLock::default(), Misses::default(), Forwarding::default());
-        Self { served, peer, catalog, server_info, misses, pipe: None, forwarding }
+        let fallback = FallbackDesk::new(&served.rules);
+        Self { served, peer, catalog, server_info, misses, pipe: None, forwarding, fallback }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -173,7 +178,11 @@ impl StatelessFace {
         let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
         let version = version.ok_or(Complaint::Version { requested: named })?;
         addressee.version = version;
-        let era = self.era(&request.method, params).await;
+        // The gateway's own tools need no upstream.
+        let era = match self.is_errand(&request.method, params) {
+            true => Era::Session,
+            false => self.era(&request.method, params).await,
+        };
         let is_served = match era {
             Era::Session => is_served(&request.method),
             Era::Stateless => pipe::is_passed_on(&request.method),
@@ -269,7 +278,9 @@ impl StatelessFace {
         }
         match self.catalog.list(&self.context(inquiry, self.served.timeouts)).await {
             Ok(list) => {
-                let result = stateless_result(method::TOOLS_LIST, list.result(), &self.identity());
+                let listed = self.fallback_for(&inquiry.said).and_then(|desk| desk.listed(&Object::of(list.result())?));
+                let result =
+                    stateless_result(method::TOOLS_LIST, listed.as_ref().unwrap_or(list.result()), &self.identity());
                 inquiry.addressee.result(result)
             }
             Err(error) => refused_list(&inquiry.addressee, error),
@@ -277,6 +288,9 @@ impl StatelessFace {
     }
 
     async fn call_tool(&self, inquiry: Inquiry<'_>) -> Response {
+        if let Some(response) = self.errand(&inquiry).await {
+            return response;
+        }
         match self.weigh(&inquiry).await {
             Ok(weighed) => self.run_call(inquiry, &weighed).await,
             Err(refusal) => *refusal,
@@ -295,19 +309,20 @@ impl StatelessFace {
             .map_err(|complaint| refuse(&complaint))?;
         sized::check(&self.served.rules, &tool, inquiry.params).map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.rules.policy_of(&tool);
-        let plan = policy.mode.plan(inquiry.said.takes_tasks(), policy.grace);
+        let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.said, policy);
+        let plan = policy.mode.plan(takes_tasks, policy.grace);
         if plan == Plan::Refuse {
             return Err(refuse(&StatelessRequest::needs_extension()));
         }
         let (plan, idempotency) = match plan {
             // A repetition must find it, so there is a task from the beginning.
-            Plan::Grace(_) | Plan::Task => {
+            Plan::Grace(_) | Plan::Task if takes_tasks != TakesTasks::ByTools => {
                 let upstream = self.served.upstream.name();
                 let named = named::read(inquiry.headers, inquiry.params, upstream, &tool);
                 let named = named.map_err(|complaint| refuse(&complaint))?;
                 (if named.is_some() { Plan::Task } else { plan }, named)
             }
-            Plan::Direct | Plan::Refuse => (plan, None),
+            Plan::Grace(_) | Plan::Task | Plan::Direct | Plan::Refuse => (plan, None),
         };
         let native = native_task(list.task_support(&tool), plan, policy.deadline);
         let is_repeatable = list.is_repeatable(&tool);
@@ -377,13 +392,32 @@ impl StatelessFace {
             asides: None,
         });
         let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
-        self.view(inquiry, promotable).respond(call).await
+        self.respond(inquiry, promotable, call).await
+    }
+
+    /// Shows a call to the client that waits for it, in the words that it knows.
+    async fn respond(&self, inquiry: Inquiry<'_>, promotable: Promotable, call: CallStream) -> Response {
+        match inquiry.said.takes_tasks() {
+            TakesTasks::No | TakesTasks::ByTools => {
+                let words = self.fallback_words();
+                self.view(inquiry, promotable, words).respond(call).await
+            }
+            TakesTasks::AfterGrace | TakesTasks::AtOnce => {
+                let words = self.dialect();
+                self.view(inquiry, promotable, words).respond(call).await
+            }
+        }
     }
 
     /// How the events of a call are shown to the client that waits for it.
-    fn view(&self, inquiry: Inquiry<'_>, promotable: Promotable) -> CallView<ExtTasks> {
+    fn view<D: FaceDialect + 'static>(
+        &self,
+        inquiry: Inquiry<'_>,
+        promotable: Promotable,
+        words: D,
+    ) -> CallView<D> {
         let rounds = self.seal_for(&inquiry);
-        let mut view = CallView::new(inquiry.addressee, inquiry.method, self.identity(), self.dialect());
+        let mut view = CallView::new(inquiry.addressee, inquiry.method, self.identity(), words);
         view.uri = (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten();
         view.progress = inquiry.said.progress_token.map(Rising::new);
         view.life_signs = self.served.life_signs;

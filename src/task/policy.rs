@@ -53,6 +53,16 @@ pub enum EarlyInput {
     AskFirst,
 }
 
+/// What a client without tasks gets of a call that outlives its grace period.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fallback {
+    /// The call is held to its end.
+    #[default]
+    Hold,
+    /// A result that says so; the rest is had by tools of the gateway's own.
+    Tools,
+}
+
 /// Bounds of a tool's calls that are there only where an operator sets them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CallLimits {
@@ -85,6 +95,21 @@ pub struct ToolPolicy {
     /// What a client may hand to its model while the task runs; only 2025-11-25 has room for it.
     pub immediate_response: Option<Arc<str>>,
     pub limits: CallLimits,
+    pub fallback: Fallback,
+}
+
+impl ToolPolicy {
+    /// Whether a client without tasks may be answered with a word of the call's task.
+    #[must_use]
+    pub fn falls_back_to_tools(&self) -> bool {
+        self.fallback == Fallback::Tools && self.mode != Mode::Never
+    }
+
+    /// The same rules for such a client: it can answer questions only while it waits, so they come first.
+    #[must_use]
+    pub fn asking_first(self) -> Self {
+        Self { early_input: EarlyInput::AskFirst, ..self }
+    }
 }
 
 /// What to do with one call.
@@ -108,7 +133,8 @@ impl Mode {
         match (self, takes_tasks) {
             (Self::Never, _) | (Self::Auto | Self::Always, TakesTasks::No) => Plan::Direct,
             (Self::Required, TakesTasks::No) => Plan::Refuse,
-            (Self::Auto, TakesTasks::AfterGrace) => Plan::Grace(grace),
+            (Self::Auto, TakesTasks::AfterGrace)
+            | (Self::Auto | Self::Always | Self::Required, TakesTasks::ByTools) => Plan::Grace(grace),
             (Self::Auto, TakesTasks::AtOnce)
             | (Self::Always | Self::Required, TakesTasks::AfterGrace | TakesTasks::AtOnce) => Plan::Task,
         }
@@ -123,6 +149,9 @@ pub enum TakesTasks {
     AfterGrace,
     /// Asked for a task and must get one, however fast the call is (2025-11-25, T-79).
     AtOnce,
+    /// Knows no tasks: a result that speaks of one stands for the handle ([`Fallback::Tools`]). Tools are never made
+    /// tasks at once for it, as what is quick needs no second call then.
+    ByTools,
 }
 
 /// The rules of one upstream: patterns in order, the first match wins.
@@ -144,6 +173,19 @@ impl ToolRules {
     #[must_use]
     pub fn limits_of(&self, tool: &str) -> CallLimits {
         self.rule(tool).limits
+    }
+
+    /// Whether a call of this tool may be answered with a word of its task, where its client knows none; by the name
+    /// that clients see.
+    #[must_use]
+    pub fn falls_back_to_tools(&self, tool: &str) -> bool {
+        self.rule(tool).falls_back_to_tools()
+    }
+
+    /// Whether calls of any tool may.
+    #[must_use]
+    pub fn any_falls_back_to_tools(&self) -> bool {
+        self.default.falls_back_to_tools() || self.patterns.iter().any(|(_, policy)| policy.falls_back_to_tools())
     }
 
     fn rule(&self, tool: &str) -> &ToolPolicy {
@@ -178,6 +220,10 @@ mod tests {
             (Required, No, Plan::Refuse),
             (Required, AfterGrace, Plan::Task),
             (Required, AtOnce, Plan::Task),
+            (Never, ByTools, Plan::Direct),
+            (Auto, ByTools, Plan::Grace(grace)),
+            (Always, ByTools, Plan::Grace(grace)),
+            (Required, ByTools, Plan::Grace(grace)),
         ] {
             assert_eq!(mode.plan(client, grace), plan, "{mode:?} {client:?}");
         }

@@ -60,6 +60,11 @@ impl Carrier {
         }
     }
 
+    /// Whether the server speaks another transport.
+    pub(crate) const fn is_stand(&self) -> bool {
+        matches!(self, Self::Stand(_))
+    }
+
     /// Ends what outlives single requests; bounded in time.
     pub(crate) async fn close(&self) {
         match self {

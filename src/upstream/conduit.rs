@@ -42,6 +42,12 @@ pub trait Conduit: Send + Sync + std::fmt::Debug {
     /// answer.
     async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault>;
 
+    /// Whether event streams of answers are the gateway's own making, out of what came over another transport. Nothing
+    /// of them is known to the server then: if they are to be taken up again, that is the gateway's affair.
+    fn makes_streams(&self) -> bool {
+        false
+    }
+
     /// The server as exchanges know it, for calls that run in a session which is a client's own.
     fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream>;
 }

@@ -67,6 +67,7 @@ const SHORT: Rules = Rules {
     ttl: seconds(100),
     keep_result_min: seconds(60),
     early_input: taskgate::task::EarlyInput::Task,
+    fallback: taskgate::task::Fallback::Hold,
     input_deadline: seconds(600),
     deadline: seconds(1800),
     in_flight_max: 10,

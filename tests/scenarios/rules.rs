@@ -14,6 +14,7 @@ pub(crate) struct Rules {
     pub(crate) keep_result_min: Duration,
     pub(crate) deadline: Duration,
     pub(crate) early_input: EarlyInput,
+    pub(crate) fallback: taskgate::task::Fallback,
     pub(crate) after_crash: AfterCrash,
     pub(crate) input_deadline: Duration,
     pub(crate) in_flight_max: usize,
@@ -38,6 +39,7 @@ impl Rules {
         keep_result_min: seconds(60),
         deadline: seconds(1800),
         early_input: EarlyInput::Task,
+        fallback: taskgate::task::Fallback::Hold,
         after_crash: AfterCrash::Fail,
         input_deadline: seconds(600),
         in_flight_max: 2_000,
@@ -67,6 +69,7 @@ impl Rules {
             result_bytes_max: 1 << 20,
             immediate_response: None,
             limits: taskgate::task::CallLimits::default(),
+            fallback: self.fallback,
         }
     }
 }

@@ -37,12 +37,19 @@ pub(crate) struct Slow {
     head_after: Duration,
     content: Content,
     pieces: Vec<(Duration, &'static str)>,
-    sent: Mutex<Vec<Bytes>>,
+    pub(crate) sent: Mutex<Vec<Bytes>>,
+    makes_streams: bool,
 }
 
 impl Slow {
     pub(crate) fn new(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Arc<Self> {
-        Arc::new(Self { name: Arc::from("slow"), head_after, content, pieces: pieces.to_vec(), sent: Mutex::default() })
+        Arc::new(Self { name: Arc::from("slow"), head_after, content, pieces: pieces.to_vec(), sent: Mutex::default(), makes_streams: false })
+    }
+
+    /// The same behind another transport.
+    pub(crate) fn made(pieces: &[(Duration, &'static str)]) -> Arc<Self> {
+        let Ok(slow) = Arc::try_unwrap(Self::new(Duration::ZERO, Content::Events, pieces)) else { unreachable!() };
+        Arc::new(Self { makes_streams: true, ..slow })
     }
 }
 
@@ -86,12 +93,16 @@ impl Conduit for Slow {
         Ok(response(self.content, StreamBody::new(pieces).boxed_unsync()))
     }
 
+    fn makes_streams(&self) -> bool {
+        self.makes_streams
+    }
+
     fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
         unreachable!("no task runs in a session here")
     }
 }
 
-fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
+pub(crate) fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
     face_with(Arc::<Slow>::clone(conduit), timeouts, true)
 }
 
@@ -112,6 +123,7 @@ pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_sign
         result_bytes_max: 1 << 20,
         immediate_response: None,
         limits: taskgate::task::CallLimits::default(),
+        fallback: taskgate::task::Fallback::Hold,
     };
     let limits =
         AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: 1 << 20 };
@@ -145,7 +157,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    async fn open(face: &SessionFace) -> Self {
+    pub(crate) async fn open(face: &SessionFace) -> Self {
         Self::open_as(face, "2025-11-25").await
     }
 
@@ -160,6 +172,13 @@ impl Caller {
         let inbound = self.inbound(body);
         let message = envelope::read(&inbound.body, ScanLimits::CLIENT).unwrap();
         face.post(&inbound, message).await
+    }
+
+    /// Takes up a stream.
+    pub(crate) async fn get(&self, face: &SessionFace, last_event: &str) -> Response {
+        let mut inbound = Inbound { method: Method::GET, ..self.inbound(String::new()) };
+        inbound.headers.insert("last-event-id", HeaderValue::from_str(last_event).unwrap());
+        face.get(&inbound).await
     }
 
     /// Posts an array of messages.
@@ -193,6 +212,13 @@ pub(crate) async fn text(response: Response) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
+/// A stream without the names that the gateway gives its events, and without the empty one in front.
+pub(crate) fn without_ids(said: &str) -> String {
+    let is_own = |line: &&str| line.strip_prefix("id: ").is_some_and(|id| id.len() > 33 && id.as_bytes()[32] == b'-');
+    let kept: String = said.split_inclusive('\n').filter(|line| !is_own(line)).collect();
+    kept.strip_prefix("data:\n\n").map_or(kept.clone(), str::to_owned)
+}
+
 pub(crate) const fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
@@ -223,7 +249,7 @@ async fn a_silent_call_begins_a_stream_and_answers_in_it() {
     assert_eq!(began.elapsed(), seconds(15));
     assert_eq!(response.headers()["content-type"], "text/event-stream");
     let event = format!("event: message\ndata: {}\n\n", RESULT.replace('\n', "\ndata: "));
-    assert_eq!(text(response).await, format!(":\n\n:\n\n:\n\n{event}"), "at 15, 30 and 45 seconds");
+    assert_eq!(without_ids(&text(response).await), format!(":\n\n:\n\n:\n\n{event}"), "at 15, 30 and 45 seconds");
     caller.accepted = AcceptedTypes::Json;
     let response = caller.post(&face, call(1)).await;
     assert_eq!(text(response).await, RESULT, "a client that takes no stream waits");
@@ -306,7 +332,7 @@ async fn silence_shows_as_progress_to_clients_that_want_it() {
     let began = Instant::now();
     let response = caller.post(&face, call_with_token(&json!("p"))).await;
     assert_eq!(began.elapsed(), seconds(15), "before there is a head");
-    let (values, shown) = progress(&text(response).await);
+    let (values, shown) = progress(&without_ids(&text(response).await));
     assert!(values.is_sorted_by(|one, next| one < next), "{values:?}");
     assert_eq!(values.iter().filter(|value| **value == 1.5).count(), 1, "{values:?}");
     let risen = ZERO.replace("\"progress\":0,", "\"progress\":0");

@@ -118,6 +118,7 @@ fn policy() -> ToolPolicy {
         result_bytes_max: 1 << 20,
         immediate_response: None,
         limits: taskgate::task::CallLimits::default(),
+        fallback: taskgate::task::Fallback::Hold,
     }
 }
 

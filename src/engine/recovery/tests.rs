@@ -22,6 +22,7 @@ fn policy(after_crash: AfterCrash) -> ToolPolicy {
         result_bytes_max: 1,
         immediate_response: None,
         limits: crate::task::CallLimits::default(),
+        fallback: crate::task::Fallback::Hold,
     }
 }
 

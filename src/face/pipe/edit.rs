@@ -4,11 +4,13 @@
 use std::collections::VecDeque;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame};
 
+use crate::face::fallback::FallbackDesk;
 use crate::face::rewrite;
 use crate::face::session::tasks::Support;
 use crate::upstream::conduit::ConduitBody;
@@ -35,6 +37,8 @@ pub(super) struct ToolList {
     pub(super) id: RequestId,
     /// What is said of each tool; `None` says nothing.
     pub(super) support: Option<Support>,
+    /// The gateway's own tools, for clients that have them.
+    pub(super) fallback: Option<Arc<FallbackDesk>>,
 }
 
 /// Arrays of messages, which a server of 2025-03-26 may send.
@@ -77,9 +81,13 @@ impl Edits {
             }
             Arrays::Split | Arrays::Pass => vec![text],
         };
-        let Some(ToolList { id, support }) = &self.tool_list else { return messages };
+        let Some(ToolList { id, support, fallback }) = &self.tool_list else { return messages };
         let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
-        messages.into_iter().map(|message| rewrite::tool_list(&message, id, support).unwrap_or(message)).collect()
+        let listed = |message: Bytes| {
+            let message = rewrite::tool_list(&message, id, support).unwrap_or(message);
+            fallback.as_ref().and_then(|desk| desk.listed_in(&message, id)).unwrap_or(message)
+        };
+        messages.into_iter().map(listed).collect()
     }
 
     fn event(&self, event: Bytes) -> Bytes {

@@ -55,7 +55,7 @@ pub(super) fn several(mut messages: Vec<Bytes>, accepted: AcceptedTypes, id: &Re
 }
 
 impl Answer {
-    fn into_response(self, addressee: &Addressee) -> Response {
+    pub(in crate::face) fn into_response(self, addressee: &Addressee) -> Response {
         match self {
             Self::Json(body) if addressee.accepted == AcceptedTypes::EventStream => {
                 event_stream(OneEvent::new(body).boxed_unsync())
@@ -74,7 +74,7 @@ impl Answer {
     }
 
     /// What it is where the head of an event stream is given already.
-    fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
+    pub(in crate::face) fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
         match self {
             Self::Json(body) => Some(OneEvent::new(body).boxed_unsync()),
             Self::Events(body) => Some(body),

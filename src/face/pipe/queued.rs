@@ -35,6 +35,7 @@ impl Queued {
 
 /// Takes back a request: one that waits for a place was never sent, so the upstream hears nothing of it.
 pub(super) async fn cancel(shared: &Arc<Shared>, session: &Session, id: &RequestId, bytes: Bytes) -> StatusCode {
+    shared.desk.let_go(session.token.nonce, id);
     match shared.queued.cancel(session, id) {
         true => StatusCode::ACCEPTED,
         false => note(shared, session, bytes, Kind::Notification).await,

@@ -157,7 +157,7 @@ pub(super) fn is_answer(message: &Bytes, id: &RequestId) -> bool {
 
 /// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that
 /// bears the id counts even where the gateway would not keep it.
-pub(super) fn brings_answer(message: &Bytes, id: &RequestId) -> bool {
+pub(in crate::face) fn brings_answer(message: &Bytes, id: &RequestId) -> bool {
     let bears_id = |error: &EnvelopeError| match error {
         EnvelopeError::Scan { id: found, .. } | EnvelopeError::Shape { id: found, .. } => {
             found.as_ref().is_some_and(|found| found.says(id))

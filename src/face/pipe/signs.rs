@@ -34,7 +34,7 @@ impl Signs {
     }
 
     /// The next sign, to be written between two events.
-    pub(super) fn sign(&self) -> Bytes {
+    pub(in crate::face) fn sign(&self) -> Bytes {
         let mut watch = self.0.lock();
         if watch.decoder.is_some() { sse_message(&watch.rising.sign()) } else { sse_comment() }
     }

@@ -14,7 +14,9 @@ const HAS_UPSTREAM_SESSION: u8 = 1 << 1;
 /// Flags of what the upstream declared of its tasks.
 const TASK_CALLS: u8 = 1 << 2;
 const TASK_CANCEL: u8 = 1 << 3;
-const ALL_FLAGS: u8 = HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION | TASK_CALLS | TASK_CANCEL;
+/// Whether the client declared tasks.
+const CLIENT_TASKS: u8 = 1 << 4;
+const ALL_FLAGS: u8 = HAS_CLIENT_INFO | HAS_UPSTREAM_SESSION | TASK_CALLS | TASK_CANCEL | CLIENT_TASKS;
 
 /// One client's session (design of the session face: all that is known about it travels in its id).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,6 +38,8 @@ pub struct SessionToken {
     pub upstream_session: Option<String>,
     /// What the upstream declared of tasks of its own, whatever version it was said in.
     pub tasks: PeerTasks,
+    /// Whether the client declared tasks in its handshake: then it knows what they are.
+    pub declares_tasks: bool,
 }
 
 impl SessionToken {
@@ -52,7 +56,8 @@ impl SessionToken {
         let flags = flag(client_info.is_some(), HAS_CLIENT_INFO)
             | flag(self.upstream_session.is_some(), HAS_UPSTREAM_SESSION)
             | flag(self.tasks.calls, TASK_CALLS)
-            | flag(self.tasks.cancel, TASK_CANCEL);
+            | flag(self.tasks.cancel, TASK_CANCEL)
+            | flag(self.declares_tasks, CLIENT_TASKS);
         let mut out = vec![LAYOUT, flags, number_of(self.client_version), number_of(self.upstream_version)];
         out.extend_from_slice(&self.nonce.to_be_bytes());
         out.extend_from_slice(&self.issued_at.as_millis().to_be_bytes());
@@ -85,6 +90,7 @@ impl SessionToken {
             client_info: if flags & HAS_CLIENT_INFO == 0 { None } else { Some(rest.payload()?) },
             upstream_session: if flags & HAS_UPSTREAM_SESSION == 0 { None } else { Some(rest.text()?) },
             tasks: PeerTasks { calls: flags & TASK_CALLS != 0, cancel: flags & TASK_CANCEL != 0 },
+            declares_tasks: flags & CLIENT_TASKS != 0,
         };
         rest.is_empty().then_some(token)
     }

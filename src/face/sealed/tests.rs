@@ -30,6 +30,7 @@ fn token(capabilities: &str, client_info: Option<&str>) -> SessionToken {
         issued_at: Timestamp::from_millis(1_785_196_800_007),
         upstream_session: Some("5c1f".repeat(8)),
         tasks: PeerTasks::default(),
+        declares_tasks: false,
     }
 }
 
@@ -41,7 +42,7 @@ prop_compose! {
         nonce: u128,
         issued_at: u64,
         versions in [0..ProtocolVersion::ALL.len(), 0..ProtocolVersion::ALL.len()],
-        tasks: [bool; 2],
+        tasks: [bool; 3],
     ) -> SessionToken {
         let [upstream, principal, capabilities] = texts;
         let [client_version, upstream_version] = versions.map(|at| ProtocolVersion::ALL[at]);
@@ -56,6 +57,7 @@ prop_compose! {
             issued_at: Timestamp::from_millis(issued_at),
             upstream_session,
             tasks: PeerTasks { calls: tasks[0], cancel: tasks[1] },
+            declares_tasks: tasks[2],
         }
     }
 }

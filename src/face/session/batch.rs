@@ -8,7 +8,7 @@ use futures_util::stream::{self, StreamExt};
 
 use super::bridge::said::Saying;
 use super::sessions::Session;
-use super::{Shared, batch_item, bridge, is_own, native, vet};
+use super::{Shared, batch_item, bridge, fallback, is_own, native, vet};
 use crate::face::http::{Inbound, Response};
 use crate::face::pipe;
 use crate::wire::Message;
@@ -24,7 +24,14 @@ pub(super) async fn post(
     let (mut items, mut driven) = (Vec::new(), Vec::new());
     for (read, bytes) in batch {
         match read {
-            Ok(Message::Request(request)) if native::may_drive(&session, &request) => {
+            Ok(Message::Request(request)) if fallback::called(shared, &session, &request).is_some() => {
+                let Some(running) = fallback::in_batch(shared, &session, &request, &inbound.principal) else { continue };
+                let last = async move { Saying::last(&request.id, &running.await) };
+                driven.push(stream::once(last).boxed());
+            }
+            Ok(Message::Request(request))
+                if native::may_drive(&session, &request) || fallback::may_drive(shared, &session, &request) =>
+            {
                 let id = request.id.clone();
                 let message = Message::Request(request.clone());
                 let is_sound = vet(&message).is_ok();
@@ -50,7 +57,7 @@ pub(super) async fn post(
 fn is_about_a_driven_call(shared: &Shared, session: &Session, message: &Message) -> bool {
     match message {
         Message::Notification(notification) => native::is_about_a_driven_call(shared, session, notification),
-        Message::Response(response) => session.token.tasks.calls && response.id.as_ref().is_some_and(is_own),
+        Message::Response(response) => shared.drives(session) && response.id.as_ref().is_some_and(is_own),
         Message::Request(_) => false,
     }
 }

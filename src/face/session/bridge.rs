@@ -8,6 +8,7 @@
 pub(super) mod call;
 pub(super) mod client;
 mod desk;
+pub(in crate::face) mod held;
 mod introduce;
 mod listen;
 mod log;
@@ -30,7 +31,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
 use super::sessions::{Session, Telling};
-use super::{Shared, addressee, is_own, refuse, vet};
+use super::{Shared, addressee, fallback, is_own, refuse, vet};
 use crate::dialect::Complaint;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::answer::{accepted, bare, event_stream};
@@ -43,7 +44,7 @@ use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
 use call::Caller;
-pub(super) use desk::Desk;
+pub(in crate::face) use desk::Desk;
 pub(super) use introduce::introduce;
 pub(super) use listen::get;
 use said::{Said, Saying};
@@ -199,6 +200,9 @@ fn batch_answer(
             if request.method == method::INITIALIZE {
                 let alone = Complaint::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
                 return error(id, &alone.to_error(version));
+            }
+            if let Some(running) = fallback::in_batch(shared, session, &request, &caller().principal) {
+                return Some(Reply::Subscribed(request.id, running));
             }
             if let Some(answering) = listen::subscription(shared, session, &request, &caller().principal) {
                 return Some(Reply::Subscribed(request.id, answering));

@@ -105,6 +105,7 @@ pub(super) async fn open(
         issued_at: shared.served.clock.now(),
         upstream_session: opened.binding.session.as_ref().and_then(|id| id.to_str().ok()).map(str::to_owned),
         tasks: opened.tasks,
+        declares_tasks: introduction.declares_tasks,
     };
     let sealed = shared.served.sealer.seal_session(&token).ok().and_then(|id| HeaderValue::try_from(id).ok());
     let Some(sealed) = sealed else {

@@ -47,6 +47,11 @@ impl Native {
         Self { catalog: Catalog::new(Arc::clone(&pool), Arc::new(PlainPeer)), pool, hearing: Arc::default() }
     }
 
+    /// Its tools, as a session of the gateway's own lists them.
+    pub(super) const fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
     /// Keeps what is cached small while nobody asks, until told to stop.
     pub(super) async fn keep_tidy(&self, stop: &CancellationToken) {
         self.catalog.keep_tidy(stop).await;
@@ -83,7 +88,7 @@ pub(super) fn is_about_a_driven_call(shared: &Shared, session: &Session, notific
         let id = notification.params.object()?.get("requestId")?;
         RequestId::from_payload(&id)
     };
-    session.token.tasks.calls
+    shared.drives(session)
         && notification.method == method::CANCELLED
         && named().is_some_and(|id| shared.desk.knows(session.token.nonce, &id))
 }
@@ -103,8 +108,8 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Reques
     }
 }
 
-/// Begins a call of a tool that the server runs only as a task; `None` for every other, and for one of which nobody can
-/// tell the tool. What comes of it, or why it was not begun.
+/// Begins a call of a tool that the server runs only as a task, or one that may end in a word of its task; `None` for
+/// every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
 pub(super) async fn drive(
     shared: &Arc<Shared>,
     session: &Session,
@@ -112,16 +117,20 @@ pub(super) async fn drive(
     inbound: &Inbound,
 ) -> Option<Result<Said, RpcError>> {
     let tool = pipe::tool_of(request.params.object()).ok()?;
-    if shared.support(session, &inbound.principal, &tool).await != TaskSupport::Required {
-        return None;
-    }
-    let way = Way { upstream: shared.upstream_for_native(session), speech: Speech::Sessions };
+    let served_natively = NativeTask::WhereServed { deadline: shared.served.rules.policy_of(&tool).deadline };
+    let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
+        TaskSupport::Required => (shared.upstream_for_native(session), served_natively),
+        TaskSupport::Optional | TaskSupport::Forbidden if !shared.falls_back(session, &tool) => return None,
+        TaskSupport::Optional => (shared.upstream_of(session), served_natively),
+        TaskSupport::Forbidden => (shared.upstream_of(session), NativeTask::Never),
+    };
+    let way = Way { upstream, speech: Speech::Sessions, native };
     Some(call::begin_on(&way, shared, session, request, Caller::of(inbound)))
 }
 
-/// The rest of a driven call's stream, where this event was one of it; every other event is the server's own.
+/// The rest of a stream that the gateway made, where this event was one of it; every other event is the server's own.
 pub(super) fn take_up(shared: &Shared, session: &Session, last_event: Option<&HeaderValue>) -> Option<Response> {
-    let event = last_event.filter(|_| session.token.tasks.calls)?.to_str().ok()?;
+    let event = last_event?.to_str().ok()?;
     said::take_up(shared, session, event)
 }
 

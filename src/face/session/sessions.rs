@@ -71,6 +71,8 @@ struct Facts {
     renewed: Option<Binding>,
     renewal: Option<Renewal>,
     told: Told,
+    /// Whether its client has used tasks.
+    uses_tasks: bool,
 }
 
 /// What an upstream session was told that a new one has to be told again.
@@ -163,6 +165,16 @@ impl Sessions {
         }
     }
 
+    /// Takes note that a session's client knows tasks.
+    pub(super) fn note_tasks(&self, session: &Session) {
+        self.known.get_or_default(session.token.nonce).0.lock().uses_tasks = true;
+    }
+
+    /// Whether it does, as far as it is known here.
+    pub(super) fn uses_tasks(&self, session: &Session) -> bool {
+        self.known.get(session.token.nonce).is_some_and(|known| known.0.lock().uses_tasks)
+    }
+
     /// The least severity of log messages that a session wants, as far as it is known here.
     pub(super) fn level(&self, session: &Session) -> Option<LogLevel> {
         let known = self.known.get(session.token.nonce)?;
@@ -235,6 +247,7 @@ mod tests {
             issued_at: Timestamp::from_millis(0),
             upstream_session: Some("s-1".to_owned()),
             tasks: PeerTasks::default(),
+            declares_tasks: false,
         }
     }
 

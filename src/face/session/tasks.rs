@@ -84,6 +84,11 @@ impl Desk {
         }
     }
 
+    /// The look-ups of tasks that failed.
+    pub(super) const fn misses(&self) -> &Misses {
+        &self.misses
+    }
+
     /// What a session's tool list says of each tool; `None` where tasks are not offered.
     pub(in crate::face) fn support(&self, session: &Session) -> Option<Support> {
         session.has_tasks().then(|| Arc::clone(&self.support))
@@ -162,6 +167,7 @@ impl Shared {
     /// own upstream session.
     pub(super) async fn call(self: &Arc<Self>, asking: Asking<'_>, call: TaskCall) -> Response {
         let addressee = addressee(Some(&call.request.id), asking.accepted);
+        self.note_tasks(&asking.session);
         let Some(params) = call.request.params.object() else {
             return refuse(&addressee, &Complaint::UnknownTool);
         };
@@ -296,12 +302,18 @@ impl Shared {
         line
     }
 
+    /// Has what a task asks put to its client on the session's own stream.
+    pub(super) fn speak_of(self: &Arc<Self>, task: &Task, home: u128) {
+        self.line(&task.key, home, Some(task));
+    }
+
     /// Answers a task method.
     pub(super) async fn task_method(self: &Arc<Self>, asking: Asking<'_>, request: &Request) -> Response {
         let addressee = addressee(Some(&request.id), asking.accepted);
         if !asking.session.has_tasks() {
             return refuse(&addressee, &Complaint::UnknownMethod(request.method.clone()));
         }
+        self.note_tasks(&asking.session);
         let none = Object::of(&Payload::empty_object());
         let Some(params) = request.params.object().or(none.as_ref()) else {
             return refuse(&addressee, &Complaint::UnknownTask);

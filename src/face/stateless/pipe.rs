@@ -6,7 +6,7 @@
 //! not for here: it goes to the engine. A client that leaves drops the upstream's request with its answer,
 //! which is how servers without sessions are told.
 
-mod edit;
+pub(in crate::face) mod edit;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -132,8 +132,11 @@ impl StatelessFace {
                 Err(refusal) => return *refusal,
             };
             // What was asked without a task goes on without one.
-            if weighed.plan != Plan::Direct && state == State::New {
+            if weighed.plan != Plan::Direct && matches!(state, State::New | State::Held) {
                 return self.run_call(inquiry, &weighed).await;
+            }
+            if state == State::Held {
+                return inquiry.addressee.complaint(&Complaint::State);
             }
             (deadline, limits) = (Some(weighed.policy.deadline), weighed.policy.limits);
         }
@@ -141,6 +144,7 @@ impl StatelessFace {
         let edits = Edits {
             id: inquiry.request.id.clone(),
             aim: Aim::of(inquiry.method),
+            fallback: self.fallback_for(&inquiry.said),
             asker,
             sealer: Arc::clone(&pipe.piped.sealer),
             clock: Arc::clone(&pipe.piped.clock),
@@ -177,6 +181,8 @@ enum State {
     New,
     /// What the upstream gave, to be given back.
     Kept(Option<Payload>),
+    /// The gateway holds the call.
+    Held,
 }
 
 impl Pipe {
@@ -190,7 +196,8 @@ impl Pipe {
         let now = self.piped.clock.now();
         match self.piped.sealer.open_state(&sealed, &asker.scope(), now, STATE_EXPIRES_AFTER) {
             Some(StateContent::Upstream(own)) => Ok(State::Kept(own)),
-            // A call that the gateway held for an upstream which has no sessions any more is gone.
+            Some(StateContent::Task { .. }) if inquiry.method == method::TOOLS_CALL => Ok(State::Held),
+            // A request that the gateway held for an upstream which has no sessions any more is gone.
             Some(StateContent::Task { .. }) | None => Err(Complaint::State),
         }
     }

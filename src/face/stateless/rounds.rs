@@ -71,9 +71,18 @@ impl StatelessFace {
             Ok(TakenUp::Going(stream)) => {
                 let may_promote = plan != Plan::Direct && policy.early_input == EarlyInput::AskFirst;
                 let promotable = if may_promote { Promotable::Yes } else { Promotable::No };
-                self.view(inquiry, promotable).respond(stream).await
+                self.respond(inquiry, promotable, stream).await
             }
-            Ok(TakenUp::Over(event)) => self.view(inquiry, Promotable::No).answer(event),
+            Ok(TakenUp::Over(event)) => match inquiry.said.takes_tasks() {
+                TakesTasks::No | TakesTasks::ByTools => {
+                    let words = self.fallback_words();
+                    self.view(inquiry, Promotable::No, words).answer(event)
+                }
+                TakesTasks::AfterGrace | TakesTasks::AtOnce => {
+                    let words = self.dialect();
+                    self.view(inquiry, Promotable::No, words).answer(event)
+                }
+            },
             Err(NotHeld::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
             Err(NotHeld::Fault(fault)) => inquiry.addressee.fault(&fault),
         }
@@ -89,7 +98,7 @@ impl StatelessFace {
         let answers = inputs::responses(inquiry.params)?;
         let key = TaskKey { owner: inquiry.principal.clone(), id };
         let task = self.held(&key).await?;
-        let takes_tasks = inquiry.said.takes_tasks() != TakesTasks::No;
+        let takes_tasks = inquiry.said.takes_tasks() != TakesTasks::No || matches!(plan, Plan::Grace(_));
         if let Some(over) = end_of(&task, takes_tasks)? {
             return Ok(TakenUp::Over(over));
         }

@@ -24,7 +24,7 @@ pub(super) fn may_ask(said: &StatelessRequest, name: &str) -> bool {
 impl StatelessFace {
     pub(super) async fn task(&self, inquiry: &Inquiry<'_>) -> Response {
         let answered = match inquiry.said.takes_tasks() {
-            TakesTasks::No => self.look_after(inquiry).await,
+            TakesTasks::No | TakesTasks::ByTools => self.look_after(inquiry).await,
             TakesTasks::AtOnce | TakesTasks::AfterGrace => self.answer(inquiry).await,
         };
         match answered {

@@ -41,6 +41,10 @@ impl Conduit for HttpUpstream {
         })
     }
 
+    fn makes_streams(&self) -> bool {
+        self.hop.carrier.is_stand()
+    }
+
     fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
         Arc::new(BoundUpstream::new(Arc::clone(&self.hop), own))
     }

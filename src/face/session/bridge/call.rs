@@ -22,15 +22,17 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::LogLevel;
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::reintroduction::{failed_result, not_askable, session_error, session_result};
-use crate::dialect::{Complaint, PeerDialect};
+use crate::dialect::core_2025_11_25::CoreTasks;
+use crate::dialect::{Complaint, FaceDialect, PeerDialect, Reply};
 use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, Questions, Rounds};
+use crate::face::fallback::FallbackDesk;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::pipe::tool_of;
 use crate::face::rewrite;
 use crate::face::rising::Rising;
 use crate::face::sized;
 use crate::metric;
-use crate::task::{Executed, Failure, GatewayFault, Maker, Outcome, Plan, Principal, Reason};
+use crate::task::{Executed, Failure, GatewayFault, Maker, Outcome, Plan, Principal, Reason, TakesTasks, Task};
 use crate::upstream::{NativeTask, Upstream, UpstreamRequest};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::fault::INTERNAL_ERROR;
@@ -65,6 +67,8 @@ pub(super) fn fault(reason: Reason) -> Ending {
 pub(in crate::face::session) struct Way {
     pub(in crate::face::session) upstream: Arc<dyn Upstream>,
     pub(in crate::face::session) speech: Speech,
+    /// Whether the upstream is to make a task of its own of it.
+    pub(in crate::face::session) native: NativeTask,
 }
 
 /// In whose words the upstream answers.
@@ -72,7 +76,7 @@ pub(in crate::face::session) struct Way {
 pub(in crate::face::session) enum Speech {
     /// Of a server without sessions: they are turned into those of a session.
     Stateless,
-    /// Of a server with sessions, which runs the tool only as a task.
+    /// Of a server with sessions.
     Sessions,
 }
 
@@ -89,7 +93,7 @@ pub(super) fn begin(
     let Some(bridge) = &shared.served.bridge else {
         return Err(gateway_error(&GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
     };
-    let way = Way { upstream: Arc::clone(&bridge.stateless), speech: Speech::Stateless };
+    let way = Way { upstream: Arc::clone(&bridge.stateless), speech: Speech::Stateless, native: NativeTask::Never };
     begin_on(&way, shared, session, request, caller)
 }
 
@@ -129,6 +133,7 @@ pub(in crate::face::session) fn begin_on(
     };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.sessions.level(session).filter(|_| caller.takes_stream());
+    let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
     let (words, said) = shared.desk.logs.begin((shared.served.random)());
     let mut driver = Driver {
         shared: Arc::clone(shared),
@@ -146,9 +151,18 @@ pub(in crate::face::session) fn begin_on(
         questions,
         entered,
         support: shared.tasks.support(session),
+        fallback: shared.fallback_for(session),
+        plan: Plan::Direct,
         speech: way.speech,
     };
-    let mut spec = driver.spec(&way.upstream, &client, params, (tool, caller));
+    let mut spec = driver.spec(way, &client, params, (tool, caller));
+    if falls_back {
+        // What its client is asked, it is asked while it waits.
+        spec.policy = spec.policy.asking_first();
+        spec.plan = spec.policy.mode.plan(TakesTasks::ByTools, spec.policy.grace);
+        spec.context.progress = true;
+        driver.plan = spec.plan;
+    }
     spec.context.forwarded = session.forwarded.clone();
     let call = shared.served.engine.call(spec);
     let stop = shared.served.life.stop.clone();
@@ -176,6 +190,10 @@ pub(super) struct Driver {
     entered: Entry,
     /// What a tool list says of tasks.
     support: Option<Support>,
+    /// The tools that its client is given in place of tasks.
+    fallback: Option<Arc<FallbackDesk>>,
+    /// How the call may be answered.
+    pub(super) plan: Plan,
     speech: Speech,
 }
 
@@ -184,13 +202,13 @@ enum Heard {
     Over(Ending),
     Cancelled,
     /// Under this task.
-    Asked(Arc<crate::task::Task>),
+    Asked(Arc<Task>),
 }
 
 impl Driver {
     fn spec(
         &self,
-        upstream: &Arc<dyn Upstream>,
+        way: &Way,
         client: &Client,
         params: Option<&Object>,
         (tool, caller): (Option<String>, Caller),
@@ -208,13 +226,14 @@ impl Driver {
         match self.speech {
             Speech::Stateless => context.log_level = self.level.map(|level| Arc::from(level.as_str())),
             // The level of a session is the client's own affair.
-            Speech::Sessions => context.native_task = NativeTask::WhereServed { deadline: policy.deadline },
+            Speech::Sessions => (),
         }
+        context.native_task = way.native;
         let peer = Arc::new(PlainPeer);
         CallSpec {
             owner: caller.principal,
             maker: Maker::Session,
-            upstream: Arc::clone(upstream),
+            upstream: Arc::clone(&way.upstream),
             slots: is_tool.then(|| Arc::clone(&served.slots)),
             queue_deadline: served.queue_deadline,
             request: UpstreamRequest {
@@ -299,8 +318,8 @@ impl Driver {
                 Some(CallEvent::Ended(CallEnd::Gone | CallEnd::Misnamed)) => {
                     return Heard::Over(fault(Reason::UpstreamClosed));
                 }
-                // No handle is given out here.
-                Some(CallEvent::Created(_)) | None => return Heard::Over(fault(Reason::Internal)),
+                Some(CallEvent::Created(task)) => return Heard::Over(self.word_of(&task)),
+                None => return Heard::Over(fault(Reason::Internal)),
             };
             if let Some(message) = message {
                 self.say(sse_message(&message)).await;
@@ -318,12 +337,27 @@ impl Driver {
         matches!((self.level, level), (Some(wanted), Some(level)) if level >= wanted)
     }
 
-    /// A tool list says which tools may be called as tasks, where tasks are offered.
+    /// The answer to a call that goes on as a task, for a client that knows none. What the task asks from now on goes
+    /// out on the session's own stream, if its client has one.
+    fn word_of(&self, task: &Arc<Task>) -> Ending {
+        if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
+            self.shared.speak_of(task, self.nonce);
+        }
+        self.shared.fallback_words().encode(Reply::Created(task))
+    }
+
+    /// A tool list says which tools may be called as tasks, where tasks are offered, and names those of the gateway's own.
     fn offering(&self, result: Payload) -> Payload {
-        let Some(support) = self.support.as_deref().filter(|_| self.method == method::TOOLS_LIST) else {
+        if self.method != method::TOOLS_LIST {
             return result;
+        }
+        let support = self.support.as_deref();
+        let result = match support.and_then(|support| rewrite::tools(&Object::of(&result)?, Some(support))) {
+            Some(offering) => offering,
+            None => result,
         };
-        Object::of(&result).and_then(|list| rewrite::tools(&list, Some(support))).unwrap_or(result)
+        let listed = self.fallback.as_ref().and_then(|desk| desk.listed(&Object::of(&result)?));
+        listed.unwrap_or(result)
     }
 
     /// How the client is told of an outcome.

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use super::held::HeldCalls;
 use super::log::Logs;
 use super::turns::Turns;
 use crate::task::{Answer, Executed, GatewayFault, InputKey, Reason};
@@ -20,13 +21,15 @@ const QUESTIONS_MAX: usize = 16_384;
 
 /// By the session's nonce, so that no session reaches into another.
 #[derive(Debug, Default)]
-pub(in crate::face::session) struct Desk {
+pub(in crate::face) struct Desk {
     calls: Mutex<Calls>,
     questions: Mutex<HashMap<String, Waiting>>,
     /// What calls say, for clients that lost their streams.
     pub(super) logs: Logs,
     /// The sessions' own streams.
     pub(super) turns: Arc<Turns>,
+    /// Calls in the pipe whose streams can be taken up again.
+    pub(super) held: Arc<HeldCalls>,
 }
 
 #[derive(Debug, Default)]
@@ -67,6 +70,11 @@ impl Desk {
         }
     }
 
+    /// Lets go of a call in the pipe that its client has cancelled. The upstream is told by the client itself.
+    pub(in crate::face) fn let_go(&self, nonce: u128, id: &RequestId) {
+        self.held.cancel(nonce, id);
+    }
+
     /// Whether a request is under way here.
     pub(in crate::face::session) fn knows(&self, nonce: u128, id: &RequestId) -> bool {
         self.calls.lock().by_id.contains_key(&(nonce, id.clone()))
@@ -76,6 +84,7 @@ impl Desk {
     pub(in crate::face::session) fn end_session(&self, nonce: u128) {
         self.turns.end(nonce);
         self.logs.forget(nonce);
+        self.held.end_session(nonce);
         for ((of, _), (_, cancelled)) in &self.calls.lock().by_id {
             if *of == nonce {
                 cancelled.cancel();

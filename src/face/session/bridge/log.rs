@@ -12,6 +12,8 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::call::Ending;
+use crate::face::http::ResponseBody;
+use crate::wire::framing::read_event;
 use crate::wire::{Payload, RequestId};
 
 /// What waits for a client that reads slowly; above that the upstream is read no further.
@@ -52,6 +54,8 @@ struct State {
     is_unwanted: bool,
     /// What is kept, in bytes.
     size: usize,
+    /// What follows, for whoever reads first: it is not kept, and goes on only with its reader.
+    rest: Mutex<Option<ResponseBody>>,
 }
 
 #[derive(Clone, Debug)]
@@ -59,6 +63,8 @@ struct Event {
     number: u64,
     text: Bytes,
     is_comment: bool,
+    /// Whether it has a name that somebody else gave it.
+    bears_id: bool,
 }
 
 /// What becomes of what nobody is there to read.
@@ -76,6 +82,8 @@ pub(super) enum Word {
     Event(Bytes, Option<u64>),
     /// The answer. Nothing follows.
     Last(Ending, u64),
+    /// The rest of the stream as it comes.
+    Rest(ResponseBody),
 }
 
 impl Log {
@@ -109,7 +117,8 @@ impl Log {
             if is_heard || (unheard == Unheard::Kept && !is_comment) {
                 state.size += text.len();
                 self.bytes.fetch_add(text.len(), Ordering::Relaxed);
-                state.events.push_back(Event { number: state.next, text, is_comment });
+                let bears_id = read_event(&text).is_some_and(|event| event.id.is_some());
+                state.events.push_back(Event { number: state.next, text, is_comment, bears_id });
                 state.next += 1;
                 self.trim(state);
             }
@@ -181,6 +190,27 @@ impl Writer {
         self.0.finish(ending)
     }
 
+    /// Says that this follows, and nothing else.
+    pub(super) fn hand_over(&self, rest: ResponseBody) {
+        self.0.state.send_modify(|state| {
+            *state.rest.get_mut() = Some(rest);
+            (state.is_closed, state.is_unwanted) = (true, true);
+        });
+    }
+
+    /// Returns once nobody was there to read for so long. Cancel safe.
+    pub(super) async fn deserted(&self, patience: Duration) {
+        let mut state = self.0.state.subscribe();
+        loop {
+            // The other end of this is held here.
+            let _ = state.wait_for(|state| state.reader.is_none()).await.map(|_| ());
+            let back = state.wait_for(|state| state.reader.is_some());
+            if tokio::time::timeout(patience, back).await.is_err() {
+                return;
+            }
+        }
+    }
+
     /// Says that there is no answer, because its client wants none.
     pub(super) fn close(&self) {
         self.0.state.send_modify(|state| (state.is_closed, state.is_unwanted) = (true, true));
@@ -233,14 +263,19 @@ impl Reader {
                         state.events.remove(at);
                     }
                     self.log.trim(state);
-                    word = Some(Word::Event(event.text, (!event.is_comment).then_some(event.number)));
+                    let is_named = !event.is_comment && !event.bears_id;
+                    word = Some(Word::Event(event.text, is_named.then_some(event.number)));
                 }
                 None => {
+                    state.reader = None;
+                    if let Some(rest) = state.rest.get_mut().take() {
+                        word = Some(Word::Rest(rest));
+                        return;
+                    }
                     // It bears the number after all others; whoever has seen that has seen it all.
                     let number = state.next;
                     let is_new = state.read <= number;
                     word = state.last.clone().filter(|_| is_new).map(|last| Word::Last(last, number));
-                    state.reader = None;
                 }
             }
         });
@@ -372,6 +407,7 @@ mod tests {
         match word {
             Some(Word::Event(text, number)) => format!("{} {number:?}", std::str::from_utf8(&text).unwrap()),
             Some(Word::Last(_, number)) => format!("last {number}"),
+            Some(Word::Rest(_)) => "rest".to_owned(),
             None => "end".to_owned(),
         }
     }

@@ -15,7 +15,7 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::inputs;
 use crate::dialect::reintroduction::session_question;
 use crate::engine::{CallStream, Retry};
-use crate::task::{Answer, Executed, GatewayFault, InputKey, Phase, Plan, Question, Reason, Task, TaskKey};
+use crate::task::{Answer, Executed, GatewayFault, InputKey, Phase, Question, Reason, Task, TaskKey};
 use crate::wire::framing::sse_message;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{RpcError, envelope, fault, method};
@@ -88,7 +88,7 @@ impl Driver {
             }
         }
         let questions = Arc::clone(&self.questions);
-        match self.engine.retry(key, Retry { answers: round.answers, plan: Plan::Direct, questions }) {
+        match self.engine.retry(key, Retry { answers: round.answers, plan: self.plan, questions }) {
             Some(call) => Next::Going(call),
             // It ended just now.
             None => match self.held(key).await {

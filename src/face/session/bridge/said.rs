@@ -14,7 +14,7 @@ use super::log::{Reader, Word, event_id, read_event_id};
 use super::{Session, Shared};
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, accepted, event_stream};
-use crate::face::http::{AcceptedTypes, Response, empty_body};
+use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::sse_message;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
@@ -75,10 +75,16 @@ impl Said {
                 }
                 self.stream(Some((opening, first)), addressee.id, stream)
             }
+            Some(Word::Rest(rest)) => event_stream(rest),
             // A cancelled request has no response (LEG-14), but HTTP wants one.
             None if addressee.accepted == AcceptedTypes::Json => accepted(),
             None => event_stream(empty_body()),
         }
+    }
+
+    /// Keeps what is said for a client that loses its stream.
+    pub(super) fn keep(&self, shared: &Shared, nonce: u128, request: RequestId) {
+        shared.desk.logs.keep(nonce, request, &self.words);
     }
 
     /// All that is said, the answer last; a request that was cancelled has none.
@@ -88,12 +94,14 @@ impl Said {
             Some(match said.next().await? {
                 Word::Event(event, _) => (Saying::Event(event), (Some(said), id)),
                 Word::Last(ending, _) => (Saying::last(&id, &ending), (None, id)),
+                // Of streams that are passed on, which stand alone.
+                Word::Rest(_) => return None,
             })
         })
     }
 
     /// The next word; `None` where the request was cancelled, and after the last.
-    async fn next(&mut self) -> Option<Word> {
+    pub(super) async fn next(&mut self) -> Option<Word> {
         match self.words.next().await {
             // The driver is gone without a word, by a bug or with the process.
             None if self.words.is_orphan() => {
@@ -105,26 +113,33 @@ impl Said {
     }
 
     /// `stream` is what its events are called by, where they have names.
-    fn stream(self, first: Option<(Bytes, Word)>, id: Option<RequestId>, stream: Option<u128>) -> Response {
+    pub(super) fn stream(self, first: Option<(Bytes, Word)>, id: Option<RequestId>, stream: Option<u128>) -> Response {
         let named = move |message: Bytes, number: Option<u64>| match stream.zip(number) {
             Some((stream, number)) => {
                 Bytes::from([format!("id: {}\n", event_id(stream, number)).as_bytes(), &message].concat())
             }
             None => message,
         };
-        let events = stream::unfold((Some(self), first), move |(said, first)| {
+        let events = stream::unfold((Some(Left::Words(self)), first), move |(left, first)| {
             let id = id.clone();
             async move {
-                let mut said = said?;
+                let mut said = match left? {
+                    Left::Words(said) => said,
+                    Left::Rest(mut rest) => {
+                        let frame = rest.frame().await?;
+                        return Some((frame, (Some(Left::Rest(rest)), None)));
+                    }
+                };
                 let (opening, word) = match first {
                     Some((opening, first)) => (opening, first),
                     None => (Bytes::new(), said.next().await?),
                 };
                 let (piece, more) = match word {
-                    Word::Event(event, number) => (named(event, number), Some(said)),
+                    Word::Event(event, number) => (named(event, number), Some(Left::Words(said))),
                     Word::Last(ending, number) => {
                         (named(sse_message(&last_message(id.as_ref(), &ending)), Some(number)), None)
                     }
+                    Word::Rest(rest) => (Bytes::new(), Some(Left::Rest(rest))),
                 };
                 let piece = if opening.is_empty() { piece } else { [opening, piece].concat().into() };
                 Some((Ok::<_, io::Error>(Frame::data(piece)), (more, None)))
@@ -134,8 +149,14 @@ impl Said {
     }
 }
 
+/// What is left of a stream.
+enum Left {
+    Words(Said),
+    Rest(ResponseBody),
+}
+
 /// Whether streams of this version have event ids. There is no other way to a version before but streams without.
-fn can_resume(version: ProtocolVersion) -> bool {
+pub(super) fn can_resume(version: ProtocolVersion) -> bool {
     version >= ProtocolVersion::V2025_03_26
 }
 

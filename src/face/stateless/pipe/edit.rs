@@ -14,6 +14,7 @@ use hyper::body::{Body, Frame, SizeHint};
 use super::about_us;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
+use crate::face::fallback::FallbackDesk;
 use crate::face::pipe::edit::{edited_event, edited_events};
 use crate::face::pipe::read;
 use crate::face::rewrite;
@@ -71,6 +72,8 @@ pub(super) struct Edits {
     pub(super) sealer: Arc<Sealer>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) said: StatelessRequest,
+    /// The gateway's own tools, for a client that has them.
+    pub(super) fallback: Option<Arc<FallbackDesk>>,
 }
 
 /// A JSON answer after a look at its beginning.
@@ -85,7 +88,10 @@ impl Edits {
     pub(super) fn text(&self, text: Bytes) -> Bytes {
         let text = match self.aim {
             Aim::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
-            Aim::ToolList => rewrite::tool_list(&text, &self.id, None).unwrap_or(text),
+            Aim::ToolList => {
+                let text = rewrite::tool_list(&text, &self.id, None).unwrap_or(text);
+                self.fallback.as_ref().and_then(|desk| desk.listed_in(&text, &self.id)).unwrap_or(text)
+            }
             Aim::Other => text,
         };
         if !is_of_interest(&text) {
@@ -178,9 +184,9 @@ fn joined(pieces: &VecDeque<Bytes>) -> Bytes {
 }
 
 /// A body whose beginning was read already.
-struct Resumed {
-    pieces: VecDeque<Bytes>,
-    rest: ConduitBody,
+pub(in crate::face) struct Resumed {
+    pub(in crate::face) pieces: VecDeque<Bytes>,
+    pub(in crate::face) rest: ConduitBody,
 }
 
 impl Body for Resumed {

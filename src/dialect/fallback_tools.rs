@@ -1,0 +1,351 @@
+//! Tasks for clients that know none: an ordinary result speaks of the task, and three tools of the gateway's own do what
+//! the task methods do elsewhere, so that any model can go on.
+//!
+//! Every answer here is a result of `tools/call`. What a task came to is the result that its tool gave, as it came;
+//! everything else is said in text, and beside it as structured content.
+
+#[cfg(test)]
+mod tests;
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::face::{Command, FaceDialect, Reply};
+use super::faults::{Complaint, no_words, session_failure_error};
+use super::lifecycle::stateless_result;
+use super::reintroduction::{STRUCTURED_CONTENT, failed_result, session_result};
+use crate::task::time::millis;
+use crate::task::{InputKey, Outcome, Phase, Question, Task, TaskId};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RpcError, method};
+
+/// Put in front of the three names, as often as it takes, where the upstream has a tool of such a name.
+const PREFIX: &str = "taskgate_";
+/// How often that is done at most: an upstream with more such names has them for their sake alone.
+pub const LEVELS: usize = 4;
+/// How long `task_result` waits where the call does not say: well under the 60 s after which many clients give up.
+pub const WAIT_DEFAULT: Duration = Duration::from_secs(30);
+/// How long it waits at most; a longer wish is cut down to this.
+pub const WAIT_MAX: Duration = Duration::from_secs(50);
+/// Longest id that is looked at (reliability.md B119).
+const ID_BYTES_MAX: usize = 128;
+/// What is said of a task that is not there, whoever asks.
+const UNKNOWN: &str = "There is no such task. Its id may be mistyped, or its time to live may be over.";
+
+/// One of the three tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FallbackTool {
+    Status,
+    Result,
+    Cancel,
+}
+
+/// A name that may stand for one of the tools.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Named {
+    pub tool: FallbackTool,
+    /// How often the prefix stands in front of it: less than [`LEVELS`].
+    pub level: usize,
+}
+
+impl FallbackTool {
+    pub const ALL: [Self; 3] = [Self::Status, Self::Result, Self::Cancel];
+
+    /// Its name without a prefix.
+    #[must_use]
+    pub const fn base(self) -> &'static str {
+        match self {
+            Self::Status => "task_status",
+            Self::Result => "task_result",
+            Self::Cancel => "task_cancel",
+        }
+    }
+
+    /// Its name at a level.
+    #[must_use]
+    pub fn name(self, level: usize) -> String {
+        [&PREFIX.repeat(level), self.base()].concat()
+    }
+
+    /// The tool that a name may stand for, if the upstream has none of that name.
+    #[must_use]
+    pub fn named(name: &str) -> Option<Named> {
+        let (mut rest, mut level) = (name, 0);
+        while let Some(shorter) = rest.strip_prefix(PREFIX) {
+            (rest, level) = (shorter, level + 1);
+        }
+        let tool = Self::ALL.into_iter().find(|tool| tool.base() == rest)?;
+        (level < LEVELS).then_some(Named { tool, level })
+    }
+
+    /// How a tool list shows it.
+    #[must_use]
+    pub fn definition(self, level: usize) -> Payload {
+        let [status, result, cancel] = Self::ALL.map(|tool| tool.name(level));
+        let (title, description) = match self {
+            Self::Status => (
+                "Task status",
+                format!("Tells how a task stands: a call of another tool that took too long to wait for and goes on in the background. Once it is completed, {result} gives its result."),
+            ),
+            Self::Result => (
+                "Task result",
+                format!("Waits for a task to end and gives the result of the call that it stands for. If it still runs after wait_seconds, the answer says so: call {result} again then. {status} does not wait."),
+            ),
+            Self::Cancel => ("Cancel task", format!("Stops a task that is not wanted any more. {cancel} cannot be undone, and changes nothing about a task that has ended.")),
+        };
+        let id = json!({ "type": "string", "description": "The id that the result of the call gave." });
+        let wait = json!({
+            "type": "number", "minimum": 0, "maximum": WAIT_MAX.as_secs(), "default": WAIT_DEFAULT.as_secs(),
+            "description": "How many seconds to wait at most.",
+        });
+        let properties = match self {
+            Self::Status | Self::Cancel => json!({ "id": id }),
+            Self::Result => json!({ "id": id, "wait_seconds": wait }),
+        };
+        let reads = self != Self::Cancel;
+        let definition = json!({
+            "name": self.name(level),
+            "title": title,
+            "description": description,
+            "inputSchema": { "type": "object", "properties": properties, "required": ["id"], "additionalProperties": false },
+            "annotations": {
+                "title": title, "readOnlyHint": reads, "destructiveHint": !reads,
+                "idempotentHint": true, "openWorldHint": false,
+            },
+        });
+        match self {
+            // Its result is that of whatever tool the task is of.
+            Self::Result => Payload::of(&definition),
+            Self::Status | Self::Cancel => with_output_schema(&Payload::of(&definition)),
+        }
+    }
+}
+
+/// What [`standing`] writes, as a schema.
+fn with_output_schema(definition: &Payload) -> Payload {
+    let text = || json!({ "type": "string" });
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "taskId": text(), "tool": text(),
+            "status": { "type": "string", "enum": ["working", "input_required", "completed", "failed", "cancelled"] },
+            "statusMessage": text(), "createdAt": text(), "lastUpdatedAt": text(),
+            "ttl": { "type": "integer" }, "pollInterval": { "type": "integer" },
+            "questions": { "type": "array", "items": text() },
+        },
+        "required": ["taskId", "tool", "status", "createdAt", "lastUpdatedAt", "ttl", "pollInterval"],
+    });
+    match Object::of(definition) {
+        Some(object) => object.edit().set("outputSchema", Payload::of(&schema)).finish(),
+        None => definition.clone(),
+    }
+}
+
+/// How a call of a tool reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Asked {
+    /// `None` for an id that cannot be ours: nobody has such a task.
+    pub id: Option<TaskId>,
+    pub wait: Duration,
+}
+
+impl Asked {
+    /// Reads the arguments of a call.
+    ///
+    /// # Errors
+    /// What is wrong with them, in words for the model that made them.
+    pub fn read(tool: FallbackTool, arguments: Option<&Object>) -> Result<Self, &'static str> {
+        let id = arguments.and_then(|arguments| arguments.get_string("id"));
+        let id = id.filter(|id| !id.is_empty() && id.len() <= ID_BYTES_MAX && !id.contains(char::is_control));
+        let id = id.ok_or("id must be a string: the id that the result of the call gave.")?;
+        let wait = match arguments.and_then(|arguments| arguments.get("wait_seconds")) {
+            Some(seconds) if tool == FallbackTool::Result => {
+                let seconds = seconds.as_str().parse::<f64>().ok().filter(|seconds| *seconds >= 0.0);
+                let seconds = seconds.ok_or("wait_seconds must be a number that is not negative.")?;
+                Duration::from_secs_f64(seconds.min(WAIT_MAX.as_secs_f64()))
+            }
+            Some(_) | None => WAIT_DEFAULT,
+        };
+        Ok(Self { id: TaskId::parse(&id), wait })
+    }
+}
+
+/// The flavour's codec.
+#[derive(Clone, Debug)]
+pub struct FallbackTools {
+    /// How the three tools are called towards this client.
+    level: usize,
+    /// The server's name for itself, which results of 2026-07-28 bear.
+    identity: Option<Payload>,
+}
+
+impl FallbackTools {
+    /// For clients with a session.
+    #[must_use]
+    pub const fn for_session(level: usize) -> Self {
+        Self { level, identity: None }
+    }
+
+    /// For clients without, whose results bear the server's name.
+    #[must_use]
+    pub const fn for_stateless(level: usize, server_info: Payload) -> Self {
+        Self { level, identity: Some(server_info) }
+    }
+
+    /// What is said of a task that is not there: the same for one that is somebody else's.
+    #[must_use]
+    pub fn unknown(&self) -> Payload {
+        self.failed(UNKNOWN)
+    }
+
+    /// A result that says what went wrong.
+    #[must_use]
+    pub fn failed(&self, why: &str) -> Payload {
+        self.finished(&failed_result(why))
+    }
+
+    /// A result as this client's version has it.
+    fn finished(&self, result: &Payload) -> Payload {
+        match &self.identity {
+            Some(server_info) => stateless_result(method::TOOLS_CALL, result, server_info),
+            None => session_result(method::TOOLS_CALL, result),
+        }
+    }
+
+    fn told(&self, text: &str, task: &Task) -> Payload {
+        let block = ObjectWriter::new().text("type", "text").text("text", text).finish();
+        let writer = ObjectWriter::new().member("content", &Payload::of(&[block]));
+        self.finished(&writer.member(STRUCTURED_CONTENT, &standing(task)).finish())
+    }
+
+    /// The answer to the call itself, which outlived its grace period.
+    fn notice(&self, task: &Task) -> Payload {
+        let [status, result, cancel] = FallbackTool::ALL.map(|tool| tool.name(self.level));
+        let (tool, id) = (&task.origin.tool, task.key.id);
+        self.told(
+            &format!("{tool} takes longer and goes on in the background as task {id}. This is not its result yet, and there is no need to call {tool} again. Call {result} with {{\"id\": \"{id}\"}} to wait for the result, {status} to see how it stands, or {cancel} to stop it."),
+            task,
+        )
+    }
+
+    fn snapshot(&self, task: &Task) -> Payload {
+        let (tool, id) = (&task.origin.tool, task.key.id);
+        let result = FallbackTool::Result.name(self.level);
+        let state = match &task.phase {
+            Phase::Queued => "waits for its turn".to_owned(),
+            Phase::Working => format!("is still running. Call {result} to wait for its result"),
+            Phase::AwaitingInput(open) => {
+                let questions: Vec<_> = open.values().map(asked).collect();
+                format!("waits for an answer that only the user can give, where the client asks for it: {}", questions.join(" / "))
+            }
+            Phase::Settled(Outcome::Returned { is_error: false, .. }) => {
+                format!("is completed. Call {result} for its result")
+            }
+            Phase::Settled(Outcome::Returned { is_error: true, .. } | Outcome::Faulted(_)) => {
+                format!("has failed. Call {result} to learn why")
+            }
+            Phase::Settled(Outcome::Cancelled) => "was cancelled".to_owned(),
+        };
+        let words = task.status_message.as_deref().filter(|_| !task.is_settled());
+        let words = words.map_or_else(String::new, |words| format!(" It says: {words}"));
+        self.told(&format!("Task {id} ({tool}) {state}.{words}"), task)
+    }
+
+    /// What the task came to.
+    fn outcome(&self, task: &Task) -> Payload {
+        let (tool, id) = (&task.origin.tool, task.key.id);
+        match &task.phase {
+            Phase::Settled(Outcome::Returned { result, .. }) => self.finished(result),
+            Phase::Settled(Outcome::Faulted(failure)) => {
+                let error = session_failure_error(failure);
+                self.failed(&format!("The call of {tool} failed: {} ({})", error.message, error.code))
+            }
+            Phase::Settled(Outcome::Cancelled) => {
+                self.failed(&format!("Task {id} ({tool}) was cancelled and has no result."))
+            }
+            Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => self.snapshot(task),
+        }
+    }
+
+    fn cancelled(&self, task: &Task, was_settled: bool) -> Payload {
+        let (tool, id) = (&task.origin.tool, task.key.id);
+        let text = if was_settled {
+            format!("Task {id} ({tool}) had ended before ({}); nothing was changed.", status(&task.phase))
+        } else {
+            format!("Task {id} ({tool}) was cancelled.")
+        };
+        self.told(&text, task)
+    }
+}
+
+impl FaceDialect for FallbackTools {
+    /// Reads the params of a call of one of the tools.
+    fn decode(&self, _: &str, params: &Object) -> Result<Command, Complaint> {
+        let named = params.get_str("name").and_then(|name| FallbackTool::named(&name));
+        let tool = named.ok_or(Complaint::UnknownTool)?.tool;
+        let asked = Asked::read(tool, params.get_object("arguments").as_ref());
+        let id = asked.map_err(|why| Complaint::Params(Cow::Borrowed(why)))?.id.ok_or(Complaint::UnknownTask)?;
+        Ok(match tool {
+            FallbackTool::Status => Command::Get(id),
+            FallbackTool::Result => Command::Await(id),
+            FallbackTool::Cancel => Command::Cancel(id),
+        })
+    }
+
+    fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError> {
+        match reply {
+            Reply::Created(task) => Ok(self.notice(task)),
+            Reply::Snapshot(task) => Ok(self.snapshot(task)),
+            Reply::Outcome(task) => Ok(self.outcome(task)),
+            Reply::Cancelled { task, was_settled } => Ok(self.cancelled(task, was_settled)),
+            Reply::Answered | Reply::Listed { .. } => Err(no_words()),
+        }
+    }
+}
+
+/// How a task stands, as structured content.
+fn standing(task: &Task) -> Payload {
+    let writer = ObjectWriter::new()
+        .text("taskId", &task.key.id.to_string())
+        .text("tool", &task.origin.tool)
+        .text("status", status(&task.phase));
+    let writer = match &task.status_message {
+        Some(words) => writer.text("statusMessage", words),
+        None => writer,
+    };
+    let writer = writer
+        .text("createdAt", &task.created_at.to_string())
+        .text("lastUpdatedAt", &task.updated_at.to_string())
+        .number("ttl", millis(task.ttl))
+        .number("pollInterval", millis(task.poll_interval));
+    match &task.phase {
+        Phase::AwaitingInput(open) => {
+            let questions: Vec<_> = open.iter().map(|(_, question): (&InputKey, &Question)| asked(question)).collect();
+            writer.member("questions", &Payload::of(&questions))
+        }
+        Phase::Queued | Phase::Working | Phase::Settled(_) => writer,
+    }
+    .finish()
+}
+
+/// What a question asks, for people.
+fn asked(question: &Question) -> String {
+    let request = Object::of(&question.request);
+    let message = request.as_ref().and_then(|request| request.get_object("params"));
+    let message = message.and_then(|params| params.get_string("message"));
+    let kind = || request.as_ref().and_then(|request| request.get_string("method")).unwrap_or_default();
+    message.unwrap_or_else(kind)
+}
+
+/// The word for how a task stands.
+const fn status(phase: &Phase) -> &'static str {
+    match phase {
+        Phase::Queued | Phase::Working => "working",
+        Phase::AwaitingInput(_) => "input_required",
+        Phase::Settled(Outcome::Returned { is_error: false, .. }) => "completed",
+        Phase::Settled(Outcome::Returned { is_error: true, .. } | Outcome::Faulted(_)) => "failed",
+        Phase::Settled(Outcome::Cancelled) => "cancelled",
+    }
+}

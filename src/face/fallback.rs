@@ -1,0 +1,215 @@
+//! The tools by which clients without tasks go on with theirs: how they are called, where they are listed, and what they
+//! answer. Both faces use it; the words are the dialect's.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use tokio::time::{Instant, timeout_at};
+
+use super::misses::Misses;
+use crate::dialect::fallback_tools::{Asked, FallbackTool, FallbackTools, LEVELS};
+use crate::dialect::faults::gateway_error;
+use crate::dialect::{FaceDialect, Reply};
+use crate::engine::apply::record_shown;
+use crate::engine::{Engine, TaskError};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, TaskKey, ToolRules};
+use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope};
+
+/// What one face of an upstream knows of the three tools.
+#[derive(Debug)]
+pub(super) struct FallbackDesk {
+    rules: ToolRules,
+    /// The names that the upstream has tools of itself, a bit for each. Once seen, whoever saw it, a name stays the
+    /// upstream's for this life of the process: names do not come and go between two clients.
+    taken: AtomicU16,
+    /// Whether all that the upstream has was seen.
+    has_learned: AtomicBool,
+}
+
+impl FallbackDesk {
+    /// `None` where no tool's rules ask for it.
+    pub(super) fn new(rules: &ToolRules) -> Option<Arc<Self>> {
+        let is_wanted = rules.any_falls_back_to_tools();
+        let (taken, has_learned) = (AtomicU16::new(0), AtomicBool::new(false));
+        is_wanted.then(|| Arc::new(Self { rules: rules.clone(), taken, has_learned }))
+    }
+
+    /// Whether a call of this tool may be answered with a word of its task.
+    pub(super) fn covers(&self, tool: &str) -> bool {
+        self.rules.falls_back_to_tools(tool)
+    }
+
+    /// The first level at which none of the names is the upstream's: all three share it.
+    pub(super) fn level(&self) -> usize {
+        let taken = self.taken.load(Ordering::Relaxed);
+        (0..LEVELS).find(|level| taken & (0b111 << (3 * level)) == 0).unwrap_or(LEVELS - 1)
+    }
+
+    /// The tool that a name stands for; `None` for one of the upstream's. Names of other levels are understood too:
+    /// clients keep what they were told.
+    pub(super) fn named(&self, name: &str) -> Option<FallbackTool> {
+        let named = FallbackTool::named(name)?;
+        (self.taken.load(Ordering::Relaxed) & bit(named.tool, named.level) == 0).then_some(named.tool)
+    }
+
+    /// Whether it is known for certain which of the names are the upstream's.
+    pub(super) fn has_learned(&self) -> bool {
+        self.has_learned.load(Ordering::Relaxed)
+    }
+
+    /// Looks at the names in a list, or in a page of one.
+    pub(super) fn learn(&self, list: &Object) {
+        let Some(tools) = list.get("tools") else { return };
+        for tool in tools.items().filter_map(|tool| Object::of(&tool)) {
+            if let Some(named) = tool.get_str("name").and_then(|name| FallbackTool::named(&name)) {
+                self.taken.fetch_or(bit(named.tool, named.level), Ordering::Relaxed);
+            }
+        }
+        if is_last_page(list) {
+            self.has_learned.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// The result of `tools/list` for a client without tasks. The tools stand at the end of the last page: by then all
+    /// names of the upstream's have passed.
+    ///
+    /// A tool whose calls may be answered with a word of their task loses its output schema: clients check results
+    /// against it, and no schema of the upstream's is true of such an answer.
+    pub(super) fn listed(&self, list: &Object) -> Option<Payload> {
+        self.learn(list);
+        let tools = list.get("tools")?;
+        let mut shown: Vec<Payload> = tools.items().map(|tool| self.shown(&tool)).collect();
+        if is_last_page(list) {
+            let level = self.level();
+            shown.extend(FallbackTool::ALL.map(|tool| tool.definition(level)));
+        }
+        Some(list.edit().set("tools", Payload::of(&shown)).finish())
+    }
+
+    fn shown(&self, tool: &Payload) -> Payload {
+        let covered = Object::of(tool).filter(|object| object.contains("outputSchema")).filter(|object| {
+            let name = object.get_str("name").unwrap_or(Cow::Borrowed(""));
+            self.covers(&name)
+        });
+        covered.map_or_else(|| tool.clone(), |object| object.edit().remove("outputSchema").finish())
+    }
+
+    /// The same for a message that is the answer to the request `id`; `None` for any other.
+    pub(super) fn listed_in(&self, message: &Bytes, id: &RequestId) -> Option<Bytes> {
+        let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
+        let result = response.result.filter(|_| response.id.as_ref().is_some_and(|named| named.says(id)))?;
+        self.listed(&result).map(|listed| envelope::result(id, &listed))
+    }
+}
+
+const fn bit(tool: FallbackTool, level: usize) -> u16 {
+    let place = match tool {
+        FallbackTool::Status => 0,
+        FallbackTool::Result => 1,
+        FallbackTool::Cancel => 2,
+    };
+    1 << (3 * level + place)
+}
+
+/// An empty cursor is one (UPC-04).
+fn is_last_page(list: &Object) -> bool {
+    list.get("nextCursor").is_none_or(|cursor| cursor.as_str() == "null")
+}
+
+/// What a call of one of the tools comes to.
+pub(super) type Answered = Result<Payload, RpcError>;
+
+/// How it is answered.
+pub(super) enum Errand {
+    Now(Answered),
+    /// There is no such task of this owner's.
+    Missed(Payload),
+    /// It waits. Dropping the future ends the waiting and nothing else.
+    Later(BoxFuture<'static, Answered>),
+}
+
+impl Errand {
+    /// What it comes to, whenever that is.
+    pub(super) async fn done(self) -> Answered {
+        match self {
+            Self::Now(answered) => answered,
+            Self::Missed(unknown) => Ok(unknown),
+            Self::Later(waiting) => waiting.await,
+        }
+    }
+}
+
+/// Runs a call of one of the tools, for the owner's own tasks alone (as `tasks/*`). The upstream hears of nothing but a
+/// cancel.
+pub(super) async fn run(
+    engine: &Arc<Engine>,
+    (owner, misses): (&Principal, &Misses),
+    (tool, params): (FallbackTool, Option<&Object>),
+    dialect: FallbackTools,
+) -> Errand {
+    let arguments = params.and_then(|params| params.get_object("arguments"));
+    let asked = match Asked::read(tool, arguments.as_ref()) {
+        Ok(asked) => asked,
+        Err(why) => return Errand::Now(Ok(dialect.failed(why))),
+    };
+    let missed = || {
+        misses.note(owner);
+        Errand::Missed(dialect.unknown())
+    };
+    let Some(id) = asked.id else { return missed() };
+    let key = TaskKey { owner: owner.clone(), id };
+    if tool == FallbackTool::Cancel {
+        return match engine.cancel(&key).await {
+            Ok(done) => {
+                Errand::Now(dialect.encode(Reply::Cancelled { task: &done.task, was_settled: done.was_settled }))
+            }
+            Err(TaskError::Unknown) => missed(),
+            Err(error) => Errand::Now(Err(unserved(&error))),
+        };
+    }
+    metrics::counter!(metric::TASK_POLLS).increment(1);
+    let task = match engine.get(&key).await {
+        Ok(task) => task,
+        Err(TaskError::Unknown) => return missed(),
+        Err(error) => return Errand::Now(Err(unserved(&error))),
+    };
+    record_shown(&task);
+    if tool == FallbackTool::Status {
+        return Errand::Now(dialect.encode(Reply::Snapshot(&task)));
+    }
+    if task.is_settled() || asked.wait.is_zero() {
+        return Errand::Now(dialect.encode(Reply::Outcome(&task)));
+    }
+    Errand::Later(Box::pin(wait(Arc::clone(engine), key, asked.wait, dialect)))
+}
+
+/// Waits for a task to settle, and says what it came to, or how it stands by then.
+async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> Answered {
+    let end = Instant::now() + patience;
+    let Ok(mut watcher) = engine.watchers().watch(&key) else {
+        return Ok(dialect.failed("Too many wait for this task. Ask again in a while."));
+    };
+    loop {
+        let task = match engine.get(&key).await {
+            Ok(task) => task,
+            Err(TaskError::Unknown) => return Ok(dialect.unknown()),
+            Err(error) => return Err(unserved(&error)),
+        };
+        if task.is_settled() || Instant::now() >= end {
+            record_shown(&task);
+            return dialect.encode(Reply::Outcome(&task));
+        }
+        // A change and the end of patience mean the same: another look.
+        let _ = timeout_at(end, watcher.changed()).await;
+    }
+}
+
+fn unserved(error: &TaskError) -> RpcError {
+    tracing::error!(%error, "a task could not be served");
+    gateway_error(&GatewayFault::new(error.reason(), Executed::No))
+}

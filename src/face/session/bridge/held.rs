@@ -1,0 +1,262 @@
+//! Calls in the pipe whose stream is the gateway's own: where the upstream gives no head for long, or speaks a transport
+//! that knows no streams of one call (design 3.2).
+//!
+//! Such a stream has event ids from 2025-03-26 on, and is kept in the same log as that of a bridged call: a client that
+//! lost it takes it up by its `Last-Event-ID`, and the call goes on meanwhile, for as long as an answer would be kept.
+//! Streams that come from an upstream pass as they are: what they can be taken up by is the upstream's to say.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::BoxFuture;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use super::log::{Unheard, Writer, event_id};
+use super::said::{Said, can_resume};
+use crate::face::answer::{Addressee, event_stream};
+use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
+use crate::face::pipe::late::{self, Answer};
+use crate::face::pipe::read;
+use crate::face::pipe::signs::Signs;
+use crate::face::sealed::SessionToken;
+use crate::face::stateless::pipe::edit::Resumed;
+use crate::wire::framing::{EventGate, Passage, Primers, Whole, read_event, sse_comment};
+use crate::wire::{ProtocolVersion, RequestId};
+
+/// How long a call goes on that nobody reads.
+const DESERTED_MAX: Duration = Duration::from_secs(5 * 60);
+/// Largest answer of an upstream over HTTP that is kept. A larger one goes out as it comes, once.
+const KEPT_BYTES_MAX: usize = 1024 * 1024;
+
+/// Who made a request.
+pub(in crate::face) struct Whose {
+    pub(in crate::face) token: Arc<SessionToken>,
+    /// Whether it is a `tools/call`: nothing else takes long.
+    pub(in crate::face) is_call: bool,
+}
+
+/// Calls that are held, by session and id. No more than have a place at the upstream.
+#[derive(Debug, Default)]
+pub(in crate::face) struct HeldCalls(Mutex<HashMap<(u128, RequestId), CancellationToken>>);
+
+impl HeldCalls {
+    fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId) -> HeldCall {
+        let (key, over) = ((nonce, id.clone()), CancellationToken::new());
+        self.0.lock().insert(key.clone(), over.clone());
+        HeldCall { calls: Arc::clone(self), key, over }
+    }
+
+    pub(super) fn cancel(&self, nonce: u128, id: &RequestId) {
+        if let Some(over) = self.0.lock().get(&(nonce, id.clone())) {
+            over.cancel();
+        }
+    }
+
+    pub(super) fn end_session(&self, nonce: u128) {
+        self.0.lock().iter().filter(|((of, _), _)| *of == nonce).for_each(|(_, over)| over.cancel());
+    }
+}
+
+/// One of them. Of two with one id the first that leaves takes both out: a client may not use an id twice at a time.
+struct HeldCall {
+    calls: Arc<HeldCalls>,
+    key: (u128, RequestId),
+    /// Cancelled once its client wants no answer.
+    over: CancellationToken,
+}
+
+impl Drop for HeldCall {
+    fn drop(&mut self) {
+        self.calls.0.lock().remove(&self.key);
+    }
+}
+
+/// Answers as soon as there is an answer, or holds the call on a stream of the gateway's own.
+pub(in crate::face) async fn respond(
+    shared: &Arc<Shared>,
+    whose: Whose,
+    mut answering: BoxFuture<'static, Answer>,
+    addressee: Addressee,
+    signs: Option<Signs>,
+) -> Response {
+    let life_sign = shared.served.life_sign;
+    let takes_stream = matches!(addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);
+    if !whose.is_call || !takes_stream || !can_resume(whose.token.client_version) {
+        return late::respond(answering, addressee, life_sign, signs).await;
+    }
+    match tokio::time::timeout(life_sign, &mut answering).await {
+        Ok(Answer::Events(body)) if shared.served.conduit.makes_streams() => {
+            Box::pin(begin_made(shared, whose, body, addressee)).await
+        }
+        Ok(answer) => answer.into_response(&addressee),
+        Err(_) => {
+            let first = signs.as_ref().map_or_else(sse_comment, Signs::sign);
+            let source = Source::Answer { answering, signs, addressee: addressee.clone() };
+            Box::pin(begin(shared, whose, (first, source), addressee)).await
+        }
+    }
+}
+
+/// Where what is said comes from.
+enum Source {
+    Answer { answering: BoxFuture<'static, Answer>, signs: Option<Signs>, addressee: Addressee },
+    Events(Events),
+}
+
+/// Holds a stream that was made out of what came over another transport, unless it is the answer alone.
+async fn begin_made(shared: &Arc<Shared>, whose: Whose, body: ResponseBody, addressee: Addressee) -> Response {
+    let mut events = Events::of(body);
+    let first = match events.next().await {
+        Some(Ok(first)) => first,
+        None => return event_stream(empty_body()),
+        Some(Err(error)) => {
+            let broken = futures_util::stream::iter([Err::<Frame<Bytes>, _>(error)]);
+            return event_stream(StreamBody::new(broken).boxed_unsync());
+        }
+    };
+    let is_answer = addressee.id.as_ref().is_some_and(|id| {
+        read_event(&first).is_some_and(|event| read::brings_answer(&event.data, id))
+    });
+    if is_answer {
+        return event_stream(full_body(first));
+    }
+    begin(shared, whose, (first, Source::Events(events)), addressee).await
+}
+
+/// Begins a stream that can be taken up again.
+async fn begin(
+    shared: &Arc<Shared>,
+    Whose { token, .. }: Whose,
+    (first, source): (Bytes, Source),
+    addressee: Addressee,
+) -> Response {
+    let (words, reader) = shared.desk.logs.begin((shared.served.random)());
+    let stream = reader.stream();
+    words.say(first, Unheard::Kept).await;
+    let mut said = Said::new(reader);
+    let Some((id, first)) = addressee.id.clone().zip(said.next().await) else { return event_stream(empty_body()) };
+    said.keep(shared, token.nonce, id.clone());
+    let held = shared.desk.held.enter(token.nonce, &id);
+    let opening = match token.client_version >= ProtocolVersion::V2025_11_25 {
+        // Older clients would read the empty data as JSON.
+        true => Bytes::from(format!("id: {}\ndata:\n\n", event_id(stream, 0))),
+        false => Bytes::new(),
+    };
+    let pumping = {
+        let (shared, nonce) = (Arc::clone(shared), token.nonce);
+        async move {
+            tokio::select! {
+                biased;
+                () = held.over.cancelled() => (),
+                () = pump(&words, source, &shared) => (),
+                () = words.deserted(DESERTED_MAX) => tracing::debug!("nobody came back for a call"),
+            }
+            words.close();
+            shared.desk.logs.answered((nonce, stream));
+        }
+    };
+    let stop = shared.served.life.stop.clone();
+    shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(pumping));
+    said.stream(Some((opening, first)), Some(id), Some(stream))
+}
+
+/// Writes down what is said, to its end.
+async fn pump(words: &Writer, source: Source, shared: &Shared) {
+    let (life_sign, makes_streams) = (shared.served.life_sign, shared.served.conduit.makes_streams());
+    let mut events = match source {
+        Source::Events(events) => events,
+        Source::Answer { mut answering, signs, addressee } => {
+            let answer = loop {
+                match tokio::time::timeout(life_sign, &mut answering).await {
+                    Ok(answer) => break answer,
+                    Err(_) => {
+                        let sign = signs.as_ref().map_or_else(sse_comment, Signs::sign);
+                        words.say(sign, Unheard::Dropped).await;
+                    }
+                }
+            };
+            match answer {
+                Answer::Events(body) if makes_streams => Events::of(body),
+                // From here on it is the upstream's, with event ids or without.
+                Answer::Events(body) => return words.hand_over(body),
+                answer @ (Answer::Json(_)
+                | Answer::Error(_)
+                | Answer::Refused(..)
+                | Answer::Fault(_)
+                | Answer::Status(_)) => match answer.into_events(&addressee) {
+                    Some(event) => return keep(words, event).await,
+                    None => return,
+                },
+            }
+        }
+    };
+    while let Some(Ok(event)) = events.next().await {
+        words.say(event, Unheard::Kept).await;
+    }
+}
+
+/// Writes down the one event of an answer, unless it is too large to be kept.
+async fn keep(words: &Writer, mut event: ResponseBody) {
+    let (mut pieces, mut length) = (VecDeque::new(), 0);
+    loop {
+        match read::next(&mut event).await {
+            Ok(Some(piece)) => {
+                length += piece.len();
+                pieces.push_back(piece);
+                if length > KEPT_BYTES_MAX {
+                    return words.hand_over(Resumed { pieces, rest: event }.boxed_unsync());
+                }
+            }
+            Ok(None) => break,
+            // It cannot be completed, and its client sees that it breaks off.
+            Err(_) => {
+                let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
+                let rest = StreamBody::new(broken).boxed_unsync();
+                return words.hand_over(Resumed { pieces, rest }.boxed_unsync());
+            }
+        }
+    }
+    let mut whole = Vec::with_capacity(length);
+    pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
+    words.say(whole.into(), Unheard::Kept).await;
+}
+
+/// A stream, event by event, comments among them.
+struct Events {
+    body: ResponseBody,
+    gate: EventGate,
+    ready: VecDeque<Bytes>,
+}
+
+impl Events {
+    /// Whoever made the stream has bounded its events.
+    fn of(body: ResponseBody) -> Self {
+        Self { body, gate: EventGate::new(Primers::Pass, Whole::Messages, usize::MAX), ready: VecDeque::new() }
+    }
+
+    /// The next event or comment; `None` at the end. Cancel safe.
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                return Some(Ok(event));
+            }
+            let piece = match self.body.frame().await? {
+                Ok(frame) => frame.into_data().unwrap_or_default(),
+                Err(error) => return Some(Err(error)),
+            };
+            match self.gate.feed(&piece) {
+                Ok(passages) => self.ready.extend(passages.into_iter().map(|passage| match passage {
+                    Passage::Through(bytes) | Passage::Event(bytes) => bytes,
+                })),
+                Err(error) => return Some(Err(io::Error::other(error))),
+            }
+        }
+    }
+}

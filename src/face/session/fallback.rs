@@ -1,0 +1,174 @@
+//! Clients of sessions that know no tasks, where the operator gives them tools in their place.
+//!
+//! Their plain calls leave the pipe: each is a call of the engine's in the client's own upstream session, which ends in a
+//! result that speaks of its task once it outlives its grace period. A client is taken for one that knows tasks if it said
+//! so in its handshake, or has used any in this session.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+
+use super::bridge::client::Client;
+use super::sessions::Session;
+use super::{Shared, addressee, bridge, native};
+use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
+use crate::dialect::plain::PlainPeer;
+use crate::face::answer::TaskMissed;
+use crate::face::catalog::Catalog;
+use crate::face::fallback::{Answered, Errand, FallbackDesk, run};
+use crate::face::http::{Inbound, Response, full_body};
+use crate::face::pipe::late::{Answer, respond};
+use crate::face::pipe::signs::Signs;
+use crate::task::{Principal, ToolRules};
+use crate::upstream::Upstream;
+use crate::wire::envelope::{self, Request};
+use crate::wire::{Object, method};
+
+use super::tasks::progress_token;
+
+/// How long a call waits to learn which names are the upstream's, where nobody has listed its tools in this life of the
+/// process. Then the name is taken for one of the gateway's tools, which need no upstream.
+const LOOK_MAX: Duration = Duration::from_secs(3);
+
+/// What the session face knows of the three tools.
+#[derive(Debug)]
+pub(super) struct Fallback {
+    desk: Arc<FallbackDesk>,
+    /// The tools of a server without sessions.
+    bridged: Option<Catalog>,
+}
+
+impl Fallback {
+    /// `None` where no tool's rules ask for it.
+    pub(super) fn new(rules: &ToolRules, stateless: Option<&Arc<dyn Upstream>>) -> Option<Self> {
+        let bridged = || stateless.map(|upstream| Catalog::new(Arc::clone(upstream), Arc::new(PlainPeer)));
+        FallbackDesk::new(rules).map(|desk| Self { desk, bridged: bridged() })
+    }
+
+    /// Keeps what is cached small while nobody asks, until told to stop.
+    pub(super) async fn keep_tidy(&self, stop: &tokio_util::sync::CancellationToken) {
+        if let Some(catalog) = &self.bridged {
+            catalog.keep_tidy(stop).await;
+        }
+    }
+}
+
+impl Shared {
+    /// The tools that a session's client is given in place of tasks, if any.
+    pub(in crate::face) fn fallback_for(&self, session: &Session) -> Option<Arc<FallbackDesk>> {
+        let fallback = self.fallback.as_ref()?;
+        let knows_tasks = session.token.declares_tasks || self.sessions.uses_tasks(session);
+        (!knows_tasks).then(|| Arc::clone(&fallback.desk))
+    }
+
+    /// Whether a plain call of this tool may be answered with a word of its task.
+    pub(super) fn falls_back(&self, session: &Session, tool: &str) -> bool {
+        self.fallback_for(session).is_some_and(|desk| desk.covers(tool))
+    }
+
+    /// Takes note that a session's client knows tasks. Means something only where others are given tools instead.
+    pub(super) fn note_tasks(&self, session: &Session) {
+        if self.fallback.is_some() {
+            self.sessions.note_tasks(session);
+        }
+    }
+
+    /// The words for such a client, with the names that are in force.
+    pub(super) fn fallback_words(&self) -> FallbackTools {
+        FallbackTools::for_session(self.fallback.as_ref().map_or(0, |fallback| fallback.desk.level()))
+    }
+
+    /// Whether the gateway may drive calls of this session itself.
+    pub(super) fn drives(&self, session: &Session) -> bool {
+        session.token.tasks.calls || self.fallback.is_some()
+    }
+
+    /// Learns which names are the upstream's, if nobody knows yet.
+    async fn learn_names(&self, session: &Session, principal: &Principal) {
+        let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.desk.has_learned()) else { return };
+        let client = Client::of(session.token.client_version, &session.token.capabilities);
+        let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
+        let catalog = match bridge::carries(session) {
+            true => fallback.bridged.as_ref(),
+            false => self.native.as_ref().map(native::Native::catalog),
+        };
+        let Some(catalog) = catalog else { return };
+        if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
+            && let Some(list) = Object::of(list.result())
+        {
+            fallback.desk.learn(&list);
+        }
+    }
+}
+
+/// The tool of the gateway's own that a request calls, as far as is known.
+pub(super) fn called(shared: &Shared, session: &Session, request: &Request) -> Option<FallbackTool> {
+    let fallback = shared.fallback.as_ref().filter(|_| request.method == method::TOOLS_CALL)?;
+    if session.token.declares_tasks {
+        return None;
+    }
+    let params = request.params.object().filter(|params| !params.contains("task"))?;
+    fallback.desk.named(&params.get_str("name")?)
+}
+
+/// Whether a plain call is one that may end in a word of its task.
+pub(super) fn may_drive(shared: &Shared, session: &Session, request: &Request) -> bool {
+    shared.fallback.is_some()
+        && request.method == method::TOOLS_CALL
+        && request.params.object().and_then(|params| params.get_str("name")).is_some_and(|tool| {
+            // Of another kind of server, which the bridge drives anyway.
+            !bridge::carries(session) && shared.falls_back(session, &tool)
+        })
+}
+
+/// Answers a call of one of the tools. Dropping the future means that the client left, which changes nothing about the
+/// task (T-81).
+pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Request, inbound: &Inbound) -> Response {
+    shared.learn_names(&session, &inbound.principal).await;
+    let Some(tool) = called(shared, &session, &request) else {
+        // The upstream has a tool of this name after all.
+        if bridge::carries(&session) {
+            return bridge::post(shared, session, envelope::Message::Request(request), inbound).await;
+        }
+        return native::post(shared, session, request, inbound).await;
+    };
+    let addressee = addressee(Some(&request.id), inbound.accepted);
+    let errand = errand(shared, &inbound.principal, tool, &request).await;
+    let waiting = match errand {
+        Errand::Now(Ok(result)) => return addressee.result(result),
+        Errand::Now(Err(error)) => return addressee.error(http::StatusCode::OK, &error),
+        Errand::Missed(unknown) => {
+            let mut response = addressee.result(unknown);
+            response.extensions_mut().insert(TaskMissed);
+            return response;
+        }
+        Errand::Later(waiting) => waiting,
+    };
+    let token = request.params.object().and_then(progress_token).filter(|_| shared.served.life_signs);
+    let signs = token.map(|token| Signs::new(request.id.clone(), token));
+    let answering = async move {
+        match waiting.await {
+            Ok(result) => Answer::Json(full_body(envelope::result(&request.id, &result))),
+            Err(error) => Answer::Error(error),
+        }
+    };
+    respond(Box::pin(answering), addressee, shared.served.life_sign, signs).await
+}
+
+async fn errand(shared: &Shared, owner: &Principal, tool: FallbackTool, request: &Request) -> Errand {
+    let (engine, misses) = (&shared.served.engine, shared.tasks.misses());
+    run(engine, (owner, misses), (tool, request.params.object()), shared.fallback_words()).await
+}
+
+/// The same for one call of an array.
+pub(super) fn in_batch(
+    shared: &Arc<Shared>,
+    session: &Session,
+    request: &Request,
+    owner: &Principal,
+) -> Option<BoxFuture<'static, Answered>> {
+    let tool = called(shared, session, request)?;
+    let (shared, owner, request) = (Arc::clone(shared), owner.clone(), request.clone());
+    Some(Box::pin(async move { errand(&shared, &owner, tool, &request).await.done().await }))
+}

@@ -1,0 +1,88 @@
+//! Clients without the extension, where the operator gives them tools in its place.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use super::{Inquiry, Response, StatelessFace};
+use crate::dialect::fallback_tools::FallbackTools;
+use crate::dialect::negotiate::StatelessRequest;
+use crate::face::answer::TaskMissed;
+use crate::face::fallback::{Errand, FallbackDesk, run};
+use crate::face::http::full_body;
+use crate::face::pipe::late::{Answer, respond};
+use crate::face::pipe::signs::Signs;
+use crate::task::{Mode, TakesTasks, ToolPolicy};
+use crate::wire::{Object, envelope, method};
+
+/// After how much silence a call that waits shows that it lives.
+const LIFE_SIGN: Duration = Duration::from_secs(15);
+/// How long a call waits to learn which names are the upstream's, as for sessions.
+const LOOK_MAX: Duration = Duration::from_secs(3);
+
+/// How a request may be answered, and the rules that hold for it then. A tool that runs only as a task is refused to
+/// clients without the extension all the same (protocol.md 5.4).
+pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, TakesTasks) {
+    match said.takes_tasks() {
+        TakesTasks::No if policy.falls_back_to_tools() && policy.mode != Mode::Required => {
+            (policy.asking_first(), TakesTasks::ByTools)
+        }
+        takes => (policy, takes),
+    }
+}
+
+impl StatelessFace {
+    /// The tools that this request's client is given in place of tasks, if any.
+    pub(super) fn fallback_for(&self, said: &StatelessRequest) -> Option<Arc<FallbackDesk>> {
+        self.fallback.as_ref().filter(|_| said.takes_tasks() == TakesTasks::No).cloned()
+    }
+
+    /// The words for such a client, with the names that are in force.
+    pub(super) fn fallback_words(&self) -> FallbackTools {
+        FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |desk| desk.level()), self.identity())
+    }
+
+    /// Whether a request calls one of the gateway's own tools, as far as is known.
+    pub(super) fn is_errand(&self, name: &str, params: Option<&Object>) -> bool {
+        let Some(desk) = self.fallback.as_ref().filter(|_| name == method::TOOLS_CALL) else { return false };
+        params.and_then(|params| params.get_str("name")).is_some_and(|tool| desk.named(&tool).is_some())
+    }
+
+    /// Answers a call of one of the gateway's own tools; `None` for every other call. Dropping the future changes
+    /// nothing about a task.
+    pub(super) async fn errand(&self, inquiry: &Inquiry<'_>) -> Option<Response> {
+        let desk = self.fallback_for(&inquiry.said).filter(|_| self.is_errand(inquiry.method, Some(inquiry.params)))?;
+        if !desk.has_learned() {
+            let context = self.context(inquiry, self.served.timeouts);
+            if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await
+                && let Some(list) = Object::of(list.result())
+            {
+                desk.learn(&list);
+            }
+        }
+        let tool = desk.named(&inquiry.params.get_str("name")?)?;
+        let whose = (&inquiry.principal, &self.misses);
+        let errand = run(&self.served.engine, whose, (tool, Some(inquiry.params)), self.fallback_words()).await;
+        let waiting = match errand {
+            Errand::Now(Ok(result)) => return Some(inquiry.addressee.result(result)),
+            Errand::Now(Err(error)) => return Some(inquiry.addressee.error(StatusCode::OK, &error)),
+            Errand::Missed(unknown) => {
+                let mut response = inquiry.addressee.result(unknown);
+                response.extensions_mut().insert(TaskMissed);
+                return Some(response);
+            }
+            Errand::Later(waiting) => waiting,
+        };
+        let id = inquiry.request.id.clone();
+        let token = inquiry.said.progress_token.clone().filter(|_| self.served.life_signs);
+        let signs = token.map(|token| Signs::new(id.clone(), token));
+        let answering = async move {
+            match waiting.await {
+                Ok(result) => Answer::Json(full_body(envelope::result(&id, &result))),
+                Err(error) => Answer::Error(error),
+            }
+        };
+        Some(respond(Box::pin(answering), inquiry.addressee.clone(), LIFE_SIGN, signs).await)
+    }
+}

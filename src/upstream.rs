@@ -9,6 +9,7 @@ mod carrier;
 pub mod conduit;
 pub mod era;
 pub mod exchange;
+mod fallback;
 pub mod forwarding;
 pub mod http;
 pub mod limits;

@@ -21,7 +21,7 @@ use std::time::Duration;
 use install::Peers;
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::{HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
 use taskgate::upstream::{
     Answer, CallContext, ClientFacts, Exchange, ExchangeEvent, NativeTask, Timeouts, Upstream, UpstreamRequest,
 };
@@ -37,6 +37,8 @@ fn connect(server: &Server) -> HttpUpstream {
     let settings = HttpUpstreamSettings {
         name: Arc::from(server.program.name()),
         url: server.url().parse().unwrap(),
+        transport: HttpTransport::Auto,
+        event_bytes_max: 32 << 20,
         protocol: None,
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),

@@ -24,7 +24,7 @@ use taskgate::task::{
     AfterCrash, Answer, EarlyInput, Failure, GatewayFault, InputKey, Maker, Mode, Outcome, Phase, Plan, Principal,
     SystemClock, Task, TaskKey, ToolPolicy, ToolRules,
 };
-use taskgate::upstream::http::{HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
 use taskgate::upstream::limits::{SlotSettings, Slots};
 use taskgate::upstream::{CallContext, ClientFacts, NativeTask, Timeouts, Upstream, UpstreamRequest};
 use taskgate::wire::Payload;
@@ -79,6 +79,8 @@ impl Process {
         let settings = HttpUpstreamSettings {
             name: Arc::from("scripted"),
             url: server.url(),
+            transport: HttpTransport::Auto,
+            event_bytes_max: 32 << 20,
             protocol: None,
             connect_max: Duration::from_secs(5),
             tls: UpstreamTlsFiles::default(),

@@ -7,6 +7,7 @@ use super::error::{Place, Report};
 use super::raw::RawUpstream;
 use super::section::{Placed, Section};
 use super::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
+use crate::upstream::http::HttpTransport;
 use crate::upstream::stand::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
 
@@ -19,6 +20,7 @@ const VARIABLE_NAME_LEN_MAX: usize = 256;
 pub(super) enum RawTransport {
     Auto,
     StreamableHttp,
+    Sse,
     Stdio,
 }
 
@@ -41,7 +43,7 @@ pub(super) fn read(section: &mut Section<'_, '_>) -> RawCommand {
     let transports = [
         ("auto", Some(RawTransport::Auto)),
         ("streamable-http", Some(RawTransport::StreamableHttp)),
-        ("sse", None),
+        ("sse", Some(RawTransport::Sse)),
         ("stdio", Some(RawTransport::Stdio)),
     ];
     RawCommand {
@@ -66,7 +68,7 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
         report.mistake(&transport.place, "needs a `command` instead of the `url`");
     }
     if let (Some(transport), None, Some(_)) = (transport, &raw.url, command)
-        && transport.value == RawTransport::StreamableHttp
+        && matches!(transport.value, RawTransport::StreamableHttp | RawTransport::Sse)
     {
         report.mistake(&transport.place, "needs a `url` instead of the `command`");
     }
@@ -77,6 +79,12 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
             &protocol.place,
             "programs are spoken to in sessions in this version; write an older one, or \"auto\"",
         );
+    }
+    if let (Some(transport), Some(protocol)) = (transport, &raw.settings.protocol)
+        && transport.value == RawTransport::Sse
+        && protocol.value.is_some_and(ProtocolVersion::is_stateless)
+    {
+        report.mistake(&protocol.place, "no such version goes over HTTP+SSE; write an older one, or \"auto\"");
     }
     let variables = raw.command.env.iter().map(|env| (&env.place, &env.value.0));
     let variables = variables.chain(raw.command.env_files.iter().map(|env| (&env.place, &env.value.0)));
@@ -123,6 +131,16 @@ fn check_headers(raw: &RawUpstream, report: &mut Report) {
     if !edges.forward_headers.is_empty() {
         let key = format!("{}.forward_headers", raw.place.key);
         report.mistake(&Place { line: raw.place.line, key }, message);
+    }
+}
+
+/// Decides how messages travel to an upstream with a `url`.
+pub(super) fn transport(raw: &RawUpstream) -> HttpTransport {
+    match raw.command.transport.as_ref().map(|transport| transport.value) {
+        Some(RawTransport::StreamableHttp) => HttpTransport::Streamable,
+        Some(RawTransport::Sse) => HttpTransport::Sse,
+        // The last is a mistake that is noted elsewhere.
+        Some(RawTransport::Auto | RawTransport::Stdio) | None => HttpTransport::Auto,
     }
 }
 

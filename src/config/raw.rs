@@ -292,7 +292,7 @@ fn read_upstream_tls(mut section: Section<'_, '_>) -> RawUpstreamTls {
 fn read_upstream_settings(section: &mut Section<'_, '_>) -> RawUpstreamSettings {
     let protocols = [
         ("auto", Some(None)),
-        ("2024-11-05", None),
+        ("2024-11-05", Some(Some(ProtocolVersion::V2024_11_05))),
         ("2025-03-26", Some(Some(ProtocolVersion::V2025_03_26))),
         ("2025-06-18", Some(Some(ProtocolVersion::V2025_06_18))),
         ("2025-11-25", Some(Some(ProtocolVersion::V2025_11_25))),

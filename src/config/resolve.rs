@@ -252,6 +252,8 @@ fn resolve_server(
     Some(ServerSettings::Http(HttpUpstreamSettings {
         name,
         url: raw.url.as_ref()?.value.clone(),
+        transport: command::transport(raw),
+        event_bytes_max: shared.result_bytes_max,
         protocol,
         connect_max: value_or(raw.settings.connect_max.as_ref(), Duration::from_secs(5)),
         tls,

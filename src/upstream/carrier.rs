@@ -15,6 +15,7 @@ use http::Response;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::mpsc;
 
+use super::fallback::Fallback;
 use super::http::client::{HandedOver, HttpClient};
 use super::http::post::Outgoing;
 use crate::task::GatewayFault;
@@ -24,6 +25,8 @@ use crate::task::GatewayFault;
 #[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
 pub(crate) enum Carrier {
     Http(HttpClient),
+    /// HTTP, of which transport is to be found out.
+    Either(Box<Fallback>),
     Stand(Box<dyn Stand>),
 }
 
@@ -56,6 +59,7 @@ impl Carrier {
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         match self {
             Self::Http(client) => Ok(client.send(outgoing, handed_over).await?.map(AnswerBody::Http)),
+            Self::Either(fallback) => fallback.send(outgoing, handed_over).await,
             Self::Stand(stand) => stand.send(outgoing, handed_over).await,
         }
     }
@@ -69,6 +73,7 @@ impl Carrier {
     pub(crate) async fn close(&self) {
         match self {
             Self::Http(_) => (),
+            Self::Either(fallback) => fallback.close().await,
             Self::Stand(stand) => stand.close().await,
         }
     }

@@ -31,10 +31,12 @@ use tokio_util::task::TaskTracker;
 
 use super::carrier::Carrier;
 use super::era::{Era, EraUpstream, Eras};
+use super::fallback::Fallback;
 use super::probe::VersionChoice;
 use super::session::pool::Pool;
 use super::session::{Hop, SessionKey};
 use super::stand::WireStand;
+use super::stand::sse::{self, Seen, SseWire};
 use super::stand::stdio::{StdioUpstreamSettings, StdioWire};
 use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
 use crate::dialect::subscriptions::Wishes;
@@ -57,12 +59,26 @@ pub struct HttpUpstreamSettings {
     pub name: Arc<str>,
     /// `http` or `https`, no user info, no fragment.
     pub url: url::Url,
+    pub transport: HttpTransport,
+    /// Largest event of the one stream that HTTP+SSE has; over streamable HTTP each call has its own bound.
+    pub event_bytes_max: usize,
     /// A fixed version towards this upstream; `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
     pub connect_max: Duration,
     pub tls: UpstreamTlsFiles,
     /// Shown on every request.
     pub credential: Option<Credential>,
+}
+
+/// How messages travel over HTTP.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HttpTransport {
+    /// Streamable HTTP, or HTTP+SSE where the server refuses that.
+    #[default]
+    Auto,
+    Streamable,
+    /// That of 2024-11-05, whatever the version.
+    Sse,
 }
 
 /// What `https` towards one upstream is made of besides the system's trusted roots. PEM files.
@@ -110,7 +126,22 @@ impl HttpUpstream {
         let era = |version: ProtocolVersion| if version.is_stateless() { Era::Stateless } else { Era::Session };
         let era = settings.protocol.map(era);
         let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
-        Ok(Self::over(Carrier::Http(client), settings.name, settings.protocol, era, life))
+        // Only servers with sessions speak HTTP+SSE.
+        let (carrier, era) = match (settings.transport, era) {
+            (HttpTransport::Streamable, era) | (HttpTransport::Auto, era @ Some(Era::Stateless)) => {
+                (Carrier::Http(client), era)
+            }
+            (HttpTransport::Auto, era) => {
+                let seen = Seen::default();
+                let sse = sse_stand(&settings, client.clone(), seen.clone(), &life);
+                (Carrier::Either(Box::new(Fallback::new(Arc::clone(&settings.name), client, sse, seen))), era)
+            }
+            (HttpTransport::Sse, _) => {
+                let sse = sse_stand(&settings, client, Seen::default(), &life);
+                (Carrier::Stand(Box::new(sse)), Some(Era::Session))
+            }
+        };
+        Ok(Self::over(carrier, settings.name, settings.protocol, era, life))
     }
 
     /// A program that is spoken to in sessions over its standard input and output. Nothing is started yet. Must be
@@ -147,6 +178,13 @@ impl HttpUpstream {
     fn home(&self, context: &CallContext) -> Home {
         Home::Pool { pool: Arc::clone(&self.pool), key: key(context) }
     }
+}
+
+/// A server that speaks HTTP+SSE, behind what looks like streamable HTTP.
+fn sse_stand(settings: &HttpUpstreamSettings, client: HttpClient, seen: Seen, life: &Life) -> WireStand {
+    let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
+    let wire = SseWire::new(Arc::clone(&name), url, client, settings.event_bytes_max, seen, life.clone());
+    WireStand::new(name, Box::new(wire), sse::SESSIONS_MAX, life.clone())
 }
 
 fn key(context: &CallContext) -> SessionKey {

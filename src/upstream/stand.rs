@@ -2,10 +2,12 @@
 //!
 //! A [`Wire`] is how such a server is reached: one connection over which messages travel both ways, which is one
 //! session of the server. [`WireStand`] answers POST, GET and DELETE out of it. Read [`session`] for one connection
-//! from begin to end, [`table`] for which call a message belongs to, `stdio` for servers that are programs.
+//! from begin to end, [`table`] for which call a message belongs to, `stdio` for servers that are programs, [`sse`]
+//! for those that speak HTTP+SSE.
 
 mod backoff;
 mod session;
+pub(crate) mod sse;
 pub mod stdio;
 mod table;
 
@@ -20,6 +22,7 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
 
+use super::Forwarded;
 use super::carrier::{AnswerBody, Stand};
 use super::http::Life;
 use super::http::client::HandedOver;
@@ -38,12 +41,17 @@ const CLOSE_MAX: Duration = Duration::from_secs(2);
 /// The way to a server over which messages travel both ways.
 #[async_trait]
 pub(crate) trait Wire: Send + Sync + fmt::Debug {
-    /// Opens a fresh connection, over which nothing was said yet. Bounded in time; dropping the future leaves nothing
-    /// behind.
+    /// Opens a fresh connection, over which nothing was said yet, with these headers where it has any. Bounded in
+    /// time; dropping the future leaves nothing behind.
     ///
     /// # Errors
     /// If there is none to be had; nothing was sent.
-    async fn open(&self) -> Result<Opened, GatewayFault>;
+    async fn open(&self, forwarded: &Forwarded) -> Result<Opened, GatewayFault>;
+
+    /// The longest pause before a server that fails again and again is tried once more.
+    fn pause_max(&self) -> Duration {
+        Duration::from_secs(30)
+    }
 }
 
 /// The two ends of one connection.
@@ -55,12 +63,14 @@ pub(crate) struct Opened {
 /// The way to the server.
 #[async_trait]
 pub(crate) trait WireSender: Send + Sync + fmt::Debug {
-    /// Sends one message. `handed_over` is set before its first byte can reach the server. Dropping the future sends
-    /// the message whole or not at all.
+    /// Sends the message of a POST. `handed_over` is set before its first byte can reach the server. Returns once the
+    /// server has taken it, as far as it says so; what it answers may come before. Dropping the future sends the
+    /// message whole or not at all.
     ///
     /// # Errors
-    /// If this message cannot be sent; whether the connection is over is the receiver's to say.
-    async fn send(&self, message: Bytes, handed_over: &HandedOver) -> Result<(), GatewayFault>;
+    /// If this message cannot be sent; whether the connection is over is the receiver's to say, unless the fault
+    /// has the status 404: then the server knows the session no more.
+    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault>;
 
     /// Ends the connection, and the server if it is this connection's own. Returns once that is done; bounded in time.
     async fn close(&self);
@@ -108,7 +118,8 @@ impl Shared {
 impl WireStand {
     /// A stand in front of a server that nothing was sent to yet.
     pub(crate) fn new(name: Arc<str>, wire: Box<dyn Wire>, sessions_max: usize, life: Life) -> Self {
-        let shared = Shared { name, life, sessions: Mutex::default(), sessions_max, backoff: Backoff::default() };
+        let backoff = Backoff::new(wire.pause_max());
+        let shared = Shared { name, life, sessions: Mutex::default(), sessions_max, backoff };
         Self { shared: Arc::new(shared), wire }
     }
 
@@ -119,7 +130,7 @@ impl WireStand {
         };
         let (session, message) = match (outgoing.session(), message) {
             (None, Message::Request(request)) if request.method == method::INITIALIZE => {
-                return self.initialize(&request, text, handed_over).await;
+                return self.initialize(&request, outgoing, handed_over).await;
             }
             (None, _) => return Ok(refusal(None, "there is no session before initialize")),
             (Some(id), message) => match self.session(id) {
@@ -127,12 +138,19 @@ impl WireStand {
                 None => return Ok(answered(StatusCode::NOT_FOUND)),
             },
         };
-        match message {
-            Message::Request(request) => session.request(&request, text, handed_over).await,
+        let answer = match message {
+            Message::Request(request) => session.request(&request, outgoing, handed_over).await,
             Message::Notification(_) | Message::Response(_) => {
-                session.tell(&message, text, handed_over).await?;
-                Ok(answered(StatusCode::ACCEPTED))
+                let told = session.tell(&message, outgoing, handed_over).await;
+                told.map(|()| answered(StatusCode::ACCEPTED))
             }
+        };
+        match answer {
+            Err(fault) if fault.http_status == Some(StatusCode::NOT_FOUND.as_u16()) => {
+                session.end();
+                Ok(answered(StatusCode::NOT_FOUND))
+            }
+            answer => answer,
         }
     }
 
@@ -140,7 +158,7 @@ impl WireStand {
     async fn initialize(
         &self,
         request: &Request,
-        text: Bytes,
+        outgoing: &Outgoing,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         self.shared.backoff.wait().await?;
@@ -150,9 +168,14 @@ impl WireStand {
         let session = WireSession::new(Arc::clone(&self.shared), id.clone());
         self.shared.sessions.lock().insert(id.clone(), Arc::clone(&session));
         let unless_opened = session.ends_unless_kept();
-        let opened = self.wire.open().await.inspect_err(|_| self.shared.backoff.note_failure())?;
-        session.start(opened);
-        let (answer, is_result) = session.first(request, text, handed_over).await?;
+        let opened = self.wire.open(outgoing.forwarded()).await.inspect_err(|fault| {
+            // A server that refuses one client is well.
+            if fault.http_status.is_none_or(|status| status >= 500) {
+                self.shared.backoff.note_failure();
+            }
+        })?;
+        session.start(opened, outgoing.forwarded().clone());
+        let (answer, is_result) = session.first(request, outgoing, handed_over).await?;
         let mut response = json(StatusCode::OK, answer);
         if is_result {
             unless_opened.disarm();

@@ -42,6 +42,8 @@ type Script = dyn Fn(Seen, Arc<World>) -> BoxFuture<'static, Option<Reply>> + Se
 pub(crate) struct Seen {
     pub(crate) method: Method,
     pub(crate) version: Version,
+    /// The path, with its query.
+    pub(crate) target: String,
     pub(crate) headers: HeaderMap,
     pub(crate) bytes: Bytes,
     /// `null` where there was no JSON.
@@ -235,7 +237,8 @@ async fn serve(request: Request<Incoming>, shared: &Shared) -> Reply {
     let (head, body) = request.into_parts();
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body = serde_json::from_slice(&bytes).unwrap_or_default();
-    let seen = Seen { method: head.method, version: head.version, headers: head.headers, bytes, body };
+    let target = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
+    let seen = Seen { method: head.method, version: head.version, target, headers: head.headers, bytes, body };
     world.seen.lock().push(seen.clone());
     world.news.notify_waiters();
     script(seen.clone(), Arc::clone(world)).await.unwrap_or_else(|| polite(&seen, world))

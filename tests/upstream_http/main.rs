@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::{HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
 use taskgate::upstream::{
     BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, NativeTask, Timeouts, Upstream, UpstreamRequest,
 };
@@ -33,6 +33,8 @@ fn upstream(url: &Url) -> HttpUpstream {
     let settings = HttpUpstreamSettings {
         name: Arc::from("scripted"),
         url: url.clone(),
+        transport: HttpTransport::Auto,
+        event_bytes_max: 32 << 20,
         protocol: None,
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),

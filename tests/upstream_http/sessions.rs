@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, UpstreamTlsFiles};
 use taskgate::upstream::{Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Upstream};
 use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::net::TcpListener;
@@ -245,6 +245,8 @@ async fn a_fixed_version_is_asked_for() {
     let upstream = upstream_of(HttpUpstreamSettings {
         name: Arc::from("fixed"),
         url: server.url().clone(),
+        transport: HttpTransport::Auto,
+        event_bytes_max: 32 << 20,
         protocol: Some(ProtocolVersion::V2025_03_26),
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),

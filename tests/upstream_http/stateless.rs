@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, UpstreamTlsFiles};
 use taskgate::upstream::{Answer, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::time::Instant;
@@ -17,6 +17,8 @@ fn upstream(server: &Server) -> EraUpstream {
     let settings = HttpUpstreamSettings {
         name: Arc::from("scripted"),
         url: server.url(),
+        transport: HttpTransport::Auto,
+        event_bytes_max: 32 << 20,
         protocol: Some(ProtocolVersion::V2026_07_28),
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),

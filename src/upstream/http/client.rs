@@ -165,6 +165,14 @@ impl HttpClient {
         Self { credential, ..self }
     }
 
+    /// The same client, connections and all, for another address of the same origin.
+    ///
+    /// # Errors
+    /// If the address is no URI.
+    pub(crate) fn at(&self, url: &url::Url) -> Result<Self, ClientError> {
+        Ok(Self { uri: url.as_str().parse()?, ..self.clone() })
+    }
+
     /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes.
     ///
     /// What certainly never left is sent again, at most twice, within the connect limit and what all requests

@@ -79,6 +79,17 @@ impl Outgoing {
         Self { forwarded, ..self }
     }
 
+    /// The same over a transport that has no session id.
+    pub(crate) fn without_session(mut self) -> Self {
+        self.credentials.session = None;
+        self
+    }
+
+    /// The headers of the client's.
+    pub(crate) const fn forwarded(&self) -> &Forwarded {
+        &self.forwarded
+    }
+
     pub(crate) const fn part(&self) -> Part {
         self.part
     }

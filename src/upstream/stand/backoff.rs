@@ -11,13 +11,15 @@ use crate::task::{Executed, GatewayFault, Reason};
 const USEFUL_AFTER: Duration = Duration::from_secs(10);
 /// The pause after the second failure in a row; each further one doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Longest pause that whoever asks waits out; longer ones are told to them.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Failures of one server in a row. The first one costs nothing: servers that crash on one input are common.
-#[derive(Debug, Default)]
-pub(super) struct Backoff(Mutex<State>);
+#[derive(Debug)]
+pub(super) struct Backoff {
+    state: Mutex<State>,
+    pause_max: Duration,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -26,12 +28,17 @@ struct State {
 }
 
 impl Backoff {
+    /// No pause is longer than this.
+    pub(super) fn new(pause_max: Duration) -> Self {
+        Self { state: Mutex::default(), pause_max }
+    }
+
     /// Waits until the server may be started.
     ///
     /// # Errors
     /// If that takes too long; the fault says when to come again.
     pub(super) async fn wait(&self) -> Result<(), GatewayFault> {
-        let until = self.0.lock().until;
+        let until = self.state.lock().until;
         let Some(until) = until else { return Ok(()) };
         let left = until.saturating_duration_since(Instant::now());
         if left > WAIT_MAX {
@@ -48,12 +55,11 @@ impl Backoff {
 
     /// Takes note that a connection ended that nobody had ended here.
     pub(super) fn note_end(&self, lasted: Duration) {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         state.failures = if lasted >= USEFUL_AFTER { 1 } else { state.failures.saturating_add(1) };
-        state.until = state
-            .failures
-            .checked_sub(2)
-            .map(|repeated| Instant::now() + PAUSE_MIN.saturating_mul(2_u32.saturating_pow(repeated)).min(PAUSE_MAX));
+        state.until = state.failures.checked_sub(2).map(|repeated| {
+            Instant::now() + PAUSE_MIN.saturating_mul(2_u32.saturating_pow(repeated)).min(self.pause_max)
+        });
     }
 }
 
@@ -64,7 +70,7 @@ mod tests {
     /// F45.
     #[tokio::test(start_paused = true)]
     async fn f45_pauses_begin_with_the_second_failure_and_have_a_cap() {
-        let backoff = Backoff::default();
+        let backoff = Backoff::new(Duration::from_secs(30));
         let mut waited = Vec::new();
         for _ in 0..6 {
             backoff.note_failure();
@@ -77,7 +83,7 @@ mod tests {
             backoff.note_failure();
         }
         let refused = backoff.wait().await.unwrap_err();
-        assert_eq!((refused.executed, refused.retry_after), (Executed::No, Some(PAUSE_MAX)));
+        assert_eq!((refused.executed, refused.retry_after), (Executed::No, Some(Duration::from_secs(30))));
         backoff.note_end(USEFUL_AFTER);
         let began = Instant::now();
         backoff.wait().await.unwrap();

@@ -10,11 +10,13 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::table::{self, NotBegun, NotTaken, Pieces, Table};
+use super::table::{self, Begun, NotBegun, NotTaken, Pieces, Table};
 use super::{Opened, Shared, WireReceiver, WireSender, events, refusal};
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::Forwarded;
 use crate::upstream::carrier::{AnswerBody, BrokenOff};
 use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::post::{Credentials, Outgoing};
 use crate::wire::envelope::EnvelopeError;
 use crate::wire::fault::INTERNAL_ERROR;
 use crate::wire::framing::read_event;
@@ -36,6 +38,8 @@ pub(super) struct WireSession {
     shared: Arc<Shared>,
     id: HeaderValue,
     sender: OnceLock<Arc<dyn WireSender>>,
+    /// Headers of the client that opened the session, for what the stand itself says.
+    forwarded: OnceLock<Forwarded>,
     table: Mutex<Table>,
     replies: Arc<Semaphore>,
     /// Nothing more is sent or heard.
@@ -53,6 +57,7 @@ impl WireSession {
             shared,
             id,
             sender: OnceLock::new(),
+            forwarded: OnceLock::new(),
             table: Mutex::new(Table::new()),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
             over,
@@ -67,8 +72,9 @@ impl WireSession {
     }
 
     /// Begins to listen to the server.
-    pub(super) fn start(self: &Arc<Self>, opened: Opened) {
+    pub(super) fn start(self: &Arc<Self>, opened: Opened, forwarded: Forwarded) {
         // Set once: this is the only place.
+        let _ = self.forwarded.set(forwarded);
         let _ = self.sender.set(opened.sender);
         self.shared.life.tracker.spawn(Arc::clone(self).run(opened.receiver));
     }
@@ -104,12 +110,12 @@ impl WireSession {
     pub(super) async fn first(
         &self,
         request: &Request,
-        text: Bytes,
+        outgoing: &Outgoing,
         handed_over: &HandedOver,
     ) -> Result<(Bytes, bool), GatewayFault> {
-        let mut pieces = self.begin(request)?;
-        self.send(text, handed_over).await?;
-        while let Some(piece) = pieces.recv().await {
+        let mut begun = self.begin(request)?;
+        self.send(outgoing, handed_over).await?;
+        while let Some(piece) = begun.pieces.recv().await {
             let piece = piece.map_err(|error| BrokenOff::known_in(&error).unwrap_or_else(|| self.fault()))?;
             let Some(event) = read_event(&piece) else { continue };
             if let Ok(Message::Response(response)) = envelope::read(&event.data, ScanLimits::UPSTREAM) {
@@ -126,19 +132,24 @@ impl WireSession {
     pub(super) async fn request(
         &self,
         request: &Request,
-        text: Bytes,
+        outgoing: &Outgoing,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let begun = self.table.lock().begin(request);
-        let pieces = match begun {
-            Ok(pieces) => pieces,
+        let begun = match begun {
+            Ok(begun) => begun,
             Err(NotBegun::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
             Err(NotBegun::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
-        let unless_sent = Begun { session: self, id: Some(&request.id) };
-        self.send(text, handed_over).await?;
+        let unless_sent = Unsent { session: self, id: Some(&request.id) };
+        tokio::select! {
+            biased;
+            sent = self.send(outgoing, handed_over) => sent?,
+            // Some servers say that they have taken a request only once it is done.
+            () = begun.heard.notified() => (),
+        }
         unless_sent.disarm();
-        Ok(events(pieces))
+        Ok(events(begun.pieces))
     }
 
     /// Sends what wants no answer.
@@ -148,10 +159,10 @@ impl WireSession {
     pub(super) async fn tell(
         &self,
         message: &Message,
-        text: Bytes,
+        outgoing: &Outgoing,
         handed_over: &HandedOver,
     ) -> Result<(), GatewayFault> {
-        self.send(text, handed_over).await?;
+        self.send(outgoing, handed_over).await?;
         let mut table = self.table.lock();
         table.touch();
         match message {
@@ -167,16 +178,20 @@ impl WireSession {
         Ok(())
     }
 
-    fn begin(&self, request: &Request) -> Result<Pieces, GatewayFault> {
+    fn begin(&self, request: &Request) -> Result<Begun, GatewayFault> {
         self.table.lock().begin(request).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
     }
 
-    async fn send(&self, text: Bytes, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault> {
         let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
         tokio::select! {
             biased;
-            sent = sender.send(text, handed_over) => sent,
-            () = self.over.cancelled() => Err(self.fault()),
+            sent = sender.send(outgoing, handed_over) => sent,
+            () = self.over.cancelled() => {
+                let fault = self.fault();
+                let executed = if handed_over.initialized() { fault.executed } else { Executed::No };
+                Err(GatewayFault { executed, ..fault })
+            }
         }
     }
 
@@ -280,9 +295,11 @@ impl WireSession {
             return self.shared.dropped("reply_flood");
         };
         let session = Arc::clone(self);
+        let forwarded = self.forwarded.get().cloned().unwrap_or_default();
+        let outgoing = Credentials::default().post(text).under_way().forwarding(forwarded);
         self.shared.life.tracker.spawn(async move {
             let _permit = permit;
-            if session.send(text, &HandedOver::default()).await.is_err() {
+            if session.send(&outgoing, &HandedOver::default()).await.is_err() {
                 session.shared.dropped("reply_failed");
             }
         });
@@ -323,18 +340,18 @@ impl Drop for Unopened {
 }
 
 /// A request that is not sent yet. Dropping it forgets the request.
-struct Begun<'a> {
+struct Unsent<'a> {
     session: &'a WireSession,
     id: Option<&'a RequestId>,
 }
 
-impl Begun<'_> {
+impl Unsent<'_> {
     fn disarm(mut self) {
         self.id = None;
     }
 }
 
-impl Drop for Begun<'_> {
+impl Drop for Unsent<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             self.session.table.lock().cancel(id);

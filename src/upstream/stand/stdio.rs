@@ -22,8 +22,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Opened, Wire, WireReceiver, WireSender};
 use crate::task::{Executed, Exit, GatewayFault, Reason};
+use crate::upstream::Forwarded;
 use crate::upstream::http::Life;
 use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::post::Outgoing;
 use crate::upstream::supervisor;
 use crate::wire::ProtocolVersion;
 use crate::wire::framing::LineDecoder;
@@ -129,7 +131,7 @@ pub fn read_secret(file: &Path) -> std::io::Result<String> {
 
 #[async_trait]
 impl Wire for StdioWire {
-    async fn open(&self) -> Result<Opened, GatewayFault> {
+    async fn open(&self, _: &Forwarded) -> Result<Opened, GatewayFault> {
         let name = &self.settings.name;
         let failed = |error: std::io::Error| {
             tracing::warn!(upstream = %name, %error, "a program cannot be started");
@@ -163,7 +165,7 @@ impl Wire for StdioWire {
 /// One process, from here.
 #[derive(Debug)]
 struct Process {
-    outgoing: mpsc::Sender<Outgoing>,
+    outgoing: mpsc::Sender<Queued>,
     /// Closes the standard input, and with that all the rest.
     closing: CancellationToken,
     /// Set once the process is reaped; `None` inside if its status is unknown.
@@ -171,7 +173,7 @@ struct Process {
 }
 
 #[derive(Debug)]
-struct Outgoing {
+struct Queued {
     message: Bytes,
     handed_over: HandedOver,
     written: oneshot::Sender<()>,
@@ -179,15 +181,16 @@ struct Outgoing {
 
 #[async_trait]
 impl WireSender for Process {
-    async fn send(&self, message: Bytes, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault> {
         let gone = || {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
             let exit = self.exit.get().copied().flatten();
             GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, executed) }
         };
         let (written, done) = oneshot::channel();
-        let outgoing = Outgoing { message, handed_over: Arc::clone(handed_over), written };
-        self.outgoing.send(outgoing).await.map_err(|_| gone())?;
+        let message = outgoing.body().cloned().unwrap_or_default();
+        let queued = Queued { message, handed_over: Arc::clone(handed_over), written };
+        self.outgoing.send(queued).await.map_err(|_| gone())?;
         done.await.map_err(|_| gone())
     }
 
@@ -205,9 +208,9 @@ impl Drop for Lines {
 }
 
 /// Writes messages, each on a line of its own, until the process takes no more.
-async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<Outgoing>, closing: CancellationToken) {
+async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<Queued>, closing: CancellationToken) {
     let writing = async {
-        while let Some(Outgoing { message, handed_over, written }) = queue.recv().await {
+        while let Some(Queued { message, handed_over, written }) = queue.recv().await {
             // Nobody waits for it any more, and nothing of it is written.
             if written.is_closed() {
                 continue;

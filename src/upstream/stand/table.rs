@@ -5,12 +5,13 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
-use crate::task::GatewayFault;
+use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::carrier::BrokenOff;
 use crate::wire::envelope::Params;
 use crate::wire::framing::sse_message;
@@ -45,9 +46,19 @@ enum Own {
     Heard(Queue),
 }
 
+/// A request that was entered.
+#[derive(Debug)]
+pub(super) struct Begun {
+    /// Its messages as events.
+    pub(super) pieces: Pieces,
+    /// Told of the first of them.
+    pub(super) heard: Arc<Notify>,
+}
+
 #[derive(Debug)]
 struct Call {
     queue: Queue,
+    heard: Arc<Notify>,
     /// Room for the answer.
     last: mpsc::OwnedPermit<io::Result<Bytes>>,
     is_tool: bool,
@@ -77,7 +88,7 @@ impl Table {
     }
 
     /// Enters a request; its messages come out as events.
-    pub(super) fn begin(&mut self, request: &Request) -> Result<Pieces, NotBegun> {
+    pub(super) fn begin(&mut self, request: &Request) -> Result<Begun, NotBegun> {
         if self.calls.contains_key(&request.id) {
             return Err(NotBegun::IdInUse);
         }
@@ -91,8 +102,10 @@ impl Table {
         let (queue, pieces) = mpsc::channel(QUEUE_MAX + 1);
         let last = queue.clone().try_reserve_owned().map_err(|_| NotBegun::TooMany)?;
         let params = request.params.object();
+        let heard = Arc::new(Notify::new());
         let call = Call {
             queue,
+            heard: Arc::clone(&heard),
             last,
             is_tool: request.method == method::TOOLS_CALL,
             token: params.and_then(|params| params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)),
@@ -102,13 +115,14 @@ impl Table {
             questions: Vec::new(),
         };
         self.calls.insert(request.id.clone(), call);
-        Ok(pieces)
+        Ok(Begun { pieces, heard })
     }
 
     /// Takes an answer to where it is waited for; `false` if it is nobody's.
     pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &Bytes) -> bool {
         let Some(call) = id.and_then(|id| self.remove(id)) else { return false };
         call.last.send(Ok(sse_message(text)));
+        call.heard.notify_one();
         true
     }
 
@@ -121,10 +135,18 @@ impl Table {
 
     /// Breaks all requests off, and ends the other stream.
     pub(super) fn end(&mut self, fault: GatewayFault) {
+        let fault = self.for_each_call(fault);
         for (_, call) in self.calls.drain() {
             call.last.send(Err(io::Error::other(BrokenOff(fault))));
         }
         self.own = Own::Early(Vec::new());
+    }
+
+    /// What a fault of the connection says of every call: one answer was too large, and nobody knows whose.
+    fn for_each_call(&self, fault: GatewayFault) -> GatewayFault {
+        let whose = fault.reason == Reason::ResultTooLarge && self.calls.len() > 1;
+        let executed = if whose { Executed::Unknown } else { fault.executed };
+        GatewayFault { executed, ..fault }
     }
 
     /// Ends the stream of a request that nobody wants answered any more.
@@ -155,7 +177,10 @@ impl Table {
             _ => None,
         };
         match call {
-            Some(call) => put(&call.queue, text),
+            Some(call) => {
+                call.heard.notify_one();
+                put(&call.queue, text)
+            }
             None => self.note_to_all(text),
         }
     }
@@ -176,6 +201,9 @@ impl Table {
         };
         put(&queue, text)?;
         let call = self.calls.values_mut().find(|call| call.queue.same_channel(&queue));
+        if let Some(call) = &call {
+            call.heard.notify_one();
+        }
         if let Some(call) = call.filter(|call| call.questions.len() < QUESTIONS_MAX) {
             call.questions.push(request.id.clone());
         }

@@ -3,7 +3,6 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::task::{Executed, Reason};
 use crate::wire::{Message, ScanLimits, envelope};
 
 fn bytes(message: &Value) -> Bytes {
@@ -55,11 +54,11 @@ fn drained(pieces: &mut Pieces) -> (usize, bool) {
 #[tokio::test]
 async fn t20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_the_session() {
     let mut table = Table::new();
-    let mut one = table.begin(&call(1)).unwrap();
-    let mut list = table.begin(&request(3, "tools/list", json!({}))).unwrap();
+    let mut one = table.begin(&call(1)).unwrap().pieces;
+    let mut list = table.begin(&request(3, "tools/list", json!({}))).unwrap().pieces;
     assert_eq!(ask(&mut table, 9, json!({})), Ok(()), "the only tool call");
     assert_eq!(drained(&mut one), (1, false));
-    let mut two = table.begin(&call(2)).unwrap();
+    let mut two = table.begin(&call(2)).unwrap().pieces;
     assert_eq!(ask(&mut table, 10, json!({})), Err(NotTaken::Nobody), "two calls, and nobody listens");
     assert_eq!(progress(&mut table, 2), Ok(()));
     assert_eq!((drained(&mut one), drained(&mut two)), ((0, false), (1, false)));
@@ -68,7 +67,7 @@ async fn t20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_th
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!((drained(&mut own), drained(&mut one), drained(&mut two)), ((2, false), (0, false), (0, false)));
     let related = json!({ "_meta": { "io.modelcontextprotocol/related-task": { "taskId": "x" } } });
-    let mut waits = table.begin(&request(4, "tasks/result", json!({ "taskId": "x" }))).unwrap();
+    let mut waits = table.begin(&request(4, "tasks/result", json!({ "taskId": "x" }))).unwrap().pieces;
     assert_eq!(ask(&mut table, 12, related), Ok(()));
     assert_eq!((drained(&mut waits), drained(&mut own), drained(&mut list)), ((1, false), (0, false), (0, false)));
     assert_eq!(note(&mut table, "notifications/cancelled", json!({ "requestId": 9 })), Ok(()));
@@ -78,7 +77,7 @@ async fn t20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_th
 #[tokio::test]
 async fn an_answer_ends_the_stream_of_its_request_alone() {
     let mut table = Table::new();
-    let (mut one, mut two) = (table.begin(&call(1)).unwrap(), table.begin(&call(2)).unwrap());
+    let (mut one, mut two) = (table.begin(&call(1)).unwrap().pieces, table.begin(&call(2)).unwrap().pieces);
     assert_eq!(table.begin(&call(1)).unwrap_err(), NotBegun::IdInUse);
     assert!(!table.answer(Some(&RequestId::text("1")), &Bytes::new()), "1 is not \"1\" (T-62)");
     assert!(!table.answer(None, &Bytes::new()));
@@ -92,8 +91,8 @@ async fn an_answer_ends_the_stream_of_its_request_alone() {
 #[tokio::test]
 async fn a_slow_reader_misses_progress_and_never_its_answer() {
     let mut table = Table::new();
-    let mut slow = table.begin(&call(1)).unwrap();
-    let mut other = table.begin(&call(2)).unwrap();
+    let mut slow = table.begin(&call(1)).unwrap().pieces;
+    let mut other = table.begin(&call(2)).unwrap().pieces;
     let taken = (0..1_000).filter(|_| progress(&mut table, 1).is_ok()).count();
     assert_eq!((taken, progress(&mut table, 1)), (QUEUE_MAX, Err(NotTaken::Slow)));
     assert_eq!(progress(&mut table, 2), Ok(()));
@@ -104,7 +103,7 @@ async fn a_slow_reader_misses_progress_and_never_its_answer() {
 #[tokio::test]
 async fn the_end_of_the_connection_is_told_to_every_call_with_its_reason() {
     let mut table = Table::new();
-    let (mut one, mut own) = (table.begin(&call(1)).unwrap(), table.listen());
+    let (mut one, mut own) = (table.begin(&call(1)).unwrap().pieces, table.listen());
     let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     table.end(fault);
     let error = one.recv().await.unwrap().unwrap_err();

@@ -1,0 +1,100 @@
+//! A server whose address is known, and not which of the two HTTP transports it speaks.
+//!
+//! As the specification has it: what refuses a POST of `initialize` with 400, 404 or 405 is asked by GET for an event
+//! stream that begins with an `endpoint` event. What was found is kept, and found out anew once it proves wrong:
+//! servers are replaced.
+
+use std::sync::Arc;
+
+use http::{Method, Response, StatusCode};
+
+use super::carrier::{AnswerBody, Stand as _};
+use super::http::client::{HandedOver, HttpClient};
+use super::http::post::Outgoing;
+use super::stand::WireStand;
+use super::stand::sse::Seen;
+use crate::task::GatewayFault;
+use crate::wire::{Message, ScanLimits, envelope, method};
+
+/// Both ways to one server.
+#[derive(Debug)]
+pub(crate) struct Fallback {
+    name: Arc<str>,
+    http: HttpClient,
+    sse: WireStand,
+    /// Which of them was right the last time; noted by the wire below `sse`.
+    seen: Seen,
+}
+
+impl Fallback {
+    /// Both ways; the wire below `sse` must share `seen`.
+    pub(crate) const fn new(name: Arc<str>, http: HttpClient, sse: WireStand, seen: Seen) -> Self {
+        Self { name, http, sse, seen }
+    }
+
+    /// As [`Carrier::send`](super::carrier::Carrier::send).
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn send(
+        &self,
+        outgoing: &Outgoing,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        // Boxed: what most servers do not need is not part of every request in progress.
+        if self.seen.is() {
+            return Box::pin(self.over_sse(outgoing, handed_over)).await;
+        }
+        let mut response = self.http.send(outgoing, handed_over).await?.map(AnswerBody::Http);
+        let is_in_session = outgoing.session().is_some() && outgoing.method() == Method::POST;
+        if is_in_session && response.status() == StatusCode::METHOD_NOT_ALLOWED {
+            // What takes no POST has no sessions any more, and did not look at the message.
+            *response.status_mut() = StatusCode::NOT_FOUND;
+        } else if outgoing.session().is_none() && is_unlike_http(response.status()) && is_initialize(outgoing) {
+            return Box::pin(self.instead_of(response, outgoing, handed_over)).await;
+        }
+        Ok(response)
+    }
+
+    pub(crate) async fn close(&self) {
+        self.sse.close().await;
+    }
+
+    async fn over_sse(
+        &self,
+        outgoing: &Outgoing,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        let answer = self.sse.send(outgoing, handed_over).await;
+        if answer.is_ok() || self.seen.is() || !is_initialize(outgoing) {
+            return answer;
+        }
+        tracing::info!(upstream = %self.name, "the server speaks HTTP+SSE no more; streamable HTTP is tried");
+        Ok(self.http.send(outgoing, handed_over).await?.map(AnswerBody::Http))
+    }
+
+    /// Tries the other way after `initialize` was refused. If there is none, the refusal stands.
+    async fn instead_of(
+        &self,
+        refused: Response<AnswerBody>,
+        outgoing: &Outgoing,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        let answer = self.sse.send(outgoing, handed_over).await;
+        if !self.seen.is() {
+            return Ok(refused);
+        }
+        tracing::info!(upstream = %self.name, status = refused.status().as_u16(), "the server speaks HTTP+SSE");
+        answer
+    }
+}
+
+/// The statuses that a server without streamable HTTP refuses a POST with.
+const fn is_unlike_http(status: StatusCode) -> bool {
+    matches!(status, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)
+}
+
+fn is_initialize(outgoing: &Outgoing) -> bool {
+    let message = outgoing.body().and_then(|text| envelope::read(text, ScanLimits::UPSTREAM).ok());
+    matches!(message, Some(Message::Request(request)) if request.method == method::INITIALIZE)
+}

@@ -13,6 +13,7 @@ pub mod reload;
 pub mod sockets;
 pub mod tasks;
 mod watch;
+mod wrap;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -48,6 +49,7 @@ use files::FileMistakes;
 pub use program::serve;
 use reload::{Gone, Opened, Retired};
 use sockets::Sockets;
+pub use wrap::wrap;
 
 /// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
 pub const EXIT_CONFIG: u8 = 64;

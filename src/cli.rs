@@ -14,6 +14,7 @@ pub mod tasks;
 mod terminal;
 mod tool;
 pub mod ui;
+mod wrap;
 
 use std::env;
 use std::ffi::OsString;
@@ -39,6 +40,7 @@ use call::{Call, Input, Retry, Wait};
 use client::Credential;
 use flavour::Flavour;
 use terminal::Terminal;
+use wrap::WrapArguments;
 
 /// A mistake in the command line or in a configuration file (`EX_USAGE`).
 const USAGE: u8 = 64;
@@ -85,6 +87,14 @@ enum Command {
     /// The result goes to stdout, everything else to stderr.
     #[command(after_long_help = EXIT_CODES, after_help = EXIT_CODES)]
     Call(CallArguments),
+    /// Stands between a desktop host and one server: the host starts this program in place of the server's, and speaks
+    /// to it over stdin and stdout. Slow calls become tasks for hosts that know tasks, and are held for all others.
+    ///
+    /// Ends with its host, and the server with it. Logs go to stderr.
+    #[command(
+        override_usage = "taskgate wrap [OPTIONS] -- COMMAND [ARGUMENT]...\n       taskgate wrap [OPTIONS] --url URL"
+    )]
+    Wrap(WrapArguments),
     /// Shows the tasks of a running gateway, and cancels them.
     ///
     /// A task is named by the short digest that `list` shows; ids, arguments and results are never shown.
@@ -189,6 +199,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             .context("the demo server cannot go on")
             .map(|()| ExitCode::SUCCESS),
         Command::Call(arguments) => Ok(call(arguments).await),
+        Command::Wrap(arguments) => wrap::run(arguments).await,
         Command::Tasks { order, admin } => operate(order, &admin).await,
     };
     ended.unwrap_or_else(|error| {
@@ -322,13 +333,17 @@ mod tests {
     fn commands_that_are_not_built_are_not_offered() {
         let offered: Vec<_> =
             Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
-        assert_eq!(offered, ["serve", "check", "demo-server", "call", "tasks"]);
+        assert_eq!(offered, ["serve", "check", "demo-server", "call", "wrap", "tasks"]);
     }
 
     #[tokio::test]
     async fn mistakes_on_the_command_line_end_with_64() {
         for arguments in [
             "taskgate wrap",
+            "taskgate wrap --grace 31s -- true",
+            "taskgate wrap --grace soon -- true",
+            "taskgate wrap --url ftp://127.0.0.1/mcp",
+            "taskgate wrap --url http://127.0.0.1:1/mcp -- true",
             "taskgate check",
             "taskgate demo-server --listen nowhere",
             "taskgate call http://127.0.0.1:1/mcp greet --flavour other",

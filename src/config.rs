@@ -10,6 +10,7 @@ mod raw;
 mod resolve;
 mod section;
 mod value;
+mod wrap;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -31,6 +32,8 @@ use crate::upstream::limits::SlotSettings;
 use crate::upstream::stand::stdio::StdioUpstreamSettings;
 use crate::upstream::{Forwarding, Timeouts};
 use crate::wire::ProtocolVersion;
+pub use resolve::GRACE_MAX;
+pub use wrap::Wrapped;
 
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;

@@ -92,7 +92,7 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
 }
 
 /// Prints what keeps the gateway from starting, where it is in the configuration or in a file that it names.
-fn refused(error: anyhow::Error) -> anyhow::Result<ExitCode> {
+pub(super) fn refused(error: anyhow::Error) -> anyhow::Result<ExitCode> {
     let (text, code) = match error.downcast::<OpenError>() {
         Ok(store) => (format!("key `store.path`: {store}"), tasks::exit_code(&store)),
         Err(other) => match other.downcast::<SocketError>() {

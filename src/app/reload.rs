@@ -79,6 +79,11 @@ impl Opened {
         Ok((opened, reach))
     }
 
+    /// What serves its clients.
+    pub(super) const fn endpoint(&self) -> &Arc<UpstreamEndpoint> {
+        &self.endpoint
+    }
+
     fn is(&self, config: &UpstreamConfig) -> bool {
         self.config == *config && self.files == fingerprint_all(upstream_files(config))
     }

@@ -367,10 +367,15 @@ fn read_tool(mut section: Section<'_, '_>) -> RawTool {
 impl RawUpstream {
     /// An upstream of which only the address is written.
     pub(super) fn new(name: &str, url: Placed<Url>) -> Self {
+        Self { url: Some(url.clone()), ..Self::unreached(name, url.place) }
+    }
+
+    /// An upstream of which only the name is there.
+    pub(super) fn unreached(name: &str, place: Place) -> Self {
         Self {
             name: name.to_owned(),
-            place: url.place.clone(),
-            url: Some(url),
+            place,
+            url: None,
             command: RawCommand::default(),
             path: None,
             tls: RawUpstreamTls::default(),

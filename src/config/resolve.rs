@@ -48,7 +48,7 @@ const FOLDER: &str = "taskgate-data";
 const TTL: Duration = DAY;
 const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A client without tasks waits as long, and nothing is written to it meanwhile.
-const GRACE_MAX: Duration = Duration::from_secs(30);
+pub const GRACE_MAX: Duration = Duration::from_secs(30);
 /// Where anybody may come, whoever knows a task's id may read it: such ids live shortly.
 const TTL_MAX_ANONYMOUS: Duration = HOUR;
 const UPSTREAM_NAME_LENGTH_MAX: usize = 64;

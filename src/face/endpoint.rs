@@ -158,6 +158,7 @@ impl UpstreamEndpoint {
             principal: inbound.principal,
             accepted: inbound.accepted,
             arrived: inbound.received_at,
+            carriage: inbound.carriage,
         };
         // On the heap, so that a request of a session, which needs less, is not as large.
         Box::pin(self.stateless.serve(&request, around)).await

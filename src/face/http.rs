@@ -74,6 +74,18 @@ pub struct Inbound {
     pub accepted: AcceptedTypes,
     /// When the head had been read.
     pub received_at: Instant,
+    pub carriage: Carriage,
+}
+
+/// How a message came.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Carriage {
+    /// As an HTTP request of its own. What its headers repeat of the body must be there and must agree.
+    #[default]
+    Request,
+    /// As one of many on a stream, which has no headers for each of them: the body says everything (protocol.md 1.4).
+    /// No HTTP request is ever taken for one.
+    Stream,
 }
 
 /// The types of answer that `Accept` admits (B69). For a POST never [`AcceptedTypes::Neither`].

@@ -24,7 +24,7 @@ use self::pipe::Pipe;
 use super::answer::Addressee;
 use super::catalog::{Catalog, CatalogError, no_such_cursor};
 use super::fallback::FallbackDesk;
-use super::http::{AcceptedTypes, Response};
+use super::http::{AcceptedTypes, Carriage, Response};
 use super::misses::Misses;
 use super::rising::Rising;
 use super::sealed::Sealer;
@@ -110,6 +110,7 @@ struct Inquiry<'a> {
     params: &'a Object,
     headers: &'a HeaderMap,
     arrived: Instant,
+    carriage: Carriage,
 }
 
 /// What is to be done with a call.
@@ -131,6 +132,7 @@ pub struct Surroundings<'a> {
     pub principal: Principal,
     pub accepted: AcceptedTypes,
     pub arrived: Instant,
+    pub carriage: Carriage,
 }
 
 impl StatelessFace {
@@ -174,7 +176,9 @@ impl StatelessFace {
             return Err(Complaint::Metadata(Cow::Borrowed("_meta is spelt in another case")));
         }
         let (named, meta) = StatelessRequest::check_shape(params)?;
-        headers::check_request(around.headers, &named, &request.method)?;
+        if around.carriage == Carriage::Request {
+            headers::check_request(around.headers, &named, &request.method)?;
+        }
         let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
         let version = version.ok_or(Complaint::Version { requested: named })?;
         addressee.version = version;
@@ -190,7 +194,9 @@ impl StatelessFace {
         if !is_served {
             return Err(Complaint::UnknownMethod(request.method.clone()));
         }
-        headers::check_name(around.headers, &request.method, params)?;
+        if around.carriage == Carriage::Request {
+            headers::check_name(around.headers, &request.method, params)?;
+        }
         let said = StatelessRequest::read(version, &meta)?;
         if ExtTasks::is_method(&request.method) && !tasks::may_ask(&said, &request.method) {
             return Err(StatelessRequest::needs_extension());
@@ -214,6 +220,7 @@ impl StatelessFace {
             params,
             headers: around.headers,
             arrived: around.arrived,
+            carriage: around.carriage,
         })
     }
 
@@ -305,8 +312,10 @@ impl StatelessFace {
         let list = self.catalog.list_with(&tool, &context).await;
         let list = list.map_err(|error| Box::new(refused_list(&inquiry.addressee, error)))?;
         let mirrored_arguments = list.mirrored(&tool).ok_or_else(|| refuse(&Complaint::UnknownTool))?;
-        mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
-            .map_err(|complaint| refuse(&complaint))?;
+        if inquiry.carriage == Carriage::Request {
+            mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
+                .map_err(|complaint| refuse(&complaint))?;
+        }
         sized::check(&self.served.rules, &tool, inquiry.params).map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.rules.policy_of(&tool);
         let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.said, policy);

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::refusal::{Refusal, StreamPosition};
 use super::{Limits, body, head, media};
-use crate::face::http::{AcceptedTypes, Endpoint, Inbound, Response};
+use crate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound, Response};
 use crate::task::principal::Principal;
 
 /// Which path is whose. Paths match byte for byte (B56), the query has no say in it (B57).
@@ -104,6 +104,7 @@ impl Inner {
             principal,
             accepted,
             received_at,
+            carriage: Carriage::Request,
         };
         let mut response = endpoint.serve(inbound).await;
         if !posted && position == StreamPosition::Unread {

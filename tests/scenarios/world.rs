@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use taskgate::engine::recovery::{self, Origins, Reach};
 use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine, Rounds};
 use taskgate::face::endpoint::UpstreamEndpoint;
-use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound};
+use taskgate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound};
 use taskgate::face::sealed::{KeyRing, Sealer};
 use taskgate::face::session::{Bridge, SessionFace, SessionServed};
 use taskgate::face::stateless::listen::Listeners;
@@ -426,6 +426,7 @@ impl Ask {
             principal: self.principal.clone(),
             accepted: self.accepted,
             received_at: self.arrived.unwrap_or_else(Instant::now),
+            carriage: Carriage::Request,
         }
     }
 }

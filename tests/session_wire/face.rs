@@ -14,7 +14,7 @@ use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::json;
 use taskgate::engine::{AdmissionLimits, Engine};
-use taskgate::face::http::{AcceptedTypes, Inbound, Response};
+use taskgate::face::http::{AcceptedTypes, Carriage, Inbound, Response};
 use taskgate::face::sealed::{KeyRing, Sealer};
 use taskgate::face::session::{SessionFace, SessionServed};
 use taskgate::store::MemoryStore;
@@ -203,6 +203,7 @@ impl Caller {
             principal: self.principal.clone(),
             accepted: self.accepted,
             received_at: Instant::now(),
+            carriage: Carriage::Request,
         }
     }
 }

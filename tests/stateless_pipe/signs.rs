@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
 use taskgate::engine::{AdmissionLimits, Engine};
-use taskgate::face::http::AcceptedTypes;
+use taskgate::face::http::{AcceptedTypes, Carriage};
 use taskgate::face::sealed::{KeyRing, Sealer};
 use taskgate::face::stateless::listen::Listeners;
 use taskgate::face::stateless::{Piped, Served, StatelessFace, Surroundings};
@@ -174,7 +174,8 @@ async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) 
         headers.insert(name, value.parse().unwrap());
     }
     let arrived = Instant::now();
-    let around = Surroundings { headers: &headers, body: &body, principal: Principal::local(), accepted, arrived };
+    let (principal, carriage) = (Principal::local(), Carriage::Request);
+    let around = Surroundings { headers: &headers, body: &body, principal, accepted, arrived, carriage };
     let response = face.serve(&request, around).await;
     let head = arrived.elapsed();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();

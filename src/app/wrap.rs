@@ -1,0 +1,185 @@
+//! The gateway between one host and one server: standard input and output on the host's side, no listeners.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::timeout;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+use super::program::refused;
+use super::reload::Opened;
+use super::{Parts, files, random_bits, sealer, tasks};
+use crate::config::{Config, StoreSettings};
+use crate::engine::recovery::{self, Origins};
+use crate::engine::{AdmissionLimits, Engine, sweeper};
+use crate::face::duplex::Client;
+use crate::face::sealed::Sealer;
+use crate::face::stateless::listen::Listeners;
+use crate::face::stdio;
+use crate::server::admin::Readiness;
+use crate::store::DiskStore;
+use crate::task::{Clock as _, Principal, SystemClock};
+use crate::telemetry::{self, LogFormat};
+use crate::upstream::http::Life;
+
+/// What a message may be larger by than the result in it.
+const ENVELOPE_BYTES: usize = 64 * 1024;
+/// How long calls have, at the end, to be taken back, or to be put down where they can be found again.
+const DRAIN_MAX: Duration = Duration::from_secs(1);
+/// How long the server may take to end. It is stopped by force in the background after that.
+const CLOSE_MAX: Duration = Duration::from_secs(3);
+/// How long what is left in the background may take.
+const REST_MAX: Duration = Duration::from_millis(500);
+/// Tasks that are taken back at a time.
+const PAGE: usize = 100;
+
+/// Serves the host at standard input and output until it is gone or a signal comes. Of `config` the first upstream, the
+/// store and the limits hold.
+///
+/// # Errors
+/// If the store cannot be had, or the host wrote what cannot be read. What is wrong with a file or a store is printed,
+/// and ends with the code that [`super::serve`] has for it.
+pub async fn wrap(config: Config) -> anyhow::Result<ExitCode> {
+    telemetry::install_logs(LogFormat::Auto)?;
+    // Listening for signals begins before anything is started: none may be missed.
+    let mut signals = Signals::new()?;
+    let line_bytes_max = config.listen.body_bytes_max.get();
+    let wrapping = match Wrapping::start(config).await {
+        Ok(wrapping) => wrapping,
+        Err(error) => return refused(error),
+    };
+    let stop = CancellationToken::new();
+    let ends = (tokio::io::stdin(), tokio::io::stdout());
+    let served = {
+        let serving = stdio::serve(wrapping.client(), line_bytes_max, ends, &stop);
+        tokio::pin!(serving);
+        tokio::select! {
+            served = &mut serving => served,
+            () = signals.next() => {
+                stop.cancel();
+                serving.await
+            }
+        }
+    };
+    tokio::select! {
+        () = wrapping.end() => (),
+        () = signals.next() => tracing::warn!("ended before everything was put down"),
+    }
+    served.context("the host cannot be served any more")?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A gateway without listeners.
+struct Wrapping {
+    parts: Parts,
+    disk: Option<Arc<DiskStore>>,
+    upstream: Opened,
+    path: String,
+    message_bytes_max: usize,
+    /// Ends the streams of clients that listen.
+    ending: CancellationToken,
+    /// Ends what is in the background, however this goes.
+    _stop: DropGuard,
+}
+
+impl Wrapping {
+    async fn start(config: Config) -> anyhow::Result<Self> {
+        files::check(&config, SystemClock.now())?;
+        let sealer = Arc::new(match config.store {
+            // Nothing outlives this process, so no key need.
+            StoreSettings::Memory(_) => Sealer::new(super::keys::ephemeral()),
+            StoreSettings::Disk { .. } => sealer(&config.folder)?,
+        });
+        let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let unless_ended = life.stop.clone().drop_guard();
+        let tasks::Opened { store, disk, clock } = tasks::open(&config, &life, &Readiness::new()).await?;
+        let limits = config.store.limits();
+        let limits = AdmissionLimits {
+            tasks_max: limits.tasks_max,
+            tasks_per_principal_max: limits.tasks_per_principal_max,
+            stored_bytes_per_principal_max: limits.stored_bytes_per_principal_max,
+        };
+        let engine = Engine::new(store, clock, Box::new(random_bits), limits);
+        life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
+        let ending = CancellationToken::new();
+        let listeners = Listeners::new(ending.clone());
+        let parts = Parts { engine, life, sealer, leaving: CancellationToken::new(), listeners, rates: Arc::default() };
+        let one = config.upstreams.into_iter().next().context("there is no server")?;
+        let (path, message_bytes_max) = (one.path.clone(), one.result_bytes_max.saturating_add(ENVELOPE_BYTES));
+        let (upstream, reach) = Opened::new(one, &parts)?;
+        let origins = Origins::default().with(reach);
+        parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
+        Ok(Self { parts, disk, upstream, path, message_bytes_max, ending, _stop: unless_ended })
+    }
+
+    /// Whoever started this program is the one person that it serves.
+    fn client(&self) -> Client {
+        Client {
+            endpoint: Arc::<crate::face::endpoint::UpstreamEndpoint>::clone(self.upstream.endpoint()),
+            path: self.path.clone(),
+            principal: Principal::local(),
+            message_bytes_max: self.message_bytes_max,
+        }
+    }
+
+    /// Ends in order: tasks are put down where they can be found again, or taken back where nobody can; then the server
+    /// ends.
+    async fn end(self) {
+        let Parts { engine, life, leaving, .. } = self.parts;
+        if self.disk.is_none() {
+            // Fails where a task has ended meanwhile.
+            let _ = timeout(DRAIN_MAX, take_back(&engine)).await;
+        }
+        let lost = engine.drain(DRAIN_MAX).await;
+        leaving.cancel();
+        self.ending.cancel();
+        let closed = timeout(CLOSE_MAX, self.upstream.upstream.close()).await;
+        life.stop.cancel();
+        life.tracker.close();
+        let rested = timeout(REST_MAX, life.tracker.wait()).await;
+        if let Some(disk) = &self.disk {
+            disk.close().await;
+        }
+        tracing::info!(calls_lost = lost, in_time = closed.is_ok() && rested.is_ok(), "ended");
+    }
+}
+
+/// Cancels the tasks that nobody can ask for any more.
+async fn take_back(engine: &Engine) {
+    let mut after = None;
+    loop {
+        let Ok(page) = engine.list(&Principal::local(), after, PAGE).await else { return };
+        for task in page.tasks.iter().filter(|task| !task.is_settled()) {
+            // It may have ended meanwhile.
+            let _ = engine.cancel(&task.key).await;
+        }
+        after = page.next;
+        if after.is_none() {
+            return;
+        }
+    }
+}
+
+/// SIGINT and SIGTERM, which mean the same here: the host wants this to end.
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> anyhow::Result<Self> {
+        let listen = |kind| signal(kind).context("cannot listen for signals");
+        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => (),
+            _ = self.terminate.recv() => (),
+        }
+    }
+}

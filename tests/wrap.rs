@@ -1,0 +1,10 @@
+//! `taskgate wrap` as a program: a host at its pipes, the demo server behind it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+#[path = "wrap/ends.rs"]
+mod ends;
+#[path = "wrap/host.rs"]
+mod host;
+#[path = "wrap/talks.rs"]
+mod talks;

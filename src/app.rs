@@ -9,6 +9,7 @@ pub mod files;
 pub mod keys;
 pub mod manager;
 mod program;
+pub mod programs;
 pub mod reload;
 pub mod sockets;
 pub mod tasks;
@@ -36,6 +37,7 @@ use crate::face::operators::Operators;
 use crate::face::rates::Rates;
 use crate::face::sealed::Sealer;
 use crate::face::session::{Bridge, SessionFace, SessionServed};
+use crate::face::sse::{SseServed, Streams};
 use crate::face::stateless::listen::Listeners;
 use crate::face::stateless::{Piped, Served, StatelessFace};
 use crate::server::admin::{self, Readiness};
@@ -130,7 +132,8 @@ impl Gateway {
         let leaving = CancellationToken::new();
         let ending = CancellationToken::new();
         let listeners = Listeners::new(ending.clone());
-        let parts = Parts { engine, life, sealer, leaving, listeners, rates: Arc::default() };
+        let (rates, streams) = (Arc::default(), Streams::default());
+        let parts = Parts { engine, life, sealer, leaving, listeners, rates, streams };
         let retired = Retired::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut origins = Origins::default();
@@ -264,6 +267,7 @@ fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness) -> Rou
 #[derive(Clone, Debug)]
 struct Parts {
     rates: Arc<Rates>,
+    streams: Streams,
     listeners: Arc<Listeners>,
     engine: Arc<Engine>,
     life: Life,
@@ -352,6 +356,22 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
     .with_pipe(piped)
     .with_forwarding(config.forwarding);
     Ok((reach, UpstreamEndpoint::new(face, session).with_rates(Arc::clone(&parts.rates))))
+}
+
+/// What serves one upstream's clients of the older transport.
+fn older(config: &UpstreamConfig, parts: &Parts) -> SseServed {
+    SseServed {
+        upstream: Arc::clone(&config.name),
+        path: Arc::from(config.path.as_str()),
+        streams: parts.streams.clone(),
+        rates: Arc::clone(&parts.rates),
+        sealer: Arc::clone(&parts.sealer),
+        random: random_bits,
+        life_sign: LIFE_SIGN,
+        result_bytes_max: config.result_bytes_max,
+        life: parts.life.clone(),
+        leaving: parts.leaving.clone(),
+    }
 }
 
 /// 128 bits from the operating system.

@@ -6,6 +6,7 @@
 pub mod call;
 pub mod client;
 pub mod flavour;
+pub mod probe;
 mod question;
 mod session;
 mod stateless;
@@ -95,6 +96,14 @@ enum Command {
         override_usage = "taskgate wrap [OPTIONS] -- COMMAND [ARGUMENT]...\n       taskgate wrap [OPTIONS] --url URL"
     )]
     Wrap(WrapArguments),
+    /// Says what a server speaks, and prints the TOML block that would serve it.
+    ///
+    /// Tries streamable HTTP and HTTP+SSE at a URL, or starts a program and speaks over its standard streams; asks for each
+    /// protocol version, for capabilities and for tools. No tool is called unless --call says so.
+    ///
+    /// Exit codes: 0; with --call 1 if the tool failed and 2 for a JSON-RPC error; 64 for a mistake in the command line;
+    /// 69 if nothing there speaks MCP, or the call has no answer.
+    Probe(probe::Arguments),
     /// Shows the tasks of a running gateway, and cancels them.
     ///
     /// A task is named by the short digest that `list` shows; ids, arguments and results are never shown.
@@ -200,6 +209,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             .map(|()| ExitCode::SUCCESS),
         Command::Call(arguments) => Ok(call(arguments).await),
         Command::Wrap(arguments) => wrap::run(arguments).await,
+        Command::Probe(arguments) => probe::command::run(arguments).await,
         Command::Tasks { order, admin } => operate(order, &admin).await,
     };
     ended.unwrap_or_else(|error| {
@@ -219,6 +229,9 @@ fn check(file: &Path) -> ExitCode {
                 return ExitCode::from(USAGE);
             }
             for warning in &loaded.warnings {
+                write_line(format_args!("warning: {warning}"));
+            }
+            for warning in app::programs::warnings(&loaded.config) {
                 write_line(format_args!("warning: {warning}"));
             }
             if let Some(folder) = app::tasks::in_use(&loaded.config) {
@@ -333,7 +346,7 @@ mod tests {
     fn commands_that_are_not_built_are_not_offered() {
         let offered: Vec<_> =
             Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
-        assert_eq!(offered, ["serve", "check", "demo-server", "call", "wrap", "tasks"]);
+        assert_eq!(offered, ["serve", "check", "demo-server", "call", "wrap", "probe", "tasks"]);
     }
 
     #[tokio::test]
@@ -343,6 +356,7 @@ mod tests {
             "taskgate wrap --grace 31s -- true",
             "taskgate wrap --grace soon -- true",
             "taskgate wrap --url ftp://127.0.0.1/mcp",
+            "taskgate wrap --url http://ada:secret@127.0.0.1/mcp",
             "taskgate wrap --url http://127.0.0.1:1/mcp -- true",
             "taskgate check",
             "taskgate demo-server --listen nowhere",
@@ -351,6 +365,13 @@ mod tests {
             "taskgate call ftp://127.0.0.1/mcp greet",
             "taskgate call http://127.0.0.1:1/mcp greet --key a\u{7f}b",
             "taskgate call http://127.0.0.1:1/mcp greet []",
+            "taskgate probe",
+            "taskgate probe ftp://127.0.0.1/mcp",
+            "taskgate probe http://ada@127.0.0.1/mcp",
+            "taskgate probe http://127.0.0.1:1/mcp -- npx",
+            "taskgate probe http://127.0.0.1:1/mcp --call greet",
+            "taskgate probe http://127.0.0.1:1/mcp --call greet []",
+            "taskgate probe http://127.0.0.1:1/mcp --timeout soon",
             "taskgate tasks",
             "taskgate tasks show",
             "taskgate tasks list --admin https://127.0.0.1:1",

@@ -90,6 +90,8 @@ pub struct UpstreamConfig {
     pub name: Arc<str>,
     /// The path that it is served at: begins with `/`, no empty or dotted segments.
     pub path: String,
+    /// The path that the transport of 2024-11-05 is served at, as `path`.
+    pub sse_path: String,
     pub server: ServerSettings,
     pub slots: SlotSettings,
     pub rules: ToolRules,

@@ -27,6 +27,7 @@ pub mod rising;
 pub mod sealed;
 pub mod session;
 mod sized;
+pub mod sse;
 pub mod stateless;
 pub mod stdio;
 pub mod stream;

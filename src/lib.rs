@@ -10,6 +10,7 @@ pub mod wire;
 pub mod task;
 
 pub mod dialect;
+pub mod secret_file;
 pub mod store;
 pub mod tls;
 

@@ -65,6 +65,10 @@ pub const SESSION_RENEWALS: &str = "taskgate_session_renewals_total";
 pub const LISTENERS: &str = "taskgate_listen_streams";
 /// `subscriptions/listen` refused because too many are open, by `upstream`.
 pub const LISTENERS_REFUSED: &str = "taskgate_listen_refused_total";
+/// Open streams of HTTP+SSE, by `upstream`.
+pub const SSE_STREAMS: &str = "taskgate_sse_streams";
+/// Streams of HTTP+SSE refused because too many are open, by `upstream`.
+pub const SSE_STREAMS_REFUSED: &str = "taskgate_sse_refused_total";
 /// Readings of the configuration while it was in force, by `outcome` (`applied`, `unchanged`, `rejected`).
 pub const CONFIG_RELOADS: &str = "taskgate_config_reloads_total";
 /// Requests refused for what their principal did before, by `limit` (`requests`, `unknown_tasks`).

@@ -100,7 +100,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 42] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 44] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -131,6 +131,8 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 42] = [
     (Kind::Counter, metric::SESSION_RENEWALS, Unit::Count, "Upstream sessions opened anew, by upstream and outcome"),
     (Kind::Gauge, metric::LISTENERS, Unit::Count, "Open subscriptions/listen streams, by upstream"),
     (Kind::Counter, metric::LISTENERS_REFUSED, Unit::Count, "subscriptions/listen refused as too many are open"),
+    (Kind::Gauge, metric::SSE_STREAMS, Unit::Count, "Open streams of HTTP+SSE towards clients, by upstream"),
+    (Kind::Counter, metric::SSE_STREAMS_REFUSED, Unit::Count, "Streams of HTTP+SSE refused as too many are open"),
     (Kind::Counter, metric::CONFIG_RELOADS, Unit::Count, "Readings of the configuration, by outcome"),
     (Kind::Counter, metric::RATE_LIMITED, Unit::Count, "Requests refused for what their principal did before"),
     (Kind::Counter, metric::QUOTA_REFUSED, Unit::Count, "Calls and tasks refused as there are too many, by limit"),

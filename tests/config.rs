@@ -13,8 +13,8 @@ use taskgate::task::{AfterCrash, EarlyInput, Mode, Principal};
 use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
-const BAD_FILES: usize = 47;
-const GOOD_FILES: usize = 15;
+const BAD_FILES: usize = 48;
+const GOOD_FILES: usize = 16;
 const SAMPLE_FILES: usize = 4;
 
 /// The environment of every test. `SECRET` is never to be seen in a report.
@@ -183,7 +183,7 @@ fn the_quick_start_has_the_defaults() {
     assert_eq!((config.folder.to_str(), &config.listen.tls), (Some("taskgate-data"), &None));
 
     let [demo] = &config.upstreams[..] else { panic!("{config:?}") };
-    assert_eq!((&*demo.name, &*demo.path), ("demo", "/demo/mcp"));
+    assert_eq!((&*demo.name, &*demo.path, &*demo.sse_path), ("demo", "/demo/mcp", "/demo/sse"));
     assert_eq!(
         (&*demo.server.http().unwrap().name, demo.server.http().unwrap().url.as_str()),
         ("demo", "http://127.0.0.1:4321/mcp")

@@ -266,7 +266,7 @@ async fn what_is_no_message_is_refused_with_its_id_where_it_has_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_cancelled_request_without_a_session_is_dropped_and_hears_no_more() {
+async fn mod20_a_cancelled_request_without_a_session_is_dropped_and_hears_no_more() {
     let mut host = Host::new(vec![("\"id\":1,", Act::Hang), ("\"id\":2,", Act::Json(200, answer(2)))]);
     host.write(&stateless(1, "tools/call")).await;
     host.write(&cancel(1)).await;

@@ -1,6 +1,5 @@
-//! Clients without tasks: `fallback = "tools"`, where a result speaks of the task and three tools do the rest, and
-//! `fallback = "hold"`, where a stream that was lost is taken up again. Over real sockets, for clients and servers of
-//! both kinds.
+//! Clients without tasks where `fallback = "tools"`: a result speaks of the task, and three tools do the rest. Over real
+//! sockets, for clients and servers of both kinds.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -9,8 +8,6 @@ mod calls;
 #[allow(dead_code, reason = "other tests ask other things of it")]
 #[path = "support/session_client.rs"]
 mod client;
-#[path = "fallback/held.rs"]
-mod held;
 #[path = "fallback/lists.rs"]
 mod lists;
 #[path = "fallback/owners.rs"]

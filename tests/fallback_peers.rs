@@ -35,12 +35,22 @@ const EVERYTHING: &str = "node_modules/@modelcontextprotocol/server-everything/d
 const LONG: &str = "trigger-long-running-operation";
 /// What the SDKs say of a request that took too long.
 const TIMED_OUT: i64 = -32001;
+/// The longest that a driver may be silent.
+const FACTS_MAX: Duration = Duration::from_secs(90);
 
 /// Runs a driver to its end.
 async fn facts<const N: usize>(what: &str, peers: &Peers, program: &str, arguments: [&str; N]) -> Value {
-    let mut client = Child::start(&format!("{what}-client"), peers.command(program, arguments)).unwrap();
-    let line = tokio::time::timeout(Duration::from_secs(90), client.line("facts ")).await.expect("it ends in time");
-    serde_json::from_str(&line.unwrap()).unwrap()
+    facts_of(Child::start(&format!("{what}-client"), peers.command(program, arguments)).unwrap()).await
+}
+
+/// What a driver found out, however long its calls take.
+async fn facts_of(mut client: Child) -> Value {
+    loop {
+        let line = client.next_line(FACTS_MAX).await.unwrap().expect("it says what it found out");
+        if let Some(facts) = line.strip_prefix("facts ") {
+            return serde_json::from_str(facts).unwrap();
+        }
+    }
 }
 
 /// The same in front of server-everything over stdio; a call that takes 24 s, of which it says nothing until then.
@@ -54,7 +64,10 @@ async fn silent(what: &'static str, mode: &str) -> Option<Value> {
 /// The upstream's section: started in the folder of the peers, as its driver is.
 fn everything(keys: &str) -> String {
     let folder = std::path::PathBuf::from(std::env::var_os("TASKGATE_PEERS").unwrap()).canonicalize().unwrap();
-    format!("[upstreams.up]\ncommand = [{:?}, {EVERYTHING:?}, \"stdio\"]\ncwd = {folder:?}\n{keys}", folder.join("node"))
+    format!(
+        "[upstreams.up]\ncommand = [{:?}, {EVERYTHING:?}, \"stdio\"]\ncwd = {folder:?}\n{keys}",
+        folder.join("node")
+    )
 }
 
 /// peers.md 5.6: the timeout of 60 s that this client has by itself, shortened to 18 s; the signs come every 15 s.
@@ -99,13 +112,10 @@ async fn by_tools(what: &'static str, program: &str, arguments: &[&str]) {
     let upstream = format!("[upstreams.up]\nurl = \"{}\"\n{tasks}", server.url());
     let gateway = Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap();
     let call = json!({ "seconds": 5, "steps": 2 }).to_string();
-    let words: Vec<String> = arguments
-        .iter()
-        .map(|word| word.replace("URL", gateway.url("up")).replace("CALL", &call))
-        .collect();
-    let mut client = Child::start(&format!("{what}-client"), peers.command(program, words)).unwrap();
-    let line = tokio::time::timeout(Duration::from_secs(90), client.line("facts ")).await.expect("it ends in time");
-    let facts: Value = serde_json::from_str(&line.unwrap()).unwrap();
+    let words: Vec<String> =
+        arguments.iter().map(|word| word.replace("URL", gateway.url("up")).replace("CALL", &call)).collect();
+    let client = Child::start(&format!("{what}-client"), peers.command(program, words)).unwrap();
+    let facts = facts_of(client).await;
     assert_eq!(facts["text"], "worked 5 s in 2 steps", "{facts}");
     assert_eq!(facts["status"], "working", "{facts}");
     assert!(facts["waits"].as_u64().unwrap() >= 2, "{facts}");

@@ -19,6 +19,8 @@ mod crowd;
 mod demands;
 #[path = "scenarios/draining.rs"]
 mod draining;
+#[path = "scenarios/duplex.rs"]
+mod duplex;
 #[path = "scenarios/store_faults.rs"]
 mod failing_stores;
 #[path = "scenarios/faults.rs"]
@@ -47,6 +49,8 @@ mod progress;
 mod questions;
 #[path = "scenarios/recovering.rs"]
 mod recovering;
+#[path = "scenarios/renamed.rs"]
+mod renamed;
 #[path = "scenarios/rounds.rs"]
 mod rounds;
 #[path = "scenarios/rules.rs"]

@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "stdio/apart.rs"]
+mod apart;
 #[path = "stdio/calls.rs"]
 mod calls;
 #[path = "stdio/client.rs"]
@@ -13,5 +15,9 @@ mod confined;
 mod faults;
 #[path = "stdio/gate.rs"]
 mod gate;
+#[path = "stdio/held.rs"]
+mod held;
 #[path = "stdio/processes.rs"]
 mod processes;
+#[path = "stdio/stateless.rs"]
+mod stateless;

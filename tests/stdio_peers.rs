@@ -1,6 +1,8 @@
-//! Real servers over stdio, each as it comes: a call, a task, a cancel, a crash in mid-call, 50 calls at once; by clients
-//! with a session and without.
+//! Real servers, each as it comes, over the transports that it speaks: a fast call, 50 calls at once, a slow call as a
+//! task, a cancel, a crash in mid-call; by clients that write their own messages, with a session and without, by the
+//! client of the TypeScript SDK 1 (sessions, tasks of 2025-11-25), and by that of the Python SDK 2 (2026-07-28).
 //!
+//! Servers that have no slow tool are slow behind `slow_stdio.py`, which hands calls on later. Each row has one gateway.
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so.
 
@@ -12,183 +14,334 @@ mod client;
 #[allow(dead_code, reason = "other tests look closer at the processes")]
 #[path = "stdio/gate.rs"]
 mod gate;
+#[allow(dead_code, reason = "other tests name the versions of their peers")]
+#[path = "peers/support/install.rs"]
+mod install;
+#[allow(dead_code, reason = "other tests do more with their children")]
+#[path = "peers/support/process.rs"]
+mod process;
+#[allow(dead_code, reason = "other tests have other upstreams")]
+#[path = "peers/support/upstream.rs"]
+mod upstream;
 
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use client::{Client, fault, text};
 use futures_util::future::join_all;
 use gate::{Gate, in_time};
+use install::Peers;
+use process::Child;
 use serde_json::{Value, json};
+use tempfile::TempDir;
+use upstream::{Program, Server};
 
-/// One server: how it is started, a fast call and what its answer holds, a slow call if it has any.
+/// How much later calls reach a server that is made slow.
+const SLOWER_BY_S: &str = "2";
+/// The longest time that a client of an SDK may take for its row.
+const ROW_MAX: Duration = Duration::from_secs(100);
+
+/// One server: how it is reached, a fast call and what its answer holds, a slow call if it has any.
 struct Row {
-    command: Vec<String>,
+    name: &'static str,
+    server: Reached,
     tool: &'static str,
     arguments: Value,
     holds: &'static str,
     slow: Option<(&'static str, Value)>,
 }
 
-/// Where the peers are; `None`, with a word about it, where nobody installed them.
-fn peers() -> Option<PathBuf> {
-    let found = std::env::var_os("TASKGATE_PEERS").map(PathBuf::from);
-    if found.is_none() {
-        // Past the harness, which shows nothing of tests that pass.
-        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("SKIPPED: TASKGATE_PEERS is not set\n"));
-    }
-    found.map(|folder| folder.canonicalize().unwrap())
+enum Reached {
+    Stdio(Vec<String>),
+    Http(Program),
 }
 
-fn node(peers: &Path, package: &str, arguments: &[&str]) -> Vec<String> {
+impl Reached {
+    /// Whether broken streams can be taken up by their event ids.
+    const fn resumable(&self) -> bool {
+        matches!(self, Self::Http(Program::Everything))
+    }
+}
+
+/// Where the peers are; `None`, with a word about it, where nobody installed them.
+fn folder() -> Option<PathBuf> {
+    Peers::find("real servers over stdio and streamable HTTP")?;
+    Some(PathBuf::from(std::env::var_os("TASKGATE_PEERS")?).canonicalize().unwrap())
+}
+
+fn node(peers: &Path, package: &str, arguments: &[&str]) -> Reached {
     let script = peers.join("node_modules/@modelcontextprotocol").join(package).join("dist/index.js");
     let words = [peers.join("node").display().to_string(), script.display().to_string()];
-    words.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())).collect()
+    Reached::Stdio(words.into_iter().chain(arguments.iter().map(|word| (*word).to_owned())).collect())
 }
 
-fn python(peers: &Path, venv: &str, arguments: &[&str]) -> Vec<String> {
+fn python(peers: &Path, venv: &str, arguments: &[&str]) -> Reached {
     let program = peers.join(venv).join("bin/python").display().to_string();
-    std::iter::once(program).chain(arguments.iter().map(|word| (*word).to_owned())).collect()
+    Reached::Stdio(std::iter::once(program).chain(arguments.iter().map(|word| (*word).to_owned())).collect())
 }
 
-async fn start(peers: &Path, row: &Row) -> Gate {
-    let dir = tempfile::tempdir().unwrap();
-    let memory = dir.path().join("memory.json");
-    let upstream = format!(
-        "command = {:?}\ncwd = {peers:?}\nenv = {{ MARK = {:?}, MEMORY_FILE_PATH = {memory:?} }}\n\
-         [upstreams.up.tasks]\nmode = \"always\"\n",
-        row.command,
-        dir.path(),
-    );
-    Gate::start(dir, &upstream).await
+/// A gateway in front of a server, and how that is made slow, and lost.
+struct Table {
+    row: Row,
+    peers: Peers,
+    gate: Gate,
+    server: Option<Server>,
+    /// While this file is there, calls are slow.
+    switch: Option<PathBuf>,
+    _files: TempDir,
 }
 
-async fn check(row: Row) {
-    let Some(peers) = peers() else { return };
-    let gate = start(&peers, &row).await;
-    let call = |client: Client, id: u32| {
-        let row = &row;
-        async move {
-            let answer = client.call(id, row.tool, row.arguments.clone()).await;
-            assert!(text(&answer).contains(row.holds), "{answer}\n{client:?}");
-        }
-    };
-    for client in [Client::session(&gate).await, Client::stateless(&gate)] {
-        call(client.clone(), 1).await;
-        join_all((2..52).map(|id| call(client.clone(), id))).await;
-    }
-    check_task(&gate, row.tool, &row.arguments, row.holds).await;
-    let Some((tool, arguments)) = &row.slow else { return };
-    check_task(&gate, tool, arguments, "").await;
-    let client = Client::session(&gate).await;
-    let params = json!({ "name": tool, "arguments": arguments });
-    let mut cancelled = client.ask(60, "tools/call", params.clone()).await;
-    client.note("notifications/cancelled", json!({ "requestId": 60 })).await;
-    let rest = in_time(cancelled.next()).await;
-    assert!(rest.as_ref().is_none_or(|message| message.get("result").is_none()), "{rest:?}");
-    call(client.clone(), 61).await;
-    let mut running = client.ask(62, "tools/call", params).await;
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    for program in gate.programs() {
-        std::process::Command::new("kill").args(["-KILL", &program.to_string()]).status().unwrap();
-    }
-    let (lost, _) = running.answer().await;
-    assert_eq!(fault(&lost)["exitSignal"], 9, "{lost}");
-    call(client, 63).await;
-}
-
-async fn check_task(gate: &Gate, tool: &str, arguments: &Value, holds: &str) {
-    let client = Client::stateless(gate).with_tasks();
-    let handle = client.call(70, tool, arguments.clone()).await;
-    let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
-    let task = in_time(async {
-        loop {
-            let (answer, _) = client.ask(71, "tasks/get", json!({ "taskId": id })).await.answer().await;
-            if answer["result"]["status"] != "working" {
-                return answer;
+impl Table {
+    async fn set(folder: &Path, row: Row) -> Self {
+        let peers = Peers::find("a table").unwrap();
+        let (dir, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let switch = row.slow.is_none().then(|| files.path().join("slow"));
+        let (reached, server) = match &row.server {
+            Reached::Stdio(command) => {
+                let mut words = Vec::new();
+                if let Some(switch) = &switch {
+                    let python = folder.join("py-modern/bin/python");
+                    let script = folder.join("slow_stdio.py");
+                    words.extend([&python, &script, switch].map(|path| path.display().to_string()));
+                    words.push(SLOWER_BY_S.to_owned());
+                }
+                words.extend(command.clone());
+                let memory = files.path().join("memory.json");
+                let env = format!("{{ MARK = {:?}, MEMORY_FILE_PATH = {memory:?} }}", dir.path());
+                (format!("command = {words:?}\ncwd = {folder:?}\nenv = {env}\n"), None)
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
+            Reached::Http(program) => {
+                let server = Server::start(*program, &peers, row.name).await.unwrap();
+                (format!("url = {:?}\n", server.url()), Some(server))
+            }
+        };
+        let gate = Gate::start(dir, &format!("{reached}[upstreams.up.tasks]\nmode = \"always\"\n")).await;
+        Self { row, peers, gate, server, switch, _files: files }
+    }
+
+    fn make_slow(&self, is_slow: bool) {
+        let Some(switch) = &self.switch else { return };
+        if is_slow { fs::write(switch, "").unwrap() } else { fs::remove_file(switch).unwrap() }
+    }
+
+    /// The slow call: one of the server's own, or the fast one while it is made slow.
+    fn slow(&self) -> (&'static str, Value) {
+        self.row.slow.clone().unwrap_or_else(|| (self.row.tool, self.row.arguments.clone()))
+    }
+
+    async fn call(&self, client: &Client, id: u32) {
+        let answer = client.call(id, self.row.tool, self.row.arguments.clone()).await;
+        assert!(answer["result"]["isError"] != true, "{answer}");
+        assert!(text(&answer).contains(self.row.holds), "{answer}\n{client:?}");
+    }
+
+    async fn crash(&mut self) {
+        if let Some(server) = &mut self.server {
+            return server.restart(&self.peers).await.unwrap();
         }
-    })
-    .await;
-    assert_eq!(task["result"]["status"], "completed", "{task}");
-    assert!(task["result"]["result"]["content"][0]["text"].as_str().unwrap().contains(holds), "{task}");
+        let programs = self.gate.programs();
+        assert!(!programs.is_empty());
+        for program in programs {
+            std::process::Command::new("kill").args(["-KILL", &program.to_string()]).status().unwrap();
+        }
+    }
+
+    /// A slow call as a task of the extension.
+    async fn task(&self) {
+        let client = Client::stateless(&self.gate).with_tasks();
+        let (tool, arguments) = self.slow();
+        let handle = client.call(70, tool, arguments).await;
+        let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
+        let poll = async || client.ask(71, "tasks/get", json!({ "taskId": id })).await.answer().await.0;
+        assert_eq!(poll().await["result"]["status"], "working");
+        let task = in_time(async {
+            loop {
+                let answer = poll().await;
+                if answer["result"]["status"] != "working" {
+                    return answer;
+                }
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        });
+        assert_eq!(task.await["result"]["status"], "completed");
+    }
+
+    async fn cancel(&self, client: &Client) {
+        let (tool, arguments) = self.slow();
+        let mut cancelled = client.ask(60, "tools/call", json!({ "name": tool, "arguments": arguments })).await;
+        client.note("notifications/cancelled", json!({ "requestId": 60 })).await;
+        // Some servers leave the stream open, on which nothing comes any more.
+        while let Ok(Some(message)) = tokio::time::timeout(Duration::from_millis(500), cancelled.next()).await {
+            assert!(message.get("result").is_none(), "{message}");
+        }
+    }
+
+    async fn lose(&mut self, client: &Client) {
+        let (tool, arguments) = self.slow();
+        let params = json!({ "name": tool, "arguments": arguments });
+        let mut running = client.ask(62, "tools/call", params).await;
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        self.crash().await;
+        let mut last = None;
+        while let Some(message) = running.next().await {
+            last = Some(message);
+        }
+        let lost = match last {
+            Some(lost) if lost.get("method").is_none() => lost,
+            // The stream has event ids, so the gateway leaves it to the client to take it up.
+            last => return assert!(self.row.server.resumable(), "{last:?}"),
+        };
+        assert_eq!(
+            (&fault(&lost)["reason"], &fault(&lost)["executed"]),
+            (&json!("upstream_closed"), &json!("unknown"))
+        );
+        if self.server.is_none() {
+            assert_eq!(fault(&lost)["exitSignal"], 9, "{lost}");
+        }
+    }
+
+    /// The whole row with a client of an SDK.
+    async fn drive(&mut self, program: &str, script: &str, expected: &Value) {
+        let (tool, arguments) = self.slow();
+        let row = json!({
+            "fast": { "tool": self.row.tool, "arguments": self.row.arguments, "holds": self.row.holds },
+            "slow": { "tool": tool, "arguments": arguments },
+            "switch": self.switch,
+        });
+        let command =
+            self.peers.command(program, [script, &format!("http://{}/up/mcp", self.gate.address), &row.to_string()]);
+        let mut driver = Child::start_talking(&format!("table-{}-{script}", self.row.name), command).unwrap();
+        loop {
+            let line = driver.next_line(ROW_MAX).await.unwrap().expect("the driver ends with its facts");
+            if line == "READY" {
+                self.crash().await;
+                driver.say("").await.unwrap();
+            } else if let Ok(facts) = serde_json::from_str::<Value>(&line)
+                && facts.get("client").is_some()
+            {
+                assert_eq!(&facts, expected, "{}\n{}", self.row.name, self.gate.log());
+                return;
+            }
+        }
+    }
+}
+
+async fn check(folder: &Path, row: Row) {
+    let mut table = Table::set(folder, row).await;
+    let client = Client::session(&table.gate).await;
+    for client in [&client, &Client::stateless(&table.gate)] {
+        table.call(client, 1).await;
+        join_all((2..52).map(|id| table.call(client, id))).await;
+    }
+    table.make_slow(true);
+    table.task().await;
+    table.cancel(&client).await;
+    table.lose(&client).await;
+    table.make_slow(false);
+    table.call(&client, 63).await;
+    client.leave().await;
+    let facts = json!({ "fast": true, "many": 50, "cancel": "cancelled", "crash": "upstream_closed", "after": true });
+    let with = |client: &str, task: Option<&str>| {
+        let mut facts = facts.clone();
+        facts["client"] = json!(client);
+        task.iter().for_each(|task| facts["task"] = json!(task));
+        facts
+    };
+    let mut ts1 = with("ts1", Some("working, completed"));
+    if table.row.server.resumable() {
+        ts1["crash"] = json!("McpError: MCP error -32001: Request timed out");
+    }
+    table.drive("node", "table_ts1.mjs", &ts1).await;
+    table.drive("py-modern/bin/python", "table_py2.py", &with("py2", None)).await;
 }
 
 #[tokio::test]
-async fn server_everything() {
-    let Some(peers) = peers() else { return };
-    check(Row {
-        command: node(&peers, "server-everything", &["stdio"]),
+async fn server_everything_over_stdio() {
+    let Some(peers) = folder() else { return };
+    let server = node(&peers, "server-everything", &["stdio"]);
+    check(&peers, everything("everything-stdio", server)).await;
+}
+
+#[tokio::test]
+async fn server_everything_over_http() {
+    let Some(peers) = folder() else { return };
+    check(&peers, everything("everything-http", Reached::Http(Program::Everything))).await;
+}
+
+fn everything(name: &'static str, server: Reached) -> Row {
+    Row {
+        name,
+        server,
         tool: "echo",
         arguments: json!({ "message": "hi" }),
         holds: "Echo: hi",
         slow: Some(("trigger-long-running-operation", json!({ "duration": 3, "steps": 3 }))),
-    })
-    .await;
+    }
 }
 
 #[tokio::test]
 async fn server_filesystem() {
-    let Some(peers) = peers() else { return };
+    let Some(peers) = folder() else { return };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().canonicalize().unwrap().join("file.txt");
     fs::write(&file, "hello from a file").unwrap();
-    check(Row {
-        command: node(&peers, "server-filesystem", &[dir.path().to_str().unwrap()]),
+    let row = Row {
+        name: "filesystem",
+        server: node(&peers, "server-filesystem", &[dir.path().to_str().unwrap()]),
         tool: "read_text_file",
         arguments: json!({ "path": file }),
         holds: "hello from a file",
         slow: None,
-    })
-    .await;
+    };
+    check(&peers, row).await;
 }
 
 #[tokio::test]
 async fn server_memory() {
-    let Some(peers) = peers() else { return };
-    let entity = json!({ "name": "Ada", "entityType": "person", "observations": ["counts"] });
-    check(Row {
-        command: node(&peers, "server-memory", &[]),
-        tool: "create_entities",
-        arguments: json!({ "entities": [entity] }),
-        holds: "",
+    let Some(peers) = folder() else { return };
+    let row = Row {
+        name: "memory",
+        server: node(&peers, "server-memory", &[]),
+        tool: "search_nodes",
+        arguments: json!({ "query": "Ada" }),
+        holds: "entities",
         slow: None,
-    })
-    .await;
+    };
+    check(&peers, row).await;
 }
 
 #[tokio::test]
 async fn server_sequential_thinking() {
-    let Some(peers) = peers() else { return };
-    check(Row {
-        command: node(&peers, "server-sequential-thinking", &[]),
+    let Some(peers) = folder() else { return };
+    let row = Row {
+        name: "sequential-thinking",
+        server: node(&peers, "server-sequential-thinking", &[]),
         tool: "sequentialthinking",
         arguments: json!({ "thought": "so", "nextThoughtNeeded": false, "thoughtNumber": 1, "totalThoughts": 1 }),
         holds: "thoughtHistoryLength",
         slow: None,
-    })
-    .await;
+    };
+    check(&peers, row).await;
 }
 
 #[tokio::test]
 async fn mcp_server_time() {
-    let Some(peers) = peers() else { return };
-    check(Row {
-        command: python(&peers, "py-modern", &["-m", "mcp_server_time"]),
+    let Some(peers) = folder() else { return };
+    let row = Row {
+        name: "time",
+        server: python(&peers, "py-modern", &["-m", "mcp_server_time"]),
         tool: "convert_time",
         arguments: json!({ "source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo" }),
         holds: "21:00:00+09:00",
         slow: None,
-    })
-    .await;
+    };
+    check(&peers, row).await;
 }
 
 #[tokio::test]
 async fn mcp_server_git() {
-    let Some(peers) = peers() else { return };
+    let Some(peers) = folder() else { return };
     let dir = tempfile::tempdir().unwrap();
     let who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"];
     let commit = [&who[..], &["commit", "-q", "--allow-empty", "-m", "first commit"]].concat();
@@ -196,34 +349,46 @@ async fn mcp_server_git() {
         let done = std::process::Command::new("git").args(arguments).current_dir(dir.path()).status().unwrap();
         assert!(done.success());
     }
-    check(Row {
-        command: python(&peers, "py-modern", &["-m", "mcp_server_git"]),
+    let row = Row {
+        name: "git",
+        server: python(&peers, "py-modern", &["-m", "mcp_server_git"]),
         tool: "git_log",
         arguments: json!({ "repo_path": dir.path() }),
-        holds: "",
+        holds: "first commit",
         slow: None,
-    })
-    .await;
+    };
+    check(&peers, row).await;
 }
 
-async fn fastmcp(venv: &str, script: &str) {
-    let Some(peers) = peers() else { return };
-    check(Row {
-        command: python(&peers, venv, &[script, "--stdio"]),
+async fn fastmcp(name: &'static str, server: impl FnOnce(&Path) -> Reached) {
+    let Some(peers) = folder() else { return };
+    let row = Row {
+        name,
+        server: server(&peers),
         tool: "greet",
         arguments: json!({ "name": "Ada" }),
         holds: "Hello, Ada!",
         slow: Some(("slow", json!({ "seconds": 3 }))),
-    })
-    .await;
+    };
+    check(&peers, row).await;
 }
 
 #[tokio::test]
-async fn fastmcp_3() {
-    fastmcp("py-legacy", "fastmcp_server.py").await;
+async fn fastmcp_3_over_stdio() {
+    fastmcp("fastmcp3-stdio", |peers| python(peers, "py-legacy", &["fastmcp_server.py", "--stdio"])).await;
 }
 
 #[tokio::test]
-async fn fastmcp_4() {
-    fastmcp("py-modern", "fastmcp4_server.py").await;
+async fn fastmcp_3_over_http() {
+    fastmcp("fastmcp3-http", |_| Reached::Http(Program::FastMcp)).await;
+}
+
+#[tokio::test]
+async fn fastmcp_4_over_stdio() {
+    fastmcp("fastmcp4-stdio", |peers| python(peers, "py-modern", &["fastmcp4_server.py", "--stdio"])).await;
+}
+
+#[tokio::test]
+async fn fastmcp_4_over_http() {
+    fastmcp("fastmcp4-http", |_| Reached::Http(Program::FastMcp4)).await;
 }

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 16] = [
+const RANKS: [(&str, usize); 17] = [
     ("failpoint", 0),
     ("metric", 0),
     ("wire", 1),
     ("task", 2),
     ("dialect", 3),
+    ("secret_file", 3),
     ("store", 3),
     ("tls", 3),
     ("upstream", 4),

@@ -6,5 +6,7 @@
 mod ends;
 #[path = "wrap/host.rs"]
 mod host;
+#[path = "wrap/processes.rs"]
+mod processes;
 #[path = "wrap/talks.rs"]
 mod talks;

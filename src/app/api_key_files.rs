@@ -1,23 +1,18 @@
 //! API keys that lie in files of their own.
 
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use super::keys::OTHERS;
+use crate::secret_file::{self, SecretFileError};
 use crate::server::api_keys::{ApiKey, ApiKeyError, ApiKeySettings, ApiKeys, KEY_LEN_MAX, KeySource};
 
 /// Room for a line end or two behind the key.
-const FILE_BYTES_MAX: u64 = KEY_LEN_MAX as u64 + 16;
+const FILE_BYTES_MAX: usize = KEY_LEN_MAX + 16;
 
 /// Why a key is of no use. Never shows the key.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiKeyFileError {
-    #[error("{}: cannot be read: {source}", .path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{}: others than its owner may use it (mode {mode:04o}); change that to 0600, and the key if they may have read it", .path.display())]
-    Exposed { path: PathBuf, mode: u32 },
+    #[error("{}: {source}", .path.display())]
+    File { path: PathBuf, source: SecretFileError },
     #[error("{}: {source}", .path.display())]
     Content { path: PathBuf, source: ApiKeyError },
     #[error("another key has the ID {id}; give each key one of its own")]
@@ -42,15 +37,10 @@ pub(super) fn read(settings: &[ApiKeySettings]) -> (ApiKeys, Vec<(String, ApiKey
 
 /// B168, B169.
 fn read_file(path: &Path) -> Result<ApiKey, ApiKeyFileError> {
-    let unreadable = |source| ApiKeyFileError::Unreadable { path: path.to_owned(), source };
-    let file = File::open(path).map_err(unreadable)?;
-    // Of the open file: the name may mean another one by now.
-    let mode = file.metadata().map_err(unreadable)?.mode() & 0o7777;
-    if mode & OTHERS != 0 {
-        return Err(ApiKeyFileError::Exposed { path: path.to_owned(), mode });
-    }
-    let mut text = String::new();
-    file.take(FILE_BYTES_MAX).read_to_string(&mut text).map_err(unreadable)?;
+    let held = secret_file::read(path, "key", FILE_BYTES_MAX);
+    let held = held.map_err(|source| ApiKeyFileError::File { path: path.to_owned(), source })?;
+    // Bytes that are no text are no key either.
+    let text = String::from_utf8_lossy(&held);
     ApiKey::read(text.trim_end()).map_err(|source| ApiKeyFileError::Content { path: path.to_owned(), source })
 }
 

@@ -13,7 +13,7 @@ use crate::store::OpenError;
 use crate::task::Timestamp;
 use crate::tls::{TlsFileError, read_roots};
 use crate::upstream::http::credential::CredentialError;
-use crate::upstream::stand::stdio;
+use crate::upstream::stand::stdio::{self, VariableFileError};
 
 /// One file that is not what it should be.
 #[derive(Debug, thiserror::Error)]
@@ -26,8 +26,8 @@ pub enum FileError {
     Store(#[from] OpenError),
     #[error(transparent)]
     ApiKey(#[from] ApiKeyFileError),
-    #[error("{}: cannot be read: {source}", file.display())]
-    Variable { file: PathBuf, source: std::io::Error },
+    #[error("{}: {source}", file.display())]
+    Variable { file: PathBuf, source: VariableFileError },
     #[error(transparent)]
     Credential(#[from] CredentialError),
 }

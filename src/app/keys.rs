@@ -4,29 +4,26 @@
 //! is in the file: [`KeyRing`].
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::io::{self, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
 use crate::face::sealed::{KEY_LEN, KeyError, KeyRing};
+use crate::secret_file::{self, SecretFileError};
 
 /// The file's name in the gateway's own folder.
 const FILE_NAME: &str = "seal.key";
 /// For the owner alone.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
-/// What nobody else may have.
-pub(super) const OTHERS: u32 = 0o077;
 /// More than as many keys as a ring may have.
-const FILE_BYTES_MAX: u64 = 64 << 10;
+const FILE_BYTES_MAX: usize = 64 << 10;
 
 /// Why there is no key to be had from the folder. Names the file and says what would be right.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyFileError {
-    #[error("{}: cannot be read: {source}", .path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{}: others than its owner may use it (mode {mode:04o}); change that to 0600, and the key if they may have read it", .path.display())]
-    Exposed { path: PathBuf, mode: u32 },
+    #[error("{}: {source}", .path.display())]
+    File { path: PathBuf, source: SecretFileError },
     #[error("{}: {source}", .path.display())]
     Content { path: PathBuf, source: KeyError },
     #[error("{}: is no file; remove it, and a key file is made in its place", .path.display())]
@@ -47,11 +44,7 @@ impl KeyFileError {
                 use io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
                 [PermissionDenied, ReadOnlyFilesystem, StorageFull, QuotaExceeded].contains(&source.kind())
             }
-            Self::Unreadable { .. }
-            | Self::Exposed { .. }
-            | Self::Content { .. }
-            | Self::NoFile { .. }
-            | Self::TooLarge { .. } => false,
+            Self::File { .. } | Self::Content { .. } | Self::NoFile { .. } | Self::TooLarge { .. } => false,
         }
     }
 }
@@ -62,25 +55,15 @@ impl KeyFileError {
 /// If there is a file and it is not what it should be.
 pub fn read(folder: &Path) -> Result<Option<KeyRing>, KeyFileError> {
     let path = folder.join(FILE_NAME);
-    let unreadable = |source| KeyFileError::Unreadable { path: path.clone(), source };
-    let file = match File::open(&path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(unreadable(error)),
+    let text = match secret_file::read(&path, "key", FILE_BYTES_MAX) {
+        Ok(text) => text,
+        Err(SecretFileError::Unreadable(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(SecretFileError::NoFile) => return Err(KeyFileError::NoFile { path }),
+        Err(SecretFileError::TooLarge { .. }) => return Err(KeyFileError::TooLarge { path }),
+        Err(source @ (SecretFileError::Unreadable(_) | SecretFileError::Exposed { .. })) => {
+            return Err(KeyFileError::File { path, source });
+        }
     };
-    // Of the open file: the name may mean another one by now.
-    let metadata = file.metadata().map_err(unreadable)?;
-    if !metadata.is_file() {
-        return Err(KeyFileError::NoFile { path });
-    }
-    if metadata.mode() & OTHERS != 0 {
-        return Err(KeyFileError::Exposed { path, mode: metadata.mode() & 0o7777 });
-    }
-    let mut text = Vec::new();
-    file.take(FILE_BYTES_MAX + 1).read_to_end(&mut text).map_err(unreadable)?;
-    if text.len() as u64 > FILE_BYTES_MAX {
-        return Err(KeyFileError::TooLarge { path });
-    }
     // Bytes that are no text are no hex digits either.
     match KeyRing::parse(&String::from_utf8_lossy(&text)) {
         Ok(ring) => Ok(Some(ring)),
@@ -100,7 +83,8 @@ pub fn read_or_make(folder: &Path) -> Result<KeyRing, KeyFileError> {
     let made = make(folder, &path);
     made.map_err(|source| KeyFileError::NotMade { path: path.clone(), source })?;
     // Whoever else starts now may have been first; what counts is what the file says.
-    let gone = || KeyFileError::Unreadable { path, source: io::ErrorKind::NotFound.into() };
+    let source = SecretFileError::Unreadable(io::ErrorKind::NotFound.into());
+    let gone = || KeyFileError::File { path, source };
     read(folder)?.ok_or_else(gone)
 }
 
@@ -140,7 +124,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
     use std::sync::Barrier;
     use std::thread;
 
@@ -243,7 +227,8 @@ mod tests {
         ] {
             let not_made = KeyFileError::NotMade { path: PathBuf::from(FILE_NAME), source: kind.into() };
             assert_eq!(not_made.is_lack_of_a_place(), lacks_a_place, "{kind}");
-            let unreadable = KeyFileError::Unreadable { path: PathBuf::from(FILE_NAME), source: kind.into() };
+            let source = SecretFileError::Unreadable(kind.into());
+            let unreadable = KeyFileError::File { path: PathBuf::from(FILE_NAME), source };
             assert!(!unreadable.is_lack_of_a_place(), "a key that is there is not ignored");
         }
     }

@@ -109,6 +109,9 @@ pub(super) fn configured(file: &Path) -> Result<Config, ConfigError> {
     for warning in &loaded.warnings {
         tracing::warn!("{warning}");
     }
+    for warning in super::programs::warnings(&loaded.config) {
+        tracing::warn!("{warning}");
+    }
     Ok(loaded.config)
 }
 

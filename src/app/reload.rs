@@ -13,12 +13,13 @@ use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::sockets::check_reach;
-use super::{Gateway, Parts, files, open};
+use super::{Gateway, Parts, files, older, open};
 use crate::config::{Config, UpstreamConfig};
 use crate::engine::AdmissionLimits;
 use crate::engine::recovery::Reach;
 use crate::face::closing::ClosingEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
 use crate::server::api_keys::{AuthSettings, KeySource};
 use crate::task::{Clock as _, SystemClock};
@@ -47,6 +48,8 @@ pub(super) struct Opened {
     files: Fingerprint,
     pub(super) upstream: Arc<dyn Upstream>,
     endpoint: Arc<UpstreamEndpoint>,
+    /// What its clients of the older transport are served with.
+    older: SseServed,
     /// Held by whatever may still call the upstream.
     slots: Arc<Slots>,
     /// How many hold them while nobody does.
@@ -69,13 +72,15 @@ impl Opened {
         let stop = own.life.stop.clone().drop_guard();
         let files = fingerprint_all(upstream_files(&config));
         let (reach, endpoint) = open(config.clone(), &own)?;
+        let older = SseServed { leaving: own.leaving.child_token(), ..older(&config, &own) };
         let (upstream, slots) = (Arc::clone(&reach.upstream), Arc::clone(&reach.slots));
         let endpoint = Arc::new(endpoint);
         let (kept, leaving) = (Arc::clone(&endpoint), own.leaving.clone());
         own.life.tracker.spawn(async move { kept.keep_tidy(&leaving).await });
         // What the caller may keep for a while is not counted.
         let idle = Arc::strong_count(&slots) - 1;
-        let opened = Self { config, files, upstream, endpoint, slots, idle, leaving: own.leaving.drop_guard(), stop };
+        let leaving = own.leaving.drop_guard();
+        let opened = Self { config, files, upstream, endpoint, older, slots, idle, leaving, stop };
         Ok((opened, reach))
     }
 
@@ -211,6 +216,8 @@ impl Gateway {
     /// Lets go of upstreams that are served no more, each once its last call has ended. Where nobody else has its path,
     /// its tasks are still to be had there.
     fn retire(&mut self, before: Vec<Opened>) {
+        // A stream holds the endpoint for as long as its client likes: it ends once nothing is under way on it.
+        before.iter().for_each(|one| one.older.leaving.cancel());
         let is_served = |one: &Opened| self.upstreams.iter().any(|other| other.config.path == one.config.path);
         let (replaced, gone): (Vec<_>, Vec<_>) = before.into_iter().partition(is_served);
         let (come_back, still_gone) =
@@ -273,9 +280,11 @@ pub(super) fn routes(upstreams: &[Opened], gone: &[Gone]) -> Routes {
     let routes = gone.iter().fold(Routes::new(), |routes, one| {
         routes.with(one.opened.config.path.clone(), Arc::<ClosingEndpoint>::clone(&one.endpoint))
     });
-    upstreams
-        .iter()
-        .fold(routes, |routes, one| routes.with(one.config.path.clone(), Arc::<UpstreamEndpoint>::clone(&one.endpoint)))
+    upstreams.iter().fold(routes, |routes, one| {
+        let endpoint = Arc::clone(&one.endpoint);
+        let older = SseEndpoint::new(one.older.clone(), Arc::<UpstreamEndpoint>::clone(&endpoint));
+        routes.with(one.config.path.clone(), endpoint).with(one.config.sse_path.clone(), Arc::new(older))
+    })
 }
 
 fn identity(files: &IdentityFiles) -> [&Path; 2] {

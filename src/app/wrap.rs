@@ -17,7 +17,9 @@ use crate::config::{Config, StoreSettings};
 use crate::engine::recovery::{self, Origins};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::duplex::Client;
+use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::sealed::Sealer;
+use crate::face::sse::Streams;
 use crate::face::stateless::listen::Listeners;
 use crate::face::stdio;
 use crate::server::admin::Readiness;
@@ -107,7 +109,8 @@ impl Wrapping {
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         let ending = CancellationToken::new();
         let listeners = Listeners::new(ending.clone());
-        let parts = Parts { engine, life, sealer, leaving: CancellationToken::new(), listeners, rates: Arc::default() };
+        let (leaving, rates, streams) = (CancellationToken::new(), Arc::default(), Streams::default());
+        let parts = Parts { engine, life, sealer, leaving, listeners, rates, streams };
         let one = config.upstreams.into_iter().next().context("there is no server")?;
         let (path, message_bytes_max) = (one.path.clone(), one.result_bytes_max.saturating_add(ENVELOPE_BYTES));
         let (upstream, reach) = Opened::new(one, &parts)?;
@@ -119,7 +122,7 @@ impl Wrapping {
     /// Whoever started this program is the one person that it serves.
     fn client(&self) -> Client {
         Client {
-            endpoint: Arc::<crate::face::endpoint::UpstreamEndpoint>::clone(self.upstream.endpoint()),
+            endpoint: Arc::<UpstreamEndpoint>::clone(self.upstream.endpoint()),
             path: self.path.clone(),
             principal: Principal::local(),
             message_bytes_max: self.message_bytes_max,

@@ -3,11 +3,15 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use wildmatch::WildMatch;
+
 use super::error::{Place, Report};
 use super::raw::RawUpstream;
 use super::section::{Placed, Section};
 use super::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
+use crate::task::ToolNames;
 use crate::upstream::http::HttpTransport;
+use crate::upstream::stand::apart::CallsApart;
 use crate::upstream::stand::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
 
@@ -72,14 +76,6 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
     {
         report.mistake(&transport.place, "needs a `url` instead of the `command`");
     }
-    if let (Some(protocol), Some(_)) = (&raw.settings.protocol, command)
-        && protocol.value.is_some_and(ProtocolVersion::is_stateless)
-    {
-        report.mistake(
-            &protocol.place,
-            "programs are spoken to in sessions in this version; write an older one, or \"auto\"",
-        );
-    }
     if let (Some(transport), Some(protocol)) = (transport, &raw.settings.protocol)
         && transport.value == RawTransport::Sse
         && protocol.value.is_some_and(ProtocolVersion::is_stateless)
@@ -106,6 +102,11 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
     }
     if command.is_some() || raw.url.is_none() {
         return;
+    }
+    for tool in &raw.tools {
+        if let Some(apart) = tool.process_per_call.as_ref().filter(|apart| apart.value) {
+            report.mistake(&apart.place, "is for an upstream with a `command`; leave it out beside a `url`");
+        }
     }
     let counts = [processes_max, descriptors_max].into_iter().flatten().map(|count| &count.place);
     let others = memory_max.iter().map(|size| &size.place).chain(cwd.iter().map(|folder| &folder.place));
@@ -150,6 +151,7 @@ pub(super) fn resolve(
     name: &Arc<str>,
     protocol: Option<ProtocolVersion>,
     line_bytes_max: usize,
+    names: &ToolNames,
 ) -> Option<StdioUpstreamSettings> {
     let own = &raw.command;
     let mut words = own.command.as_ref()?.value.iter().chain(&own.args).cloned();
@@ -165,5 +167,17 @@ pub(super) fn resolve(
         memory_bytes_max: own.memory_max.as_ref().map(|size| size.value),
         line_bytes_max,
         protocol,
+        apart: calls_apart(raw, names),
     })
+}
+
+/// The first block that fits a tool decides, whatever else it says. As in all rules, a tool is known by its new name.
+fn calls_apart(raw: &RawUpstream, names: &ToolNames) -> CallsApart {
+    let rules = raw.tools.iter().filter_map(|tool| {
+        let name = tool.rename.as_ref().or(tool.pattern.as_ref())?;
+        let is_apart = tool.process_per_call.as_ref().is_some_and(|apart| apart.value);
+        let is_hidden = tool.hide.as_ref().is_some_and(|hide| hide.value);
+        (!is_hidden).then(|| (WildMatch::new(&name.value), is_apart))
+    });
+    CallsApart::new(rules.collect(), names.clone())
 }

@@ -106,6 +106,7 @@ pub(super) struct RawUpstream {
     pub(super) url: Option<Placed<Url>>,
     pub(super) command: RawCommand,
     pub(super) path: Option<Placed<String>>,
+    pub(super) sse_path: Option<Placed<String>>,
     pub(super) tls: RawUpstreamTls,
     pub(super) edges: RawEdges,
     pub(super) settings: RawUpstreamSettings,
@@ -167,6 +168,7 @@ pub(super) struct RawTool {
     pub(super) rules: RawRules,
     pub(super) hide: Option<Placed<bool>>,
     pub(super) rename: Option<Placed<String>>,
+    pub(super) process_per_call: Option<Placed<bool>>,
 }
 
 /// Reads the file's outermost table.
@@ -252,6 +254,7 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
     let url = section.read("url", &UPSTREAM_URL);
     let command = command::read(&mut section);
     let path = section.read("path", &SERVED_PATH);
+    let sse_path = section.read("sse_path", &SERVED_PATH);
     let edges = edges::read(&mut section);
     let tls = read_upstream_tls(section.section("tls"));
     let settings = read_upstream_settings(&mut section);
@@ -268,6 +271,7 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
         url,
         command,
         path,
+        sse_path,
         tls,
         edges,
         settings,
@@ -359,9 +363,9 @@ fn read_tool(mut section: Section<'_, '_>) -> RawTool {
         ..rules
     };
     let (hide, rename) = (section.flag("hide"), section.read("rename", &NEW_NAME));
-    section.unbuilt("process_per_call");
+    let process_per_call = section.flag("process_per_call");
     section.close();
-    RawTool { place, pattern, rules, hide, rename }
+    RawTool { place, pattern, rules, hide, rename, process_per_call }
 }
 
 impl RawUpstream {
@@ -378,6 +382,7 @@ impl RawUpstream {
             url: None,
             command: RawCommand::default(),
             path: None,
+            sse_path: None,
             tls: RawUpstreamTls::default(),
             edges: RawEdges::default(),
             settings: RawUpstreamSettings::default(),

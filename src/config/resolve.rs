@@ -6,8 +6,8 @@
 mod auth;
 mod edges;
 mod names;
+mod paths;
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -34,6 +34,7 @@ use crate::upstream::http::credential::Credential;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
 use crate::upstream::limits::SlotSettings;
 use crate::upstream::{Forwarding, Timeouts};
+use paths::Paths;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -180,17 +181,11 @@ fn resolve_upstreams(raw: &[RawUpstream], shared: &Shared, report: &mut Report) 
     }
     let mut in_file_order: Vec<&RawUpstream> = raw.iter().collect();
     in_file_order.sort_by_key(|upstream| upstream.place.line);
-    let mut paths = BTreeMap::new();
+    let mut taken = paths::Taken::default();
     let mut upstreams = Vec::new();
     for raw in in_file_order {
-        let path = raw.path.as_ref().map_or_else(|| format!("/{}/mcp", raw.name), |path| path.value.clone());
-        let place = raw.path.as_ref().map_or(&raw.place, |path| &path.place);
         check_name(raw, report);
-        if !report.blames(&format!("{}.path", raw.place.key))
-            && let Some(other) = paths.insert(path.clone(), raw.name.as_str())
-        {
-            report.mistake(place, format!("the upstream `{other}` has the same path; give one another `path`"));
-        }
+        let paths = paths::resolve(raw, &mut taken, report);
         check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
         let credential = edges::credential(raw, report);
@@ -199,8 +194,8 @@ fn resolve_upstreams(raw: &[RawUpstream], shared: &Shared, report: &mut Report) 
             names: names::resolve(&raw.tools, report),
             forwarding: edges::forwarding(raw, shared.asks_for_keys, report),
         };
-        if let Some(server) = resolve_server(raw, tls, credential, shared) {
-            upstreams.push(resolve_upstream(raw, Reached { path, server }, tools, shared));
+        if let Some(server) = resolve_server(raw, tls, credential, &tools.names, shared) {
+            upstreams.push(resolve_upstream(raw, Reached { paths, server }, tools, shared));
         }
         check_queue(&raw.settings, report);
     }
@@ -242,11 +237,12 @@ fn resolve_server(
     raw: &RawUpstream,
     tls: UpstreamTlsFiles,
     credential: Option<Credential>,
+    names: &ToolNames,
     shared: &Shared,
 ) -> Option<ServerSettings> {
     let name: Arc<str> = Arc::from(raw.name.as_str());
     let protocol = value_or(raw.settings.protocol.as_ref(), None);
-    if let Some(stdio) = command::resolve(raw, &name, protocol, shared.result_bytes_max) {
+    if let Some(stdio) = command::resolve(raw, &name, protocol, shared.result_bytes_max, names) {
         return Some(ServerSettings::Stdio(stdio));
     }
     Some(ServerSettings::Http(HttpUpstreamSettings {
@@ -290,7 +286,7 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut Report) -> UpstreamTlsFi
 
 /// How an upstream is reached, and where it is served.
 struct Reached {
-    path: String,
+    paths: Paths,
     server: ServerSettings,
 }
 
@@ -306,7 +302,8 @@ fn resolve_upstream(raw: &RawUpstream, at: Reached, tools: Tools, shared: &Share
     UpstreamConfig {
         name: Arc::from(raw.name.as_str()),
         server: at.server,
-        path: at.path,
+        path: at.paths.current,
+        sse_path: at.paths.events,
         slots: SlotSettings {
             in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), 256)),
             queue_max: count_or(settings.queue_max.as_ref(), 1_024),

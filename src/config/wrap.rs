@@ -9,7 +9,9 @@ use url::Url;
 use super::error::{Place, Report};
 use super::raw::{RawConfig, RawStore, RawUpstream, StoreKind};
 use super::section::Placed;
+use super::value::{UPSTREAM_URL, Wrong};
 use super::{Config, ConfigError, ServerSettings, resolve};
+use crate::task::Fallback;
 
 /// The upstream's name, in logs and in a store.
 const NAME: &str = "wrapped";
@@ -22,19 +24,39 @@ pub enum Wrapped {
     Url(Url),
 }
 
+impl Wrapped {
+    /// Reads the address of a server, as a file's `url` is read.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words.
+    pub fn url(text: &str) -> Result<Self, String> {
+        match (UPSTREAM_URL.read)(text) {
+            Ok(url) => Ok(Self::Url(url)),
+            Err(Wrong::Form) => Err(format!("write {}", UPSTREAM_URL.wanted)),
+            Err(Wrong::Because(why)) => Err(why.to_owned()),
+        }
+    }
+}
+
 impl Config {
     /// The configuration for one server that is wrapped. Its listeners are not to be started. Without a folder for a
     /// store, tasks are kept in memory.
     ///
     /// # Errors
     /// If the values do not fit together; the mistakes name the keys that a file would have.
-    pub fn wrapping(wrapped: Wrapped, grace: Duration, store: Option<PathBuf>) -> Result<Self, ConfigError> {
+    pub fn wrapping(
+        wrapped: Wrapped,
+        grace: Duration,
+        fallback: Fallback,
+        store: Option<PathBuf>,
+    ) -> Result<Self, ConfigError> {
         let mut upstream = RawUpstream::unreached(NAME, place("COMMAND"));
         match wrapped {
             Wrapped::Url(url) => upstream.url = Some(placed("--url", url)),
             Wrapped::Program(words) => upstream.command.command = Some(placed("COMMAND", words)),
         }
         upstream.tasks.grace = Some(placed("--grace", grace));
+        upstream.tasks.fallback = Some(placed("--fallback", fallback));
         let kind = if store.is_some() { StoreKind::Disk } else { StoreKind::Memory };
         let store = RawStore {
             kind: Some(placed("store.kind", kind)),
@@ -76,10 +98,11 @@ mod tests {
     #[test]
     fn a_program_gets_the_environment_and_everything_else_its_default() {
         let words = ["server", "--flag", ""].map(str::to_owned).to_vec();
-        let config = Config::wrapping(Wrapped::Program(words), GRACE, None).unwrap();
+        let config = Config::wrapping(Wrapped::Program(words), GRACE, Fallback::Tools, None).unwrap();
         assert!(matches!(config.store, StoreSettings::Memory(_)));
         let [upstream] = config.upstreams.as_slice() else { panic!("there is one") };
-        assert_eq!(upstream.rules.default.grace, GRACE);
+        let default = &upstream.rules.default;
+        assert_eq!((default.grace, default.fallback), (GRACE, Fallback::Tools));
         let program = upstream.server.stdio().unwrap();
         assert_eq!(
             (program.program.as_str(), program.arguments.as_slice()),
@@ -91,13 +114,13 @@ mod tests {
 
     #[test]
     fn a_folder_makes_the_store_last() {
-        let url = || Wrapped::Url("https://example.org/mcp".parse().unwrap());
-        let config = Config::wrapping(url(), GRACE, Some("tasks".into())).unwrap();
+        let url = || Wrapped::url("https://example.org/mcp").unwrap();
+        let config = Config::wrapping(url(), GRACE, Fallback::Hold, Some("tasks".into())).unwrap();
         assert!(matches!(config.store, StoreSettings::Disk { .. }));
         assert_eq!(config.folder, PathBuf::from("tasks"));
         assert!(config.upstreams[0].server.http().is_some());
         let late = GRACE_MAX + Duration::from_secs(1);
-        let refused = Config::wrapping(url(), late, None).unwrap_err();
+        let refused = Config::wrapping(url(), late, Fallback::Hold, None).unwrap_err();
         assert!(refused.to_string().contains("--grace"), "{refused}");
     }
 }

@@ -2,6 +2,8 @@
 
 #[cfg(debug_assertions)]
 mod broken;
+#[cfg(debug_assertions)]
+mod stateless;
 
 use std::io;
 use std::sync::Arc;
@@ -39,6 +41,10 @@ pub async fn serve(
     broken::at_start();
     let (events, lines) = mpsc::channel(EVENTS_MAX);
     tracker.spawn(write(lines, output));
+    #[cfg(debug_assertions)]
+    if broken::is_stateless() {
+        return stateless::serve(input, events).await;
+    }
     let mut client = Client { sessions: Sessions::new(cancel), session: None, tracker, events };
     let mut decoder = LineDecoder::new(LINE_BYTES_MAX);
     let mut buffer = vec![0; READ_BYTES];
@@ -96,6 +102,8 @@ impl Client {
                 self.session = Some(session);
                 self.say(rpc::answer(&request.id, Ok(result))).await;
             }
+            #[cfg(debug_assertions)]
+            (Incoming::Request(request), None) if broken::is_silent_at(&request) => (),
             (Incoming::Request(request), _) if !http::is_known(&request.method) => {
                 self.say(rpc::answer(&request.id, Err(http::unknown(&request.method)))).await;
             }

@@ -17,7 +17,7 @@ use super::faults::{Complaint, no_words, session_failure_error};
 use super::lifecycle::stateless_result;
 use super::reintroduction::{STRUCTURED_CONTENT, failed_result, session_result};
 use crate::task::time::millis;
-use crate::task::{InputKey, Outcome, Phase, Question, Task, TaskId};
+use crate::task::{Outcome, Phase, Question, Task, TaskId};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, method};
 
@@ -87,13 +87,22 @@ impl FallbackTool {
         let (title, description) = match self {
             Self::Status => (
                 "Task status",
-                format!("Tells how a task stands: a call of another tool that took too long to wait for and goes on in the background. Once it is completed, {result} gives its result."),
+                format!(
+                    "Tells how a task stands: a call of another tool that took too long to wait for and goes on in the background. Once it is completed, {result} gives its result."
+                ),
             ),
             Self::Result => (
                 "Task result",
-                format!("Waits for a task to end and gives the result of the call that it stands for. If it still runs after wait_seconds, the answer says so: call {result} again then. {status} does not wait."),
+                format!(
+                    "Waits for a task to end and gives the result of the call that it stands for. If it still runs after wait_seconds, the answer says so: call {result} again then. {status} does not wait."
+                ),
             ),
-            Self::Cancel => ("Cancel task", format!("Stops a task that is not wanted any more. {cancel} cannot be undone, and changes nothing about a task that has ended.")),
+            Self::Cancel => (
+                "Cancel task",
+                format!(
+                    "Stops a task that is not wanted any more. {cancel} cannot be undone, and changes nothing about a task that has ended."
+                ),
+            ),
         };
         let id = json!({ "type": "string", "description": "The id that the result of the call gave." });
         let wait = json!({
@@ -238,7 +247,10 @@ impl FallbackTools {
             Phase::Working => format!("is still running. Call {result} to wait for its result"),
             Phase::AwaitingInput(open) => {
                 let questions: Vec<_> = open.values().map(asked).collect();
-                format!("waits for an answer that only the user can give, where the client asks for it: {}", questions.join(" / "))
+                format!(
+                    "waits for an answer that only the user can give, where the client asks for it: {}",
+                    questions.join(" / ")
+                )
             }
             Phase::Settled(Outcome::Returned { is_error: false, .. }) => {
                 format!("is completed. Call {result} for its result")
@@ -322,7 +334,7 @@ fn standing(task: &Task) -> Payload {
         .number("pollInterval", millis(task.poll_interval));
     match &task.phase {
         Phase::AwaitingInput(open) => {
-            let questions: Vec<_> = open.iter().map(|(_, question): (&InputKey, &Question)| asked(question)).collect();
+            let questions: Vec<_> = open.values().map(asked).collect();
             writer.member("questions", &Payload::of(&questions))
         }
         Phase::Queued | Phase::Working | Phase::Settled(_) => writer,

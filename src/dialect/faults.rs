@@ -279,7 +279,7 @@ const fn words(reason: Reason) -> &'static str {
         Reason::UpstreamTls => "The upstream server's certificate was not accepted",
         Reason::UpstreamHttpStatus => "The upstream server answered with an HTTP error",
         Reason::UpstreamAuth => "The upstream server did not accept the gateway's credentials",
-        Reason::UpstreamRedirect => "The upstream server answered with a redirect, which is not followed",
+        Reason::UpstreamRedirect => "The upstream server points to another address, which is not followed",
         Reason::UpstreamMalformed => "The upstream server's answer is not valid MCP",
         Reason::UpstreamClosed => "The upstream server ended the connection before it answered",
         Reason::UpstreamSessionLost => "The upstream server ended the session before it answered",

@@ -179,7 +179,9 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, key: &TaskKey) -> bool {
             metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
         }
         let reach = origins.of(&task.origin);
-        let policy = reach.map(|reach| reach.rules.policy_of(&task.origin.tool));
+        // A call that would now be another tool's is one of an upstream that is gone.
+        let policy = reach.filter(|reach| !reach.would_send_another(&task));
+        let policy = policy.map(|reach| reach.rules.policy_of(&task.origin.tool));
         let verdict = verdict(&task, policy.as_ref(), now);
         if verdict == Verdict::Leave {
             break;
@@ -262,6 +264,17 @@ fn record(task: &Task, verdict: &Verdict) {
 }
 
 impl Reach {
+    /// What is sent for a row if it has to be: nothing where it would run another tool than the one that was called.
+    fn sendable(&self, task: &Task) -> Option<Payload> {
+        let call = task.recovery.call.as_ref().filter(|call| call.can_be_sent())?;
+        self.upstream.restored(&task.origin.tool, &call.params)
+    }
+
+    fn would_send_another(&self, task: &Task) -> bool {
+        let has_call = task.recovery.call.as_ref().is_some_and(StoredCall::can_be_sent);
+        task.recovery.resume.is_none() && has_call && self.sendable(task).is_none()
+    }
+
     /// The call of a row, as its runner needs it.
     fn spec(&self, task: &Task, policy: ToolPolicy, now: Timestamp) -> CallSpec {
         let call = task.recovery.call.as_ref();
@@ -279,10 +292,7 @@ impl Reach {
             slots: Some(Arc::clone(&self.slots)),
             queue_deadline: self.queue_deadline,
             peer: Arc::clone(&self.peer),
-            request: UpstreamRequest {
-                method: Arc::from(method::TOOLS_CALL),
-                params: call.filter(|call| call.can_be_sent()).map(|call| call.params.clone()),
-            },
+            request: UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: self.sendable(task) },
             context: self.context(task, &policy, native_task),
             tool: Arc::clone(&task.origin.tool),
             policy,

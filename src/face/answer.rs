@@ -101,10 +101,14 @@ impl Addressee {
 
 /// Marks an answer about a task that is not there.
 #[must_use]
-pub(super) fn mark(mut response: Response, complaint: &Complaint) -> Response {
-    if *complaint == Complaint::UnknownTask {
-        response.extensions_mut().insert(TaskMissed);
-    }
+pub(super) fn mark(response: Response, complaint: &Complaint) -> Response {
+    if *complaint == Complaint::UnknownTask { missed(response) } else { response }
+}
+
+/// The same where the answer does not say so.
+#[must_use]
+pub(super) fn missed(mut response: Response) -> Response {
+    response.extensions_mut().insert(TaskMissed);
     response
 }
 

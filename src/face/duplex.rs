@@ -87,7 +87,17 @@ pub struct Spoken {
 ///
 /// At the end plain calls are cancelled and the session is ended, which takes two seconds at most; tasks go on.
 /// Dropping the future leaves a session open.
-pub async fn serve(client: Client, mut spoken: mpsc::Receiver<Spoken>, outgoing: mpsc::Sender<Bytes>) {
+pub async fn serve(client: Client, spoken: mpsc::Receiver<Spoken>, outgoing: mpsc::Sender<Bytes>) {
+    serve_until(client, spoken, outgoing, CancellationToken::new()).await;
+}
+
+/// The same; and once `leaving` is cancelled, until no request waits for its answer.
+pub async fn serve_until(
+    client: Client,
+    mut spoken: mpsc::Receiver<Spoken>,
+    outgoing: mpsc::Sender<Bytes>,
+    leaving: CancellationToken,
+) {
     let line = Line::new(client, outgoing);
     let mut talk = Talk::new(Arc::clone(&line));
     loop {
@@ -99,6 +109,8 @@ pub async fn serve(client: Client, mut spoken: mpsc::Receiver<Spoken>, outgoing:
                 Some(message) => talk.hear(message),
                 None => break,
             },
+            // Last: what was taken is heard.
+            () = leaving.cancelled(), if talk.is_answered() => break,
         }
     }
     talk.end().await;
@@ -159,6 +171,11 @@ impl Talk {
             notes: VecDeque::new(),
             is_noting: false,
         }
+    }
+
+    /// Whether everything that was asked has its answer, and no message waits.
+    fn is_answered(&self) -> bool {
+        self.asked.is_empty() && self.held.is_empty() && self.notes.is_empty() && !self.is_noting
     }
 
     /// Whether there is room for another message. Answers and cancellations are taken while all requests are under way.

@@ -65,7 +65,8 @@ impl Body for Joined {
 pub struct Inbound {
     pub method: http::Method,
     pub path: String,
-    /// What follows the `?` of the target, undecoded. Ignored where clients are served (B57).
+    /// What follows the `?` of the target, undecoded. It chooses no path (B57); on one for HTTP+SSE it says which stream
+    /// a message is for.
     pub query: Option<String>,
     /// As they came, hop-by-hop fields included: what is forwarded is chosen by an allow-list.
     pub headers: http::HeaderMap,

@@ -7,9 +7,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::sealed::digest_of;
 use crate::metric;
 use crate::task::Principal;
+use crate::task::digest::Whose;
 
 /// Misses of one principal within a window that are worth a line in the log, once a window.
 const MANY: u32 = 20;
@@ -33,8 +33,7 @@ impl Misses {
         metrics::counter!(metric::TASK_MISSES).increment(1);
         if self.are_many(owner) {
             // Who it is stays in the digest: a log is read by more people than a store.
-            let principal = digest_of(owner);
-            tracing::warn!(%principal, misses = MANY, "many look-ups of unknown tasks within a minute");
+            tracing::warn!(principal = %Whose(owner), misses = MANY, "many look-ups of unknown tasks within a minute");
         }
     }
 

@@ -17,7 +17,7 @@ use super::pipe::edit::{edited_event, edited_events};
 use super::pipe::read;
 use crate::dialect::Complaint;
 use crate::dialect::subscriptions::Wishes;
-use crate::task::{Executed, GatewayFault, Reason, ShownAs, ToolNames};
+use crate::task::{Executed, GatewayFault, Principal, Reason, ShownAs, ToolNames};
 use crate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, Content, OwnSession, Verb};
 use crate::upstream::mirrored::encode;
 use crate::upstream::{
@@ -199,6 +199,21 @@ impl Upstream for NamedUpstream {
         self.inner.resume(token, context).await
     }
 
+    /// With the upstream's own name of the tool, which is the one that was called whatever the rules say later.
+    fn stored(&self, params: &Payload) -> Payload {
+        match self.namer.called(Object::of(params).as_ref()) {
+            Called::As(_, own) => own.detached(),
+            Called::AsItIs | Called::Unknown => params.detached(),
+        }
+    }
+
+    fn restored(&self, tool: &str, params: &Payload) -> Option<Payload> {
+        let named = Object::of(params).and_then(|params| Some((params.get_string("name")?, params)));
+        let Some((own, object)) = named else { return Some(params.clone()) };
+        let is_same = self.namer.names.own(tool).is_some_and(|now| *now == *own);
+        is_same.then(|| object.edit().set("name", Payload::of(tool)).finish())
+    }
+
     async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
         self.inner.notifications(context).await
     }
@@ -329,7 +344,7 @@ impl Conduit for NamedConduit {
     async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
         let (message, mut all) = match request.verb {
             Verb::Post(message) => (message, None),
-            Verb::PostWith { message, headers } => (message, Some(headers)),
+            Verb::PostWith { message, headers, principal } => (message, Some((headers, principal))),
             // The rest of a stream may hold a list.
             Verb::Get { last_event: Some(event) } => {
                 let verb = Verb::Get { last_event: Some(event) };
@@ -340,15 +355,15 @@ impl Conduit for NamedConduit {
                 return self.inner.send(ConduitRequest { verb, ..request }).await;
             }
         };
-        let verb = |message, all: Option<HeaderMap>| match all {
-            Some(headers) => Verb::PostWith { message, headers },
+        let verb = |message, all: Option<(HeaderMap, Principal)>| match all {
+            Some((headers, principal)) => Verb::PostWith { message, headers, principal },
             None => Verb::Post(message),
         };
         match self.going(message)? {
             Going::On(message) => self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await,
             Going::Renamed(own, message) => {
                 // What a balancer sees must be what is run.
-                if let Some((all, own)) = all.as_mut().zip(encode(&own)) {
+                if let Some(((all, _), own)) = all.as_mut().zip(encode(&own)) {
                     all.insert(headers::NAME, own);
                 }
                 self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await

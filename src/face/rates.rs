@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::metric;
+use crate::task::digest::Whose;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 
 /// Requests of one principal, and how many may come at once.
@@ -104,7 +105,7 @@ impl Rates {
             },
         };
         self.requests_refused.increment(1);
-        tracing::debug!(?principal, "the request rate of a principal is reached");
+        tracing::debug!(principal = %Whose(principal), "the request rate of a principal is reached");
         Err(limited(wait))
     }
 
@@ -119,7 +120,8 @@ impl Rates {
         let Some(counts) = self.counts(principal) else { return Err(limited(IDLE)) };
         let Err(early) = counts.misses.check() else { return Ok(()) };
         self.misses_refused.increment(1);
-        tracing::warn!(?principal, "a principal asks for many tasks that are not there");
+        // That they are many is in the log already, once a minute.
+        tracing::debug!(principal = %Whose(principal), "a principal asks for many tasks that are not there");
         Err(limited(early.wait_time_from(self.clock.now())))
     }
 

@@ -41,6 +41,8 @@ pub enum Purpose {
     Cursor,
     /// The id of a question of a task.
     Question,
+    /// Which stream of HTTP+SSE a message is for; holds its nonce.
+    Stream,
 }
 
 impl Purpose {
@@ -50,6 +52,7 @@ impl Purpose {
             Self::RequestState => b"request state",
             Self::Cursor => b"cursor",
             Self::Question => b"question",
+            Self::Stream => b"stream",
         }
     }
 
@@ -59,7 +62,7 @@ impl Purpose {
         match self {
             Self::Session => 2 << 10,
             Self::RequestState => 64 << 10,
-            Self::Cursor | Self::Question => 256,
+            Self::Cursor | Self::Question | Self::Stream => 256,
         }
     }
 

@@ -218,6 +218,10 @@ impl SessionFace {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
                 match native::take_up(&self.shared, &session, last_event.as_ref()) {
                     Some(rest) => rest,
+                    // Every event that such a server's clients know the name of was the gateway's.
+                    None if last_event.is_some() && self.shared.served.conduit.makes_streams() => {
+                        bare(StatusCode::BAD_REQUEST)
+                    }
                     None => pipe::get(&self.shared, session, last_event).await,
                 }
             }
@@ -386,15 +390,11 @@ fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
     match message {
         Message::Request(request) if tasks::is_method(&request.method) => Err(Complaint::UnknownMethod(request.method)),
         Message::Request(request) => pipe::request(request, bytes).map(Some),
-        Message::Notification(notification) => {
-            let params = notification.params.object();
-            let about = params.and_then(|params| params.get("requestId")).and_then(|id| RequestId::from_payload(&id));
-            Ok(match about.filter(|_| notification.method == method::CANCELLED) {
-                Some(id) if is_own(&id) => None,
-                Some(id) => Some(Parcel::Cancel(id, bytes)),
-                None => Some(Parcel::Notification(bytes)),
-            })
-        }
+        Message::Notification(notification) => Ok(match notification.cancelled() {
+            Some(id) if is_own(&id) => None,
+            Some(id) => Some(Parcel::Cancel(id, bytes)),
+            None => Some(Parcel::Notification(bytes)),
+        }),
         Message::Response(response) => {
             Ok((!response.id.as_ref().is_some_and(is_own)).then_some(Parcel::Response(bytes)))
         }

@@ -4,8 +4,8 @@
 //! names, capabilities, params; the first failure answers. Everything that needs a 4xx is decided
 //! before anything is sent upstream.
 
-pub mod listen;
 mod fallback;
+pub mod listen;
 pub(super) mod pipe;
 mod rounds;
 mod tasks;
@@ -36,8 +36,10 @@ use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::relay_core_2025_11_25::TaskSupport;
 use crate::dialect::{Complaint, FaceDialect, PeerDialect};
-use crate::engine::{CallSpec, CallStream, Engine, Rounds};
-use crate::task::{Clock, Executed, GatewayFault, Idempotency, Maker, Plan, Principal, Reason, TakesTasks, ToolPolicy, ToolRules};
+use crate::engine::{CallSpec, Engine, Rounds};
+use crate::task::{
+    Clock, Executed, GatewayFault, Idempotency, Maker, Plan, Principal, Reason, TakesTasks, ToolPolicy, ToolRules,
+};
 use crate::upstream::limits::Slots;
 use crate::upstream::{
     BeginError, CallContext, ClientFacts, Era, Forwarded, Forwarding, NativeTask, ServerFacts, Timeouts, Upstream,
@@ -286,8 +288,11 @@ impl StatelessFace {
         match self.catalog.list(&self.context(inquiry, self.served.timeouts)).await {
             Ok(list) => {
                 let listed = self.fallback_for(&inquiry.said).and_then(|desk| desk.listed(&Object::of(list.result())?));
-                let result =
-                    stateless_result(method::TOOLS_LIST, listed.as_ref().unwrap_or(list.result()), &self.identity());
+                let result = stateless_result(
+                    method::TOOLS_LIST,
+                    listed.as_ref().unwrap_or_else(|| list.result()),
+                    &self.identity(),
+                );
                 inquiry.addressee.result(result)
             }
             Err(error) => refused_list(&inquiry.addressee, error),
@@ -404,27 +409,8 @@ impl StatelessFace {
         self.respond(inquiry, promotable, call).await
     }
 
-    /// Shows a call to the client that waits for it, in the words that it knows.
-    async fn respond(&self, inquiry: Inquiry<'_>, promotable: Promotable, call: CallStream) -> Response {
-        match inquiry.said.takes_tasks() {
-            TakesTasks::No | TakesTasks::ByTools => {
-                let words = self.fallback_words();
-                self.view(inquiry, promotable, words).respond(call).await
-            }
-            TakesTasks::AfterGrace | TakesTasks::AtOnce => {
-                let words = self.dialect();
-                self.view(inquiry, promotable, words).respond(call).await
-            }
-        }
-    }
-
     /// How the events of a call are shown to the client that waits for it.
-    fn view<D: FaceDialect + 'static>(
-        &self,
-        inquiry: Inquiry<'_>,
-        promotable: Promotable,
-        words: D,
-    ) -> CallView<D> {
+    fn view<D: FaceDialect + 'static>(&self, inquiry: Inquiry<'_>, promotable: Promotable, words: D) -> CallView<D> {
         let rounds = self.seal_for(&inquiry);
         let mut view = CallView::new(inquiry.addressee, inquiry.method, self.identity(), words);
         view.uri = (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten();

@@ -22,7 +22,7 @@ const READ_BYTES: usize = 64 * 1024;
 /// Lines that wait to be looked at.
 const LINES_MAX: usize = 16;
 /// Messages that wait for the client to read.
-const MESSAGES_MAX: usize = 64;
+const MESSAGES_MAX: usize = 8;
 /// How long a client may take to read what is said to it at the end.
 const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
 

@@ -4,6 +4,7 @@
 //! server that speaks something else is put behind a [`Stand`], which behaves like a streamable HTTP server in its
 //! place, so that sessions, routing, exchanges and the pipe are the same for all.
 
+use std::any::Any;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
@@ -36,7 +37,8 @@ pub(crate) trait Stand: Send + Sync + fmt::Debug {
     /// Answers a request as a streamable HTTP server of the session era would: a request with an event stream or
     /// JSON, a notification or an answer with 202, GET with the session's own stream, DELETE with the session's end,
     /// a session that is gone with 404. `handed_over` is set before the first byte of a message can reach the server.
-    /// Dropping the future, or the answer's body, says nothing to the server.
+    /// Dropping the future, or the answer's body, says nothing to the server. A request of 2026-07-28, which has no
+    /// session, is answered as a server of that version would: there dropping takes the request back.
     ///
     /// # Errors
     /// If there is no answer; the fault says whether the server may have run what it was sent.
@@ -64,7 +66,7 @@ impl Carrier {
         }
     }
 
-    /// Whether the server speaks another transport.
+    /// Whether the server is reached over a wire.
     pub(crate) const fn is_stand(&self) -> bool {
         matches!(self, Self::Stand(_))
     }
@@ -99,6 +101,11 @@ pub(crate) enum AnswerBody {
     Made(mpsc::Receiver<io::Result<Bytes>>),
     /// All of it, until it is taken.
     Whole(Option<Bytes>),
+    /// Another one, and what is dropped with it.
+    Kept {
+        body: Box<Self>,
+        _kept: Box<dyn Any + Send + Sync>,
+    },
 }
 
 impl Body for AnswerBody {
@@ -110,6 +117,7 @@ impl Body for AnswerBody {
             Self::Http(body) => Pin::new(body).poll_frame(cx).map_err(io::Error::other),
             Self::Made(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data))),
             Self::Whole(data) => Poll::Ready(data.take().map(|data| Ok(Frame::data(data)))),
+            Self::Kept { body, .. } => Pin::new(&mut **body).poll_frame(cx),
         }
     }
 
@@ -118,6 +126,7 @@ impl Body for AnswerBody {
             Self::Http(body) => body.is_end_stream(),
             Self::Made(_) => false,
             Self::Whole(data) => data.is_none(),
+            Self::Kept { body, .. } => body.is_end_stream(),
         }
     }
 
@@ -126,6 +135,7 @@ impl Body for AnswerBody {
             Self::Http(body) => body.size_hint(),
             Self::Made(_) => SizeHint::default(),
             Self::Whole(data) => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
+            Self::Kept { body, .. } => body.size_hint(),
         }
     }
 }

@@ -15,7 +15,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use super::carrier::BrokenOff;
 use super::{Forwarded, Upstream};
 use crate::dialect::relay_core_2025_11_25::PeerTasks;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::{Message, ProtocolVersion, RpcError};
 
 /// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
@@ -113,8 +113,8 @@ pub struct ConduitRequest {
 pub enum Verb {
     /// One message, verbatim.
     Post(Bytes),
-    /// The same with headers that repeat what it says (2026-07-28).
-    PostWith { message: Bytes, headers: HeaderMap },
+    /// The same with headers that repeat what it says (2026-07-28), and with whose it is: there is no session to tell.
+    PostWith { message: Bytes, headers: HeaderMap, principal: Principal },
     /// One message that belongs to what is under way, and wants no answer: sent to an upstream that is ill, too.
     Note(Bytes),
     /// A stream: the session's own, or the rest of one that gave this event id.

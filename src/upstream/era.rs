@@ -25,6 +25,9 @@ use crate::wire::{Object, ProtocolVersion, RpcError};
 
 /// How long the question may take, connecting included.
 pub(super) const ASK_MAX: Duration = Duration::from_secs(3);
+/// How long it may take where the server has to be started first. Nothing lost on the way explains its silence, so that is a
+/// verdict: servers with sessions need not answer anything before `initialize`.
+const START_MAX: Duration = Duration::from_secs(10);
 /// How soon an upstream that gave no verdict is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(30);
 
@@ -38,6 +41,13 @@ pub enum Era {
     Session,
     /// Everything with each request, 2026-07-28.
     Stateless,
+}
+
+impl Era {
+    /// The one that a version belongs to.
+    pub(super) fn of(version: ProtocolVersion) -> Self {
+        if version.is_stateless() { Self::Stateless } else { Self::Session }
+    }
 }
 
 /// Whoever can ask a server for its era. `None` is no verdict: nobody knows what a failure means.
@@ -86,6 +96,9 @@ pub(super) fn is_served(version: &str) -> bool {
 #[derive(Debug)]
 pub(super) struct Eras {
     fixed: Option<Era>,
+    ask_max: Duration,
+    /// What it means that there is no answer in time.
+    silence: Option<Era>,
     known: Mutex<Known>,
 }
 
@@ -102,7 +115,12 @@ enum Known {
 impl Eras {
     /// Nothing is known yet. A `fixed` era is never asked for.
     pub(super) const fn new(fixed: Option<Era>) -> Self {
-        Self { fixed, known: Mutex::new(Known::Nothing) }
+        Self { fixed, ask_max: ASK_MAX, silence: None, known: Mutex::new(Known::Nothing) }
+    }
+
+    /// The same for a server that is started to be asked.
+    pub(super) const fn of_started(fixed: Option<Era>) -> Self {
+        Self { fixed, ask_max: START_MAX, silence: Some(Era::Session), known: Mutex::new(Known::Nothing) }
     }
 
     /// The era, asked for if need be. Without a verdict it is [`Era::Session`] for this once.
@@ -126,7 +144,7 @@ impl Eras {
             }
         };
         // Asking is bounded, but a gateway that ends may end it before.
-        let _ = tokio::time::timeout(ASK_MAX, answered.wait()).await;
+        let _ = tokio::time::timeout(self.ask_max, answered.wait()).await;
         match &*self.known.lock() {
             Known::Verdict(era) => *era,
             Known::Nothing | Known::NoVerdict(_) | Known::Asking(_) => Era::Session,
@@ -134,7 +152,7 @@ impl Eras {
     }
 
     async fn ask(self: Arc<Self>, discover: Arc<dyn Discover>, answered: Arc<SetOnce<()>>) {
-        let verdict = tokio::time::timeout(ASK_MAX, discover.discover()).await.ok().flatten();
+        let verdict = tokio::time::timeout(self.ask_max, discover.discover()).await.unwrap_or(self.silence);
         *self.known.lock() = verdict.map_or_else(|| Known::NoVerdict(Instant::now()), Known::Verdict);
         // Set once: this is the only place.
         let _ = answered.set(());

@@ -44,6 +44,18 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     /// show as its first event, `Lost`.
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError>;
 
+    /// The params of a `tools/call` as a later process life may have to send them: with what stays true of them when
+    /// the settings change.
+    fn stored(&self, params: &Payload) -> Payload {
+        params.detached()
+    }
+
+    /// What [`Upstream::begin`] takes for params that were [stored](Upstream::stored), maybe by other settings, for the
+    /// call of this tool; `None` where it would run another tool now.
+    fn restored(&self, _tool: &str, params: &Payload) -> Option<Payload> {
+        Some(params.clone())
+    }
+
     /// A receiver of notifications that belong to no call (list changes, resource updates), for this client's
     /// pooled session. Bounded; a slow receiver misses some.
     ///

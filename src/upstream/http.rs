@@ -123,8 +123,7 @@ impl HttpUpstream {
     /// If the address, the system's trusted roots or the files that the settings name are of no use.
     pub fn new(settings: HttpUpstreamSettings, life: Life) -> Result<Self, ClientError> {
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
-        let era = |version: ProtocolVersion| if version.is_stateless() { Era::Stateless } else { Era::Session };
-        let era = settings.protocol.map(era);
+        let era = settings.protocol.map(Era::of);
         let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
         // Only servers with sessions speak HTTP+SSE.
         let (carrier, era) = match (settings.transport, era) {
@@ -144,15 +143,16 @@ impl HttpUpstream {
         Ok(Self::over(carrier, settings.name, settings.protocol, era, life))
     }
 
-    /// A program that is spoken to in sessions over its standard input and output. Nothing is started yet. Must be
-    /// called within a tokio runtime.
+    /// A program that is spoken to over its standard input and output. Nothing is started yet. Must be called within a
+    /// tokio runtime.
     #[must_use]
     pub fn stdio(settings: StdioUpstreamSettings, life: Life) -> Self {
         let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
         let processes_max = usize::try_from(settings.processes_max).unwrap_or(usize::MAX);
+        let apart = settings.apart.clone();
         let wire = Box::new(StdioWire::new(settings, life.clone()));
-        let stand = WireStand::new(Arc::clone(&name), wire, processes_max, life.clone());
-        Self::over(Carrier::Stand(Box::new(stand)), name, protocol, Some(Era::Session), life)
+        let stand = WireStand::new(Arc::clone(&name), wire, processes_max, life.clone()).with_calls_apart(apart);
+        Self::over(Carrier::Stand(Box::new(stand)), name, protocol, protocol.map(Era::of), life)
     }
 
     fn over(carrier: Carrier, name: Arc<str>, protocol: Option<ProtocolVersion>, era: Option<Era>, life: Life) -> Self {
@@ -170,7 +170,8 @@ impl HttpUpstream {
     /// The same server as stateless clients have it: spoken to in their era where it can.
     #[must_use]
     pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
-        let eras = Arc::new(Eras::new(self.era));
+        let eras = if self.hop.carrier.is_stand() { Eras::of_started(self.era) } else { Eras::new(self.era) };
+        let eras = Arc::new(eras);
         let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.hop), Arc::clone(&eras)));
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())
     }

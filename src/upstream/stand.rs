@@ -2,18 +2,24 @@
 //!
 //! A [`Wire`] is how such a server is reached: one connection over which messages travel both ways, which is one
 //! session of the server. [`WireStand`] answers POST, GET and DELETE out of it. Read [`session`] for one connection
-//! from begin to end, [`table`] for which call a message belongs to, `stdio` for servers that are programs, [`sse`]
-//! for those that speak HTTP+SSE.
+//! from begin to end, [`table`] for which call a message belongs to, [`stateless`] for servers without sessions, [`apart`]
+//! for calls that have a connection of their own, `stdio` for servers that are programs, [`sse`] for those that speak
+//! HTTP+SSE.
 
+pub mod apart;
 mod backoff;
+mod names;
 mod session;
 pub(crate) mod sse;
+mod stateless;
 pub mod stdio;
 mod table;
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -21,6 +27,7 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Forwarded;
 use super::carrier::{AnswerBody, Stand};
@@ -30,11 +37,16 @@ use super::http::post::Outgoing;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::fault::INVALID_REQUEST;
 use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, method};
+use apart::{CallsApart, Origin};
 use backoff::Backoff;
-use session::WireSession;
+use session::{Kind, Unopened, WireSession};
 
 /// A session that nobody uses gives its place to another after this.
 const YIELDS_AFTER: Duration = Duration::from_secs(10);
+/// How long a call waits for a connection of its own while there are as many as there may be, and how often it looks
+/// whether one is of no use any more.
+const PLACE_WAIT: Duration = Duration::from_secs(30);
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// How long [`Stand::close`] waits for the servers to end.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
@@ -90,6 +102,9 @@ pub(crate) trait WireReceiver: Send {
 pub(crate) struct WireStand {
     shared: Arc<Shared>,
     wire: Box<dyn Wire>,
+    apart: CallsApart,
+    /// Those for clients without sessions.
+    connections: tokio::sync::Mutex<stateless::Connections>,
 }
 
 impl fmt::Debug for WireStand {
@@ -102,10 +117,20 @@ impl fmt::Debug for WireStand {
 struct Shared {
     name: Arc<str>,
     life: Life,
+    /// All connections; whoever has a session knows its id, and nobody that of any other connection.
     sessions: Mutex<HashMap<HeaderValue, Arc<WireSession>>>,
-    /// Sessions at one time, those that end included unless another was given their place.
-    sessions_max: usize,
+    /// Connections at one time, those that end included unless another was given their place.
+    places: Arc<Semaphore>,
     backoff: Backoff,
+    /// Connections that were opened for a call.
+    processes: AtomicU64,
+}
+
+/// Whether to wait for a place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    None,
+    Waits,
 }
 
 impl Shared {
@@ -118,9 +143,25 @@ impl Shared {
 impl WireStand {
     /// A stand in front of a server that nothing was sent to yet.
     pub(crate) fn new(name: Arc<str>, wire: Box<dyn Wire>, sessions_max: usize, life: Life) -> Self {
-        let backoff = Backoff::new(wire.pause_max());
-        let shared = Shared { name, life, sessions: Mutex::default(), sessions_max, backoff };
-        Self { shared: Arc::new(shared), wire }
+        let shared = Shared {
+            name,
+            life,
+            sessions: Mutex::default(),
+            places: Arc::new(Semaphore::new(sessions_max.min(Semaphore::MAX_PERMITS))),
+            backoff: Backoff::new(wire.pause_max()),
+            processes: AtomicU64::new(0),
+        };
+        Self {
+            shared: Arc::new(shared),
+            wire,
+            apart: CallsApart::default(),
+            connections: tokio::sync::Mutex::default(),
+        }
+    }
+
+    /// The same with these calls on connections of their own.
+    pub(crate) fn with_calls_apart(self, apart: CallsApart) -> Self {
+        Self { apart, ..self }
     }
 
     async fn post(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<Response<AnswerBody>, GatewayFault> {
@@ -129,8 +170,11 @@ impl WireStand {
             return Ok(refusal(None, "the body is no message"));
         };
         let (session, message) = match (outgoing.session(), message) {
+            (None, message) if outgoing.is_stateless() => {
+                return self.post_stateless(outgoing, &message, handed_over).await;
+            }
             (None, Message::Request(request)) if request.method == method::INITIALIZE => {
-                return self.initialize(&request, outgoing, handed_over).await;
+                return self.initialize(request, outgoing, handed_over).await;
             }
             (None, _) => return Ok(refusal(None, "there is no session before initialize")),
             (Some(id), message) => match self.session(id) {
@@ -139,9 +183,21 @@ impl WireStand {
             },
         };
         let answer = match message {
-            Message::Request(request) => session.request(&request, outgoing, handed_over).await,
-            Message::Notification(_) | Message::Response(_) => {
-                let told = session.tell(&message, outgoing, handed_over).await;
+            Message::Request(request) if self.apart.include(&request) => {
+                self.call_apart(&session, &request, outgoing, handed_over).await
+            }
+            Message::Request(request) => {
+                session.note_level(&request);
+                session.request(&request, outgoing, handed_over).await
+            }
+            message @ (Message::Notification(_) | Message::Response(_)) => {
+                let told = match session.place_of(&message) {
+                    Some((other, Some(text))) => {
+                        other.tell(&message, &outgoing.clone().with_body(text), handed_over).await
+                    }
+                    Some((other, None)) => other.tell(&message, outgoing, handed_over).await,
+                    None => session.tell(&message, outgoing, handed_over).await,
+                };
                 told.map(|()| answered(StatusCode::ACCEPTED))
             }
         };
@@ -157,52 +213,84 @@ impl WireStand {
     /// Opens a session. There is none unless the server answers with a result.
     async fn initialize(
         &self,
-        request: &Request,
+        request: Request,
         outgoing: &Outgoing,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
+        let (session, unless_opened) = self.open(Kind::Session, Patience::None, outgoing.forwarded()).await?;
+        let (answer, is_result) = session.first(&request, outgoing, handed_over).await?;
+        let mut response = json(StatusCode::OK, answer);
+        if is_result {
+            // Set once: this is the only place.
+            let _ = session.origin.set(Origin::new(request, outgoing.clone()));
+            unless_opened.disarm();
+            response.headers_mut().insert(super::http::post::SESSION_ID, session.id().clone());
+        }
+        Ok(response)
+    }
+
+    /// Opens a connection, which ends with what comes beside it.
+    async fn open(
+        &self,
+        kind: Kind,
+        patience: Patience,
+        forwarded: &Forwarded,
+    ) -> Result<(Arc<WireSession>, Unopened), GatewayFault> {
         self.shared.backoff.wait().await?;
         let id = new_id()?;
-        self.make_room()?;
-        // Takes the place before the first wait, so that nobody opens one too many.
-        let session = WireSession::new(Arc::clone(&self.shared), id.clone());
-        self.shared.sessions.lock().insert(id.clone(), Arc::clone(&session));
-        let unless_opened = session.ends_unless_kept();
-        let opened = self.wire.open(outgoing.forwarded()).await.inspect_err(|fault| {
+        // Taken before anything is waited for, so that nobody opens one too many.
+        let place = self.place(patience).await?;
+        let session = WireSession::new(Arc::clone(&self.shared), id.clone(), kind, place);
+        self.shared.sessions.lock().insert(id, Arc::clone(&session));
+        let unless_kept = session.ends_unless_kept();
+        let opened = self.wire.open(forwarded).await.inspect_err(|fault| {
             // A server that refuses one client is well.
             if fault.http_status.is_none_or(|status| status >= 500) {
                 self.shared.backoff.note_failure();
             }
         })?;
-        session.start(opened, outgoing.forwarded().clone());
-        let (answer, is_result) = session.first(request, outgoing, handed_over).await?;
-        let mut response = json(StatusCode::OK, answer);
-        if is_result {
-            unless_opened.disarm();
-            response.headers_mut().insert(super::http::post::SESSION_ID, id);
-        }
-        Ok(response)
+        session.start(opened, forwarded.clone());
+        Ok((session, unless_kept))
     }
 
     fn session(&self, id: &HeaderValue) -> Option<Arc<WireSession>> {
         self.shared.sessions.lock().get(id).filter(|session| !session.is_over()).cloned()
     }
 
-    /// Ends the session that was idle longest, if there is no place left.
-    fn make_room(&self) -> Result<(), GatewayFault> {
-        let mut sessions = self.shared.sessions.lock();
-        if sessions.len() < self.shared.sessions_max {
-            return Ok(());
+    /// A place for one more connection. If there is none left, the one that was idle longest gives way.
+    async fn place(&self, patience: Patience) -> Result<OwnedSemaphorePermit, GatewayFault> {
+        let full = GatewayFault::new(Reason::QueueFull, Executed::No);
+        let places = || Arc::clone(&self.shared.places);
+        if let Ok(place) = places().try_acquire_owned() {
+            return Ok(place);
         }
+        self.make_room();
+        if patience == Patience::None {
+            return places().try_acquire_owned().map_err(|_| full);
+        }
+        let waiting = async {
+            let mut look = tokio::time::interval(LOOK_EVERY);
+            let free = places().acquire_owned();
+            tokio::pin!(free);
+            loop {
+                tokio::select! {
+                    place = &mut free => return place.map_err(|_| full),
+                    _ = look.tick() => self.make_room(),
+                }
+            }
+        };
+        tokio::time::timeout(PLACE_WAIT, waiting).await.unwrap_or(Err(full))
+    }
+
+    /// Ends the connection that was idle longest, if one was for long enough.
+    fn make_room(&self) {
+        let mut sessions = self.shared.sessions.lock();
         let idle = sessions.iter().filter_map(|(id, session)| Some((session.idle_for()?, id)));
         let longest = idle.max_by_key(|(idle, _)| *idle).filter(|(idle, _)| *idle >= YIELDS_AFTER);
-        let Some(id) = longest.map(|(_, id)| id.clone()) else {
-            return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
-        };
+        let Some(id) = longest.map(|(_, id)| id.clone()) else { return };
         if let Some(session) = sessions.remove(&id) {
-            session.end();
+            session.give_way();
         }
-        Ok(())
     }
 }
 
@@ -217,7 +305,7 @@ impl Stand for WireStand {
             return Ok(answered(StatusCode::NOT_FOUND));
         };
         if method == Method::GET {
-            return Ok(events(session.listen()));
+            return Ok(events(session.listen(outgoing.purpose().cloned())));
         }
         session.end();
         Ok(answered(StatusCode::OK))
@@ -256,6 +344,11 @@ fn events(pieces: table::Pieces) -> Response<AnswerBody> {
     let mut response = Response::new(AnswerBody::Made(pieces));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
+}
+
+/// The same; what comes beside it is dropped with the answer.
+fn events_with(pieces: table::Pieces, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
+    events(pieces).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
 }
 
 fn refusal(id: Option<&RequestId>, message: &str) -> Response<AnswerBody> {

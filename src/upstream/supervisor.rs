@@ -61,7 +61,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
     let mut command = Command::new(&program);
     command.args(arguments).process_group(0);
     Some(match confine(&limits).and_then(|()| start(&mut command, &limits)) {
-        Ok(child) => supervise(child).map_or_else(|_| ExitCode::from(NOT_STARTED), pass_on),
+        Ok(child) => supervise(child, watch).map_or_else(|_| ExitCode::from(NOT_STARTED), pass_on),
         Err(error) => {
             // Nobody is left to tell if this fails.
             let _ = writeln!(io::stderr(), "{} cannot be started: {error}", program.display());
@@ -114,19 +114,26 @@ enum Event {
     Closed,
 }
 
-fn supervise(mut child: Child) -> io::Result<ExitStatus> {
+/// Sees a program to its end. One that cannot be watched is ended at once.
+fn supervise(mut child: Child, watch: impl FnOnce(Pid) -> io::Result<Receiver<Event>>) -> io::Result<ExitStatus> {
     let group = Pid::from_child(&child);
+    let watched = watch(group).map(|waiting| stop_when_closed(&waiting, group));
+    // What the program has left behind goes with it.
+    let _ = rustix::process::kill_process_group(group, Signal::KILL);
+    let status = child.wait();
+    watched.and(status)
+}
+
+/// Begins to wait for what may happen to a program.
+fn watch(program: Pid) -> io::Result<Receiver<Event>> {
     // The end of the program's output must show even while this process lives.
     let nothing = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&nothing)?;
     let (events, waiting) = mpsc::sync_channel(2);
     let closed = events.clone();
     std::thread::Builder::new().name("input".to_owned()).spawn(move || when_closed(&closed))?;
-    std::thread::Builder::new().name("program".to_owned()).spawn(move || when_ended(group, &events))?;
-    stop_when_closed(&waiting, group);
-    // What the program has left behind goes with it.
-    let _ = rustix::process::kill_process_group(group, Signal::KILL);
-    child.wait()
+    std::thread::Builder::new().name("program".to_owned()).spawn(move || when_ended(program, &events))?;
+    Ok(waiting)
 }
 
 /// Returns once the program has ended, by itself or because it was stopped.
@@ -174,4 +181,19 @@ fn pass_on(status: ExitStatus) -> ExitCode {
         let _ = rustix::process::kill_process(rustix::process::getpid(), signal);
     }
     ExitCode::from(SIGNALLED.saturating_add(u8::try_from(number).unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_cannot_be_watched_does_not_live_on() {
+        let child = Command::new("sleep").arg("100").process_group(0).spawn().unwrap();
+        let program = Pid::from_child(&child);
+        let began = tokio::time::Instant::now();
+        assert!(supervise(child, |_| Err(io::Error::other("no thread"))).is_err());
+        assert!(began.elapsed() < Duration::from_secs(50), "it was not waited for");
+        assert_eq!(rustix::process::test_kill_process(program), Err(Errno::SRCH));
+    }
 }

@@ -14,7 +14,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::payload::write_string;
 use super::scan::{self, Member, Place};
-use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits};
+use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method};
 
 pub use batch::{is_batch, read_batch, split_batch};
 
@@ -42,6 +42,15 @@ pub struct Request {
 pub struct Notification {
     pub method: String,
     pub params: Params,
+}
+
+impl Notification {
+    /// The request that it calls off, if it is `notifications/cancelled`.
+    #[must_use]
+    pub fn cancelled(&self) -> Option<RequestId> {
+        let params = self.params.object().filter(|_| self.method == method::CANCELLED)?;
+        RequestId::from_payload(&params.get("requestId")?)
+    }
 }
 
 /// The member `params` as it stands.

@@ -43,6 +43,12 @@ pub fn sse_message(json: &Bytes) -> Bytes {
     out.into()
 }
 
+/// Writes the first event of an HTTP+SSE stream: where messages for it are sent (LEG-15). `address` has no line ends.
+#[must_use]
+pub fn sse_endpoint(address: &str) -> Bytes {
+    format!("event: endpoint\ndata: {address}\n\n").into()
+}
+
 /// A comment line that keeps a stream alive.
 #[must_use]
 pub const fn sse_comment() -> Bytes {

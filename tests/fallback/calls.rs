@@ -19,7 +19,11 @@ async fn a_call_that_outlives_grace_is_answered_with_its_task_and_had_by_the_too
 
         let notice = person.call("slow", json!({})).await;
         let id = notice["structuredContent"]["taskId"].as_str().unwrap_or_else(|| panic!("{what}: {notice}"));
-        assert_eq!((&notice["structuredContent"]["status"], notice.get("isError")), (&json!("working"), None), "{what}");
+        assert_eq!(
+            (&notice["structuredContent"]["status"], notice.get("isError")),
+            (&json!("working"), None),
+            "{what}"
+        );
         for part in [id, "task_result", "task_status", "task_cancel", "slow"] {
             assert!(said(&notice).contains(part), "{what}: {notice}");
         }
@@ -52,7 +56,7 @@ async fn a_cancel_settles_the_task_and_a_result_that_comes_later_changes_nothing
         let id = person.task("slow").await;
         let waiting = person.begin(8, "tools/call", json!({ "name": "task_result", "arguments": { "id": id } }));
         let cancelling = person.call("task_cancel", json!({ "id": id }));
-        let (waited, cancelled) = in_time(async { tokio::join!(async { waiting.await.text().await }, cancelling) }).await;
+        let (waited, cancelled) = tokio::join!(Box::pin(async { waiting.await.text().await }), Box::pin(cancelling));
         assert_eq!(cancelled["structuredContent"]["status"], "cancelled", "{what}: {cancelled}");
         let waited = last(&waited)["result"].take();
         assert!(waited["isError"] == true && said(&waited).contains("cancelled"), "{what}: {waited}");
@@ -74,10 +78,17 @@ async fn a_wait_ends_at_its_bound_and_bad_arguments_are_told_to_the_model() {
         let waited = person.call("task_result", json!({ "id": id, "wait_seconds": 1 })).await;
         assert!(began.elapsed() >= Duration::from_secs(1), "{client}: {:?}", began.elapsed());
         assert_eq!(waited["structuredContent"]["status"], "working", "{client}");
-        for arguments in [json!({}), json!({ "id": 7 }), json!({ "id": id, "wait_seconds": "long" }), json!({ "id": id, "wait_seconds": -1 })]
-        {
+        for arguments in [
+            json!({}),
+            json!({ "id": 7 }),
+            json!({ "id": id, "wait_seconds": "long" }),
+            json!({ "id": id, "wait_seconds": -1 }),
+        ] {
             let refused = person.call("task_result", arguments.clone()).await;
-            assert!(refused["isError"] == true && said(&refused).contains("must be"), "{client} {arguments}: {refused}");
+            assert!(
+                refused["isError"] == true && said(&refused).contains("must be"),
+                "{client} {arguments}: {refused}"
+            );
         }
         let text = person.text("tools/call", json!({ "name": "task_status" })).await;
         assert!(last(&text)["result"]["isError"] == true, "{client}: {text}");
@@ -120,6 +131,34 @@ async fn a_question_within_grace_is_asked_on_the_calls_own_stream() {
     assert_eq!(last(&reply.text().await)["result"]["content"][0]["text"], "accept");
 }
 
+/// MOD-26, T-56: whoever holds the call, and whatever its client is given at the grace's end.
+#[tokio::test]
+async fn a_stateless_client_is_asked_first_and_makes_its_request_again() {
+    let asking_first = "[upstreams.up.tasks]\nearly_input = \"ask-first\"\ngrace = \"5s\"\n".to_owned();
+    let extension = json!({ "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } });
+    for server in [SESSION, STATELESS] {
+        for (capabilities, keys) in
+            [(json!({ "elicitation": {} }), TOOLS.replace("100ms", "5s")), (extension.clone(), asking_first.clone())]
+        {
+            let stage = Stage::of(server, &["asks"]).await;
+            let gate = Gate::open(&stage.server, "", &keys).await;
+            let person = Person::with(&gate, STATELESS, capabilities.clone(), None).await;
+            let call = json!({ "name": "asks", "arguments": {} });
+            let asked = person.ask("tools/call", call.clone()).await["result"].take();
+            assert_eq!(asked["resultType"], "input_required", "before {server}, {capabilities}: {asked}");
+            let key = asked["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
+            let mut again = call.clone();
+            again["inputResponses"] = json!({ key: { "action": "accept", "content": {} } });
+            again["requestState"] = asked["requestState"].clone();
+            let answered = person.ask("tools/call", again).await;
+            assert_eq!(
+                answered["result"]["content"][0]["text"], "accept",
+                "before {server}, {capabilities}: {answered}"
+            );
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_task_that_waits_for_an_answer_says_so() {
     let stage = Stage::of(SESSION, &["asks"]).await;
@@ -155,10 +194,12 @@ async fn an_array_may_hold_calls_of_the_tools() {
         let gate = Gate::open(&stage.server, "", TOOLS).await;
         let person = Person::meet(&gate, "2025-03-26").await;
         let id = person.task("slow").await;
-        let call = |number: u32, tool: &str, arguments: Value| {
-            json!({ "jsonrpc": "2.0", "id": number, "method": "tools/call", "params": { "name": tool, "arguments": arguments } })
-        };
-        let all = json!([call(1, "task_status", json!({ "id": id })), call(2, "quick", json!({})), call(3, "slow", json!({}))]);
+        let call = |number: u32, tool: &str, arguments: Value| json!({ "jsonrpc": "2.0", "id": number, "method": "tools/call", "params": { "name": tool, "arguments": arguments } });
+        let all = json!([
+            call(1, "task_status", json!({ "id": id })),
+            call(2, "quick", json!({})),
+            call(3, "slow", json!({}))
+        ]);
         let text = in_time(person.post(&all.to_string(), &[])).await.text().await;
         assert_eq!(text.matches("\"status\":\"working\"").count(), 2, "{server}: {text}");
         assert!(text.contains("\"quick\""), "{server}: {text}");
@@ -176,19 +217,24 @@ async fn hold_has_no_such_tools_and_waits() {
         let waiting = async { tokio::time::timeout(Duration::from_millis(400), person.call("slow", json!({}))).await };
         assert!(waiting.await.is_err(), "{what}");
         let answered = person.text("tools/call", json!({ "name": "task_status", "arguments": { "id": "x" } })).await;
-        assert!(answered.contains("task_status") || answered.contains("-32602"), "{what}: the server's own: {answered}");
+        assert!(
+            answered.contains("task_status") || answered.contains("-32602"),
+            "{what}: the server's own: {answered}"
+        );
     }
 }
 
 #[tokio::test]
 async fn fallback_is_each_tools_own() {
-    let keys = "[upstreams.up.tasks]\ngrace = \"100ms\"\n[[upstreams.up.tools]]\nmatch = \"slow\"\nfallback = \"tools\"\n";
+    let keys =
+        "[upstreams.up.tasks]\ngrace = \"100ms\"\n[[upstreams.up.tools]]\nmatch = \"slow\"\nfallback = \"tools\"\n";
     let stage = Stage::of(SESSION, &[]).await;
     let gate = Gate::open(&stage.server, "", keys).await;
     for client in [SESSION, STATELESS] {
         let person = Person::meet(&gate, client).await;
         let tools = person.pages().await.concat();
-        let has_schema = |name: &str| tools.iter().find(|tool| tool["name"] == name).unwrap().get("outputSchema").is_some();
+        let has_schema =
+            |name: &str| tools.iter().find(|tool| tool["name"] == name).unwrap().get("outputSchema").is_some();
         assert_eq!(["slow", "quick"].map(has_schema), [false, true], "{client}");
         let id = person.task("slow").await;
         assert_eq!(person.call("task_cancel", json!({ "id": id })).await["structuredContent"]["status"], "cancelled");

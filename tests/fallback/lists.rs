@@ -24,7 +24,10 @@ async fn the_tools_stand_once_in_a_list_however_many_pages_it_has() {
             assert_eq!(tool.get("outputSchema").is_some(), name != "task_result", "{what} {name}");
             assert_eq!(tool.get("execution"), None, "{what} {name}");
         }
-        assert!(pages.concat()[..3].iter().all(|tool| tool.get("outputSchema").is_none()), "{what}: no schema fits both");
+        assert!(
+            pages.concat()[..3].iter().all(|tool| tool.get("outputSchema").is_none()),
+            "{what}: no schema fits both"
+        );
     }
 }
 
@@ -63,7 +66,11 @@ async fn names_are_those_that_clients_see() {
         let gate = Gate::open(&stage.server, "", &keys).await;
         let person = Person::meet(&gate, client).await;
         let own = OWN.map(|name| format!("taskgate_{name}"));
-        assert_eq!(person.tools().await, [&["report".to_owned(), "task_status".to_owned()], own.as_slice()].concat(), "{what}");
+        assert_eq!(
+            person.tools().await,
+            [&["report".to_owned(), "task_status".to_owned()], own.as_slice()].concat(),
+            "{what}"
+        );
         assert_eq!(said(&person.call("task_status", json!({})).await), "quick", "{what}: the renamed one");
         let notice = person.call("report", json!({})).await;
         assert!(said(&notice).starts_with("report takes longer"), "{what}: {notice}");

@@ -67,7 +67,9 @@ async fn act(
         answer(seen, &result)
     };
     let tool = |name: &&str| match *name {
-        "slow" => json!({ "name": name, "inputSchema": { "type": "object" }, "outputSchema": { "type": "object", "required": ["n"] } }),
+        "slow" => {
+            json!({ "name": name, "inputSchema": { "type": "object" }, "outputSchema": { "type": "object", "required": ["n"] } })
+        }
         _ => json!({ "name": name, "inputSchema": { "type": "object" }, "outputSchema": { "type": "object" } }),
     };
     let list = |names: &[&str]| names.iter().map(tool).collect::<Vec<_>>();
@@ -81,6 +83,7 @@ async fn act(
             complete(json!({ "content": [{ "type": "text", "text": "done" }], "structuredContent": { "n": 1 } }))
         }
         ("tools/call", Some("asks")) if !is_stateless => asks(seen, world),
+        ("tools/call", Some("asks")) => asks_by_result(seen),
         ("tools/call", Some(name)) => {
             complete(json!({ "content": [{ "type": "text", "text": name }], "structuredContent": {} }))
         }
@@ -119,6 +122,21 @@ fn asks(seen: &Seen, world: &Arc<World>) -> crate::upstream::Reply {
         events.result(&seen, &json!({ "content": [{ "type": "text", "text": said }] }));
     });
     reply
+}
+
+/// The same as a server without sessions does it.
+fn asks_by_result(seen: &Seen) -> crate::upstream::Reply {
+    let params =
+        json!({ "mode": "form", "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });
+    let question = json!({ "method": "elicitation/create", "params": params });
+    let said = &seen.body["params"]["inputResponses"]["q"];
+    if said.is_null() {
+        let requests = json!({ "q": question });
+        let result = json!({ "resultType": "input_required", "inputRequests": requests, "requestState": "s" });
+        return answer(seen, &result);
+    }
+    assert_eq!(seen.body["params"]["requestState"], "s");
+    answer(seen, &json!({ "resultType": "complete", "content": [{ "type": "text", "text": said["action"] }] }))
 }
 
 /// A gateway in front of a server.

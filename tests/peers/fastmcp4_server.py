@@ -1,6 +1,7 @@
 """An upstream of 2026-07-28: a FastMCP 4 server without sessions.
 
     fastmcp4_server.py [--port N] [--tasks]      prints `listening http://127.0.0.1:PORT/mcp`
+    fastmcp4_server.py --sse [...]               the same over HTTP+SSE, at /sse, with sessions
     fastmcp4_server.py --stdio [--tasks]         speaks over standard input and output instead
 
 With --tasks, `slow` runs as a task of the server's own for clients that take them. As in FastMCP 3 no tool ends
@@ -52,13 +53,15 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--tasks", action="store_true")
     parser.add_argument("--stdio", action="store_true")
+    parser.add_argument("--sse", action="store_true")
     options = parser.parse_args()
     if options.stdio:
         build(options.tasks).run(transport="stdio", show_banner=False)
         return
     with socket.create_server(("127.0.0.1", options.port)) as listener:
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-        app = build(options.tasks).http_app(path="/mcp")
+        path, transport = ("/sse", "sse") if options.sse else ("/mcp", "http")
+        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}{path}", flush=True)
+        app = build(options.tasks).http_app(path=path, transport=transport)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
         uvicorn.Server(config).run(sockets=[listener])
 

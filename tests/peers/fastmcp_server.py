@@ -1,6 +1,7 @@
 """An upstream that knows no tasks: a FastMCP 3 server over streamable HTTP with sessions, without resumption.
 
     fastmcp_server.py [--port N]      prints `listening http://127.0.0.1:PORT/mcp`
+    fastmcp_server.py --sse [...]     the same over HTTP+SSE, at /sse
     fastmcp_server.py --stdio         speaks over standard input and output instead
 
 It has no tool that ends with a JSON-RPC error: FastMCP 3 turns an unknown tool, bad arguments and every
@@ -98,13 +99,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--stdio", action="store_true")
+    parser.add_argument("--sse", action="store_true")
     options = parser.parse_args()
     if options.stdio:
         server.run(transport="stdio", show_banner=False)
         return
     with socket.create_server(("127.0.0.1", options.port)) as listener:
-        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}/mcp", flush=True)
-        app = server.http_app(path="/mcp")
+        path, transport = ("/sse", "sse") if options.sse else ("/mcp", "http")
+        print(f"listening http://127.0.0.1:{listener.getsockname()[1]}{path}", flush=True)
+        app = server.http_app(path=path, transport=transport)
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -2,6 +2,8 @@
 //
 //   session_NAME.mjs URL CASE JSON [CASE JSON]...
 //
+// A URL that ends with /sse is spoken to over HTTP+SSE.
+//
 // opens a session with the `initialize` handshake, does what CASE says with what JSON gives, and prints one JSON
 // line of facts on stdout; then the next case, in a session of its own. JSON is a case of session-cases.json.
 // The facts are
@@ -24,6 +26,10 @@ import { setTimeout as sleep } from 'node:timers/promises';
 const TIME_LIMIT_MS = 60_000;
 const NOTICE_LIMIT_MS = 20_000;
 export const CANCEL_AFTER_MS = 500;
+
+/** Whether a URL is that of the older transport. */
+export const isOlder = (url) => new URL(url).pathname.endsWith('/sse');
+
 export const CLIENT = { name: 'taskgate-peer', version: '1.0.0' };
 export const CAPABILITIES = { elicitation: {}, sampling: {}, roots: { listChanged: true } };
 
@@ -138,6 +144,13 @@ const cases = {
     const steps = new Bell();
     const onprogress = ({ progress }) => steps.ring(progress);
     const facts = returned(await session.call(given.tool, given.arguments, { onprogress }));
+    return { ...facts, notified: steps.count, last: steps.last };
+  },
+  held: async ({ session, given }) => {
+    const steps = new Bell();
+    const onprogress = ({ progress }) => steps.ring(progress);
+    const patience = { onprogress, timeout: given.timeout_ms, resetTimeoutOnProgress: true };
+    const facts = returned(await session.call(given.tool, given.arguments, patience));
     return { ...facts, notified: steps.count, last: steps.last };
   },
   subscribe: async ({ session, given, on }) => {

@@ -2,6 +2,8 @@
 
     session_NAME.py URL CASE JSON [CASE JSON]...
 
+A URL that ends with /sse is spoken to over HTTP+SSE.
+
 The cases, what JSON gives and the facts are those of session_driver.mjs. It runs with the Python SDK 1 and 2,
 whose modules differ in name: the drivers bring the client, this file reads along and compares plain JSON.
 """
@@ -33,6 +35,11 @@ ANSWER_LIMIT_S = 0.5
 
 Facts = dict[str, Any]
 OnProgress = Callable[[float], None]
+
+
+def is_older(url: str) -> bool:
+    """Whether a URL is that of the older transport."""
+    return url.endswith("/sse")
 
 
 def plain(value: Any) -> Any:
@@ -165,6 +172,8 @@ class Cases:
         steps = Bell()
         facts = await self.call(on_progress=steps.ring)
         return facts | {"notified": steps.count, "last": steps.last}
+
+    held = progress  # These clients wait as long as it takes.
 
     async def subscribe(self) -> Facts:
         notices = self.answers.on("notifications/resources/updated", lambda params: params["uri"])

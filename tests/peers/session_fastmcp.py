@@ -7,8 +7,8 @@ from importlib.metadata import version
 from typing import Any
 
 from fastmcp import Client
-from fastmcp.client.transports import StreamableHttpTransport
-from session_driver import CANCEL_AFTER_S, Answers, OnProgress, Wire, main
+from fastmcp.client.transports import SSETransport, StreamableHttpTransport
+from session_driver import CANCEL_AFTER_S, Answers, OnProgress, Wire, is_older, main
 
 VERSION = version("fastmcp")
 IS_FOURTH = VERSION.startswith("4.")
@@ -66,7 +66,8 @@ async def open_session(url: str, wire: Wire, answers: Answers) -> AsyncIterator[
     async def roots(*_: Any) -> Any:
         return (await answers.roots()).roots
 
-    transport = StreamableHttpTransport(url, httpx_client_factory=wire.http_client)
+    over = SSETransport if is_older(url) else StreamableHttpTransport
+    transport = over(url, httpx_client_factory=wire.http_client)
     client = Client(
         transport, sampling_handler=answers.sample, elicitation_handler=elicit, roots=roots,
         message_handler=answers.heard, **MODE,

@@ -6,8 +6,9 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
+from mcp.client.sse import sse_client
 from mcp.client.streamable_http import streamable_http_client
-from session_driver import CANCEL_AFTER_S, Answers, OnProgress, Wire, main, types
+from session_driver import CANCEL_AFTER_S, Answers, OnProgress, Wire, is_older, main, types
 
 VERSION = version("mcp")
 IS_FIRST = VERSION.startswith("1.")
@@ -71,7 +72,10 @@ async def open_session(url: str, wire: Wire, answers: Answers) -> AsyncIterator[
         "list_roots_callback": answers.roots, "message_handler": answers.heard,
     }
     async with wire.http_client() as http_client:
-        transport = streamable_http_client(url, http_client=http_client)
+        if is_older(url):
+            transport = sse_client(url, httpx_client_factory=wire.http_client)
+        else:
+            transport = streamable_http_client(url, http_client=http_client)
         if not IS_FIRST:
             from mcp import Client
 
@@ -80,7 +84,7 @@ async def open_session(url: str, wire: Wire, answers: Answers) -> AsyncIterator[
             return
         from mcp import ClientSession
 
-        async with transport as (read, write, _), ClientSession(read, write, **handlers) as session:
+        async with transport as (read, write, *_), ClientSession(read, write, **handlers) as session:
             yield TaskSdk(session, (await session.initialize()).protocolVersion)
 
 

@@ -2,9 +2,10 @@
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { SSEClientTransport } from '@modelcontextprotocol/sdk/client/sse.js';
 import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import * as mcp from '@modelcontextprotocol/sdk/types.js';
-import { CANCEL_AFTER_MS, CAPABILITIES, CLIENT, main } from './session_driver.mjs';
+import { CANCEL_AFTER_MS, CAPABILITIES, CLIENT, isOlder, main } from './session_driver.mjs';
 
 const QUESTIONS = [mcp.ElicitRequestSchema, mcp.CreateMessageRequestSchema, mcp.ListRootsRequestSchema];
 const NOTICES = [
@@ -45,7 +46,8 @@ async function open(url, { fetch, answers, listen }) {
   const client = new Client(CLIENT, { capabilities: CAPABILITIES });
   for (const schema of QUESTIONS) client.setRequestHandler(schema, ({ method }) => answers[method]());
   for (const schema of NOTICES) client.setNotificationHandler(schema, ({ method, params }) => listen(method, params));
-  const transport = new StreamableHTTPClientTransport(new URL(url), { fetch });
+  const Transport = isOlder(url) ? SSEClientTransport : StreamableHTTPClientTransport;
+  const transport = new Transport(new URL(url), { fetch });
   await client.connect(transport);
   return {
     call: (name, args, options) => client.callTool({ name, arguments: args }, undefined, options),
@@ -56,7 +58,7 @@ async function open(url, { fetch, answers, listen }) {
     setLevel: (level) => client.setLoggingLevel(level),
     terminate: () => transport.terminateSession(),
     close: () => client.close(),
-    protocol: () => transport.protocolVersion,
+    protocol: () => transport._protocolVersion,
   };
 }
 

@@ -1,7 +1,7 @@
 // Drives a session with the TypeScript client 2 in its default mode. See session_driver.mjs for the command line.
 
-import { Client, ProtocolError, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
-import { CAPABILITIES, CLIENT, main } from './session_driver.mjs';
+import { Client, ProtocolError, SSEClientTransport, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
+import { CAPABILITIES, CLIENT, isOlder, main } from './session_driver.mjs';
 
 const QUESTIONS = ['elicitation/create', 'sampling/createMessage', 'roots/list'];
 const NOTICES = [
@@ -13,7 +13,8 @@ async function open(url, { fetch, answers, listen }) {
   const client = new Client(CLIENT, { capabilities: CAPABILITIES });
   for (const method of QUESTIONS) client.setRequestHandler(method, () => answers[method]());
   for (const method of NOTICES) client.setNotificationHandler(method, ({ params }) => listen(method, params));
-  const transport = new StreamableHTTPClientTransport(new URL(url), { fetch });
+  const Transport = isOlder(url) ? SSEClientTransport : StreamableHTTPClientTransport;
+  const transport = new Transport(new URL(url), { fetch });
   await client.connect(transport);
   return {
     call: (name, args, options) => client.callTool({ name, arguments: args }, options),
@@ -22,7 +23,7 @@ async function open(url, { fetch, answers, listen }) {
     setLevel: (level) => client.setLoggingLevel(level),
     terminate: () => transport.terminateSession(),
     close: () => client.close(),
-    protocol: () => transport.protocolVersion,
+    protocol: () => transport._protocolVersion,
   };
 }
 

@@ -7,6 +7,7 @@
 #   DIR/py-modern        FastMCP 4, fastmcp-tasks and the Python SDK 2
 #   DIR/py-legacy        FastMCP 3 and the Python SDK 1
 #   DIR/py-fastmcp2      FastMCP 2
+#   DIR/py-old           the Python SDK as it was before streamable HTTP
 #   DIR/*.mjs, DIR/*.py  copies of the scripts beside this one, to be run there
 #
 # Run again with nothing to do it takes well under a second.
@@ -84,4 +85,5 @@ cp "$here"/*.mjs "$here"/*.py "$dir/"
 install_python modern
 install_python legacy
 install_python fastmcp2
+install_python old
 step "ready in $dir"

@@ -44,6 +44,30 @@ async fn b124_after_twenty_unknown_tasks_a_principal_has_to_wait() {
     assert_eq!(gate.send(&other).await.summary(), "200 -32602", "others are not told to wait");
 }
 
+/// B124: looking after tasks of sessions and listening are ways to guess, too.
+#[tokio::test]
+async fn b124_unknown_tasks_count_wherever_a_client_names_them() {
+    let gate = Gate::start().await;
+    let declared = json!({ "tasks": {} });
+    let look = Ask::declaring(ADA, "tasks/get", json!({ "taskId": UNKNOWN }), &declared);
+    let without = gate.send(&look).await.summary();
+    assert!(!without.contains("rate_limited"), "{without}");
+    for n in 1..20 {
+        assert_eq!(gate.send(&look).await.summary(), without, "{n}");
+    }
+    check_wait(&gate.send(&look).await, "rate_limited", "429");
+    let ids = json!([UNKNOWN, "00000000000000000000000000000001"]);
+    let listen = |ids| Ask::new(BOB, "subscriptions/listen", json!({ "notifications": { "taskIds": ids } }));
+    for n in 0..20 {
+        let (first, _) = gate.open(&listen(ids.clone())).await;
+        assert!(first.contains("acknowledged"), "{n}: {first}");
+    }
+    check_wait(&gate.send(&listen(ids)).await, "rate_limited", "429");
+    let own = json!([gate.task(BOB, "held").await]);
+    let (first, _) = gate.open(&listen(own)).await;
+    assert!(first.contains("acknowledged"), "what is there is listened to: {first}");
+}
+
 /// B125: requests of all kinds count, and one principal's are its own.
 #[tokio::test]
 async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {

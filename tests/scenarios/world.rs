@@ -200,7 +200,11 @@ impl World {
     }
 
     pub(crate) fn start_as(&self, plan: Plan, owner: &Principal) -> CallStream {
-        self.engine.call(CallSpec {
+        self.engine.call(self.spec(plan, owner))
+    }
+
+    pub(crate) fn spec(&self, plan: Plan, owner: &Principal) -> CallSpec {
+        CallSpec {
             owner: owner.clone(),
             maker: taskgate::task::Maker::Stateless,
             upstream: Arc::clone(&self.upstream) as Arc<dyn Upstream>,
@@ -230,7 +234,7 @@ impl World {
             questions: Arc::new(|_| Askable::Declared),
             rounds: Rounds::Allowed,
             asides: None,
-        })
+        }
     }
 
     /// How a task stands, by the engine's own view.

@@ -192,3 +192,12 @@ pub(crate) fn report(rows: &[Row]) -> String {
     let _ = write!(report, "\nWhere there is no such thing:\n\n{}", reasons.concat());
     report
 }
+
+#[test]
+fn every_case_is_given_or_has_a_reason() {
+    for upstream in UPSTREAMS {
+        for (case, _, _) in COLUMNS {
+            let _ = table().case("ts1", upstream.name(), case);
+        }
+    }
+}

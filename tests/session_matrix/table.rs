@@ -117,18 +117,13 @@ fn is_met(name: &str, expected: &Value, found: Option<&Value>) -> bool {
 }
 
 #[test]
-fn every_client_of_the_table_is_driven_and_every_case_is_given_or_has_a_reason() {
+fn every_client_of_the_table_is_driven() {
     let table = table();
     let mut listed: Vec<_> = table.clients.keys().map(String::as_str).collect();
     let mut driven = CLIENTS.to_vec();
     listed.sort_unstable();
     driven.sort_unstable();
     assert_eq!(listed, driven);
-    for upstream in table.upstreams.keys() {
-        for (case, _, _) in crate::run::COLUMNS {
-            let _ = table.case("ts1", upstream, case);
-        }
-    }
 }
 
 #[test]

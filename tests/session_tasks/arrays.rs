@@ -1,5 +1,7 @@
 //! Arrays of 2025-03-26 in front of a server that runs a tool only as a task.
 
+use std::time::Duration;
+
 use http::StatusCode;
 use serde_json::{Value, json};
 
@@ -57,4 +59,15 @@ async fn upc_06_a_call_in_an_array_is_called_off_by_another_array() {
     relay.server.world.first(|seen| seen.rpc() == "tasks/cancel").await;
     assert_eq!(relay.server.world.count("notifications/cancelled"), 0, "the server knows no such request");
     assert!(Stream::of(in_time(posted).await.unwrap()).rest().await.is_empty(), "LEG-14");
+}
+
+/// However many calls stand in an array, one wait for what the server says of its tools is all that they cost.
+#[tokio::test]
+async fn the_calls_of_an_array_wait_together_for_a_server_that_does_not_list_its_tools() {
+    let relay = Relay::new().await;
+    relay.hide_tools();
+    let array: Vec<Value> = (1..=4).map(|id| call(id, "plain")).collect();
+    let (_person, posted) = posting(&relay, "application/json", Value::from(array)).await;
+    let reply = tokio::time::timeout(Duration::from_secs(25), posted).await.expect("not one after the other").unwrap();
+    assert_eq!(reply.json().await.as_array().unwrap().len(), 4);
 }

@@ -208,6 +208,20 @@ async fn t_81_a_client_that_leaves_cancels_nothing_and_one_that_ends_its_session
     assert_eq!(about[0].rpc(), "tasks/cancel");
 }
 
+/// A session that the server does not end lives on, and so do the calls that the gateway drives for it.
+#[tokio::test]
+async fn calls_go_on_in_a_session_that_the_server_does_not_end() {
+    let relay = Relay::new().await;
+    relay.keep_sessions();
+    let person = meet(&relay.gate, "2025-06-18").await;
+    let calling = begin(&person, 4, &call("must"));
+    relay.made(0).await;
+    assert_eq!(person.client.delete().await.status, StatusCode::METHOD_NOT_ALLOWED);
+    relay.end(0, "completed", &done());
+    assert_eq!(answer_of(in_time(calling).await.unwrap()).await["result"], done()["result"]);
+    assert_eq!(relay.server.world.count("tasks/cancel"), 0);
+}
+
 /// UPC-07, UPC-08, protocol.md 5.9 (b).
 #[tokio::test]
 async fn upc_08_a_question_of_a_driven_call_is_asked_on_its_stream() {

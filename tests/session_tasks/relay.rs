@@ -30,6 +30,10 @@ struct Kept {
     others: Vec<Events>,
     /// The request that is asked on every stream of `tasks/result`.
     question: Option<Value>,
+    /// Sessions are not ended.
+    keeps_sessions: bool,
+    /// Nobody is told of any tool.
+    hides_tools: bool,
 }
 
 /// A gateway in front of such a server.
@@ -97,6 +101,16 @@ impl Relay {
         stream.left().await;
     }
 
+    /// The server refuses to end sessions.
+    pub(crate) fn keep_sessions(&self) {
+        self.kept.lock().keeps_sessions = true;
+    }
+
+    /// The server does not answer who asks for its tools.
+    pub(crate) fn hide_tools(&self) {
+        self.kept.lock().hides_tools = true;
+    }
+
     /// Says something on the stream of the first session, which is a client's own.
     pub(crate) fn say(&self, message: &Value) {
         self.kept.lock().get.as_ref().expect("a stream is open").message(message);
@@ -118,6 +132,12 @@ fn serve(kept: &mut Kept, seen: &Seen) -> Option<Reply> {
                 // Of the gateway's own session, which is to stay open.
                 kept.others.push(events);
             }
+            Some(reply)
+        }
+        ("DELETE", _) if kept.keeps_sessions => Some(crate::upstream::status(405)),
+        (_, "tools/list") if kept.hides_tools => {
+            let (events, reply) = Events::open();
+            kept.others.push(events);
             Some(reply)
         }
         (_, "tools/list") => {

@@ -43,7 +43,14 @@ pub(crate) struct Slow {
 
 impl Slow {
     pub(crate) fn new(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Arc<Self> {
-        Arc::new(Self { name: Arc::from("slow"), head_after, content, pieces: pieces.to_vec(), sent: Mutex::default(), makes_streams: false })
+        Arc::new(Self {
+            name: Arc::from("slow"),
+            head_after,
+            content,
+            pieces: pieces.to_vec(),
+            sent: Mutex::default(),
+            makes_streams: false,
+        })
     }
 
     /// The same behind another transport.
@@ -217,7 +224,7 @@ pub(crate) async fn text(response: Response) -> String {
 pub(crate) fn without_ids(said: &str) -> String {
     let is_own = |line: &&str| line.strip_prefix("id: ").is_some_and(|id| id.len() > 33 && id.as_bytes()[32] == b'-');
     let kept: String = said.split_inclusive('\n').filter(|line| !is_own(line)).collect();
-    kept.strip_prefix("data:\n\n").map_or(kept.clone(), str::to_owned)
+    kept.strip_prefix("data:\n\n").map_or_else(|| kept.clone(), str::to_owned)
 }
 
 pub(crate) const fn seconds(count: u64) -> Duration {
@@ -347,6 +354,21 @@ async fn silence_shows_as_progress_to_clients_that_want_it() {
     );
 }
 
+/// Servers write comments of their own, some every 15 seconds. A client that waits for progress sees none of them.
+#[tokio::test(start_paused = true)]
+async fn a_comment_of_the_servers_is_no_progress() {
+    let comment = || (seconds(14), ": ping\n\n");
+    let pieces = [(seconds(1), ONE), comment(), comment(), comment(), comment(), (seconds(1), LAST)];
+    let conduit = Slow::new(Duration::ZERO, Content::Events, &pieces);
+    let face = face(&conduit, Timeouts::default());
+    let caller = Caller::open(&face).await;
+    let (_, shown) = progress(&text(caller.post(&face, call_with_token(&json!("p"))).await).await);
+    assert_eq!(shown.matches('P').count(), 3, "at 16, 31 and 46 seconds: {shown}");
+    assert_eq!(shown.matches(": ping\n\n").count(), 4, "they pass all the same: {shown}");
+    let (_, shown) = progress(&text(caller.post(&face, call(1)).await).await);
+    assert!(!shown.contains("\n\n:\n\n"), "without a token a comment is as good as another: {shown}");
+}
+
 /// Nobody is shown what was not asked for.
 #[tokio::test(start_paused = true)]
 async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
@@ -360,7 +382,8 @@ async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
     ] {
         let face = face_with(Arc::<Slow>::clone(&conduit), Timeouts::default(), life_signs);
         let caller = Caller::open(&face).await;
-        let (values, shown) = progress(&text(caller.post(&face, call_with_token(&token)).await).await);
+        let said = text(caller.post(&face, call_with_token(&token)).await).await;
+        let (values, shown) = progress(&without_ids(&said));
         assert_eq!((values.len(), shown.contains(":\n\n")), (expected, expected == 0), "{life_signs} {token}");
     }
 }

@@ -92,23 +92,44 @@ async fn a_held_call_that_is_cancelled_ends_without_an_answer() {
     let told = caller.post(&face, note.to_string());
     let (rest, _) = tokio::join!(text(response), told);
     assert!(!rest.contains("result"), "{rest}");
-    assert!(conduit.sent.lock().iter().any(|sent| sent.windows(9).any(|bytes| bytes == b"cancelled")), "it is passed on");
+    assert!(
+        conduit.sent.lock().iter().any(|sent| sent.windows(9).any(|bytes| bytes == b"cancelled")),
+        "it is passed on"
+    );
 }
 
 /// The stream of a server over HTTP is its own: what its events are named, and whether they are, is its affair.
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_the_upstreams_goes_on_as_it_came_once_it_begins() {
-    let conduit = Slow::new(seconds(20), Content::Events, &[(Duration::ZERO, "id: u-1\ndata: {}\n\n"), (seconds(1), LAST)]);
+    let conduit =
+        Slow::new(seconds(20), Content::Events, &[(Duration::ZERO, "id: u-1\ndata: {}\n\n"), (seconds(1), LAST)]);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let said = text(caller.post(&face, call(1)).await).await;
     assert_eq!(said, format!("id: {}\ndata:\n\n:\n\nid: u-1\ndata: {{}}\n\n{LAST}", event(0)));
 }
 
+/// What goes out as it comes is kept for nobody longer than a call is: its place at the upstream is free again then.
+#[tokio::test(start_paused = true)]
+async fn a_late_stream_waits_for_its_client_as_long_as_a_call_does() {
+    for (away, is_kept) in [(100, true), (400, false)] {
+        let conduit = Slow::new(seconds(20), Content::Events, &[(Duration::ZERO, LAST)]);
+        let face = face(&conduit, Timeouts::default());
+        let caller = Caller::open(&face).await;
+        let mut response = caller.post(&face, call(1)).await;
+        piece(&mut response).await;
+        drop(response);
+        sleep(seconds(away)).await;
+        let again = text(caller.get(&face, &event(0)).await).await;
+        assert_eq!(again.contains("\"n\":1.10"), is_kept, "after {away} s: {again}");
+    }
+}
+
 /// An answer that is too large to be kept goes out as it comes.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_of_any_size_goes_out_whole() {
-    let large: &'static str = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"x":"{}"}}}}"#, "x".repeat(3 << 20)).leak();
+    let large: &'static str =
+        format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"x":"{}"}}}}"#, "x".repeat(3 << 20)).leak();
     let (head, tail) = large.split_at(2 << 20);
     let conduit = Slow::new(seconds(20), Content::Json, &[(Duration::ZERO, head), (seconds(1), tail)]);
     let face = face(&conduit, Timeouts::default());
@@ -120,9 +141,12 @@ async fn a_late_answer_of_any_size_goes_out_whole() {
 /// Behind another transport every stream is the gateway's own, and events are what makes one.
 #[tokio::test(start_paused = true)]
 async fn a_stream_that_was_made_of_another_transport_has_ids_from_its_first_event_on() {
-    for (version, opening, named) in
-        [("2024-11-05", "", false), ("2025-03-26", "", true), ("2025-06-18", "", true), ("2025-11-25", "id: S-0\ndata:\n\n", true)]
-    {
+    for (version, opening, named) in [
+        ("2024-11-05", "", false),
+        ("2025-03-26", ":\n\n", true),
+        ("2025-06-18", ":\n\n", true),
+        ("2025-11-25", "id: S-0\ndata:\n\n", true),
+    ] {
         let conduit = Slow::made(&[(seconds(1), STEP), (seconds(9), LAST)]);
         let face = face(&conduit, Timeouts::default());
         let caller = Caller::open_as(&face, version).await;
@@ -130,10 +154,17 @@ async fn a_stream_that_was_made_of_another_transport_has_ids_from_its_first_even
         let id = |number: u32| if named { format!("id: S-{number}\n") } else { String::new() };
         assert_eq!(said, format!("{opening}{}{STEP}{}{LAST}", id(1), id(2)), "{version}");
     }
-    let conduit = Slow::made(&[(seconds(9), LAST)]);
+    let conduit = Slow::made(&[(Duration::ZERO, LAST)]);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     assert_eq!(text(caller.post(&face, call(1)).await).await, LAST, "an answer alone needs no name");
+    let conduit = Slow::made(&[(seconds(9), LAST)]);
+    let face = self::face(&conduit, Timeouts::default());
+    let caller = Caller::open(&face).await;
+    let began = tokio::time::Instant::now();
+    let response = caller.post(&face, call(1)).await;
+    assert!(began.elapsed() < seconds(1), "the head does not wait for it");
+    assert_eq!(without_ids(&text(response).await), LAST);
 }
 
 #[tokio::test(start_paused = true)]

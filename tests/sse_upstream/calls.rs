@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use serde_json::json;
+use tokio_util::task::TaskTracker;
 
 use crate::client::{Client, text};
 use crate::gate::in_time;
@@ -91,8 +92,7 @@ async fn a_cancel_reaches_the_server_whoever_cancels() {
     let sse = Sse::start().await;
     let gate = sse.gate(SSE).await;
     let client = Client::session(&gate).await;
-    let _reply = client.ask(5, "tools/call", json!({ "name": "silent", "arguments": {} }));
-    let asked = tokio::spawn({
+    let asked = TaskTracker::new().spawn({
         let client = client.clone();
         async move { client.ask(6, "tools/call", json!({ "name": "silent", "arguments": {} })).await.next().await }
     });
@@ -105,12 +105,12 @@ async fn a_cancel_reaches_the_server_whoever_cancels() {
     assert_eq!(text(&client.call(8, "echo", json!({ "text": "on" })).await), "on", "the session goes on");
 
     // One without a session cancels by leaving.
-    let leaving = tokio::spawn({
-        let client = Client::stateless(&gate);
-        async move { client.ask(1, "tools/call", json!({ "name": "silent", "arguments": {} })).await.next().await }
-    });
+    let params = json!({ "name": "silent", "arguments": {}, "_meta": { "progressToken": "p" } });
+    let mut reply = Client::stateless(&gate).ask(1, "tools/call", params).await;
+    let progress = reply.next().await.unwrap();
+    assert_eq!(progress["method"], "notifications/progress", "{progress}");
     let sent = sse.world().nth(1, |seen| seen.is_call() && seen.body["params"]["name"] == "silent").await;
-    leaving.abort();
+    drop(reply);
     let told = sse.world().nth(1, |seen| seen.rpc() == "notifications/cancelled").await;
     assert_eq!(told.body["params"]["requestId"], sent.body["id"]);
     assert_eq!(sse.streams(), 2);

@@ -1,6 +1,7 @@
 //! Servers that break off, refuse and mislead: what is lost is said to be lost, and the next call finds a new session.
 
 use serde_json::json;
+use tokio_util::task::TaskTracker;
 
 use crate::client::{Client, fault, text};
 use crate::gate::in_time;
@@ -18,7 +19,7 @@ async fn a_stream_that_breaks_in_mid_call_loses_the_call_and_the_next_one_opens_
     let sse = Sse::start().await;
     let gate = sse.gate(SSE).await;
     for (round, client) in both(&gate).await.into_iter().enumerate() {
-        let calling = tokio::spawn({
+        let calling = TaskTracker::new().spawn({
             let client = client.clone();
             async move { silent(&client).await }
         });

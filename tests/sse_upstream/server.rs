@@ -1,5 +1,5 @@
 //! A scripted HTTP+SSE server, and a gateway in front of it. Tools: `echo` answers at once, `late` after a progress
-//! notification and half a second, `ask` puts a question first, `silent` never, `giant` with more than may be.
+//! notification and half a second, `ask` puts a question first, `silent` ends with its progress, `giant` with more than may be.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::gate::Gate;
-use crate::scripted::{Events, Reply, Seen, Server, World, polite, status, whole};
+use crate::scripted::{Events, Reply, Seen, Server, World, answer as result_of, polite, status, whole};
 
 /// What the server does otherwise than it should.
 #[derive(Clone, Debug)]
@@ -90,7 +90,8 @@ pub(crate) async fn both(gate: &Gate) -> [Client; 2] {
 async fn answer(seen: Seen, world: Arc<World>, state: Arc<State>) -> Option<Reply> {
     let habits = state.habits.lock().clone();
     if habits.is_streamable {
-        return Some(polite(&seen, &world));
+        let is_list = seen.rpc() == "tools/list";
+        return Some(if is_list { result_of(&seen, &tools()) } else { polite(&seen, &world) });
     }
     match seen.method.as_str() {
         "GET" if seen.target.starts_with("/sse") => Some(stream(&habits, &state)),
@@ -110,6 +111,11 @@ fn stream(habits: &Habits, state: &State) -> Reply {
     }
     streams.push(events);
     reply
+}
+
+fn tools() -> Value {
+    let tools = ["echo", "late", "ask", "silent", "giant"];
+    json!({ "tools": tools.map(|name| json!({ "name": name, "inputSchema": { "type": "object" } })) })
 }
 
 async fn post(seen: Seen, world: &World, habits: Habits, state: &State) -> Reply {
@@ -136,6 +142,13 @@ async fn post(seen: Seen, world: &World, habits: Habits, state: &State) -> Reply
 async fn serve(seen: &Seen, stream: &Events) {
     let say = |message: Value| stream.raw(format!("event: message\ndata: {message}\n\n"));
     let result = |result: Value| say(json!({ "jsonrpc": "2.0", "id": seen.body["id"], "result": result }));
+    let token = &seen.body["params"]["_meta"]["progressToken"];
+    let progress = || {
+        if !token.is_null() {
+            let params = json!({ "progressToken": token, "progress": 1 });
+            say(json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params }));
+        }
+    };
     let text = |text: &str| json!({ "content": [{ "type": "text", "text": text }] });
     let arguments = &seen.body["params"]["arguments"];
     match (seen.rpc(), seen.body["params"]["name"].as_str().unwrap_or_default()) {
@@ -145,14 +158,11 @@ async fn serve(seen: &Seen, stream: &Events) {
             "serverInfo": { "name": "scripted", "version": "1" },
         })),
         ("tools/list", _) => {
-            let tools = ["echo", "late", "ask", "silent", "giant"];
-            let tools = tools.map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }));
-            result(json!({ "tools": tools }));
+            result(tools());
         }
         ("tools/call", "echo") => result(text(arguments["text"].as_str().unwrap_or_default())),
         ("tools/call", "late") => {
-            let progress = json!({ "progressToken": seen.body["params"]["_meta"]["progressToken"], "progress": 1 });
-            say(json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": progress }));
+            progress();
             tokio::time::sleep(Duration::from_millis(500)).await;
             result(text("late"));
         }
@@ -162,7 +172,7 @@ async fn serve(seen: &Seen, stream: &Events) {
             say(json!({ "jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params }));
         }
         ("tools/call", "giant") => result(text(&"g".repeat(2 << 20))),
-        ("tools/call", _) => (),
+        ("tools/call", _) => progress(),
         // The answer to the question: the call that asked is the only one.
         ("", _) if seen.body["id"] == "q" => {
             stream.message(&json!({ "jsonrpc": "2.0", "id": 7, "result": text("asked") }))

@@ -22,11 +22,17 @@ const TASKS: &str = "io.modelcontextprotocol/tasks";
 pub(crate) struct Reply {
     response: Response<Incoming>,
     text: String,
+    ids: Vec<String>,
 }
 
 impl Reply {
     pub(crate) fn status(&self) -> u16 {
         self.response.status().as_u16()
+    }
+
+    /// The ids of the events that came so far.
+    pub(crate) fn ids(&self) -> &[String] {
+        &self.ids
     }
 
     /// The next message; `None` at the end.
@@ -36,6 +42,7 @@ impl Reply {
             loop {
                 if let Some((event, rest)) = self.text.split_once("\n\n").filter(|_| !is_json) {
                     let data = event.lines().find_map(|line| line.strip_prefix("data:")).map(str::to_owned);
+                    self.ids.extend(event.lines().find_map(|line| line.strip_prefix("id:")).map(str::to_owned));
                     self.text = rest.to_owned();
                     match data.filter(|data| !data.trim().is_empty()) {
                         Some(data) => return Some(serde_json::from_str(&data).unwrap()),
@@ -45,7 +52,8 @@ impl Reply {
                 match self.response.body_mut().frame().await {
                     Some(frame) => {
                         let Ok(data) = frame.ok()?.into_data() else { continue };
-                        self.text.push_str(std::str::from_utf8(&data).unwrap());
+                        // Servers end lines as they like, and what they say is passed on as it is.
+                        self.text.push_str(&std::str::from_utf8(&data).unwrap().replace('\r', ""));
                     }
                     None => return serde_json::from_str(&std::mem::take(&mut self.text)).ok(),
                 }
@@ -67,13 +75,22 @@ impl Reply {
     }
 }
 
+/// A request that waits for the head of its answer.
+pub(crate) struct Asking(tokio::task::JoinHandle<Reply>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Reply {
     in_time(async {
         let stream = TcpStream::connect(address).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         TaskTracker::new().spawn(connection);
         let response = sender.send_request(request).await.unwrap();
-        Reply { response, text: String::new() }
+        Reply { response, text: String::new(), ids: Vec::new() }
     })
     .await
 }
@@ -132,6 +149,13 @@ impl Client {
             .header("accept", "application/json, text/event-stream")
     }
 
+    /// Makes a request whose answer nobody waits for yet. Dropping it is leaving.
+    pub(crate) async fn start(&self, id: u32, method: &str, params: Value) -> Asking {
+        let (client, method) = (self.clone(), method.to_owned());
+        let asking = async move { client.ask(id, &method, params).await };
+        Asking(TaskTracker::new().spawn(asking))
+    }
+
     /// Makes a request.
     pub(crate) async fn ask(&self, id: u32, method: &str, mut params: Value) -> Reply {
         let mut request = Self::head(Request::post("/up/mcp"));
@@ -174,6 +198,14 @@ impl Client {
         let request = request.header("mcp-protocol-version", LEGACY);
         let reply = send(self.address, request.body(Full::new(message.to_string().into())).unwrap()).await;
         assert_eq!(reply.status(), 202, "{message}");
+    }
+
+    /// Takes a stream up behind this event.
+    pub(crate) async fn take_up(&self, event: &str) -> Reply {
+        let session = self.session.as_deref().unwrap();
+        let request = Request::get("/up/mcp").header("host", "localhost").header("accept", "text/event-stream");
+        let request = request.header("mcp-protocol-version", LEGACY).header("mcp-session-id", session);
+        send(self.address, request.header("last-event-id", event).body(Full::default()).unwrap()).await
     }
 
     /// Ends the session.

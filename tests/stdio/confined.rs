@@ -1,6 +1,7 @@
 //! What a program is given, and what it is not.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::json;
 
@@ -13,6 +14,7 @@ async fn t10_a_program_has_the_variables_that_are_written_and_three_more() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
     fs::write(&file, "from a file\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     let upstream = demo("", dir.path().to_str().unwrap());
     let gate = Gate::start(dir, &format!("{upstream}env_files = {{ TOKEN = {file:?} }}\n")).await;
     let _client = Client::session(&gate).await;
@@ -28,7 +30,7 @@ async fn t10_a_program_has_the_variables_that_are_written_and_three_more() {
 /// T10: a limit that is written is the program's.
 #[tokio::test]
 async fn t10_a_program_has_the_limits_that_are_written_and_gains_no_privileges() {
-    let gate = Gate::with("", "descriptors_max = 128\nmemory_max = \"512MiB\"\n").await;
+    let gate = Gate::with("", "descriptors_max = 128\nmemory_max = \"4GiB\"\n").await;
     let client = Client::session(&gate).await;
     assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     let id = gate.programs()[0];
@@ -38,7 +40,7 @@ async fn t10_a_program_has_the_limits_that_are_written_and_gains_no_privileges()
         line.split_whitespace().next().unwrap().to_owned()
     };
     assert_eq!(limit("Max open files"), "128");
-    assert_eq!(limit("Max data size"), (512 << 20).to_string());
+    assert_eq!(limit("Max data size"), (4_u64 << 30).to_string());
     assert_eq!(limit("Max core file size"), "0");
     let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     assert!(status.lines().any(|line| line == "NoNewPrivs:\t1"), "{status}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::client::{Client, fault, text};
-use crate::gate::Gate;
+use crate::gate::{Gate, command_line};
 
 /// F45.
 #[tokio::test]
@@ -75,6 +75,8 @@ async fn f45_a_program_that_does_not_exist_is_an_upstream_that_cannot_be_reached
     let error = Client::try_session(&gate).await.unwrap_err();
     assert_eq!((&fault(&error)["executed"], &fault(&error)["exitStatus"]), (&json!("no"), &json!(127)), "{error}");
     assert!(gate.log().contains("taskgate-no-such-program cannot be started"), "{}", gate.log());
+    let warned = "key `upstreams.up.command`: taskgate-no-such-program: is not found in PATH";
+    assert!(gate.log().contains(warned), "{}", gate.log());
 }
 
 /// F45.
@@ -116,7 +118,33 @@ async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
 async fn f45_a_line_that_is_too_large_ends_its_process_and_the_next_call_has_another() {
     let gate = Gate::new().await;
     let client = Client::session(&gate).await;
+    let slow = json!({ "name": "slow_report", "arguments": { "seconds": 60, "steps": 1 } });
+    let mut running = client.ask(3, "tools/call", slow).await;
     let answer = client.call(1, "flood", json!({ "bytes": 2 << 20 })).await;
-    assert_eq!(fault(&answer)["reason"], "result_too_large", "{answer}");
+    for answer in [answer, running.answer().await.0] {
+        let data = fault(&answer);
+        assert_eq!((&data["reason"], &data["executed"]), (&json!("result_too_large"), &json!("unknown")), "{answer}");
+    }
     assert_eq!(text(&client.call(2, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_what_a_program_left_behind_does_not_hide_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, mark) = (env!("CARGO_BIN_EXE_taskgate"), dir.path().display().to_string());
+    // In a group of its own, and with the program's output.
+    let script = format!("setsid sleep 100 & exec {program} demo-server");
+    let upstream = format!("command = \"sh\"\nargs = [\"-c\", {script:?}]\nenv = {{ MARK = {mark:?} }}\n");
+    let gate = Gate::start(dir, &upstream).await;
+    let client = Client::session(&gate).await;
+    let broken = client.call(1, "broken", json!({ "how": "exit", "code": 7 })).await;
+    let data = fault(&broken);
+    assert_eq!((&data["reason"], &data["exitStatus"]), (&json!("upstream_closed"), &json!(7)), "{broken}");
+    assert_eq!(text(&client.call(2, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    let left: Vec<u32> = gate.programs().into_iter().filter(|id| command_line(*id)[0] == "sleep").collect();
+    assert_eq!(left.len(), 2, "they had to be there all along");
+    for id in left {
+        std::process::Command::new("kill").args(["-KILL", &id.to_string()]).status().unwrap();
+    }
 }

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 
 use crate::client::{Client, fault, text};
-use crate::gate::{Gate, WAIT_MAX};
+use crate::gate::{Gate, WAIT_MAX, in_time};
 
 #[tokio::test]
 async fn a_program_is_started_by_the_first_session_and_ends_with_it() {
@@ -92,4 +92,31 @@ async fn no_more_processes_than_allowed_run_and_the_next_one_is_refused() {
     };
     tokio::time::timeout(WAIT_MAX, freed).await.unwrap();
     assert_eq!(gate.programs().len(), 2);
+}
+
+#[tokio::test]
+async fn a_process_that_only_the_gateway_listens_to_gives_way_after_ten_seconds() {
+    let gate = Gate::with("", "processes_max = 1\n").await;
+    let stateless = Client::stateless(&gate);
+    assert_eq!(text(&stateless.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    let began = tokio::time::Instant::now();
+    let client = in_time(async {
+        loop {
+            match Client::try_session(&gate).await {
+                Ok(client) => return client,
+                Err(error) => assert_eq!(fault(&error)["reason"], "queue_full", "{error}"),
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+        }
+    });
+    let client = client.await;
+    let took = began.elapsed();
+    assert!(took > Duration::from_secs(8) && took < Duration::from_secs(40), "{took:?}");
+    gate.until_processes(2).await;
+    // The session in use stays, and the other is opened again as soon as there is a place.
+    let full = stateless.call(2, "greet", json!({ "name": "Ada" })).await;
+    assert_eq!(fault(&full)["reason"], "queue_full", "{full}");
+    client.leave().await;
+    gate.until_processes(0).await;
+    assert_eq!(text(&stateless.call(3, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
 }

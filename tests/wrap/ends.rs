@@ -143,7 +143,7 @@ async fn a_line_without_end_is_refused_and_ends_it() {
     let mut host = Host::new(GRACE);
     let piece = "x".repeat(1 << 20);
     for _ in 0..5 {
-        host.write(&piece).await;
+        host.try_write(&piece).await;
     }
     let refused = host.line().await.unwrap();
     assert_eq!(refused["error"]["code"], -32600, "{refused}");

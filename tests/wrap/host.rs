@@ -1,7 +1,6 @@
 //! A desktop host: starts `taskgate wrap` and speaks to it over pipes, a message a line.
 
 use std::fs;
-use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -9,6 +8,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+
+use crate::processes::marked;
 
 /// The longest that anything may take.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -58,6 +59,11 @@ impl Host {
         in_time(self.to.as_mut().unwrap().write_all(text.as_bytes())).await.unwrap();
     }
 
+    /// The same, to one that may have gone.
+    pub(crate) async fn try_write(&mut self, text: &str) {
+        let _ = in_time(self.to.as_mut().unwrap().write_all(text.as_bytes())).await;
+    }
+
     pub(crate) async fn say(&mut self, message: &Value) {
         self.write(&format!("{message}\n")).await;
     }
@@ -70,16 +76,19 @@ impl Host {
             return None;
         }
         let message: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
-        assert_eq!(message["jsonrpc"], "2.0", "{line}");
-        Some(message)
+        let mut messages = if let Value::Array(messages) = message { messages } else { vec![message] };
+        assert!(messages.iter().all(|message| message["jsonrpc"] == "2.0"), "{line}");
+        let first = messages.swap_remove(0);
+        self.aside.extend(messages);
+        Some(first)
     }
 
     /// The next message that `wanted` is about; others are kept.
     pub(crate) async fn find(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
-        if let Some(at) = self.aside.iter().position(&wanted) {
-            return self.aside.remove(at);
-        }
         loop {
+            if let Some(at) = self.aside.iter().position(&wanted) {
+                return self.aside.remove(at);
+            }
             let Some(message) = self.line().await else { panic!("it ended: {}", self.log()) };
             if wanted(&message) {
                 return message;
@@ -149,18 +158,10 @@ impl Host {
 
     /// What came from it and lives, without itself.
     fn processes(&self) -> Vec<u32> {
-        let mark = format!("MARK={}", self.dir.path().display());
-        let all = fs::read_dir("/proc").unwrap().flatten();
-        let ids: Vec<u32> = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
-        assert!(ids.len() >= 2, "at least this test and the first process are there");
-        let is_marked = |id: &u32| {
-            let environ = fs::read(Path::new("/proc").join(id.to_string()).join("environ")).unwrap_or_default();
-            environ.split(|byte| *byte == 0).any(|variable| variable == mark.as_bytes())
-        };
-        ids.into_iter().filter(|id| Some(*id) != self.child.id()).filter(is_marked).collect()
+        marked(self.dir.path()).into_iter().filter(|id| Some(*id) != self.child.id()).collect()
     }
 
-    /// Waits until nothing is left of the server. At least one process must have been there.
+    /// Waits until nothing is left of the server.
     pub(crate) async fn until_nothing_is_left(&self) {
         in_time(async {
             while !self.processes().is_empty() {

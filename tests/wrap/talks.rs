@@ -34,8 +34,9 @@ async fn a_host_with_a_session_gets_its_calls_and_the_tasks_of_its_version() {
     assert_eq!(host.result(7, "ping", json!({})).await, json!({}));
 }
 
+/// EXT over stdio has no headers at all.
 #[tokio::test]
-async fn a_host_without_a_session_gets_the_extension() {
+async fn t70_a_host_without_a_session_gets_the_extension() {
     let mut host = Host::new(GRACE);
     let server = host.result(1, "server/discover", alone(json!({}), true)).await;
     assert!(server["capabilities"]["extensions"]["io.modelcontextprotocol/tasks"].is_object(), "{server}");
@@ -103,7 +104,11 @@ async fn a_cancelled_call_is_cancelled_at_the_server_and_not_answered() {
         let params = |params: Value| if is_alone { alone(params, false) } else { params };
         host.result(1, "tools/call", params(greet())).await;
         assert!(host.has_a_server());
-        host.ask(2, "tools/call", params(slow(30.0))).await;
+        // It is there once it reports progress; what is taken back before is never sent.
+        let mut call = json!({ "name": "slow_report", "arguments": { "seconds": 60, "steps": 1_000 } });
+        call["_meta"] = json!({ "progressToken": "p" });
+        host.ask(2, "tools/call", params(call)).await;
+        host.find(|message| message["params"]["progressToken"] == "p").await;
         host.note("notifications/cancelled", json!({ "requestId": 2 })).await;
         host.until_nothing_is_left().await;
         assert_eq!(text(&host.result(3, "tools/call", params(greet())).await), "Hello, Ada!", "by a new one");
@@ -114,17 +119,39 @@ async fn a_cancelled_call_is_cancelled_at_the_server_and_not_answered() {
 }
 
 #[tokio::test]
-async fn a_tool_that_wants_an_argument_in_a_header_needs_none_over_a_pipe() {
-    // The headers of HTTP are not there, and nothing is missing.
+async fn what_is_wrong_with_a_request_is_said_as_over_http() {
     let mut host = Host::new(GRACE);
-    let uri = host.result(1, "prompts/list", alone(json!({}), false)).await;
-    assert!(uri.is_object());
-    host.ask(2, "nonsense", alone(json!({}), false)).await;
-    assert_eq!(host.answer(2).await["error"]["code"], -32601);
+    host.ask(1, "nonsense", alone(json!({}), false)).await;
+    assert_eq!(host.answer(1).await["error"]["code"], -32601);
     let mut wrong = alone(greet(), false);
     wrong["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!("1999-01-01");
-    host.ask(3, "tools/call", wrong).await;
-    assert_eq!(host.answer(3).await["error"]["code"], -32022);
+    host.ask(2, "tools/call", wrong).await;
+    assert_eq!(host.answer(2).await["error"]["code"], -32022);
+    host.ask(3, "tools/call", greet()).await;
+    assert_eq!(host.answer(3).await["error"]["code"], -32600, "there is no session");
+}
+
+/// protocol.md 1.4: arrays are 2025-03-26's alone.
+#[tokio::test]
+async fn an_array_is_answered_in_a_session_of_its_version() {
+    let array = json!([
+        { "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": greet() },
+        { "jsonrpc": "2.0", "id": 2, "method": "ping" },
+    ]);
+    for (version, is_taken) in [("2025-03-26", true), ("2025-11-25", false)] {
+        let mut host = Host::new(GRACE);
+        let who = json!({ "name": "host", "version": "1" });
+        let params = json!({ "protocolVersion": version, "capabilities": {}, "clientInfo": who });
+        assert_eq!(host.result(0, "initialize", params).await["protocolVersion"], version);
+        host.note("notifications/initialized", json!({})).await;
+        host.say(&array).await;
+        if is_taken {
+            assert_eq!(text(&host.answer(1).await["result"]), "Hello, Ada!");
+            host.answer(2).await;
+        } else {
+            host.find(|message| message["error"]["code"] == -32600).await;
+        }
+    }
 }
 
 #[tokio::test]

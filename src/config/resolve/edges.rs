@@ -1,8 +1,9 @@
 //! What goes to an upstream in headers: one credential, written in one way, and what clients sent.
 
 use http::header::AUTHORIZATION;
+use url::Host;
 
-use super::super::error::Report;
+use super::super::error::{Place, Report};
 use super::super::raw::{RawCredential, RawUpstream};
 use super::value_or;
 use crate::upstream::Forwarding;
@@ -15,6 +16,7 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut Report) -> Option<Crede
     let keys = ["authorization", "header", "value", "value_file"];
     let is_blamed = keys.iter().any(|key| report.blames(&format!("{table}.{key}")));
     warn_of_inline(auth, report);
+    warn_of_plain(raw, &auth.place, report);
     let known = |value: &http::HeaderValue| CredentialSource::Known(value.clone());
     let found = match (&auth.authorization, &auth.header, &auth.value, &auth.value_file) {
         (Some(value), None, None, None) => Some((AUTHORIZATION, known(&value.value))),
@@ -45,6 +47,20 @@ fn warn_of_inline(auth: &RawCredential, report: &mut Report) {
     }
 }
 
+/// Warns where a credential goes to another machine in clear.
+fn warn_of_plain(raw: &RawUpstream, place: &Place, report: &mut Report) {
+    let Some(url) = raw.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
+    let is_here = match url.host() {
+        Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.to_canonical().is_loopback(),
+        None => true,
+    };
+    if !is_here {
+        report.warning(place, "can be read by whoever is on the way: the `url` begins with http://");
+    }
+}
+
 /// Which headers of clients go on.
 pub(super) fn forwarding(raw: &RawUpstream, asks_for_keys: bool, report: &mut Report) -> Forwarding {
     let edges = &raw.edges;
@@ -54,6 +70,7 @@ pub(super) fn forwarding(raw: &RawUpstream, asks_for_keys: bool, report: &mut Re
         auth.authorization.is_some() || auth.header.as_ref().is_some_and(|header| header.value == AUTHORIZATION)
     });
     if let Some(written) = authorization {
+        warn_of_plain(raw, &written.place, report);
         if has_own {
             report.mistake(&written.place, "the table `auth` fills the same header; leave one of them out");
         }

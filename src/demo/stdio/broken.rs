@@ -38,6 +38,22 @@ pub(super) fn at_start() {
     }
 }
 
+/// `stateless`: another server altogether.
+pub(super) fn is_stateless() -> bool {
+    has("stateless")
+}
+
+/// What a server does at a request before `initialize`. `strict`: ends. `mute`: says nothing.
+pub(super) fn is_silent_at(request: &Request) -> bool {
+    if request.method == method::INITIALIZE {
+        return false;
+    }
+    if has("strict") {
+        std::process::exit(5);
+    }
+    has("mute")
+}
+
 /// `stubborn`: stays when its client has gone.
 pub(super) async fn at_the_end() {
     if has("stubborn") {
@@ -69,7 +85,6 @@ pub(super) fn in_a_call(request: &Request) {
         }),
         "noise" => say("not json\n{\"half\": \n"),
         "wrong_id" => say(&line(&json!("nobody's"))),
-        "large" => say(&format!("{}\n", "x".repeat(40 << 20))),
         _ => (),
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::store::contract::task;
-use crate::task::{Executed, Failure, GatewayFault, Reason};
+use crate::task::{Executed, Failure, GatewayFault, InputKey, Reason};
 use crate::wire::ScanLimits;
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
@@ -49,7 +49,11 @@ fn a_wait_is_read_with_its_default_and_cut_down_to_its_bound() {
     ] {
         assert_eq!(asked(&arguments), Ok(Asked { id, wait }), "{arguments}");
     }
-    assert_eq!(asked(r#"{"id":"mine"}"#).map(|asked| asked.id), Ok(None), "an id that cannot be ours is read all the same");
+    assert_eq!(
+        asked(r#"{"id":"mine"}"#).map(|asked| asked.id),
+        Ok(None),
+        "an id that cannot be ours is read all the same"
+    );
     for wrong in [
         "{}",
         r#"{"id":""}"#,
@@ -109,7 +113,11 @@ fn every_phase_has_its_words_and_names_what_to_call_next() {
     let (working, failed) = (in_phase(Phase::Working), in_phase(Phase::Settled(failed)));
     let completed = in_phase(returned(r#"{"content":[]}"#, false));
     let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
-    check(Reply::Created(&working), Some("working"), &[ID, "taskgate_task_result", "taskgate_task_status", "taskgate_task_cancel"]);
+    check(
+        Reply::Created(&working),
+        Some("working"),
+        &[ID, "taskgate_task_result", "taskgate_task_status", "taskgate_task_cancel"],
+    );
     check(Reply::Snapshot(&in_phase(Phase::Queued)), Some("working"), &[ID, "turn"]);
     check(Reply::Snapshot(&working), Some("working"), &[ID, "still running", "taskgate_task_result"]);
     check(Reply::Outcome(&working), Some("working"), &["still running"]);
@@ -121,12 +129,17 @@ fn every_phase_has_its_words_and_names_what_to_call_next() {
     check(Reply::Snapshot(&cancelled), Some("cancelled"), &["cancelled"]);
     check(Reply::Outcome(&cancelled), None, &["cancelled"]);
     check(Reply::Cancelled { task: &cancelled, was_settled: false }, Some("cancelled"), &["was cancelled"]);
-    check(Reply::Cancelled { task: &completed, was_settled: true }, Some("completed"), &["had ended before", "completed"]);
+    check(
+        Reply::Cancelled { task: &completed, was_settled: true },
+        Some("completed"),
+        &["had ended before", "completed"],
+    );
 }
 
 #[test]
 fn structured_content_fits_the_schema_that_the_list_states() {
-    let schema = |tool: FallbackTool| -> serde_json::Value { serde_json::from_str(tool.definition(0).as_str()).unwrap() };
+    let schema =
+        |tool: FallbackTool| -> serde_json::Value { serde_json::from_str(tool.definition(0).as_str()).unwrap() };
     for tool in [FallbackTool::Status, FallbackTool::Cancel] {
         let schema = &schema(tool)["outputSchema"];
         let standing: serde_json::Value = serde_json::from_str(standing(&in_phase(Phase::Working)).as_str()).unwrap();

@@ -64,7 +64,7 @@ impl Runner {
     pub(super) fn stored_call(&self) -> Option<StoredCall> {
         let params = self.spec.request.params.as_ref().filter(|_| self.is_kept())?;
         let call = StoredCall {
-            params: params.detached(),
+            params: self.spec.upstream.stored(params),
             capabilities: self.spec.context.client.capabilities.clone(),
             progress: self.spec.context.progress,
             log_level: self.spec.context.log_level.clone(),

@@ -66,6 +66,7 @@ pub(in crate::face) struct PipeBody<C> {
     form: Form,
     pace: Pace,
     last_frame: Instant,
+    /// When the client last saw that the answer lives.
     last_written: Instant,
     /// Made when there is first something to wait for: most answers are there at once.
     timer: Option<Pin<Box<Sleep>>>,
@@ -167,10 +168,14 @@ impl<C: Answered> PipeBody<C> {
             tail.pass(&data);
         }
         self.let_go();
-        Frame::data(match &self.signs {
+        let (data, says) = match &self.signs {
             Some(signs) => signs.pass(data, is_whole),
-            None => data,
-        })
+            None => (data, true),
+        };
+        if says {
+            self.last_written = self.last_frame;
+        }
+        Frame::data(data)
     }
 
     /// Ends the call, and tells the upstream.
@@ -278,7 +283,6 @@ impl<C: Answered> Body for PipeBody<C> {
         match Pin::new(&mut this.source).poll_frame(cx) {
             Poll::Ready(Some(Ok(frame))) => {
                 this.last_frame = Instant::now();
-                this.last_written = this.last_frame;
                 return Poll::Ready(Some(Ok(this.watched(frame))));
             }
             Poll::Ready(Some(Err(error))) => return Poll::Ready(Some(this.broke(error))),

@@ -39,15 +39,17 @@ impl Signs {
         if watch.decoder.is_some() { sse_message(&watch.rising.sign()) } else { sse_comment() }
     }
 
-    /// Looks at bytes that pass. `is_whole` says that they begin and end between two events.
-    pub(super) fn pass(&self, bytes: Bytes, is_whole: bool) -> Bytes {
+    /// Looks at bytes that pass, and tells whether they say anything: a comment shows that the connection lives, but a
+    /// client that waits for progress never sees it. `is_whole` says that they begin and end between two events.
+    pub(super) fn pass(&self, bytes: Bytes, is_whole: bool) -> (Bytes, bool) {
         let mut watch = self.0.lock();
         let watch = &mut *watch;
-        let Some(decoder) = &mut watch.decoder else { return bytes };
+        let Some(decoder) = &mut watch.decoder else { return (bytes, true) };
         let Ok(events) = decoder.feed(&bytes) else {
             watch.decoder = None;
-            return bytes;
+            return (bytes, true);
         };
+        let says = !events.is_empty();
         let is_single = is_whole && events.len() == 1;
         let mut passed = bytes;
         for event in events {
@@ -63,7 +65,7 @@ impl Signs {
                 Ok(Message::Notification(_) | Message::Request(_) | Message::Response(_)) | Err(_) => (),
             }
         }
-        passed
+        (passed, says)
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
+use tokio::time::Instant;
 
 use super::bridge::said::Saying;
 use super::sessions::Session;
@@ -22,10 +23,14 @@ pub(super) async fn post(
     inbound: &Inbound,
 ) -> Response {
     let (mut items, mut driven) = (Vec::new(), Vec::new());
+    // One for all of them, however many calls wait for a server that does not list its tools.
+    let until = Instant::now() + native::LOOK_MAX;
     for (read, bytes) in batch {
         match read {
             Ok(Message::Request(request)) if fallback::called(shared, &session, &request).is_some() => {
-                let Some(running) = fallback::in_batch(shared, &session, &request, &inbound.principal) else { continue };
+                let Some(running) = fallback::in_batch(shared, &session, &request, &inbound.principal) else {
+                    continue;
+                };
                 let last = async move { Saying::last(&request.id, &running.await) };
                 driven.push(stream::once(last).boxed());
             }
@@ -35,7 +40,10 @@ pub(super) async fn post(
                 let id = request.id.clone();
                 let message = Message::Request(request.clone());
                 let is_sound = vet(&message).is_ok();
-                let begun = if is_sound { native::drive(shared, &session, &request, inbound).await } else { None };
+                let drive =
+                    async { if is_sound { native::drive(shared, &session, &request, inbound).await } else { None } };
+                // What is known already is there at once, later too.
+                let begun = tokio::time::timeout_at(until, drive).await.unwrap_or_default();
                 match begun {
                     Some(Ok(said)) => driven.push(said.sayings(id).boxed()),
                     Some(Err(error)) => driven.push(stream::iter([Saying::last(&id, &Err(error))]).boxed()),

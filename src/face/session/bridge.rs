@@ -260,11 +260,8 @@ fn own_answer(shared: &Shared, session: &Session, request: &Request) -> Option<R
 /// Takes note of what wants no answer. The server has no use for any of it but for a cancellation.
 fn note(shared: &Shared, session: &Session, notification: &Notification) {
     shared.meter.notifications.increment(1);
-    if notification.method == method::CANCELLED {
-        let named = notification.params.object().and_then(|params| params.get("requestId"));
-        if let Some(id) = named.and_then(|id| RequestId::from_payload(&id)) {
-            shared.desk.cancel(session.token.nonce, &id);
-        }
+    if let Some(id) = notification.cancelled() {
+        shared.desk.cancel(session.token.nonce, &id);
     }
 }
 

@@ -321,11 +321,9 @@ impl Shared {
     /// Ends a client's session for good, here and at the upstream.
     pub(super) async fn end(&self, session: &Session) -> Response {
         let binding = self.sessions.binding(session);
-        // Plain calls end with their session: nobody is left who could have their answers.
-        self.desk.end_session(session.token.nonce);
         if self.tasks.lendings.put_off(session.token.nonce, &binding) {
             // Tasks still run in it; the client's session ends here all the same.
-            self.sessions.ended(session.token.nonce);
+            self.is_ended(session);
             return bare(StatusCode::OK);
         }
         let had_id = binding.session.is_some();
@@ -340,8 +338,14 @@ impl Shared {
         if status == StatusCode::METHOD_NOT_ALLOWED {
             return not_allowed(&http::Method::DELETE);
         }
-        self.sessions.ended(session.token.nonce);
+        self.is_ended(session);
         bare(if status == StatusCode::NO_CONTENT { status } else { StatusCode::OK })
+    }
+
+    /// Plain calls end with their session: nobody is left who could have their answers.
+    fn is_ended(&self, session: &Session) {
+        self.desk.end_session(session.token.nonce);
+        self.sessions.ended(session.token.nonce);
     }
 
     /// Ends an upstream session that nobody will use, in the background.

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::{Inquiry, Response, StatelessFace};
+use super::{Inquiry, Promotable, Response, StatelessFace};
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::negotiate::StatelessRequest;
+use crate::engine::CallStream;
 use crate::face::answer::TaskMissed;
 use crate::face::fallback::{Errand, FallbackDesk, run};
 use crate::face::http::full_body;
@@ -28,7 +29,7 @@ pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolP
         TakesTasks::No if policy.falls_back_to_tools() && policy.mode != Mode::Required => {
             (policy.asking_first(), TakesTasks::ByTools)
         }
-        takes => (policy, takes),
+        takes @ (TakesTasks::No | TakesTasks::AfterGrace | TakesTasks::AtOnce | TakesTasks::ByTools) => (policy, takes),
     }
 }
 
@@ -41,6 +42,20 @@ impl StatelessFace {
     /// The words for such a client, with the names that are in force.
     pub(super) fn fallback_words(&self) -> FallbackTools {
         FallbackTools::for_stateless(self.fallback.as_ref().map_or(0, |desk| desk.level()), self.identity())
+    }
+
+    /// Shows a call to the client that waits for it, in the words that it knows.
+    pub(super) async fn respond(&self, inquiry: Inquiry<'_>, promotable: Promotable, call: CallStream) -> Response {
+        match inquiry.said.takes_tasks() {
+            TakesTasks::No | TakesTasks::ByTools => {
+                let words = self.fallback_words();
+                self.view(inquiry, promotable, words).respond(call).await
+            }
+            TakesTasks::AfterGrace | TakesTasks::AtOnce => {
+                let words = self.dialect();
+                self.view(inquiry, promotable, words).respond(call).await
+            }
+        }
     }
 
     /// Whether a request calls one of the gateway's own tools, as far as is known.

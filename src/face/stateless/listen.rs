@@ -23,7 +23,7 @@ use super::{Inquiry, StatelessFace, not_begun};
 use crate::dialect::Complaint;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::{Subscription, Wishes};
-use crate::face::answer::{bare, event_stream};
+use crate::face::answer::{bare, event_stream, missed};
 use crate::face::ear::{Ear, Heard};
 use crate::face::http::{AcceptedTypes, Response};
 use crate::task::{Executed, GatewayFault, Reason, TakesTasks};
@@ -63,6 +63,11 @@ impl StatelessFace {
     pub(super) async fn listen(&self, inquiry: &Inquiry<'_>) -> Response {
         let addressee = &inquiry.addressee;
         match Box::pin(self.begin_to_listen(inquiry)).await {
+            // However many they were: a client that comes back may name all that it ever had.
+            Ok(listening) if listening.watched.has_missed() => {
+                self.misses.note(&inquiry.principal);
+                missed(listening.respond())
+            }
             Ok(listening) => listening.respond(),
             Err(NoStream::Complaint(complaint)) => addressee.complaint(&complaint),
             Err(NoStream::Fault(fault)) => addressee.fault(&fault),

@@ -341,7 +341,8 @@ impl Passing {
 
     async fn deliver(&self) -> Result<Judged, GatewayFault> {
         let binding = Binding { version: Some(ProtocolVersion::V2026_07_28), ..Binding::default() };
-        let verb = Verb::PostWith { message: self.message.clone(), headers: self.headers.clone() };
+        let principal = self.edits.asker.principal.clone();
+        let verb = Verb::PostWith { message: self.message.clone(), headers: self.headers.clone(), principal };
         let request = ConduitRequest { binding: binding.clone(), verb, forwarded: self.forwarded.clone() };
         let response = self.pipe.piped.conduit.send(request).await?;
         Ok(read::judge(response, &binding).await)

@@ -9,6 +9,7 @@ use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{Command, Complaint, FaceDialect, Reply, inputs};
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
+use crate::face::answer::missed;
 use crate::face::refused::Refused;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Maker, Phase, TakesTasks, Task, TaskKey};
@@ -33,7 +34,10 @@ impl StatelessFace {
             Err(Refused::Error(error)) => inquiry.addressee.error(http::StatusCode::OK, &error),
             Err(Refused::Task(TaskError::Unknown)) => {
                 self.misses.note(&inquiry.principal);
-                inquiry.addressee.complaint(&Complaint::UnknownTask)
+                let has_extension = matches!(inquiry.said.takes_tasks(), TakesTasks::AtOnce | TakesTasks::AfterGrace);
+                let complaint =
+                    if has_extension { Complaint::UnknownTask } else { StatelessRequest::needs_extension() };
+                missed(inquiry.addressee.complaint(&complaint))
             }
             Err(Refused::Task(error)) => {
                 tracing::error!(%error, "a task could not be served");
@@ -61,10 +65,7 @@ impl StatelessFace {
         let engine = &self.served.engine;
         let task = match engine.get(&key).await {
             Ok(task) if task.origin.maker == Maker::Session => task,
-            Ok(_) | Err(TaskError::Unknown) => {
-                self.misses.note(&inquiry.principal);
-                return Err(other());
-            }
+            Ok(_) | Err(TaskError::Unknown) => return Err(TaskError::Unknown.into()),
             Err(error) => return Err(error.into()),
         };
         let result = if inquiry.method == method::TASKS_CANCEL {

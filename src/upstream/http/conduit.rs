@@ -56,7 +56,9 @@ fn outgoing(request: ConduitRequest) -> Outgoing {
     let outgoing = match request.verb {
         Verb::Post(message) => credentials.post(message),
         Verb::Note(message) => credentials.post(message).under_way(),
-        Verb::PostWith { message, headers } => credentials.post_with(message, headers),
+        Verb::PostWith { message, headers, principal } => {
+            credentials.post_with(message, headers).on_behalf_of(principal)
+        }
         Verb::Get { last_event } => credentials.get(last_event.as_ref()),
         Verb::Delete => credentials.delete(),
     };

@@ -1,16 +1,15 @@
 //! What the gateway shows an upstream to be let in: one header, on every request (T04, T12).
 
-use std::fs::File;
-use std::io::{self, Read as _};
-use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use http::{HeaderName, HeaderValue};
 
-/// What nobody else may have.
-const OTHERS: u32 = 0o077;
+use crate::secret_file::{self, SecretFileError};
+
 /// Longest value; servers refuse heads that are much longer.
 pub const CREDENTIAL_LEN_MAX: usize = 8 * 1024;
+/// Room for line ends and blanks around it.
+const LINE_ENDS_MAX: usize = 16;
 
 /// One header and where its value is. Shows no value when it is printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,10 +29,8 @@ pub enum CredentialSource {
 /// Why a file holds no credential. Never shows what it holds.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    #[error("{}: cannot be read: {source}", .path.display())]
-    Unreadable { path: PathBuf, source: io::Error },
-    #[error("{}: others than its owner may use it (mode {mode:04o}); change that to 0600, and the credential if they may have read it", .path.display())]
-    Exposed { path: PathBuf, mode: u32 },
+    #[error("{}: {source}", .path.display())]
+    File { path: PathBuf, source: SecretFileError },
     #[error("{}: holds no value of a header; write one line of visible ASCII", .path.display())]
     Content { path: PathBuf },
 }
@@ -72,16 +69,9 @@ impl Credential {
 }
 
 fn read_file(path: &Path) -> Result<HeaderValue, CredentialError> {
-    let unreadable = |source| CredentialError::Unreadable { path: path.to_owned(), source };
-    let file = File::open(path).map_err(unreadable)?;
-    // Of the open file: the name may mean another one by now.
-    let mode = file.metadata().map_err(unreadable)?.mode() & 0o7777;
-    if mode & OTHERS != 0 {
-        return Err(CredentialError::Exposed { path: path.to_owned(), mode });
-    }
+    let held = secret_file::read(path, "credential", CREDENTIAL_LEN_MAX + LINE_ENDS_MAX);
+    let held = held.map_err(|source| CredentialError::File { path: path.to_owned(), source })?;
     let content = || CredentialError::Content { path: path.to_owned() };
-    let mut held = Vec::new();
-    file.take(CREDENTIAL_LEN_MAX as u64 + 16).read_to_end(&mut held).map_err(unreadable)?;
     std::str::from_utf8(&held).ok().and_then(secret_value).ok_or_else(content)
 }
 

@@ -1,9 +1,13 @@
 //! The requests that a streamable HTTP client makes: one POST per message, GET for streams, DELETE at the end.
 
+use std::fmt;
+use std::sync::Arc;
+
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
+use crate::task::Principal;
 use crate::upstream::Forwarded;
 use crate::wire::ProtocolVersion;
 
@@ -28,19 +32,20 @@ impl Credentials {
     /// The same with further headers.
     pub(crate) fn post_with(&self, message: Bytes, further: HeaderMap) -> Outgoing {
         let verb = Verb::Post { message, further };
-        Outgoing { credentials: self.clone(), verb, part: Part::New, forwarded: Forwarded::default() }
+        Outgoing { credentials: self.clone(), verb, part: Part::New, forwarded: Forwarded::default(), principal: None }
     }
 
     /// A stream: the session's own, or the rest of one that gave `last_event`.
     pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> Outgoing {
-        let verb = Verb::Get { last_event: last_event.cloned() };
-        Outgoing { credentials: self.clone(), verb, part: Part::UnderWay, forwarded: Forwarded::default() }
+        let verb = Verb::Get { last_event: last_event.cloned(), purpose: None };
+        let (part, forwarded) = (Part::UnderWay, Forwarded::default());
+        Outgoing { credentials: self.clone(), verb, part, forwarded, principal: None }
     }
 
     /// The end of the session.
     pub(crate) fn delete(&self) -> Outgoing {
-        let part = Part::UnderWay;
-        Outgoing { credentials: self.clone(), verb: Verb::Delete, part, forwarded: Forwarded::default() }
+        let (part, forwarded) = (Part::UnderWay, Forwarded::default());
+        Outgoing { credentials: self.clone(), verb: Verb::Delete, part, forwarded, principal: None }
     }
 }
 
@@ -51,6 +56,7 @@ pub(crate) struct Outgoing {
     verb: Verb,
     part: Part,
     forwarded: Forwarded,
+    principal: Option<Principal>,
 }
 
 /// What a request is part of. An upstream that is ill is spared new ones only.
@@ -64,8 +70,29 @@ pub(crate) enum Part {
 #[derive(Clone, Debug)]
 enum Verb {
     Post { message: Bytes, further: HeaderMap },
-    Get { last_event: Option<HeaderValue> },
+    Get { last_event: Option<HeaderValue>, purpose: Option<Purpose> },
     Delete,
+}
+
+/// What a stream is there for that the gateway reads by itself, whether or not anybody uses the session.
+#[derive(Clone)]
+pub(crate) struct Purpose(Arc<dyn Fn() -> bool + Send + Sync>);
+
+impl Purpose {
+    /// `is_served` says whether anybody uses the session now; it waits for nobody and takes no lock of a stand's.
+    pub(crate) fn new(is_served: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Arc::new(is_served))
+    }
+
+    pub(crate) fn is_served(&self) -> bool {
+        self.0()
+    }
+}
+
+impl fmt::Debug for Purpose {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Purpose").field(&self.is_served()).finish()
+    }
 }
 
 impl Outgoing {
@@ -90,6 +117,20 @@ impl Outgoing {
         &self.forwarded
     }
 
+    /// The same on behalf of somebody, where no session says who that is.
+    pub(crate) fn on_behalf_of(self, principal: Principal) -> Self {
+        Self { principal: Some(principal), ..self }
+    }
+
+    pub(crate) const fn principal(&self) -> Option<&Principal> {
+        self.principal.as_ref()
+    }
+
+    /// Whether it is of the version that has no sessions.
+    pub(crate) fn is_stateless(&self) -> bool {
+        self.credentials.version.is_some_and(ProtocolVersion::is_stateless)
+    }
+
     pub(crate) const fn part(&self) -> Part {
         self.part
     }
@@ -106,6 +147,29 @@ impl Outgoing {
         match &self.verb {
             Verb::Post { message, .. } => Some(message),
             Verb::Get { .. } | Verb::Delete => None,
+        }
+    }
+
+    /// The same with another message in place of its own.
+    pub(crate) fn with_body(mut self, text: Bytes) -> Self {
+        if let Verb::Post { message, .. } = &mut self.verb {
+            *message = text;
+        }
+        self
+    }
+
+    /// The same stream, which for itself makes nothing of use; other requests are left as they are.
+    pub(crate) fn for_use(mut self, meant: Purpose) -> Self {
+        if let Verb::Get { purpose, .. } = &mut self.verb {
+            *purpose = Some(meant);
+        }
+        self
+    }
+
+    pub(crate) const fn purpose(&self) -> Option<&Purpose> {
+        match &self.verb {
+            Verb::Get { purpose, .. } => purpose.as_ref(),
+            Verb::Post { .. } | Verb::Delete => None,
         }
     }
 
@@ -126,7 +190,7 @@ impl Outgoing {
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 "application/json, text/event-stream"
             }
-            Verb::Get { last_event } => {
+            Verb::Get { last_event, .. } => {
                 if let Some(event) = last_event {
                     headers.insert(LAST_EVENT_ID, event.clone());
                 }

@@ -20,11 +20,11 @@ use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 /// Largest error body that is looked into under a refusing status.
 const ERROR_BYTES_MAX: usize = 64 * 1024;
 /// How long such a body may take.
+const ERROR_WAIT: Duration = Duration::from_secs(5);
 /// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
 const TRANSPORT_ERROR: i64 = -32_000;
 /// What is said with it where the session is unknown.
 const LOST_SESSION: [&str; 4] = ["no valid session", "invalid session", "session not found", "server not initialized"];
-const ERROR_WAIT: Duration = Duration::from_secs(5);
 
 /// Most room that is taken for an answer before it has come.
 const RESERVE_MAX: usize = 1024 * 1024;

@@ -101,6 +101,8 @@ impl Discover for StatelessUpstream {
             Err(Ending::Lost(fault)) => match (fault.reason, fault.http_status) {
                 (Reason::UpstreamMalformed, _) => Some(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => Some(Era::Session),
+                // Some servers end at what comes before `initialize`.
+                (Reason::UpstreamClosed, _) if self.hop.carrier.is_stand() => Some(Era::Session),
                 _ => None,
             },
         }

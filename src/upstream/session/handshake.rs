@@ -8,7 +8,7 @@ use http::HeaderValue;
 use super::{Hop, Session, SessionKey, listen};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{Credentials, SESSION_ID};
+use crate::upstream::http::post::{Credentials, Purpose, SESSION_ID};
 use crate::upstream::http::reply::{self, Addressee, ReadLimits, Refusal, Reply};
 use crate::upstream::http::token;
 use crate::upstream::{BeginError, ServerFacts};
@@ -47,7 +47,9 @@ pub(crate) async fn open(hop: &Arc<Hop>, key: &SessionKey) -> Result<Arc<Session
         Ok(session) => session?,
         Err(_) => return Err(BeginError::Gateway(late)),
     };
-    listen::start(&session);
+    let held = Arc::downgrade(&session);
+    // The pool alone has no use for it.
+    listen::start(&session, Some(Purpose::new(move || held.strong_count() > 1)));
     Ok(session)
 }
 

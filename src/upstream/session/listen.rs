@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Hop, Session};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::Credentials;
+use crate::upstream::http::post::{Credentials, Purpose};
 use crate::upstream::http::reply::{self, Addressee, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
 use crate::wire::{Message, RequestId, ScanLimits, envelope};
 
@@ -45,17 +45,20 @@ struct Listener {
     point: StreamPoint,
     /// Whether there was a stream: only then a refusal may be about the session.
     was_open: bool,
+    /// What the stream is there for, if that alone makes the session one that is in use.
+    purpose: Option<Purpose>,
 }
 
 /// Opens the stream in the background, without waiting for it: some upstreams send no head before the
 /// first event.
-pub(super) fn start(session: &Arc<Session>) {
+pub(super) fn start(session: &Arc<Session>, purpose: Option<Purpose>) {
     let listener = Listener {
         hop: Arc::clone(&session.hop),
         credentials: session.credentials.clone(),
         session: Arc::downgrade(session),
         point: StreamPoint::default(),
         was_open: false,
+        purpose,
     };
     let over = session.over.clone();
     session.hop.tracker.spawn(listener.run(over));
@@ -87,6 +90,10 @@ impl Listener {
     /// Opens the stream once and follows it to its end.
     async fn listen(&mut self) -> Spell {
         let get = self.credentials.get(self.point.last_event.as_ref());
+        let get = match &self.purpose {
+            Some(purpose) => get.for_use(purpose.clone()),
+            None => get,
+        };
         let opened = Instant::now();
         let Ok(response) = self.hop.carrier.send(&get, &HandedOver::default()).await else { return Spell::Vain };
         match response.status() {

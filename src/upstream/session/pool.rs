@@ -108,7 +108,7 @@ impl Pool {
         }
         let session = Session::adopted(&self.hop, credentials, tasks);
         *place = Arc::downgrade(&session);
-        listen::start(&session);
+        listen::start(&session, None);
         session
     }
 

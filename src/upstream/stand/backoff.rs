@@ -50,13 +50,14 @@ impl Backoff {
     }
 
     pub(super) fn note_failure(&self) {
-        self.note_end(Duration::ZERO);
+        self.note_end(Duration::ZERO, false);
     }
 
-    /// Takes note that a connection ended that nobody had ended here.
-    pub(super) fn note_end(&self, lasted: Duration) {
+    /// Takes note that a connection ended that nobody had ended here. One that lasted, or over which a tool gave a
+    /// result, was of use.
+    pub(super) fn note_end(&self, lasted: Duration, has_served: bool) {
         let mut state = self.state.lock();
-        state.failures = if lasted >= USEFUL_AFTER { 1 } else { state.failures.saturating_add(1) };
+        state.failures = if has_served || lasted >= USEFUL_AFTER { 1 } else { state.failures.saturating_add(1) };
         state.until = state.failures.checked_sub(2).map(|repeated| {
             Instant::now() + PAUSE_MIN.saturating_mul(2_u32.saturating_pow(repeated)).min(self.pause_max)
         });
@@ -84,9 +85,12 @@ mod tests {
         }
         let refused = backoff.wait().await.unwrap_err();
         assert_eq!((refused.executed, refused.retry_after), (Executed::No, Some(Duration::from_secs(30))));
-        backoff.note_end(USEFUL_AFTER);
-        let began = Instant::now();
-        backoff.wait().await.unwrap();
-        assert_eq!(began.elapsed(), Duration::ZERO, "it was of use");
+        for (lasted, has_served) in [(USEFUL_AFTER, false), (Duration::ZERO, true)] {
+            (0..10).for_each(|_| backoff.note_failure());
+            backoff.note_end(lasted, has_served);
+            let began = Instant::now();
+            backoff.wait().await.unwrap();
+            assert_eq!(began.elapsed(), Duration::ZERO, "it was of use");
+        }
     }
 }

@@ -1,26 +1,29 @@
 //! One connection of a stand from begin to end: what is sent over it, and where what comes over it goes.
 
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response};
-use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::table::{self, Begun, NotBegun, NotTaken, Pieces, Table};
-use super::{Opened, Shared, WireReceiver, WireSender, events, refusal};
+use super::apart::Origin;
+use super::table::{Begun, NotBegun, NotTaken, Pieces, Table, Terms};
+use super::{Opened, Shared, WireReceiver, WireSender, events, names, refusal};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::Forwarded;
 use crate::upstream::carrier::{AnswerBody, BrokenOff};
+use crate::upstream::era::{Era, era_of_refusal};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{Credentials, Outgoing};
+use crate::upstream::http::post::{Credentials, Outgoing, Purpose};
 use crate::wire::envelope::EnvelopeError;
 use crate::wire::fault::INTERNAL_ERROR;
 use crate::wire::framing::read_event;
-use crate::wire::{Message, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method};
+use crate::wire::{self, Message, Notification, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method};
 
 /// Most messages in one array.
 const BATCH_MAX: usize = 1_000;
@@ -30,17 +33,41 @@ const ASIDE_BYTES_MAX: usize = 1024 * 1024;
 const REPLIES_MAX: usize = 32;
 /// A session that nobody used for so long is ended: its client has left without a word.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
-/// How often that is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// How often it is looked at whether anybody uses it.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// What a connection is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// One session.
+    Session,
+    /// One call of a session that has another connection; `process` tells apart the questions of several such.
+    Apart { process: String },
+    /// Requests of clients without sessions.
+    Stateless,
+}
 
 /// A session of the server, and the connection that it is.
 pub(super) struct WireSession {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     id: HeaderValue,
+    kind: Kind,
     sender: OnceLock<Arc<dyn WireSender>>,
     /// Headers of the client that opened the session, for what the stand itself says.
     forwarded: OnceLock<Forwarded>,
-    table: Mutex<Table>,
+    pub(super) table: Mutex<Table>,
+    /// One of the server's connections, until it is gone or its place was given to another.
+    place: Mutex<Option<OwnedSemaphorePermit>>,
+    /// How the session began.
+    pub(super) origin: OnceLock<Origin>,
+    /// Connections for calls of this session that are kept apart.
+    pub(super) apart: Mutex<Vec<Arc<Self>>>,
+    /// Requests that were numbered here.
+    pub(super) numbered: AtomicI64,
+    /// The server has answered with a result.
+    pub(super) is_proven: AtomicBool,
+    /// A tool has given a result.
+    has_served: AtomicBool,
     replies: Arc<Semaphore>,
     /// Nothing more is sent or heard.
     over: CancellationToken,
@@ -51,14 +78,21 @@ pub(super) struct WireSession {
 }
 
 impl WireSession {
-    pub(super) fn new(shared: Arc<Shared>, id: HeaderValue) -> Arc<Self> {
+    pub(super) fn new(shared: Arc<Shared>, id: HeaderValue, kind: Kind, place: OwnedSemaphorePermit) -> Arc<Self> {
         let over = shared.life.stop.child_token();
         Arc::new(Self {
             shared,
             id,
+            kind,
             sender: OnceLock::new(),
             forwarded: OnceLock::new(),
             table: Mutex::new(Table::new()),
+            place: Mutex::new(Some(place)),
+            origin: OnceLock::new(),
+            apart: Mutex::default(),
+            numbered: AtomicI64::new(0),
+            is_proven: AtomicBool::new(false),
+            has_served: AtomicBool::new(false),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
             over,
             ended: CancellationToken::new(),
@@ -95,12 +129,46 @@ impl WireSession {
 
     /// How long the session has been of no use to anybody.
     pub(super) fn idle_for(&self) -> Option<Duration> {
-        self.table.lock().idle_for()
+        self.looked_at().idle_for()
+    }
+
+    /// How long nobody has waited for anything of it.
+    fn left_for(&self) -> Duration {
+        self.looked_at().left_for()
+    }
+
+    /// The table, in use where a connection beside this one is.
+    fn looked_at(&self) -> MutexGuard<'_, Table> {
+        let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
+        let mut table = self.table.lock();
+        if has_calls {
+            table.touch();
+        }
+        table
+    }
+
+    /// Ends the session and gives its place to another at once.
+    pub(super) fn give_way(&self) {
+        self.end();
+        drop(self.place.lock().take());
+    }
+
+    pub(super) const fn id(&self) -> &HeaderValue {
+        &self.id
+    }
+
+    pub(super) const fn kind(&self) -> &Kind {
+        &self.kind
+    }
+
+    /// What ends the session when it is dropped.
+    pub(super) fn end_guard(&self) -> DropGuard {
+        self.over.clone().drop_guard()
     }
 
     /// Opens the stream for what belongs to no request.
-    pub(super) fn listen(&self) -> Pieces {
-        self.table.lock().listen()
+    pub(super) fn listen(&self, purpose: Option<Purpose>) -> Pieces {
+        self.table.lock().listen(purpose)
     }
 
     /// Sends `initialize` and waits for its answer; whether that is a result.
@@ -135,7 +203,18 @@ impl WireSession {
         outgoing: &Outgoing,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let begun = self.table.lock().begin(request);
+        self.request_on(request, outgoing, Terms::default(), handed_over).await
+    }
+
+    /// The same on these terms.
+    pub(super) async fn request_on(
+        &self,
+        request: &Request,
+        outgoing: &Outgoing,
+        terms: Terms,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        let begun = self.table.lock().begin_on(request, terms);
         let begun = match begun {
             Ok(begun) => begun,
             Err(NotBegun::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
@@ -167,7 +246,7 @@ impl WireSession {
         table.touch();
         match message {
             Message::Notification(notification) => {
-                if let Some(id) = table::cancelled(notification) {
+                if let Some(id) = notification.cancelled() {
                     table.cancel(&id);
                 }
             }
@@ -178,11 +257,17 @@ impl WireSession {
         Ok(())
     }
 
-    fn begin(&self, request: &Request) -> Result<Begun, GatewayFault> {
+    pub(super) fn begin(&self, request: &Request) -> Result<Begun, GatewayFault> {
         self.table.lock().begin(request).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
     }
 
-    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+    /// What the stand itself says.
+    pub(super) fn own(&self, text: Bytes) -> Outgoing {
+        let forwarded = self.forwarded.get().cloned().unwrap_or_default();
+        Credentials::default().post(text).under_way().forwarding(forwarded)
+    }
+
+    pub(super) async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault> {
         let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
         tokio::select! {
             biased;
@@ -205,14 +290,16 @@ impl WireSession {
     async fn run(self: Arc<Self>, mut receiver: Box<dyn WireReceiver>) {
         let began = Instant::now();
         let fault = self.hear(&mut *receiver).await;
-        if let Some(fault) = fault {
+        // One that is over has said all that it was to say.
+        if let Some(fault) = fault.filter(|_| !self.is_over()) {
             // Set once: this is the only place.
             let _ = self.why.set(fault);
-            self.shared.backoff.note_end(began.elapsed());
+            self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
             tracing::warn!(upstream = %self.shared.name, reason = ?fault.reason, exit = ?fault.exit, "an upstream connection ended by itself");
         }
         self.over.cancel();
         self.table.lock().end(self.fault());
+        self.apart.lock().drain(..).for_each(|other| other.end());
         drop(receiver);
         if let Some(sender) = self.sender.get() {
             sender.close().await;
@@ -230,7 +317,7 @@ impl WireSession {
                     Err(fault) => return Some(fault),
                 },
                 _ = look.tick() => {
-                    if self.idle_for().is_some_and(|idle| idle >= IDLE_MAX) {
+                    if self.left_for() >= IDLE_MAX {
                         return None;
                     }
                 }
@@ -250,14 +337,9 @@ impl WireSession {
 
     fn take_one(self: &Arc<Self>, text: &Bytes) {
         let taken = match envelope::read(text, ScanLimits::UPSTREAM) {
-            Ok(Message::Response(response)) => {
-                if !self.table.lock().answer(response.id.as_ref(), text) {
-                    self.shared.dropped("foreign_response");
-                }
-                return;
-            }
+            Ok(Message::Response(response)) => return self.answer(&response, text),
             Ok(Message::Notification(_) | Message::Request(_)) if text.len() > ASIDE_BYTES_MAX => Err(NotTaken::Slow),
-            Ok(Message::Notification(notification)) => self.table.lock().note(&notification, text),
+            Ok(Message::Notification(notification)) => self.note(&notification, text),
             Ok(Message::Request(request)) => return self.ask(&request, text),
             Err(EnvelopeError::Scan { id: Some(id), .. } | EnvelopeError::Shape { id: Some(id), .. }) => {
                 let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
@@ -275,8 +357,52 @@ impl WireSession {
         }
     }
 
+    fn answer(&self, response: &wire::Response, text: &Bytes) {
+        let outer = match (&self.kind, &response.id) {
+            (Kind::Stateless, Some(id)) => self.table.lock().outer(id),
+            (Kind::Session | Kind::Apart { .. }, _) | (Kind::Stateless, None) => None,
+        };
+        let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
+        let is_probe = outer.as_ref().is_some_and(|outer| outer.is_probe);
+        let text = outer.map_or_else(|| text.clone(), |outer| names::answer(response, &outer.id));
+        if !self.table.lock().answer(response.id.as_ref(), &text) {
+            self.shared.dropped("foreign_response");
+        }
+        match &response.outcome {
+            Ok(_) => {
+                self.is_proven.store(true, Ordering::Relaxed);
+                self.has_served.fetch_or(is_tool, Ordering::Relaxed);
+            }
+            Err(error) if is_probe && era_of_refusal(error) == Era::Session => self.end_after_probe(),
+            Err(_) => (),
+        }
+    }
+
+    fn note(&self, notification: &Notification, text: &Bytes) -> Result<(), NotTaken> {
+        let mut table = self.table.lock();
+        match &self.kind {
+            Kind::Session => table.note(notification, text),
+            Kind::Stateless => table.note_named(notification),
+            Kind::Apart { process } => match notification.cancelled() {
+                Some(id) => {
+                    let (notification, text) = names::withdrawal(notification, &names::outward(process, &id));
+                    table.note(&notification, &text)
+                }
+                None => table.note(notification, text),
+            },
+        }
+    }
+
     fn ask(self: &Arc<Self>, request: &Request, text: &Bytes) {
-        let asked = self.table.lock().ask(request, text);
+        let asked = match &self.kind {
+            Kind::Session => self.table.lock().ask(request, text),
+            // Such a server asks nothing in the middle of a request, and its client answers nothing.
+            Kind::Stateless => return self.shared.dropped("stray_request"),
+            Kind::Apart { process } => {
+                let (request, text) = names::question(request, names::outward(process, &request.id));
+                self.table.lock().ask(&request, &text)
+            }
+        };
         let why = match asked {
             Ok(()) => return,
             Err(NotTaken::Nobody) if request.method == method::PING => {
@@ -295,8 +421,7 @@ impl WireSession {
             return self.shared.dropped("reply_flood");
         };
         let session = Arc::clone(self);
-        let forwarded = self.forwarded.get().cloned().unwrap_or_default();
-        let outgoing = Credentials::default().post(text).under_way().forwarding(forwarded);
+        let outgoing = self.own(text);
         self.shared.life.tracker.spawn(async move {
             let _permit = permit;
             if session.send(&outgoing, &HandedOver::default()).await.is_err() {
@@ -311,6 +436,7 @@ impl WireSession {
             sessions.remove(&self.id);
         }
         drop(sessions);
+        drop(self.place.lock().take());
         self.ended.cancel();
     }
 }

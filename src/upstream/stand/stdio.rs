@@ -5,8 +5,8 @@
 //! close the standard input and wait.
 
 mod noise;
+mod program;
 
-use std::io::Read as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
@@ -20,7 +20,9 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{SetOnce, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
+use super::apart::CallsApart;
 use super::{Opened, Wire, WireReceiver, WireSender};
+use crate::secret_file::{self, SecretFileError};
 use crate::task::{Executed, Exit, GatewayFault, Reason};
 use crate::upstream::Forwarded;
 use crate::upstream::http::Life;
@@ -30,16 +32,18 @@ use crate::upstream::supervisor;
 use crate::wire::ProtocolVersion;
 use crate::wire::framing::LineDecoder;
 use noise::Noise;
+pub use program::ProgramError;
 
 /// Variables of the gateway's own that every program is given.
 const INHERITED: [&str; 3] = ["PATH", "HOME", "LANG"];
 /// Largest file that is a variable's value.
-const SECRET_BYTES_MAX: u64 = 64 * 1024;
+const SECRET_BYTES_MAX: usize = 64 * 1024;
 /// Messages that wait until the program reads them.
 const OUTGOING_MAX: usize = 64;
 /// Most that one read takes.
 const READ_BYTES: usize = 64 * 1024;
-/// How long the exit status may take once the standard output has ended.
+/// How long the exit status may take once the standard output has ended, and the end of the output once the status is
+/// known: what the program has left behind may hold it open.
 const STATUS_WAIT: Duration = Duration::from_millis(500);
 /// How long a supervisor may take in all to stop its program.
 const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
@@ -66,6 +70,8 @@ pub struct StdioUpstreamSettings {
     pub line_bytes_max: usize,
     /// A fixed version towards this upstream; `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
+    /// Calls that have a process of their own.
+    pub apart: CallsApart,
 }
 
 impl std::fmt::Debug for StdioUpstreamSettings {
@@ -92,7 +98,25 @@ impl StdioWire {
         Self { settings, life }
     }
 
-    fn command(&self) -> std::io::Result<Command> {
+    /// The variables whose values are files' contents, read where they hold up nobody.
+    async fn secrets(&self) -> std::io::Result<Vec<(String, String)>> {
+        let files = self.settings.env_files.clone();
+        if files.is_empty() {
+            return Ok(Vec::new());
+        }
+        let read = move || {
+            files
+                .into_iter()
+                .map(|(name, file)| {
+                    let value = read_secret(&file).map_err(std::io::Error::other)?;
+                    Ok((name, value))
+                })
+                .collect()
+        };
+        tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
+    }
+
+    fn command(&self, secrets: Vec<(String, String)>) -> std::io::Result<Command> {
         let settings = &self.settings;
         let limits = supervisor::Limits {
             descriptors_max: settings.descriptors_max.map(u64::from),
@@ -103,9 +127,7 @@ impl StdioWire {
         command.env_clear();
         command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
         command.envs(settings.env.iter().map(|(name, value)| (name, value)));
-        for (name, file) in &settings.env_files {
-            command.env(name, read_secret(file)?);
-        }
+        command.envs(secrets);
         if let Some(folder) = &settings.folder {
             command.current_dir(folder);
         }
@@ -116,17 +138,23 @@ impl StdioWire {
     }
 }
 
-/// What a variable is given that is kept in a file.
+/// What a variable is given that is kept in a file, less a line break at the end.
 ///
 /// # Errors
-/// If the file cannot be read, is no text, or is larger than 64 KiB.
-pub fn read_secret(file: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    std::fs::File::open(file)?.take(SECRET_BYTES_MAX + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > SECRET_BYTES_MAX || text.contains('\0') {
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, "too large, or not fit for a variable"));
-    }
+/// If the file is not its owner's alone, is no text, or is larger than 64 KiB (B168).
+pub fn read_secret(file: &Path) -> Result<String, VariableFileError> {
+    let held = secret_file::read(file, "value", SECRET_BYTES_MAX)?;
+    let text = String::from_utf8(held).ok().filter(|text| !text.contains('\0')).ok_or(VariableFileError::Content)?;
     Ok(text.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+/// Why a file is no variable's value. Never shows what it holds.
+#[derive(Debug, thiserror::Error)]
+pub enum VariableFileError {
+    #[error(transparent)]
+    File(#[from] SecretFileError),
+    #[error("is not fit for a variable; write text without NUL characters")]
+    Content,
 }
 
 #[async_trait]
@@ -137,18 +165,21 @@ impl Wire for StdioWire {
             tracing::warn!(upstream = %name, %error, "a program cannot be started");
             GatewayFault::new(Reason::UpstreamUnreachable, Executed::No)
         };
-        let mut child = self.command().and_then(|mut command| command.spawn()).map_err(failed)?;
+        let secrets = self.secrets().await.map_err(failed)?;
+        let mut child = self.command(secrets).and_then(|mut command| command.spawn()).map_err(failed)?;
         let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
         else {
             return Err(GatewayFault::new(Reason::Internal, Executed::No));
         };
         tracing::debug!(upstream = %name, pid = child.id(), "started a program");
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
-        let process = Arc::new(Process { outgoing, closing: CancellationToken::new(), exit: SetOnce::new() });
+        let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
+        let process = Arc::new(Process { outgoing, closing, exit: SetOnce::new(), silent });
         let noise = Arc::new(Noise::new(Arc::clone(name)));
         let tracker = &self.life.tracker;
         tracker.spawn(write(stdin, queue, process.closing.clone()));
-        tracker.spawn(noise::log(stderr, Arc::clone(&noise)));
+        let listening = noise::log(stderr, Arc::clone(&noise));
+        tracker.spawn(process.silent.clone().run_until_cancelled_owned(listening));
         tracker.spawn(keep(child, Arc::clone(&process)));
         let receiver = Lines {
             stdout,
@@ -170,6 +201,8 @@ struct Process {
     closing: CancellationToken,
     /// Set once the process is reaped; `None` inside if its status is unknown.
     exit: SetOnce<Option<Exit>>,
+    /// What is still said is not the program's any more.
+    silent: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -255,6 +288,8 @@ async fn keep(mut child: Child, process: Arc<Process>) {
     // Set once: this is the only place.
     let _ = process.exit.set(status.ok().and_then(exit_of));
     process.closing.cancel();
+    tokio::time::sleep(STATUS_WAIT).await;
+    process.silent.cancel();
 }
 
 fn exit_of(status: ExitStatus) -> Option<Exit> {
@@ -282,13 +317,14 @@ impl WireReceiver for Lines {
                 }
             }
             self.buffer.clear();
-            let read = self.stdout.read_buf(&mut self.buffer).await;
-            if !matches!(read, Ok(1..)) {
+            let read = self.process.silent.run_until_cancelled(self.stdout.read_buf(&mut self.buffer)).await;
+            if !matches!(read, Some(Ok(1..))) {
                 return Err(self.ended().await);
             }
             match self.decoder.feed(&self.buffer) {
                 Ok(lines) => self.ready = lines.into_iter(),
-                Err(_) => return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes)),
+                // Whose answer it was is not known, and other calls end with it.
+                Err(_) => return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Unknown)),
             }
         }
     }
@@ -326,6 +362,7 @@ mod tests {
             memory_bytes_max: None,
             line_bytes_max: 1024,
             protocol: None,
+            apart: CallsApart::default(),
         };
         let shown = format!("{settings:?}");
         assert!(shown.contains("TOKEN") && !shown.contains("hidden"), "{shown}");

@@ -3,17 +3,21 @@
 //! A slow reader holds up no other call: its progress is left out, its question refused; room for the answer is
 //! set aside when the call begins.
 
+mod stateless;
+
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
 
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::carrier::BrokenOff;
-use crate::wire::envelope::Params;
+use crate::upstream::http::post::Purpose;
 use crate::wire::framing::sse_message;
 use crate::wire::{Notification, Object, Payload, Request, RequestId, meta, method};
 
@@ -35,7 +39,7 @@ type Queue = mpsc::Sender<io::Result<Bytes>>;
 pub(super) struct Table {
     calls: HashMap<RequestId, Call>,
     own: Own,
-    /// Since when nothing is in progress.
+    /// Since when nobody has used the connection, as far as anybody looked.
     idle_since: Instant,
 }
 
@@ -43,7 +47,7 @@ pub(super) struct Table {
 enum Own {
     /// Nobody has listened yet; what was said is kept.
     Early(Vec<Bytes>),
-    Heard(Queue),
+    Heard(Queue, Option<Purpose>),
 }
 
 /// A request that was entered.
@@ -62,10 +66,33 @@ struct Call {
     /// Room for the answer.
     last: mpsc::OwnedPermit<io::Result<Bytes>>,
     is_tool: bool,
+    /// It opens the session: nothing else that is said before its answer belongs to it.
+    is_first: bool,
     token: Option<Payload>,
     /// The server's task that it waits for.
     task: Option<String>,
     questions: Vec<RequestId>,
+    terms: Terms,
+}
+
+/// What holds for one request alone.
+#[derive(Debug, Default)]
+pub(super) struct Terms {
+    /// By which names whoever made the request knows it, where the server knows it by others.
+    pub(super) outer: Option<Outer>,
+    /// Dropped when nothing more comes for the request, after its answer is on its way.
+    pub(super) _done: Option<DropGuard>,
+}
+
+/// A request as whoever made it named it.
+#[derive(Clone, Debug)]
+pub(super) struct Outer {
+    pub(super) id: RequestId,
+    pub(super) token: Option<Payload>,
+    /// Whether it wants to be told what the server logs.
+    pub(super) wants_logs: bool,
+    /// Whether it asks nothing but what the server is.
+    pub(super) is_probe: bool,
 }
 
 /// Why a request cannot begin.
@@ -89,6 +116,11 @@ impl Table {
 
     /// Enters a request; its messages come out as events.
     pub(super) fn begin(&mut self, request: &Request) -> Result<Begun, NotBegun> {
+        self.begin_on(request, Terms::default())
+    }
+
+    /// The same on these terms.
+    pub(super) fn begin_on(&mut self, request: &Request, terms: Terms) -> Result<Begun, NotBegun> {
         if self.calls.contains_key(&request.id) {
             return Err(NotBegun::IdInUse);
         }
@@ -108,13 +140,16 @@ impl Table {
             heard: Arc::clone(&heard),
             last,
             is_tool: request.method == method::TOOLS_CALL,
+            is_first: request.method == method::INITIALIZE,
             token: params.and_then(|params| params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)),
             task: params
                 .filter(|_| request.method == method::TASKS_RESULT)
                 .and_then(|params| params.get_string("taskId")),
             questions: Vec::new(),
+            terms,
         };
         self.calls.insert(request.id.clone(), call);
+        self.touch();
         Ok(Begun { pieces, heard })
     }
 
@@ -149,9 +184,23 @@ impl Table {
         GatewayFault { executed, ..fault }
     }
 
-    /// Ends the stream of a request that nobody wants answered any more.
-    pub(super) fn cancel(&mut self, id: &RequestId) {
-        drop(self.remove(id));
+    /// Ends the stream of a request that nobody wants answered any more; `false` if there is none.
+    pub(super) fn cancel(&mut self, id: &RequestId) -> bool {
+        self.remove(id).is_some()
+    }
+
+    /// Whether the request is in progress.
+    pub(super) fn has(&self, id: &RequestId) -> bool {
+        self.calls.contains_key(id)
+    }
+
+    /// Whether the request in progress is a call of a tool.
+    pub(super) fn is_tool(&self, id: &RequestId) -> bool {
+        self.calls.get(id).is_some_and(|call| call.is_tool)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
     }
 
     /// Takes note that a question was answered.
@@ -170,9 +219,7 @@ impl Table {
             }
             method::LOG_MESSAGE => self.related(params).or_else(|| self.only()),
             method::CANCELLED => {
-                let question =
-                    params.and_then(|params| params.get("requestId")).and_then(|id| RequestId::from_payload(&id));
-                question.and_then(|id| self.calls.values().find(|call| call.questions.contains(&id)))
+                notification.cancelled().and_then(|id| self.calls.values().find(|call| call.questions.contains(&id)))
             }
             _ => None,
         };
@@ -196,7 +243,7 @@ impl Table {
         let Some(queue) = id else {
             return match &self.own {
                 Own::Early(_) => Err(NotTaken::Nobody),
-                Own::Heard(queue) => put(queue, text),
+                Own::Heard(queue, _) => put(queue, text),
             };
         };
         put(&queue, text)?;
@@ -211,9 +258,9 @@ impl Table {
     }
 
     /// Opens the stream for what belongs to no request; an older one ends.
-    pub(super) fn listen(&mut self) -> Pieces {
+    pub(super) fn listen(&mut self, purpose: Option<Purpose>) -> Pieces {
         let (queue, pieces) = mpsc::channel(QUEUE_MAX);
-        if let Own::Early(early) = std::mem::replace(&mut self.own, Own::Heard(queue.clone())) {
+        if let Own::Early(early) = std::mem::replace(&mut self.own, Own::Heard(queue.clone(), purpose)) {
             for text in early {
                 // There is room for all of them.
                 let _ = put(&queue, &text);
@@ -222,13 +269,22 @@ impl Table {
         pieces
     }
 
-    /// How long nothing has been in progress, and nobody has listened.
-    pub(super) fn idle_for(&self) -> Option<std::time::Duration> {
+    /// How long nothing has been in progress, and nobody has listened; the latter as far as it was looked at.
+    pub(super) fn idle_for(&mut self) -> Option<Duration> {
+        let left_for = self.left_for();
+        self.calls.is_empty().then_some(left_for)
+    }
+
+    /// How long nobody has waited for anything. A call goes on meanwhile, if nobody reads its answer any more.
+    pub(super) fn left_for(&mut self) -> Duration {
         let listens = match &self.own {
             Own::Early(_) => false,
-            Own::Heard(queue) => !queue.is_closed(),
+            Own::Heard(queue, purpose) => !queue.is_closed() && purpose.as_ref().is_none_or(Purpose::is_served),
         };
-        (self.calls.is_empty() && !listens).then(|| self.idle_since.elapsed())
+        if listens || self.calls.values().any(|call| !call.queue.is_closed()) {
+            self.touch();
+        }
+        self.idle_since.elapsed()
     }
 
     pub(super) fn touch(&mut self) {
@@ -252,7 +308,7 @@ impl Table {
                 Ok(())
             }
             Own::Early(_) => Err(NotTaken::Nobody),
-            Own::Heard(queue) => put(queue, text),
+            Own::Heard(queue, _) => put(queue, text),
         }
     }
 
@@ -265,7 +321,7 @@ impl Table {
     /// The only tool call in progress; without any, the only request.
     fn only(&self) -> Option<&Call> {
         let sole = |tools: bool| {
-            let mut all = self.calls.values().filter(|call| call.is_tool || !tools);
+            let mut all = self.calls.values().filter(|call| call.is_tool || !(tools || call.is_first));
             (all.next(), all.next())
         };
         match sole(true) {
@@ -281,17 +337,6 @@ impl Table {
 
 fn related_task(params: Option<&Object>) -> Option<String> {
     params?.get_object(meta::META)?.get_object(meta::RELATED_TASK)?.get_string("taskId")
-}
-
-/// The request that a cancellation names.
-pub(super) fn cancelled(notification: &Notification) -> Option<RequestId> {
-    if notification.method != method::CANCELLED {
-        return None;
-    }
-    match &notification.params {
-        Params::Object(params) => RequestId::from_payload(&params.get("requestId")?),
-        Params::Absent | Params::Other(_) => None,
-    }
 }
 
 fn put(queue: &Queue, text: &Bytes) -> Result<(), NotTaken> {

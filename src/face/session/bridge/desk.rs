@@ -35,8 +35,16 @@ pub(in crate::face) struct Desk {
 #[derive(Debug, Default)]
 struct Calls {
     next: u64,
+    all: HashMap<u64, (u128, CancellationToken)>,
     /// A client may not use an id twice at a time; if it does, the newest is meant.
-    by_id: HashMap<(u128, RequestId), (u64, CancellationToken)>,
+    by_id: HashMap<(u128, RequestId), u64>,
+}
+
+impl Calls {
+    fn find(&self, nonce: u128, id: &RequestId) -> Option<&CancellationToken> {
+        let number = self.by_id.get(&(nonce, id.clone()))?;
+        self.all.get(number).map(|(_, cancelled)| cancelled)
+    }
 }
 
 #[derive(Debug)]
@@ -53,19 +61,20 @@ impl Desk {
     /// `QueueFull`: nothing was sent.
     pub(super) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId) -> Result<Entry, GatewayFault> {
         let mut calls = self.calls.lock();
-        if calls.by_id.len() >= CALLS_MAX {
+        if calls.all.len() >= CALLS_MAX {
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
         }
         calls.next += 1;
         let (number, cancelled) = (calls.next, CancellationToken::new());
         let key = (nonce, id.clone());
-        calls.by_id.insert(key.clone(), (number, cancelled.clone()));
+        calls.all.insert(number, (nonce, cancelled.clone()));
+        calls.by_id.insert(key.clone(), number);
         Ok(Entry { desk: Arc::clone(self), key, number, cancelled })
     }
 
     /// Cancels a request. One that is not under way is left as it is: its answer may just have gone out.
     pub(super) fn cancel(&self, nonce: u128, id: &RequestId) {
-        if let Some((_, cancelled)) = self.calls.lock().by_id.get(&(nonce, id.clone())) {
+        if let Some(cancelled) = self.calls.lock().find(nonce, id) {
             cancelled.cancel();
         }
     }
@@ -77,7 +86,7 @@ impl Desk {
 
     /// Whether a request is under way here.
     pub(in crate::face::session) fn knows(&self, nonce: u128, id: &RequestId) -> bool {
-        self.calls.lock().by_id.contains_key(&(nonce, id.clone()))
+        self.calls.lock().find(nonce, id).is_some()
     }
 
     /// Cancels all that a session has under way, and ends its streams.
@@ -85,7 +94,7 @@ impl Desk {
         self.turns.end(nonce);
         self.logs.forget(nonce);
         self.held.end_session(nonce);
-        for ((of, _), (_, cancelled)) in &self.calls.lock().by_id {
+        for (of, cancelled) in self.calls.lock().all.values() {
             if *of == nonce {
                 cancelled.cancel();
             }
@@ -139,7 +148,8 @@ impl Entry {
 impl Drop for Entry {
     fn drop(&mut self) {
         let mut calls = self.desk.calls.lock();
-        if calls.by_id.get(&self.key).is_some_and(|(number, _)| *number == self.number) {
+        calls.all.remove(&self.number);
+        if calls.by_id.get(&self.key) == Some(&self.number) {
             calls.by_id.remove(&self.key);
         }
     }
@@ -202,6 +212,20 @@ mod tests {
         desk.end_session(1);
         assert!(again.cancelled().is_cancelled(), "the older one took only its own entry along");
         drop(again);
-        assert!(desk.calls.lock().by_id.is_empty());
+        assert!(desk.calls.lock().by_id.is_empty() && desk.calls.lock().all.is_empty());
+    }
+
+    #[test]
+    fn requests_of_one_id_are_as_many_as_there_are() {
+        let desk = Arc::new(Desk::default());
+        let id = RequestId::number(1);
+        let mut entries: Vec<_> = (0..CALLS_MAX).map(|_| desk.enter(1, &id).unwrap()).collect();
+        assert_eq!(desk.enter(1, &id).unwrap_err().reason, Reason::QueueFull);
+        assert!(!entries.pop().unwrap().cancelled().is_cancelled());
+        assert!(desk.enter(2, &id).is_ok(), "there is a place again");
+        desk.end_session(1);
+        assert!(entries.iter().all(|entry| entry.cancelled().is_cancelled()), "all end with their session");
+        drop(entries);
+        assert!(desk.calls.lock().by_id.is_empty() && desk.calls.lock().all.is_empty());
     }
 }

@@ -18,7 +18,7 @@ use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use super::Shared;
-use super::log::{Unheard, Writer, event_id};
+use super::log::{Unheard, Word, Writer, event_id};
 use super::said::{Said, can_resume};
 use crate::face::answer::{Addressee, event_stream};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
@@ -32,6 +32,9 @@ use crate::wire::{ProtocolVersion, RequestId};
 
 /// How long a call goes on that nobody reads.
 const DESERTED_MAX: Duration = Duration::from_secs(5 * 60);
+/// How long a stream out of another transport is waited for to be the answer alone: then it needs no names, and nothing
+/// of it is kept.
+const ALONE_MAX: Duration = Duration::from_millis(100);
 /// Largest answer of an upstream over HTTP that is kept. A larger one goes out as it comes, once.
 const KEPT_BYTES_MAX: usize = 1024 * 1024;
 
@@ -99,7 +102,7 @@ pub(in crate::face) async fn respond(
         Err(_) => {
             let first = signs.as_ref().map_or_else(sse_comment, Signs::sign);
             let source = Source::Answer { answering, signs, addressee: addressee.clone() };
-            Box::pin(begin(shared, whose, (first, source), addressee)).await
+            Box::pin(begin(shared, whose, (Some(first), source), addressee)).await
         }
     }
 }
@@ -113,7 +116,10 @@ enum Source {
 /// Holds a stream that was made out of what came over another transport, unless it is the answer alone.
 async fn begin_made(shared: &Arc<Shared>, whose: Whose, body: ResponseBody, addressee: Addressee) -> Response {
     let mut events = Events::of(body);
-    let first = match events.next().await {
+    let Ok(first) = tokio::time::timeout(ALONE_MAX, events.next()).await else {
+        return begin(shared, whose, (None, Source::Events(events)), addressee).await;
+    };
+    let first = match first {
         Some(Ok(first)) => first,
         None => return event_stream(empty_body()),
         Some(Err(error)) => {
@@ -121,34 +127,43 @@ async fn begin_made(shared: &Arc<Shared>, whose: Whose, body: ResponseBody, addr
             return event_stream(StreamBody::new(broken).boxed_unsync());
         }
     };
-    let is_answer = addressee.id.as_ref().is_some_and(|id| {
-        read_event(&first).is_some_and(|event| read::brings_answer(&event.data, id))
-    });
+    let is_answer = addressee
+        .id
+        .as_ref()
+        .is_some_and(|id| read_event(&first).is_some_and(|event| read::brings_answer(&event.data, id)));
     if is_answer {
         return event_stream(full_body(first));
     }
-    begin(shared, whose, (first, Source::Events(events)), addressee).await
+    begin(shared, whose, (Some(first), Source::Events(events)), addressee).await
 }
 
 /// Begins a stream that can be taken up again.
 async fn begin(
     shared: &Arc<Shared>,
     Whose { token, .. }: Whose,
-    (first, source): (Bytes, Source),
+    (first, source): (Option<Bytes>, Source),
     addressee: Addressee,
 ) -> Response {
     let (words, reader) = shared.desk.logs.begin((shared.served.random)());
     let stream = reader.stream();
-    words.say(first, Unheard::Kept).await;
     let mut said = Said::new(reader);
-    let Some((id, first)) = addressee.id.clone().zip(said.next().await) else { return event_stream(empty_body()) };
-    said.keep(shared, token.nonce, id.clone());
-    let held = shared.desk.held.enter(token.nonce, &id);
     let opening = match token.client_version >= ProtocolVersion::V2025_11_25 {
         // Older clients would read the empty data as JSON.
         true => Bytes::from(format!("id: {}\ndata:\n\n", event_id(stream, 0))),
         false => Bytes::new(),
     };
+    let first = match first {
+        Some(first) => {
+            words.say(first, Unheard::Kept).await;
+            said.next().await
+        }
+        // The head goes out with something.
+        None if opening.is_empty() => Some(Word::Event(sse_comment(), None)),
+        None => Some(Word::Event(Bytes::new(), None)),
+    };
+    let Some((id, first)) = addressee.id.clone().zip(first) else { return event_stream(empty_body()) };
+    said.keep(shared, token.nonce, id.clone());
+    let held = shared.desk.held.enter(token.nonce, &id);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {
@@ -185,7 +200,7 @@ async fn pump(words: &Writer, source: Source, shared: &Shared) {
             match answer {
                 Answer::Events(body) if makes_streams => Events::of(body),
                 // From here on it is the upstream's, with event ids or without.
-                Answer::Events(body) => return words.hand_over(body),
+                Answer::Events(body) => return words.hand_over(body).await,
                 answer @ (Answer::Json(_)
                 | Answer::Error(_)
                 | Answer::Refused(..)
@@ -211,7 +226,7 @@ async fn keep(words: &Writer, mut event: ResponseBody) {
                 length += piece.len();
                 pieces.push_back(piece);
                 if length > KEPT_BYTES_MAX {
-                    return words.hand_over(Resumed { pieces, rest: event }.boxed_unsync());
+                    return words.hand_over(Resumed { pieces, rest: event }.boxed_unsync()).await;
                 }
             }
             Ok(None) => break,
@@ -219,7 +234,7 @@ async fn keep(words: &Writer, mut event: ResponseBody) {
             Err(_) => {
                 let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
                 let rest = StreamBody::new(broken).boxed_unsync();
-                return words.hand_over(Resumed { pieces, rest }.boxed_unsync());
+                return words.hand_over(Resumed { pieces, rest }.boxed_unsync()).await;
             }
         }
     }

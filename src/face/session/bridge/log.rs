@@ -22,6 +22,8 @@ const UNREAD_MAX: usize = 16;
 const EVENTS_MAX: usize = 64;
 /// Bytes that all streams of one face keep so, and answers among them. Beyond them what is oldest is forgotten.
 const BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Streams that have their answer, over all sessions: a small answer takes less than what is kept around it.
+const ANSWERED_MAX: usize = 16_384;
 /// Streams that one session can take up again; beyond them the oldest is forgotten.
 const PER_SESSION_MAX: usize = 16;
 /// How long an answer is kept.
@@ -190,12 +192,15 @@ impl Writer {
         self.0.finish(ending)
     }
 
-    /// Says that this follows, and nothing else.
-    pub(super) fn hand_over(&self, rest: ResponseBody) {
+    /// Says that this follows, and nothing else. Returns once somebody reads it. Cancel safe, but for [`Writer::close`],
+    /// which takes it back.
+    pub(super) async fn hand_over(&self, rest: ResponseBody) {
         self.0.state.send_modify(|state| {
             *state.rest.get_mut() = Some(rest);
             (state.is_closed, state.is_unwanted) = (true, true);
         });
+        // The other end of this is held here.
+        let _ = self.0.state.subscribe().wait_for(|state| state.rest.lock().is_none()).await;
     }
 
     /// Returns once nobody was there to read for so long. Cancel safe.
@@ -211,9 +216,12 @@ impl Writer {
         }
     }
 
-    /// Says that there is no answer, because its client wants none.
+    /// Says that nothing follows, because its client wants nothing or has it all.
     pub(super) fn close(&self) {
-        self.0.state.send_modify(|state| (state.is_closed, state.is_unwanted) = (true, true));
+        self.0.state.send_modify(|state| {
+            *state.rest.get_mut() = None;
+            (state.is_closed, state.is_unwanted) = (true, true);
+        });
     }
 }
 
@@ -374,7 +382,8 @@ impl Logs {
     /// Forgets answers that were kept for long enough, and the oldest while there is too much of them.
     fn tidy(&self, kept: &mut Kept) {
         while let Some((when, nonce, id)) = kept.answered.front().copied() {
-            if when.elapsed() < ANSWERED_FOR && self.bytes.load(Ordering::Relaxed) <= BYTES_MAX {
+            let is_too_much = self.bytes.load(Ordering::Relaxed) > BYTES_MAX || kept.answered.len() > ANSWERED_MAX;
+            if when.elapsed() < ANSWERED_FOR && !is_too_much {
                 break;
             }
             kept.answered.pop_front();
@@ -471,6 +480,20 @@ mod tests {
         logs.forget(1);
         drop(writers);
         assert_eq!(logs.bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_are_few_however_small_they_are_and_however_many_sessions_they_are_of() {
+        let logs = Logs::default();
+        for stream in 0..=ANSWERED_MAX as u128 {
+            let (writer, reader) = logs.begin(stream);
+            logs.keep(stream, RequestId::number(0), &reader);
+            writer.finish(Ok(Payload::empty_object()));
+            logs.answered((stream, stream));
+        }
+        assert_eq!(logs.kept.lock().answered.len(), ANSWERED_MAX);
+        assert_eq!(logs.kept.lock().by_session.len(), ANSWERED_MAX);
+        assert!(logs.take_up((0, 0), 0).is_none() && logs.take_up((1, 1), 0).is_some(), "the oldest made room");
     }
 
     #[test]

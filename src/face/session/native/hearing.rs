@@ -166,6 +166,10 @@ impl Shared {
             }
             settled.cancel();
             hearing.turn_over(nonce);
+            // Whoever wanted the stream may have left it before this one ended.
+            if stop.is_cancelled() {
+                shared.hear(&session);
+            }
         });
         native.hearing.runs(nonce, running);
     }

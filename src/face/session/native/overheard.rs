@@ -76,16 +76,21 @@ impl Shared {
                 Vec::new()
             }
             Some(Message::Notification(_) | Message::Response(_)) => {
-                let upstream = Arc::clone(self.served.conduit.name());
-                metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "stray_notification")
-                    .increment(1);
+                self.dropped("stray_notification");
                 Vec::new()
             }
         }
     }
 
-    /// Answers a request that nobody can take (T-20). In the background, best effort.
+    fn dropped(&self, reason: &'static str) {
+        let upstream = Arc::clone(self.served.conduit.name());
+        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
+    }
+
+    /// Answers a request that nobody can take (T-20). In the background, best effort; under a flood it is dropped.
     fn answer_for_nobody(self: &Arc<Self>, session: &Session, request: &Request) {
+        let permit = self.native.as_ref().and_then(|native| Arc::clone(&native.replies).try_acquire_owned().ok());
+        let Some(permit) = permit else { return self.dropped("reply_flood") };
         let refusal = RpcError::new(fault::INTERNAL_ERROR, "no single call that this can belong to");
         let message = match request.method.as_str() {
             method::PING => envelope::result(&request.id, &Payload::empty_object()),
@@ -94,6 +99,7 @@ impl Shared {
         let binding = self.sessions.binding(session);
         let (shared, stop) = (Arc::clone(self), self.served.life.stop.clone());
         let refusing = async move {
+            let _permit = permit;
             let request = ConduitRequest { binding, verb: Verb::Post(message), forwarded: Forwarded::default() };
             let _ = tokio::time::timeout(super::LOOK_MAX, shared.served.conduit.send(request)).await;
         };

@@ -24,6 +24,8 @@ pub(super) struct Watched {
     due: VecDeque<One>,
     /// Those that have not.
     quiet: FuturesUnordered<BoxFuture<'static, One>>,
+    /// Whether some of those that were named are not there.
+    has_missed: bool,
 }
 
 struct One {
@@ -43,19 +45,26 @@ impl Watched {
         owner: &Principal,
         granted: &mut Wishes,
     ) -> Self {
-        let mut due = VecDeque::new();
+        let (mut due, mut has_missed) = (VecDeque::new(), false);
         if let Some(ids) = &mut granted.tasks {
             for id in std::mem::take(ids) {
                 let key = TaskKey { owner: owner.clone(), id };
                 // A task is looked at after the watch began, so that no change falls between.
                 let Ok(watcher) = engine.watchers().watch(&key) else { continue };
-                if engine.get(&key).await.is_ok() {
-                    ids.insert(id);
-                    due.push_back(One { key, watcher, told: None });
+                match engine.get(&key).await {
+                    Ok(_) => {
+                        ids.insert(id);
+                        due.push_back(One { key, watcher, told: None });
+                    }
+                    Err(error) => has_missed |= matches!(error, TaskError::Unknown),
                 }
             }
         }
-        Self { engine, dialect, said, due, quiet: FuturesUnordered::new() }
+        Self { engine, dialect, said, due, quiet: FuturesUnordered::new(), has_missed }
+    }
+
+    pub(super) const fn has_missed(&self) -> bool {
+        self.has_missed
     }
 
     /// What `tasks/get` would answer about the next task that has something new to say. Cancel safe.

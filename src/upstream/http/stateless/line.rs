@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{Eras, contradicts};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::{Credentials, Outgoing};
@@ -121,6 +121,7 @@ pub(super) struct Line {
     log_level: Option<Arc<str>>,
     first_byte: Option<Duration>,
     forwarded: Forwarded,
+    principal: Principal,
     limits: ReadLimits,
 }
 
@@ -134,6 +135,7 @@ impl Line {
             log_level: context.log_level.clone(),
             first_byte: context.timeouts.first_byte,
             forwarded: context.forwarded.clone(),
+            principal: context.principal.clone(),
             limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
         }
     }
@@ -245,7 +247,8 @@ impl Line {
         let headers = self.headers(&said.method, &params);
         let message = envelope::request(id, &said.method, Some(params.payload()));
         let version = Some(ProtocolVersion::V2026_07_28);
-        Credentials { session: None, version }.post_with(message, headers).forwarding(self.forwarded.clone())
+        let post = Credentials { session: None, version }.post_with(message, headers);
+        post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone())
     }
 
     /// The params with the metadata that every request carries. What the other hop said is gone already.

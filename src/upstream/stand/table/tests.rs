@@ -1,5 +1,7 @@
 //! Whose a message is, and that nobody holds up anybody else.
 
+use std::sync::Arc;
+
 use serde_json::{Value, json};
 
 use super::*;
@@ -62,7 +64,7 @@ async fn t20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_th
     assert_eq!(ask(&mut table, 10, json!({})), Err(NotTaken::Nobody), "two calls, and nobody listens");
     assert_eq!(progress(&mut table, 2), Ok(()));
     assert_eq!((drained(&mut one), drained(&mut two)), ((0, false), (1, false)));
-    let mut own = table.listen();
+    let mut own = table.listen(None);
     assert_eq!(ask(&mut table, 11, json!({})), Ok(()));
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!((drained(&mut own), drained(&mut one), drained(&mut two)), ((2, false), (0, false), (0, false)));
@@ -103,7 +105,7 @@ async fn a_slow_reader_misses_progress_and_never_its_answer() {
 #[tokio::test]
 async fn the_end_of_the_connection_is_told_to_every_call_with_its_reason() {
     let mut table = Table::new();
-    let (mut one, mut own) = (table.begin(&call(1)).unwrap().pieces, table.listen());
+    let (mut one, mut own) = (table.begin(&call(1)).unwrap().pieces, table.listen(None));
     let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     table.end(fault);
     let error = one.recv().await.unwrap().unwrap_err();
@@ -116,5 +118,55 @@ async fn what_is_said_before_anybody_listens_is_kept_within_a_bound() {
     let mut table = Table::new();
     let kept = (0..100).filter(|_| note(&mut table, "notifications/tools/list_changed", json!({})).is_ok()).count();
     assert_eq!(kept, EARLY_MAX);
-    assert_eq!(drained(&mut table.listen()), (EARLY_MAX, false));
+    assert_eq!(drained(&mut table.listen(None)), (EARLY_MAX, false));
+}
+
+/// The connection is idle from the end of the last stream on.
+#[tokio::test(start_paused = true)]
+async fn a_connection_is_not_idle_while_somebody_listens_or_a_call_runs() {
+    let ten = Duration::from_secs(10);
+    let mut table = Table::new();
+    tokio::time::advance(ten).await;
+    assert_eq!(table.idle_for(), Some(ten));
+    let own = table.listen(None);
+    tokio::time::advance(ten).await;
+    assert_eq!(table.idle_for(), Some(Duration::ZERO), "somebody listens");
+    drop(own);
+    assert_eq!(table.idle_for(), Some(Duration::ZERO), "somebody did just now");
+    tokio::time::advance(ten).await;
+    assert_eq!(table.idle_for(), Some(ten));
+    let one = table.begin(&call(1)).unwrap();
+    tokio::time::advance(ten).await;
+    assert_eq!((table.idle_for(), table.left_for()), (None, Duration::ZERO));
+    drop(one);
+    tokio::time::advance(ten).await;
+    assert_eq!((table.idle_for(), table.left_for()), (None, ten), "it goes on, and nobody waits for it");
+    assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
+    assert_eq!((table.idle_for(), table.left_for()), (Some(Duration::ZERO), Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_of_the_gateways_own_is_of_use_only_while_its_session_is() {
+    let ten = Duration::from_secs(10);
+    let session = Arc::new(());
+    let held = Arc::downgrade(&session);
+    let mut table = Table::new();
+    let _own = table.listen(Some(Purpose::new(move || held.strong_count() > 1)));
+    tokio::time::advance(ten).await;
+    assert_eq!(table.idle_for(), Some(ten));
+    let user = Arc::clone(&session);
+    assert_eq!(table.idle_for(), Some(Duration::ZERO), "such as a task that is polled now and then");
+    drop(user);
+    tokio::time::advance(ten).await;
+    assert_eq!(table.idle_for(), Some(ten));
+}
+
+#[tokio::test]
+async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
+    let mut table = Table::new();
+    let mut first = table.begin(&request(0, "initialize", json!({}))).unwrap().pieces;
+    assert_eq!(ask(&mut table, 9, json!({})), Err(NotTaken::Nobody), "answered by the stand, if it is a ping");
+    assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
+    assert_eq!(drained(&mut first), (0, false));
+    assert_eq!(drained(&mut table.listen(None)), (1, false), "kept until somebody listens");
 }

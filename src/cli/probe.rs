@@ -1,0 +1,49 @@
+//! `taskgate probe`: what a server speaks, and the TOML block that would serve it.
+//!
+//! Asked with the pieces that the gateway itself reaches servers with, so that what is found is what will be met. Read
+//! `ask` for what is sent, `report` for what is told of it, `block` for the TOML.
+
+mod ask;
+mod block;
+pub(super) mod command;
+mod report;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::HeaderValue;
+use url::Url;
+
+use crate::wire::Payload;
+pub use command::Arguments;
+pub use report::{Called, Report, Server, Transport, Verdict, Version};
+
+/// What is to be probed, and how.
+#[derive(Clone, Debug)]
+pub struct Probe {
+    pub target: Target,
+    /// The one tool that is called, with its arguments, an object.
+    pub call: Option<(String, Payload)>,
+    /// All of it together takes no longer.
+    pub timeout: Duration,
+    /// Whom to trust instead of the system's authorities.
+    pub ca: Option<PathBuf>,
+    /// What to show a server, if it asks who comes; marked as sensitive.
+    pub authorization: Option<HeaderValue>,
+}
+
+/// Where the server is.
+#[derive(Clone, Debug)]
+pub enum Target {
+    Url(Url),
+    /// A program and its arguments; there is at least the program.
+    Command(Vec<String>),
+}
+
+/// Asks a server what it speaks. Ends within the time that the probe has, and a few seconds for programs to stop.
+///
+/// # Errors
+/// If nothing there speaks MCP: why, as a text.
+pub async fn run(probe: &Probe) -> Result<Report, String> {
+    ask::run(probe).await
+}

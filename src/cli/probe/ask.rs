@@ -1,0 +1,387 @@
+//! What is asked of a server, in order: `server/discover`, `initialize` from the newest version on, its tools, and a call
+//! if one is wanted. Each transport in turn until one is found that the server speaks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::report::{Called, Ended, Report, Served, Server, Tools, Transport, Version};
+use super::{Probe, Target, block};
+use crate::dialect::faults::session_failure_error;
+use crate::task::{Answer, Exit, Failure, GatewayFault, Principal, Reason};
+use crate::upstream::http::credential::{Credential, CredentialSource};
+use crate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
+use crate::upstream::stand::apart::CallsApart;
+use crate::upstream::stand::stdio::StdioUpstreamSettings;
+use crate::upstream::{
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Forwarded, NativeTask, ServerFacts, Timeouts,
+    Upstream, UpstreamRequest,
+};
+use crate::wire::fault::METHOD_NOT_FOUND;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+
+const NAME: &str = "probed";
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// Largest answer.
+const BYTES_MAX: usize = 32 << 20;
+/// Pages of the tool list.
+const PAGES_MAX: usize = 100;
+/// How long sessions and programs may take to end.
+const END_MAX: Duration = Duration::from_secs(6);
+/// How long the server may take to hear that a call is given up.
+const CANCEL_MAX: Duration = Duration::from_secs(1);
+
+/// Asks all of it; see [`super::run`].
+pub(super) async fn run(probe: &Probe) -> Result<Report, String> {
+    let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let asking = Asking { probe, until: Instant::now() + probe.timeout, life: life.clone() };
+    let report = asking.all().await;
+    life.stop.cancel();
+    life.tracker.close();
+    // A program that does not stop is killed once this process is gone.
+    let _ = tokio::time::timeout(END_MAX, life.tracker.wait()).await;
+    report
+}
+
+struct Asking<'a> {
+    probe: &'a Probe,
+    until: Instant,
+    life: Life,
+}
+
+/// A server that answered over one transport.
+struct Found {
+    transport: Transport,
+    /// In sessions, with what it agreed to when it was asked for the newest version.
+    session: Result<(Arc<HttpUpstream>, Arc<ServerFacts>), Why>,
+    /// Without them.
+    stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), Why>,
+}
+
+/// Why something is not to be had.
+#[derive(Clone, Debug)]
+enum Why {
+    Fault(GatewayFault),
+    Refused(RpcError),
+    Late,
+    Unusable(String),
+    NotOverThis,
+}
+
+impl Why {
+    fn text(&self) -> String {
+        match self {
+            Self::Refused(error) => format!("{} {}", error.code, error.message),
+            Self::Late => "no answer in time".to_owned(),
+            Self::Unusable(text) => text.clone(),
+            Self::NotOverThis => "not over this transport".to_owned(),
+            Self::Fault(fault) => fault_text(fault),
+        }
+    }
+
+    /// Whether another transport to the same place would fare no better.
+    const fn is_of_the_place(&self) -> bool {
+        match self {
+            Self::Fault(fault) => {
+                matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamTls | Reason::UpstreamAuth)
+            }
+            Self::Late | Self::Unusable(_) => true,
+            Self::Refused(_) | Self::NotOverThis => false,
+        }
+    }
+}
+
+/// What went wrong, in a sentence.
+fn fault_text(fault: &GatewayFault) -> String {
+    let mut text = session_failure_error(&Failure::Gateway(*fault)).message;
+    if let Some(status) = fault.http_status {
+        text.push_str(&format!(" (HTTP {status})"));
+    }
+    match fault.exit {
+        Some(Exit::Code(code)) => text.push_str(&format!(" (it ended with exit code {code})")),
+        Some(Exit::Signal(signal)) => text.push_str(&format!(" (signal {signal} ended it)")),
+        None => (),
+    }
+    text
+}
+
+impl From<BeginError> for Why {
+    fn from(error: BeginError) -> Self {
+        match error {
+            BeginError::Gateway(fault) => Self::Fault(fault),
+            BeginError::Refused(error) => Self::Refused(error),
+        }
+    }
+}
+
+impl Asking<'_> {
+    async fn all(&self) -> Result<Report, String> {
+        let found = self.find().await?;
+        let versions = self.versions(&found).await;
+        let (upstream, facts): (Arc<dyn Upstream>, _) = match (&found.session, &found.stateless) {
+            (Ok((upstream, facts)), _) => (Arc::<HttpUpstream>::clone(upstream), facts),
+            (Err(_), Ok((upstream, facts))) => (Arc::clone(upstream), facts),
+            (Err(why), Err(_)) => return Err(why.text()),
+        };
+        let server = Server::of(facts);
+        let tools =
+            if server.has_tools() { self.tools(&*upstream).await } else { Tools { all: Vec::new(), incomplete: None } };
+        let called = match &self.probe.call {
+            Some((name, arguments)) => Some(self.call(&*upstream, &tools, name, arguments).await),
+            None => None,
+        };
+        upstream.close().await;
+        let toml = block::of(self.probe, found.transport, &server, &tools);
+        Ok(Report {
+            target: block::shown(&self.probe.target),
+            transport: found.transport,
+            versions,
+            server,
+            tools,
+            called,
+            toml,
+        })
+    }
+
+    /// The first transport over which the server answers.
+    async fn find(&self) -> Result<Found, String> {
+        let transports: &[Transport] = match &self.probe.target {
+            Target::Url(_) => &[Transport::StreamableHttp, Transport::Sse],
+            Target::Command(_) => &[Transport::Stdio],
+        };
+        let mut reasons: Vec<String> = Vec::new();
+        for &transport in transports {
+            let session = self.handshake(transport, None).await;
+            if let Err(why) = &session
+                && why.is_of_the_place()
+            {
+                reasons.push(format!("{}: {}", transport.words(), why.text()));
+                break;
+            }
+            let stateless = self.discover(transport).await;
+            if session.is_ok() || stateless.is_ok() {
+                return Ok(Found { transport, session, stateless });
+            }
+            if let Err(why) = &session {
+                reasons.push(format!("{}: {}", transport.words(), why.text()));
+            }
+        }
+        Err(reasons.join("\n"))
+    }
+
+    /// Which versions the server agrees to, newest first. What follows from an answer is not asked again.
+    async fn versions(&self, found: &Found) -> Vec<Version> {
+        let mut all = Vec::new();
+        for version in ProtocolVersion::ALL.into_iter().rev() {
+            let served = match (&found.session, version) {
+                (_, ProtocolVersion::V2026_06_30) => continue,
+                (_, ProtocolVersion::V2026_07_28) => match &found.stateless {
+                    Ok(_) => Served::Yes,
+                    Err(why) => Served::No(why.text()),
+                },
+                (Err(why), _) => Served::No(why.text()),
+                (Ok((_, facts)), version) if version == facts.version => Served::Yes,
+                (Ok((_, facts)), version) if version > facts.version => {
+                    Served::No(format!("answers with {}", facts.version))
+                }
+                (Ok(_), version) => match self.handshake(found.transport, Some(version)).await {
+                    Ok((upstream, _)) => {
+                        upstream.close().await;
+                        Served::Yes
+                    }
+                    Err(Why::Fault(fault)) if fault.reason == Reason::UpstreamRefused => {
+                        Served::No("answers with another version".to_owned())
+                    }
+                    Err(why) => Served::No(why.text()),
+                },
+            };
+            all.push(Version { version, served });
+        }
+        all
+    }
+
+    /// Opens a session; with the newest version that both know, unless one is given.
+    async fn handshake(
+        &self,
+        transport: Transport,
+        version: Option<ProtocolVersion>,
+    ) -> Result<(Arc<HttpUpstream>, Arc<ServerFacts>), Why> {
+        let upstream = self.upstream(transport, version)?;
+        let facts = self.in_time(upstream.facts(&context(NativeTask::Never))).await?;
+        Ok((upstream, facts))
+    }
+
+    async fn discover(&self, transport: Transport) -> Result<(Arc<dyn Upstream>, Arc<ServerFacts>), Why> {
+        if transport == Transport::Sse {
+            return Err(Why::NotOverThis);
+        }
+        let upstream = self.upstream(transport, Some(ProtocolVersion::V2026_07_28))?;
+        let stateless = upstream.for_stateless_clients().stateless();
+        match self.in_time(stateless.facts(&context(NativeTask::Never))).await {
+            Ok(facts) => Ok((stateless, facts)),
+            Err(why) => {
+                upstream.close().await;
+                Err(why)
+            }
+        }
+    }
+
+    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, BeginError>>) -> Result<T, Why> {
+        match tokio::time::timeout_at(self.until, asked).await {
+            Ok(answer) => answer.map_err(Why::from),
+            Err(_) => Err(Why::Late),
+        }
+    }
+
+    fn upstream(&self, transport: Transport, protocol: Option<ProtocolVersion>) -> Result<Arc<HttpUpstream>, Why> {
+        let name: Arc<str> = Arc::from(NAME);
+        let upstream = match &self.probe.target {
+            Target::Url(url) => {
+                let credential = self.probe.authorization.clone().map(|value| Credential {
+                    header: http::header::AUTHORIZATION,
+                    source: CredentialSource::Known(value),
+                });
+                let settings = HttpUpstreamSettings {
+                    name,
+                    url: url.clone(),
+                    transport: if transport == Transport::Sse { HttpTransport::Sse } else { HttpTransport::Streamable },
+                    event_bytes_max: BYTES_MAX,
+                    protocol,
+                    connect_max: CONNECT_MAX,
+                    tls: UpstreamTlsFiles { ca: self.probe.ca.clone(), identity: None },
+                    credential,
+                };
+                let made = HttpUpstream::new(settings, self.life.clone());
+                made.map_err(|error| Why::Unusable(super::super::client::chain(&error)))?
+            }
+            Target::Command(words) => HttpUpstream::stdio(program(name, words, protocol), self.life.clone()),
+        };
+        Ok(Arc::new(upstream))
+    }
+
+    async fn tools(&self, upstream: &dyn Upstream) -> Tools {
+        let mut all = Vec::new();
+        let mut params = None;
+        for _ in 0..PAGES_MAX {
+            let page = match self.answer(upstream, method::TOOLS_LIST, params.take()).await {
+                Ok(page) => page,
+                Err(why) => return Tools { all, incomplete: Some(why.text()) },
+            };
+            let page = Object::of(&page);
+            let tools = page.as_ref().and_then(|page| page.get("tools"));
+            all.extend(tools.iter().flat_map(Payload::items).map(|tool| tool.detached()));
+            let next = page.as_ref().and_then(|page| page.get("nextCursor")).filter(|next| next.as_str() != "null");
+            match next {
+                Some(cursor) => params = Some(ObjectWriter::new().member("cursor", &cursor).finish()),
+                None => return Tools { all, incomplete: None },
+            }
+        }
+        Tools { all, incomplete: Some(format!("there are more than {PAGES_MAX} pages")) }
+    }
+
+    /// The result of one request.
+    async fn answer(&self, upstream: &dyn Upstream, method: &str, params: Option<Payload>) -> Result<Payload, Why> {
+        let request = UpstreamRequest { method: Arc::from(method), params };
+        let mut exchange = self.in_time(upstream.begin(request, context(NativeTask::Never))).await?;
+        loop {
+            let Ok(event) = tokio::time::timeout_at(self.until, exchange.next()).await else {
+                give_up(&mut *exchange).await;
+                return Err(Why::Late);
+            };
+            match event {
+                ExchangeEvent::Returned(result) => return Ok(result),
+                ExchangeEvent::Faulted(error) => return Err(Why::Refused(error)),
+                ExchangeEvent::Lost(lost) => return Err(Why::Fault(lost.0)),
+                ExchangeEvent::Cancelled => return Err(Why::Unusable("the server cancelled it".to_owned())),
+                ExchangeEvent::Progress(_)
+                | ExchangeEvent::Status(_)
+                | ExchangeEvent::Log(_)
+                | ExchangeEvent::Withdrawn { .. }
+                | ExchangeEvent::Asked { .. } => (),
+            }
+        }
+    }
+
+    async fn call(&self, upstream: &dyn Upstream, tools: &Tools, name: &str, arguments: &Payload) -> Called {
+        let began = Instant::now();
+        let mut called = Called::new(name);
+        // Such a tool runs in no other way.
+        let native_task = match tools.task_support(name).as_deref() {
+            Some("required") => NativeTask::WhereServed { deadline: self.probe.timeout },
+            Some(_) | None => NativeTask::Never,
+        };
+        let params = ObjectWriter::new().member("name", &Payload::of(name)).member("arguments", arguments).finish();
+        let request = UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: Some(params) };
+        called.ended = match self.in_time(upstream.begin(request, context(native_task))).await {
+            Ok(exchange) => self.follow(exchange, &mut called).await,
+            Err(why) => Ended::Lost(why.text()),
+        };
+        called.took = began.elapsed();
+        called
+    }
+
+    async fn follow(&self, mut exchange: Box<dyn Exchange>, called: &mut Called) -> Ended {
+        loop {
+            let Ok(event) = tokio::time::timeout_at(self.until, exchange.next()).await else {
+                give_up(&mut *exchange).await;
+                return Ended::Late;
+            };
+            match event {
+                ExchangeEvent::Returned(result) => return Ended::Returned(result),
+                ExchangeEvent::Faulted(error) => return Ended::Faulted(error),
+                ExchangeEvent::Lost(lost) => return Ended::Lost(fault_text(&lost.0)),
+                ExchangeEvent::Cancelled => return Ended::Lost("the server cancelled it".to_owned()),
+                ExchangeEvent::Progress(_) => called.progress += 1,
+                ExchangeEvent::Asked { ask, .. } => {
+                    called.questions += 1;
+                    let refusal = Answer::Error(RpcError::new(METHOD_NOT_FOUND, "nobody is here to answer"));
+                    // If it does not arrive, the call ends by its time.
+                    let _ = tokio::time::timeout_at(self.until, exchange.answer(&ask, refusal)).await;
+                }
+                ExchangeEvent::Status(_) | ExchangeEvent::Log(_) | ExchangeEvent::Withdrawn { .. } => (),
+            }
+        }
+    }
+}
+
+/// Tells the server that nobody waits any more.
+async fn give_up(exchange: &mut dyn Exchange) {
+    let _ = tokio::time::timeout(CANCEL_MAX, exchange.cancel("the probe's time is over")).await;
+}
+
+fn program(name: Arc<str>, words: &[String], protocol: Option<ProtocolVersion>) -> StdioUpstreamSettings {
+    let mut words = words.iter().cloned();
+    StdioUpstreamSettings {
+        apart: CallsApart::default(),
+        name,
+        program: words.next().unwrap_or_default(),
+        arguments: words.collect(),
+        // What is in force where it is tried is not what the gateway would give it.
+        env: Vec::new(),
+        env_files: Vec::new(),
+        folder: None,
+        processes_max: 8,
+        descriptors_max: None,
+        memory_bytes_max: None,
+        line_bytes_max: BYTES_MAX,
+        protocol,
+    }
+}
+
+/// Nobody in particular, who can be asked nothing.
+fn context(native_task: NativeTask) -> CallContext {
+    CallContext {
+        principal: Principal::local(),
+        client: ClientFacts { capabilities: Payload::empty_object() },
+        progress: true,
+        log_level: None,
+        timeouts: Timeouts::default(),
+        result_bytes_max: BYTES_MAX,
+        native_task,
+        forwarded: Forwarded::default(),
+    }
+}

@@ -1,0 +1,96 @@
+//! The command line of it.
+
+use std::env;
+use std::io::{self, Write as _};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use bytes::Bytes;
+
+use super::super::{UNAVAILABLE, refuse, say};
+use super::{Probe, Target};
+use crate::telemetry;
+use crate::upstream::http::credential::secret_value;
+use crate::wire::{Object, Payload, ScanLimits};
+
+/// What can be said on the command line.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The server's address, http or https.
+    #[arg(required_unless_present = "command", conflicts_with = "command")]
+    url: Option<url::Url>,
+    /// A program and its arguments, after `--`.
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+    /// Call this tool with these arguments, a JSON object, and say how long it took.
+    #[arg(long, num_args = 2, value_names = ["NAME", "JSON"])]
+    call: Vec<String>,
+    /// The most that all of it may take, the call included, such as 90s or 5m.
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = humantime::parse_duration)]
+    timeout: Duration,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Trust these authorities (PEM) instead of the system's.
+    #[arg(long, value_name = "FILE")]
+    ca: Option<PathBuf>,
+    /// The bearer token to come with; better given in the environment, where other users do not see it.
+    #[arg(long, value_name = "KEY", env = super::super::KEY_VARIABLE, hide_env_values = true)]
+    key: Option<String>,
+}
+
+/// Probes, prints what was found, and says with which code the program ends.
+///
+/// # Errors
+/// If the log cannot be had, or nothing can be printed.
+pub(in crate::cli) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
+    let Arguments { url, command, call, timeout, json, ca, key } = arguments;
+    let target = match url {
+        Some(url) if !matches!(url.scheme(), "http" | "https") => {
+            return Ok(refuse("the server's address must begin with http:// or https://"));
+        }
+        Some(url) if !url.username().is_empty() || url.password().is_some() => {
+            return Ok(refuse("the server's address must hold no user name; come with --key instead"));
+        }
+        Some(mut url) => {
+            url.set_fragment(None);
+            Target::Url(url)
+        }
+        None => Target::Command(command),
+    };
+    let call = match <[String; 2]>::try_from(call) {
+        Ok([tool, arguments]) => match Payload::parse(&Bytes::from(arguments), ScanLimits::CLIENT) {
+            Ok(arguments) if Object::of(&arguments).is_some() => Some((tool, arguments)),
+            Ok(_) => return Ok(refuse("the tool's arguments must be a JSON object")),
+            Err(error) => return Ok(refuse(format_args!("the tool's arguments are {error}"))),
+        },
+        Err(_) => None,
+    };
+    let authorization = key.map(|key| secret_value(&format!("Bearer {}", key.trim())));
+    if authorization.as_ref().is_some_and(Option::is_none) {
+        return Ok(refuse("the key has characters that no header can carry"));
+    }
+    if env::var_os(telemetry::LOG_FILTER).is_some() {
+        telemetry::install_logs(telemetry::LogFormat::Auto).context("cannot log")?;
+    }
+    let probe = Probe { target, call, timeout, ca, authorization: authorization.flatten() };
+    match super::run(&probe).await {
+        Ok(report) => {
+            let text = if json { format!("{:#}\n", report.json()) } else { report.text() };
+            io::stdout().write_all(text.as_bytes()).context("cannot print the report")?;
+            Ok(ExitCode::from(report.verdict().exit_code()))
+        }
+        Err(why) => {
+            say(why);
+            if matches!(probe.target, Target::Command(_)) {
+                say(format_args!(
+                    "with {}=info in the environment you see what the program writes",
+                    telemetry::LOG_FILTER
+                ));
+            }
+            Ok(ExitCode::from(UNAVAILABLE))
+        }
+    }
+}

@@ -1,0 +1,360 @@
+//! What a probe found, for people and as JSON.
+
+use std::borrow::Cow;
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::upstream::ServerFacts;
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
+
+/// Characters of a description, or of a text of a result, that people are shown.
+const SHOWN_MAX: usize = 200;
+
+/// What a server speaks.
+#[derive(Debug)]
+pub struct Report {
+    /// The address or the command, without secrets.
+    pub target: String,
+    pub transport: Transport,
+    /// Newest first.
+    pub versions: Vec<Version>,
+    pub server: Server,
+    pub tools: Tools,
+    pub called: Option<Called>,
+    /// The block that would serve it.
+    pub toml: String,
+}
+
+/// How messages travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Transport {
+    StreamableHttp,
+    Sse,
+    Stdio,
+}
+
+impl Transport {
+    /// As the configuration names it.
+    #[must_use]
+    pub const fn key(self) -> &'static str {
+        match self {
+            Self::StreamableHttp => "streamable-http",
+            Self::Sse => "sse",
+            Self::Stdio => "stdio",
+        }
+    }
+
+    /// As people name it.
+    #[must_use]
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::StreamableHttp => "streamable HTTP",
+            Self::Sse => "HTTP+SSE",
+            Self::Stdio => "stdio",
+        }
+    }
+}
+
+/// One version, and whether the server agrees to it.
+#[derive(Debug)]
+pub struct Version {
+    pub version: ProtocolVersion,
+    pub served: Served,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+pub enum Served {
+    Yes,
+    /// Why not.
+    No(String),
+}
+
+/// What the server says of itself.
+#[derive(Debug)]
+pub struct Server {
+    /// The newest version that it agrees to in a session, else the one without.
+    pub version: ProtocolVersion,
+    pub info: Option<Payload>,
+    pub capabilities: Payload,
+    pub instructions: Option<Payload>,
+}
+
+impl Server {
+    pub(super) fn of(facts: &ServerFacts) -> Self {
+        Self {
+            version: facts.version,
+            info: facts.server_info.clone(),
+            capabilities: facts.capabilities.clone(),
+            instructions: facts.instructions.clone(),
+        }
+    }
+
+    pub(super) fn has_tools(&self) -> bool {
+        Object::of(&self.capabilities).is_some_and(|all| all.contains("tools"))
+    }
+
+    /// A member of what it calls itself.
+    pub(super) fn named(&self, key: &str) -> Option<String> {
+        Object::of(self.info.as_ref()?)?.get_string(key)
+    }
+}
+
+/// Its tools, as it lists them.
+#[derive(Debug)]
+pub struct Tools {
+    pub all: Vec<Payload>,
+    /// Why there may be more.
+    pub incomplete: Option<String>,
+}
+
+impl Tools {
+    /// What a tool says of tasks.
+    pub(super) fn task_support(&self, name: &str) -> Option<String> {
+        let tool = self.all.iter().filter_map(Object::of).find(|tool| tool.get_string("name").as_deref() == Some(name));
+        task_support(&tool?)
+    }
+}
+
+fn task_support(tool: &Object) -> Option<String> {
+    tool.get_object("execution")?.get_string("taskSupport")
+}
+
+/// Whether one of a tool's annotations is `true`.
+pub(super) fn is_annotated(tool: &Object, hint: &str) -> bool {
+    let annotation = tool.get_object("annotations").and_then(|all| all.get(hint));
+    annotation.is_some_and(|value| value.as_str() == "true")
+}
+
+/// The call that was made.
+#[derive(Debug)]
+pub struct Called {
+    pub tool: String,
+    pub took: Duration,
+    /// Progress notifications.
+    pub progress: usize,
+    /// Questions that were asked, and refused.
+    pub questions: usize,
+    pub ended: Ended,
+}
+
+/// How it ended.
+#[derive(Debug)]
+pub enum Ended {
+    Returned(Payload),
+    Faulted(RpcError),
+    /// There is no answer: why.
+    Lost(String),
+    /// The time was over.
+    Late,
+}
+
+impl Called {
+    pub(super) fn new(tool: &str) -> Self {
+        Self { tool: tool.to_owned(), took: Duration::ZERO, progress: 0, questions: 0, ended: Ended::Late }
+    }
+
+    fn is_tool_error(&self) -> bool {
+        match &self.ended {
+            Ended::Returned(result) => Object::of(result)
+                .and_then(|result| result.get("isError"))
+                .is_some_and(|value| value.as_str() == "true"),
+            Ended::Faulted(_) | Ended::Lost(_) | Ended::Late => false,
+        }
+    }
+
+    fn outcome(&self) -> &'static str {
+        match self.ended {
+            Ended::Returned(_) if self.is_tool_error() => "tool_error",
+            Ended::Returned(_) => "result",
+            Ended::Faulted(_) => "error",
+            Ended::Lost(_) => "lost",
+            Ended::Late => "no_answer_in_time",
+        }
+    }
+
+    /// The text of a result, or what went wrong.
+    fn words(&self) -> String {
+        match &self.ended {
+            Ended::Returned(result) => {
+                let content = Object::of(result).and_then(|result| result.get("content"));
+                let texts =
+                    content.iter().flat_map(Payload::items).filter_map(|item| Object::of(&item)?.get_string("text"));
+                texts.collect::<Vec<_>>().join("\n")
+            }
+            Ended::Faulted(error) => format!("{} {}", error.code, error.message),
+            Ended::Lost(why) => why.clone(),
+            Ended::Late => "the time was over; see --timeout".to_owned(),
+        }
+    }
+}
+
+/// How the command ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Done,
+    ToolFailed,
+    Faulted,
+    Lost,
+}
+
+impl Verdict {
+    /// The exit code of the process; as those of `call`.
+    #[must_use]
+    pub const fn exit_code(self) -> u8 {
+        match self {
+            Self::Done => 0,
+            Self::ToolFailed => 1,
+            Self::Faulted => 2,
+            Self::Lost => 69,
+        }
+    }
+}
+
+impl Report {
+    #[must_use]
+    pub fn verdict(&self) -> Verdict {
+        match &self.called {
+            None => Verdict::Done,
+            Some(called) => match &called.ended {
+                Ended::Returned(_) if called.is_tool_error() => Verdict::ToolFailed,
+                Ended::Returned(_) => Verdict::Done,
+                Ended::Faulted(_) => Verdict::Faulted,
+                Ended::Lost(_) | Ended::Late => Verdict::Lost,
+            },
+        }
+    }
+
+    /// For programs.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        let versions = self.versions.iter().map(|version| match &version.served {
+            Served::Yes => json!({ "version": version.version.as_str(), "served": true }),
+            Served::No(why) => json!({ "version": version.version.as_str(), "served": false, "why": why }),
+        });
+        let mut report = json!({
+            "target": self.target,
+            "transport": self.transport.key(),
+            "versions": versions.collect::<Vec<_>>(),
+            "version": self.server.version.as_str(),
+            "serverInfo": self.server.info.as_ref().map(value),
+            "capabilities": value(&self.server.capabilities),
+            "instructions": self.server.instructions.as_ref().map(value),
+            "tools": self.tools.all.iter().map(value).collect::<Vec<_>>(),
+            "toml": self.toml,
+        });
+        if let Some(why) = &self.tools.incomplete {
+            report["toolsIncomplete"] = json!(why);
+        }
+        if let Some(called) = &self.called {
+            report["call"] = json!({
+                "tool": called.tool,
+                "seconds": called.took.as_secs_f64(),
+                "outcome": called.outcome(),
+                "progress": called.progress,
+                "questions": called.questions,
+            });
+            match &called.ended {
+                Ended::Returned(result) => report["call"]["result"] = value(result),
+                Ended::Faulted(error) => {
+                    report["call"]["error"] = json!({ "code": error.code, "message": error.message })
+                }
+                Ended::Lost(why) => report["call"]["why"] = json!(why),
+                Ended::Late => (),
+            }
+        }
+        report
+    }
+
+    /// For people. Nothing in it controls a terminal.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = String::new();
+        self.write(&mut text).unwrap_or_default();
+        text
+    }
+
+    fn write(&self, to: &mut String) -> std::fmt::Result {
+        writeln!(to, "{}\n", plain(&self.target))?;
+        writeln!(to, "transport     {}", self.transport.words())?;
+        let (name, version) = (self.server.named("name"), self.server.named("version"));
+        if let Some(name) = name {
+            writeln!(to, "server        {} {}", plain(&name), plain(&version.unwrap_or_default()))?;
+        }
+        for (index, version) in self.versions.iter().enumerate() {
+            let title = if index == 0 { "versions" } else { "" };
+            match &version.served {
+                Served::Yes => writeln!(to, "{title:<14}{}  yes", version.version)?,
+                Served::No(why) => writeln!(to, "{title:<14}{}  no: {}", version.version, plain(why))?,
+            }
+        }
+        let capabilities = Object::of(&self.server.capabilities);
+        let names: Vec<_> = capabilities.iter().flat_map(Object::keys).map(|name| plain(&name).into_owned()).collect();
+        writeln!(to, "capabilities  {}", if names.is_empty() { "none".to_owned() } else { names.join(", ") })?;
+        writeln!(to, "tools         {}", self.tools.all.len())?;
+        for tool in self.tools.all.iter().filter_map(Object::of) {
+            writeln!(to, "  {}", line_of(&tool))?;
+        }
+        if let Some(why) = &self.tools.incomplete {
+            writeln!(to, "  The list may be longer: {}", plain(why))?;
+        }
+        if let Some(called) = &self.called {
+            write_call(to, called)?;
+        }
+        write!(to, "\nThis would serve it:\n\n{}", self.toml)
+    }
+}
+
+fn write_call(to: &mut String, called: &Called) -> std::fmt::Result {
+    let took = called.took.as_secs_f64();
+    write!(to, "call          {}: {} after {took:.3} s", plain(&called.tool), called.outcome().replace('_', " "))?;
+    if called.progress > 0 {
+        write!(to, ", {} times progress", called.progress)?;
+    }
+    if called.questions > 0 {
+        write!(to, ", {} questions refused", called.questions)?;
+    }
+    writeln!(to)?;
+    let words = called.words();
+    if words.is_empty() { Ok(()) } else { writeln!(to, "  {}", short(&words)) }
+}
+
+/// A tool, what it says of itself, and what follows for tasks.
+fn line_of(tool: &Object) -> String {
+    let hints = [
+        ("readOnlyHint", "read-only"),
+        ("destructiveHint", "destructive"),
+        ("idempotentHint", "idempotent"),
+        ("openWorldHint", "open world"),
+    ];
+    let hints = hints.into_iter().filter(|(hint, _)| is_annotated(tool, hint)).map(|(_, words)| words.to_owned());
+    let tasks = task_support(tool).map(|support| format!("tasks {}", plain(&support)));
+    let notes: Vec<String> = hints.chain(tasks).collect();
+    let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
+    let description = tool.get_string("description").unwrap_or_default();
+    let description = description.lines().next().unwrap_or_default();
+    let name = tool.get_string("name").unwrap_or_default();
+    format!("{}{notes}  {}", plain(&name), short(description)).trim_end().to_owned()
+}
+
+fn short(text: &str) -> String {
+    let text = plain(text);
+    match text.char_indices().nth(SHOWN_MAX) {
+        Some((at, _)) => format!("{}...", &text[..at]),
+        None => text.into_owned(),
+    }
+}
+
+/// What a server says cannot control the terminal.
+fn plain(text: &str) -> Cow<'_, str> {
+    if text.chars().any(char::is_control) {
+        text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().into()
+    } else {
+        text.into()
+    }
+}
+
+fn value(payload: &Payload) -> Value {
+    payload.read().unwrap_or(Value::Null)
+}

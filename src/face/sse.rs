@@ -1,0 +1,200 @@
+//! The transport of 2024-11-05 (HTTP+SSE): one event stream to the client, and a POST for each message from it.
+//!
+//! An adapter in front of an upstream's endpoint, and no face of its own: what is said on a stream goes through
+//! [`duplex`] to the faces that serve all others, so any version may be spoken over it (protocol.md 1.3). A stream is
+//! the session, lives in this process, and is not to be taken up again; its tasks outlive it. Read [`SseEndpoint`]
+//! first, then `streams` for whose a stream is, `events` for what is written on it.
+
+mod events;
+mod streams;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::header::ALLOW;
+use http::{HeaderValue, Method, StatusCode};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use super::answer::{accepted, bare, event_stream, too_often};
+use super::duplex::{self, Spoken};
+use super::endpoint::unreadable;
+use super::http::{AcceptedTypes, Endpoint, Inbound, Response};
+use super::rates::Rates;
+use super::sealed::{Purpose, Sealer};
+use super::session::{addressee, refuse};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::http::Life;
+use crate::wire::envelope::{self, is_batch};
+use crate::wire::{ScanLimits, framing};
+use events::Events;
+use streams::{Key, Table};
+pub use streams::{STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
+
+/// Messages of one client that are taken and not looked at yet. Further POSTs wait for their 202.
+const SPOKEN_MAX: usize = 4;
+/// Messages that wait for the client to read. What comes then waits where it is.
+const OUTGOING_MAX: usize = 8;
+/// Room for what stands around a result.
+const ENVELOPE_BYTES: usize = 64 << 10;
+/// How long a POST waits at most.
+const TAKEN_MAX: Duration = Duration::from_secs(30);
+/// The member of the query that says which stream a message is for.
+const STREAM: &str = "session_id";
+
+/// All open streams of a gateway.
+#[derive(Clone, Debug, Default)]
+pub struct Streams(Arc<Table<mpsc::Sender<Spoken>>>);
+
+/// What clients of HTTP+SSE of one upstream are served with.
+#[derive(Clone)]
+pub struct SseServed {
+    pub upstream: Arc<str>,
+    /// Where the upstream is served to everybody else.
+    pub path: Arc<str>,
+    pub streams: Streams,
+    pub rates: Arc<Rates>,
+    pub sealer: Arc<Sealer>,
+    /// 128 random bits, for each stream anew.
+    pub random: fn() -> u128,
+    /// How long a stream may be silent before a comment shows that it lives.
+    pub life_sign: Duration,
+    /// Largest result that a message to a client carries.
+    pub result_bytes_max: usize,
+    pub life: Life,
+    /// Streams end from then on, each once nothing is under way on it.
+    pub leaving: CancellationToken,
+}
+
+impl fmt::Debug for SseServed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SseServed").field("upstream", &self.upstream).finish_non_exhaustive()
+    }
+}
+
+/// Where one upstream is served over HTTP+SSE: GET opens a stream, POST brings a message for one.
+pub struct SseEndpoint {
+    served: SseServed,
+    endpoint: Arc<dyn Endpoint>,
+}
+
+impl fmt::Debug for SseEndpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.served.fmt(f)
+    }
+}
+
+impl SseEndpoint {
+    /// In front of `endpoint`, which serves the same upstream.
+    #[must_use]
+    pub const fn new(served: SseServed, endpoint: Arc<dyn Endpoint>) -> Self {
+        Self { served, endpoint }
+    }
+
+    /// Opens a stream: the address for its messages first, then what is said on it.
+    fn open(&self, inbound: Inbound) -> Response {
+        if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
+            return bare(StatusCode::NOT_ACCEPTABLE);
+        }
+        let served = &self.served;
+        if served.leaving.is_cancelled() {
+            return bare(StatusCode::SERVICE_UNAVAILABLE);
+        }
+        let key = self.key(&inbound, (served.random)());
+        // A path and no URL: the gateway does not know by which name and scheme its clients reach it.
+        let sealed = served.sealer.seal(Purpose::Stream, &key.nonce.to_be_bytes());
+        let address = format!("{}?{STREAM}={sealed}", inbound.path);
+        let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
+        let (outgoing, said) = mpsc::channel(OUTGOING_MAX);
+        let place = match served.streams.0.open(key, || inlet) {
+            Ok(place) => place,
+            Err(fault) => return too_often(&fault),
+        };
+        let client = duplex::Client {
+            endpoint: Arc::clone(&self.endpoint),
+            path: served.path.to_string(),
+            principal: inbound.principal,
+            message_bytes_max: served.result_bytes_max.saturating_add(ENVELOPE_BYTES),
+        };
+        served.life.tracker.spawn(duplex::serve_until(client, spoken, outgoing, served.leaving.clone()));
+        event_stream(Events::new(framing::sse_endpoint(&address), said, served.life_sign, place).into_body())
+    }
+
+    /// Takes a message for a stream: 202 once it will be looked at, whatever becomes of it.
+    async fn take(&self, inbound: Inbound) -> Response {
+        let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
+        let nonce = self.served.sealer.open(Purpose::Stream, sealed).and_then(|bytes| bytes.try_into().ok());
+        let key = nonce.map(|nonce| self.key(&inbound, u128::from_be_bytes(nonce)));
+        let Some(inlet) = key.and_then(|key| self.served.streams.0.find(&key)) else {
+            return self.refuse(&inbound, "stream_unknown", || bare(StatusCode::NOT_FOUND));
+        };
+        if !is_batch(&inbound.body)
+            && let Err(error) = envelope::read(&inbound.body, ScanLimits::CLIENT)
+            && let (None, complaint) = unreadable(error)
+        {
+            // Without an id nobody could tell on the stream which message this is about.
+            let answer = || refuse(&addressee(None, AcceptedTypes::Json), &complaint);
+            return self.refuse(&inbound, "message_unreadable", answer);
+        }
+        let spoken = Spoken { text: inbound.body, headers: inbound.headers };
+        match inlet.send_timeout(spoken, TAKEN_MAX).await {
+            Ok(()) => accepted(),
+            Err(mpsc::error::SendTimeoutError::Closed(_)) => bare(StatusCode::NOT_FOUND),
+            Err(mpsc::error::SendTimeoutError::Timeout(_)) => {
+                metrics::counter!(metric::HTTP_REFUSED, "reason" => "stream_unread").increment(1);
+                too_often(&GatewayFault::new(Reason::QueueFull, Executed::No))
+            }
+        }
+    }
+
+    /// Refuses what never reaches the endpoint, which counts all the rest.
+    fn refuse(&self, inbound: &Inbound, reason: &'static str, answer: impl FnOnce() -> Response) -> Response {
+        metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
+        match self.served.rates.admit(&inbound.principal, 1) {
+            Ok(()) => answer(),
+            Err(fault) => too_often(&fault),
+        }
+    }
+
+    fn key(&self, inbound: &Inbound, nonce: u128) -> Key {
+        Key { owner: inbound.principal.clone(), upstream: Arc::clone(&self.served.upstream), nonce }
+    }
+}
+
+#[async_trait]
+impl Endpoint for SseEndpoint {
+    async fn serve(&self, inbound: Inbound) -> Response {
+        match inbound.method {
+            Method::GET => match self.served.rates.admit(&inbound.principal, 1) {
+                Ok(()) => self.open(inbound),
+                Err(fault) => too_often(&fault),
+            },
+            Method::POST => self.take(inbound).await,
+            _ => not_allowed("GET, POST"),
+        }
+    }
+
+    fn allow(&self) -> HeaderValue {
+        HeaderValue::from_static("GET, POST")
+    }
+}
+
+/// Which stream a query names.
+fn stream_named(query: Option<&str>) -> Option<&str> {
+    query?.split('&').find_map(|member| member.strip_prefix(STREAM)?.strip_prefix('='))
+}
+
+/// For a POST that names no stream: so a client that tries the current transport first learns that this is the older
+/// one (transports, backwards compatibility).
+fn only_get() -> Response {
+    not_allowed("GET")
+}
+
+fn not_allowed(allowed: &'static str) -> Response {
+    let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
+    response
+}

@@ -1,0 +1,133 @@
+//! The open streams of HTTP+SSE: whose each is, and how a message reaches it. As many as may be, and no more.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+
+/// Most open streams of one principal (T11): each is a session, and holds what its client has not read yet.
+pub const STREAMS_PER_PRINCIPAL_MAX: usize = 256;
+/// Most open streams in all.
+pub const STREAMS_MAX: usize = 4_096;
+
+/// What a stream is found by: a message for one that is another principal's, or another upstream's, finds none.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) owner: Principal,
+    pub(super) upstream: Arc<str>,
+    /// 128 random bits.
+    pub(super) nonce: u128,
+}
+
+/// All open streams, whatever upstream they lead to; `I` takes messages in.
+pub(super) struct Table<I>(Mutex<Open<I>>);
+
+struct Open<I> {
+    inlets: HashMap<Key, I>,
+    by_owner: HashMap<Principal, usize>,
+}
+
+impl<I> Default for Table<I> {
+    fn default() -> Self {
+        Self(Mutex::new(Open { inlets: HashMap::new(), by_owner: HashMap::new() }))
+    }
+}
+
+impl<I> fmt::Debug for Table<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Table").field("streams", &self.0.lock().inlets.len()).finish_non_exhaustive()
+    }
+}
+
+impl<I: Clone> Table<I> {
+    /// Takes a place and makes the stream known. The principal's own bound is asked before the one of all.
+    ///
+    /// # Errors
+    /// `TooManyListeners`.
+    pub(super) fn open(self: &Arc<Self>, key: Key, inlet: impl FnOnce() -> I) -> Result<Place<I>, GatewayFault> {
+        let upstream = Arc::clone(&key.upstream);
+        let mut open = self.0.lock();
+        let own = open.by_owner.get(&key.owner).copied().unwrap_or(0);
+        if own >= STREAMS_PER_PRINCIPAL_MAX || open.inlets.len() >= STREAMS_MAX {
+            metrics::counter!(metric::SSE_STREAMS_REFUSED, "upstream" => upstream).increment(1);
+            return Err(GatewayFault::new(Reason::TooManyListeners, Executed::No));
+        }
+        open.by_owner.insert(key.owner.clone(), own + 1);
+        open.inlets.insert(key.clone(), inlet());
+        metrics::gauge!(metric::SSE_STREAMS, "upstream" => upstream).increment(1.0);
+        Ok(Place { table: Arc::clone(self), key })
+    }
+
+    /// What takes messages in for a stream; `None` for one that is not open, or not this principal's.
+    pub(super) fn find(&self, key: &Key) -> Option<I> {
+        self.0.lock().inlets.get(key).cloned()
+    }
+}
+
+/// The place of one stream. Dropped, it is given back, and messages for the stream find none.
+pub(super) struct Place<I> {
+    table: Arc<Table<I>>,
+    key: Key,
+}
+
+impl<I> Drop for Place<I> {
+    fn drop(&mut self) {
+        metrics::gauge!(metric::SSE_STREAMS, "upstream" => Arc::clone(&self.key.upstream)).decrement(1.0);
+        let mut open = self.table.0.lock();
+        let inlet = open.inlets.remove(&self.key);
+        if let Entry::Occupied(mut own) = open.by_owner.entry(self.key.owner.clone()) {
+            *own.get_mut() -= 1;
+            if *own.get() == 0 {
+                own.remove();
+            }
+        }
+        drop(open);
+        // Outside the lock: nobody knows what its end sets in motion.
+        drop(inlet);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(owner: &str, nonce: u128) -> Key {
+        Key { owner: Principal::new(owner), upstream: Arc::from("reports"), nonce }
+    }
+
+    #[test]
+    fn t02_a_stream_is_found_by_its_owner_at_its_upstream_while_it_is_open() {
+        let table = Arc::<Table<u8>>::default();
+        let place = table.open(key("key:ada", 7), || 1).unwrap();
+        assert_eq!(table.find(&key("key:ada", 7)), Some(1));
+        let elsewhere = Key { upstream: Arc::from("letters"), ..key("key:ada", 7) };
+        for foreign in [key("key:bob", 7), key("key:ada", 8), elsewhere] {
+            assert_eq!(table.find(&foreign), None, "{foreign:?}");
+        }
+        drop(place);
+        assert_eq!(table.find(&key("key:ada", 7)), None);
+    }
+
+    #[test]
+    fn a_principal_meets_its_own_bound_and_all_meet_theirs() {
+        let table = Arc::<Table<()>>::default();
+        let owners = STREAMS_MAX / STREAMS_PER_PRINCIPAL_MAX;
+        let keys = (0..owners).flat_map(|owner| {
+            (0..STREAMS_PER_PRINCIPAL_MAX).map(move |nonce| key(&format!("key:{owner}"), nonce as u128))
+        });
+        let mut places: Vec<_> = keys.map(|key| table.open(key, || ()).unwrap()).collect();
+        let refused = |owner: &str| table.open(key(owner, u128::MAX), || ()).map(drop).unwrap_err().reason;
+        assert_eq!((places.len(), refused("key:another")), (STREAMS_MAX, Reason::TooManyListeners));
+        places.pop();
+        assert_eq!(refused("key:0"), Reason::TooManyListeners, "its own bound");
+        drop(table.open(key("key:another", 1), || ()).unwrap());
+        places.clear();
+        let open = table.0.lock();
+        assert!(open.by_owner.is_empty() && open.inlets.is_empty());
+    }
+}

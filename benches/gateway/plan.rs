@@ -43,7 +43,7 @@ pub(crate) struct Size {
     pub(crate) sessions: usize,
     /// Tasks made in one round.
     pub(crate) creates: usize,
-    /// Commits one after the other in one round.
+    /// Tasks made, and rows inserted, one after the other in one round.
     pub(crate) commits: usize,
     /// Calls that are in progress while tasks are polled.
     pub(crate) live_tasks: usize,

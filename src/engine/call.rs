@@ -137,9 +137,9 @@ pub enum CallEnd {
 /// A call in progress, as its client sees it. Dropping it means that the client left.
 #[derive(Debug)]
 pub struct CallStream {
-    pub(super) events: mpsc::Receiver<CallEvent>,
+    events: mpsc::Receiver<Box<CallEvent>>,
     /// Set once what refers to a task was taken over: until then nobody knows it (T-27).
-    pub(super) claimed: CancellationToken,
+    claimed: CancellationToken,
 }
 
 impl CallStream {
@@ -152,7 +152,7 @@ impl CallStream {
 
     /// The next event; `None` after the last. Cancel safe.
     pub async fn next(&mut self) -> Option<CallEvent> {
-        let event = self.events.recv().await;
+        let event = self.events.recv().await.map(|event| *event);
         if matches!(event, Some(CallEvent::Created(_) | CallEvent::InputRequired { .. })) {
             self.claimed.cancel();
         }
@@ -163,6 +163,14 @@ impl CallStream {
 /// The runner's end of a [`CallStream`].
 #[derive(Clone, Debug)]
 pub(super) struct Seat {
-    pub(super) events: mpsc::Sender<CallEvent>,
+    /// A queue has room for dozens at once: of pointers, so that a call that has nothing to say takes little.
+    pub(super) events: mpsc::Sender<Box<CallEvent>>,
     pub(super) claimed: CancellationToken,
+}
+
+impl Seat {
+    /// Waits for room where the client reads slowly. One that left is told nothing.
+    pub(super) async fn tell(&self, event: CallEvent) {
+        let _ = self.events.send(Box::new(event)).await;
+    }
 }

@@ -18,12 +18,15 @@ mod rounds;
 mod row;
 mod stage;
 mod taken_up;
+#[cfg(test)]
+mod tests;
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
@@ -55,24 +58,35 @@ pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let (seat, stream) = CallStream::new();
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
-    let made: Arc<OnceLock<TaskKey>> = Arc::default();
-    let runner = {
-        let (engine, client, made) = (Arc::clone(&engine), Client::new(seat.clone()), Arc::clone(&made));
-        async move { Box::new(Runner::new(engine, spec, client, made)).run().await }
-    };
-    spawn(&engine, (span, made, Some(seat)), runner);
+    let concerned = Arc::new(Mutex::new(Concerned::Client(seat.clone())));
+    let runner = Box::new(Runner::new(Arc::clone(&engine), spec, Client::new(seat), Arc::clone(&concerned)));
+    spawn(&engine, (span, concerned), runner.run());
     stream
 }
 
-/// Who is to learn of a bug that ends a runner: its task, if it made one, and its client.
-type Concerned = (tracing::Span, Arc<OnceLock<TaskKey>>, Option<Seat>);
+/// Who is to learn of a bug that ends a runner: its client, until there is a task.
+#[derive(Clone)]
+enum Concerned {
+    Client(Seat),
+    Task(TaskKey),
+}
 
-fn spawn(engine: &Arc<Engine>, (span, made, seat): Concerned, runner: impl Future<Output = ()> + Send + 'static) {
+/// Where a runner says who that is.
+type SharedConcerned = Arc<Mutex<Concerned>>;
+
+fn spawn(
+    engine: &Arc<Engine>,
+    (span, concerned): (tracing::Span, SharedConcerned),
+    runner: impl Future<Output = ()> + Send + 'static,
+) {
     let engine = Arc::clone(engine);
+    // Boxed: a future that is moved into another one takes its room twice, and this one waits for hours.
+    let runner = AssertUnwindSafe(Box::pin(runner)).catch_unwind();
     engine.runners.clone().spawn(
         async move {
-            if AssertUnwindSafe(runner).catch_unwind().await.is_err() {
-                settle_after_panic(&engine, made.get(), seat.as_ref()).await;
+            if runner.await.is_err() {
+                let concerned = concerned.lock().clone();
+                Box::pin(settle_after_panic(&engine, concerned)).await;
             }
         }
         .instrument(span),
@@ -80,22 +94,19 @@ fn spawn(engine: &Arc<Engine>, (span, made, seat): Concerned, runner: impl Futur
 }
 
 /// A bug ended the runner: whoever waits learns that the call may have run.
-async fn settle_after_panic(engine: &Engine, made: Option<&TaskKey>, seat: Option<&Seat>) {
+async fn settle_after_panic(engine: &Engine, concerned: Concerned) {
     tracing::error!("a runner panicked");
     let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
-    match (made, seat) {
-        (Some(key), _) => {
-            let attempt = engine.held(key).await.map_or(Attempt::FIRST, |task| task.attempt);
-            let settled = engine.apply(key, Event::Faulted { attempt, failure }).await;
-            engine.live.remove(key);
+    match concerned {
+        Concerned::Task(key) => {
+            let attempt = engine.held(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
+            let settled = engine.apply(&key, Event::Faulted { attempt, failure }).await;
+            engine.live.remove(&key);
             if let Err(error) = settled {
                 tracing::error!(%error, "the task of a runner that panicked could not be settled");
             }
         }
-        (None, None) => (),
-        (None, Some(seat)) => {
-            let _ = seat.events.send(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await;
-        }
+        Concerned::Client(seat) => seat.tell(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await,
     }
 }
 
@@ -141,8 +152,8 @@ struct Runner {
     unproven: Option<Unproven>,
     /// Whether the call is waited for although the gateway ends.
     stays: bool,
-    /// The task's key, for whoever cleans up after a panic.
-    made: Arc<OnceLock<TaskKey>>,
+    /// For whoever cleans up after a panic.
+    concerned: SharedConcerned,
 }
 
 /// Whether the runner goes on.
@@ -152,7 +163,7 @@ enum Next {
 }
 
 impl Runner {
-    fn new(engine: Arc<Engine>, spec: CallSpec, client: Client, made: Arc<OnceLock<TaskKey>>) -> Self {
+    fn new(engine: Arc<Engine>, spec: CallSpec, client: Client, concerned: SharedConcerned) -> Self {
         // Without a place `auto` runs plainly (T-58).
         let place = match spec.plan {
             Plan::Direct | Plan::Refuse => None,
@@ -181,22 +192,23 @@ impl Runner {
             checkpoint: Checkpoint::new(),
             unproven: None,
             stays: false,
-            made,
+            concerned,
         }
     }
 
     async fn run(mut self: Box<Self>) {
-        if matches!(self.prepare().await, Next::Stop) {
-            return self.leave().await;
+        if matches!(Box::pin(self.prepare()).await, Next::Stop) {
+            return Box::pin(self.leave()).await;
         }
         self.go_on().await;
     }
 
+    /// What is done at each step is boxed: a call spends its time waiting, and takes no room meanwhile for the rest.
     async fn go_on(mut self: Box<Self>) {
         loop {
             let step = self.step().await;
-            if matches!(self.handle_step(step).await, Next::Stop) {
-                return self.leave().await;
+            if matches!(Box::pin(self.handle_step(step)).await, Next::Stop) {
+                return Box::pin(self.leave()).await;
             }
         }
     }

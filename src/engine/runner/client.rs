@@ -49,9 +49,9 @@ impl Client {
     pub(super) async fn tell(&self, event: CallEvent) {
         if let [all_but_last @ .., last] = self.seats.as_slice() {
             for seat in all_but_last {
-                let _ = seat.events.send(event.clone()).await;
+                seat.tell(event.clone()).await;
             }
-            let _ = last.events.send(event).await;
+            last.tell(event).await;
         }
     }
 

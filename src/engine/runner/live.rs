@@ -1,10 +1,10 @@
 //! The runners of live tasks, by task: how `apply` and returning clients reach the one that owns a call.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::Notify;
 
 use crate::engine::call::{Retry, Seat};
 use crate::task::{Answer, TaskKey};
@@ -31,14 +31,22 @@ pub(super) enum Order {
 /// Runners by task. An entry lives from the task's insert to the runner's end.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct LiveRunners {
-    by_task: Mutex<HashMap<TaskKey, Line>>,
+    by_task: Mutex<HashMap<TaskKey, Weak<Mailbox>>>,
 }
 
-#[derive(Debug)]
-struct Line {
-    abandon: CancellationToken,
-    deliveries: mpsc::Sender<Vec<(Payload, Answer)>>,
-    retries: mpsc::Sender<(Seat, Retry)>,
+/// What waits for one runner, and a bell for when something new does. No channels: those take room for what they may
+/// hold, and most calls end without an order.
+#[derive(Debug, Default)]
+struct Mailbox {
+    waiting: Mutex<Waiting>,
+    bell: Notify,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    is_abandoned: bool,
+    deliveries: VecDeque<Vec<(Payload, Answer)>>,
+    retries: VecDeque<(Seat, Retry)>,
 }
 
 impl LiveRunners {
@@ -51,60 +59,134 @@ impl LiveRunners {
     }
 
     pub(super) fn insert(&self, key: TaskKey) -> Orders {
-        let abandon = CancellationToken::new();
-        let (deliveries, delivered) = mpsc::channel(DELIVERIES_MAX);
-        let (retries, retried) = mpsc::channel(RETRIES_MAX);
-        self.by_task.lock().insert(key, Line { abandon: abandon.clone(), deliveries, retries });
-        Orders { abandon, delivered, retried }
+        let mailbox = Arc::default();
+        self.by_task.lock().insert(key, Arc::downgrade(&mailbox));
+        Orders { mailbox }
     }
 
     pub(in crate::engine) fn remove(&self, key: &TaskKey) {
         self.by_task.lock().remove(key);
     }
 
-    /// A runner that is not here has ended: then there is nobody to tell.
+    /// Lets `put` add something to what waits for a runner; whether it had room. `None` for a runner that has ended:
+    /// then there is nobody to tell.
+    fn put(&self, key: &TaskKey, put: impl FnOnce(&mut Waiting) -> bool) -> Option<bool> {
+        // Under the lock all along: a runner that has left finds whatever was put before.
+        let by_task = self.by_task.lock();
+        let mailbox = by_task.get(key).and_then(Weak::upgrade)?;
+        let is_put = put(&mut mailbox.waiting.lock());
+        mailbox.bell.notify_one();
+        Some(is_put)
+    }
+
     pub(in crate::engine) fn abandon(&self, key: &TaskKey) {
-        if let Some(line) = self.by_task.lock().get(key) {
-            line.abandon.cancel();
-        }
+        self.put(key, |waiting| {
+            waiting.is_abandoned = true;
+            true
+        });
     }
 
     pub(in crate::engine) fn deliver(&self, key: &TaskKey, answers: Vec<(Payload, Answer)>) {
-        if let Some(line) = self.by_task.lock().get(key)
-            && line.deliveries.try_send(answers).is_err()
-        {
+        let put = |waiting: &mut Waiting| push(&mut waiting.deliveries, answers, DELIVERIES_MAX);
+        if self.put(key, put) == Some(false) {
             tracing::warn!(task = ?key.id, "answers could not be handed to the runner");
         }
     }
 
     /// Whether a client that came back was handed to the runner.
     pub(in crate::engine) fn retry(&self, key: &TaskKey, seat: Seat, retry: Retry) -> bool {
-        self.by_task.lock().get(key).is_some_and(|line| line.retries.try_send((seat, retry)).is_ok())
+        self.put(key, |waiting| push(&mut waiting.retries, (seat, retry), RETRIES_MAX)) == Some(true)
     }
 }
 
-/// The runner's end of the line.
+/// Adds to a bounded queue; whether there was room.
+fn push<T>(queue: &mut VecDeque<T>, item: T, max: usize) -> bool {
+    let has_room = queue.len() < max;
+    if has_room {
+        queue.push_back(item);
+    }
+    has_room
+}
+
+/// The runner's end.
 #[derive(Debug)]
 pub(in crate::engine) struct Orders {
-    abandon: CancellationToken,
-    delivered: mpsc::Receiver<Vec<(Payload, Answer)>>,
-    retried: mpsc::Receiver<(Seat, Retry)>,
+    mailbox: Arc<Mailbox>,
 }
 
 impl Orders {
     /// The next order; pends for ever once the entry is gone. Cancel safe.
     pub(super) async fn next(&mut self) -> Order {
-        tokio::select! {
-            biased;
-            () = self.abandon.cancelled() => Order::Abandon,
-            Some(answers) = self.delivered.recv() => Order::Deliver(answers),
-            Some((seat, retry)) = self.retried.recv() => Order::Retried(seat, retry),
-            else => std::future::pending().await,
+        loop {
+            if let Some(order) = self.take() {
+                return order;
+            }
+            // A ring between the look and the wait is kept.
+            self.mailbox.bell.notified().await;
         }
+    }
+
+    /// An end before answers, answers before clients. An end is never taken out: nothing comes after it.
+    fn take(&self) -> Option<Order> {
+        let mut waiting = self.mailbox.waiting.lock();
+        if waiting.is_abandoned {
+            return Some(Order::Abandon);
+        }
+        let answers = waiting.deliveries.pop_front().map(Order::Deliver);
+        answers.or_else(|| waiting.retries.pop_front().map(|(seat, retry)| Order::Retried(seat, retry)))
     }
 
     /// A client that came back too late to be told of by an order.
     pub(super) fn late(&mut self) -> Option<Seat> {
-        self.retried.try_recv().ok().map(|(seat, _)| seat)
+        self.mailbox.waiting.lock().retries.pop_front().map(|(seat, _)| seat)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt;
+
+    use super::*;
+    use crate::task::{Principal, TaskId};
+
+    fn key() -> TaskKey {
+        TaskKey { owner: Principal::new("someone"), id: TaskId::from_bits(1) }
+    }
+
+    fn answers(number: usize) -> Vec<(Payload, Answer)> {
+        vec![(Payload::of(&number), Answer::Result(Payload::empty_object()))]
+    }
+
+    #[tokio::test]
+    async fn an_end_goes_before_answers_and_wakes_a_runner_that_waits() {
+        let live = LiveRunners::default();
+        let mut orders = live.insert(key());
+        let (ordered, ()) = tokio::join!(biased; orders.next(), async {
+            live.deliver(&key(), answers(1));
+            live.abandon(&key());
+        });
+        assert!(matches!(ordered, Order::Abandon), "{ordered:?}");
+        assert!(matches!(orders.next().await, Order::Abandon), "nothing comes after it");
+    }
+
+    #[tokio::test]
+    async fn answers_come_in_order_and_no_more_wait_than_may() {
+        let live = LiveRunners::default();
+        let mut orders = live.insert(key());
+        for number in 0..=DELIVERIES_MAX {
+            live.deliver(&key(), answers(number));
+        }
+        for number in 0..DELIVERIES_MAX {
+            let Some(Order::Deliver(got)) = orders.next().now_or_never() else { panic!("{number} is missing") };
+            assert_eq!(got, answers(number));
+        }
+        assert!(orders.next().now_or_never().is_none(), "the one too many was turned away");
+    }
+
+    #[test]
+    fn nobody_is_handed_to_a_runner_that_has_ended() {
+        let live = LiveRunners::default();
+        drop(live.insert(key()));
+        assert_eq!(live.put(&key(), |_| true), None);
     }
 }

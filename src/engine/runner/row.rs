@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use super::client::Held;
 use super::live::Orders;
-use super::{CallEnd, CallEvent, Next, Runner};
+use super::{CallEnd, CallEvent, Concerned, Next, Runner};
 use crate::engine::apply::Applied;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
@@ -130,7 +130,7 @@ impl Runner {
             return Err(error);
         }
         failpoint::hit("handle-durable");
-        let _ = self.made.set(key.clone());
+        *self.concerned.lock() = Concerned::Task(key.clone());
         tracing::Span::current().record("task", tracing::field::debug(key.id));
         self.row = Some(Row { key, shown, orders, progress: None, progress_due: None });
         if self.is_kept() {

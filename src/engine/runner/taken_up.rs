@@ -5,9 +5,10 @@
 //! sign from the upstream, or once the call was up for longer than any resumption takes. `attempt` moves with the
 //! commit right before the call is sent again, so a life that sent nothing takes no attempt away (F23).
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::checkpoint::Checkpoint;
@@ -16,7 +17,7 @@ use super::live::Orders;
 use super::questions::Inputs;
 use super::row::Row;
 use super::stage::Stage;
-use super::{Next, Runner, lost, spawn};
+use super::{Concerned, Next, Runner, SharedConcerned, lost, spawn};
 use crate::dialect::peer::question_method;
 use crate::engine::Engine;
 use crate::engine::call::CallSpec;
@@ -57,11 +58,11 @@ enum Taking {
 
 /// Starts a runner for a row. Its place among the live ones must be claimed.
 pub(in crate::engine) fn start(engine: &Arc<Engine>, spec: CallSpec, (task, orders): (Arc<Task>, Orders), way: Way) {
-    let made: Arc<OnceLock<_>> = Arc::new(OnceLock::from(task.key.clone()));
-    let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), Arc::clone(&made)));
+    let concerned = Arc::new(Mutex::new(Concerned::Task(task.key.clone())));
+    let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), Arc::clone(&concerned)));
     let span =
         tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = ?task.key.id);
-    spawn(engine, (span, made, None), runner.run_again(task, way));
+    spawn(engine, (span, concerned), runner.run_again(task, way));
 }
 
 impl Runner {
@@ -69,7 +70,7 @@ impl Runner {
         engine: Arc<Engine>,
         spec: CallSpec,
         (task, orders): (&Task, Orders),
-        made: Arc<OnceLock<crate::task::TaskKey>>,
+        concerned: SharedConcerned,
     ) -> Self {
         let mut checkpoint = Checkpoint::new();
         checkpoint.is_written(task.recovery.resume.clone());
@@ -103,7 +104,7 @@ impl Runner {
             checkpoint,
             unproven: None,
             stays: false,
-            made,
+            concerned,
         }
     }
 
@@ -114,11 +115,11 @@ impl Runner {
                 self.unproven = Some(Unproven { what: Taking::Again, since: Instant::now(), is_counted: false });
                 Next::Continue
             }
-            Way::Resume(token) => self.resume(&task, token).await,
+            Way::Resume(token) => Box::pin(self.resume(&task, token)).await,
         };
         match next {
             Next::Continue => self.go_on().await,
-            Next::Stop => self.leave().await,
+            Next::Stop => Box::pin(self.leave()).await,
         }
     }
 

@@ -105,7 +105,8 @@ pub(crate) struct HttpClient {
     /// What the upstream lets the gateway in for.
     credential: Option<(HeaderName, HeaderValue)>,
     connect_max: Duration,
-    pool: Client<ConnectLimit, OneBody>,
+    /// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
+    pool: Client<ConnectLimit, Box<OneBody>>,
     breaker: Arc<Breaker>,
     /// How many requests may be sent again, beside those that are sent at all.
     resends: Arc<TpsBudget>,
@@ -240,9 +241,9 @@ impl HttpClient {
         }
     }
 
-    fn request(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Request<OneBody> {
+    fn request(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Request<Box<OneBody>> {
         let body = OneBody { data: outgoing.body().cloned(), handed_over: Arc::clone(handed_over) };
-        let mut request = Request::new(body);
+        let mut request = Request::new(Box::new(body));
         *request.method_mut() = outgoing.method();
         *request.uri_mut() = self.uri.clone();
         let mut headers = outgoing.headers();

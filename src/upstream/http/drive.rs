@@ -185,7 +185,8 @@ impl Link {
         // Set once: this is the only place.
         let _ = self.head.set(());
         match opened {
-            Ok(Reply::Json(body)) => self.read(body, &self.awaited()).await,
+            // Boxed, as all that comes after the long wait for the head and is larger than it.
+            Ok(Reply::Json(body)) => Box::pin(self.read(body, &self.awaited())).await,
             Ok(Reply::Events(events)) => self.follow(events).await,
             Err(Refusal::Rpc(error)) => Ok(Err(error)),
             Err(Refusal::Gateway(fault)) => Err(fault),
@@ -245,7 +246,7 @@ impl Link {
                     }
                     let broken = Instant::now();
                     let first = self.point.lock().pause();
-                    events = match self.reopen(patience, first).await {
+                    events = match Box::pin(self.reopen(patience, first)).await {
                         Ok(events) => events,
                         // What could not be read may well have been the answer.
                         Err(fault) if malformed > 0 => {
@@ -268,7 +269,7 @@ impl Link {
         let _ = self.head.set(());
         // The stream broke with an earlier life of the process: only what the server asked for is waited for.
         let first = self.point.lock().retry.unwrap_or_default();
-        let events = self.reopen(RESUME_WINDOW, first).await?;
+        let events = Box::pin(self.reopen(RESUME_WINDOW, first)).await?;
         self.follow(events).await
     }
 
@@ -315,4 +316,20 @@ impl Link {
 /// The last event of a call that was answered.
 pub(super) fn last(said: Said) -> ExchangeEvent {
     said.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of what a function returns.
+    const fn returned_bytes<A, B, R>(_: fn(A, B) -> R) -> usize {
+        size_of::<R>()
+    }
+
+    #[test]
+    fn a_call_that_waits_for_its_answer_takes_no_room_for_what_it_will_do_with_it() {
+        let bytes = returned_bytes(Link::run);
+        assert!(bytes <= 2_048, "{bytes}");
+    }
 }

@@ -34,7 +34,7 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// One call over HTTP.
 pub(super) struct HttpExchange {
     link: Arc<Link>,
-    queue: mpsc::Receiver<ExchangeEvent>,
+    queue: mpsc::Receiver<Box<ExchangeEvent>>,
     state: State,
     began: Instant,
     /// When a connection took the call.
@@ -269,13 +269,13 @@ impl Exchange for HttpExchange {
     async fn next(&mut self) -> ExchangeEvent {
         loop {
             if let Ok(event) = self.queue.try_recv() {
-                return event;
+                return *event;
             }
             let last = match &mut self.state {
                 State::Ended(last) => return last.clone(),
                 State::Running(drive) => tokio::select! {
                     biased;
-                    Some(event) = self.queue.recv() => return event,
+                    Some(event) = self.queue.recv() => return *event,
                     last = drive => last,
                 },
             };

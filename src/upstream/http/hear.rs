@@ -63,8 +63,9 @@ impl Link {
                 Ok(Some(event)) => {
                     any = true;
                     awaited.point.lock().note(&event);
+                    // Boxed: a stream may be silent for hours, and takes no room meanwhile for what is done with events.
                     if let Some(text) = reply::message_in(&event)
-                        && let Some(said) = self.take_event(text, awaited.id, malformed).await?
+                        && let Some(said) = Box::pin(self.take_event(text, awaited.id, malformed)).await?
                     {
                         return Ok(Heard::Said(said));
                     }

@@ -72,7 +72,7 @@ pub(crate) async fn open(
     limits: ReadLimits,
 ) -> Result<Reply, Refusal> {
     if !response.status().is_success() {
-        return Err(refusal(response, addressee).await);
+        return Err(Box::pin(refusal(response, addressee)).await);
     }
     match content_of(response.headers()) {
         Content::Json => Ok(Reply::Json(response.into_body())),

@@ -29,7 +29,8 @@ pub(crate) struct Call {
     pub(crate) may_be_task: bool,
     /// The upstream said that the task changed: a hint, nothing more (UPC-02).
     pub(crate) hint: Notify,
-    events: mpsc::Sender<ExchangeEvent>,
+    /// A queue has room for dozens at once: of pointers, so that a call that has nothing to say takes little.
+    events: mpsc::Sender<Box<ExchangeEvent>>,
     questions: Mutex<Questions>,
 }
 
@@ -66,7 +67,7 @@ pub(crate) enum NotAsked {
 
 impl Call {
     /// A call and the queue of its events.
-    pub(crate) fn new(id: RequestId, native: Native) -> (Arc<Self>, mpsc::Receiver<ExchangeEvent>) {
+    pub(crate) fn new(id: RequestId, native: Native) -> (Arc<Self>, mpsc::Receiver<Box<ExchangeEvent>>) {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
         let may_be_task = matches!(native, Native::Asked);
         let task = match native {
@@ -88,12 +89,12 @@ impl Call {
 
     /// Puts an event into the queue, waiting for room. Nobody left to read it is as good as read.
     pub(crate) async fn tell(&self, event: ExchangeEvent) {
-        let _ = self.events.send(event).await;
+        let _ = self.events.send(Box::new(event)).await;
     }
 
     /// Puts an event into the queue if there is room; whether it was put.
     pub(crate) fn try_tell(&self, event: ExchangeEvent) -> bool {
-        self.events.try_send(event).is_ok()
+        self.events.try_send(Box::new(event)).is_ok()
     }
 
     /// Opens a question, within the bounds.

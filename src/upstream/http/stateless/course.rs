@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::line::{Ending, Line, Said, malformed};
+use super::line::{Ending, Events, Line, Said, malformed};
 use super::questions::Questions;
 use super::task::TaskSlot;
 use crate::task::{Executed, Reason};
@@ -21,11 +21,11 @@ const SILENT_ROUNDS_MAX: u32 = 8;
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
 
 /// Answers to questions, by their `ask`.
-pub(super) type Answers = mpsc::Receiver<(Payload, Answer)>;
+pub(super) type Answers = mpsc::Receiver<Box<(Payload, Answer)>>;
 
 pub(super) struct Course {
     pub(super) line: Line,
-    pub(super) events: mpsc::Sender<ExchangeEvent>,
+    pub(super) events: Events,
     pub(super) answers: Answers,
     pub(super) questions: Questions,
     /// Where the upstream's task is put as soon as there is one.
@@ -55,7 +55,7 @@ impl Course {
             let result = self.line.call(&said, Some(&self.events), handed_over).await?;
             let round = match told(&request.method, &result)? {
                 Told::Complete => return Ok(result),
-                Told::Task(handle) => return self.follow(&handle).await,
+                Told::Task(handle) => return Box::pin(self.follow(&handle)).await,
                 Told::Asks(round) => round,
             };
             // Verbatim, escapes and all, and none where none was given (UPC-14).
@@ -99,15 +99,16 @@ impl Course {
 
     /// Puts an event into the queue. Nobody left to read it is as good as read.
     pub(super) async fn tell(&self, event: ExchangeEvent) {
-        let _ = self.events.send(event).await;
+        let _ = self.events.send(Box::new(event)).await;
     }
 
     /// Waits for one answer. Cancel safe.
     pub(super) async fn hear_answer(&mut self) -> Result<(), Ending> {
-        let Some((ask, answer)) = self.answers.recv().await else {
+        let Some(answered) = self.answers.recv().await else {
             // The exchange is gone, and this future goes with it.
             return std::future::pending().await;
         };
+        let (ask, answer) = *answered;
         self.questions.answer(&ask, answer).map_err(Ending::Faulted)
     }
 }

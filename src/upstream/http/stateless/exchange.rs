@@ -24,8 +24,8 @@ const ANSWERS_MAX: usize = 64;
 
 pub(super) struct StatelessExchange {
     line: Line,
-    queue: mpsc::Receiver<ExchangeEvent>,
-    answers: mpsc::Sender<(Payload, Answer)>,
+    queue: mpsc::Receiver<Box<ExchangeEvent>>,
+    answers: mpsc::Sender<Box<(Payload, Answer)>>,
     task: TaskSlot,
     state: State,
     began: Instant,
@@ -106,13 +106,13 @@ impl Exchange for StatelessExchange {
     async fn next(&mut self) -> ExchangeEvent {
         loop {
             if let Ok(event) = self.queue.try_recv() {
-                return event;
+                return *event;
             }
             let last = match &mut self.state {
                 State::Ended(last) => return last.clone(),
                 State::Running(course) => tokio::select! {
                     biased;
-                    Some(event) = self.queue.recv() => return event,
+                    Some(event) = self.queue.recv() => return *event,
                     last = course => last,
                 },
             };
@@ -126,7 +126,7 @@ impl Exchange for StatelessExchange {
             return Ok(());
         }
         let full = |_| Lost(GatewayFault::new(Reason::Internal, Executed::Unknown));
-        self.answers.try_send((ask.detached(), answer)).map_err(full)
+        self.answers.try_send(Box::new((ask.detached(), answer))).map_err(full)
     }
 
     /// Drops the request, which is how a server without sessions is told; a task is cancelled by its name.

@@ -110,6 +110,10 @@ impl Said {
     }
 }
 
+/// Events on their way to whoever owns the exchange. A queue has room for dozens at once: of pointers, so that a request
+/// that has nothing to say takes little.
+pub(super) type Events = mpsc::Sender<Box<ExchangeEvent>>;
+
 /// The way to the server for one client's exchange.
 #[derive(Clone, Debug)]
 pub(super) struct Line {
@@ -145,11 +149,7 @@ impl Line {
     ///
     /// # Errors
     /// If the answer is an error, or does not come.
-    pub(super) async fn answer(
-        &self,
-        said: &Said,
-        hear: Option<&mpsc::Sender<ExchangeEvent>>,
-    ) -> Result<Payload, Ending> {
+    pub(super) async fn answer(&self, said: &Said, hear: Option<&Events>) -> Result<Payload, Ending> {
         self.call(said, hear, &HandedOver::default()).await
     }
 
@@ -159,12 +159,12 @@ impl Line {
     pub(super) async fn call(
         &self,
         said: &Said,
-        hear: Option<&mpsc::Sender<ExchangeEvent>>,
+        hear: Option<&Events>,
         handed_over: &HandedOver,
     ) -> Result<Payload, Ending> {
         match self.once(said, hear, handed_over).await {
             Err(Ending::Faulted(error)) if error.code == HEADER_MISMATCH && *said.method == *method::TOOLS_CALL => {
-                self.refresh().await?;
+                Box::pin(self.refresh()).await?;
                 self.once(said, hear, handed_over).await
             }
             answer => answer,
@@ -185,12 +185,7 @@ impl Line {
         Ok(())
     }
 
-    async fn once(
-        &self,
-        said: &Said,
-        hear: Option<&mpsc::Sender<ExchangeEvent>>,
-        handed_over: &HandedOver,
-    ) -> Result<Payload, Ending> {
+    async fn once(&self, said: &Said, hear: Option<&Events>, handed_over: &HandedOver) -> Result<Payload, Ending> {
         let id = token::mint();
         let post = self.post(said, &id);
         let post = if said.is_under_way() { post.under_way() } else { post };
@@ -304,7 +299,7 @@ impl Line {
         &self,
         mut events: EventStream,
         id: &RequestId,
-        hear: Option<&mpsc::Sender<ExchangeEvent>>,
+        hear: Option<&Events>,
     ) -> Result<Result<Payload, RpcError>, GatewayFault> {
         let mut strange = 0;
         loop {
@@ -324,7 +319,7 @@ impl Line {
                 }
                 Ok(Message::Notification(notification)) => match (route::about_call(&notification, id), hear) {
                     // Nobody left to hear it is as good as heard.
-                    (Some(event), Some(hear)) => drop(hear.send(event).await),
+                    (Some(event), Some(hear)) => drop(hear.send(Box::new(event)).await),
                     (Some(_), None) => (),
                     (None, _) => self.hop.dropped("stray_notification"),
                 },

@@ -160,19 +160,19 @@ fn announce(gateway: &Gateway, paths: &[String], quick_start: Option<&Path>) -> 
 }
 
 /// SIGINT and SIGTERM.
-struct Signals {
+pub(super) struct Signals {
     interrupt: Signal,
     terminate: Signal,
 }
 
 impl Signals {
-    fn new() -> anyhow::Result<Self> {
+    pub(super) fn new() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
     }
 
     /// Waits for a signal; returns how long balancers have to notice. A person at a terminal has none.
-    async fn next(&mut self) -> Duration {
+    pub(super) async fn next(&mut self) -> Duration {
         tokio::select! {
             _ = self.interrupt.recv() => Duration::ZERO,
             _ = self.terminate.recv() => DRAIN_NOTICE,

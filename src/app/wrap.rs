@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use super::program::refused;
+use super::program::{Signals, refused};
 use super::reload::Opened;
 use super::{Parts, files, random_bits, sealer, tasks};
 use crate::config::{Config, StoreSettings};
@@ -61,7 +60,7 @@ pub async fn wrap(config: Config) -> anyhow::Result<ExitCode> {
         tokio::pin!(serving);
         tokio::select! {
             served = &mut serving => served,
-            () = signals.next() => {
+            _ = signals.next() => {
                 stop.cancel();
                 serving.await
             }
@@ -69,7 +68,7 @@ pub async fn wrap(config: Config) -> anyhow::Result<ExitCode> {
     };
     tokio::select! {
         () = wrapping.end() => (),
-        () = signals.next() => tracing::warn!("ended before everything was put down"),
+        _ = signals.next() => tracing::warn!("ended before everything was put down"),
     }
     served.context("the host cannot be served any more")?;
     Ok(ExitCode::SUCCESS)
@@ -163,26 +162,6 @@ async fn take_back(engine: &Engine) {
         after = page.next;
         if after.is_none() {
             return;
-        }
-    }
-}
-
-/// SIGINT and SIGTERM, which mean the same here: the host wants this to end.
-struct Signals {
-    interrupt: Signal,
-    terminate: Signal,
-}
-
-impl Signals {
-    fn new() -> anyhow::Result<Self> {
-        let listen = |kind| signal(kind).context("cannot listen for signals");
-        Ok(Self { interrupt: listen(SignalKind::interrupt())?, terminate: listen(SignalKind::terminate())? })
-    }
-
-    async fn next(&mut self) {
-        tokio::select! {
-            _ = self.interrupt.recv() => (),
-            _ = self.terminate.recv() => (),
         }
     }
 }

@@ -15,6 +15,8 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::answer::Addressee;
+use super::http::Response;
 use crate::dialect::PeerDialect;
 use crate::dialect::peer::{Refusal, Refused};
 use crate::dialect::relay_core_2025_11_25::TaskSupport;
@@ -347,6 +349,16 @@ fn says_repeatable(tool: &Object) -> bool {
     let annotations = tool.get_object("annotations");
     let says = |hint| annotations.as_ref().and_then(|all| all.get(hint)).is_some_and(|value| value.as_str() == "true");
     says("readOnlyHint") || says("idempotentHint")
+}
+
+impl CatalogError {
+    /// What whoever asked for the list is told.
+    pub(super) fn answer(&self, addressee: &Addressee) -> Response {
+        match self {
+            Self::Gateway(fault) => addressee.fault(fault),
+            Self::Upstream(error) => addressee.error(http::StatusCode::OK, error),
+        }
+    }
 }
 
 /// The complaint about a cursor: a list is always one page, so no cursor is ever given out.

@@ -50,6 +50,8 @@ const SAYINGS_MAX: usize = 64;
 const WAITING_MAX: usize = 64;
 /// How long the server is told, at the end, that nobody waits for its answers.
 const CANCEL_MAX: Duration = Duration::from_millis(500);
+/// How long the first requests wait for the head of the session's own stream; some servers send none before its first event.
+const OPENING_MAX: Duration = Duration::from_millis(500);
 
 /// Who is at the other end, and who serves it.
 #[derive(Clone)]
@@ -191,8 +193,7 @@ impl Talk {
                 self.shakes_hands = false;
                 self.asked.retain(|asked| Some(asked.serial) != serial);
                 if listens {
-                    let listening = Arc::clone(&self.line).listen();
-                    self.work.push(listening.map(|_| Done::Said).boxed());
+                    self.open_stream();
                 }
             }
             Done::Answered(serial) => self.asked.retain(|asked| asked.serial != serial),
@@ -207,6 +208,17 @@ impl Talk {
         {
             self.take(heard);
         }
+    }
+
+    /// Opens the session's own stream. What belongs to no request is lost at some servers while there is none, so
+    /// requests wait for it a little.
+    fn open_stream(&mut self) {
+        self.shakes_hands = true;
+        let opened = CancellationToken::new();
+        let waiting = timeout(OPENING_MAX, opened.clone().cancelled_owned());
+        self.work.push(waiting.map(|_| Done::Handshake { serial: None, listens: false }).boxed());
+        let listening = Arc::clone(&self.line).listen(opened.drop_guard());
+        self.work.push(listening.map(|_| Done::Said).boxed());
     }
 
     fn hear(&mut self, spoken: Spoken) {

@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::pipe::Pipe;
 use super::answer::Addressee;
-use super::catalog::{Catalog, CatalogError, no_such_cursor};
+use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackDesk;
 use super::http::{AcceptedTypes, Carriage, Response};
 use super::misses::Misses;
@@ -295,7 +295,7 @@ impl StatelessFace {
                 );
                 inquiry.addressee.result(result)
             }
-            Err(error) => refused_list(&inquiry.addressee, error),
+            Err(error) => error.answer(&inquiry.addressee),
         }
     }
 
@@ -315,7 +315,7 @@ impl StatelessFace {
         let (tool, arguments) = tool_and_arguments(inquiry.params).map_err(|complaint| refuse(&complaint))?;
         let context = self.context(inquiry, self.served.timeouts);
         let list = self.catalog.list_with(&tool, &context).await;
-        let list = list.map_err(|error| Box::new(refused_list(&inquiry.addressee, error)))?;
+        let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
         let mirrored_arguments = list.mirrored(&tool).ok_or_else(|| refuse(&Complaint::UnknownTool))?;
         if inquiry.carriage == Carriage::Request {
             mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
@@ -486,13 +486,6 @@ const fn native_task(support: TaskSupport, plan: Plan, deadline: Duration) -> Na
             NativeTask::WhereServed { deadline }
         }
         (TaskSupport::Optional, Plan::Direct | Plan::Refuse) | (TaskSupport::Forbidden, _) => NativeTask::Never,
-    }
-}
-
-fn refused_list(addressee: &Addressee, error: CatalogError) -> Response {
-    match error {
-        CatalogError::Gateway(fault) => addressee.fault(&fault),
-        CatalogError::Upstream(error) => addressee.error(http::StatusCode::OK, &error),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Servers that speak another transport than streamable HTTP, behind what looks like a streamable HTTP server.
 //!
-//! A [`Wire`] is how such a server is reached: one connection over which messages travel both ways, which is one
-//! session of the server. [`WireStand`] answers POST, GET and DELETE out of it. Read [`session`] for one connection
-//! from begin to end, [`table`] for which call a message belongs to, [`stateless`] for servers without sessions, [`apart`]
-//! for calls that have a connection of their own, `stdio` for servers that are programs, [`sse`] for those that speak
+//! A `Wire` is how such a server is reached: one connection over which messages travel both ways, which is one
+//! session of the server. `WireStand` answers POST, GET and DELETE out of it. Read `session` for one connection
+//! from begin to end, `table` for which call a message belongs to, `stateless` for servers without sessions, `apart`
+//! for calls that have a connection of their own, `stdio` for servers that are programs, `sse` for those that speak
 //! HTTP+SSE.
 
 pub mod apart;
@@ -47,6 +47,8 @@ const YIELDS_AFTER: Duration = Duration::from_secs(10);
 /// whether one is of no use any more.
 const PLACE_WAIT: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a server may take to end, with all the patience that there is for programs.
+const ENDING_MAX: Duration = Duration::from_secs(8);
 /// How long [`Stand::close`] waits for the servers to end.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
@@ -266,7 +268,11 @@ impl WireStand {
         }
         self.make_room();
         if patience == Patience::None {
-            return places().try_acquire_owned().map_err(|_| full);
+            // One that is ending already is waited for: a program that was only asked what it speaks, say.
+            let ending = self.shared.sessions.lock().values().any(|session| session.is_over());
+            let longest = if ending { ENDING_MAX } else { Duration::ZERO };
+            let place = tokio::time::timeout(longest, places().acquire_owned()).await;
+            return place.ok().and_then(Result::ok).ok_or(full);
         }
         let waiting = async {
             let mut look = tokio::time::interval(LOOK_EVERY);

@@ -17,7 +17,7 @@ use crate::upstream::{Program, Server};
 const CLIENTS: [&str; 6] = ["ts1", "ts2", "py1", "py2", "fastmcp3", "fastmcp4"];
 
 /// How many clients are driven at the same time; most of what they do is to wait.
-const CLIENTS_AT_ONCE: usize = 4;
+const CLIENTS_AT_ONCE: usize = 8;
 
 const CASES: [&str; 14] = [
     "fast",

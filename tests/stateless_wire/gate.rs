@@ -39,6 +39,8 @@ impl Gate {
              [upstreams.demo]\nurl = \"{}\"\n[upstreams.demo.tasks]\ngrace = \"50ms\"\n\
              [[upstreams.demo.tools]]\nmatch = \"confirm_delete\"\nmode = \"required\"\n\
              [[upstreams.demo.tools]]\nmatch = \"greet\"\nmode = \"never\"\n\
+             [[upstreams.demo.tools]]\nmatch = \"crash\"\nmode = \"never\"\n\
+             [[upstreams.demo.tools]]\nmatch = \"summarise\"\ngrace = \"30s\"\n\
              [upstreams.odd]\nurl = \"{}\"\n[[upstreams.odd.tools]]\nmatch = \"late*\"\nmode = \"always\"\n",
             demo.url(),
             odd.url

@@ -149,6 +149,8 @@ mod tests {
     use super::*;
     use crate::task::{Principal, TaskId};
 
+    const WAIT_MAX: std::time::Duration = std::time::Duration::from_secs(5);
+
     fn key() -> TaskKey {
         TaskKey { owner: Principal::new("someone"), id: TaskId::from_bits(1) }
     }
@@ -161,10 +163,12 @@ mod tests {
     async fn an_end_goes_before_answers_and_wakes_a_runner_that_waits() {
         let live = LiveRunners::default();
         let mut orders = live.insert(key());
-        let (ordered, ()) = tokio::join!(biased; orders.next(), async {
+        let ring = async {
             live.deliver(&key(), answers(1));
             live.abandon(&key());
-        });
+        };
+        let both = async { tokio::join!(biased; orders.next(), ring) };
+        let (ordered, ()) = tokio::time::timeout(WAIT_MAX, both).await.expect("it wakes");
         assert!(matches!(ordered, Order::Abandon), "{ordered:?}");
         assert!(matches!(orders.next().await, Order::Abandon), "nothing comes after it");
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::time::sleep;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::answer::{Place, Relayed};
 use super::line::{Gone, Line};
@@ -76,12 +76,14 @@ impl Line {
         self.say_fault(Some(id), &GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)).await
     }
 
-    /// Keeps the session's own stream open, and says what comes on it. Ends where there is none to be had.
-    pub(super) async fn listen(self: Arc<Self>) -> Result<(), Gone> {
-        let (mut event, mut pause) = (None::<String>, RETRY);
+    /// Keeps the session's own stream open, and says what comes on it. Ends where there is none to be had. `opening` is
+    /// dropped once it is known whether there is one.
+    pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), Gone> {
+        let (mut event, mut pause, mut opening) = (None::<String>, RETRY, Some(opening));
         loop {
             let Some(get) = self.get(event.as_deref()) else { return Ok(()) };
             let response = self.serve(get).await;
+            drop(opening.take());
             match response.status() {
                 StatusCode::OK => match self.relay(response, None).await? {
                     Relayed::Short(place) => {

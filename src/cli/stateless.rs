@@ -222,8 +222,8 @@ async fn answer(talk: &mut Talk<'_>, result: &Object) -> Result<Result<Round, In
         return Ok(talk.or_interrupt(pause).await.map(|()| Round { responses: None, state }));
     };
     let mut responses = BTreeMap::new();
-    for key in asked.keys() {
-        let params = elicitation(&asked, &key)?;
+    for (key, entry) in asked.entries() {
+        let params = elicitation(&entry)?;
         match talk.ask(params.as_ref()).await {
             Ok(answer) => responses.insert(key.into_owned(), answer),
             Err(interrupted) => return Ok(Err(interrupted)),
@@ -232,12 +232,12 @@ async fn answer(talk: &mut Talk<'_>, result: &Object) -> Result<Result<Round, In
     Ok(Ok(Round { responses: Some(responses), state }))
 }
 
-/// The parameters of one of the questions in `inputRequests`.
+/// The parameters of a question, one of those in `inputRequests`.
 ///
 /// # Errors
 /// If it is of a kind that was not declared.
-pub(super) fn elicitation(asked: &Object, key: &str) -> Result<Option<Object>, ClientError> {
-    let entry = asked.get_object(key).filter(|entry| entry.get_str("method").as_deref() == Some(method::ELICIT));
+pub(super) fn elicitation(entry: &Payload) -> Result<Option<Object>, ClientError> {
+    let entry = Object::of(entry).filter(|entry| entry.get_str("method").as_deref() == Some(method::ELICIT));
     let entry = entry.ok_or(ClientError::Unintelligible("it asks for what this client never offered"))?;
     Ok(entry.get_object("params"))
 }

@@ -53,10 +53,8 @@ pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, Complain
         return Ok(answers);
     }
     let object = params.get_object("inputResponses").ok_or(wrong("inputResponses must be an object"))?;
-    for name in object.keys() {
-        let (Some(key), Some(value)) = (parse_key(&name), object.get(&name)) else {
-            continue;
-        };
+    for (name, value) in object.entries() {
+        let Some(key) = parse_key(&name) else { continue };
         let value = Object::of(&value).ok_or(wrong("each value of inputResponses must be an object"))?;
         answers.insert(key, Answer::Result(without_related_task(&value)));
     }

@@ -3,7 +3,7 @@
 //! After this nobody asks for the version again: the answer is a set of facts.
 
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::faults::Complaint;
 use crate::task::TakesTasks;
@@ -126,10 +126,12 @@ impl StatelessRequest {
     #[must_use]
     pub fn lacks(&self, required: &Payload) -> bool {
         let Some(required) = Object::of(required) else { return false };
-        let declared = self.capabilities.get_object("extensions");
-        required.keys().any(|key| match required.get_object("extensions").filter(|_| key == "extensions") {
-            Some(wanted) => wanted.keys().any(|one| !declared.as_ref().is_some_and(|all| all.contains(&one))),
-            None => !self.capabilities.contains(&key),
+        let declared: HashSet<_> = self.capabilities.keys().collect();
+        let extensions = self.capabilities.get_object("extensions");
+        let extensions: HashSet<_> = extensions.iter().flat_map(Object::keys).collect();
+        required.entries().any(|(key, value)| match Object::of(&value).filter(|_| key == "extensions") {
+            Some(wanted) => wanted.keys().any(|one| !extensions.contains(&one)),
+            None => !declared.contains(&key),
         })
     }
 }

@@ -18,18 +18,16 @@ pub fn canonical(value: &Payload) -> Vec<u8> {
 
 fn write(value: &Payload, out: &mut Vec<u8>) {
     if let Some(object) = Object::of(value) {
-        let mut keys: Vec<Cow<'_, str>> = object.keys().collect();
-        keys.sort_unstable();
+        let mut entries: Vec<(Cow<'_, str>, Payload)> = object.entries().collect();
+        entries.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
         let before = out.len();
-        for key in &keys {
+        for (key, member) in &entries {
             out.push(if out.len() == before { b'{' } else { b',' });
             write_string(out, key);
             out.push(b':');
-            if let Some(member) = object.get(key) {
-                write(&member, out);
-            }
+            write(member, out);
         }
-        out.extend_from_slice(if keys.is_empty() { b"{}" } else { b"}" });
+        out.extend_from_slice(if entries.is_empty() { b"{}" } else { b"}" });
     } else if value.bytes().starts_with(b"[") {
         out.push(b'[');
         for (index, item) in value.items().enumerate() {
@@ -63,6 +61,10 @@ mod tests {
             ("[1,1.0,1e0]", "[1,1.0,1e0]"),
             (r#"{"a":{"z":1,"y":{"x":"\n"}}}"#, r#"{"a":{"y":{"x":"\n"},"z":1}}"#),
             (r#""""#, r#""""#),
+            (
+                r#"{"b":0,"\u0062a":1,"\u00e4":2,"a\"":3,"a":[{"d":4,"c":{}}],"":5}"#,
+                r#"{"":5,"a":[{"c":{},"d":4}],"a\"":3,"b":0,"ba":1,"ä":2}"#,
+            ),
         ] {
             let value = Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap();
             assert_eq!(String::from_utf8(canonical(&value)).unwrap(), expected, "{text}");

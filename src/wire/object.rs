@@ -99,9 +99,15 @@ impl Object {
         }
     }
 
-    /// Member names in order, decoded.
+    /// Member names in order, decoded. Whoever wants the values too takes [`Object::entries`].
     pub fn keys(&self) -> impl Iterator<Item = Cow<'_, str>> {
         self.members().map(|member| self.key(member))
+    }
+
+    /// Members in order, keys decoded. Each key is decoded once and each member met once: a loop that looks up
+    /// what [`Object::keys`] gives takes the square of their number.
+    pub fn entries(&self) -> impl Iterator<Item = (Cow<'_, str>, Payload)> {
+        self.members().map(|member| (self.key(member), self.value(member)))
     }
 
     /// The first of `names` beside or instead of which a member stands that differs from it in case

@@ -153,11 +153,11 @@ impl Follower<'_, '_> {
             return Ok(Ok(()));
         };
         self.show(task);
-        for key in asked.keys() {
+        for (key, entry) in asked.entries() {
             if self.answered.contains(key.as_ref()) {
                 continue;
             }
-            let params = elicitation(&asked, &key)?;
+            let params = elicitation(&entry)?;
             let answer = tokio::select! {
                 biased;
                 answer = self.talk.ask(params.as_ref()) => answer,

@@ -8,6 +8,9 @@ mod format;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashSet};
+
 use serde_json::{Map, Number, Value};
 
 use crate::wire::{Object, Payload};
@@ -94,23 +97,23 @@ impl Form {
             return Err(Unsupported::new("the form is no object"));
         }
         let properties = schema.get_object("properties").ok_or_else(|| Unsupported::new("the form has no fields"))?;
-        let required: Vec<String> = match schema.get("required") {
+        let required: BTreeSet<String> = match schema.get("required") {
             Some(names) => read(&names, "the form's list of required fields")?,
-            None => Vec::new(),
+            None => BTreeSet::new(),
         };
-        if let Some(name) = required.iter().find(|name| !properties.contains(name)) {
+        let names: HashSet<_> = properties.keys().collect();
+        if let Some(name) = required.iter().find(|name| !names.contains(name.as_str())) {
             return Err(Unsupported::new(format!("the field {name} is required and not described")));
         }
-        let names: Vec<_> = properties.keys().map(std::borrow::Cow::into_owned).collect();
         if names.len() > FIELDS_MAX {
             return Err(Unsupported::new(format!("the form has more than {FIELDS_MAX} fields")));
         }
-        let field = |name: &String| {
+        let field = |(name, schema): (Cow<'_, str>, Payload)| {
             let what = format!("the field {name}");
-            let schema = properties.get_object(name).ok_or_else(|| Unsupported::new(format!("{what} is no schema")))?;
-            Field::of_schema(name, required.contains(name), &schema, &what)
+            let schema = Object::of(&schema).ok_or_else(|| Unsupported::new(format!("{what} is no schema")))?;
+            Field::of_schema(&name, required.contains(&*name), &schema, &what)
         };
-        Ok(Self { message, fields: names.iter().map(field).collect::<Result<_, _>>()? })
+        Ok(Self { message, fields: properties.entries().map(field).collect::<Result<_, _>>()? })
     }
 
     /// The content of the answer. `None` stands for a field that was skipped.

@@ -32,6 +32,11 @@ fn members_are_given_verbatim_and_null_is_not_absent() {
     assert!(matches!(object.get_str("t"), Some(Cow::Borrowed("plain"))));
     assert_eq!(object.get_string("a"), None);
     assert_eq!(object.keys().collect::<Vec<_>>(), ["a", "b", "n", "ä\n", "s", "t"]);
+    let entries: Vec<_> = object.entries().map(|(key, value)| (key.into_owned(), value)).collect();
+    assert_eq!(
+        entries,
+        object.keys().map(|key| (key.clone().into_owned(), object.get(&key).unwrap())).collect::<Vec<_>>()
+    );
     assert!(object.contains("n") && !object.contains("m"));
     assert_eq!(object.get_object("b").unwrap().get("c").unwrap().as_str(), "[1 , 2]");
     assert!(object.get_object("a").is_none());

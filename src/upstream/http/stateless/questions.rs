@@ -1,6 +1,6 @@
 //! What an upstream asks in a result: `inputRequests` in, `inputResponses` out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use serde_json::json;
@@ -64,11 +64,11 @@ impl Questions {
     /// If one entry is no question, or there are too many.
     pub(super) fn take(&mut self, requests: &Object) -> Result<Vec<ExchangeEvent>, Ending> {
         let mut events = self.withdraw_all_but(Some(requests));
-        for key in requests.keys() {
+        for (key, entry) in requests.entries() {
             if self.entries.contains_key(&*key) {
                 continue;
             }
-            let entry = requests.get_object(&key).ok_or(malformed(Executed::Unknown))?;
+            let entry = Object::of(&entry).ok_or(malformed(Executed::Unknown))?;
             let method = entry.get_string("method").filter(|name| is_question(name) && key.len() <= KEY_BYTES_MAX);
             let method: Arc<str> = method.ok_or(malformed(Executed::Unknown))?.into();
             let open = self.entries.values().filter(|entry| matches!(entry.state, State::Open)).count();
@@ -91,8 +91,9 @@ impl Questions {
     /// Closes what the upstream does not ask any more; the events that say so.
     pub(super) fn withdraw_all_but(&mut self, requests: Option<&Object>) -> Vec<ExchangeEvent> {
         let mut withdrawn = Vec::new();
+        let asked: HashSet<_> = requests.into_iter().flat_map(Object::keys).collect();
         for (key, entry) in &mut self.entries {
-            if requests.is_some_and(|requests| requests.contains(key)) {
+            if asked.contains(key.as_str()) {
                 continue;
             }
             if matches!(std::mem::replace(&mut entry.state, State::Closed), State::Open) {

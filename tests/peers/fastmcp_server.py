@@ -7,24 +7,46 @@
 It has no tool that ends with a JSON-RPC error: FastMCP 3 turns an unknown tool, bad arguments and every
 exception of a tool or of middleware, McpError too, into a result with `isError`. An unknown prompt is one.
 It has no resource to subscribe to, because FastMCP 3 does not know `resources/subscribe`.
+It sends `roots/list` on the session's own stream and drops it where there is none yet. Nothing orders a client's GET
+before a call that it sends on another connection, so the tool `roots` waits for that stream.
 """
 
 import argparse
 import asyncio
 import socket
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Literal
 
 import uvicorn
 from fastmcp import Context, FastMCP
 from fastmcp.exceptions import ToolError
 from mcp.types import ToolListChangedNotification
+from starlette.middleware import Middleware
 
 SECONDS_MAX = 600
 WAIT_MAX_S = 10
 
 server = FastMCP("fastmcp-upstream")
 cancelled_calls: Counter[str] = Counter()
+own_streams: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
+
+
+class OwnStreams:
+    """ASGI middleware: notes which sessions have a stream of their own."""
+
+    def __init__(self, app) -> None:
+        self.app = app
+
+    async def __call__(self, scope, receive, send) -> None:
+        session = dict(scope.get("headers", ())).get(b"mcp-session-id")
+
+        async def noting(message) -> None:
+            await send(message)
+            if message["type"] == "http.response.start" and message["status"] == 200:
+                own_streams[session.decode()].set()
+
+        is_own_stream = scope["type"] == "http" and scope["method"] == "GET" and session
+        await self.app(scope, receive, noting if is_own_stream else send)
 
 
 @server.tool
@@ -69,6 +91,8 @@ async def complete(prompt: str, context: Context) -> str:
 @server.tool
 async def roots(context: Context) -> str:
     """Names the client's roots."""
+    if context.transport == "streamable-http":
+        await asyncio.wait_for(own_streams[context.session_id].wait(), WAIT_MAX_S)
     return "\n".join(str(root.uri) for root in await context.list_roots())
 
 
@@ -107,7 +131,7 @@ def main() -> None:
     with socket.create_server(("127.0.0.1", options.port)) as listener:
         path, transport = ("/sse", "sse") if options.sse else ("/mcp", "http")
         print(f"listening http://127.0.0.1:{listener.getsockname()[1]}{path}", flush=True)
-        app = server.http_app(path=path, transport=transport)
+        app = server.http_app(path=path, transport=transport, middleware=[Middleware(OwnStreams)])
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
         uvicorn.Server(config).run(sockets=[listener])
 

@@ -36,7 +36,7 @@ impl TaskError {
         match self {
             Self::Store(StoreError::Full { .. }) => Reason::StoreFull,
             Self::Store(StoreError::OwnerFull) => Reason::TooMuchStored,
-            Self::Store(StoreError::Io(_) | StoreError::Conflict | StoreError::Exists)
+            Self::Store(StoreError::Io(_) | StoreError::Unsure(_) | StoreError::Conflict | StoreError::Exists)
             | Self::Contended
             | Self::Unknown => Reason::StoreFailed,
         }

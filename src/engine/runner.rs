@@ -229,11 +229,11 @@ impl Runner {
                     self.grace_end = Some(self.spec.arrived + self.spec.policy.grace);
                     Next::Continue
                 }
-                Err(reason) => self.refuse(reason).await,
+                Err(fault) => self.end(lost(fault)).await,
             },
             Plan::Task => match self.promote(None).await {
                 Ok(next) => next,
-                Err(reason) => self.refuse(reason).await,
+                Err(fault) => self.end(lost(fault)).await,
             },
         }
     }
@@ -338,7 +338,9 @@ impl Runner {
         self.grace_end = None;
         match self.promote(None).await {
             Ok(next) => next,
-            Err(reason) => self.stay_plain(reason).await,
+            // A later life may find its row and send it: it must not be sent by this one, too.
+            Err(fault) if fault.executed != Executed::No && self.stage.is_waiting() => self.end(lost(fault)).await,
+            Err(fault) => self.stay_plain(fault.reason).await,
         }
     }
 

@@ -7,6 +7,7 @@
 
 mod batch;
 mod condemned;
+mod doubt;
 mod folder;
 mod health;
 mod readers;
@@ -32,6 +33,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 
 use self::batch::{Write, Written};
 use self::condemned::condemned;
+use self::doubt::Doubt;
 use self::folder::Ballast;
 pub use self::health::Health;
 use self::health::Monitor;
@@ -57,6 +59,7 @@ pub struct DiskStore {
     monitor: Arc<Monitor>,
     seen: Arc<AtomicU64>,
     commits: Arc<AtomicU64>,
+    doubt: Arc<Doubt>,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// Ends the check of the file that goes on in the background.
     check: Arc<Mutex<Option<InterruptHandle>>>,
@@ -122,6 +125,7 @@ impl DiskStore {
         let monitor = Monitor::new();
         let seen = Arc::new(AtomicU64::new(seen.as_millis()));
         let commits = Arc::new(AtomicU64::new(0));
+        let doubt = Arc::<Doubt>::default();
         let writer = Writer {
             ballast: medium.is_none().then(|| Ballast::new(&folder)),
             folder,
@@ -136,6 +140,7 @@ impl DiskStore {
             seen: Arc::clone(&seen),
             commits: Arc::clone(&commits),
             failures: VecDeque::new(),
+            doubt: Arc::clone(&doubt),
             lock,
         };
         let (queue, requests) = mpsc::channel(QUEUE_MAX);
@@ -149,6 +154,7 @@ impl DiskStore {
             monitor,
             seen,
             commits,
+            doubt,
             writer: Mutex::new(Some(thread)),
             check: Arc::default(),
         };
@@ -235,8 +241,14 @@ impl DiskStore {
 
     async fn write(&self, write: Write) -> Result<Written, StoreError> {
         let (reply, outcome) = oneshot::channel();
+        let is_insert = matches!(write, Write::Insert(_));
         self.queue.send(Request::Write(write, reply)).await.map_err(|_| closed())?;
-        outcome.await.map_err(|_| closed())?
+        match outcome.await {
+            Ok(outcome) => outcome,
+            // The writer ended in the midst of it.
+            Err(_) if is_insert => Err(StoreError::Unsure(io::Error::other("the store's writer ended"))),
+            Err(_) => Err(closed()),
+        }
     }
 
     async fn put(&self, write: Write) -> Result<Revision, StoreError> {
@@ -248,6 +260,9 @@ impl DiskStore {
 
     /// What a row from the disk stands for now; `None` if it is gone.
     async fn present(&self, read: Read, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+        if self.doubt.hides(read.key()) {
+            return Ok(None);
+        }
         let row = match read {
             // What memory has is what was shown: a commit that is under way shows nowhere until it shows everywhere.
             Read::Whole(row) => self.resident.live(&row.task.key).unwrap_or(row),
@@ -325,7 +340,9 @@ impl TaskStore for DiskStore {
         let ticket = self.resident.ticket(key);
         let wanted = key.clone();
         let Some(read) = self.readers.read(move |conn| rows::read(conn, &wanted)).await? else { return Ok(None) };
-        if let Read::Whole(row) = &read {
+        if let Read::Whole(row) = &read
+            && !self.doubt.hides(key)
+        {
             self.resident.keep(ticket, row, now).await;
         }
         self.present(read, now).await

@@ -29,8 +29,13 @@ pub enum StoreError {
     /// Said by the engine, which knows the bound.
     #[error("the owner has as much in the store as it may")]
     OwnerFull,
+    /// Of an insert: the row is not there, and will not be. Of any other write: it was made, or it was not.
     #[error("the store failed")]
     Io(#[from] std::io::Error),
+    /// Of an insert alone: the row may be there. Nobody is shown it, and the store removes it as soon as it can; a process
+    /// that ends before may leave it to the next one.
+    #[error("the store failed, and whether the task was stored is not known")]
+    Unsure(#[source] std::io::Error),
 }
 
 /// The bounds on what is kept, resolved.
@@ -64,7 +69,8 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Exists` if the key is taken, or its owner has a task under the same idempotency key that
-    /// [`TaskStore::load`] would still find at this task's creation. `Full`, `Io`.
+    /// [`TaskStore::load`] would still find at this task's creation. `Full`. `Io`, after which the row is in no later life of
+    /// the process either; `Unsure`, after which it may be.
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError>;
 
     /// Returns `None` for unknown tasks, foreign ones, and settled ones past their `ttl` alike. An

@@ -56,6 +56,58 @@ async fn a_row_that_is_not_confirmed_is_no_task_and_nothing_is_sent() {
     }
 }
 
+/// L4, decision 1: what a client was told was not sent is sent by no later life. Where the row may be there and cannot be
+/// removed, nobody says so; and the answer is none that is repeated without a thought.
+#[tokio::test(start_paused = true)]
+async fn what_was_refused_as_not_sent_is_sent_by_no_later_life() {
+    let fails = Some(StoreFault::Fails);
+    let named = || Ask::call().saying("io.taskgate/idempotency-key", "k");
+    for (insert, remove, executed, later_calls) in [
+        (StoreFault::Fails, None, "no", 0),
+        (StoreFault::Fails, fails, "no", 0),
+        (StoreFault::AppliesAndFails, None, "no", 0),
+        (StoreFault::AppliesAndFails, fails, "unknown", 1),
+        (StoreFault::AppliesAndFails, Some(StoreFault::AppliesAndFails), "unknown", 0),
+    ] {
+        for ask in [Ask::call(), named()] {
+            let world = World::with(Rules { durable: true, ..Rules::mode(Mode::Always) }, returns(1));
+            world.store.faults.strike(Method::Insert, insert, 1);
+            if let Some(fault) = remove {
+                world.store.faults.strike(Method::Remove, fault, ALWAYS);
+            }
+            let refused = world.send(&ask).await;
+            let status = refused.status;
+            let data = refused.json().await["error"]["data"].take();
+            let case = format!("{insert:?} {remove:?}");
+            assert_eq!((&data["reason"], &data["executed"]), (&json!("store_failed"), &json!(executed)), "{case}");
+            assert_eq!(status, if executed == "no" { 503 } else { 200 }, "{case}");
+            assert!(world.upstream.calls().is_empty(), "{case}");
+            let next = world.next_life();
+            next.store.faults.heal();
+            next.recover().await;
+            tokio::time::sleep(seconds(5)).await;
+            assert_eq!(next.upstream.calls().len(), later_calls, "{case}");
+        }
+    }
+}
+
+/// T-27: the row of a call whose client left is dropped however long the store fails, and its upstream told at once.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_nobody_knows_is_dropped_when_the_store_is_well_again() {
+    let world = World::with(Rules::mode(Mode::Always), returns(9));
+    world.store.hold_returns();
+    world.store.faults.strike(Method::Remove, StoreFault::Fails, 20);
+    let stream = world.start();
+    tokio::time::sleep(seconds(1)).await;
+    drop(stream);
+    world.store.returns.add_permits(1);
+    tokio::time::sleep(seconds(1)).await;
+    assert_eq!(world.store.usage().tasks, 1, "it cannot be dropped yet");
+    tokio::time::sleep(seconds(200)).await;
+    assert_eq!((world.upstream.calls().len(), world.store.usage().tasks), (0, 0));
+    world.is_idle().await;
+}
+
 /// The same at the end of the grace: the call is held, and its result is not lost.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_cannot_become_a_task_is_held() {

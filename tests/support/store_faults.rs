@@ -26,7 +26,7 @@ pub(crate) enum StoreFault {
     Fails,
     /// It happens, later.
     Delays(Duration),
-    /// It happens, and an error says that it did not.
+    /// It happens, and an error says that it did not; of an insert, that nobody knows.
     AppliesAndFails,
 }
 
@@ -71,7 +71,10 @@ impl StoreFaults {
             }
             Some(StoreFault::AppliesAndFails) => {
                 done.await?;
-                Err(failed())
+                Err(match (method, failed()) {
+                    (Method::Insert, StoreError::Io(cause)) => StoreError::Unsure(cause),
+                    (_, failed) => failed,
+                })
             }
         }
     }

@@ -3,7 +3,8 @@
 //! The row, with the name, is there before the upstream is called, and the store lets one of two concurrent inserts
 //! through: so at most one call is made under a name while its task lives.
 
-use super::{CallEnd, CallEvent, Next, Runner};
+use super::row::not_stored;
+use super::{CallEnd, CallEvent, Next, Runner, lost};
 use crate::engine::TaskError;
 use crate::store::{StoreError, Stored};
 use crate::task::digest::Whose;
@@ -39,7 +40,7 @@ impl Runner {
 
     async fn not_stored(&mut self, error: StoreError) -> Next {
         tracing::warn!(%error, "a named call has no task");
-        self.refuse(TaskError::from(error).reason()).await
+        self.end(lost(not_stored(error))).await
     }
 
     /// Answers with the task that has the name; `None` if it is gone meanwhile.

@@ -186,8 +186,8 @@ impl Runner {
             self.grace_end = None;
             return match self.promote(Some(question)).await {
                 Ok(next) => Ok(next),
-                Err(reason) => {
-                    self.stay_plain(reason).await;
+                Err(fault) => {
+                    self.stay_plain(fault.reason).await;
                     Err(NotPut(Refusal::Unanswered))
                 }
             };

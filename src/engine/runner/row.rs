@@ -47,9 +47,10 @@ impl Runner {
     }
 
     /// Makes the task, or shows the hidden one, and hands out its handle.
-    pub(super) async fn promote(&mut self, first: Option<Question>) -> Result<Next, Reason> {
+    pub(super) async fn promote(&mut self, first: Option<Question>) -> Result<Next, GatewayFault> {
+        let not_sent = |reason| GatewayFault::new(reason, Executed::No);
         let task = match self.row_key() {
-            Some(key) => self.reveal(&key).await?,
+            Some(key) => self.reveal(&key).await.map_err(not_sent)?,
             None => self.insert(Shown::Handle, first).await?,
         };
         Ok(self.hand_out(task).await)
@@ -73,10 +74,10 @@ impl Runner {
     }
 
     /// Adds the row, with its first question where that is what it is made for.
-    pub(super) async fn insert(&mut self, shown: Shown, first: Option<Question>) -> Result<Arc<Task>, Reason> {
+    pub(super) async fn insert(&mut self, shown: Shown, first: Option<Question>) -> Result<Arc<Task>, GatewayFault> {
         self.try_insert(shown, first).await.map_err(|error| {
             tracing::warn!(%error, "a task could not be stored");
-            TaskError::from(error).reason()
+            not_stored(error)
         })
     }
 
@@ -122,10 +123,7 @@ impl Runner {
         let orders = self.engine.live.insert(key.clone());
         failpoint::hit("admitted");
         if let Err(error) = store_new(&self.engine, &task).await {
-            // It may be there in spite of the error, and nobody would run it.
-            if matches!(error, StoreError::Io(_)) && self.engine.store.remove(&key).await.is_err() {
-                tracing::warn!("whether a task was stored is not known");
-            }
+            let error = without_row(&self.engine, &key, error).await;
             self.engine.live.remove(&key);
             return Err(error);
         }
@@ -154,10 +152,15 @@ impl Runner {
     /// The client left before it could learn the id: nobody will ever ask (T-27).
     async fn drop_orphan(&mut self) -> Next {
         if let Some(row) = self.row.take() {
-            // In this order: a row without a runner is taken for one that an earlier life left behind.
-            if let Err(error) = self.engine.store.remove(&row.key).await {
-                tracing::warn!(%error, "a task that nobody knows was not dropped");
+            let mut pause = STORE_RETRY_FIRST;
+            while let Err(error) = self.engine.store.remove(&row.key).await {
+                tracing::warn!(%error, "a task that nobody knows is not dropped yet");
+                // Its upstream need not wait for that, and a later life must not send it.
+                self.stage.cancel("the client left").await;
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(STORE_RETRY_LAST);
             }
+            // In this order: a row without a runner is taken for one that an earlier life left behind.
             self.engine.live.remove(&row.key);
         }
         self.stage.cancel("the client left").await;
@@ -285,6 +288,26 @@ impl Runner {
             self.client.end(end).await;
         }
     }
+}
+
+/// Sees to it that a row that was refused is not there. Where that cannot be had now, the error goes on saying so: a later
+/// life could find the row, and send the call.
+async fn without_row(engine: &Engine, key: &TaskKey, error: StoreError) -> StoreError {
+    let StoreError::Unsure(cause) = error else { return error };
+    match engine.store.remove(key).await {
+        Ok(()) => StoreError::Io(cause),
+        Err(failed) => {
+            tracing::warn!(%failed, "whether a task was stored is not known");
+            StoreError::Unsure(cause)
+        }
+    }
+}
+
+/// What a client is told of a task that could not be made. Only a row that is certainly not there is a call that is
+/// certainly not sent.
+pub(super) fn not_stored(error: StoreError) -> GatewayFault {
+    let executed = if matches!(error, StoreError::Unsure(_)) { Executed::Unknown } else { Executed::No };
+    GatewayFault::new(TaskError::from(error).reason(), executed)
 }
 
 /// Returns once the row is durable, unless a test wants to see what that is worth.

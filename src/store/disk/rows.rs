@@ -52,6 +52,15 @@ pub(super) enum Read {
     },
 }
 
+impl Read {
+    pub(super) fn key(&self) -> &TaskKey {
+        match self {
+            Self::Whole(row) => &row.task.key,
+            Self::Damaged { key, .. } => key,
+        }
+    }
+}
+
 pub(super) fn at(time: Timestamp) -> i64 {
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
 }

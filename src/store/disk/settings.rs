@@ -9,6 +9,9 @@ use super::folder::{self, Space};
 /// How long a predecessor that is about to end is waited for (B171).
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
+/// How often the disk is looked at.
+const TICK: Duration = Duration::from_secs(1);
+
 /// Where the store is, and how much it may hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSettings {
@@ -26,7 +29,7 @@ pub struct DiskSettings {
 impl DiskSettings {
     #[must_use]
     pub const fn new(folder: PathBuf, stored_bytes_max: usize) -> Self {
-        let tuning = Tuning { syncs: true, pages_max: None };
+        let tuning = Tuning { syncs: true, pages_max: None, tick: TICK };
         Self { folder, stored_bytes_max, is_ephemeral: false, lock_wait: LOCK_WAIT, tuning }
     }
 
@@ -45,6 +48,8 @@ pub(super) struct Tuning {
     pub(super) syncs: bool,
     /// The size at which the file is as good as a full disk.
     pub(super) pages_max: Option<u32>,
+    /// How often the disk is looked at.
+    pub(super) tick: Duration,
 }
 
 pub(super) type Hook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;
@@ -52,12 +57,18 @@ pub(super) type Hook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;
 /// Where tests make things fail.
 #[derive(Default)]
 pub(super) struct Hooks {
+    /// Before the file is opened again.
+    pub(super) before_open: Option<Hook>,
     pub(super) before_commit: Option<Hook>,
     pub(super) after_commit: Option<Hook>,
     pub(super) space: Option<Box<dyn Fn() -> Space + Send>>,
 }
 
 impl Hooks {
+    pub(super) fn before_open(&self) -> rusqlite::Result<()> {
+        self.before_open.as_ref().map_or(Ok(()), |hook| hook())
+    }
+
     pub(super) fn before_commit(&self) -> rusqlite::Result<()> {
         self.before_commit.as_ref().map_or(Ok(()), |hook| hook())
     }

@@ -2,6 +2,7 @@
 
 mod faults;
 mod files;
+mod refused;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};

@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::batch::{Batch, NoNew, Write, Written};
+use super::doubt::Doubt;
 use super::folder::{Ballast, Lock};
 use super::health::{Health, Monitor};
 use super::resident::{Resident, Sums};
@@ -30,8 +31,6 @@ const BATCH_WRITES_MAX: usize = 512;
 const BATCH_BYTES_MAX: usize = 8 << 20;
 const BATCH_TIME_MAX: Duration = Duration::from_millis(2);
 
-/// How often the disk is looked at.
-const TICK: Duration = Duration::from_secs(1);
 /// So many failures within so long, and no new tasks are taken.
 const FAILURES_MAX: usize = 3;
 const FAILURES_WITHIN: Duration = Duration::from_secs(60);
@@ -64,6 +63,7 @@ pub(super) struct Writer {
     /// `None` where a full disk cannot be told from full memory.
     pub(super) ballast: Option<Ballast>,
     pub(super) failures: VecDeque<Instant>,
+    pub(super) doubt: Arc<Doubt>,
     pub(super) lock: Lock,
 }
 
@@ -80,7 +80,7 @@ impl Writer {
         self.look_for_room();
         let mut ticked = Instant::now();
         let closing = loop {
-            match runtime.block_on(async { tokio::time::timeout(TICK, queue.recv()).await }) {
+            match runtime.block_on(async { tokio::time::timeout(self.tuning.tick, queue.recv()).await }) {
                 Ok(Some(Request::Write(write, reply))) => {
                     if let Some(reply) = self.serve((write, reply), &mut queue) {
                         break Some(reply);
@@ -90,7 +90,7 @@ impl Writer {
                 Ok(None) => break None,
                 Err(_) => (),
             }
-            if ticked.elapsed() >= TICK {
+            if ticked.elapsed() >= self.tuning.tick {
                 self.tick();
                 ticked = Instant::now();
             }
@@ -100,7 +100,8 @@ impl Writer {
         self.close(closing);
     }
 
-    fn close(self, closing: Option<oneshot::Sender<()>>) {
+    fn close(mut self, closing: Option<oneshot::Sender<()>>) {
+        self.settle();
         if let Some(conn) = &self.conn {
             let _ = rows::note_seen(conn, self.seen());
             if let Err(error) = schema::checkpoint(conn) {
@@ -145,16 +146,26 @@ impl Writer {
             Err(error) => {
                 let text = error.to_string();
                 self.failed(&error);
-                for (_, reply) in waiting {
-                    let _ = reply.send(Err(StoreError::Io(std::io::Error::other(text.clone()))));
+                for (write, reply) in waiting {
+                    let cause = std::io::Error::other(text.clone());
+                    let is_open = self.is_in_doubt(&write);
+                    let _ = reply.send(Err(if is_open { StoreError::Unsure(cause) } else { StoreError::Io(cause) }));
                 }
             }
         }
         closing
     }
 
-    /// Makes one transaction of what waits, `standing` writes when it begins, and of what comes soon after. Nothing has happened where it fails, as far as
-    /// anybody can tell.
+    /// Whether a row that was to be made may be there although its commit failed.
+    fn is_in_doubt(&self, write: &Write) -> bool {
+        match write {
+            Write::Insert(task) => self.doubt.is_open(&task.key),
+            Write::Replace { .. } | Write::Remove(_) | Write::Sweep { .. } => false,
+        }
+    }
+
+    /// Makes one transaction of what waits, `standing` writes when it begins, and of what comes soon after. Where it fails
+    /// at its commit, its new rows are in doubt; where it fails before, nothing has happened.
     fn attempt(
         &mut self,
         waiting: &mut Vec<Waiting>,
@@ -189,10 +200,14 @@ impl Writer {
             return Ok(outcomes);
         }
         self.resident.begin(&changes);
+        let new = self.doubt.begin(&changes);
         failpoint::hit("intent-written");
         let committed = self.hooks.before_commit().and_then(|()| conn.execute_batch("COMMIT"));
         match committed.and_then(|()| self.hooks.after_commit()) {
-            Ok(()) => self.resident.follow(changes),
+            Ok(()) => {
+                self.resident.follow(changes);
+                self.doubt.made(&new);
+            }
             Err(error) => {
                 self.resident.abandon(&changes);
                 return Err(error);
@@ -236,14 +251,31 @@ impl Writer {
     fn alone(&mut self, single: &mut Vec<Waiting>) -> Result<Written, StoreError> {
         match self.attempt(single, 0, &mut || None) {
             Ok(mut outcomes) => outcomes.pop().unwrap_or_else(|| Err(super::closed())),
-            Err(error) if is_full(&error) => {
-                self.conn = None;
-                Err(NoNew::Full.error())
-            }
             Err(error) => {
-                self.failed(&error);
-                Err(failed(error))
+                let is_full = is_full(&error);
+                if is_full {
+                    self.conn = None;
+                    self.settle();
+                } else {
+                    self.failed(&error);
+                }
+                let is_open = single.first().is_some_and(|(write, _)| self.is_in_doubt(write));
+                Err(match (is_open, is_full) {
+                    (true, _) => StoreError::Unsure(std::io::Error::other(error)),
+                    (false, true) => NoNew::Full.error(),
+                    (false, false) => failed(error),
+                })
             }
+        }
+    }
+
+    /// Opens the file anew where rows are in doubt, so that they are not any more.
+    fn settle(&mut self) {
+        if self.conn.is_none()
+            && !self.doubt.is_over()
+            && let Err(error) = self.reopen()
+        {
+            tracing::debug!(%error, "whether some tasks were stored is not known yet");
         }
     }
 
@@ -258,25 +290,59 @@ impl Writer {
         let now = Instant::now();
         self.failures.push_back(now);
         self.failures.retain(|at| now.duration_since(*at) <= FAILURES_WITHIN);
-        if self.failures.len() >= FAILURES_MAX || self.reopen().is_err() {
+        if self.failures.len() >= FAILURES_MAX {
+            self.monitor.failing(true);
+            self.settle();
+        } else if self.reopen().is_err() {
             self.monitor.failing(true);
         }
     }
 
-    /// Opens the file, and begins memory anew with what it has: a commit that was reported as failed may have
-    /// happened.
+    /// Opens the file, removes what is in doubt, and begins memory anew with what the file has: a commit that was
+    /// reported as failed may have happened. There is no connection as long as the removal fails.
     fn reopen(&mut self) -> Result<(), OpenError> {
         // Readers have the old file open, and the lock lies beside it.
         if !self.is_in_place() {
             let what = "another file stands where the store was; put it back, or start again".to_owned();
             return Err(OpenError::Failed { path: self.path.clone(), what });
         }
+        let wrong = |error| schema::open_error(&self.path, error);
+        self.hooks.before_open().map_err(wrong)?;
         let conn = schema::reopen(&self.path, self.tuning)?;
+        if let Err(error) = self.remove_doubtful(&conn) {
+            // A commit that failed once more: it counts as such where somebody waits for it, and is tried again.
+            tracing::warn!(%error, "rows whose insert was reported as failed are not removed yet");
+            return Ok(());
+        }
         let mut sums = Sums::default();
         let counted = rows::outlines(&conn, |key, row| sums.add(&key, &row));
-        counted.map_err(|error| schema::open_error(&self.path, error))?;
+        counted.map_err(wrong)?;
         self.resident.reset(sums);
         self.conn = Some(conn);
+        Ok(())
+    }
+
+    /// Removes the rows whose insert was reported as failed. Something is written even where none of them is found: what
+    /// an earlier log still has counts no more once a later one is durable.
+    fn remove_doubtful(&self, conn: &Connection) -> rusqlite::Result<()> {
+        let keys = self.doubt.open();
+        if keys.is_empty() {
+            return Ok(());
+        }
+        conn.execute_batch("BEGIN IMMEDIATE")?;
+        rows::probe(conn)?;
+        let mut found = 0_usize;
+        for key in &keys {
+            if let Some(row) = rows::find(conn, key)? {
+                rows::delete(conn, row.row)?;
+                found += 1;
+            }
+        }
+        self.hooks.before_commit()?;
+        conn.execute_batch("COMMIT")?;
+        self.hooks.after_commit()?;
+        self.doubt.removed();
+        tracing::warn!(refused = keys.len(), found, "rows whose insert was reported as failed were removed");
         Ok(())
     }
 
@@ -290,6 +356,7 @@ impl Writer {
         if self.monitor.now() == Health::Failing {
             self.probe();
         }
+        self.settle();
         self.look_for_room();
         failpoint::hit("checkpointing");
         if let Some(conn) = &self.conn

@@ -1,18 +1,18 @@
 //! The shell that drives transitions: the one writer of tasks, and the runners that own upstream calls.
 //!
 //! Knows no status word and never opens a payload. Read [`apply`] first (how a task changes), then
-//! [`runner`] (how a call becomes one).
+//! [`runner`] (how a call becomes one) and `change` (what clients may ask of it).
 
 pub mod admission;
 pub mod apply;
 pub mod call;
+mod change;
 pub mod recovery;
 pub mod runner;
 mod survey;
 pub mod sweeper;
 pub mod watch;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,7 +25,7 @@ pub use call::{Aside, Asides, Askable, CallEnd, CallEvent, CallSpec, CallStream,
 pub use watch::Watchers;
 
 use crate::store::TaskStore;
-use crate::task::{Answer, Clock, Event, InputKey, Principal, Shown, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Clock, Principal, Task, TaskId, TaskKey, Timestamp};
 
 /// Draws the bits of a new task's id.
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
@@ -39,6 +39,7 @@ pub struct Engine {
     watchers: Watchers,
     live: runner::LiveRunners,
     runners: TaskTracker,
+    changes: change::Changes,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
 }
@@ -65,6 +66,7 @@ impl Engine {
             watchers: Watchers::default(),
             live: runner::LiveRunners::default(),
             runners: TaskTracker::new(),
+            changes: change::Changes::default(),
             leaving: CancellationToken::new(),
         })
     }
@@ -77,29 +79,6 @@ impl Engine {
         runner::start(Arc::clone(self), spec)
     }
 
-    /// How a task stands.
-    ///
-    /// # Errors
-    /// `Unknown` for ids that are unknown, foreign, expired or hidden alike; `Store`.
-    pub async fn get(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
-        let task = self.held(key).await?;
-        if task.shown == Shown::Hidden { Err(TaskError::Unknown) } else { Ok(task) }
-    }
-
-    /// How a call stands that was held between two rounds of questions, whether or not it has a handle by now. Only for
-    /// those who prove that the reference was given to them: no face shows a hidden task.
-    ///
-    /// # Errors
-    /// `Unknown` for ids that are unknown, foreign or expired alike; `Store`.
-    pub async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
-        let now = self.clock.now();
-        let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-        if !row.task.is_settled() && row.task.expires_at() <= now {
-            return self.apply(key, Event::TtlElapsed).await.map(|applied| applied.task);
-        }
-        Ok(row.task)
-    }
-
     /// Goes on with a held call: what the client says reaches the upstream, and the stream shows what comes of it as
     /// [`Engine::call`] does. Dropping the stream before it showed anything final cancels the call, unless another
     /// client waits for it too.
@@ -109,61 +88,6 @@ impl Engine {
     pub fn retry(&self, key: &TaskKey, retry: Retry) -> Option<CallStream> {
         let (seat, stream) = CallStream::new();
         self.live.retry(key, seat, retry).then_some(stream)
-    }
-
-    /// Tasks of one owner in the order of their creation, at most `limit`, beginning after the place that an
-    /// earlier page ended at. Hidden ones are left out, so a page may hold fewer.
-    ///
-    /// # Errors
-    /// `Store`.
-    pub async fn list(&self, owner: &Principal, after: Option<Place>, limit: usize) -> Result<Page, TaskError> {
-        let now = self.clock.now();
-        let mut rows = self.store.page(owner, after, limit + 1, now).await?;
-        let has_more = rows.len() > limit;
-        rows.truncate(limit);
-        let next = rows.last().filter(|_| has_more).map(|row| (row.task.created_at, row.task.key.id));
-        let mut tasks = Vec::with_capacity(rows.len());
-        for row in rows.into_iter().filter(|row| row.task.shown == Shown::Handle) {
-            let is_overdue = !row.task.is_settled() && row.task.expires_at() <= now;
-            // Read as by its id: what is overdue settles, what is gone meanwhile is left out.
-            match if is_overdue { self.get(&row.task.key).await } else { Ok(row.task) } {
-                Ok(task) => tasks.push(task),
-                Err(TaskError::Unknown) => (),
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(Page { tasks, next })
-    }
-
-    /// Hands answers to a task's open questions; keys that are not open are ignored (EXT-39). The
-    /// answers are part of the task when this returns (EXT-74).
-    ///
-    /// # Errors
-    /// As [`Engine::get`].
-    pub async fn answer(&self, key: &TaskKey, answers: BTreeMap<InputKey, Answer>) -> Result<(), TaskError> {
-        self.get(key).await?;
-        crate::failpoint::hit("answer-heard");
-        self.apply(key, Event::Answered { answers }).await.map(|_| ())
-    }
-
-    /// Cancels a task. It is settled when this returns; the upstream is told in the background.
-    ///
-    /// # Errors
-    /// As [`Engine::get`].
-    pub async fn cancel(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
-        self.get(key).await?;
-        crate::failpoint::hit("cancel-heard");
-        let applied = self.apply(key, Event::CancelRequested).await?;
-        Ok(Cancelled { task: applied.task, was_settled: !applied.changed })
-    }
-
-    /// Cancels a call that is held between two rounds of questions, for a client that takes its request back. The
-    /// upstream is told in the background.
-    ///
-    /// # Errors
-    /// As [`Engine::held`].
-    pub async fn let_go(&self, key: &TaskKey) -> Result<(), TaskError> {
-        self.apply(key, Event::CancelRequested).await.map(|_| ())
     }
 
     pub(crate) fn mint_key(&self, owner: &Principal) -> TaskKey {
@@ -193,7 +117,7 @@ impl Engine {
         &self.watchers
     }
 
-    /// Stops making tasks and waits for the calls in progress, at most `patience`; then lets go of
+    /// Stops making tasks and waits for the calls and the changes in progress, at most `patience`; then lets go of
     /// the rest. Returns how many were let go.
     ///
     /// Where the store outlives the process, calls that a later life can take up, and those that were not sent, are
@@ -202,7 +126,14 @@ impl Engine {
         self.admission.close();
         self.leaving.cancel();
         self.runners.close();
-        if tokio::time::timeout(patience, self.runners.wait()).await.is_err() {
+        self.changes.tracker.close();
+        // Changes first: what they bring about is done by runners.
+        let over = async {
+            self.changes.tracker.wait().await;
+            self.runners.wait().await;
+            self.changes.tracker.wait().await;
+        };
+        if tokio::time::timeout(patience, over).await.is_err() {
             tracing::warn!(calls = self.runners.len(), "calls are still in progress and are let go");
         }
         self.runners.len()

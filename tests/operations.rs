@@ -7,6 +7,8 @@
 mod clock;
 #[path = "operations/handover.rs"]
 mod handover;
+#[path = "operations/leaving.rs"]
+mod leaving;
 #[path = "operations/long_list.rs"]
 mod long_list;
 #[path = "operations/operators.rs"]

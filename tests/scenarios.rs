@@ -19,6 +19,10 @@ mod crowd;
 mod demands;
 #[path = "scenarios/draining.rs"]
 mod draining;
+#[path = "scenarios/dropped.rs"]
+mod dropped;
+#[path = "scenarios/dropped_stores.rs"]
+mod dropped_stores;
 #[path = "scenarios/duplex.rs"]
 mod duplex;
 #[path = "scenarios/store_faults.rs"]

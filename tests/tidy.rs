@@ -263,6 +263,35 @@ fn every_module_says_first_what_it_is_for() {
     assert!(count >= 130, "only {count} modules were seen");
 }
 
+/// What changes a task is finished whoever leaves: whatever a request awaits hands its change over to a task of the
+/// engine's, and nobody outside of the engine can apply an event.
+#[test]
+fn nothing_that_a_request_awaits_applies_an_event_by_itself() {
+    let (mut applies, mut methods) = (0, 0);
+    for source in sources() {
+        let code = source.code();
+        if source.module[0] != "engine" {
+            for word in ["engine.apply(", "engine.apply_all(", "engine().apply("] {
+                assert!(!code.contains(word), "{} and {word}", source.path);
+            }
+            continue;
+        }
+        for method in code.split("\npub async fn ").skip(1) {
+            methods += 1;
+            let body = method.split("\n}\n").next().unwrap_or_default();
+            let body = body.split("\nfn ").next().unwrap_or_default().split("\nasync fn ").next().unwrap_or_default();
+            let body = body.split("\npub(super) async fn ").next().unwrap_or_default();
+            assert!(!method.starts_with("apply"), "{}: `apply` is for the engine alone", source.path);
+            // The sweeper is a task of its own.
+            for (at, _) in body.match_indices(".apply(").filter(|_| !source.path.ends_with("/sweeper.rs")) {
+                applies += 1;
+                assert!(body[..at].contains("self.finish("), "{}: {}", source.path, body.lines().next().unwrap_or(""));
+            }
+        }
+    }
+    assert!(methods >= 10 && applies >= 1, "only {methods} methods and {applies} uses were seen");
+}
+
 /// A walk that finds nothing must not pass for one that finds nothing wrong.
 #[test]
 fn tests_that_walk_a_folder_say_how_many_files_there_are() {

@@ -151,7 +151,7 @@ impl Wrapping {
 }
 
 /// Cancels the tasks that nobody can ask for any more.
-async fn take_back(engine: &Engine) {
+async fn take_back(engine: &Arc<Engine>) {
     let mut after = None;
     loop {
         let Ok(page) = engine.list(&Principal::local(), after, PAGE).await else { return };

@@ -45,20 +45,21 @@ impl TaskError {
 
 /// A task after an event.
 #[derive(Clone, Debug)]
-pub struct Applied {
-    pub task: Arc<Task>,
+pub(super) struct Applied {
+    pub(super) task: Arc<Task>,
     /// Whether the event still meant something.
-    pub changed: bool,
+    pub(super) changed: bool,
 }
 
 impl Engine {
-    /// Applies one event and performs what follows from it. Cancel safe: a dropped call has stored the
-    /// event or not; effects that were lost with it are found again from the state.
+    /// Applies one event and performs what follows from it. Not cancel safe: a call that is dropped may have stored the
+    /// event without its effects, which are found again by the next life of the process alone. So it is awaited by
+    /// tasks of the engine's own, and by what a request awaits only within [`Engine::finish`].
     ///
     /// # Errors
     /// See [`TaskError`]. An outcome that the store has no room for settles the task with a fault that
     /// says so: it is never lost in silence (L8).
-    pub async fn apply(&self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
+    pub(super) async fn apply(&self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
         self.apply_all(key, vec![event]).await
     }
 
@@ -67,7 +68,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::apply`].
-    pub async fn apply_all(&self, key: &TaskKey, mut events: Vec<Event>) -> Result<Applied, TaskError> {
+    pub(super) async fn apply_all(&self, key: &TaskKey, mut events: Vec<Event>) -> Result<Applied, TaskError> {
         let (mut failures, mut unsure) = (0, None::<(Arc<Task>, Task, Vec<Effect>, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();

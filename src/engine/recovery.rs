@@ -206,15 +206,15 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, key: &TaskKey) -> bool {
 }
 
 /// Does what needs no runner.
-async fn finish(engine: &Engine, reach: Option<&Reach>, task: &Task, verdict: Verdict) -> Result<(), TaskError> {
+async fn finish(engine: &Arc<Engine>, reach: Option<&Reach>, task: &Task, verdict: Verdict) -> Result<(), TaskError> {
     let key = &task.key;
     match verdict {
         Verdict::Leave | Verdict::Run(_) => (),
         Verdict::Expire => {
-            engine.apply(key, Event::TtlElapsed).await?;
+            settle(engine, key, Event::TtlElapsed).await?;
         }
         Verdict::Settle(failure) => {
-            engine.apply(key, Event::Faulted { attempt: task.attempt, failure }).await?;
+            settle(engine, key, Event::Faulted { attempt: task.attempt, failure }).await?;
             if task.shown == Shown::Hidden {
                 // Nobody comes back for it, so nobody needs the call either. Best effort: no mark is kept.
                 tell(reach, task).await;
@@ -222,10 +222,16 @@ async fn finish(engine: &Engine, reach: Option<&Reach>, task: &Task, verdict: Ve
         }
         Verdict::Tell => {
             tell(reach, task).await;
-            engine.apply(key, Event::Told).await?;
+            settle(engine, key, Event::Told).await?;
         }
     }
     Ok(())
+}
+
+/// Applies an event to its end, though the pass may be stopped at any moment.
+async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<(), TaskError> {
+    let (own, key) = (Arc::clone(engine), key.clone());
+    engine.finish(async move { own.apply(&key, event).await.map(|_| ()) }).await
 }
 
 /// Tells an upstream that nobody wants a result, where it is known how; bounded by the exchange.

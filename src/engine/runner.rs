@@ -94,7 +94,7 @@ fn spawn(
 }
 
 /// A bug ended the runner: whoever waits learns that the call may have run.
-async fn settle_after_panic(engine: &Engine, concerned: Concerned) {
+async fn settle_after_panic(engine: &Arc<Engine>, concerned: Concerned) {
     tracing::error!("a runner panicked");
     let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
     match concerned {
@@ -295,6 +295,7 @@ impl Runner {
                 Next::Stop
             }
             Step::Orders(Order::Deliver(answers)) => self.deliver(answers).await,
+            Step::Orders(Order::LookAgain) => self.deliver_rest().await,
             Step::Orders(Order::Retried(seat, retry)) => self.retried(seat, retry).await,
             Step::ClientGone => self.client_left().await,
             Step::DeadlineOver => {

@@ -2,8 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use super::{Cancelled, Engine, TaskError};
-use crate::task::digest::Whose;
+use super::{Engine, TaskError};
 use crate::task::{Shown, Task, TaskKey};
 
 /// Rows that are looked at in one go; others get their turn in between. Each comes with its result.
@@ -30,17 +29,5 @@ impl Engine {
             }
             tokio::task::yield_now().await;
         }
-    }
-
-    /// Cancels a task on behalf of an operator, as its owner would.
-    ///
-    /// # Errors
-    /// As [`Engine::get`].
-    pub async fn cancel_for_operator(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
-        let cancelled = self.cancel(key).await?;
-        if !cancelled.was_settled {
-            tracing::info!(task = ?key.id, principal = %Whose(&key.owner), "an operator cancelled a task");
-        }
-        Ok(cancelled)
     }
 }

@@ -21,8 +21,7 @@ fn shim(folder: &Folder) -> (PathBuf, PathBuf) {
 }
 
 async fn task(program: &Program, path: &str, id: &Value) -> Value {
-    let mut call = Call::new("tasks/get", &json!({"taskId": id}));
-    call.headers.push(("mcp-name", id.as_str().unwrap().to_owned()));
+    let call = Call::new("tasks/get", &json!({"taskId": id}));
     call.send(program.clients, path).await.json()["result"].take()
 }
 

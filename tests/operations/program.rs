@@ -39,9 +39,18 @@ impl Folder {
 
     /// `head` stands in the section of the clients' listener, and may open others behind it.
     pub(crate) fn with(head: &str) -> Self {
+        Self::of("memory", head)
+    }
+
+    /// A gateway that keeps its tasks on disk.
+    pub(crate) fn on_disk() -> Self {
+        Self::of("disk", "")
+    }
+
+    fn of(kind: &str, head: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let head = format!(
-            "[store]\nkind = \"memory\"\npath = \"{}\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
+            "[store]\nkind = \"{kind}\"\npath = \"{}\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
              [listen]\naddress = \"127.0.0.1:0\"\n{head}\n",
             dir.path().join("data").display()
         );
@@ -150,8 +159,7 @@ impl Program {
 
     /// How a task stands.
     pub(crate) async fn status(&self, path: &str, id: &Value) -> Value {
-        let mut call = Call::new("tasks/get", &json!({"taskId": id}));
-        call.headers.push(("mcp-name", id.as_str().unwrap().to_owned()));
+        let call = Call::new("tasks/get", &json!({"taskId": id}));
         call.send(self.clients, path).await.json()["result"]["status"].take()
     }
 
@@ -192,7 +200,7 @@ impl Call {
         Self::declaring("tools/call", &json!({"name": "work", "arguments": arguments}), &json!({}))
     }
 
-    fn declaring(method: &str, params: &Value, capabilities: &Value) -> Self {
+    pub(crate) fn declaring(method: &str, params: &Value, capabilities: &Value) -> Self {
         let mut params = params.clone();
         params["_meta"] = json!({
             "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -204,13 +212,20 @@ impl Call {
             ("mcp-protocol-version", "2026-07-28".to_owned()),
             ("mcp-method", method.to_owned()),
         ];
-        headers.extend(params["name"].as_str().map(|name| ("mcp-name", name.to_owned())));
+        let name = params["name"].as_str().or_else(|| params["taskId"].as_str());
+        headers.extend(name.map(|name| ("mcp-name", name.to_owned())));
         Self { headers, body: json!({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).to_string() }
     }
 
     pub(crate) async fn send(&self, address: SocketAddr, path: &str) -> Answer {
         let headers: Vec<_> = self.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
         send(address, "POST", path, &headers, &self.body).await
+    }
+
+    /// The whole request as it is sent.
+    pub(crate) fn bytes(&self, path: &str) -> Vec<u8> {
+        let headers: Vec<_> = self.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
+        request("POST", path, &headers, &self.body).into_bytes()
     }
 }
 
@@ -226,14 +241,7 @@ impl Answer {
     }
 }
 
-/// One request on a connection of its own.
-pub(crate) async fn send(
-    address: SocketAddr,
-    method: &str,
-    target: &str,
-    headers: &[(&str, &str)],
-    body: &str,
-) -> Answer {
+fn request(method: &str, target: &str, headers: &[(&str, &str)], body: &str) -> String {
     let mut request = format!("{method} {target} HTTP/1.1\r\nconnection: close\r\ncontent-length: {}\r\n", body.len());
     if !headers.iter().any(|(name, _)| *name == "host") {
         request.push_str("host: localhost\r\n");
@@ -243,6 +251,18 @@ pub(crate) async fn send(
     }
     request.push_str("\r\n");
     request.push_str(body);
+    request
+}
+
+/// One request on a connection of its own.
+pub(crate) async fn send(
+    address: SocketAddr,
+    method: &str,
+    target: &str,
+    headers: &[(&str, &str)],
+    body: &str,
+) -> Answer {
+    let request = request(method, target, headers, body);
     in_time(async {
         let mut socket = TcpStream::connect(address).await.unwrap();
         socket.write_all(request.as_bytes()).await.unwrap();
@@ -283,6 +303,14 @@ impl Worker {
     /// Waits until so many calls have come, answered ones included.
     pub(crate) async fn calls(&self, count: usize) {
         self.server.world.nth(count - 1, Seen::is_call).await;
+    }
+
+    /// Has all calls that wait ask this.
+    pub(crate) fn ask_all(&self, params: &Value) {
+        for (n, (_, events)) in self.held.lock().iter().enumerate() {
+            let id = format!("ask-{n}");
+            events.message(&json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": params}));
+        }
     }
 
     /// Answers all calls that wait.

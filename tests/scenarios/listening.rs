@@ -2,10 +2,10 @@
 
 use serde_json::{Value, json};
 use taskgate::face::http::AcceptedTypes;
-use taskgate::task::{Attempt, Event, Mode, Principal, Question, TaskId, TaskKey};
+use taskgate::task::Mode;
 use tokio::time::timeout;
 
-use crate::script::{Happens, Script, payload, result};
+use crate::script::{Happens, Script, result};
 use crate::world::{Answer, Ask, Rules, World, seconds};
 
 const TAG: &str = "io.modelcontextprotocol/subscriptionId";
@@ -73,24 +73,20 @@ async fn ext_49_own_tasks_are_acknowledged_shown_at_once_and_then_whenever_they_
 /// Protocol.md 5.12, EXT-41: nobody is shown a question of a kind that it did not declare on this request.
 #[tokio::test(start_paused = true)]
 async fn ext_41_a_listener_that_cannot_be_asked_is_not_told_of_the_question() {
-    let world = World::with(Rules::mode(Mode::Always), Script::silent());
-    let id = world.handle(&Ask::call()).await;
+    let asks = Script::of([(seconds(5), Happens::Elicits("a"))]);
+    let world = World::with(Rules::mode(Mode::Always), asks);
     let all = json!({ "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } });
+    let id = world.handle(&Ask::call().declaring(all.clone())).await;
     let mut asked = world.send(&listen(&[&id]).declaring(all)).await;
     let mut deaf = world.send(&listen(&[&id])).await;
     for answer in [&mut asked, &mut deaf] {
         message(answer).await;
         assert_eq!(told(&world, answer, &id).await["status"], "working");
     }
-    let key = TaskKey { owner: Principal::local(), id: TaskId::parse(&id).unwrap() };
-    let request = payload(r#"{"method":"elicitation/create","params":{}}"#);
-    let question = Question { ask: payload("1"), request };
-    let event = Event::Asked { attempt: Attempt::FIRST, question };
-    assert!(world.engine.apply(&key, event).await.unwrap().changed);
     assert_eq!(message(&mut asked).await["params"]["status"], "input_required");
     let (_, event) = timeout(seconds(60), deaf.event()).await.unwrap().unwrap();
     assert!(event.is_null(), "{event}");
-    world.engine.cancel(&key).await.unwrap();
+    world.send(&Ask::task("tasks/cancel", &id)).await;
     for answer in [&mut asked, &mut deaf] {
         assert_eq!(told(&world, answer, &id).await["status"], "cancelled");
     }

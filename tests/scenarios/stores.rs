@@ -1,7 +1,7 @@
-//! A store in memory whose writes can be held up, and are counted, and that does wrong what a test wants it to.
+//! A store, in memory where nothing else is said, whose writes can be held up, and are counted, and that does wrong what a test wants it to.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
@@ -14,7 +14,7 @@ use crate::store_faults::{Method, StoreFaults};
 /// See the module. Everything else is the store's own doing.
 #[derive(Debug)]
 pub(crate) struct GatedStore {
-    inner: MemoryStore,
+    inner: Arc<dyn TaskStore>,
     pub(crate) faults: StoreFaults,
     /// One permit lets one insert through.
     pub(crate) inserts: Semaphore,
@@ -24,6 +24,8 @@ pub(crate) struct GatedStore {
     held_replace: Mutex<Option<oneshot::Receiver<()>>>,
     /// So many of the next changes fail.
     pub(crate) failures: AtomicUsize,
+    /// Whether whoever uses it has to wait for a turn before it does something, and again before it says so.
+    pub(crate) pauses: AtomicBool,
     inserted: AtomicUsize,
     replaced: AtomicUsize,
 }
@@ -33,13 +35,19 @@ const OPEN: usize = 1 << 20;
 
 impl GatedStore {
     pub(crate) fn new(stored_bytes_max: usize) -> Arc<Self> {
+        Self::over(Arc::new(MemoryStore::new(stored_bytes_max)))
+    }
+
+    /// The same over any store.
+    pub(crate) fn over(inner: Arc<dyn TaskStore>) -> Arc<Self> {
         Arc::new(Self {
-            inner: MemoryStore::new(stored_bytes_max),
+            inner,
             faults: StoreFaults::default(),
             inserts: Semaphore::new(OPEN),
             returns: Semaphore::new(OPEN),
             held_replace: Mutex::default(),
             failures: AtomicUsize::new(0),
+            pauses: AtomicBool::new(false),
             inserted: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
         })
@@ -62,6 +70,24 @@ impl GatedStore {
         release
     }
 
+    /// Does something with the store, with a turn for others before and after it if that is wanted.
+    async fn with<T>(
+        &self,
+        method: Method,
+        doing: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        self.pause().await;
+        let done = self.faults.with(method, doing).await;
+        self.pause().await;
+        done
+    }
+
+    async fn pause(&self) {
+        if self.pauses.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// Inserts that were tried.
     pub(crate) fn inserted(&self) -> usize {
         self.inserted.load(Ordering::Relaxed)
@@ -78,13 +104,13 @@ impl TaskStore for GatedStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         self.inserted.fetch_add(1, Ordering::Relaxed);
         self.inserts.acquire().await.unwrap().forget();
-        let revision = self.faults.with(Method::Insert, self.inner.insert(task)).await?;
+        let revision = self.with(Method::Insert, self.inner.insert(task)).await?;
         self.returns.acquire().await.unwrap().forget();
         Ok(revision)
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
-        self.faults.with(Method::Load, self.inner.load(key, now)).await
+        self.with(Method::Load, self.inner.load(key, now)).await
     }
 
     async fn find_idempotent(
@@ -93,11 +119,11 @@ impl TaskStore for GatedStore {
         key: &Digest,
         now: Timestamp,
     ) -> Result<Option<Stored>, StoreError> {
-        self.inner.find_idempotent(owner, key, now).await
+        self.with(Method::Load, self.inner.find_idempotent(owner, key, now)).await
     }
 
     async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError> {
-        self.inner.survey(after, limit, now).await
+        self.with(Method::Page, self.inner.survey(after, limit, now)).await
     }
 
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
@@ -110,19 +136,19 @@ impl TaskStore for GatedStore {
         if self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
             return Err(std::io::Error::other("the disk is tired").into());
         }
-        self.faults.with(Method::Replace, self.inner.replace(expected, task)).await
+        self.with(Method::Replace, self.inner.replace(expected, task)).await
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        self.faults.with(Method::Remove, self.inner.remove(key)).await
+        self.with(Method::Remove, self.inner.remove(key)).await
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
-        self.faults.with(Method::Sweep, self.inner.sweep(now, limit)).await
+        self.with(Method::Sweep, self.inner.sweep(now, limit)).await
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
-        self.faults.with(Method::Overdue, self.inner.overdue(now, limit)).await
+        self.with(Method::Overdue, self.inner.overdue(now, limit)).await
     }
 
     async fn page(
@@ -132,11 +158,11 @@ impl TaskStore for GatedStore {
         limit: usize,
         now: Timestamp,
     ) -> Result<Vec<Stored>, StoreError> {
-        self.faults.with(Method::Page, self.inner.page(owner, after, limit, now)).await
+        self.with(Method::Page, self.inner.page(owner, after, limit, now)).await
     }
 
     async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
-        self.faults.with(Method::Unsettled, self.inner.unsettled(after, limit)).await
+        self.with(Method::Unsettled, self.inner.unsettled(after, limit)).await
     }
 
     fn usage(&self) -> Usage {

@@ -125,7 +125,15 @@ impl World {
     }
 
     pub(crate) fn choosing(rules: Rules, choose: impl Fn(&Call) -> Script + Send + Sync + 'static) -> Self {
-        let store = GatedStore::new(rules.stored_bytes_max);
+        Self::over(GatedStore::new(rules.stored_bytes_max), rules, choose)
+    }
+
+    /// A world that keeps its tasks in this store.
+    pub(crate) fn over(
+        store: Arc<GatedStore>,
+        rules: Rules,
+        choose: impl Fn(&Call) -> Script + Send + Sync + 'static,
+    ) -> Self {
         let upstream = Scripted::new(Arc::clone(&store) as Arc<dyn TaskStore>, choose);
         Self::alive(rules, Instant::now(), store, upstream, 1)
     }

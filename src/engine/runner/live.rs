@@ -24,6 +24,8 @@ pub(super) enum Order {
     Abandon,
     /// Hand answers to the upstream.
     Deliver(Vec<(Payload, Answer)>),
+    /// Hand those answers to the upstream that the row has and that have not left yet.
+    LookAgain,
     /// A client came back.
     Retried(Seat, Retry),
 }
@@ -45,6 +47,7 @@ struct Mailbox {
 #[derive(Debug, Default)]
 struct Waiting {
     is_abandoned: bool,
+    has_more: bool,
     deliveries: VecDeque<Vec<(Payload, Answer)>>,
     retries: VecDeque<(Seat, Retry)>,
 }
@@ -87,10 +90,19 @@ impl LiveRunners {
     }
 
     pub(in crate::engine) fn deliver(&self, key: &TaskKey, answers: Vec<(Payload, Answer)>) {
-        let put = |waiting: &mut Waiting| push(&mut waiting.deliveries, answers, DELIVERIES_MAX);
-        if self.put(key, put) == Some(false) {
-            tracing::warn!(task = ?key.id, "answers could not be handed to the runner");
-        }
+        self.put(key, |waiting| {
+            // They are in the row: where there is no room for more, they are read from there.
+            waiting.has_more |= !push(&mut waiting.deliveries, answers, DELIVERIES_MAX);
+            true
+        });
+    }
+
+    /// Has the runner look whether the row has answers that it was not told of.
+    pub(in crate::engine) fn look_again(&self, key: &TaskKey) {
+        self.put(key, |waiting| {
+            waiting.has_more = true;
+            true
+        });
     }
 
     /// Whether a client that came back was handed to the runner.
@@ -132,8 +144,13 @@ impl Orders {
         if waiting.is_abandoned {
             return Some(Order::Abandon);
         }
-        let answers = waiting.deliveries.pop_front().map(Order::Deliver);
-        answers.or_else(|| waiting.retries.pop_front().map(|(seat, retry)| Order::Retried(seat, retry)))
+        if let Some(answers) = waiting.deliveries.pop_front() {
+            return Some(Order::Deliver(answers));
+        }
+        if std::mem::take(&mut waiting.has_more) {
+            return Some(Order::LookAgain);
+        }
+        waiting.retries.pop_front().map(|(seat, retry)| Order::Retried(seat, retry))
     }
 
     /// A client that came back too late to be told of by an order.
@@ -184,7 +201,9 @@ mod tests {
             let Some(Order::Deliver(got)) = orders.next().now_or_never() else { panic!("{number} is missing") };
             assert_eq!(got, answers(number));
         }
-        assert!(orders.next().now_or_never().is_none(), "the one too many was turned away");
+        let last = orders.next().now_or_never();
+        assert!(matches!(last, Some(Order::LookAgain)), "the one too many lies in the row: {last:?}");
+        assert!(orders.next().now_or_never().is_none(), "once");
     }
 
     #[test]

@@ -24,6 +24,9 @@ const ASKED_MAX: u32 = 1_000;
 /// How long a round waits for questions that are asked along with its first one (protocol.md 5.10).
 const ROUND_WAIT: Duration = Duration::from_millis(30);
 
+/// How soon answers that could not be read are read again.
+const READ_AGAIN: Duration = Duration::from_millis(200);
+
 /// Events that may lie in front of the sign that an upstream is gone.
 const LAST_EVENTS_MAX: usize = 64;
 
@@ -279,6 +282,20 @@ impl Runner {
             failpoint::hit("answer-delivered");
         }
         Next::Continue
+    }
+
+    /// Hands over what the row has and nobody told this runner of.
+    pub(super) async fn deliver_rest(&mut self) -> Next {
+        let Some(key) = self.row_key() else { return Next::Continue };
+        match self.engine.held(&key).await {
+            Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
+            Err(error) => {
+                tracing::warn!(%error, "answers that were accepted could not be read yet");
+                tokio::time::sleep(READ_AGAIN).await;
+                self.engine.live.look_again(&key);
+                Next::Continue
+            }
+        }
     }
 
     /// The upstream does not take an answer that the client believes to be given. What it said before is heard first;

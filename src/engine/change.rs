@@ -1,0 +1,199 @@
+//! What clients and operators may ask of tasks. What changes one is done to its end, whoever leaves.
+//!
+//! A request's future is dropped when its client goes, wherever it is just then. The store has the write by that time,
+//! commits it, and nobody is left to do what follows from it. So each change runs in a task of its own ([`finish`]),
+//! and the request only waits for it. Nothing here that a request awaits calls `apply` in any other way.
+//!
+//! [`finish`]: Engine::finish
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+use tracing::Instrument;
+
+use super::{Cancelled, Engine, Page, Place, TaskError};
+use crate::failpoint;
+use crate::store::StoreError;
+use crate::task::digest::Whose;
+use crate::task::{Answer, Event, InputKey, Principal, Shown, Task, TaskKey, Timestamp};
+
+/// Changes that are under way at a time; whoever comes then waits, and has changed nothing if it leaves meanwhile.
+const CHANGES_MAX: usize = 1_024;
+
+/// Changes under way.
+#[derive(Debug)]
+pub(super) struct Changes {
+    places: Arc<Semaphore>,
+    pub(super) tracker: TaskTracker,
+}
+
+impl Default for Changes {
+    fn default() -> Self {
+        Self { places: Arc::new(Semaphore::new(CHANGES_MAX)), tracker: TaskTracker::new() }
+    }
+}
+
+impl Engine {
+    /// How a task stands. Cancel safe.
+    ///
+    /// # Errors
+    /// `Unknown` for ids that are unknown, foreign, expired or hidden alike; `Store`.
+    pub async fn get(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        visible(self.held(key).await?)
+    }
+
+    /// How a call stands that was held between two rounds of questions, whether or not it has a handle by now. Only for
+    /// those who prove that the reference was given to them: no face shows a hidden task. Cancel safe.
+    ///
+    /// # Errors
+    /// `Unknown` for ids that are unknown, foreign or expired alike; `Store`.
+    pub async fn held(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        let now = self.clock.now();
+        let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
+        if is_overdue(&row.task, now) {
+            let (engine, key) = (Arc::clone(self), key.clone());
+            return self.finish(async move { engine.expired(&key).await }).await;
+        }
+        Ok(row.task)
+    }
+
+    /// Tasks of one owner in the order of their creation, at most `limit`, beginning after the place that an
+    /// earlier page ended at. Hidden ones are left out, so a page may hold fewer. Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn list(
+        self: &Arc<Self>,
+        owner: &Principal,
+        after: Option<Place>,
+        limit: usize,
+    ) -> Result<Page, TaskError> {
+        let now = self.clock.now();
+        let mut rows = self.store.page(owner, after, limit + 1, now).await?;
+        let has_more = rows.len() > limit;
+        rows.truncate(limit);
+        let next = rows.last().filter(|_| has_more).map(|row| (row.task.created_at, row.task.key.id));
+        let mut tasks = Vec::with_capacity(rows.len());
+        for row in rows.into_iter().filter(|row| row.task.shown == Shown::Handle) {
+            // Read as by its id: what is overdue settles, what is gone meanwhile is left out.
+            match if is_overdue(&row.task, now) { self.get(&row.task.key).await } else { Ok(row.task) } {
+                Ok(task) => tasks.push(task),
+                Err(TaskError::Unknown) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Page { tasks, next })
+    }
+
+    /// Hands answers to a task's open questions; keys that are not open are ignored (EXT-39). The answers are part of
+    /// the task when this returns (EXT-74). What was accepted before and has not left yet is looked at again. A call
+    /// that is dropped has done all of it, or nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::get`].
+    pub async fn answer(self: &Arc<Self>, key: &TaskKey, answers: BTreeMap<InputKey, Answer>) -> Result<(), TaskError> {
+        let (engine, key) = (Arc::clone(self), key.clone());
+        self.finish(async move {
+            visible(engine.present(&key).await?)?;
+            failpoint::hit("answer-heard");
+            let applied = engine.apply(&key, Event::Answered { answers }).await?;
+            if !applied.changed && !applied.task.recovery.undelivered.is_empty() {
+                engine.live.look_again(&key);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    /// Cancels a task. It is settled when this returns; the upstream is told in the background, and told of it if a
+    /// cancel before this one did not reach it. A call that is dropped has done all of it, or nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::get`].
+    pub async fn cancel(self: &Arc<Self>, key: &TaskKey) -> Result<Cancelled, TaskError> {
+        let (engine, key) = (Arc::clone(self), key.clone());
+        self.finish(async move { engine.cancelled(&key).await }).await
+    }
+
+    /// Cancels a task on behalf of an operator, as its owner would.
+    ///
+    /// # Errors
+    /// As [`Engine::get`].
+    pub async fn cancel_for_operator(self: &Arc<Self>, key: &TaskKey) -> Result<Cancelled, TaskError> {
+        let (engine, key) = (Arc::clone(self), key.clone());
+        self.finish(async move {
+            let cancelled = engine.cancelled(&key).await?;
+            if !cancelled.was_settled {
+                tracing::info!(task = ?key.id, principal = %Whose(&key.owner), "an operator cancelled a task");
+            }
+            Ok(cancelled)
+        })
+        .await
+    }
+
+    /// Cancels a call that is held between two rounds of questions, for a client that takes its request back. The
+    /// upstream is told in the background. A call that is dropped has done all of it, or nothing.
+    ///
+    /// # Errors
+    /// As [`Engine::held`].
+    pub async fn let_go(self: &Arc<Self>, key: &TaskKey) -> Result<(), TaskError> {
+        let (engine, key) = (Arc::clone(self), key.clone());
+        self.finish(async move { engine.given_up(&key).await.map(|_| ()) }).await
+    }
+
+    /// Does a change to its end, whether or not somebody still waits for it. Waits for a place first; a call that is
+    /// dropped before it has one changes nothing. Not to be called by what runs in it.
+    pub(super) async fn finish<T: Send + 'static>(
+        &self,
+        change: impl Future<Output = Result<T, TaskError>> + Send + 'static,
+    ) -> Result<T, TaskError> {
+        // Nobody closes it.
+        let place = Arc::clone(&self.changes.places).acquire_owned().await.ok();
+        let change = async move {
+            let _place = place;
+            change.await
+        };
+        match self.changes.tracker.spawn(change.in_current_span()).await {
+            Ok(done) => done,
+            Err(bug) => {
+                tracing::error!(%bug, "a change of a task was not finished");
+                Err(StoreError::Io(std::io::Error::other(bug)).into())
+            }
+        }
+    }
+
+    /// A task as it stands, whoever may see it; one whose time is over is settled first.
+    async fn present(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        let now = self.clock.now();
+        let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
+        if is_overdue(&row.task, now) { self.expired(key).await } else { Ok(row.task) }
+    }
+
+    async fn expired(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+        self.apply(key, Event::TtlElapsed).await.map(|applied| applied.task)
+    }
+
+    async fn cancelled(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
+        visible(self.present(key).await?)?;
+        failpoint::hit("cancel-heard");
+        self.given_up(key).await
+    }
+
+    async fn given_up(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
+        let applied = self.apply(key, Event::CancelRequested).await?;
+        if !applied.changed && applied.task.recovery.is_untold {
+            self.live.abandon(key);
+        }
+        Ok(Cancelled { task: applied.task, was_settled: !applied.changed })
+    }
+}
+
+fn is_overdue(task: &Task, now: Timestamp) -> bool {
+    !task.is_settled() && task.expires_at() <= now
+}
+
+fn visible(task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
+    if task.shown == Shown::Hidden { Err(TaskError::Unknown) } else { Ok(task) }
+}

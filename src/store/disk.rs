@@ -30,6 +30,7 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use rusqlite::InterruptHandle;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio_util::task::TaskTracker;
 
 use self::batch::{Write, Written};
 use self::condemned::condemned;
@@ -358,9 +359,16 @@ impl TaskStore for DiskStore {
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
-        self.write(Write::Remove(key.clone())).await?;
-        self.resident.forget_settled(key).await;
-        Ok(())
+        let (reply, outcome) = oneshot::channel();
+        self.queue.send(Request::Write(Write::Remove(key.clone()), reply)).await.map_err(|_| closed())?;
+        let (resident, key) = (Arc::clone(&self.resident), key.clone());
+        // The row goes though whoever asked may leave, and then nobody may be shown it out of memory.
+        let forgetting = async move {
+            let removed = outcome.await.map_err(|_| closed())?;
+            resident.forget_settled(&key).await;
+            removed.map(|_| ())
+        };
+        TaskTracker::new().spawn(forgetting).await.map_err(|bug| StoreError::Io(io::Error::other(bug)))?
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {

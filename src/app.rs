@@ -109,7 +109,7 @@ impl Gateway {
         sockets.check(&config)?;
         let (started, current) = (config.clone(), config.clone());
         files::check(&config, SystemClock.now())?;
-        let callers = files::callers(&config.auth)?;
+        let callers = files::callers(&config)?;
         let sealer = Arc::new(sealer(&config.folder)?);
         let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         // Ends what is in the background if something below cannot be had.

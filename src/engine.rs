@@ -75,7 +75,10 @@ impl Engine {
     ///
     /// The call goes on in a runner of its own. Dropping the stream before a handle came cancels it at
     /// the upstream; after that nothing does but a cancel of the task.
-    pub fn call(self: &Arc<Self>, spec: CallSpec) -> CallStream {
+    ///
+    /// A task of nobody in particular is kept for less time than its policy says.
+    pub fn call(self: &Arc<Self>, mut spec: CallSpec) -> CallStream {
+        spec.policy = spec.policy.for_owner(&spec.owner);
         runner::start(Arc::clone(self), spec)
     }
 

@@ -31,8 +31,9 @@ use std::time::Duration;
 use crate::tls::IdentityFiles;
 pub use dispatch::Routes;
 pub use drain::{DrainPlan, Drained};
+pub(crate) use host::is_loopback;
 pub use listener::{Running, Site, StartError, start, start_on};
-pub use principal::Callers;
+pub use principal::{Callers, OnePerson};
 
 /// The client listener, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -19,7 +19,9 @@ pub use model::{
     Phase, Question, Reason, Recovery, Shown, StoredCall, Task,
 };
 pub use names::{NamePattern, Naming, ShownAs, ToolNames};
-pub use policy::{AfterCrash, CallLimits, EarlyInput, Fallback, Mode, Plan, TakesTasks, ToolPolicy, ToolRules};
+pub use policy::{
+    AfterCrash, CallLimits, EarlyInput, Fallback, Mode, Plan, TTL_MAX_ANONYMOUS, TakesTasks, ToolPolicy, ToolRules,
+};
 pub use principal::Principal;
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

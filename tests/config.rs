@@ -14,7 +14,7 @@ use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
 const BAD_FILES: usize = 48;
-const GOOD_FILES: usize = 16;
+const GOOD_FILES: usize = 18;
 const SAMPLE_FILES: usize = 4;
 
 /// The environment of every test. `SECRET` is never to be seen in a report.

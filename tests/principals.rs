@@ -13,6 +13,8 @@ mod gate;
 mod isolation;
 #[path = "principals/keys.rs"]
 mod keys;
+#[path = "principals/proxied.rs"]
+mod proxied;
 #[allow(dead_code, reason = "other tests have other servers")]
 #[path = "support/scripted.rs"]
 mod upstream;

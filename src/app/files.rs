@@ -7,10 +7,10 @@ use super::api_key_files::{self, ApiKeyFileError};
 use super::keys::{self, KeyFileError};
 use super::tasks;
 use crate::config::Config;
-use crate::server::Callers;
 use crate::server::api_keys::{ApiKeys, AuthSettings, KeyRing};
+use crate::server::{Callers, OnePerson};
 use crate::store::OpenError;
-use crate::task::Timestamp;
+use crate::task::{Principal, Timestamp};
 use crate::tls::{TlsFileError, read_roots};
 use crate::upstream::http::credential::CredentialError;
 use crate::upstream::stand::stdio::{self, VariableFileError};
@@ -110,9 +110,12 @@ pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
 ///
 /// # Errors
 /// As [`api_keys`].
-pub fn callers(auth: &AuthSettings) -> Result<Callers, FileMistakes> {
-    Ok(match auth {
+pub fn callers(config: &Config) -> Result<Callers, FileMistakes> {
+    Ok(match &config.auth {
+        AuthSettings::Everyone(principal) if *principal == Principal::local() => {
+            Callers::OnePerson(OnePerson::new(&config.listen.allowed_hosts))
+        }
         AuthSettings::Everyone(principal) => Callers::Everyone(principal.clone()),
-        AuthSettings::ApiKeys(_) => Callers::KeyHolders(KeyRing::new(api_keys(auth)?)),
+        keys @ AuthSettings::ApiKeys(_) => Callers::KeyHolders(KeyRing::new(api_keys(keys)?)),
     })
 }

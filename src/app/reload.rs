@@ -180,7 +180,7 @@ impl Gateway {
     pub fn reload(&mut self, config: Config) -> anyhow::Result<Changes> {
         files::check(&config, SystemClock.now())?;
         check_reach(self.clients.local_addr(), &config)?;
-        let callers = files::callers(&config.auth)?;
+        let callers = files::callers(&config)?;
         let mut fresh = Vec::new();
         for one in &config.upstreams {
             let is_kept = self.upstreams.iter().any(|opened| opened.is(one));

@@ -26,9 +26,11 @@ use super::raw::{
 use super::section::Placed;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::AuthSettings;
-use crate::server::{AdminSettings, ListenSettings};
+use crate::server::{AdminSettings, ListenSettings, is_loopback as names_loopback};
 use crate::store::StoreLimits;
-use crate::task::{AfterCrash, CallLimits, EarlyInput, Fallback, Mode, ToolNames, ToolPolicy, ToolRules};
+use crate::task::{
+    AfterCrash, CallLimits, EarlyInput, Fallback, Mode, TTL_MAX_ANONYMOUS, ToolNames, ToolPolicy, ToolRules,
+};
 use crate::tls::IdentityFiles;
 use crate::upstream::http::credential::Credential;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
@@ -50,8 +52,6 @@ const TTL: Duration = DAY;
 const TTL_MAX: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// A client without tasks waits as long, and nothing is written to it meanwhile.
 pub const GRACE_MAX: Duration = Duration::from_secs(30);
-/// Where anybody may come, whoever knows a task's id may read it: such ids live shortly.
-const TTL_MAX_ANONYMOUS: Duration = HOUR;
 const UPSTREAM_NAME_LENGTH_MAX: usize = 64;
 
 /// What holds for all upstreams alike.
@@ -101,6 +101,18 @@ fn resolve_listen(raw: &RawConfig, report: &mut Report) -> ListenSettings {
             &written.place,
             "other machines can reach this address while `auth.mode` is \"none\"; write a loopback address, \
              or in [auth] `mode = \"api_keys\"` to serve holders of keys, or `anonymous = true` to serve anybody",
+        );
+    }
+    if let Some(place) = &raw.listen.allowed_hosts_place
+        && is_loopback(address)
+        && !open
+        && !raw.listen.allowed_hosts.iter().all(|name| names_loopback(name))
+    {
+        report.warning(
+            place,
+            "others than one person come by these names, and nobody is asked for credentials: everybody is served as \
+             nobody in particular, without a list of tasks, and whoever knows a task's id can read it for an hour at \
+             most; write in [auth] `anonymous = true` if that is meant, or `mode = \"api_keys\"`",
         );
     }
     ListenSettings {

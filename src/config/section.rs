@@ -71,6 +71,13 @@ impl<'s, 'a> Section<'s, 'a> {
         self.place.clone()
     }
 
+    /// Where one of its keys stands, if it is written.
+    pub(super) fn place_of(&self, key: &str) -> Option<Place> {
+        let (written, _) = self.table?.get_key_value(key)?;
+        let line = self.source.line_at(written.span().start);
+        Some(Place { line, key: join(&self.place.key, key) })
+    }
+
     /// Whether the table is in the file.
     pub(super) const fn is_written(&self) -> bool {
         self.table.is_some()

@@ -41,6 +41,10 @@ impl Endpoint for ClosingEndpoint {
         if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
     }
 
+    fn forwards_authorization(&self) -> bool {
+        self.0.forwards_authorization()
+    }
+
     fn allow(&self) -> HeaderValue {
         self.0.allow()
     }

@@ -78,6 +78,10 @@ impl Endpoint for UpstreamEndpoint {
         }
     }
 
+    fn forwards_authorization(&self) -> bool {
+        self.session.forwards_authorization()
+    }
+
     fn allow(&self) -> HeaderValue {
         session::ALLOWED
     }

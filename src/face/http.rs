@@ -104,6 +104,11 @@ pub trait Endpoint: Send + Sync {
     /// Answers one request. Dropped where the client leaves: whatever must survive that runs elsewhere.
     async fn serve(&self, request: Inbound) -> Response;
 
+    /// Whether the credential of a request goes on to the server behind, which tells people apart by it.
+    fn forwards_authorization(&self) -> bool {
+        false
+    }
+
     /// The methods named by a 405 that is given before this endpoint is asked.
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static("POST")

@@ -136,6 +136,10 @@ impl SessionFace {
         Self { forwarding, ..self }
     }
 
+    pub(super) fn forwards_authorization(&self) -> bool {
+        self.forwarding.has_authorization()
+    }
+
     /// Keeps what is cached small while nobody asks, until told to stop.
     pub async fn keep_tidy(&self, stop: &CancellationToken) {
         let native = async {

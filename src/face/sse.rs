@@ -177,6 +177,10 @@ impl Endpoint for SseEndpoint {
         }
     }
 
+    fn forwards_authorization(&self) -> bool {
+        self.endpoint.forwards_authorization()
+    }
+
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static("GET, POST")
     }

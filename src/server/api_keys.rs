@@ -140,7 +140,7 @@ fn digest_of(text: &str) -> Digest {
 /// Who may come to the clients' listener, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AuthSettings {
-    /// Whoever comes, as this principal.
+    /// Whoever comes, as this principal; as `local` only while nothing says that several people come.
     Everyone(Principal),
     /// Holders of these keys. Never empty.
     ApiKeys(Vec<ApiKeySettings>),

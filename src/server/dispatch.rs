@@ -71,6 +71,11 @@ impl Dispatch {
         Self(Arc::new(Inner { routes, limits, body_bytes_max }))
     }
 
+    /// Whether the credential of a request for `path` goes on to the server behind.
+    pub(super) fn forwards_authorization(&self, path: &str) -> bool {
+        self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards_authorization())
+    }
+
     pub(super) async fn answer(&self, request: Request<Incoming>, principal: Principal) -> Response {
         self.0.answer(request, principal).await
     }

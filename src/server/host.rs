@@ -82,6 +82,23 @@ impl HostGuard {
     }
 }
 
+/// Whether a host name, without port, always means this machine.
+pub(crate) fn is_loopback(name: &str) -> bool {
+    let bare = name.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(name);
+    let is_local = |name: &str| name == "localhost" || name.ends_with(".localhost");
+    is_local(name)
+        || bare.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+        || is_local(&name.to_ascii_lowercase())
+}
+
+/// Whether every host that a request names is this machine. One that cannot be read is another.
+pub(super) fn names_this_machine<B>(request: &Request<B>) -> bool {
+    let is_here = |authority: &str| host_name(authority).is_some_and(is_loopback);
+    let fields = request.headers().get_all(HOST).iter();
+    request.uri().authority().is_none_or(|target| is_here(target.as_str()))
+        && fields.into_iter().all(|field| field.to_str().is_ok_and(is_here))
+}
+
 fn text(value: &HeaderValue) -> Result<&str, Refusal> {
     value.to_str().map_err(|_| Refusal::HostForeign)
 }

@@ -1,22 +1,86 @@
 //! Who is asking. The one layer that knows about credentials.
 
-use http::header::AUTHORIZATION;
-use http::{HeaderValue, Request};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::header::{AUTHORIZATION, FORWARDED, VIA};
+use http::{HeaderMap, HeaderValue, Request};
 
 use super::api_keys::KeyRing;
+use super::host::{is_loopback, names_this_machine};
 use super::refusal::Refusal;
 use crate::task::principal::Principal;
 
+/// Headers that proxies add beside those that have names of their own, and what the names of the rest begin with.
+const ADDRESS_OF_ANOTHER: &str = "x-real-ip";
+const ADDED_BY_PROXIES: &str = "x-forwarded-";
+
 /// Who may come to a listener.
 ///
-/// No header but `Authorization` has a say in it, `X-Forwarded-For` and its kin included (B73).
+/// No header but `Authorization` says who somebody is. `X-Forwarded-For` and its kin can only take away what a client
+/// may do (B73).
 #[derive(Clone, Debug)]
 pub enum Callers {
-    /// Whoever comes, as this principal: the one person behind a loopback listener, nobody in particular
-    /// elsewhere (T-22). Credentials are not looked at.
+    /// Whoever comes, as this principal: nobody in particular, where the operator serves everybody (T-22). Credentials
+    /// are not looked at.
     Everyone(Principal),
+    /// The one person behind a loopback listener, unless something says that several come.
+    OnePerson(OnePerson),
     /// Holders of an API key, each as the principal that it belongs to.
     KeyHolders(KeyRing),
+}
+
+/// The one person that a loopback listener without authentication is for. Whoever comes through a proxy is not known
+/// to be that person, and is nobody in particular; whoever's credential goes on to the server behind is known by that.
+#[derive(Clone, Debug)]
+pub struct OnePerson {
+    /// The operator serves a name that is not this machine's: others come, whatever their requests look like.
+    is_shared: bool,
+    /// Whether the log says already that requests come through a proxy.
+    is_told: Arc<AtomicBool>,
+}
+
+impl OnePerson {
+    /// `allowed_hosts` are the names that the operator serves besides loopback's.
+    #[must_use]
+    pub fn new(allowed_hosts: &[String]) -> Self {
+        Self { is_shared: allowed_hosts.iter().any(|name| !is_loopback(name)), is_told: Arc::default() }
+    }
+
+    fn identify<B>(&self, request: &Request<B>, is_forwarded: bool) -> Result<Principal, Refusal> {
+        if is_forwarded {
+            return by_credential(request.headers());
+        }
+        if self.is_shared {
+            return Ok(Principal::anonymous());
+        }
+        if names_this_machine(request) && !came_through_a_proxy(request.headers()) {
+            return Ok(Principal::local());
+        }
+        if !self.is_told.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                "requests come through a proxy and nobody is asked for credentials: they are served as nobody's in \
+                 particular, without a list of tasks and for an hour at most; write in [auth] `anonymous = true` if \
+                 that is meant, or `mode = \"api_keys\"`"
+            );
+        }
+        Ok(Principal::anonymous())
+    }
+}
+
+/// Whoever the server behind takes a request to be from.
+fn by_credential(headers: &HeaderMap) -> Result<Principal, Refusal> {
+    let mut fields = headers.get_all(AUTHORIZATION).iter();
+    match (fields.next(), fields.next()) {
+        (None, _) => Ok(Principal::anonymous()),
+        (Some(credential), None) => Ok(Principal::bearing(credential.as_bytes())),
+        (Some(_), Some(_)) => Err(Refusal::CredentialsUnclear),
+    }
+}
+
+fn came_through_a_proxy(headers: &HeaderMap) -> bool {
+    let is_added = |name: &str| name.starts_with(ADDED_BY_PROXIES) || name == ADDRESS_OF_ANOTHER;
+    headers.contains_key(FORWARDED) || headers.contains_key(VIA) || headers.keys().any(|name| is_added(name.as_str()))
 }
 
 #[derive(Clone, Debug)]
@@ -27,13 +91,18 @@ impl PrincipalGuard {
         Self(callers)
     }
 
-    /// Who sent this request.
+    /// Who sent this request. `forwards` says of a path whether credentials go on to the server behind.
     ///
     /// # Errors
     /// `CredentialsUnclear` for two credentials (B150), `Unauthorized` where there is no key that is known.
-    pub(super) fn identify<B>(&self, request: &Request<B>) -> Result<Principal, Refusal> {
+    pub(super) fn identify<B>(
+        &self,
+        request: &Request<B>,
+        forwards: impl FnOnce(&str) -> bool,
+    ) -> Result<Principal, Refusal> {
         match &self.0 {
             Callers::Everyone(principal) => Ok(principal.clone()),
+            Callers::OnePerson(person) => person.identify(request, forwards(request.uri().path())),
             Callers::KeyHolders(keys) => {
                 let mut fields = request.headers().get_all(AUTHORIZATION).iter();
                 let (field, second) = (fields.next(), fields.next());
@@ -58,6 +127,10 @@ mod tests {
     use super::*;
     use crate::server::api_keys::{ApiKey, ApiKeys};
 
+    fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<Principal, Refusal> {
+        guard.identify(request, |_| forwards)
+    }
+
     /// B73.
     #[test]
     fn everyone_is_who_the_configuration_says_whatever_the_headers_say() {
@@ -68,8 +141,48 @@ mod tests {
                 .body(())
                 .unwrap();
             let guard = PrincipalGuard::new(Callers::Everyone(everyone.clone()));
-            assert_eq!(guard.identify(&request), Ok(everyone));
+            assert_eq!(who(&guard, &request, true), Ok(everyone));
         }
+    }
+
+    /// The table of who a request on loopback is from: headers, allowed hosts, whether the path forwards credentials.
+    #[test]
+    fn one_person_is_alone_only_while_nothing_says_otherwise() {
+        let (local, anonymous, ada) = ("local", "anon", Principal::bearing(b"Bearer ada"));
+        let check = |allowed: &[&str], forwards: bool, headers: &[(&str, &str)], expected: &str| {
+            let allowed: Vec<_> = allowed.iter().map(|&name| name.to_owned()).collect();
+            let guard = PrincipalGuard::new(Callers::OnePerson(OnePerson::new(&allowed)));
+            let request = headers.iter().fold(Request::builder(), |built, (name, value)| built.header(*name, *value));
+            let found = who(&guard, &request.body(()).unwrap(), forwards);
+            assert_eq!(found.unwrap().as_str(), expected, "{allowed:?} {forwards} {headers:?}");
+        };
+        for host in ["localhost", "LOCALHOST:8080", "127.0.0.1:1", "127.0.0.2", "[::1]:9", "a.localhost"] {
+            check(&[], false, &[("host", host)], local);
+            check(&["localhost", "[::1]"], false, &[("host", host)], local);
+            check(&["mcp.example", "localhost"], false, &[("host", host)], anonymous);
+        }
+        for host in ["mcp.example", "10.0.0.7:80", "localhost.example", "[2001:db8::1]", ""] {
+            check(&[], false, &[("host", host)], anonymous);
+        }
+        for proxied in ["forwarded", "x-forwarded-for", "X-Forwarded-Proto", "x-real-ip", "via"] {
+            check(&[], false, &[("host", "localhost"), (proxied, "127.0.0.1")], anonymous);
+        }
+        check(&[], false, &[("host", "localhost"), ("authorization", "Bearer ada")], local);
+        for (allowed, host) in [(&[] as &[&str], "localhost"), (&["mcp.example"], "mcp.example")] {
+            check(allowed, true, &[("host", host), ("authorization", "Bearer ada")], ada.as_str());
+            check(
+                allowed,
+                true,
+                &[("host", host), ("x-real-ip", "::1"), ("authorization", "Bearer ada")],
+                ada.as_str(),
+            );
+            check(allowed, true, &[("host", host)], anonymous);
+        }
+        let absolute = Request::builder().uri("http://mcp.example/mcp").header("host", "localhost").body(()).unwrap();
+        let guard = PrincipalGuard::new(Callers::OnePerson(OnePerson::new(&[])));
+        assert_eq!(who(&guard, &absolute, false), Ok(Principal::anonymous()));
+        let twice = Request::builder().header("authorization", "a").header("authorization", "b").body(()).unwrap();
+        assert_eq!(who(&guard, &twice, true), Err(Refusal::CredentialsUnclear));
     }
 
     const KEY: &str = "tg_a1_0123456789abcdef0123456789abcdef";
@@ -81,7 +194,7 @@ mod tests {
             request.headers_mut().append(AUTHORIZATION, field.parse().unwrap());
         }
         let guard = PrincipalGuard::new(Callers::KeyHolders(ring.clone()));
-        assert_eq!(guard.identify(&request), *expected, "{fields:?}");
+        assert_eq!(who(&guard, &request, true), *expected, "{fields:?}");
     }
 
     #[test]

@@ -54,7 +54,7 @@ impl Layers {
         // A foreign page must not either; on its own, so that a mistake in one list opens nothing.
         self.origin.check(request)?;
         // Before the routes: no path is outside it, so nobody without a name learns which paths exist (T05).
-        self.principal.identify(request)
+        self.principal.identify(request, |path| self.dispatch.forwards_authorization(path))
     }
 }
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use wildmatch::WildMatch;
 
+use super::Principal;
+
 /// What the operator says about a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -98,7 +100,21 @@ pub struct ToolPolicy {
     pub fallback: Fallback,
 }
 
+/// Where anybody may come, whoever knows a task's id may read it: such ids live shortly.
+pub const TTL_MAX_ANONYMOUS: Duration = Duration::from_secs(60 * 60);
+
 impl ToolPolicy {
+    /// The same rules for the tasks of `owner`: those of nobody in particular are kept for [`TTL_MAX_ANONYMOUS`] at most.
+    #[must_use]
+    pub fn for_owner(self, owner: &Principal) -> Self {
+        if owner.is_identified() {
+            return self;
+        }
+        let short = |span: Duration| span.min(TTL_MAX_ANONYMOUS);
+        let (ttl, ttl_max, keep_result_min) = (short(self.ttl), short(self.ttl_max), short(self.keep_result_min));
+        Self { ttl, ttl_max, keep_result_min, ..self }
+    }
+
     /// Whether a client without tasks may be answered with a word of the call's task.
     #[must_use]
     pub fn falls_back_to_tools(&self) -> bool {

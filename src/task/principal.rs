@@ -1,7 +1,10 @@
 //! Whose task it is.
 
 use std::fmt;
+use std::fmt::Write as _;
 use std::sync::Arc;
+
+use super::digest::digest;
 
 /// The verified identity behind a request. Part of every task's key.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -18,6 +21,17 @@ impl Principal {
     #[must_use]
     pub fn anonymous() -> Self {
         Self::new("anon")
+    }
+
+    /// Whoever sends this credential, which nobody has checked here: all who have it are one to the server behind, too.
+    /// Kept is its digest alone.
+    #[must_use]
+    pub fn bearing(credential: &[u8]) -> Self {
+        let mut text = String::from("cred:");
+        for byte in digest([b"credential", credential]).0 {
+            let _ = write!(text, "{byte:02x}");
+        }
+        Self::new(&text)
     }
 
     /// An identity in its written form, with the scheme in front (`key:…`, `jwt:…`).
@@ -41,5 +55,20 @@ impl Principal {
 impl fmt::Debug for Principal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// It stands in stores: never to change.
+    #[test]
+    fn a_credential_is_one_person_in_every_version_and_is_not_kept() {
+        let ada = Principal::bearing(b"Bearer ada");
+        assert_eq!(ada, Principal::bearing(b"Bearer ada"));
+        assert_ne!(ada, Principal::bearing(b"Bearer bob"));
+        assert!(ada.is_identified() && ada != Principal::local());
+        assert!(ada.as_str().starts_with("cred:") && ada.as_str().len() == 5 + 64, "{ada:?}");
     }
 }

@@ -59,6 +59,12 @@ impl Forwarding {
         Self { names: names.into() }
     }
 
+    /// Whether the credential of a request goes on.
+    #[must_use]
+    pub fn has_authorization(&self) -> bool {
+        self.names.contains(&AUTHORIZATION)
+    }
+
     /// What of a client's request goes on.
     #[must_use]
     pub fn of(&self, all: &HeaderMap) -> Forwarded {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::{Value, json};
 use taskgate::app::Gateway;
+use taskgate::app::sockets::Sockets;
 use taskgate::config;
 use taskgate::server::api_keys::AuthSettings;
 use tempfile::TempDir;
@@ -75,29 +76,45 @@ impl Gate {
 
     /// `limits` stand in the section of that name.
     pub(crate) async fn with(limits: &str) -> Self {
+        let mut auth = "mode = \"api_keys\"\n".to_owned();
+        for (id, key) in [("ada", ADA), ("ada", ADA_TOO), ("bob", BOB)] {
+            write!(auth, "[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{key}\"\n").unwrap();
+        }
+        Self::of("", &format!("{auth}[limits]\n{limits}\n"), "").await
+    }
+
+    /// `listen`, `auth` and `upstream` stand in the sections of these names.
+    pub(crate) async fn of(listen: &str, auth: &str, upstream: &str) -> Self {
+        Self::on(listen, auth, upstream, Sockets::default()).await
+    }
+
+    /// The same on sockets that listen already.
+    pub(crate) async fn on(listen: &str, auth: &str, upstream: &str, sockets: Sockets) -> Self {
         let server = server().await;
-        let mut text = format!(
-            "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n[limits]\n{limits}\n\
-             [auth]\nmode = \"api_keys\"\n[upstreams.up]\nurl = \"{}\"\npath = \"/mcp\"\n\
+        let text = format!(
+            "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n{listen}\n[admin]\naddress = \"127.0.0.1:0\"\n\
+             [auth]\n{auth}\n[upstreams.up]\nurl = \"{}\"\npath = \"/mcp\"\n{upstream}\n\
              [[upstreams.up.tools]]\nmatch = \"held\"\nmode = \"always\"\n\
              [[upstreams.up.tools]]\nmatch = \"task\"\nmode = \"always\"\n\
              [[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\n",
             server.url()
         );
-        for (id, key) in [("ada", ADA), ("ada", ADA_TOO), ("bob", BOB)] {
-            write!(text, "[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{key}\"\n").unwrap();
-        }
         let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;
         let folder = tempfile::tempdir().unwrap();
         config.folder = folder.path().to_path_buf();
         let metrics = PrometheusBuilder::new().build_recorder().handle();
-        let gateway = in_time(Gateway::start(config.clone(), metrics)).await.unwrap();
+        let gateway = in_time(Gateway::start_on(config.clone(), metrics, sockets)).await.unwrap();
         Self { server, gateway, config, _folder: folder }
     }
 
     /// Puts other keys in force.
     pub(crate) fn reload(&mut self, auth: AuthSettings) -> anyhow::Result<()> {
-        self.config.auth = auth;
+        self.reload_with(|config| config.auth = auth)
+    }
+
+    /// Puts a changed configuration in force.
+    pub(crate) fn reload_with(&mut self, change: impl FnOnce(&mut config::Config)) -> anyhow::Result<()> {
+        change(&mut self.config);
         self.gateway.reload(self.config.clone()).map(drop)
     }
 
@@ -164,6 +181,7 @@ impl Gate {
 #[derive(Clone, Debug)]
 pub(crate) struct Ask {
     pub(crate) verb: &'static str,
+    pub(crate) target: String,
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: String,
 }
@@ -178,7 +196,7 @@ impl Ask {
         let own = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
         let mut headers: Vec<_> = usual.iter().chain(headers).map(own).collect();
         headers.push(("Authorization".to_owned(), format!("Bearer {key}")));
-        Self { verb: "POST", headers, body }
+        Self { verb: "POST", target: "/mcp".to_owned(), headers, body }
     }
 
     /// A request of 2026-07-28 whose client takes tasks.
@@ -214,13 +232,18 @@ impl Ask {
         self
     }
 
+    /// To another target.
+    pub(crate) fn at(self, target: &str) -> Self {
+        Self { target: target.to_owned(), ..self }
+    }
+
     pub(crate) fn without(mut self, name: &str) -> Self {
         self.headers.retain(|(found, _)| !found.eq_ignore_ascii_case(name));
         self
     }
 
     fn bytes(&self) -> Vec<u8> {
-        let mut text = format!("{} /mcp HTTP/1.1\r\nConnection: close\r\n", self.verb);
+        let mut text = format!("{} {} HTTP/1.1\r\nConnection: close\r\n", self.verb, self.target);
         for (name, value) in &self.headers {
             write!(text, "{name}: {value}\r\n").unwrap();
         }

@@ -166,7 +166,8 @@ async fn answers_of_any_size_go_through() {
 #[tokio::test]
 async fn only_the_headers_that_belong_to_the_protocol_go_through() {
     let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    // Everybody is the same here, whatever came through a proxy.
+    let gate = Gate::open("[auth]\nanonymous = true", server.url().as_str(), "").await;
     let client = gate.client().await;
     let sealed = client.session.clone().unwrap();
     let request = client

@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use http::{HeaderMap, HeaderName};
 
 use crate::dialect::Complaint;
-use crate::task::Idempotency;
 use crate::task::digest::digest;
+use crate::task::{Idempotency, Principal};
 use crate::wire::canonical::canonical;
 use crate::wire::meta::{IDEMPOTENCY_KEY, META};
 use crate::wire::{Object, Payload};
@@ -20,22 +20,54 @@ pub const HEADER: HeaderName = HeaderName::from_static("idempotency-key");
 /// Longest name, in bytes.
 pub const KEY_BYTES_MAX: usize = 256;
 
+/// Who else may mean the same call by the same name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Names {
+    /// The principal, whatever session it is in.
+    Principals,
+    /// One session, by its nonce. Those who are nobody in particular have nothing else that is theirs alone.
+    Sessions(u128),
+    /// Nobody: the client could be anybody.
+    Nobodys,
+}
+
+impl Names {
+    /// Whose the names are that `principal` gives to calls, in a session or without one.
+    #[must_use]
+    pub fn of(principal: &Principal, session: Option<u128>) -> Self {
+        match session {
+            _ if principal.is_identified() => Self::Principals,
+            Some(nonce) => Self::Sessions(nonce),
+            None => Self::Nobodys,
+        }
+    }
+}
+
 /// The name that a `tools/call` with these `params` was given, and what it stands for; `None` for a call without.
 /// Absent arguments are those that say nothing.
 ///
 /// # Errors
 /// [`Complaint::Params`] for a name that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or that header and
-/// `_meta` do not agree on.
+/// `_meta` do not agree on; and for any name from somebody who cannot be told from others: another's task would be
+/// handed out for it, or the call refused for another's.
 pub fn read(
     headers: &HeaderMap,
     params: &Object,
+    names: Names,
     upstream: &str,
     tool: &str,
 ) -> Result<Option<Idempotency>, Complaint> {
     let Some(key) = key(headers, params)? else { return Ok(None) };
+    let key = match names {
+        Names::Principals => digest([key.as_bytes()]),
+        Names::Sessions(nonce) => digest([key.as_bytes(), &nonce.to_be_bytes()]),
+        Names::Nobodys => {
+            return Err(wrong("needs a client that can be told from others: by a credential or a session"));
+        }
+    };
     let arguments = params.get("arguments").unwrap_or_else(Payload::empty_object);
     let call = digest([upstream.as_bytes(), tool.as_bytes(), &canonical(&arguments)]);
-    Ok(Some(Idempotency { key: digest([key.as_bytes()]), call }))
+    Ok(Some(Idempotency { key, call }))
 }
 
 fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, Complaint> {
@@ -88,7 +120,7 @@ mod tests {
     }
 
     fn named(values: &[&str], text: &str) -> Result<Option<Idempotency>, Complaint> {
-        read(&header(values), &params(text), "up", "work")
+        read(&header(values), &params(text), Names::Principals, "up", "work")
     }
 
     #[test]
@@ -108,10 +140,27 @@ mod tests {
             assert_ne!(named(&values, text).unwrap().unwrap(), one, "{text}");
         }
         for (upstream, tool) in [("up", "other"), ("other", "work"), ("upw", "ork")] {
-            let other = read(&header(&["k"]), &params(r#"{"arguments":{"a":1}}"#), upstream, tool).unwrap().unwrap();
+            let params = params(r#"{"arguments":{"a":1}}"#);
+            let other = read(&header(&["k"]), &params, Names::Principals, upstream, tool).unwrap().unwrap();
             assert_eq!(other.key, one.key);
             assert_ne!(other.call, one.call, "{upstream} {tool}");
         }
+    }
+
+    #[test]
+    fn nobody_in_particular_shares_no_key_with_a_stranger() {
+        let of = |principal: &Principal, session| {
+            read(&header(&["1"]), &params("{}"), Names::of(principal, session), "up", "work")
+        };
+        let (ada, nobody) = (Principal::new("key:ada"), Principal::anonymous());
+        let key = |named: Result<Option<Idempotency>, Complaint>| named.unwrap().unwrap().key;
+        assert_eq!(key(of(&ada, None)), key(of(&ada, Some(7))), "hers in every session");
+        assert_eq!(key(of(&nobody, Some(7))), key(of(&nobody, Some(7))));
+        assert_ne!(key(of(&nobody, Some(7))), key(of(&nobody, Some(8))));
+        assert_ne!(key(of(&nobody, Some(7))), key(of(&ada, Some(7))));
+        assert!(matches!(of(&nobody, None), Err(Complaint::Params(_))));
+        let unnamed = read(&header(&[]), &params("{}"), Names::Nobodys, "up", "work");
+        assert_eq!(unnamed, Ok(None), "whoever names nothing is not refused");
     }
 
     #[test]

@@ -332,7 +332,8 @@ impl StatelessFace {
             // A repetition must find it, so there is a task from the beginning.
             Plan::Grace(_) | Plan::Task if takes_tasks != TakesTasks::ByTools => {
                 let upstream = self.served.upstream.name();
-                let named = named::read(inquiry.headers, inquiry.params, upstream, &tool);
+                let names = named::Names::of(&inquiry.principal, None);
+                let named = named::read(inquiry.headers, inquiry.params, names, upstream, &tool);
                 let named = named.map_err(|complaint| refuse(&complaint))?;
                 (if named.is_some() { Plan::Task } else { plan }, named)
             }

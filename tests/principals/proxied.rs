@@ -219,3 +219,32 @@ async fn tasks_of_the_one_person_wait_while_others_are_served() {
     assert!(reads(&gate, &id, &[]).await);
     assert!(!reads(&gate, &id, &[("Forwarded", "for=192.0.2.1")]).await);
 }
+
+/// A call's name is one client's: nobody is handed a stranger's task for it, or refused for a stranger's call.
+#[tokio::test]
+async fn nobody_in_particular_shares_no_idempotency_key() {
+    let gate = Gate::of("allowed_hosts = [\"mcp.example\"]", "anonymous = true", "").await;
+    let named = |session: Option<&str>, of: &str| {
+        let params = json!({ "name": "task", "arguments": { "of": of }, "task": {} });
+        let ask = match session {
+            Some(id) => Ask::session(NO_KEY, Some(id), "tools/call", &params),
+            None => Ask::call(NO_KEY, "task", &params["arguments"]),
+        };
+        dressed(ask.with("Idempotency-Key", "1"), &[HOST])
+    };
+    let (one, two) = (session(&gate, &[HOST]).await, session(&gate, &[HOST]).await);
+    let handle = async |session: &str, of: &str| {
+        let made = gate.send(&named(Some(session), of)).await;
+        made.json()["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("{made:?}")).to_owned()
+    };
+    let first = handle(&one, "a").await;
+    assert_eq!(handle(&one, "a").await, first, "its own");
+    assert_ne!(handle(&two, "a").await, first, "a stranger's");
+    let three = session(&gate, &[HOST]).await;
+    assert_ne!(handle(&three, "b").await, first, "and nobody is refused for a stranger's");
+    let refused = gate.send(&named(None, "a")).await;
+    assert_eq!(refused.summary(), "200 -32602");
+    assert!(refused.body.contains("idempotency key"), "{refused:?}");
+    assert_eq!(gate.send(&named(None, "b")).await.summary(), refused.summary(), "whatever others did");
+    assert_eq!(gate.server.world.all(|seen| seen.body["params"]["name"] == "task").len(), 3);
+}

@@ -171,7 +171,8 @@ impl Shared {
         let Some(params) = call.request.params.object() else {
             return refuse(&addressee, &Complaint::UnknownTool);
         };
-        let idempotency = match named::read(asking.headers, params, self.served.conduit.name(), &call.tool) {
+        let names = named::Names::of(asking.principal, Some(asking.session.token.nonce));
+        let idempotency = match named::read(asking.headers, params, names, self.served.conduit.name(), &call.tool) {
             Ok(idempotency) => idempotency,
             Err(complaint) => return refuse(&addressee, &complaint),
         };

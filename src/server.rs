@@ -10,6 +10,7 @@ mod connection;
 mod dispatch;
 pub mod drain;
 mod frames;
+mod grant;
 mod head;
 mod host;
 mod io;

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use aws_lc_rs::constant_time::verify_slices_are_equal;
 use aws_lc_rs::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 
+use super::grant::Grant;
 use crate::task::Principal;
 
 /// What every key begins with, so that scanners for leaked secrets can tell one.
@@ -165,7 +166,27 @@ pub enum KeySource {
 
 /// All keys that are valid at the moment, and whose they are.
 #[derive(Clone, Debug, Default)]
-pub struct ApiKeys(HashMap<Box<str>, (Digest, Principal)>);
+pub struct ApiKeys(HashMap<Box<str>, Held>);
+
+/// What is known of one key.
+#[derive(Clone)]
+struct Held {
+    digest: Digest,
+    owner: Principal,
+    grant: Grant,
+}
+
+impl Held {
+    fn is(&self, other: &Self) -> bool {
+        self.digest == other.digest && self.owner == other.owner
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.owner.fmt(f)
+    }
+}
 
 impl ApiKeys {
     /// Adds a key of `principal`, who may have several: the old and the new one while they are exchanged.
@@ -176,7 +197,7 @@ impl ApiKeys {
         if self.0.contains_key(&key.id) {
             return Err(key);
         }
-        self.0.insert(key.id, (key.digest, principal.clone()));
+        self.0.insert(key.id, Held { digest: key.digest, owner: principal.clone(), grant: Grant::default() });
         Ok(())
     }
 
@@ -192,21 +213,21 @@ impl ApiKeys {
 
     /// Whose a token is. Takes the same steps for every token of one length, whether its ID is known or not.
     #[must_use]
-    pub(super) fn owner(&self, token: &str) -> Option<Principal> {
+    pub(super) fn owner(&self, token: &str) -> Option<(&Principal, &Grant)> {
         if token.len() > KEY_LEN_MAX {
             return None;
         }
         let shown = digest_of(token);
         let known = parts(token).and_then(|(id, _)| self.0.get(id));
         // No text has this digest that anybody could find; it only costs what a real one does.
-        let expected = known.map_or(&[0; SHA256_OUTPUT_LEN], |(digest, _)| digest);
+        let expected = known.map_or(&[0; SHA256_OUTPUT_LEN], |held| &held.digest);
         let is_same = verify_slices_are_equal(expected, &shown).is_ok();
-        known.filter(|_| is_same).map(|(_, owner)| owner.clone())
+        known.filter(|_| is_same).map(|held| (&held.owner, &held.grant))
     }
 }
 
-/// The keys of a running listener. Other keys come with another listener's layers, all at once, and a request that
-/// runs then runs on (B152).
+/// The keys of a running listener. Other keys come with another listener's layers, all at once. A request that runs then
+/// is answered (B152); a stream ends with its key.
 #[derive(Clone, Debug)]
 pub struct KeyRing(Arc<ApiKeys>);
 
@@ -216,8 +237,26 @@ impl KeyRing {
         Self(Arc::new(keys))
     }
 
-    pub(super) fn owner(&self, token: &str) -> Option<Principal> {
+    pub(super) fn owner(&self, token: &str) -> Option<(&Principal, &Grant)> {
         self.0.owner(token)
+    }
+
+    /// The same keys, in the place of `before`: whoever came with a key of both is served on, and the streams of those
+    /// whose key is gone, or is another one's now, end.
+    pub(super) fn succeeding(self, before: &Self) -> Self {
+        let mut keys = Arc::unwrap_or_clone(self.0);
+        for (id, held) in &before.0.0 {
+            match keys.0.get_mut(id).filter(|now| now.is(held)) {
+                Some(now) => now.grant = held.grant.clone(),
+                None => held.grant.withdraw(),
+            }
+        }
+        Self(Arc::new(keys))
+    }
+
+    /// Ends the streams of all who came with one.
+    pub(super) fn withdraw(&self) {
+        self.0.0.values().for_each(|held| held.grant.withdraw());
     }
 }
 
@@ -285,7 +324,7 @@ mod tests {
             (format!("tg_a1_{}", "0".repeat(300)), None),
             (String::new(), None),
         ] {
-            assert_eq!(keys.owner(&token).as_ref(), owner, "{token}");
+            assert_eq!(keys.owner(&token).map(|(found, _)| found), owner, "{token}");
         }
     }
 

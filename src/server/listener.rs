@@ -75,10 +75,11 @@ impl Running {
     }
 
     /// Serves other routes to other principals from now on, in one step: each request meets the old or the new (F24),
-    /// one that is under way ends as it began. Of `settings` the allowed names and origins and the largest body hold;
+    /// one that is under way ends as it began, but for the event streams of those who may not come any more. Of `settings` the allowed names and origins and the largest body hold;
     /// the rest needs another listener. Reads the certificate again.
     pub fn replace(&self, settings: &ListenSettings, callers: Callers, routes: Routes) {
-        let layers = layers(self.local_addr, settings, self.shared.limits, callers, routes);
+        let principal = self.shared.layers.load().principal.followed_by(callers);
+        let layers = layers(self.local_addr, settings, self.shared.limits, principal, routes);
         self.shared.layers.store(Arc::new(layers));
         self.shared.reread.notify_one();
     }
@@ -129,7 +130,7 @@ pub async fn start_on(site: Site, socket: Option<std::net::TcpListener>) -> Resu
     let listener = listener.map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
     let acceptor = Acceptor::new(listener).map_err(failed)?;
-    let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, callers, routes));
+    let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, PrincipalGuard::new(callers), routes));
     let (tracker, phases) = (TaskTracker::new(), Phases::default());
     let meter = Meter::new(name);
     let shared = Arc::new(Shared { limits, layers, reread: Notify::new(), meter, tracker, phases });
@@ -145,12 +146,18 @@ pub async fn start_on(site: Site, socket: Option<std::net::TcpListener>) -> Resu
     Ok(Running { local_addr, scheme, connections_max, places, shared })
 }
 
-fn layers(at: SocketAddr, settings: &ListenSettings, limits: Limits, callers: Callers, routes: Routes) -> Layers {
+fn layers(
+    at: SocketAddr,
+    settings: &ListenSettings,
+    limits: Limits,
+    principal: PrincipalGuard,
+    routes: Routes,
+) -> Layers {
     Layers {
         head: HeadGuard::new(limits),
         host: HostGuard::new(at, &settings.allowed_hosts),
         origin: OriginGuard::new(at, &settings.allowed_origins),
-        principal: PrincipalGuard::new(callers),
+        principal,
         dispatch: Dispatch::new(routes, limits, settings.body_bytes_max.get()),
     }
 }

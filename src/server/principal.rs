@@ -7,6 +7,7 @@ use http::header::{AUTHORIZATION, FORWARDED, VIA};
 use http::{HeaderMap, HeaderValue, Request};
 
 use super::api_keys::KeyRing;
+use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::Refusal;
 use crate::task::principal::Principal;
@@ -83,12 +84,40 @@ fn came_through_a_proxy(headers: &HeaderMap) -> bool {
     headers.contains_key(FORWARDED) || headers.contains_key(VIA) || headers.keys().any(|name| is_added(name.as_str()))
 }
 
+/// Somebody who may come in.
+#[derive(Debug)]
+pub(super) struct Caller {
+    pub(super) principal: Principal,
+    /// What they are served on.
+    pub(super) grant: Grant,
+}
+
 #[derive(Clone, Debug)]
-pub(super) struct PrincipalGuard(Callers);
+pub(super) struct PrincipalGuard {
+    callers: Callers,
+    /// What those are served on who need no key.
+    open: Grant,
+}
 
 impl PrincipalGuard {
-    pub(super) const fn new(callers: Callers) -> Self {
-        Self(callers)
+    pub(super) fn new(callers: Callers) -> Self {
+        Self { callers, open: Grant::default() }
+    }
+
+    /// A guard in the place of this one. Whoever may come as before is served on; the streams of all others end.
+    pub(super) fn followed_by(&self, callers: Callers) -> Self {
+        if let (Callers::KeyHolders(before), Callers::KeyHolders(now)) = (&self.callers, &callers) {
+            return Self::new(Callers::KeyHolders(now.clone().succeeding(before)));
+        }
+        match (&self.callers, &callers) {
+            (Callers::Everyone(before), Callers::Everyone(now)) if before == now => return self.clone(),
+            (Callers::OnePerson(before), Callers::OnePerson(now)) if before.is_shared == now.is_shared => {
+                return self.clone();
+            }
+            (Callers::KeyHolders(before), _) => before.withdraw(),
+            (Callers::Everyone(_) | Callers::OnePerson(_), _) => self.open.withdraw(),
+        }
+        Self::new(callers)
     }
 
     /// Who sent this request. `forwards` says of a path whether credentials go on to the server behind.
@@ -99,10 +128,11 @@ impl PrincipalGuard {
         &self,
         request: &Request<B>,
         forwards: impl FnOnce(&str) -> bool,
-    ) -> Result<Principal, Refusal> {
-        match &self.0 {
-            Callers::Everyone(principal) => Ok(principal.clone()),
-            Callers::OnePerson(person) => person.identify(request, forwards(request.uri().path())),
+    ) -> Result<Caller, Refusal> {
+        let keyless = |principal| Caller { principal, grant: self.open.clone() };
+        match &self.callers {
+            Callers::Everyone(principal) => Ok(keyless(principal.clone())),
+            Callers::OnePerson(person) => person.identify(request, forwards(request.uri().path())).map(keyless),
             Callers::KeyHolders(keys) => {
                 let mut fields = request.headers().get_all(AUTHORIZATION).iter();
                 let (field, second) = (fields.next(), fields.next());
@@ -110,7 +140,8 @@ impl PrincipalGuard {
                     return Err(Refusal::CredentialsUnclear);
                 }
                 let token = field.and_then(bearer).ok_or(Refusal::Unauthorized)?;
-                keys.owner(token).ok_or(Refusal::Unauthorized)
+                let (principal, grant) = keys.owner(token).ok_or(Refusal::Unauthorized)?;
+                Ok(Caller { principal: principal.clone(), grant: grant.clone() })
             }
         }
     }
@@ -128,7 +159,7 @@ mod tests {
     use crate::server::api_keys::{ApiKey, ApiKeys};
 
     fn who(guard: &PrincipalGuard, request: &Request<()>, forwards: bool) -> Result<Principal, Refusal> {
-        guard.identify(request, |_| forwards)
+        guard.identify(request, |_| forwards).map(|caller| caller.principal)
     }
 
     /// B73.

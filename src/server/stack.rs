@@ -11,11 +11,10 @@ use hyper::body::Incoming;
 use super::dispatch::Dispatch;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
-use super::principal::PrincipalGuard;
+use super::principal::{Caller, PrincipalGuard};
 use super::refusal::{Refusal, StreamPosition};
 use crate::face::http::{Response, empty_body};
 use crate::metric;
-use crate::task::principal::Principal;
 
 /// The layers of one listener. A reload replaces them as a whole: a request meets the old or the new (F24).
 #[derive(Clone, Debug)]
@@ -41,12 +40,12 @@ impl Layers {
     async fn guarded(&self, request: Request<Incoming>, local: IpAddr) -> Response {
         match self.admit(&request, local) {
             // On the heap, so that an idle connection holds no room for it.
-            Ok(principal) => Box::pin(self.dispatch.answer(request, principal)).await,
+            Ok(Caller { principal, grant }) => grant.bind(Box::pin(self.dispatch.answer(request, principal)).await),
             Err(refusal) => refusal.answer(StreamPosition::of(&request)),
         }
     }
 
-    fn admit<B>(&self, request: &Request<B>, local: IpAddr) -> Result<Principal, Refusal> {
+    fn admit<B>(&self, request: &Request<B>, local: IpAddr) -> Result<Caller, Refusal> {
         // What is too large to look at is not looked at by anyone below.
         self.head.check(request)?;
         // A rebound name must not reach anything (T06), the admin paths included.

@@ -1,0 +1,125 @@
+//! How long somebody who was let in is served: until what let them in is taken away.
+//!
+//! The one place where the streams of a credential are ended, whatever face they belong to: an event stream is wrapped
+//! as it leaves, and ends with its grant. An answer in one piece is given all the same, as its request was admitted
+//! (B152).
+
+use std::fmt;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::header::CONTENT_TYPE;
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame, SizeHint};
+use tokio::sync::watch;
+
+use crate::face::http::{Response, ResponseBody, empty_body};
+
+/// What one credential is served on. Clones are one grant.
+#[derive(Clone, Debug)]
+pub(super) struct Grant(Arc<watch::Sender<bool>>);
+
+impl Default for Grant {
+    fn default() -> Self {
+        Self(Arc::new(watch::Sender::new(false)))
+    }
+}
+
+impl Grant {
+    /// Ends every stream that was or will be begun on it.
+    pub(super) fn withdraw(&self) {
+        self.0.send_replace(true);
+    }
+
+    /// The same answer, which ends with the grant if it is an event stream.
+    pub(super) fn bind(&self, response: Response) -> Response {
+        let is_stream =
+            response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
+        if !is_stream {
+            return response;
+        }
+        let mut withdrawn = self.0.subscribe();
+        let ended = async move {
+            // A listener that is gone withdraws nothing: its connections end by themselves.
+            if withdrawn.wait_for(|is_withdrawn| *is_withdrawn).await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        };
+        response.map(|body| Bound { body, ended: ended.boxed() }.boxed_unsync())
+    }
+}
+
+/// A body that ends with a grant.
+struct Bound {
+    body: ResponseBody,
+    ended: BoxFuture<'static, ()>,
+}
+
+impl fmt::Debug for Bound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bound").field("body", &self.body).finish_non_exhaustive()
+    }
+}
+
+impl Body for Bound {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        let this = self.get_mut();
+        if this.ended.as_mut().poll(context).is_ready() {
+            // Not polled again; and whatever the stream held is let go of now, not when its client has read the end.
+            this.ended = std::future::pending().boxed();
+            this.body = empty_body();
+        }
+        Pin::new(&mut this.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+    use crate::face::http::full_body;
+
+    fn answer(kind: &'static str, body: ResponseBody) -> Response {
+        let mut response = Response::new(body);
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        response
+    }
+
+    fn endless() -> ResponseBody {
+        http_body_util::StreamBody::new(futures_util::stream::pending()).boxed_unsync()
+    }
+
+    #[tokio::test]
+    async fn an_event_stream_ends_with_its_grant_and_an_answer_is_given() {
+        let grant = Grant::default();
+        let mut open = grant.bind(answer("text/event-stream; charset=utf-8", endless())).into_body();
+        assert!(open.frame().now_or_never().is_none(), "it is open");
+        let whole = grant.bind(answer("application/json", full_body(Bytes::from_static(b"{}"))));
+        let other = Grant::default().bind(answer("text/event-stream", endless())).into_body();
+        grant.withdraw();
+        assert!(open.frame().await.is_none());
+        assert!(open.frame().await.is_none(), "and stays ended");
+        assert_eq!(whole.into_body().collect().await.unwrap().to_bytes(), "{}");
+        let late = grant.bind(answer("text/event-stream", full_body(Bytes::from_static(b"data: 1\n\n"))));
+        assert_eq!(late.into_body().collect().await.unwrap().to_bytes(), "", "begun after it");
+        let mut other = other;
+        assert!(other.frame().now_or_never().is_none(), "whose sender is gone, goes on");
+    }
+}

@@ -83,7 +83,7 @@ fn can_record() -> bool {
 /// What the program did to the files of its store, and what it said.
 fn record(is_synced: bool) -> Vec<Event> {
     let place = tempfile::tempdir().unwrap();
-    let (folder, log) = (place.path().join("data"), place.path().join("trace"));
+    let (folder, log) = (place.path().join("one/two/data"), place.path().join("trace"));
     let mut command = Command::new("strace");
     command.args(["-f", "-y", "-xx", "-s", "10000000", "-o"]).arg(&log);
     command.args(["-e", "trace=pwrite64,write,lseek,fsync,fdatasync,ftruncate,unlink,unlinkat"]);
@@ -161,6 +161,11 @@ fn f55_whatever_a_power_cut_leaves_has_every_acknowledged_row() {
     let events = record(true);
     let [said, wrote, synced] = count(&events);
     assert!(said > 300 && wrote > 300 && synced > 100, "{said} lines, {wrote} writes, {synced} syncs");
+    // The images know of one folder; those that it lies in were made, too, and a promise is worth nothing without them.
+    let promised = events.iter().position(|event| matches!(event, Event::Said(_))).unwrap();
+    let above = |event: &&Event| matches!(event, Event::SyncedAbove(_));
+    let named: Vec<&Event> = events[..promised].iter().filter(above).collect();
+    assert_eq!(named.len(), 3, "the entries of one, two and data: {named:?}");
     let images = number("TASKGATE_POWER_CUT_IMAGES").map_or(IMAGES, |images| usize::try_from(images).unwrap());
     let seed = seed();
     let lost = cut(&events, images, &mut Dice(seed));

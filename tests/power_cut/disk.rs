@@ -82,7 +82,7 @@ impl Disk {
                     file.is_named = true;
                 }
             }
-            Event::Said(_) => (),
+            Event::Said(_) | Event::SyncedAbove(_) => (),
         }
     }
 

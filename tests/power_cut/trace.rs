@@ -24,6 +24,8 @@ pub(crate) enum Event {
     },
     /// The folder's list of names is.
     SyncedNames,
+    /// That of a folder which it lies in is.
+    SyncedAbove(String),
     Said(String),
 }
 
@@ -69,6 +71,9 @@ fn event(call: &str, folder: &str, positions: &mut HashMap<String, usize>) -> Op
     }
     if path == folder {
         return matches!(name, "fsync" | "fdatasync").then_some(Event::SyncedNames);
+    }
+    if folder.strip_prefix(path).is_some_and(|rest| rest.starts_with('/')) && name == "fsync" {
+        return Some(Event::SyncedAbove(path.to_owned()));
     }
     let file = in_folder(path, folder)?;
     let arguments: Vec<&str> = rest.trim_end_matches([')', ' ']).split(", ").collect();

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{Access, FallocateFlags, FlockOperation, access, fallocate, flock, statvfs};
+use rustix::io::Errno;
 
 use super::OpenError;
 
@@ -59,7 +60,19 @@ pub(super) fn space(folder: &Path) -> io::Result<Space> {
 pub(super) fn prepare(folder: &Path) -> Result<(), OpenError> {
     let wrong = |source| OpenError::Folder { path: folder.to_owned(), source };
     if !folder.exists() {
+        let made: Vec<&Path> = folder.ancestors().take_while(|at| !at.as_os_str().is_empty() && !at.exists()).collect();
         DirBuilder::new().mode(FOLDER_MODE).recursive(true).create(folder).map_err(wrong)?;
+        for parent in made.into_iter().filter_map(Path::parent) {
+            let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+            match File::open(parent).and_then(|parent| parent.sync_all()) {
+                // One may make folders where one must not look.
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    tracing::warn!(folder = %parent.display(), %error, "that a folder was made in it may not be on the disk yet");
+                }
+                // A folder whose name is not on the disk is gone after a power cut, with all that is in it.
+                synced => synced.map_err(wrong)?,
+            }
+        }
     }
     examine(folder)
 }
@@ -99,38 +112,51 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
 }
 
 /// Keeps others out until it is dropped; the kernel sees to that even if the process is killed.
+///
+/// The folder itself is locked, for a lock that lies in it can be removed; and the file of that name, too, which is what
+/// earlier versions lock.
 #[derive(Debug)]
-pub(super) struct Lock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] File);
+pub(super) struct Lock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] [File; 2]);
 
 /// Waits for the lock for at most `patience`: a predecessor may still be about to end (B171).
 pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<Lock, OpenError> {
     let path = folder.join(LOCK);
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(&path);
-    let file = file.map_err(wrong)?;
+    let files = [file.map_err(wrong)?, File::open(folder).map_err(wrong)?];
     let taken = async {
-        loop {
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(()),
-                Err(rustix::io::Errno::WOULDBLOCK | rustix::io::Errno::INTR) => tokio::time::sleep(LOCK_PAUSE).await,
-                Err(error) => return Err(wrong(error.into())),
+        for file in &files {
+            while !try_lock(file).map_err(wrong)? {
+                tokio::time::sleep(LOCK_PAUSE).await;
             }
         }
+        Ok(())
     };
     match tokio::time::timeout(patience, taken).await {
-        Ok(outcome) => outcome.map(|()| Lock(file)),
+        Ok(outcome) => outcome.map(|()| Lock(files)),
         Err(_) => Err(OpenError::Locked { path: folder.to_owned() }),
+    }
+}
+
+fn try_lock(file: &File) -> io::Result<bool> {
+    match flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(true),
+        Err(Errno::WOULDBLOCK | Errno::INTR) => Ok(false),
+        // Disks of other machines may lock files alone.
+        Err(Errno::BADF | Errno::OPNOTSUPP | Errno::INVAL | Errno::NOLCK) if file.metadata()?.is_dir() => Ok(true),
+        Err(error) => Err(error.into()),
     }
 }
 
 /// Whether a process has the store open now. Makes nothing.
 pub(super) fn is_locked(folder: &Path) -> bool {
-    File::open(folder.join(LOCK))
-        .is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK))
+    [folder.join(LOCK), folder.to_owned()].iter().any(|path| {
+        File::open(path).is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared) == Err(Errno::WOULDBLOCK))
+    })
 }
 
 /// A file of no use but its size.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Ballast {
     path: PathBuf,
 }

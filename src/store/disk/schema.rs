@@ -10,6 +10,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::folder::FILE_MODE;
@@ -121,6 +122,8 @@ pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
 
 fn open_database(path: &Path, tuning: Tuning) -> rusqlite::Result<Result<Connection, OpenError>> {
     let conn = bare(path)?;
+    // Closing the last connection brings the log into the file: not where it is refused.
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     let number = |name| conn.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     let (application, schema) = (number("application_id")?, number("user_version")?);
     let tables: i64 = conn.query_row("SELECT count(*) FROM sqlite_schema", (), |row| row.get(0))?;
@@ -130,6 +133,7 @@ fn open_database(path: &Path, tuning: Tuning) -> rusqlite::Result<Result<Connect
     if let Err(refused) = judge(path, application, schema) {
         return Ok(Err(refused));
     }
+    conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
     if application == 0 {
         // One transaction, before there is a log: the file has all of this or nothing, whatever happens.
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
@@ -152,6 +156,18 @@ pub(super) fn checkpoint(conn: &Connection) -> rusqlite::Result<()> {
         return Err(rusqlite::Error::SqliteFailure(code, Some("readers hold up the checkpoint".to_owned())));
     }
     Ok(())
+}
+
+/// Brings the log into the file and begins it anew, unless readers hold that up; whether it did. Waits for nobody.
+pub(super) fn checkpoint_now(conn: &Connection) -> rusqlite::Result<bool> {
+    conn.busy_timeout(Duration::ZERO)?;
+    let done = checkpoint(conn);
+    conn.busy_timeout(BUSY_MAX)?;
+    match done {
+        Ok(()) => Ok(true),
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// A connection that only reads.
@@ -187,6 +203,14 @@ fn tune(conn: &Connection, tuning: Tuning) -> rusqlite::Result<()> {
 
 /// The bytes of the file and its log.
 pub(super) fn file_bytes(path: &Path) -> u64 {
-    let len = |path: &Path| fs::metadata(path).map_or(0, |found| found.len());
-    len(path) + len(&path.with_extension("db-wal"))
+    len(path) + log_bytes(path)
+}
+
+/// The bytes of the log.
+pub(super) fn log_bytes(path: &Path) -> u64 {
+    len(&path.with_extension("db-wal"))
+}
+
+fn len(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |found| found.len())
 }

@@ -93,6 +93,59 @@ async fn b171_a_store_that_is_open_is_waited_for() {
     assert_eq!(second.usage().tasks, 1);
 }
 
+/// B171: the lock's file may be removed by somebody who tidies up; the folder is locked, not the name.
+#[tokio::test]
+async fn b171_whoever_removes_the_lock_file_lets_nobody_in() {
+    let folder = tempfile::tempdir().unwrap();
+    let first = open(&folder).await;
+    fs::remove_file(folder.path().join("data/tasks.lock")).unwrap();
+    assert!(is_open_elsewhere(&settings(&folder).folder));
+    let impatient = DiskSettings { lock_wait: Duration::from_millis(120), ..settings(&folder) };
+    let refused = DiskStore::open_with(impatient, roomy()).await.unwrap_err();
+    assert!(matches!(refused, OpenError::Locked { .. }), "{refused}");
+    first.insert(&task("a", 1)).await.unwrap();
+    first.close().await;
+    assert!(!is_open_elsewhere(&settings(&folder).folder));
+    assert_eq!(open(&folder).await.usage().tasks, 1);
+}
+
+/// B171: an earlier version locks the file of that name alone, and is waited for like any other.
+#[tokio::test]
+async fn b171_a_lock_of_an_earlier_version_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    made(&folder).await;
+    let lock = fs::OpenOptions::new().write(true).open(folder.path().join("data/tasks.lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive).unwrap();
+    assert!(is_open_elsewhere(&settings(&folder).folder));
+    let impatient = DiskSettings { lock_wait: Duration::from_millis(120), ..settings(&folder) };
+    let refused = DiskStore::open_with(impatient, roomy()).await.unwrap_err();
+    assert!(matches!(refused, OpenError::Locked { .. }), "{refused}");
+}
+
+/// F68: what a newer version wrote is left as it is to the byte, where its log was not brought into the file, too.
+#[tokio::test]
+async fn f68_a_newer_version_that_the_log_alone_tells_of_is_left_to_the_byte() {
+    let folder = tempfile::tempdir().unwrap();
+    made(&folder).await;
+    let path = database(&folder);
+    let newer = Connection::open(&path).unwrap();
+    newer.execute_batch("PRAGMA user_version = 99").unwrap();
+    // Killed: both files stay as they are.
+    let kept = tempfile::tempdir().unwrap();
+    fs::create_dir(kept.path().join("data")).unwrap();
+    let files = ["tasks.db", "tasks.db-wal"];
+    for name in files {
+        fs::copy(folder.path().join("data").join(name), kept.path().join("data").join(name)).unwrap();
+    }
+    let bytes = || files.map(|name| fs::read(kept.path().join("data").join(name)).unwrap());
+    let before = bytes();
+    assert!(!before[1].is_empty(), "the log has it");
+    let refused = DiskStore::open_with(settings(&kept), roomy()).await.unwrap_err();
+    assert!(matches!(refused, OpenError::Newer { found: 99, .. }), "{refused}");
+    assert!(bytes() == before, "one of its files was changed");
+    drop(newer);
+}
+
 #[tokio::test]
 async fn a_folder_that_cannot_be_one_is_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -185,7 +238,7 @@ async fn f56_damage_elsewhere_is_found_while_it_serves() {
 }
 
 /// Overwrites the first page of a table or an index.
-fn damage(path: &Path, name: &str) {
+pub(super) fn damage(path: &Path, name: &str) {
     let conn = Connection::open(path).unwrap();
     let sql = "SELECT rootpage FROM sqlite_schema WHERE name = ?1";
     let root: usize = conn.query_row(sql, [name], |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap();

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
-use tokio::time::Instant;
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::config::{Config, StoreSettings};
 use crate::server::admin::Readiness;
@@ -19,6 +20,13 @@ const EXIT_LOCKED: u8 = 75;
 const STORE_FULL: &str = "store full";
 const STORE_FAILING: &str = "store failing";
 const STORE_DAMAGED: &str = "store damaged";
+const STORE_ENDED: &str = "store ended";
+const STORE_SLOW: &str = "store slow";
+
+/// A store in which a write waits for longer is not ready for more.
+const WAIT_MAX: Duration = Duration::from_secs(5);
+/// How often that is looked at.
+const WAIT_POLL: Duration = Duration::from_millis(500);
 
 /// A store at work, and the clock that its tasks go by.
 pub(super) struct Opened {
@@ -39,23 +47,51 @@ pub(super) async fn open(config: &Config, life: &Life, readiness: &Readiness) ->
     };
     let disk = DiskStore::open(settings).await?;
     let clock = steady(SystemClock.now().max(disk.last_seen()));
-    let (mut health, readiness, stop) = (disk.watch_health(), readiness.clone(), life.stop.clone());
+    let (watched, readiness, stop) = (Arc::clone(&disk), readiness.clone(), life.stop.clone());
     life.tracker.spawn(async move {
-        loop {
-            tell(*health.borrow_and_update(), &readiness);
-            match stop.run_until_cancelled(health.changed()).await {
-                Some(Ok(())) => (),
-                Some(Err(_)) | None => return,
-            }
-        }
+        stop.run_until_cancelled(watch(&watched, &readiness)).await;
     });
     Ok(Opened { store: Arc::<DiskStore>::clone(&disk), disk: Some(disk), clock })
 }
 
+/// Says whether new tasks are taken, whenever that changes.
+async fn watch(disk: &DiskStore, readiness: &Readiness) {
+    let mut health = disk.watch_health();
+    let mut is_slow = false;
+    loop {
+        tell(*health.borrow_and_update(), readiness);
+        // The thread that would tell of it is the one that waits for the disk.
+        let waited = disk.waited();
+        if is_slow != (waited > WAIT_MAX) {
+            is_slow = !is_slow;
+            if is_slow {
+                tracing::warn!(?waited, "the task store takes long to write: the gateway is not ready");
+                readiness.block(STORE_SLOW);
+            } else {
+                tracing::info!("the task store writes again");
+                readiness.clear(STORE_SLOW);
+            }
+        }
+        if let Ok(Err(_)) = tokio::time::timeout(WAIT_POLL, health.changed()).await {
+            return;
+        }
+    }
+}
+
 /// The time of tasks in this life of the process.
 fn steady(begin: Timestamp) -> Arc<dyn Clock> {
-    let began = Instant::now();
-    Arc::new(SteadyClock::new(begin, move || began.elapsed()))
+    let began = since_boot();
+    Arc::new(SteadyClock::new(begin, move || since_boot().saturating_sub(began)))
+}
+
+/// What has passed since the machine started, the time that it slept included (F59).
+fn since_boot() -> Duration {
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    const CLOCK: ClockId = ClockId::Boottime;
+    // Elsewhere the steady clock goes on while the machine sleeps, or nobody can tell.
+    #[cfg(not(any(target_os = "linux", target_os = "android")))]
+    const CLOCK: ClockId = ClockId::Monotonic;
+    Duration::try_from(clock_gettime(CLOCK)).unwrap_or_default()
 }
 
 /// Says whether new tasks are taken.
@@ -65,8 +101,9 @@ fn tell(health: Health, readiness: &Readiness) {
         Health::Full => Some(STORE_FULL),
         Health::Failing => Some(STORE_FAILING),
         Health::Damaged => Some(STORE_DAMAGED),
+        Health::Ended => Some(STORE_ENDED),
     };
-    for reason in [STORE_FULL, STORE_FAILING, STORE_DAMAGED] {
+    for reason in [STORE_FULL, STORE_FAILING, STORE_DAMAGED, STORE_ENDED] {
         if Some(reason) == why { readiness.block(reason) } else { readiness.clear(reason) }
     }
 }
@@ -77,6 +114,7 @@ fn settings(config: &Config) -> Option<DiskSettings> {
         StoreSettings::Disk { limits, is_ephemeral } => {
             let mut settings = DiskSettings::new(config.folder.clone(), limits.stored_bytes_max);
             settings.is_ephemeral = is_ephemeral;
+            settings.clock = Some(SystemClock.now());
             Some(settings)
         }
     }
@@ -107,5 +145,23 @@ pub(super) const fn exit_code(error: &OpenError) -> u8 {
         | OpenError::Newer { .. } => super::EXIT_CONFIG,
         OpenError::Locked { .. } => EXIT_LOCKED,
         OpenError::Corrupt { .. } | OpenError::Failed { .. } => EXIT_IO,
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    /// F59: the system's own count, which goes on while the machine sleeps.
+    #[test]
+    fn f59_the_time_of_a_sleep_counts() {
+        // In hundredths of a second.
+        let resolution = Duration::from_millis(10);
+        let uptime = || {
+            let text = std::fs::read_to_string("/proc/uptime").unwrap();
+            Duration::from_secs_f64(text.split(' ').next().unwrap().parse().unwrap())
+        };
+        let (before, now) = (uptime(), since_boot());
+        assert!(before <= now + resolution && now <= uptime() + resolution);
     }
 }

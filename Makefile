@@ -100,6 +100,6 @@ soak: setup
 	@RESTARTS=$(RESTARTS) cargo test --locked --test restarts
 	$(call step,disks and descriptors)
 	@cargo build --locked
-	for script in full_disk failing_sync few_descriptors black_hole; do
+	for script in full_disk filled_disk failing_sync few_descriptors black_hole; do
 		bash "tests/soak/$$script.sh"
 	done

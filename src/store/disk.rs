@@ -6,10 +6,13 @@
 //! the file, `rows` the statements, `folder` what is around the file.
 
 mod batch;
+mod check;
+mod clock;
 mod condemned;
 mod doubt;
 mod folder;
 mod health;
+mod opening;
 mod readers;
 mod resident;
 mod rows;
@@ -17,29 +20,35 @@ mod schema;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod upkeep;
 mod writer;
 
 use std::collections::VecDeque;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use rusqlite::InterruptHandle;
 use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use self::batch::{Write, Written};
+use self::check::Check;
+use self::clock::Judged;
 use self::condemned::condemned;
 use self::doubt::Doubt;
-use self::folder::Ballast;
+use self::folder::{Ballast, Lock};
 pub use self::health::Health;
 use self::health::Monitor;
+use self::opening::{Found, read_in_at_last};
 use self::readers::Readers;
-use self::resident::{Resident, Sums};
+use self::resident::Resident;
 use self::rows::{Outline, Read};
 pub use self::settings::{DiskSettings, OpenError};
 use self::settings::{Hooks, Tuning};
@@ -52,6 +61,8 @@ use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
 /// Writes that may wait for the writer; whoever comes then waits for a place.
 const QUEUE_MAX: usize = 1_024;
 
+type SharedLock = Arc<Mutex<Option<Lock>>>;
+
 /// See the module.
 pub struct DiskStore {
     queue: mpsc::Sender<Request>,
@@ -62,8 +73,11 @@ pub struct DiskStore {
     commits: Arc<AtomicU64>,
     doubt: Arc<Doubt>,
     writer: Mutex<Option<JoinHandle<()>>>,
-    /// Ends the check of the file that goes on in the background.
-    check: Arc<Mutex<Option<InterruptHandle>>>,
+    /// The check of the file, which goes on in the background.
+    check: Arc<Check>,
+    clock: Judged,
+    /// Held as long as the writer's thread may have the file open; and for good where a bug ended it.
+    _lock: SharedLock,
 }
 
 impl std::fmt::Debug for DiskStore {
@@ -118,17 +132,25 @@ impl DiskStore {
         }
         let lock = folder::lock(&folder, settings.lock_wait).await?;
         let path = schema::file_in(&folder);
-        let (at, tuning) = (path.clone(), settings.tuning);
-        let opened = tokio::task::spawn_blocking(move || read_in(&at, tuning)).await;
-        let (conn, sums, seen) =
-            opened.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
+        let ballast = medium.is_none().then(|| Ballast::new(&folder));
+        let (at, spare, tuning) = (path.clone(), ballast.clone(), settings.tuning);
+        let opened = tokio::task::spawn_blocking(move || {
+            let found = read_in_at_last(&at, spare.as_ref(), tuning, &hooks)?;
+            Ok::<_, OpenError>((found, hooks))
+        });
+        let (found, hooks) =
+            opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
+        let Found { conn, sums, seen, longest } = found;
+        let clock = Judged::new(settings.clock, seen, longest, tuning.distrust);
+        let lock = Arc::new(Mutex::new(Some(lock)));
+        let check = Arc::<Check>::default();
         let resident = Arc::new(Resident::new(sums));
         let monitor = Monitor::new();
         let seen = Arc::new(AtomicU64::new(seen.as_millis()));
         let commits = Arc::new(AtomicU64::new(0));
         let doubt = Arc::<Doubt>::default();
         let writer = Writer {
-            ballast: medium.is_none().then(|| Ballast::new(&folder)),
+            ballast,
             folder,
             place: writer::identity(&path),
             path: path.clone(),
@@ -142,12 +164,14 @@ impl DiskStore {
             commits: Arc::clone(&commits),
             failures: VecDeque::new(),
             doubt: Arc::clone(&doubt),
-            lock,
+            check: Arc::clone(&check),
+            owes_checkpoint: false,
+            clock,
+            seen_noted: Some(Instant::now()),
         };
         let (queue, requests) = mpsc::channel(QUEUE_MAX);
-        let thread = std::thread::Builder::new().name("store-writer".to_owned());
-        let thread = thread.spawn(move || writer.run(requests));
-        let thread = thread.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })?;
+        let thread = start(writer, requests, Arc::clone(&lock))
+            .map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })?;
         let store = Self {
             queue,
             readers: Readers::new(path),
@@ -157,32 +181,19 @@ impl DiskStore {
             commits,
             doubt,
             writer: Mutex::new(Some(thread)),
-            check: Arc::default(),
+            check,
+            clock,
+            _lock: lock,
         };
-        store.check_in_background();
+        store.check_in_background(tuning);
         Ok(Arc::new(store))
     }
 
     /// Looks through the whole file for damage, beside everything else.
-    fn check_in_background(&self) {
-        let (slot, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
+    fn check_in_background(&self, tuning: Tuning) {
+        let (check, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
         let path = self.readers.path().to_owned();
-        let check = move || {
-            let found = schema::open_reader(&path).and_then(|conn| {
-                *slot.lock() = Some(conn.get_interrupt_handle());
-                conn.query_row("PRAGMA quick_check(1)", (), |row| row.get::<_, String>(0))
-            });
-            *slot.lock() = None;
-            match found {
-                Ok(found) if found == "ok" => tracing::debug!("the task store's file is whole"),
-                Ok(found) => {
-                    tracing::error!(found, "the task store's file is damaged");
-                    monitor.damaged();
-                }
-                Err(error) if writer::is_corrupt(&error) => monitor.damaged(),
-                Err(error) => tracing::debug!(%error, "the task store's file was not checked"),
-            }
-        };
+        let check = move || check.run(&path, &monitor, tuning);
         if let Err(error) = std::thread::Builder::new().name("store-check".to_owned()).spawn(check) {
             tracing::warn!(%error, "the task store's file is not checked");
         }
@@ -200,6 +211,12 @@ impl DiskStore {
         self.monitor.watch()
     }
 
+    /// How long the oldest write that waits has waited by now: a disk that stalls, or more writes than it takes.
+    #[must_use]
+    pub fn waited(&self) -> Duration {
+        self.monitor.waited()
+    }
+
     /// The latest time that anybody was served at, in this life or an earlier one. A clock that shows less was set
     /// back.
     #[must_use]
@@ -215,7 +232,7 @@ impl DiskStore {
 
     /// Writes what waits, closes the file and lets another process have it. Every later use fails.
     pub async fn close(&self) {
-        self.end_check();
+        self.check.end();
         self.readers.close();
         let (reply, closed) = oneshot::channel();
         if self.queue.send(Request::Close(reply)).await.is_ok() {
@@ -224,12 +241,6 @@ impl DiskStore {
         let writer = self.writer.lock().take();
         if let Some(writer) = writer {
             let _ = tokio::task::spawn_blocking(move || writer.join()).await;
-        }
-    }
-
-    fn end_check(&self) {
-        if let Some(check) = self.check.lock().as_ref() {
-            check.interrupt();
         }
     }
 
@@ -243,7 +254,7 @@ impl DiskStore {
     async fn write(&self, write: Write) -> Result<Written, StoreError> {
         let (reply, outcome) = oneshot::channel();
         let is_insert = matches!(write, Write::Insert(_));
-        self.queue.send(Request::Write(write, reply)).await.map_err(|_| closed())?;
+        self.queue.send(Request::Write(write, Instant::now(), reply)).await.map_err(|_| closed())?;
         match outcome.await {
             Ok(outcome) => outcome,
             // The writer ended in the midst of it.
@@ -297,19 +308,22 @@ impl DiskStore {
 impl Drop for DiskStore {
     fn drop(&mut self) {
         // The writer ends with its queue; nobody is left to wait for it.
-        self.end_check();
+        self.check.end();
         self.readers.close();
     }
 }
 
-/// Reads what has to be known before anybody is served.
-fn read_in(path: &Path, tuning: Tuning) -> Result<(rusqlite::Connection, Sums, Timestamp), OpenError> {
-    let conn = schema::open(path, tuning)?;
-    let mut sums = Sums::default();
-    let counted = rows::outlines(&conn, |key, row| sums.add(&key, &row)).and_then(|()| rows::seen(&conn));
-    let seen = counted.map_err(|error| schema::open_error(path, error))?;
-    tracing::info!(tasks = sums.all().tasks, unsettled = sums.all().unsettled, "the task store is open");
-    Ok((conn, sums, seen))
+/// Starts the writer's thread, which gives the lock back once everything is closed; not where a bug ends it, for the
+/// calls of this life go on.
+fn start(writer: Writer, requests: mpsc::Receiver<Request>, lock: SharedLock) -> io::Result<JoinHandle<()>> {
+    let monitor = Arc::clone(&writer.monitor);
+    std::thread::Builder::new().name("store-writer".to_owned()).spawn(move || {
+        let Ok(closing) = catch_unwind(AssertUnwindSafe(|| writer.run(requests))) else { return monitor.ended() };
+        drop(lock.lock().take());
+        if let Some(closing) = closing {
+            let _ = closing.send(());
+        }
+    })
 }
 
 fn is_there(row: &Stored, now: Timestamp) -> bool {
@@ -360,7 +374,10 @@ impl TaskStore for DiskStore {
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
         let (reply, outcome) = oneshot::channel();
-        self.queue.send(Request::Write(Write::Remove(key.clone()), reply)).await.map_err(|_| closed())?;
+        self.queue
+            .send(Request::Write(Write::Remove(key.clone()), Instant::now(), reply))
+            .await
+            .map_err(|_| closed())?;
         let (resident, key) = (Arc::clone(&self.resident), key.clone());
         // The row goes though whoever asked may leave, and then nobody may be shown it out of memory.
         let forgetting = async move {
@@ -372,6 +389,9 @@ impl TaskStore for DiskStore {
     }
 
     async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        if self.clock.is_distrusted() {
+            return Ok(0);
+        }
         match self.write(Write::Sweep { now: self.raise(now), limit }).await? {
             Written::Freed(freed) => Ok(freed),
             Written::At(_) | Written::Removed => Ok(0),
@@ -379,6 +399,9 @@ impl TaskStore for DiskStore {
     }
 
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        if self.clock.is_distrusted() {
+            return Ok(Vec::new());
+        }
         Ok(self.resident.overdue(self.raise(now), limit))
     }
 

@@ -41,7 +41,7 @@ within() {
 }
 
 # serve STORE [PREFIX...]: the gateway with its store in a folder, under the prefix where there is one, and in front of one
-# more upstream where $OTHER is its table.
+# more upstream where $OTHER is its table. $STORE and $TASKS are further keys of the store and of the upstream's tasks.
 serve() {
 	local store=$1
 	shift
@@ -56,11 +56,13 @@ serve() {
 		[store]
 		kind = "disk"
 		path = "$store"
+		${STORE:-}
 		[upstreams.demo]
 		url = "$(head -n 1 "$FOLDER/demo.out")"
 		[upstreams.demo.tasks]
 		mode = "always"
 		poll_interval = "200ms"
+		${TASKS:-}
 		${OTHER:-}
 	TOML
 	"$@" "$PROGRAM" serve --config "$FOLDER/taskgate.toml" > "$FOLDER/gateway.out" 2> "$FOLDER/gateway.log" &

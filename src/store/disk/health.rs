@@ -1,9 +1,11 @@
 //! Whether the store takes new tasks, and why not.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// How the store is. What is there can be read and finished in all of these, as far as the disk lets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,11 +17,14 @@ pub enum Health {
     Failing,
     /// The file is damaged: no new tasks in this life of the process (F56).
     Damaged,
+    /// A bug ended the thread that writes: every write fails in this life of the process. What is there can be read.
+    Ended,
 }
 
 /// What is known, from worst to best, and what follows from it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Known {
+    has_ended: bool,
     is_damaged: bool,
     is_failing: bool,
     is_low: bool,
@@ -29,11 +34,18 @@ struct Known {
 pub(super) struct Monitor {
     known: Mutex<Known>,
     health: watch::Sender<Health>,
+    /// Since when the oldest write waits that is being made.
+    serves: Mutex<Option<Instant>>,
 }
 
 impl Monitor {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { known: Mutex::default(), health: watch::Sender::new(Health::Good) })
+        Arc::new(Self { known: Mutex::default(), health: watch::Sender::new(Health::Good), serves: Mutex::default() })
+    }
+
+    pub(super) fn ended(&self) {
+        self.serves(None);
+        self.note(|known| known.has_ended = true);
     }
 
     pub(super) fn damaged(&self) {
@@ -52,20 +64,40 @@ impl Monitor {
         let mut known = self.known.lock();
         change(&mut known);
         let now = match *known {
+            Known { has_ended: true, .. } => Health::Ended,
             Known { is_damaged: true, .. } => Health::Damaged,
             Known { is_failing: true, .. } => Health::Failing,
             Known { is_low: true, .. } => Health::Full,
-            Known { is_damaged: false, is_failing: false, is_low: false } => Health::Good,
+            Known { has_ended: false, is_damaged: false, is_failing: false, is_low: false } => Health::Good,
         };
         let changed = self.health.send_if_modified(|health| std::mem::replace(health, now) != now);
         if changed {
             match now {
                 Health::Good => tracing::info!("the task store takes new tasks again"),
-                Health::Full => tracing::warn!("the disk is nearly full: no new tasks until there is room"),
-                Health::Failing => tracing::error!("the task store cannot write: no new tasks until it can"),
-                Health::Damaged => tracing::error!("the task store's file is damaged: no new tasks"),
+                Health::Full => {
+                    tracing::warn!("the disk is nearly full: no new tasks until there is room")
+                }
+                Health::Failing => {
+                    tracing::error!("the task store cannot write: no new tasks until it can")
+                }
+                Health::Damaged => {
+                    tracing::error!("the task store's file is damaged: no new tasks")
+                }
+                Health::Ended => {
+                    tracing::error!("the task store's writer ended: nothing is stored until the next start")
+                }
             }
         }
+    }
+
+    /// Notes since when the write waits that is next; `None` once it is done.
+    pub(super) fn serves(&self, asked: Option<Instant>) {
+        *self.serves.lock() = asked;
+    }
+
+    /// How long the oldest write has waited by now; nothing where none waits.
+    pub(super) fn waited(&self) -> Duration {
+        self.serves.lock().map_or(Duration::ZERO, |asked| asked.elapsed())
     }
 
     pub(super) fn now(&self) -> Health {

@@ -4,7 +4,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::clock;
 use super::folder::{self, Space};
+use crate::task::Timestamp;
 
 /// How long a predecessor that is about to end is waited for (B171).
 const LOCK_WAIT: Duration = Duration::from_secs(10);
@@ -23,14 +25,24 @@ pub struct DiskSettings {
     pub is_ephemeral: bool,
     /// How long a process that has the store open is waited for.
     pub lock_wait: Duration,
+    /// What the machine's clock shows at the start, to be held against the time that the store was last used at; `None`
+    /// where the tasks' times have nothing to do with that clock.
+    pub clock: Option<Timestamp>,
     pub(super) tuning: Tuning,
 }
 
 impl DiskSettings {
     #[must_use]
     pub const fn new(folder: PathBuf, stored_bytes_max: usize) -> Self {
-        let tuning = Tuning { syncs: true, pages_max: None, tick: TICK };
-        Self { folder, stored_bytes_max, is_ephemeral: false, lock_wait: LOCK_WAIT, tuning }
+        let tuning = Tuning {
+            syncs: true,
+            pages_max: None,
+            tick: TICK,
+            check_first: None,
+            check_log_bytes_max: None,
+            distrust: clock::DISTRUST,
+        };
+        Self { folder, stored_bytes_max, is_ephemeral: false, lock_wait: LOCK_WAIT, clock: None, tuning }
     }
 
     /// Takes the promise away: nothing is waited for to reach the disk. For a test of the tests, which have to notice.
@@ -50,6 +62,12 @@ pub(super) struct Tuning {
     pub(super) pages_max: Option<u32>,
     /// How often the disk is looked at.
     pub(super) tick: Duration,
+    /// What the check of the file begins with.
+    pub(super) check_first: Option<&'static str>,
+    /// How much log makes the check make way.
+    pub(super) check_log_bytes_max: Option<u64>,
+    /// How long a clock that leapt ahead frees nothing.
+    pub(super) distrust: Duration,
 }
 
 pub(super) type Hook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;

@@ -1,8 +1,11 @@
 //! The store on disk beyond the contract: what a later life finds, and what failures leave behind.
 
+mod checked;
+mod clock;
 mod faults;
 mod files;
 mod refused;
+mod room;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -11,7 +14,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::folder::Space;
-use super::resident::Change;
+use super::resident::{Change, Sums};
 use super::settings::Hook;
 use super::*;
 use crate::store::contract::{self, task};

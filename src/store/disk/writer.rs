@@ -16,8 +16,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::batch::{Batch, NoNew, Write, Written};
+use super::check::Check;
+use super::clock::Judged;
 use super::doubt::Doubt;
-use super::folder::{Ballast, Lock};
+use super::folder::Ballast;
 use super::health::{Health, Monitor};
 use super::resident::{Resident, Sums};
 use super::{Hooks, OpenError, Tuning, failed, rows, schema};
@@ -34,13 +36,11 @@ const BATCH_TIME_MAX: Duration = Duration::from_millis(2);
 /// So many failures within so long, and no new tasks are taken.
 const FAILURES_MAX: usize = 3;
 const FAILURES_WITHIN: Duration = Duration::from_secs(60);
-/// Pages given back to the system in one tick, once there are as many that nobody uses.
-const VACUUM_PAGES: i64 = 2_048;
 
-/// A write, and who waits for it.
+/// A write, since when it waits, and who waits for it.
 #[derive(Debug)]
 pub(super) enum Request {
-    Write(Write, oneshot::Sender<Result<Written, StoreError>>),
+    Write(Write, Instant, oneshot::Sender<Result<Written, StoreError>>),
     /// Ends the thread; answered when everything is closed.
     Close(oneshot::Sender<()>),
 }
@@ -64,25 +64,35 @@ pub(super) struct Writer {
     pub(super) ballast: Option<Ballast>,
     pub(super) failures: VecDeque<Instant>,
     pub(super) doubt: Arc<Doubt>,
-    pub(super) lock: Lock,
+    pub(super) check: Arc<Check>,
+    /// What readers kept from being brought into the file.
+    pub(super) owes_checkpoint: bool,
+    pub(super) clock: Judged,
+    /// When the time was noted last.
+    pub(super) seen_noted: Option<Instant>,
 }
 
 type Waiting = (Write, oneshot::Sender<Result<Written, StoreError>>);
 type Outcomes = Vec<Result<Written, StoreError>>;
 
 impl Writer {
-    /// Works until it is told to close, or nobody can tell it anything any more.
-    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Request>) {
+    /// Works until it is told to close, or nobody can tell it anything any more. Returns who told it to, once everything
+    /// is closed.
+    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Request>) -> Option<oneshot::Sender<()>> {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
-            self.monitor.failing(true);
-            return;
+            self.monitor.ended();
+            return None;
         };
         self.look_for_room();
         let mut ticked = Instant::now();
         let closing = loop {
             match runtime.block_on(async { tokio::time::timeout(self.tuning.tick, queue.recv()).await }) {
-                Ok(Some(Request::Write(write, reply))) => {
-                    if let Some(reply) = self.serve((write, reply), &mut queue) {
+                Ok(Some(Request::Write(write, asked, reply))) => {
+                    // First come, first served: nobody who waits came before.
+                    self.monitor.serves(Some(asked));
+                    let closing = self.serve((write, reply), &mut queue);
+                    self.monitor.serves(None);
+                    if let Some(reply) = closing {
                         break Some(reply);
                     }
                 }
@@ -95,27 +105,30 @@ impl Writer {
                 ticked = Instant::now();
             }
         };
-        // Whoever waits in the queue learns from its end that nothing was written.
-        drop(queue);
-        self.close(closing);
+        // Nothing of what still waits in the queue was written.
+        queue.close();
+        while let Ok(request) = queue.try_recv() {
+            if let Request::Write(_, _, reply) = request {
+                let _ = reply.send(Err(super::closed()));
+            }
+        }
+        self.close();
+        closing
     }
 
-    fn close(mut self, closing: Option<oneshot::Sender<()>>) {
+    fn close(mut self) {
         self.settle();
         if let Some(conn) = &self.conn {
-            let _ = rows::note_seen(conn, self.seen());
+            if !self.clock.is_distrusted() {
+                let _ = rows::note_seen(conn, self.seen());
+            }
             if let Err(error) = schema::checkpoint(conn) {
                 tracing::warn!(%error, "the log stays beside the task store's file, and is read at the next start");
             }
         }
-        drop(self.conn);
-        drop(self.lock);
-        if let Some(reply) = closing {
-            let _ = reply.send(());
-        }
     }
 
-    fn seen(&self) -> Timestamp {
+    pub(super) fn seen(&self) -> Timestamp {
         Timestamp::from_millis(self.seen.load(Ordering::Relaxed))
     }
 
@@ -124,7 +137,7 @@ impl Writer {
         let mut closing = None;
         let standing = 1 + queue.len();
         let mut more = || match queue.try_recv() {
-            Ok(Request::Write(write, reply)) => Some((write, reply)),
+            Ok(Request::Write(write, _, reply)) => Some((write, reply)),
             Ok(Request::Close(reply)) => {
                 closing = Some(reply);
                 None
@@ -270,7 +283,7 @@ impl Writer {
     }
 
     /// Opens the file anew where rows are in doubt, so that they are not any more.
-    fn settle(&mut self) {
+    pub(super) fn settle(&mut self) {
         if self.conn.is_none()
             && !self.doubt.is_over()
             && let Err(error) = self.reopen()
@@ -300,7 +313,14 @@ impl Writer {
 
     /// Opens the file, removes what is in doubt, and begins memory anew with what the file has: a commit that was
     /// reported as failed may have happened. There is no connection as long as the removal fails.
-    fn reopen(&mut self) -> Result<(), OpenError> {
+    pub(super) fn reopen(&mut self) -> Result<(), OpenError> {
+        self.check.hold();
+        let opened = self.open_again();
+        self.check.go_on();
+        opened
+    }
+
+    fn open_again(&mut self) -> Result<(), OpenError> {
         // Readers have the old file open, and the lock lies beside it.
         if !self.is_in_place() {
             let what = "another file stands where the store was; put it back, or start again".to_owned();
@@ -346,72 +366,9 @@ impl Writer {
         Ok(())
     }
 
-    /// What is done from time to time, beside the writes.
-    fn tick(&mut self) {
-        if self.conn.is_some() && !self.is_in_place() {
-            tracing::error!("the task store's file is not where it was");
-            self.conn = None;
-            self.monitor.failing(true);
-        }
-        if self.monitor.now() == Health::Failing {
-            self.probe();
-        }
-        self.settle();
-        self.look_for_room();
-        failpoint::hit("checkpointing");
-        if let Some(conn) = &self.conn
-            && let Err(error) = vacuum(conn)
-        {
-            tracing::warn!(%error, "free pages of the task store were not given back");
-            // It was a commit, and one that failed is trusted no more than any other.
-            self.conn = None;
-        }
-        metrics::gauge!(metric::STORE_FILE_BYTES).set(schema::file_bytes(&self.path) as f64);
-    }
-
     /// Whether the name still means the file that is open (F57): what is written to another one is lost.
-    fn is_in_place(&self) -> bool {
+    pub(super) fn is_in_place(&self) -> bool {
         self.place.is_some() && identity(&self.path) == self.place
-    }
-
-    fn probe(&mut self) {
-        if self.conn.is_none()
-            && let Err(error) = self.reopen()
-        {
-            tracing::debug!(%error, "the task store cannot be opened yet");
-            return;
-        }
-        let Some(conn) = &self.conn else { return };
-        let probed = conn
-            .execute_batch("BEGIN IMMEDIATE")
-            .and_then(|()| rows::probe(conn))
-            .and_then(|()| self.hooks.before_commit())
-            .and_then(|()| conn.execute_batch("COMMIT"));
-        match probed {
-            Ok(()) => {
-                self.failures.clear();
-                self.monitor.failing(false);
-            }
-            Err(error) => {
-                tracing::debug!(%error, "the task store cannot write yet");
-                self.conn = None;
-            }
-        }
-    }
-
-    fn look_for_room(&self) {
-        let space = match self.hooks.space(&self.folder) {
-            Ok(space) => space,
-            Err(error) => return tracing::warn!(%error, "the free space of the disk is not known"),
-        };
-        metrics::gauge!(metric::STORE_FREE_BYTES).set(space.free as f64);
-        if let Some(ballast) = self.ballast.as_ref().filter(|ballast| !ballast.is_there())
-            && space.has_room_for_ballast()
-            && let Err(error) = ballast.lay_down()
-        {
-            tracing::warn!(%error, "the ballast cannot be laid down");
-        }
-        self.monitor.low(space.is_low());
     }
 }
 
@@ -429,27 +386,14 @@ const fn no_new(health: Health) -> Option<NoNew> {
     match health {
         Health::Good => None,
         Health::Full => Some(NoNew::Full),
-        Health::Failing | Health::Damaged => Some(NoNew::Failing),
+        Health::Failing | Health::Damaged | Health::Ended => Some(NoNew::Failing),
     }
 }
 
-fn is_full(error: &rusqlite::Error) -> bool {
+pub(super) fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DiskFull)
 }
 
 pub(super) fn is_corrupt(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
-}
-
-/// Gives free pages back to the system, some at a time, once there are many.
-fn vacuum(conn: &Connection) -> rusqlite::Result<()> {
-    let free: i64 = conn.query_row("PRAGMA freelist_count", (), |row| row.get(0))?;
-    let all: i64 = conn.query_row("PRAGMA page_count", (), |row| row.get(0))?;
-    if free > VACUUM_PAGES && free > all / 4 {
-        let mut statement = conn.prepare(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))?;
-        let mut freed = statement.query(())?;
-        // It works as it is stepped through.
-        while freed.next()?.is_some() {}
-    }
-    Ok(())
 }

@@ -241,3 +241,49 @@ async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
     store.insert(&task("a", 2)).await.unwrap();
     assert_eq!(store.usage().tasks, 2);
 }
+
+/// A bug that ends the writer is seen from outside, and nobody else is let in beside what it left open.
+#[tokio::test]
+async fn a_writer_that_ended_is_known_and_keeps_others_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let panics: Hook = Box::new(|| panic!("a bug, on purpose"));
+    let strikes = Arc::new(AtomicBool::new(false));
+    let armed = Arc::clone(&strikes);
+    let hook: Hook = Box::new(move || if armed.load(Ordering::SeqCst) { panics() } else { Ok(()) });
+    let hooks = Hooks { before_commit: Some(hook), ..roomy() };
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    let one = task("a", 1);
+    let revision = store.insert(&one).await.unwrap();
+    let mut health = store.watch_health();
+    strikes.store(true, Ordering::SeqCst);
+    // The commit may have been made: nobody knows.
+    assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::Unsure(_))));
+    let bounded = Duration::from_secs(20);
+    tokio::time::timeout(bounded, health.wait_for(|now| *now == Health::Ended)).await.unwrap().unwrap();
+    assert!(matches!(store.insert(&task("a", 3)).await, Err(StoreError::Io(_))));
+    assert!(matches!(store.replace(revision, &cancelled(one.clone())).await, Err(StoreError::Io(_))));
+    assert!(store.load(&one.key, START).await.unwrap().is_some(), "what is there can be read");
+    assert!(is_open_elsewhere(&settings(&folder).folder));
+    store.close().await;
+    drop(store);
+    assert_eq!(open(&folder).await.usage().tasks, 1);
+}
+
+/// F63: how long a write waits for its disk can be seen while it waits.
+#[tokio::test]
+async fn f63_the_oldest_write_that_waits_has_an_age() {
+    let folder = tempfile::tempdir().unwrap();
+    let (hooks, reached, release) = held_commit(1);
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    assert_eq!(store.waited(), Duration::ZERO);
+    let one = task("a", 1);
+    let looks = async {
+        until("the write is stuck", || reached.load(Ordering::SeqCst)).await;
+        let before = store.waited();
+        assert!(before > Duration::ZERO);
+        until("it gets older", || store.waited() > before).await;
+        release.send(()).unwrap();
+    };
+    tokio::join!(store.insert(&one), looks).0.unwrap();
+    until("it is done with", || store.waited() == Duration::ZERO).await;
+}

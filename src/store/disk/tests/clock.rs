@@ -1,0 +1,93 @@
+//! Clocks that are far off: what is kept stays, and the operator has the last word.
+
+use super::*;
+
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A store whose machine shows this time at its start.
+async fn at(folder: &TempDir, shown: Timestamp, distrust: Duration) -> Arc<DiskStore> {
+    let mut settings = DiskSettings { clock: Some(shown), ..settings(folder) };
+    settings.tuning.distrust = distrust;
+    DiskStore::open_with(settings, roomy()).await.unwrap()
+}
+
+const LONG: Duration = Duration::from_secs(600);
+
+/// One settled task, one that is overdue from its ttl on, and the time that the store was last used at.
+async fn used(folder: &TempDir) -> Task {
+    let store = open(folder).await;
+    let kept = settled(task("a", 1), "r");
+    store.insert(&kept).await.unwrap();
+    store.insert(&task("a", 2)).await.unwrap();
+    store.load(&kept.key, START).await.unwrap().unwrap();
+    store.close().await;
+    kept
+}
+
+/// A start with a clock that is a year ahead frees nothing, and is forgotten.
+#[tokio::test]
+async fn a_start_with_a_wrong_clock_loses_no_task_and_moves_no_time() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = used(&folder).await;
+    let wrong = START.after(DAY * 400);
+    let store = at(&folder, wrong, LONG).await;
+    assert_eq!(store.sweep(wrong, 9).await.unwrap(), 0);
+    assert!(store.overdue(wrong, 9).await.unwrap().is_empty());
+    store.close().await;
+    let store = at(&folder, START, LONG).await;
+    assert_eq!(store.last_seen(), START);
+    assert!(store.load(&kept.key, START).await.unwrap().is_some());
+    assert_eq!(store.usage().tasks, 2);
+    store.close().await;
+}
+
+/// A clock that stays where it is was right: everything goes on as always.
+#[tokio::test]
+async fn a_clock_that_leapt_is_believed_after_a_while() {
+    let folder = tempfile::tempdir().unwrap();
+    used(&folder).await;
+    let later = START.after(DAY * 400);
+    let store = at(&folder, later, Duration::from_millis(50)).await;
+    until("the clock is believed", || !store.clock.is_distrusted()).await;
+    assert_eq!(store.overdue(later, 9).await.unwrap().len(), 1);
+    assert_eq!(store.sweep(later, 9).await.unwrap(), 1);
+    store.close().await;
+    assert_eq!(open(&folder).await.last_seen(), later);
+}
+
+/// Where a night, or the life of the longest task, is all that has passed, nothing is put off.
+#[tokio::test]
+async fn an_ordinary_pause_puts_nothing_off() {
+    let folder = tempfile::tempdir().unwrap();
+    used(&folder).await;
+    let store = at(&folder, START.after(DAY / 2), LONG).await;
+    assert_eq!(store.sweep(START.after(DAY / 2), 9).await.unwrap(), 1);
+    let long = Task { ttl: DAY * 30, ..settled(task("a", 3), "r") };
+    store.insert(&long).await.unwrap();
+    store.close().await;
+    let store = at(&folder, START.after(DAY * 20), LONG).await;
+    assert!(!store.clock.is_distrusted(), "a task lives longer than that");
+    store.close().await;
+}
+
+/// A wrong time that was noted all the same is taken back by the operator.
+#[tokio::test]
+async fn an_operator_resets_the_time_that_the_store_goes_by() {
+    let folder = tempfile::tempdir().unwrap();
+    used(&folder).await;
+    let wrong = START.after(DAY * 400);
+    let store = at(&folder, wrong, Duration::ZERO).await;
+    let _ = store.load(&task("a", 9).key, wrong).await.unwrap();
+    store.close().await;
+    let store = at(&folder, START, LONG).await;
+    assert_eq!(store.last_seen(), wrong, "it was noted");
+    store.close().await;
+    let wish = folder.path().join("data/tasks.reset-clock");
+    std::fs::write(&wish, "").unwrap();
+    let store = at(&folder, START, LONG).await;
+    assert!(store.last_seen() < wrong);
+    assert!(!wish.exists(), "once");
+    assert!(store.load(&task("a", 2).key, START).await.unwrap().is_some());
+    store.close().await;
+    assert!(open(&folder).await.last_seen() < wrong);
+}

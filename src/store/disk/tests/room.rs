@@ -1,0 +1,115 @@
+//! Room on the disk: it comes back without a restart, and an open takes none that is not there.
+
+use rusqlite::ffi;
+
+use super::*;
+use crate::store::disk::folder::BALLAST_BYTES;
+
+const MIB: u64 = 1 << 20;
+const PAST: Timestamp = Timestamp::from_millis(1_000_000 + 3_600_000);
+
+/// As large as a megabyte, and settled.
+fn large(id: u128) -> Task {
+    settled(task("a", id), &"r".repeat(1 << 20))
+}
+
+/// A disk of its own for the store: what its files take is what it lacks.
+fn quota(folder: &TempDir, all: u64) -> Hooks {
+    let path = folder.path().join("data/tasks.db");
+    let space = move || Space { free: all.saturating_sub(schema::file_bytes(&path)), all };
+    Hooks { space: Some(Box::new(space)), ..Hooks::default() }
+}
+
+fn bytes(folder: &TempDir) -> u64 {
+    schema::file_bytes(&folder.path().join("data/tasks.db"))
+}
+
+fn quick(folder: &TempDir) -> DiskSettings {
+    let mut settings = settings(folder);
+    settings.tuning.tick = Duration::from_millis(20);
+    settings
+}
+
+/// F53: whatever filled the disk, once it is gone there is room again, and new tasks are taken.
+#[tokio::test]
+async fn f53_a_store_that_filled_its_disk_takes_new_tasks_once_its_rows_are_gone() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = DiskStore::open_with(quick(&folder), quota(&folder, 80 * MIB)).await.unwrap();
+    let mut made = 0;
+    let refused = loop {
+        match store.insert(&large(made)).await {
+            Ok(_) => made += 1,
+            Err(error) => break error,
+        }
+        assert!(made < 80, "it never fills up");
+    };
+    assert!(matches!(refused, StoreError::Full { .. }), "{refused}");
+    assert!(made > 6, "{made}");
+    while store.sweep(PAST, 1_000).await.unwrap() > 0 {}
+    until("there is room", || store.health() == Health::Good).await;
+    store.insert(&task("a", 1_000)).await.unwrap();
+    assert!(bytes(&folder) < 16 * MIB, "{}", bytes(&folder));
+}
+
+/// The file has given its room back although nothing is written any more, and whoever read meanwhile.
+#[tokio::test]
+async fn a_file_whose_rows_are_gone_gets_smaller_without_another_write() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = DiskStore::open_with(quick(&folder), roomy()).await.unwrap();
+    let rows: Vec<Task> = (0..40).map(large).collect();
+    let stored = futures_util::future::join_all(rows.iter().map(|one| store.insert(one))).await;
+    assert!(stored.iter().all(Result::is_ok));
+    // A reader that is slow holds the log up as long as it reads.
+    let (reached, release) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (at, wait) = (Arc::clone(&reached), Arc::clone(&release));
+    let reads = store.readers.read(move |conn| {
+        conn.execute_batch("BEGIN; SELECT count(*) FROM tasks;")?;
+        at.store(true, Ordering::SeqCst);
+        while !wait.load(Ordering::SeqCst) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        conn.execute_batch("COMMIT")
+    });
+    let sweeps = async {
+        until("the reader reads", || reached.load(Ordering::SeqCst)).await;
+        while store.sweep(PAST, 1_000).await.unwrap() > 0 {}
+        assert!(bytes(&folder) > 32 * MIB);
+        // Writes go on meanwhile.
+        store.insert(&task("a", 1_000)).await.unwrap();
+        release.store(true, Ordering::SeqCst);
+    };
+    tokio::join!(reads, sweeps).0.unwrap();
+    until("the file is small", || bytes(&folder) < 16 * MIB).await;
+    assert_eq!(store.usage().tasks, 1);
+}
+
+/// F53: the ballast is room to open the file with, too.
+#[tokio::test]
+async fn f53_a_store_opens_on_a_full_disk_by_giving_up_its_ballast() {
+    let folder = tempfile::tempdir().unwrap();
+    // Where the ballast can be laid down at all.
+    let ballast = Ballast::new(&folder.path().join("data"));
+    {
+        let store = open(&folder).await;
+        store.insert(&task("a", 1)).await.unwrap();
+        store.close().await;
+    }
+    ballast.lay_down().unwrap();
+    let there = ballast.clone();
+    let full: Hook = Box::new(move || {
+        let error = rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_SHMSIZE), None);
+        if there.is_there() { Err(error) } else { Ok(()) }
+    });
+    let space = || Space { free: 0, all: 1 << 30 };
+    let hooks = Hooks { before_open: Some(full), space: Some(Box::new(space)), ..Hooks::default() };
+    let path = folder.path().join("data/tasks.db");
+    let found = read_in_at_last(&path, Some(&ballast), settings(&folder).tuning, &hooks).unwrap();
+    assert_eq!(found.sums.all().tasks, 1);
+    assert!(!ballast.is_there());
+    drop(found);
+    // A disk that fails for another reason keeps it.
+    ballast.lay_down().unwrap();
+    let hooks = Hooks { space: Some(Box::new(|| Space { free: 50 << 30, all: 100 << 30 })), ..hooks };
+    assert!(read_in_at_last(&path, Some(&ballast), settings(&folder).tuning, &hooks).is_err());
+    assert_eq!(std::fs::metadata(folder.path().join("data/tasks.ballast")).unwrap().len(), BALLAST_BYTES);
+}

@@ -1,0 +1,151 @@
+//! What the writer does from time to time, beside the writes: it looks at the disk, tries a store that failed, and gives
+//! room back.
+
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::Connection;
+use tokio::time::Instant;
+
+use super::check::LOG_BYTES_MAX;
+use super::health::Health;
+use super::writer::{Writer, is_full};
+use super::{rows, schema};
+use crate::failpoint;
+use crate::metric;
+
+/// Pages given back to the system at a time, once there are more that nobody uses.
+const VACUUM_PAGES: i64 = 2_048;
+/// How long writes wait for that, at most, but for the last step.
+const VACUUM_TIME_MAX: Duration = Duration::from_millis(100);
+/// How often the time that the store was last used at is noted, for a process that is killed.
+const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
+
+impl Writer {
+    pub(super) fn tick(&mut self) {
+        if self.conn.is_some() && !self.is_in_place() {
+            tracing::error!("the task store's file is not where it was");
+            self.conn = None;
+            self.monitor.failing(true);
+        }
+        if self.monitor.now() == Health::Failing {
+            self.probe();
+        }
+        self.settle();
+        let is_low = self.look_for_room();
+        let log = schema::log_bytes(&self.path);
+        if log > self.tuning.check_log_bytes_max.unwrap_or(LOG_BYTES_MAX) || (is_low && log > 0) {
+            // It reads the file as it was when it began, and the log cannot begin anew as long as it does.
+            self.check.pause();
+        }
+        failpoint::hit("checkpointing");
+        if let Some(conn) = &self.conn
+            && let Err(error) = give_room_back(conn, &self.path, is_low, &mut self.owes_checkpoint)
+        {
+            tracing::warn!(%error, "free room of the task store was not given back");
+            // It was a commit, and one that failed is trusted no more than any other.
+            self.conn = None;
+        }
+        self.note_seen();
+        metrics::gauge!(metric::STORE_FILE_BYTES).set(schema::file_bytes(&self.path) as f64);
+    }
+
+    fn probe(&mut self) {
+        if self.conn.is_none()
+            && let Err(error) = self.reopen()
+        {
+            tracing::debug!(%error, "the task store cannot be opened yet");
+            return;
+        }
+        let Some(conn) = &self.conn else { return };
+        let probed = conn
+            .execute_batch("BEGIN IMMEDIATE")
+            .and_then(|()| rows::probe(conn))
+            .and_then(|()| self.hooks.before_commit())
+            .and_then(|()| conn.execute_batch("COMMIT"));
+        match probed {
+            Ok(()) => {
+                self.failures.clear();
+                self.monitor.failing(false);
+            }
+            Err(error) => {
+                tracing::debug!(%error, "the task store cannot write yet");
+                self.conn = None;
+            }
+        }
+    }
+
+    /// Looks at the disk, and lays the ballast down where there is room for it. Whether room is low.
+    pub(super) fn look_for_room(&self) -> bool {
+        let space = match self.hooks.space(&self.folder) {
+            Ok(space) => space,
+            Err(error) => {
+                tracing::warn!(%error, "the free space of the disk is not known");
+                return false;
+            }
+        };
+        metrics::gauge!(metric::STORE_FREE_BYTES).set(space.free as f64);
+        if let Some(ballast) = self.ballast.as_ref().filter(|ballast| !ballast.is_there())
+            && space.has_room_for_ballast()
+            && let Err(error) = ballast.lay_down()
+        {
+            tracing::warn!(%error, "the ballast cannot be laid down");
+        }
+        self.monitor.low(space.is_low());
+        space.is_low()
+    }
+
+    /// Notes the time that the store was last used at, so that a clock that is far off is noticed after a kill, too.
+    fn note_seen(&mut self) {
+        let is_due = self.seen_noted.is_none_or(|at| at.elapsed() >= SEEN_NOTED);
+        if !is_due || self.clock.is_distrusted() {
+            return;
+        }
+        let Some(conn) = &self.conn else { return };
+        self.seen_noted = Some(Instant::now());
+        if let Err(error) = rows::note_seen(conn, self.seen()) {
+            tracing::warn!(%error, "the time was not noted in the task store");
+            self.conn = None;
+        }
+    }
+}
+
+/// Gives free pages back to the system once there are many, and brings the log into the file where that makes room: the
+/// file gets smaller only then, and on a disk that is nearly full the log itself is room. What is still owed to readers
+/// is done the next time.
+fn give_room_back(conn: &Connection, path: &Path, is_low: bool, owed: &mut bool) -> rusqlite::Result<()> {
+    let began = Instant::now();
+    while began.elapsed() < VACUUM_TIME_MAX && unless_full(vacuum(conn))? {
+        *owed = true;
+        if !unless_full(schema::checkpoint_now(conn))? {
+            return Ok(());
+        }
+        *owed = false;
+    }
+    if (*owed || is_low) && schema::log_bytes(path) > 0 {
+        *owed = !unless_full(schema::checkpoint_now(conn))?;
+    }
+    Ok(())
+}
+
+/// A full disk is no reason to distrust what was written.
+fn unless_full(done: rusqlite::Result<bool>) -> rusqlite::Result<bool> {
+    match done {
+        Err(error) if is_full(&error) => Ok(false),
+        done => done,
+    }
+}
+
+/// Takes some free pages off the file where there are many; whether there were.
+fn vacuum(conn: &Connection) -> rusqlite::Result<bool> {
+    let free: i64 = conn.query_row("PRAGMA freelist_count", (), |row| row.get(0))?;
+    let all: i64 = conn.query_row("PRAGMA page_count", (), |row| row.get(0))?;
+    let are_many = free > VACUUM_PAGES && free > all / 4;
+    if are_many {
+        let mut statement = conn.prepare(&format!("PRAGMA incremental_vacuum({VACUUM_PAGES})"))?;
+        let mut freed = statement.query(())?;
+        // It works as it is stepped through.
+        while freed.next()?.is_some() {}
+    }
+    Ok(are_many)
+}

@@ -2,6 +2,8 @@
 //! A release build holds nothing of it: there, every function is empty and constant.
 //!
 //! `TASKGATE_FAILPOINT=name:n` names a point, and the visit to it that the process does not survive, counted from 1.
+//! `TASKGATE_STRIKE=name:n` has something go wrong there from the n-th visit on; `commit-made` is a commit of the store that is
+//! made and reported as failed, as by a sync that fails after the log was written (F54).
 //! `TASKGATE_SABOTAGE=name` breaks a promise on purpose: what is meant to notice must notice.
 //!
 //! | fault | point | just before |
@@ -31,7 +33,7 @@
 //! F05, F06, F09 and F16 need no point: the upstream sees that they are reached, and the test kills from outside.
 
 #[cfg(debug_assertions)]
-pub use armed::{is_armed, is_due, is_sabotaged};
+pub use armed::{is_armed, is_due, is_sabotaged, strikes};
 
 /// Ends the process if this is the visit that the environment names.
 #[cfg(debug_assertions)]
@@ -60,6 +62,13 @@ pub const fn is_sabotaged(_: &str) -> bool {
     false
 }
 
+#[cfg(not(debug_assertions))]
+#[inline(always)]
+#[must_use]
+pub const fn strikes(_: &str) -> bool {
+    false
+}
+
 #[cfg(debug_assertions)]
 mod armed {
     use std::sync::OnceLock;
@@ -85,6 +94,14 @@ mod armed {
         pub(super) fn visit(&self, name: &str) -> bool {
             name == self.name && self.visits.fetch_add(1, Ordering::Relaxed) + 1 == self.nth
         }
+    }
+
+    /// Counts a visit; whether what the environment wants to go wrong here does.
+    #[must_use]
+    pub fn strikes(name: &str) -> bool {
+        static STRIKE: OnceLock<Option<Armed>> = OnceLock::new();
+        let armed = STRIKE.get_or_init(|| Armed::parse(&std::env::var("TASKGATE_STRIKE").ok()?)).as_ref();
+        armed.is_some_and(|armed| armed.name == name && armed.visits.fetch_add(1, Ordering::Relaxed) + 1 >= armed.nth)
     }
 
     fn armed() -> Option<&'static Armed> {

@@ -47,6 +47,8 @@ pub(crate) enum End {
     Signal(Signal, &'static str),
     /// Asked to end: then killed, asked again, or left alone.
     Drained,
+    /// Killed a while after the store's commits began to be made and reported as failed, up to the given one.
+    Doubted(u64),
     /// Stopped for a while, as a machine that sleeps; it does not end.
     Paused,
 }
@@ -243,13 +245,15 @@ async fn first_life(plan: Plan, dice: &mut Dice, keeper: &mut Keeper, tools: Too
     let point = match plan.end {
         End::Point(name, max) => Some(format!("{name}:{}", dice.between(1, max))),
         End::Signal(_, name) => Some(format!("{name}:1")),
+        End::Doubted(max) => Some(format!("commit-made:{}", dice.between(1, max))),
         End::Ledger(..) | End::HalfSent | End::Handed(_) | End::Recovering | End::Drained | End::Paused => None,
     };
     if plan.end == End::HalfSent {
         tools.proxy.set(Some(Fault::up("\"padding\":\"", 5_000, Verb::Stall)));
     }
     let mut environment = Vec::new();
-    environment.extend(point.as_deref().map(|point| ("TASKGATE_FAILPOINT", point)));
+    let variable = if matches!(plan.end, End::Doubted(_)) { "TASKGATE_STRIKE" } else { "TASKGATE_FAILPOINT" };
+    environment.extend(point.as_deref().map(|point| (variable, point)));
     environment.extend(plan.sabotage.map(|name| ("TASKGATE_SABOTAGE", name)));
     if keeper.start(&environment).await.is_none() {
         // A point on the way to serving is a point as well.
@@ -288,6 +292,11 @@ async fn first_life(plan: Plan, dice: &mut Dice, keeper: &mut Keeper, tools: Too
             keeper.configure(&config);
             keeper.signal(signal);
             keeper.dies().await?;
+        }
+        End::Doubted(_) => {
+            // All clients have called by then.
+            sleep(Duration::from_millis(dice.between(300, 1_500))).await;
+            keeper.kill().await;
         }
         End::Drained => drained(dice, keeper, tools).await?,
         End::Paused => {

@@ -78,7 +78,10 @@ impl Keeper {
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
         command.arg("serve").arg("--config").arg(self.folder.path().join("taskgate.toml"));
         command.current_dir(self.folder.path()).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
-        command.env_remove("TASKGATE_FAILPOINT").env_remove("TASKGATE_SABOTAGE").kill_on_drop(true);
+        for variable in ["TASKGATE_FAILPOINT", "TASKGATE_SABOTAGE", "TASKGATE_STRIKE"] {
+            command.env_remove(variable);
+        }
+        command.kill_on_drop(true);
         command.envs(environment.iter().copied());
         let mut child = command.spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();

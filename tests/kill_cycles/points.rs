@@ -43,6 +43,7 @@ faults! {
     f24_a_kill_while_the_configuration_is_replaced_mixes_nothing: Plan::new("F24", End::Signal(Signal::HUP, "reloading"));
     f25_a_kill_at_the_beginning_of_a_drain_loses_nothing: Plan::new("F25", End::Signal(Signal::TERM, "draining"));
     f25_a_drain_that_is_cut_short_loses_nothing: Plan::new("F25", End::Drained);
+    f54_what_a_failing_store_refused_is_sent_by_no_later_life: Plan::new("F54", End::Doubted(10));
     f59_a_process_that_is_stopped_for_a_while_loses_nothing: Plan::new("F59", End::Paused);
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::clock;
 use super::folder::{self, Space};
+use crate::failpoint;
 use crate::task::Timestamp;
 
 /// How long a predecessor that is about to end is waited for (B171).
@@ -92,6 +93,10 @@ impl Hooks {
     }
 
     pub(super) fn after_commit(&self) -> rusqlite::Result<()> {
+        if failpoint::strikes("commit-made") {
+            let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_FSYNC);
+            return Err(rusqlite::Error::SqliteFailure(code, Some("on purpose".to_owned())));
+        }
         self.after_commit.as_ref().map_or(Ok(()), |hook| hook())
     }
 

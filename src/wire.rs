@@ -14,6 +14,7 @@ pub mod object;
 pub mod payload;
 pub mod scan;
 pub mod version;
+pub mod walk;
 
 pub use canonical::canonical;
 pub use envelope::{Message, Notification, Request, Response};

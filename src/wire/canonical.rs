@@ -1,53 +1,85 @@
 //! One spelling for values that say the same, to compare them by.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
+use super::Payload;
 use super::payload::write_string;
-use super::{Object, Payload};
+use super::walk::{Kind, Walk};
 
 /// The value with its keys in order and no whitespace. Strings are written alike however they were
 /// escaped; numbers stay the text that they are, so `1.0` and `1` differ and no digit is lost.
 ///
-/// Takes time in proportion to the length times the nesting, which the scan has bounded.
+/// Reads the text once. Beside that, keys are sorted, and the members of an object that is not in order are copied once
+/// more for each object around them: a part of the time that reading takes, however deep the nesting.
 #[must_use]
 pub fn canonical(value: &Payload) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len());
-    write(value, &mut out);
+    write(&mut Walk::of(value), &mut out, &mut Vec::new());
     out
 }
 
-fn write(value: &Payload, out: &mut Vec<u8>) {
-    if let Some(object) = Object::of(value) {
-        let mut entries: Vec<(Cow<'_, str>, Payload)> = object.entries().collect();
-        entries.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
-        let before = out.len();
-        for (key, member) in &entries {
-            out.push(if out.len() == before { b'{' } else { b',' });
-            write_string(out, key);
-            out.push(b':');
-            write(member, out);
+/// `spare` is room for members that change places.
+fn write(walk: &mut Walk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
+    match walk.kind() {
+        Kind::Object => {
+            walk.enter();
+            out.push(b'{');
+            let from = out.len();
+            let mut members = Vec::new();
+            while let Some(key) = walk.member() {
+                let start = out.len();
+                write_string(out, &key.name);
+                out.push(b':');
+                write(walk, out, spare);
+                out.push(b',');
+                members.push((key.name, start..out.len()));
+            }
+            put_in_order(members, from, out, spare);
+            // The last comma, where there is a member.
+            out.truncate(out.len() - usize::from(out.len() > from));
+            out.push(b'}');
         }
-        out.extend_from_slice(if entries.is_empty() { b"{}" } else { b"}" });
-    } else if value.bytes().starts_with(b"[") {
-        out.push(b'[');
-        for (index, item) in value.items().enumerate() {
-            if index > 0 {
+        Kind::Array => {
+            walk.enter();
+            out.push(b'[');
+            let from = out.len();
+            while walk.item() {
+                write(walk, out, spare);
                 out.push(b',');
             }
-            write(&item, out);
+            out.truncate(out.len() - usize::from(out.len() > from));
+            out.push(b']');
         }
-        out.push(b']');
-    } else {
-        match value.read::<Cow<'_, str>>() {
-            Ok(text) => write_string(out, &text),
-            Err(_) => out.extend_from_slice(value.bytes()),
+        Kind::Scalar => {
+            let text = walk.skip();
+            match serde_json::from_str::<Cow<'_, str>>(text) {
+                Ok(text) => write_string(out, &text),
+                Err(_) => out.extend_from_slice(text.as_bytes()),
+            }
         }
+    }
+}
+
+/// Sorts the members that stand in `out` from `from` on, each with a comma behind it.
+fn put_in_order(mut members: Vec<(Cow<'_, str>, Range<usize>)>, from: usize, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
+    if members.is_sorted_by(|(one, _), (next, _)| one < next) {
+        return;
+    }
+    members.sort_unstable_by(|(one, _), (other, _)| one.cmp(other));
+    spare.clear();
+    spare.extend_from_slice(&out[from..]);
+    out.truncate(from);
+    for (_, place) in members {
+        out.extend_from_slice(&spare[place.start - from..place.end - from]);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+    use proptest::prelude::*;
+    use serde_json::{Map, Value};
 
     use super::*;
     use crate::wire::ScanLimits;
@@ -68,6 +100,50 @@ mod tests {
         ] {
             let value = Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap();
             assert_eq!(String::from_utf8(canonical(&value)).unwrap(), expected, "{text}");
+        }
+    }
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            "[a\"\\\\/\n\u{e4}\u{1f600}]{0,4}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(4, 40, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::vec(("[ab\"\u{e4}]{0,3}", inner), 0..6)
+                    .prop_map(|members| Value::from(members.into_iter().collect::<Map<_, _>>())),
+            ]
+        })
+    }
+
+    /// The same value with the members of its objects turned round, spread over lines, and all that may be escaped.
+    fn odd(value: &Value) -> String {
+        let text = |text: &str| {
+            let units = text.encode_utf16().map(|unit| format!("\\u{unit:04X}"));
+            format!("\"{}\"", units.collect::<String>())
+        };
+        match value {
+            Value::Object(members) => {
+                let members = members.iter().rev().map(|(key, value)| format!("\n{} : {}", text(key), odd(value)));
+                format!("{{{}\t}}", members.collect::<Vec<_>>().join(" ,"))
+            }
+            Value::Array(items) => format!("[ {} ]", items.iter().map(odd).collect::<Vec<_>>().join("\r\n,")),
+            Value::String(string) => text(string),
+            Value::Null | Value::Bool(_) | Value::Number(_) => value.to_string(),
+        }
+    }
+
+    proptest! {
+        /// `serde_json` sorts the members of a tree, and writes it without blanks.
+        #[test]
+        fn a_value_is_spelt_as_its_tree_is(value in value()) {
+            for text in [value.to_string(), odd(&value), serde_json::to_string_pretty(&value).unwrap()] {
+                let payload = Payload::parse(&Bytes::from(text), ScanLimits::CLIENT).unwrap();
+                prop_assert_eq!(String::from_utf8(canonical(&payload)).unwrap(), value.to_string());
+            }
         }
     }
 }

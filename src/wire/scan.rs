@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-pub(in crate::wire) use lexeme::decode_string;
+pub(in crate::wire) use lexeme::{decode_string, string_end};
 
 /// Bounds of one scan.
 #[derive(Clone, Copy, Debug)]

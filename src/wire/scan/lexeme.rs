@@ -44,7 +44,7 @@ pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
 }
 
 /// The end of a string in text that a scan has accepted; `at` is its opening quotation mark.
-pub(super) fn string_end(text: &[u8], at: usize) -> usize {
+pub(in crate::wire) fn string_end(text: &[u8], at: usize) -> usize {
     let mut at = mark(text, at + 1);
     while text.get(at) == Some(&b'\\') {
         at = mark(text, at + 2);

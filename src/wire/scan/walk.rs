@@ -48,7 +48,7 @@ pub(in crate::wire) fn items(text: &[u8]) -> impl Iterator<Item = Range<usize>> 
 }
 
 /// The end of the value that begins at `at`.
-fn value_end(text: &[u8], mut at: usize) -> usize {
+pub(in crate::wire) fn value_end(text: &[u8], mut at: usize) -> usize {
     let mut depth = 0_usize;
     loop {
         match text.get(at) {
@@ -81,7 +81,7 @@ fn scalar_end(text: &[u8], at: usize) -> usize {
     at + rest.iter().position(|b| WHITESPACE.contains(b) || b",]}".contains(b)).unwrap_or(rest.len())
 }
 
-fn skip_whitespace(text: &[u8], mut at: usize) -> usize {
+pub(in crate::wire) fn skip_whitespace(text: &[u8], mut at: usize) -> usize {
     while text.get(at).is_some_and(|b| WHITESPACE.contains(b)) {
         at += 1;
     }

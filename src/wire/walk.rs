@@ -1,0 +1,190 @@
+//! One walk through a value, from its first byte to its last, for whoever has to look into every part of it.
+//!
+//! [`super::Object`] locates the members of one level. Opening level by level takes the length times the nesting;
+//! a walk takes the length. Nothing here validates: the text has passed a scan already.
+
+use std::borrow::Cow;
+use std::ops::Range;
+
+use super::Payload;
+use super::scan::{self, walk};
+
+/// What kind of value comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Object,
+    Array,
+    Scalar,
+}
+
+/// One member of an object; the walk stands at its value.
+#[derive(Clone, Debug)]
+pub struct Key<'t> {
+    /// The key, decoded.
+    pub name: Cow<'t, str>,
+    /// Where the opening brace or the comma in front of the member stands.
+    separator: usize,
+}
+
+/// Stands in front of a value. The caller steps into objects and arrays, or over values, and thus meets each byte once.
+#[derive(Debug)]
+pub struct Walk<'t> {
+    text: &'t str,
+    at: usize,
+}
+
+impl<'t> Walk<'t> {
+    /// Begins in front of the whole value.
+    #[must_use]
+    pub fn of(value: &'t Payload) -> Self {
+        Self { text: value.as_str(), at: 0 }
+    }
+
+    /// What kind of value the walk stands in front of.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match self.text.as_bytes().get(self.at) {
+            Some(b'{') => Kind::Object,
+            Some(b'[') => Kind::Array,
+            Some(_) | None => Kind::Scalar,
+        }
+    }
+
+    /// Steps into the object or array, up to its first member or item.
+    pub const fn enter(&mut self) {
+        self.at += 1;
+    }
+
+    /// The next member of the object that was entered, or `None` once the walk has left it.
+    pub fn member(&mut self) -> Option<Key<'t>> {
+        let separator = self.separator()?;
+        let bytes = self.text.as_bytes();
+        let quoted = self.at..scan::string_end(bytes, self.at);
+        let colon = walk::skip_whitespace(bytes, quoted.end);
+        self.at = walk::skip_whitespace(bytes, colon + 1);
+        let name = scan::decode_string(&bytes[quoted]).unwrap_or_default();
+        Some(Key { name, separator })
+    }
+
+    /// Goes to the next item of the array that was entered; false once the walk has left it.
+    pub fn item(&mut self) -> bool {
+        self.separator().is_some()
+    }
+
+    /// Steps over the value, and gives its text.
+    pub fn skip(&mut self) -> &'t str {
+        let start = self.at;
+        self.at = walk::value_end(self.text.as_bytes(), start);
+        &self.text[start..self.at]
+    }
+
+    /// What has to be taken out of the text so that this member, whose value was just stepped over, is gone. Only one
+    /// member of an object can be taken out in this way.
+    #[must_use]
+    pub fn extent(&self, key: &Key<'_>) -> Range<usize> {
+        let bytes = self.text.as_bytes();
+        let next = walk::skip_whitespace(bytes, self.at);
+        match (bytes[key.separator], bytes.get(next)) {
+            (b',', _) => key.separator..self.at,
+            (_, Some(b',')) => key.separator + 1..next + 1,
+            (_, Some(_) | None) => key.separator + 1..self.at,
+        }
+    }
+
+    /// Goes to where the next member or item begins; the bracket or comma in front of it, or `None` behind the last one.
+    fn separator(&mut self) -> Option<usize> {
+        let bytes = self.text.as_bytes();
+        let mut before = self.at - 1;
+        self.at = walk::skip_whitespace(bytes, self.at);
+        if bytes.get(self.at) == Some(&b',') {
+            before = self.at;
+            self.at = walk::skip_whitespace(bytes, self.at + 1);
+        }
+        if matches!(bytes.get(self.at), Some(b'}' | b']') | None) {
+            self.at += 1;
+            return None;
+        }
+        Some(before)
+    }
+}
+
+/// A value without some parts of its text (see [`Walk::extent`]), which do not overlap and stand in order.
+#[must_use]
+pub fn without(value: &Payload, parts: &[Range<usize>]) -> Payload {
+    let text = value.bytes();
+    let mut out = Vec::with_capacity(text.len());
+    let mut from = 0;
+    for part in parts {
+        out.extend_from_slice(text.get(from..part.start).unwrap_or_default());
+        from = from.max(part.end);
+    }
+    out.extend_from_slice(&text[from..]);
+    Payload::from_scanned(out.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn payload(text: &str) -> Payload {
+        Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).expect(text)
+    }
+
+    /// The parts of a value, each key and scalar once.
+    fn parts(walk: &mut Walk<'_>, out: &mut Vec<String>) {
+        match walk.kind() {
+            Kind::Object => {
+                walk.enter();
+                while let Some(key) = walk.member() {
+                    out.push(format!("{}:", key.name));
+                    parts(walk, out);
+                }
+            }
+            Kind::Array => {
+                walk.enter();
+                while walk.item() {
+                    parts(walk, out);
+                }
+            }
+            Kind::Scalar => out.push(walk.skip().to_owned()),
+        }
+    }
+
+    #[test]
+    fn a_walk_meets_every_part_once() {
+        let text = r#"{ "a" : [ 1.10 , { } , [ ] , "x\"]" ] , "\u0062":{"c":null,"d":{"e":[true]}},"f":"" }"#;
+        let mut found = Vec::new();
+        let value = payload(text);
+        let mut walk = Walk::of(&value);
+        parts(&mut walk, &mut found);
+        assert_eq!(found.join(" "), r#"a: 1.10 "x\"]" b: c: null d: e: true f: """#);
+        assert_eq!(walk.at, value.len());
+    }
+
+    #[test]
+    fn a_member_goes_with_one_comma() {
+        for (text, left) in [
+            (r#"{"x":1}"#, "{}"),
+            (r#"{ "x" : [1] }"#, "{ }"),
+            (r#"{"x":1, "a":2}"#, r#"{ "a":2}"#),
+            (r#"{"a":2 ,"x":1}"#, r#"{"a":2 }"#),
+            (r#"{"a":2,"x":{"x":1} , "b":3}"#, r#"{"a":2 , "b":3}"#),
+        ] {
+            let value = payload(text);
+            let mut walk = Walk::of(&value);
+            let mut gone = Vec::new();
+            walk.enter();
+            while let Some(key) = walk.member() {
+                walk.skip();
+                if key.name == "x" {
+                    gone.push(walk.extent(&key));
+                }
+            }
+            assert_eq!(without(&value, &gone).as_str(), left, "{text}");
+            payload(left);
+        }
+    }
+}

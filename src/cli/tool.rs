@@ -39,7 +39,7 @@ impl Tool {
     fn read(tool: &Object) -> Self {
         let mirrored = match tool.get("inputSchema").as_ref().map(mirrored::read) {
             Some(Annotations::Valid(mirrored)) => Some(mirrored),
-            Some(Annotations::Stripped(_)) => None,
+            Some(Annotations::Stripped { .. }) => None,
             None => Some(Vec::new()),
         };
         let support = tool.get_object("execution").and_then(|execution| execution.get_string("taskSupport"));

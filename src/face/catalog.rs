@@ -329,10 +329,10 @@ fn publish(first: &Object, tools: &[Payload]) -> Published {
         let mut edit = tool.edit().remove("execution");
         let mirrored = match tool.get("inputSchema").as_ref().map(mirrored::read) {
             Some(Annotations::Valid(mirrored)) => mirrored,
-            Some(Annotations::Stripped(schema)) => {
+            Some(Annotations::Stripped { schema, kept }) => {
                 tracing::warn!(tool = %name, "x-mcp-header annotations break the rules and are taken out");
                 edit = edit.set("inputSchema", schema);
-                Vec::new()
+                kept
             }
             None => Vec::new(),
         };

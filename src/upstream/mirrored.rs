@@ -4,17 +4,21 @@
 //! compared with it, and what the gateway itself sends is made by it.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ops::Range;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
-use serde_json::Value;
 
+use crate::wire::walk::{self, Walk};
 use crate::wire::{Object, Payload};
 
 const ANNOTATION: &str = "x-mcp-header";
 /// In front of the name of a header that mirrors an argument.
 pub const PARAM_PREFIX: &str = "mcp-param-";
+/// Annotations of one schema. Each is a header of every call; with more of them all are taken out.
+const ANNOTATIONS_MAX: usize = 64;
 
 /// One argument that is repeated in a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,71 +41,172 @@ enum Kind {
 pub enum Annotations {
     /// All of them may be relied on; usually there are none.
     Valid(Vec<Mirrored>),
-    /// Some break the rules, and clients would drop the tool (UPC-16): the schema without any.
-    Stripped(Payload),
+    /// Some break the rules, and clients would drop the tool (UPC-16).
+    Stripped {
+        /// The schema without those that do; all else stays as it came.
+        schema: Payload,
+        /// The others.
+        kept: Vec<Mirrored>,
+    },
 }
 
-/// Reads the annotations of an input schema. Only a schema that names the annotation at all is opened.
+/// Reads the annotations of an input schema, in one walk. Only a schema that may name the annotation is opened.
 #[must_use]
 pub fn read(schema: &Payload) -> Annotations {
-    if !schema.as_str().contains(ANNOTATION) {
+    let text = schema.as_str();
+    // A name may be written with escapes.
+    if !text.contains(ANNOTATION) && !text.contains('\\') {
         return Annotations::Valid(Vec::new());
     }
-    let Ok(mut tree) = schema.read::<Value>() else {
-        return Annotations::Valid(Vec::new());
-    };
-    let mut found = Vec::new();
-    let all_named = collect(&tree, &mut Vec::new(), &mut found).is_some();
-    let unique = found.iter().enumerate().all(|(at, one)| found[..at].iter().all(|other| other.header != one.header));
-    if all_named && unique && found.len() == count(&tree) {
-        return Annotations::Valid(found);
-    }
-    strip(&mut tree);
-    Annotations::Stripped(Payload::of(&tree))
+    let mut reader = Reader { walk: Walk::of(schema), path: Vec::new(), found: Vec::new() };
+    reader.schema(Reach::Root);
+    judge(schema, reader.found)
 }
 
-/// Follows `properties` alone: an annotation reached in any other way is invalid and stays uncounted.
-fn collect(schema: &Value, path: &mut Vec<String>, found: &mut Vec<Mirrored>) -> Option<()> {
-    let Some(properties) = schema.get("properties").and_then(Value::as_object) else {
-        return Some(());
-    };
-    for (name, property) in properties {
-        path.push(name.clone());
-        if let Some(annotation) = property.get(ANNOTATION) {
-            let header = annotation.as_str().filter(|text| !text.is_empty())?;
-            let header = HeaderName::try_from(format!("{}{header}", PARAM_PREFIX)).ok()?;
-            let kind = match property.get("type").and_then(Value::as_str) {
-                Some("string") => Kind::Text,
-                Some("integer") => Kind::Integer,
-                Some("boolean") => Kind::Boolean,
-                _ => return None,
-            };
-            found.push(Mirrored { path: path.clone(), header, kind });
-        }
-        collect(property, path, found)?;
-        path.pop();
+fn judge(schema: &Payload, mut found: Vec<Found>) -> Annotations {
+    let mut named: HashMap<HeaderName, usize> = HashMap::new();
+    for one in found.iter().filter_map(|found| found.mirrored.as_ref()) {
+        *named.entry(one.header.clone()).or_default() += 1;
     }
-    Some(())
+    let too_many = found.len() > ANNOTATIONS_MAX;
+    found.sort_unstable_by_key(|found| found.place.start);
+    let (mut kept, mut gone) = (Vec::new(), Vec::new());
+    for Found { place, mirrored } in found {
+        match mirrored.filter(|one| !too_many && named[&one.header] == 1) {
+            Some(one) => kept.push(one),
+            None => gone.push(place),
+        }
+    }
+    if gone.is_empty() {
+        return Annotations::Valid(kept);
+    }
+    Annotations::Stripped { schema: walk::without(schema, &gone), kept }
 }
 
-fn count(tree: &Value) -> usize {
-    match tree {
-        Value::Object(members) => {
-            usize::from(members.contains_key(ANNOTATION)) + members.values().map(count).sum::<usize>()
+/// How a schema is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reach {
+    Root,
+    /// Through `properties` alone: it is that of an argument, and may be annotated.
+    Property,
+    /// In another way. Whether it holds for an argument depends on the call.
+    Elsewhere,
+}
+
+/// What stands behind a keyword of JSON Schema.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Holds {
+    Properties,
+    /// Schemas by names.
+    Named,
+    /// A schema, or an array of them.
+    Schemas,
+    /// Whatever it is, it is no schema: an annotation in it is a value.
+    Data,
+}
+
+impl Holds {
+    fn of(keyword: &str) -> Self {
+        match keyword {
+            "properties" => Self::Properties,
+            "patternProperties" | "$defs" | "definitions" | "dependentSchemas" | "dependencies" => Self::Named,
+            "allOf"
+            | "anyOf"
+            | "oneOf"
+            | "prefixItems"
+            | "items"
+            | "additionalItems"
+            | "contains"
+            | "additionalProperties"
+            | "propertyNames"
+            | "unevaluatedItems"
+            | "unevaluatedProperties"
+            | "not"
+            | "if"
+            | "then"
+            | "else"
+            | "contentSchema" => Self::Schemas,
+            _ => Self::Data,
         }
-        Value::Array(items) => items.iter().map(count).sum(),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 0,
     }
 }
 
-fn strip(tree: &mut Value) {
-    match tree {
-        Value::Object(members) => {
-            members.remove(ANNOTATION);
-            members.values_mut().for_each(strip);
+/// An annotation that stands where a schema does.
+#[derive(Debug)]
+struct Found {
+    /// The text that goes if it breaks the rules.
+    place: Range<usize>,
+    mirrored: Option<Mirrored>,
+}
+
+/// Goes through a schema. Recursion is as deep as the schema's nesting, which the scan has bounded.
+#[derive(Debug)]
+struct Reader<'t> {
+    walk: Walk<'t>,
+    /// Names of the properties around.
+    path: Vec<Cow<'t, str>>,
+    found: Vec<Found>,
+}
+
+impl Reader<'_> {
+    fn schema(&mut self, reach: Reach) {
+        if self.walk.kind() != walk::Kind::Object {
+            self.walk.skip();
+            return;
         }
-        Value::Array(items) => items.iter_mut().for_each(strip),
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => (),
+        self.walk.enter();
+        let (mut annotation, mut kind) = (None, None);
+        while let Some(key) = self.walk.member() {
+            match &*key.name {
+                ANNOTATION => {
+                    let text = self.walk.skip();
+                    annotation = Some((text, self.walk.extent(&key)));
+                }
+                "type" => kind = Kind::of(self.walk.skip()),
+                keyword => self.below(Holds::of(keyword), reach),
+            }
+        }
+        if let Some((text, place)) = annotation {
+            let mirrored = if reach == Reach::Property { self.mirrored(text, kind) } else { None };
+            self.found.push(Found { place, mirrored });
+        }
+    }
+
+    /// Goes through the value of a keyword.
+    fn below(&mut self, holds: Holds, reach: Reach) {
+        match (holds, self.walk.kind()) {
+            (Holds::Properties | Holds::Named, walk::Kind::Object) => {
+                let is_property = holds == Holds::Properties && reach != Reach::Elsewhere;
+                let reach = if is_property { Reach::Property } else { Reach::Elsewhere };
+                self.walk.enter();
+                while let Some(key) = self.walk.member() {
+                    self.path.push(key.name);
+                    self.schema(reach);
+                    self.path.pop();
+                }
+            }
+            (Holds::Schemas, walk::Kind::Object) => self.schema(Reach::Elsewhere),
+            (Holds::Schemas, walk::Kind::Array) => {
+                self.walk.enter();
+                while self.walk.item() {
+                    self.schema(Reach::Elsewhere);
+                }
+            }
+            _ => {
+                self.walk.skip();
+            }
+        }
+    }
+
+    /// The argument that an annotation names, if it keeps to the rules.
+    fn mirrored(&self, annotation: &str, kind: Option<Kind>) -> Option<Mirrored> {
+        let name: Cow<'_, str> = serde_json::from_str(annotation).ok()?;
+        if name.is_empty() || self.found.len() > ANNOTATIONS_MAX {
+            return None;
+        }
+        let header = HeaderName::try_from(format!("{PARAM_PREFIX}{name}")).ok()?;
+        let path = self.path.iter().map(|name| name.clone().into_owned()).collect();
+        Some(Mirrored { path, header, kind: kind? })
     }
 }
 
@@ -156,6 +261,16 @@ impl Mirrored {
 }
 
 impl Kind {
+    /// By the value of `type`.
+    fn of(text: &str) -> Option<Self> {
+        match &*serde_json::from_str::<Cow<'_, str>>(text).ok()? {
+            "string" => Some(Self::Text),
+            "integer" => Some(Self::Integer),
+            "boolean" => Some(Self::Boolean),
+            _ => None,
+        }
+    }
+
     fn agree(self, header: &str, argument: &Payload) -> bool {
         match self {
             Self::Text => argument.read::<String>().is_ok_and(|text| text == header),
@@ -219,10 +334,64 @@ mod tests {
             r#"{"properties":{"a":{"type":"string","x-mcp-header":"a b"}}}"#,
             r#"{"properties":{"a":{"type":"array","items":{"type":"string","x-mcp-header":"A"}}}}"#,
             r#"{"properties":{"a":{"type":"string","x-mcp-header":"A"},"b":{"type":"string","x-mcp-header":"a"}}}"#,
+            r#"{"properties":{"a":{"type":"string","x-mcp\u002dheader":"a b"}}}"#,
+            r#"{"x-mcp-header":"A","type":"string"}"#,
+            r#"{"$defs":{"a":{"type":"string","x-mcp-header":"A"}},"anyOf":[{"properties":{"b":{"type":"string","x-mcp-header":"B"}}}]}"#,
         ] {
-            let Annotations::Stripped(stripped) = read(&payload(schema)) else { panic!("{schema} was accepted") };
-            assert!(!stripped.as_str().contains(ANNOTATION), "{}", stripped.as_str());
+            let Annotations::Stripped { schema: stripped, kept } = read(&payload(schema)) else {
+                panic!("{schema} was accepted")
+            };
+            assert!(!stripped.as_str().contains("header"), "{}", stripped.as_str());
+            payload(stripped.as_str());
+            assert_eq!(kept, []);
         }
         assert_eq!(read(&payload(r#"{"properties":{}}"#)), Annotations::Valid(vec![]));
+    }
+
+    fn names(mirrored: &[Mirrored]) -> Vec<String> {
+        mirrored.iter().map(|one| format!("{}={}", one.header, one.path.join("."))).collect()
+    }
+
+    #[test]
+    fn what_is_no_schema_is_a_value_whatever_it_is_called() {
+        for schema in [
+            r#"{"properties":{"x-mcp-header":{"type":"string"},"b":{"type":"string","x-mcp-header":"B"}}}"#,
+            r#"{"default":{"x-mcp-header":1},"properties":{"b":{"type":"string","x-mcp-header":"B","examples":[{"x-mcp-header":"C"}]}}}"#,
+            r#"{"properties":{"b":{"x-mcp-header":"B","type":"string","const":{"x-mcp-header":""},"enum":[{"x-mcp-header":7}]}}}"#,
+        ] {
+            let Annotations::Valid(mirrored) = read(&payload(schema)) else { panic!("{schema} was changed") };
+            assert_eq!(names(&mirrored), ["mcp-param-b=b"], "{schema}");
+        }
+    }
+
+    #[test]
+    fn only_what_breaks_the_rules_goes_and_all_else_stays_as_it_came() {
+        let schema = r#"{ "type":"object", "properties":{"z":{"x-mcp-header":"no token", "type":"string", "maximum":1.0},
+            "a":{"type":"string" ,"x-mcp-header":"A"},"d":{"properties":{"n":{"type":"integer","x-mcp-header":"N"},
+            "m":{"type":"integer","x-mcp-header":"n" }}},"default":{"x-mcp-header":"x"}} }"#;
+        let Annotations::Stripped { schema: stripped, kept } = read(&payload(schema)) else {
+            panic!("it was accepted")
+        };
+        let expected = schema
+            .replace(r#""x-mcp-header":"no token","#, "")
+            .replace(r#","x-mcp-header":"N""#, "")
+            .replace(r#","x-mcp-header":"n""#, "")
+            .replace(r#""x-mcp-header":"x""#, "");
+        assert_eq!(stripped.as_str(), expected, "two of one name are both taken out");
+        assert_eq!(names(&kept), ["mcp-param-a=a"]);
+    }
+
+    #[test]
+    fn more_annotations_than_a_call_may_have_headers_are_all_taken_out() {
+        for (count, is_valid) in [(ANNOTATIONS_MAX, true), (ANNOTATIONS_MAX + 1, false)] {
+            let one = |n| format!(r#""a{n}":{{"type":"string","x-mcp-header":"H{n}"}}"#);
+            let all = (0..count).map(one).collect::<Vec<_>>().join(",");
+            match read(&payload(&format!(r#"{{"properties":{{{all}}}}}"#))) {
+                Annotations::Valid(mirrored) => assert!(is_valid && mirrored.len() == count),
+                Annotations::Stripped { schema, kept } => {
+                    assert!(!is_valid && kept.is_empty() && !schema.as_str().contains(ANNOTATION));
+                }
+            }
+        }
     }
 }

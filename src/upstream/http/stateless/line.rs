@@ -53,7 +53,7 @@ impl Annotated {
                         known.insert(name, mirrored.into());
                     }
                 }
-                Some(Annotations::Valid(_) | Annotations::Stripped(_)) | None => {
+                Some(Annotations::Valid(_) | Annotations::Stripped { .. }) | None => {
                     known.remove(&name);
                 }
             }

@@ -51,6 +51,22 @@ async fn the_clients_own_stream_is_the_upstreams() {
     events.left().await;
 }
 
+/// A mark at the start belongs to no event: the first one is an answer with it as without.
+#[tokio::test]
+async fn a_stream_may_begin_with_a_byte_order_mark() {
+    const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
+    for version in ["2025-03-26", "2025-06-18", "2025-11-25"] {
+        let (events, stream) = Once::events();
+        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = Gate::before(&server).await;
+        let client = gate.client_of(version).await;
+        events.raw("\u{feff}");
+        events.raw(ANSWER);
+        drop(events);
+        assert_eq!(client.post(call(1)).await.text().await, ANSWER, "{version}");
+    }
+}
+
 /// LEG-09.
 #[tokio::test]
 async fn a_stream_is_taken_up_after_the_event_that_the_client_names() {

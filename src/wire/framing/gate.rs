@@ -3,6 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::sse::BYTE_ORDER_MARK;
 use super::{FramingError, SseDecoder, SseEvent};
 
 /// Largest part of an event in front of its data.
@@ -55,6 +56,8 @@ pub struct EventGate {
     has_field: bool,
     /// Whether something of interest was found in the event under way.
     is_of_interest: bool,
+    /// How much of a byte order mark the stream has begun with; `None` once it is told that there is one, or none.
+    mark: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +89,7 @@ impl EventGate {
             withheld: false,
             has_field: false,
             is_of_interest: false,
+            mark: Some(0),
         }
     }
 
@@ -97,12 +101,15 @@ impl EventGate {
         self
     }
 
-    /// Takes bytes; what may go on comes out in order.
+    /// Takes bytes; what may go on comes out in order. A byte order mark at the start belongs to no event (WHATWG), and
+    /// goes no further.
     ///
     /// # Errors
     /// When an event that is wanted whole outgrows the bound.
     pub fn feed(&mut self, bytes: &Bytes) -> Result<Vec<Passage>, FramingError> {
         let mut out = Vec::new();
+        let begun = self.mark.map(|seen| self.without_mark(seen, bytes));
+        let bytes = begun.as_ref().unwrap_or(bytes);
         let mut at = self.end_of_return(bytes, &mut out);
         // From here to `at` bytes pass that are not held.
         let mut from = at;
@@ -159,6 +166,22 @@ impl EventGate {
         Ok(out)
     }
 
+    /// The first bytes of a stream, whose mark has come up to `seen`, as far as they are no part of the mark.
+    fn without_mark(&mut self, seen: usize, bytes: &Bytes) -> Bytes {
+        let rest = &BYTE_ORDER_MARK[seen..];
+        let same = bytes.iter().zip(rest).take_while(|(found, expected)| found == expected).count();
+        if same == bytes.len() && same < rest.len() {
+            self.mark = Some(seen + same);
+            return Bytes::new();
+        }
+        self.mark = None;
+        match (same == rest.len(), seen) {
+            (true, _) => bytes.slice(same..),
+            (false, 0) => bytes.clone(),
+            (false, _) => [&BYTE_ORDER_MARK[..seen], bytes].concat().into(),
+        }
+    }
+
     /// Takes a line feed that belongs to the carriage return at the end of the last bytes, and goes where
     /// that went. Returns how many bytes that were.
     fn end_of_return(&mut self, bytes: &Bytes, out: &mut Vec<Passage>) -> usize {
@@ -178,6 +201,8 @@ impl EventGate {
     /// What is held when the stream ends in the middle of an event; it goes on as it came.
     #[must_use]
     pub fn finish(&mut self) -> Option<Bytes> {
+        let mark = &BYTE_ORDER_MARK[..self.mark.take().unwrap_or(0)];
+        self.held.extend_from_slice(mark);
         let rest = self.held.split().freeze();
         (!rest.is_empty()).then_some(rest)
     }
@@ -304,6 +329,20 @@ mod tests {
         check(Withhold, nothing, "data: x\ndata:\n\nid: 2\n\n", "data: x\ndata:\n\n");
         check(Pass, nothing, "id: 1\ndata:\n\ndata: x\n\n", "id: 1\ndata:\n\ndata: x\n\n");
         check(Withhold, nothing, "id: 1\ndata: half", "id: 1\ndata: half");
+    }
+
+    #[test]
+    fn a_mark_at_the_start_is_no_part_of_the_first_event() {
+        use Primers::Withhold;
+        let mark = "\u{feff}";
+        for (sent, passed) in [("", ""), ("\n\n", "\n\n"), ("data: x\n\n", "data: x\n\n")] {
+            check(Withhold, Whole::Nothing, &format!("{mark}{sent}"), passed);
+        }
+        check(Withhold, Whole::Messages, &format!("{mark}data: {{}}\n\n"), "<data: {}\n\n>");
+        // One is left out, and only at the start; what merely begins like it stays.
+        check(Withhold, Whole::Nothing, &format!("{mark}{mark}data: x\n\ndata: y\n\n"), "data: y\n\n");
+        check(Withhold, Whole::Nothing, &format!("data: {mark}\n\n"), &format!("data: {mark}\n\n"));
+        check(Withhold, Whole::Nothing, "\u{fec0}data: x\n\ndata: y\n\n", "data: y\n\n");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use super::FramingError;
 /// Longest event id that is kept (reliability.md U21).
 const ID_BYTES_MAX: usize = 1024;
 
-const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// One event of a stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

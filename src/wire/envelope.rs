@@ -197,7 +197,7 @@ impl<'t> Parts<'t> {
     ) -> Result<Message, &'static str> {
         let id = self.usable_id();
         if self.id.is_some() && id.is_none() {
-            return Err("`id` is neither a string nor a whole number of 64 bits, or too long");
+            return Err("`id` is neither a string without null characters nor a whole number of 64 bits, or too long");
         }
         let method = self.string(method).ok_or("`method` is not a string")?;
         if method.is_empty() || method.len() > METHOD_BYTES_MAX || method.contains(char::is_control) {

@@ -8,22 +8,25 @@ use super::{Payload, scan};
 /// Longest id, in bytes of JSON text (reliability.md B93).
 pub const ID_BYTES_MAX: usize = 256;
 
-/// A request id: a string or a whole number, echoed byte for byte (`1` is not `"1"`, T-62).
+/// A request id: a string without null characters, or a whole number; echoed byte for byte (`1` is not `"1"`, T-62).
 ///
 /// Equality is that of the text.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct RequestId(Payload);
 
 impl RequestId {
-    /// Accepts a JSON string, or an integer that fits `i64` and is written as one (`1.0` is not).
+    /// Accepts a JSON string whose text has no null character (B81), or an integer that fits `i64` and is written as
+    /// one (`1.0` is not).
     #[must_use]
     pub fn from_payload(text: &Payload) -> Option<Self> {
         let raw = text.as_str();
         if raw.len() > ID_BYTES_MAX {
             return None;
         }
-        let whole = || raw.bytes().all(|b| b.is_ascii_digit() || b == b'-') && raw.parse::<i64>().is_ok();
-        (raw.starts_with('"') || whole()).then(|| Self(text.detached()))
+        let is_whole = || raw.bytes().all(|b| b.is_ascii_digit() || b == b'-') && raw.parse::<i64>().is_ok();
+        let is_name = |name: Cow<'_, str>| !name.contains('\0');
+        let is_id = if raw.starts_with('"') { text.read().is_ok_and(is_name) } else { is_whole() };
+        is_id.then(|| Self(text.detached()))
     }
 
     /// An id that we mint: a string.
@@ -41,8 +44,12 @@ impl RequestId {
     /// Whether two ids say the same, however they are escaped: servers write back what they read.
     #[must_use]
     pub fn says(&self, other: &Self) -> bool {
+        // Texts without escapes that differ say different things.
+        let is_escaped = |id: &Self| memchr::memchr(b'\\', id.0.bytes()).is_some();
         let text = |id: &Self| id.0.read::<String>().ok();
-        self == other || text(self).is_some_and(|own| text(other).as_ref() == Some(&own))
+        self == other
+            || ((is_escaped(self) || is_escaped(other))
+                && text(self).is_some_and(|own| text(other).as_ref() == Some(&own)))
     }
 
     /// The id as JSON text.

@@ -35,6 +35,7 @@ async fn what_is_no_message_is_refused_by_its_id() {
         ("B92", r#"{"id":1,"method":"x"}"#, "200 -32600 id 1"),
         ("B93", r#"{"jsonrpc":"2.0","id":null,"method":"x"}"#, "400 -32600"),
         ("B93", r#"{"jsonrpc":"2.0","id":1.5,"method":"x"}"#, "400 -32600"),
+        ("B81", r#"{"jsonrpc":"2.0","id":"a\u0000","method":"x"}"#, "400 -32600"),
         ("B93", id.as_str(), "400 -32600"),
         ("B94", r#"{"jsonrpc":"2.0","id":123456789012345678901234567890,"method":"x"}"#, "400 -32600"),
         ("B95", r#"{"jsonrpc":"2.0","id":1}"#, "200 -32600 id 1"),

@@ -6,6 +6,10 @@ use std::net::Ipv4Addr;
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+#[path = "support/scripted.rs"]
+#[allow(dead_code, reason = "every binary uses its part of it")]
+mod upstream;
+
 use serde_json::{Value, json};
 use taskgate::config::{self, ServerSettings};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
@@ -95,6 +99,24 @@ async fn a_call_that_does_not_end_is_given_up_in_time() {
     let json = report(&output);
     assert_eq!((&json["call"]["outcome"], output.status.code()), (&json!("no_answer_in_time"), Some(69)), "{json}");
     assert!(began.elapsed() < Duration::from_secs(20));
+}
+
+#[tokio::test]
+async fn a_list_without_end_is_read_up_to_a_bound() {
+    let (list, filling) = ("tools/list", "x".repeat(12 << 20));
+    let server = upstream::Server::start(move |seen| {
+        let page = || {
+            let tool = format!(r#"{{"name":"t","description":"{filling}","inputSchema":{{"type":"object"}}}}"#);
+            let result = format!(r#"{{"tools":[{tool}],"nextCursor":"on"}}"#);
+            upstream::json_text(format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, seen.body["id"]))
+        };
+        (seen.rpc() == list).then(page)
+    })
+    .await;
+    let output = probe(&["--json", "--timeout", "50s", server.url().as_str()]).await;
+    assert_eq!(server.world.count(list), 3, "the third page is over the bound");
+    let json = report(&output);
+    assert!(json.to_string().contains("the list has more than 32 MiB"), "{:.1000}", json.to_string());
 }
 
 #[tokio::test]

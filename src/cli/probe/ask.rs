@@ -30,6 +30,8 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 const BYTES_MAX: usize = 32 << 20;
 /// Pages of the tool list.
 const PAGES_MAX: usize = 100;
+/// Most that is read of a list, all pages together.
+const LIST_BYTES_MAX: usize = BYTES_MAX;
 /// How long sessions and programs may take to end.
 const END_MAX: Duration = Duration::from_secs(6);
 /// How long the server may take to hear that a call is given up.
@@ -266,11 +268,17 @@ impl Asking<'_> {
     async fn tools(&self, upstream: &dyn Upstream) -> Tools {
         let mut all = Vec::new();
         let mut params = None;
+        let mut kept = 0;
         for _ in 0..PAGES_MAX {
             let page = match self.answer(upstream, method::TOOLS_LIST, params.take()).await {
                 Ok(page) => page,
                 Err(why) => return Tools { all, incomplete: Some(why.text()) },
             };
+            kept += page.len();
+            if kept > LIST_BYTES_MAX {
+                let what = format!("the list has more than {} MiB", LIST_BYTES_MAX >> 20);
+                return Tools { all, incomplete: Some(what) };
+            }
             let page = Object::of(&page);
             let tools = page.as_ref().and_then(|page| page.get("tools"));
             all.extend(tools.iter().flat_map(Payload::items).map(|tool| tool.detached()));

@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use super::program::Read;
 use crate::config::Config;
 
 /// What a connection takes: itself, and one on the other side. A call takes one towards its upstream; its client's
@@ -12,21 +13,64 @@ const PER_CONNECTION: usize = 2;
 /// For all the rest: listeners, the store, the operators' connections.
 const RESERVE: usize = 256;
 
-/// Sees to it that there are descriptors for all connections and calls that the configuration allows: the limit of the
-/// process is raised as far as it may be, and where that is not enough the configuration is cut down to it.
-pub(super) fn provide(config: &mut Config) {
+/// How many connections the configuration of the start names, and how many there are places for. Only a start decides that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Connections {
+    named: NonZeroUsize,
+    in_force: NonZeroUsize,
+}
+
+impl Connections {
+    /// Sees to it that there are descriptors for all connections and calls that the configuration allows: the limit of
+    /// the process is raised as far as it may be, and where that is not enough the configuration is cut down to it,
+    /// with a warning.
+    pub(super) fn provide(read: &mut Read) -> Self {
+        let named = read.config.listen.connections_max;
+        read.shortage = provide(&mut read.config);
+        Self { named, in_force: read.config.listen.connections_max }
+    }
+
+    /// The same for a configuration that is read while the gateway serves. Where it names as many connections as the one
+    /// of the start, those stay as they are, whatever would be left for them now.
+    pub(super) fn keep(self, read: &mut Read) {
+        let named = read.config.listen.connections_max;
+        read.shortage = provide(&mut read.config);
+        if named == self.named {
+            read.config.listen.connections_max = self.in_force;
+        }
+    }
+}
+
+/// That there are fewer descriptors than the configuration has use for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Shortage {
+    granted: usize,
+    wanted: usize,
+    connections_max: NonZeroUsize,
+}
+
+impl Shortage {
+    /// Logs it.
+    pub(super) fn tell(self) {
+        let Self { granted, wanted, connections_max } = self;
+        tracing::warn!(
+            descriptors = granted,
+            wanted,
+            connections_max,
+            "the limit on open files is low, so fewer connections and calls are served; raise it (ulimit -n)"
+        );
+    }
+}
+
+/// Cuts the configuration down to what the process may open; what there is to say of it.
+fn provide(config: &mut Config) -> Option<Shortage> {
     let wanted = wanted(config);
     let granted = raise(wanted);
     if granted >= needed(config) {
-        return;
+        return None;
     }
     fit(config, granted);
-    tracing::warn!(
-        descriptors = granted,
-        wanted,
-        connections_max = config.listen.connections_max,
-        "the limit on open files is low, so fewer connections and calls are served; raise it (ulimit -n)"
-    );
+    Some(Shortage { granted, wanted, connections_max: config.listen.connections_max })
 }
 
 fn calls(config: &Config) -> usize {

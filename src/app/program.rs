@@ -13,10 +13,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
+use super::descriptors::{Connections, Shortage};
 use super::files::FileMistakes;
 use super::sockets::{SocketError, Sockets};
 use super::watch::Reloads;
-use super::{EXIT_CONFIG, Gateway, descriptors, manager, tasks};
+use super::{EXIT_CONFIG, Gateway, manager, tasks};
 use crate::config::{self, Config, ConfigError, StoreSettings};
 use crate::demo::DemoServer;
 use crate::server::StartError;
@@ -39,20 +40,23 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
     let are_kept = sockets.clients.is_some();
     let metrics = telemetry::install_metrics()?;
     let (demo_tracker, demo_stop) = (TaskTracker::new(), CancellationToken::new());
-    let (mut config, is_quick_start) = match &file {
+    let (mut read, is_quick_start) = match &file {
         Some(file) => match configured(file) {
-            Ok(config) => (config, false),
+            Ok(read) => (read, false),
             Err(mistakes) => {
                 writeln!(io::stderr(), "{mistakes}").context("cannot print the mistakes")?;
                 return Ok(ExitCode::from(EXIT_CONFIG));
             }
         },
-        None => (quick_start(&demo_tracker, &demo_stop).await?, true),
+        None => (Read::plain(quick_start(&demo_tracker, &demo_stop).await?), true),
     };
-    descriptors::provide(&mut config);
+    let connections = Connections::provide(&mut read);
+    let mut warned = Warned::default();
+    warned.tell(&read);
+    let config = read.config;
     // Listening for signals begins before the listeners: none may be missed.
     let mut signals = Signals::new()?;
-    let mut reloads = Reloads::new(file, &config)?;
+    let mut reloads = Reloads::new(file, &config, warned, connections)?;
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
     }
@@ -104,15 +108,53 @@ pub(super) fn refused(error: anyhow::Error) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(code))
 }
 
-pub(super) fn configured(file: &Path) -> Result<Config, ConfigError> {
+/// A configuration, and what is to be said of it.
+pub(super) struct Read {
+    pub(super) config: Config,
+    /// In the order in which they are told.
+    pub(super) warnings: Vec<String>,
+    /// Where descriptors are provided for it.
+    pub(super) shortage: Option<Shortage>,
+}
+
+impl Read {
+    const fn plain(config: Config) -> Self {
+        Self { config, warnings: Vec::new(), shortage: None }
+    }
+}
+
+/// The warnings that were told last. The same ones are not told again: files are looked at whenever anything in their
+/// folder changes, and that may be the log.
+#[derive(Debug, Default)]
+pub(super) struct Warned {
+    texts: Vec<String>,
+    shortage: Option<Shortage>,
+}
+
+impl Warned {
+    /// Logs what is to be said of a configuration, unless it is what was said last.
+    pub(super) fn tell(&mut self, read: &Read) {
+        if self.texts != read.warnings {
+            for warning in &read.warnings {
+                tracing::warn!("{warning}");
+            }
+            self.texts.clone_from(&read.warnings);
+        }
+        if self.shortage != read.shortage {
+            self.shortage = read.shortage;
+            if let Some(shortage) = self.shortage {
+                shortage.tell();
+            }
+        }
+    }
+}
+
+/// Reads the file. Logs nothing.
+pub(super) fn configured(file: &Path) -> Result<Read, ConfigError> {
     let loaded = config::load(file, &|name| std::env::var(name).ok())?;
-    for warning in &loaded.warnings {
-        tracing::warn!("{warning}");
-    }
-    for warning in super::programs::warnings(&loaded.config) {
-        tracing::warn!("{warning}");
-    }
-    Ok(loaded.config)
+    let of_the_file = loaded.warnings.iter().map(ToString::to_string);
+    let warnings = of_the_file.chain(super::programs::warnings(&loaded.config)).collect();
+    Ok(Read { config: loaded.config, warnings, shortage: None })
 }
 
 /// The built-in configuration, with the demo server that it is about.

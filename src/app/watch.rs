@@ -12,9 +12,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::program::configured;
+use super::descriptors::Connections;
+use super::program::{Warned, configured};
 use super::reload::{self, Fingerprint};
-use super::{Gateway, descriptors, manager};
+use super::{Gateway, manager};
 use crate::config::Config;
 use crate::failpoint;
 use crate::metric;
@@ -46,6 +47,8 @@ pub(super) struct Reloads {
     watched: Vec<PathBuf>,
     /// What the files held when they were read last.
     seen: Fingerprint,
+    warned: Warned,
+    connections: Connections,
     last: Option<Instant>,
 }
 
@@ -54,7 +57,12 @@ impl Reloads {
     ///
     /// # Errors
     /// If signals cannot be heard.
-    pub(super) fn new(file: Option<PathBuf>, config: &Config) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        file: Option<PathBuf>,
+        config: &Config,
+        warned: Warned,
+        connections: Connections,
+    ) -> anyhow::Result<Self> {
         let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
         let (sender, changes) = mpsc::channel(1);
         let notice = move |event: notify::Result<notify::Event>| {
@@ -70,7 +78,8 @@ impl Reloads {
             None => None,
         };
         let seen = file.as_deref().map_or_else(Fingerprint::default, |file| reload::fingerprint(file, config));
-        let mut reloads = Self { file, hangups, changes, watcher, watched: Vec::new(), seen, last: None };
+        let mut reloads =
+            Self { file, hangups, changes, watcher, watched: Vec::new(), seen, warned, connections, last: None };
         reloads.watch(config);
         Ok(reloads)
     }
@@ -121,8 +130,8 @@ impl Reloads {
         };
         let before = reload::fingerprint_of(&file);
         match configured(&file) {
-            Ok(mut config) => {
-                if !self.is_news(why, reload::fingerprint(&file, &config)) {
+            Ok(mut read) => {
+                if !self.is_news(why, reload::fingerprint(&file, &read.config)) {
                     return;
                 }
                 if reload::fingerprint_of(&file) != before {
@@ -130,11 +139,12 @@ impl Reloads {
                     self.seen = Fingerprint::default();
                 }
                 // Not before: it logs, and a log may be written into a folder that is watched.
-                descriptors::provide(&mut config);
+                self.connections.keep(&mut read);
+                self.warned.tell(&read);
                 manager::tell_reloading();
-                self.watch(&config);
+                self.watch(&read.config);
                 failpoint::hit("reloading");
-                apply(gateway, config);
+                apply(gateway, read.config);
                 manager::tell_ready();
             }
             Err(mistakes) => {

@@ -14,9 +14,11 @@ pub mod forwarding;
 pub mod http;
 pub mod limits;
 pub mod mirrored;
+pub(crate) mod own_ids;
 mod probe;
 mod session;
 pub mod stand;
+pub mod standing;
 pub mod supervisor;
 
 pub use era::{Era, EraUpstream};

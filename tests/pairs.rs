@@ -1,7 +1,7 @@
 //! Every kind of client in front of every kind of server, in every case: what each may expect of the gateway between
 //! them, on the wire.
 //!
-//! `server` is one scripted server in five kinds, `speaker` one client in four; `cases` says what must come of a pair.
+//! `server` is one scripted server in six kinds, `speaker` one client in four; `cases` says what must come of a pair.
 //! The table goes to `target/reports/pairs.md` and stands in the README.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -18,6 +18,8 @@ mod kind;
 mod process;
 #[path = "peers/support/report.rs"]
 mod report;
+#[path = "support/served.rs"]
+mod served;
 #[path = "pairs/server.rs"]
 mod server;
 #[path = "pairs/speaker.rs"]
@@ -32,6 +34,7 @@ use std::time::Duration;
 
 use cases::{Case, Cell};
 use client::Gate;
+use served::Served;
 use speaker::Speaker;
 use tokio::runtime::Runtime;
 
@@ -57,7 +60,10 @@ async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
                 let (upstream, ledger) = server::start(kind).await;
                 let is_queued = case == Case::CancelQueued;
                 let keys = if is_queued { format!("in_flight_max = 1\n{KEYS}") } else { KEYS.to_owned() };
-                let gate = Gate::with(upstream.address, &keys).await;
+                let url = format!("http://{}/mcp", upstream.address);
+                let is_gateway = kind == server::Kind::Gateway;
+                let inner = if is_gateway { Some(Served::before(&url, KEYS).await) } else { None };
+                let gate = Gate::open("", inner.as_ref().map_or(&url, |inner| &inner.url), &keys).await;
                 let run = async {
                     let mut speaker = Speaker::new(client, &gate).await?;
                     if is_queued {

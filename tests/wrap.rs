@@ -8,5 +8,7 @@ mod ends;
 mod host;
 #[path = "wrap/processes.rs"]
 mod processes;
+#[path = "support/served.rs"]
+mod served;
 #[path = "wrap/talks.rs"]
 mod talks;

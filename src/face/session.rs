@@ -36,6 +36,7 @@ use crate::task::{Clock, ToolRules};
 use crate::upstream::conduit::Conduit;
 use crate::upstream::http::Life;
 use crate::upstream::limits::Slots;
+use crate::upstream::own_ids::is_own;
 use crate::upstream::{Forwarding, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
@@ -45,8 +46,6 @@ use tasks::{Asking, Desk, TaskCall};
 
 /// The methods that are of use at a session.
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
-/// In front of every id that the gateway gives its own requests.
-const OWN_ID: &str = "tg:";
 /// Members of `params` that decide what is done with a request (B85).
 const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
 
@@ -263,9 +262,12 @@ impl NoSession {
     fn answer(&self, addressee: &Addressee) -> Response {
         let unknown = || Complaint::NotARequest(Cow::Borrowed("the session is unknown or has ended"));
         let (status, complaint) = match self {
-            Self::Missing => {
-                (StatusCode::BAD_REQUEST, Complaint::NotARequest(Cow::Borrowed("Mcp-Session-Id is missing")))
-            }
+            Self::Missing => (
+                StatusCode::BAD_REQUEST,
+                Complaint::NotARequest(Cow::Borrowed(
+                    "Mcp-Session-Id is missing, or Mcp-Protocol-Version of a version without sessions (2026-07-28)",
+                )),
+            ),
             Self::Unknown => (StatusCode::NOT_FOUND, unknown()),
             Self::Header(complaint) => (StatusCode::BAD_REQUEST, complaint.clone()),
         };
@@ -379,7 +381,7 @@ fn vet(message: &Message) -> Result<(), Complaint> {
 
 fn vet_request(request: &Request) -> Result<(), Complaint> {
     if is_own(&request.id) {
-        return Err(Complaint::NotARequest(Cow::Borrowed("ids that begin with \"tg:\" are the gateway's own")));
+        return Err(Complaint::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));
     }
     let params = request.params.object();
     match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
@@ -403,11 +405,6 @@ fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
             Ok((!response.id.as_ref().is_some_and(is_own)).then_some(Parcel::Response(bytes)))
         }
     }
-}
-
-/// Whether an id is one of the gateway's own, however it is written.
-fn is_own(id: &RequestId) -> bool {
-    id.as_text().is_some_and(|text| text.starts_with(OWN_ID))
 }
 
 fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::Item {

@@ -75,7 +75,7 @@ async fn u15_a_connection_with_bytes_too_many_is_not_used_again() {
 }
 
 /// How long the ids are that the gateway gives its own requests, in JSON.
-const ID_LEN: usize = "\"tg:00112233445566778899aabbccddeeff\"".len();
+const ID_LEN: usize = "\"tg:0011223344556677:00112233445566778899aabbccddeeff\"".len();
 
 /// What is shown of a task is short, and plain text.
 #[tokio::test]

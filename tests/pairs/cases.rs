@@ -134,9 +134,11 @@ pub(crate) const fn why_not(client: speaker::Kind, server: server::Kind, case: C
         (speaker::Kind::Session | speaker::Kind::Stateless, _, Case::CancelSettled) => Some("no task to cancel"),
         // In front of a server without sessions it is the gateway that waits.
         // So it does for a tool that is a task at the server alone.
-        (speaker::Kind::Session, server::Kind::Session | server::Kind::CoreTasks, Case::TimedOut) => {
-            Some("client and server wait for each other as they like")
-        }
+        (
+            speaker::Kind::Session,
+            server::Kind::Session | server::Kind::CoreTasks | server::Kind::Gateway,
+            Case::TimedOut,
+        ) => Some("client and server wait for each other as they like"),
         (speaker::Kind::Stateless, server::Kind::Stateless | server::Kind::ExtensionTasks, Case::TimedOut) => {
             Some("nothing waits")
         }

@@ -1,4 +1,4 @@
-//! One scripted server in five kinds: what its tools do is the same, how it says so is not.
+//! One scripted server in six kinds: what its tools do is the same, how it says so is not.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,11 +27,13 @@ pub(crate) enum Kind {
     /// Its tools run in no other way.
     CoreRequired,
     ExtensionTasks,
+    /// taskgate, in front of one with sessions.
+    Gateway,
 }
 
 impl Kind {
-    pub(crate) const ALL: [Self; 5] =
-        [Self::Session, Self::Stateless, Self::CoreTasks, Self::CoreRequired, Self::ExtensionTasks];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Session, Self::Stateless, Self::CoreTasks, Self::CoreRequired, Self::ExtensionTasks, Self::Gateway];
 
     pub(crate) const fn title(self) -> &'static str {
         match self {
@@ -40,6 +42,7 @@ impl Kind {
             Self::CoreTasks => "2025-11-25 with tasks",
             Self::CoreRequired => "2025-11-25, tasks alone",
             Self::ExtensionTasks => "2026-07-28 with tasks",
+            Self::Gateway => "taskgate in front of 2025-11-25",
         }
     }
 
@@ -222,7 +225,7 @@ fn serve(kind: Kind, ledger: &Arc<Ledger>, seen: &Seen) -> Option<Reply> {
         ("POST", "server/discover") => Some(answer(seen, &discovered(kind))),
         ("POST", "tools/list") => Some(answer(seen, &tools(kind))),
         ("POST", "tools/call") => Some(match kind {
-            Kind::Session => session_call(ledger, seen),
+            Kind::Session | Kind::Gateway => session_call(ledger, seen),
             Kind::CoreTasks | Kind::CoreRequired if seen.body["params"]["task"].is_object() => {
                 core_handle(ledger, seen)
             }

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::client::{Gate, call};
 use crate::server::{Stream, ask, open, request, stateless};
-use crate::upstream::Once;
+use crate::upstream::{Once, Seen};
 
 #[tokio::test]
 async fn another_gateway_with_the_same_key_goes_on_with_the_session() {
@@ -26,16 +26,21 @@ async fn leg_06_what_wants_no_answer_is_taken_and_a_session_that_ended_is_unknow
     let server = stateless(|_| None).await;
     let gate = Gate::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({})).await;
+    // The server sees each request under an id of the gateway's.
+    assert_eq!(client.post(call(9)).await.status, StatusCode::OK);
+    let made = server.world.first(Seen::is_call).await;
+    let own = format!("{}:0", made.id().rsplit_once(':').unwrap().0);
     for note in [
         json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        json!({"jsonrpc": "2.0", "id": own, "result": {}}),
         json!({"jsonrpc": "2.0", "id": "tg:0", "result": {}}),
         json!({"jsonrpc": "2.0", "id": 1, "result": {}}),
     ] {
         assert_eq!(client.post(note.to_string()).await.verdict().await, "202 ", "{note}");
     }
     assert_eq!(server.world.all(|seen| seen.rpc().starts_with("notifications/")).len(), 0);
-    let own_id = json!({"jsonrpc": "2.0", "id": "tg:0", "method": "ping"}).to_string();
-    assert_eq!(client.post(own_id).await.verdict().await, "200 -32600 id \"tg:0\"");
+    let own_id = json!({"jsonrpc": "2.0", "id": own, "method": "ping"}).to_string();
+    assert_eq!(client.post(own_id).await.verdict().await, format!("200 -32600 id \"{own}\""));
     assert_eq!(client.delete().await.status, StatusCode::OK);
     assert_eq!(client.post(call(1)).await.status, StatusCode::NOT_FOUND);
     assert_eq!(server.world.all(|seen| seen.method == http::Method::DELETE).len(), 0);
@@ -79,7 +84,7 @@ async fn leg_12_the_messages_of_an_array_are_answered_together() {
 #[tokio::test]
 async fn leg_12_what_comes_before_the_answers_of_an_array_makes_a_stream_of_them() {
     let (events, once) = Once::events();
-    let script = move |seen: &crate::upstream::Seen| {
+    let script = move |seen: &Seen| {
         if seen.body["params"]["name"] != "slow" {
             return None;
         }

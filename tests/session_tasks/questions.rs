@@ -255,6 +255,9 @@ async fn b129_a_response_that_is_no_answer_to_its_question_is_a_refusal() {
 async fn an_answer_to_no_question_goes_nowhere() {
     let stage = Stage::new().await;
     let person = stage.person().await;
-    person.respond(&json!("tg:0123"), &json!({})).await;
-    assert_eq!(stage.server.world.all(|seen| seen.body["id"] == "tg:0123").len(), 0);
+    person.start().await;
+    let made = stage.call().await.seen;
+    let own = format!("{}:0123", made.id().rsplit_once(':').unwrap().0);
+    person.respond(&json!(own), &json!({})).await;
+    assert_eq!(stage.server.world.all(|seen| seen.body["id"] == own.as_str()).len(), 0);
 }

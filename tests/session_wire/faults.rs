@@ -44,27 +44,57 @@ async fn what_is_no_message_is_refused_by_its_id() {
         ("B98", r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":[]}"#, "200 -32602 id 1"),
         ("no id", r#"{"jsonrpc":"2.0","method":"tools/call","params":{"name":"a"}}"#, "400 -32600"),
         ("response without id", r#"{"jsonrpc":"2.0","id":null,"result":{}}"#, "400 -32600"),
-        ("our id", r#"{"jsonrpc":"2.0","id":"\u0074g:1","method":"x"}"#, "200 -32600 id \"tg:1\""),
     ] {
         assert_eq!(client.post(body.to_owned()).await.verdict().await, verdict, "{name}: {body}");
     }
     assert_eq!(server.world.all(|_| true).len(), before, "nothing was passed on");
 }
 
-/// Ids of the gateway's own requests are never taken for the client's.
+/// Ids of the gateway's own requests are never taken for the client's, however they are written.
 #[tokio::test]
-async fn answers_and_cancellations_that_name_the_gateways_ids_end_here() {
+async fn what_names_the_gateways_own_ids_ends_here() {
     let server = Server::polite().await;
     let gate = Gate::before(&server).await;
     let client = gate.client().await;
+    // What it calls as a task goes under an id of the gateway's.
+    let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":{},"task":{}}}"#;
+    assert_eq!(client.post(task).await.status, StatusCode::OK);
+    let made = server.world.first(|seen| seen.rpc() == "tools/call").await;
+    let (prefix, random) = made.id().rsplit_once(':').unwrap();
+    assert!(prefix.len() > "tg:".len() && random.len() == 32, "{}", made.id());
+    let own = format!("{prefix}:1");
     let before = server.world.all(|_| true).len();
+    let escaped = own.replacen("tg:", r"\u0074g:", 1);
+    let request = format!(r#"{{"jsonrpc":"2.0","id":"{escaped}","method":"x"}}"#);
+    assert_eq!(client.post(request).await.verdict().await, format!("200 -32600 id \"{own}\""));
     for text in [
-        r#"{"jsonrpc":"2.0","id":"tg:1","result":{}}"#,
-        r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"tg:1"}}"#,
+        json!({"jsonrpc": "2.0", "id": own, "result": {}}),
+        json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": own}}),
     ] {
-        assert_eq!(client.post(text).await.status, StatusCode::ACCEPTED);
+        assert_eq!(client.post(text.to_string()).await.status, StatusCode::ACCEPTED);
     }
-    assert_eq!(server.world.all(|_| true).len(), before);
+    assert_eq!(server.world.all(|_| true).len(), before, "nothing was passed on");
+}
+
+/// A client may be a gateway itself: what it makes itself is its own, and passes.
+#[tokio::test]
+async fn the_ids_of_another_gateway_pass() {
+    let server = Server::polite().await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    for (n, id) in ["tg:0123456789abcdef:00", "tg:00112233445566778899aabbccddeeff"].into_iter().enumerate() {
+        let params = json!({"name": "t", "arguments": {"n": n}});
+        let call = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params});
+        let answer = client.post(call.to_string()).await.json().await;
+        assert_eq!((&answer["id"], &answer["result"]), (&json!(id), &json!({"n": n})), "{answer}");
+        for text in [
+            json!({"jsonrpc": "2.0", "id": id, "result": {}}),
+            json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}),
+        ] {
+            assert_eq!(client.post(text.to_string()).await.status, StatusCode::ACCEPTED);
+            server.world.first(|seen| seen.bytes == text.to_string().as_bytes()).await;
+        }
+    }
 }
 
 /// Peers.md 5.7: Python's client drops its connection otherwise.

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::host::{Host, alone, demo, greet, slow, text};
+use crate::served::Served;
 
 const GRACE: &[&str] = &["--grace", "200ms"];
 
@@ -199,6 +200,44 @@ async fn a_server_that_is_reached_over_http_is_wrapped_too() {
     let asked = host.find(|message| message["method"] == "elicitation/create").await;
     host.say(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
     assert_eq!(text(&host.answer(3).await["result"]), "Kept /a.");
+    host.leave();
+    assert!(host.ended().await.0.success());
+    stop.cancel();
+}
+
+/// The gateway of a desktop in front of the gateway of a company: each has its own requests, and neither takes the other's
+/// for its own.
+#[tokio::test]
+async fn a_gateway_is_wrapped_too() {
+    let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+    let anywhere = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let server = DemoServer::start(anywhere, &tracker, stop.clone()).await.unwrap();
+    let gateway = Served::before(&server.url(), "").await;
+    let mut host = Host::with(GRACE, &["--url".to_owned(), gateway.url.clone()], &[]);
+    host.initialize().await;
+    assert_eq!(host.result(1, "tools/list", json!({})).await["tools"].as_array().unwrap().len(), 7);
+    assert_eq!(text(&host.result(2, "tools/call", greet()).await), "Hello, Ada!");
+    let mut call = slow(0.6);
+    call["task"] = json!({});
+    let task = host.result(3, "tools/call", call).await["task"]["taskId"].take();
+    let result = host.result(4, "tasks/result", json!({ "taskId": task })).await;
+    assert!(text(&result).contains("2 sections"), "{result}");
+    // A question comes through both, as part of a call and of a task.
+    let ask = json!({ "name": "confirm_delete", "arguments": { "path": "/a" } });
+    let mut as_task = ask.clone();
+    as_task["task"] = json!({});
+    host.ask(5, "tools/call", ask).await;
+    let asked = host.find(|message| message["method"] == "elicitation/create").await;
+    host.say(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
+    assert_eq!(text(&host.answer(5).await["result"]), "Kept /a.");
+    let task = host.result(6, "tools/call", as_task).await["task"]["taskId"].take();
+    host.ask(7, "tasks/result", json!({ "taskId": task })).await;
+    let asked = host.find(|message| message["method"] == "elicitation/create").await;
+    host.say(&json!({ "jsonrpc": "2.0", "id": asked["id"], "result": { "action": "decline" } })).await;
+    assert_eq!(text(&host.answer(7).await["result"]), "Kept /a.");
+    // And without a session.
+    let handle = host.result(8, "tools/call", alone(slow(0.6), true)).await;
+    assert_eq!(handle["resultType"], "task", "{handle}");
     host.leave();
     assert!(host.ended().await.0.success());
     stop.cancel();

@@ -9,9 +9,10 @@ use tokio::time::Instant;
 
 use super::bridge::said::Saying;
 use super::sessions::Session;
-use super::{Shared, batch_item, bridge, fallback, is_own, native, vet};
+use super::{Shared, batch_item, bridge, fallback, native, vet};
 use crate::face::http::{Inbound, Response};
 use crate::face::pipe;
+use crate::upstream::own_ids::is_own;
 use crate::wire::Message;
 use crate::wire::envelope::EnvelopeError;
 

@@ -31,13 +31,14 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
 use super::sessions::{Session, Telling};
-use super::{Shared, addressee, fallback, is_own, refuse, vet};
+use super::{Shared, addressee, fallback, refuse, vet};
 use crate::dialect::Complaint;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::answer::{accepted, bare, event_stream};
 use crate::face::endpoint::unreadable;
 use crate::face::http::{AcceptedTypes, Inbound, Response, full_body};
 use crate::task::Answer;
+use crate::upstream::own_ids::is_own;
 use crate::upstream::{Era, Upstream};
 use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
 use crate::wire::framing::sse_message;

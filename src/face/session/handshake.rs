@@ -24,6 +24,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::Forwarded;
 use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
 use crate::upstream::era::contradicts;
+use crate::upstream::own_ids;
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
@@ -315,7 +316,7 @@ impl Shared {
 
     /// An id of the gateway's own.
     pub(in crate::face) fn mint(&self) -> RequestId {
-        RequestId::text(&format!("{}{:032x}", super::OWN_ID, (self.served.random)()))
+        own_ids::of_bits((self.served.random)())
     }
 
     /// Ends a client's session for good, here and at the upstream.

@@ -10,8 +10,8 @@ use super::client::HandedOver;
 use super::drive::Link;
 use super::hear::{Awaited, Heard, Said};
 use super::reply::{self, Addressee, Break, ReadLimits, Refusal, Reply};
-use super::token;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::own_ids;
 use crate::upstream::session::Session;
 use crate::wire::{Payload, envelope};
 
@@ -67,7 +67,7 @@ impl Link {
         params: &Payload,
         patience: Patience,
     ) -> Result<Said, Trouble> {
-        let id = token::mint();
+        let id = own_ids::mint();
         let message = envelope::request(&id, method, Some(params));
         let handed_over = HandedOver::default();
         let head = session.post_beside(message, &handed_over);

@@ -13,10 +13,10 @@ use tokio::time::Instant;
 use super::client::HandedOver;
 use super::drive::{Home, Link, Start};
 use super::resume::{self, At};
-use super::token;
 use crate::dialect::relay_core_2025_11_25::{self as peer, PeerTasks};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::own_ids;
 use crate::upstream::session::calls::{Call, Native};
 use crate::upstream::session::{Hop, Session};
 use crate::upstream::{Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, UpstreamRequest};
@@ -106,7 +106,7 @@ impl HttpExchange {
         if let Some(level) = &context.log_level {
             session.lower_log_level(level).await;
         }
-        let id = token::mint();
+        let id = own_ids::mint();
         let is_call = *request.method == *method::TOOLS_CALL;
         let params = located(request.params);
         // A call asks for a task only where the upstream declared that it takes that (UPC-05).

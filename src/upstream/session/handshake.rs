@@ -10,7 +10,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::{Credentials, Purpose, SESSION_ID};
 use crate::upstream::http::reply::{self, Addressee, ReadLimits, Refusal, Reply};
-use crate::upstream::http::token;
+use crate::upstream::own_ids;
 use crate::upstream::{BeginError, ServerFacts};
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
 
@@ -70,7 +70,7 @@ async fn agree(hop: &Arc<Hop>, key: &SessionKey) -> Result<Arc<Session>, BeginEr
     hop.versions.agreed(facts.version);
     let session = Session::opened(hop, credentials, facts);
     session.tell(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
-    tracing::debug!(upstream = %hop.name, version = ?session.credentials.version, "opened an upstream session");
+    tracing::debug!(upstream = %hop.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");
     Ok(session)
 }
 
@@ -79,7 +79,7 @@ async fn initialize(
     key: &SessionKey,
     asked: ProtocolVersion,
 ) -> Result<(Credentials, ServerFacts), BeginError> {
-    let id = token::mint();
+    let id = own_ids::mint();
     let params = Payload::of(&InitializeParams {
         protocol_version: asked.as_str(),
         capabilities: &key.capabilities,

@@ -6,7 +6,7 @@
 use tokio::sync::Mutex;
 
 use super::Session;
-use crate::upstream::http::token;
+use crate::upstream::own_ids;
 use crate::wire::{Object, Payload, envelope, method};
 
 /// From the least severe on; a place in this list is a level's rank.
@@ -29,7 +29,7 @@ impl Session {
             return;
         }
         let params = Payload::of(&serde_json::json!({ "level": level }));
-        if self.tell(envelope::request(&token::mint(), method::SET_LEVEL, Some(&params))).await.is_ok() {
+        if self.tell(envelope::request(&own_ids::mint(), method::SET_LEVEL, Some(&params))).await.is_ok() {
             *told = Some(rank);
         } else {
             self.hop.dropped("log_level_failed");

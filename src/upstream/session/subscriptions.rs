@@ -17,7 +17,7 @@ use super::Session;
 use crate::upstream::SUBSCRIBE_MAX;
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::reply::{self, Addressee, ReadLimits, Refusal, Reply};
-use crate::upstream::http::token;
+use crate::upstream::own_ids;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, RequestId, ScanLimits, envelope, method};
 
@@ -128,7 +128,7 @@ impl Session {
 
     /// Sends one of the two requests; whether the upstream agreed.
     async fn ask_about(&self, name: &str, uri: &str) -> bool {
-        let id = token::mint();
+        let id = own_ids::mint();
         let params = ObjectWriter::new().text("uri", uri).finish();
         let asking = self.agrees(&id, envelope::request(&id, name, Some(&params)));
         let agreed = tokio::time::timeout(ANSWER_MAX, asking).await.unwrap_or(false);

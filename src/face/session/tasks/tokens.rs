@@ -4,8 +4,8 @@
 
 use crate::engine::Place;
 use crate::face::sealed::{Purpose, Sealer, digest_of};
-use crate::face::session::OWN_ID;
 use crate::task::{InputKey, Principal, TaskId, Timestamp};
+use crate::upstream::own_ids;
 use crate::wire::RequestId;
 
 /// A cursor of `owner`'s list.
@@ -27,13 +27,12 @@ pub(super) fn place(sealer: &Sealer, owner: &Principal, cursor: &str) -> Option<
 /// A fresh id for a question, different each time.
 pub(super) fn question_id(sealer: &Sealer, task: TaskId, key: InputKey) -> RequestId {
     let plain = [&task.bits().to_be_bytes()[..], &key.0.to_be_bytes()].concat();
-    RequestId::text(&format!("{OWN_ID}{}", sealer.seal(Purpose::Question, &plain)))
+    own_ids::of(&sealer.seal(Purpose::Question, &plain))
 }
 
-/// The question that an id was given for. Whose task it is, the owner of the session says.
+/// The question that an id was given for, by whichever process. Whose task it is, the owner of the session says.
 pub(super) fn question(sealer: &Sealer, id: &RequestId) -> Option<(TaskId, InputKey)> {
-    let text: std::borrow::Cow<'_, str> = id.payload().read().ok()?;
-    let plain = sealer.open(Purpose::Question, text.strip_prefix(OWN_ID)?)?;
+    let plain = sealer.open(Purpose::Question, &own_ids::rest(id)?)?;
     let (task, key) = plain.split_first_chunk()?;
     let key = u32::from_be_bytes(key.try_into().ok()?);
     Some((TaskId::from_bits(u128::from_be_bytes(*task)), InputKey(key)))

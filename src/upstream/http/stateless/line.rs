@@ -14,8 +14,8 @@ use crate::upstream::era::{Eras, contradicts};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::{Credentials, Outgoing};
 use crate::upstream::http::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply};
-use crate::upstream::http::token;
 use crate::upstream::mirrored::{self, Annotations, Mirrored};
+use crate::upstream::own_ids;
 use crate::upstream::session::{Hop, route};
 use crate::upstream::{CallContext, ExchangeEvent, Forwarded, Lost};
 use crate::wire::fault::HEADER_MISMATCH;
@@ -186,7 +186,7 @@ impl Line {
     }
 
     async fn once(&self, said: &Said, hear: Option<&Events>, handed_over: &HandedOver) -> Result<Payload, Ending> {
-        let id = token::mint();
+        let id = own_ids::mint();
         let post = self.post(said, &id);
         let post = if said.is_under_way() { post.under_way() } else { post };
         let head = self.hop.carrier.send(&post, handed_over);

@@ -9,7 +9,7 @@ use crate::upstream::News;
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::reply::{self, Addressee, EventStream, ReadLimits, Refusal, Reply};
 use crate::upstream::http::stateless::line::{Line, Said};
-use crate::upstream::http::token;
+use crate::upstream::own_ids;
 use crate::upstream::session::Hop;
 use crate::wire::envelope::Notification;
 use crate::wire::object::ObjectWriter;
@@ -55,7 +55,7 @@ impl Spoken {
     /// # Errors
     /// If none comes. Not bounded in time.
     pub(super) async fn open(line: &Line, wishes: &Wishes) -> Result<Self, NotOpened> {
-        let id = token::mint();
+        let id = own_ids::mint();
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
         let post = line.post(&Said::new(method::LISTEN, Some(params)), &id);
         let response = line.hop.carrier.send(&post, &HandedOver::default()).await.map_err(NotOpened::Failed)?;

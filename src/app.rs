@@ -33,7 +33,7 @@ use crate::engine::recovery::{self, Origins, Reach};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::naming::Namer;
-use crate::face::operators::Operators;
+use crate::face::operators::{Kept, Operators, Situation};
 use crate::face::rates::Rates;
 use crate::face::sealed::Sealer;
 use crate::face::session::{Bridge, SessionFace, SessionServed};
@@ -46,6 +46,7 @@ use crate::store::DiskStore;
 use crate::task::{Clock as _, SystemClock};
 use crate::upstream::http::{HttpUpstream, Life};
 use crate::upstream::limits::Slots;
+use crate::upstream::standing::{Standing, Standings};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
 pub use program::serve;
@@ -77,6 +78,8 @@ pub struct Gateway {
     /// Where tasks rest, if that has to be closed.
     disk: Option<Arc<DiskStore>>,
     upstreams: Vec<Opened>,
+    /// How they stand, for operators.
+    standings: Standings,
     /// Upstreams that are served no more, and have calls still.
     retired: Retired,
     /// Where tasks of such upstreams are still to be had.
@@ -144,8 +147,10 @@ impl Gateway {
         }
         let (routes, gone) = (reload::routes(&upstreams, &[]), Vec::new());
         let drain_max = config.listen.drain_max;
-        let mut site = admin::site(config.admin, readiness.clone(), metrics);
-        site.routes = operators(site.routes, &parts.engine, &readiness);
+        let standings = Standings::default();
+        standings.set(upstreams.iter().map(Opened::standing).collect());
+        let mut site = admin::site(config.admin, readiness.clone(), standings.clone(), metrics);
+        site.routes = operators(site.routes, &parts.engine, &readiness, &standings);
         let admin = server::start_on(site, sockets.admin).await?;
         let site = Site { name: "clients", settings: config.listen, limits: Limits::default(), callers, routes };
         let clients = server::start_on(site, sockets.clients).await?;
@@ -159,6 +164,7 @@ impl Gateway {
             parts,
             disk,
             upstreams,
+            standings,
             retired,
             gone,
             started,
@@ -239,22 +245,14 @@ async fn finish(
 }
 
 /// Adds what operators see of the tasks.
-fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness) -> Routes {
-    let (of, readiness) = (Arc::clone(engine), readiness.clone());
+fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, standings: &Standings) -> Routes {
+    let (of, readiness, standings) = (Arc::clone(engine), readiness.clone(), standings.clone());
     let standing = move || {
-        let (usage, places) = (of.usage(), of.places_taken());
-        let ready = match readiness.reasons() {
-            none if none.is_empty() => "ready".to_owned(),
-            reasons => format!("not ready: {}", reasons.join(", ")),
-        };
-        format!(
-            "taskgate {}\n{ready}\ntasks: {} kept in {} bytes, {} unsettled, {places} places taken\n\n\
-             /tasks /healthz /readyz /metrics\n",
-            env!("CARGO_PKG_VERSION"),
-            usage.tasks,
-            usage.bytes,
-            usage.unsettled,
-        )
+        let (usage, reasons) = (of.usage(), readiness.reasons());
+        let tasks =
+            Kept { kept: usage.tasks, bytes: usage.bytes, unsettled: usage.unsettled, places_taken: of.places_taken() };
+        let version = env!("CARGO_PKG_VERSION");
+        Situation { version, ready: reasons.is_empty(), reasons, tasks, upstreams: standings.looks() }
     };
     let operators = Arc::new(Operators::new(Arc::clone(engine), Box::new(standing)));
     routes
@@ -290,7 +288,7 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 }
 
 /// Puts together what serves one upstream.
-fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, UpstreamEndpoint)> {
+fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, UpstreamEndpoint, Arc<Standing>)> {
     let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
     let namer = Namer::new(config.names, Arc::clone(&config.name), config.result_bytes_max);
     let is_certain = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
@@ -299,6 +297,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
         ServerSettings::Stdio(stdio) => HttpUpstream::stdio(stdio, parts.life.clone()),
     });
+    let standing = http.standing();
     let conduit = Namer::conduit(namer.as_ref(), Arc::<HttpUpstream>::clone(&http));
     let eras = http.for_stateless_clients();
     let stateless = Namer::upstream(namer.as_ref(), eras.stateless());
@@ -355,7 +354,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
     })
     .with_pipe(piped)
     .with_forwarding(config.forwarding);
-    Ok((reach, UpstreamEndpoint::new(face, session).with_rates(Arc::clone(&parts.rates))))
+    Ok((reach, UpstreamEndpoint::new(face, session).with_rates(Arc::clone(&parts.rates)), standing))
 }
 
 /// What serves one upstream's clients of the older transport.

@@ -48,6 +48,9 @@ pub const BREAKER_OPEN: &str = "taskgate_upstream_breaker_open";
 pub const BREAKER_OPENED: &str = "taskgate_upstream_breaker_opened_total";
 /// Whether an upstream's tool list is larger than the gateway takes, by `upstream`.
 pub const TOOLS_CUT_OFF: &str = "taskgate_upstream_tools_cut_off";
+/// What was wrong with an upstream, by `upstream` and `reason` (`upstream_unreachable`, `upstream_tls`, `upstream_auth`,
+/// `upstream_redirect`, `upstream_http_status`, `upstream_malformed`, `upstream_closed`, `upstream_timeout`).
+pub const UPSTREAM_FAILURES: &str = "taskgate_upstream_failures_total";
 /// Requests sent once more as nothing of them had left, by `upstream`.
 pub const UPSTREAM_RESENT: &str = "taskgate_upstream_resent_total";
 /// Open sessions at an upstream, by `upstream`.

@@ -62,7 +62,8 @@ pub fn install_logs(format: LogFormat) -> Result<(), TelemetryError> {
         LogFormat::People => true,
         LogFormat::Json => false,
     };
-    if people { log.finish().try_init() } else { log.json().finish().try_init() }.map_err(TelemetryError::Logs)?;
+    if people { log.finish().try_init() } else { log.json().with_span_list(false).finish().try_init() }
+        .map_err(TelemetryError::Logs)?;
     // A panic's message may quote what a client sent; its place is enough to find the bug.
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map(ToString::to_string);
@@ -100,7 +101,7 @@ enum Kind {
     Histogram,
 }
 
-const DESCRIPTIONS: [(Kind, &str, Unit, &str); 44] = [
+const DESCRIPTIONS: [(Kind, &str, Unit, &str); 45] = [
     (Kind::Counter, metric::HTTP_REQUESTS, Unit::Count, "Answers given, by listener and status"),
     (Kind::Counter, metric::HTTP_REFUSED, Unit::Count, "Requests and connections turned away, by reason"),
     (Kind::Counter, metric::HTTP_PANICS, Unit::Count, "Requests whose handler panicked"),
@@ -123,6 +124,7 @@ const DESCRIPTIONS: [(Kind, &str, Unit, &str); 44] = [
     (Kind::Gauge, metric::BREAKER_OPEN, Unit::Count, "Whether new requests are refused as the upstream is ill"),
     (Kind::Counter, metric::BREAKER_OPENED, Unit::Count, "How often an upstream was found to be ill"),
     (Kind::Gauge, metric::TOOLS_CUT_OFF, Unit::Count, "Whether an upstream's tool list is larger than is taken"),
+    (Kind::Counter, metric::UPSTREAM_FAILURES, Unit::Count, "What was wrong with an upstream, by upstream and reason"),
     (Kind::Counter, metric::UPSTREAM_RESENT, Unit::Count, "Requests sent once more as nothing of them had left"),
     (Kind::Gauge, metric::UPSTREAM_SESSIONS, Unit::Count, "Open sessions at an upstream"),
     (Kind::Gauge, metric::UPSTREAM_LISTENS, Unit::Count, "Open subscriptions/listen streams at an upstream"),

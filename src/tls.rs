@@ -120,6 +120,34 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsFileError> {
     if bytes.len() > FILE_BYTES_MAX { Err(TlsFileError::TooLarge { path: path.to_owned() }) } else { Ok(bytes) }
 }
 
+/// What is wrong with a peer, or with its certificate, in words for an operator.
+#[must_use]
+pub fn in_words(error: &RustlsError) -> String {
+    use CertificateError as C;
+    if matches!(error, RustlsError::InvalidMessage(_)) {
+        return "it does not speak TLS".to_owned();
+    }
+    if let RustlsError::AlertReceived(alert) = error {
+        return format!("it ended the TLS handshake ({alert:?})");
+    }
+    let RustlsError::InvalidCertificate(certificate) = error else { return error.to_string() };
+    let is_an_authoritys = |other: &C| other.to_string().contains("CaUsedAsEndEntity");
+    let words = if matches!(certificate, C::UnknownIssuer) {
+        "is vouched for by nobody that is trusted; name its authority (`ca`)"
+    } else if matches!(certificate, C::NotValidForName | C::NotValidForNameContext { .. }) {
+        "is for another name"
+    } else if matches!(certificate, C::Expired | C::ExpiredContext { .. }) {
+        "has expired"
+    } else if matches!(certificate, C::NotValidYet | C::NotValidYetContext { .. }) {
+        "is not valid yet"
+    } else if is_an_authoritys(certificate) {
+        "is an authority's, and not for a server; make one with basicConstraints=CA:FALSE"
+    } else {
+        return format!("its certificate is not accepted: {certificate}");
+    };
+    format!("its certificate {words}")
+}
+
 /// What is wrong with a certificate itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Invalid {

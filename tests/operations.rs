@@ -24,3 +24,5 @@ mod units;
 #[allow(dead_code, reason = "other tests script more of it")]
 #[path = "support/scripted.rs"]
 mod upstream;
+#[path = "operations/upstreams.rs"]
+mod upstreams;

@@ -27,6 +27,7 @@ use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
 use crate::upstream::http::credential::Credential;
 use crate::upstream::limits::Slots;
+use crate::upstream::standing::Standing;
 
 /// How often an upstream that is served no more is looked at.
 const RETIRING: Duration = Duration::from_millis(500);
@@ -47,6 +48,7 @@ pub(super) struct Opened {
     /// Of the files that were read for it.
     files: Fingerprint,
     pub(super) upstream: Arc<dyn Upstream>,
+    standing: Arc<Standing>,
     endpoint: Arc<UpstreamEndpoint>,
     /// What its clients of the older transport are served with.
     older: SseServed,
@@ -71,7 +73,7 @@ impl Opened {
         own.life.stop = parts.life.stop.child_token();
         let stop = own.life.stop.clone().drop_guard();
         let files = fingerprint_all(upstream_files(&config));
-        let (reach, endpoint) = open(config.clone(), &own)?;
+        let (reach, endpoint, standing) = open(config.clone(), &own)?;
         let older = SseServed { leaving: own.leaving.child_token(), ..older(&config, &own) };
         let (upstream, slots) = (Arc::clone(&reach.upstream), Arc::clone(&reach.slots));
         let endpoint = Arc::new(endpoint);
@@ -80,7 +82,7 @@ impl Opened {
         // What the caller may keep for a while is not counted.
         let idle = Arc::strong_count(&slots) - 1;
         let leaving = own.leaving.drop_guard();
-        let opened = Self { config, files, upstream, endpoint, older, slots, idle, leaving, stop };
+        let opened = Self { config, files, upstream, standing, endpoint, older, slots, idle, leaving, stop };
         Ok((opened, reach))
     }
 
@@ -89,13 +91,23 @@ impl Opened {
         &self.endpoint
     }
 
+    /// How it stands.
+    pub(super) fn standing(&self) -> Arc<Standing> {
+        Arc::clone(&self.standing)
+    }
+
     fn is(&self, config: &UpstreamConfig) -> bool {
         self.config == *config && self.files == fingerprint_all(upstream_files(config))
     }
 
     /// Tells the upstream that its sessions are over, once nobody can call it any more. `holders` is how many hold its
     /// endpoint by then.
-    fn let_go(&self, holders: usize, retired: &Retired, life: &CancellationToken) -> impl Future<Output = ()> + use<> {
+    fn let_go(
+        &self,
+        (holders, why): (usize, &'static str),
+        retired: &Retired,
+        life: &CancellationToken,
+    ) -> impl Future<Output = ()> + use<> {
         let (upstream, retired, life) = (Arc::clone(&self.upstream), retired.clone(), life.clone());
         let (endpoint, slots, idle) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.slots), self.idle);
         retired.add(&upstream);
@@ -110,7 +122,7 @@ impl Opened {
             };
             if life.run_until_cancelled(over).await.is_some() {
                 upstream.close().await;
-                tracing::info!(upstream = %upstream.name(), "an upstream that is served no more was let go of");
+                tracing::info!(upstream = %upstream.name(), why, "an upstream's sessions were closed");
             }
             retired.remove(&upstream);
         }
@@ -202,6 +214,7 @@ impl Gateway {
         changes.kept = self.upstreams.len() - changes.opened;
         changes.retired = before.len();
         self.retire(before);
+        self.standings.set(self.upstreams.iter().map(Opened::standing).collect());
         let limits = config.store.limits();
         self.parts.engine.set_limits(AdmissionLimits {
             tasks_max: limits.tasks_max,
@@ -227,13 +240,18 @@ impl Gateway {
         for opened in gone {
             let endpoint = Arc::new(ClosingEndpoint::new(Arc::clone(&opened.endpoint)));
             // Held here, by what is served instead, and by who keeps it tidy.
-            life.tracker.spawn(opened.let_go(3, &self.retired, &life.stop));
+            tracing::warn!(
+                upstream = %opened.config.name, path = opened.config.path,
+                "an upstream was removed; its tasks can be read at this path until the gateway is restarted, and nowhere \
+                 after that"
+            );
+            life.tracker.spawn(opened.let_go((3, "it is served no more"), &self.retired, &life.stop));
             self.gone.push(Gone { opened, endpoint });
         }
         let too_many = self.gone.len().saturating_sub(GONE_MAX);
         let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: Gone| one.opened);
         for opened in replaced.into_iter().chain(forgotten) {
-            let over = opened.let_go(1, &self.retired, &life.stop);
+            let over = opened.let_go((1, "it was replaced"), &self.retired, &life.stop);
             life.tracker.spawn(async move {
                 // By name: what is not named is not moved in here, and what holds the places counts.
                 let Opened { leaving, endpoint, slots, stop, .. } = opened;

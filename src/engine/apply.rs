@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
+use crate::dialect::faults::reason_key;
 use crate::failpoint;
 use crate::store::{Revision, StoreError, Stored};
-use crate::task::digest::Whose;
+use crate::task::digest::{Named, Whose};
 use crate::task::{
     Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Shown, Task, TaskKey, transition,
 };
@@ -183,9 +184,9 @@ fn visit_stored(before: &Task, after: &Task) {
 pub fn record_shown(task: &Task) {
     let principal = Whose(&task.key.owner);
     if task.is_settled() {
-        tracing::info!(task = ?task.key.id, %principal, "an outcome was read");
+        tracing::debug!(task = %Named(&task.key), %principal, "an outcome was read");
     } else {
-        tracing::debug!(task = ?task.key.id, %principal, "a task was looked at");
+        tracing::debug!(task = %Named(&task.key), %principal, "a task was looked at");
     }
 }
 
@@ -197,7 +198,7 @@ fn record(before: &Task, after: &Task) {
     }
     let label = outcome_label(outcome);
     if after.shown == Shown::Hidden {
-        tracing::debug!(task = ?after.key.id, outcome = label, "a held call ended");
+        tracing::debug!(task = %Named(&after.key), outcome = label, "a held call ended");
         return;
     }
     let upstream = Arc::clone(&after.origin.upstream);
@@ -207,7 +208,9 @@ fn record(before: &Task, after: &Task) {
     metrics::gauge!(crate::metric::TASKS_IN_FLIGHT, "upstream" => Arc::clone(&upstream)).decrement(1.0);
     metrics::histogram!(crate::metric::TASK_AGE, "upstream" => Arc::clone(&upstream)).record(age.as_secs_f64());
     let (principal, tool) = (Whose(&after.key.owner), &after.origin.tool);
-    tracing::info!(task = ?after.key.id, %principal, %upstream, %tool, outcome = label, ?age, "task settled");
+    let (task, bytes) = (Named(&after.key), after.stored_bytes());
+    let seconds = age.as_secs_f64();
+    tracing::info!(%task, %principal, %upstream, %tool, outcome = label, seconds, bytes, "task settled");
 }
 
 const fn outcome_label(outcome: &Outcome) -> &'static str {
@@ -215,7 +218,7 @@ const fn outcome_label(outcome: &Outcome) -> &'static str {
         Outcome::Returned { is_error: false, .. } => "returned",
         Outcome::Returned { is_error: true, .. } => "tool_error",
         Outcome::Faulted(Failure::Upstream(_)) => "upstream_error",
-        Outcome::Faulted(Failure::Gateway(_)) => "gateway_fault",
+        Outcome::Faulted(Failure::Gateway(fault)) => reason_key(fault.reason),
         Outcome::Cancelled => "cancelled",
     }
 }

@@ -16,7 +16,7 @@ use tracing::Instrument;
 use super::{Cancelled, Engine, Page, Place, TaskError};
 use crate::failpoint;
 use crate::store::StoreError;
-use crate::task::digest::Whose;
+use crate::task::digest::{Named, Whose};
 use crate::task::{Answer, Event, InputKey, Principal, Shown, Task, TaskKey, Timestamp};
 
 /// Changes that are under way at a time; whoever comes then waits, and has changed nothing if it leaves meanwhile.
@@ -126,7 +126,7 @@ impl Engine {
         self.finish(async move {
             let cancelled = engine.cancelled(&key).await?;
             if !cancelled.was_settled {
-                tracing::info!(task = ?key.id, principal = %Whose(&key.owner), "an operator cancelled a task");
+                tracing::info!(task = %Named(&key), principal = %Whose(&key.owner), "an operator cancelled a task");
             }
             Ok(cancelled)
         })

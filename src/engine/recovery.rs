@@ -19,7 +19,7 @@ use crate::dialect::negotiate::declared_by;
 use crate::failpoint;
 use crate::metric;
 use crate::store::Stored;
-use crate::task::digest::Whose;
+use crate::task::digest::{Named, Whose};
 use crate::task::{
     Event, Executed, Failure, GatewayFault, Origin, Phase, Plan, Reason, Shown, StoredCall, Task, TaskKey, Timestamp,
     ToolPolicy, ToolRules,
@@ -169,7 +169,7 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, key: &TaskKey) -> bool {
             Ok(Some(Stored { task, .. })) => task,
             Ok(None) => break,
             Err(error) => {
-                tracing::error!(%error, task = ?key.id, "a task of an earlier life could not be read");
+                tracing::error!(%error, task = %Named(key), "a task of an earlier life could not be read");
                 tokio::time::sleep(RETRY_FIRST).await;
                 continue;
             }
@@ -197,7 +197,7 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, key: &TaskKey) -> bool {
             return true;
         }
         if let Err(error) = finish(engine, reach, &task, verdict).await {
-            tracing::error!(%error, task = ?key.id, "a task of an earlier life could not be settled");
+            tracing::error!(%error, task = %Named(key), "a task of an earlier life could not be settled");
             break;
         }
     }
@@ -241,7 +241,7 @@ async fn tell(reach: Option<&Reach>, task: &Task) {
     let context = reach.context(task, &policy, NativeTask::Never);
     match reach.upstream.resume(ResumeToken(place.clone()), context).await {
         Ok(mut exchange) => exchange.cancel("nobody waits for this call any more").await,
-        Err(error) => tracing::info!(%error, task = ?task.key.id, "an upstream could not be told of a cancel"),
+        Err(error) => tracing::info!(%error, task = %Named(&task.key), "an upstream could not be told of a cancel"),
     }
 }
 
@@ -253,7 +253,7 @@ fn record(task: &Task, verdict: &Verdict) {
         Verdict::Settle(_) if task.shown == Shown::Hidden => "settled",
         Verdict::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {
             tracing::error!(
-                task = ?task.key.id, upstream = %task.origin.upstream, tool = %task.origin.tool,
+                task = %Named(&task.key), upstream = %task.origin.upstream, tool = %task.origin.tool,
                 "the gateway ended three times in a row while this call was in flight; it is not taken up any more"
             );
             "poison"
@@ -266,7 +266,7 @@ fn record(task: &Task, verdict: &Verdict) {
     metrics::counter!(metric::RECOVERED, "outcome" => outcome).increment(1);
     let principal = Whose(&task.key.owner);
     let (upstream, tool, crashes) = (&task.origin.upstream, &task.origin.tool, task.recovery.crashes);
-    tracing::info!(task = ?task.key.id, %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
+    tracing::info!(task = %Named(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
 }
 
 impl Reach {

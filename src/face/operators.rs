@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE};
+use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, StatusCode};
 use serde::Serialize;
 use tokio::sync::Mutex;
@@ -18,7 +18,8 @@ use super::http::{Endpoint, Inbound, Response, empty_body, full_body};
 use crate::dialect::faults::reason_key;
 use crate::engine::{Engine, TaskError};
 use crate::task::digest::{SHORT, principal_reference, task_reference};
-use crate::task::{Failure, Outcome, Phase, Task, TaskKey};
+use crate::task::{Failure, Outcome, Phase, Task, TaskId, TaskKey};
+use crate::upstream::standing::Look;
 
 /// Tasks on one page, if nothing else is asked for; and at most.
 const PAGE: usize = 100;
@@ -28,9 +29,49 @@ const PAGE_MAX: usize = 1_000;
 const STATES: [&str; 6] = ["queued", "working", "input_required", "completed", "failed", "cancelled"];
 
 const BELOW: &str = "/tasks/";
+/// Where a task is looked up by its id.
+const FIND: &str = "/tasks/find";
 
-/// Says how the process stands, in lines of text.
-pub type Standing = Box<dyn Fn() -> String + Send + Sync>;
+/// How the process stands.
+#[derive(Clone, Debug, Serialize)]
+pub struct Situation {
+    pub version: &'static str,
+    pub ready: bool,
+    /// Why it is not.
+    pub reasons: Vec<&'static str>,
+    pub tasks: Kept,
+    pub upstreams: Vec<Look>,
+}
+
+/// What is kept of tasks.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Kept {
+    pub kept: usize,
+    pub bytes: usize,
+    pub unsettled: usize,
+    pub places_taken: usize,
+}
+
+impl std::fmt::Display for Situation {
+    /// Lines of text.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { version, reasons, tasks, upstreams, .. } = self;
+        writeln!(f, "taskgate {version}")?;
+        match reasons.as_slice() {
+            [] => writeln!(f, "ready")?,
+            reasons => writeln!(f, "not ready: {}", reasons.join(", "))?,
+        }
+        let Kept { kept, bytes, unsettled, places_taken } = tasks;
+        writeln!(f, "tasks: {kept} kept in {bytes} bytes, {unsettled} unsettled, {places_taken} places taken\n")?;
+        for upstream in upstreams {
+            writeln!(f, "{upstream}")?;
+        }
+        writeln!(f, "\n/tasks /healthz /readyz /readyz?verbose /metrics")
+    }
+}
+
+/// Says how the process stands.
+pub type Standing = Box<dyn Fn() -> Situation + Send + Sync>;
 
 /// The operators' endpoint, for `/`, `/tasks` and everything below that.
 pub struct Operators {
@@ -238,6 +279,29 @@ impl Operators {
         }
     }
 
+    /// The one task with the id in `body`, whose it may be. The id may be a secret: it stands in no address and in no log.
+    async fn find_by_id(&self, body: &[u8]) -> Result<Arc<Task>, Refused> {
+        #[derive(serde::Deserialize)]
+        struct Wanted {
+            id: String,
+        }
+        let wanted: Wanted = serde_json::from_slice(body).map_err(|_| Refused::Query("write {\"id\": \"...\"}"))?;
+        let id = TaskId::parse(&wanted.id).ok_or(Refused::Unknown)?;
+        let mut found = None;
+        {
+            let _one_at_a_time = self.surveying.lock().await;
+            let look = |task: &Task| {
+                if task.key.id == id {
+                    found = Some(task.key.clone());
+                    return ControlFlow::Break(());
+                }
+                ControlFlow::Continue(())
+            };
+            self.engine.survey(look).await?;
+        }
+        Ok(self.engine.get(&found.ok_or(Refused::Unknown)?).await?)
+    }
+
     async fn cancel(&self, reference: &str) -> Result<Entry, Refused> {
         let task = self.find(reference).await?;
         let cancelled = self.engine.cancel_for_operator(&task.key).await?;
@@ -251,8 +315,9 @@ impl Endpoint for Operators {
     async fn serve(&self, request: Inbound) -> Response {
         let below = request.path.strip_prefix(BELOW);
         let to_cancel = below.and_then(|rest| rest.strip_suffix("/cancel"));
-        let allowed = if to_cancel.is_some() { Method::POST } else { Method::GET };
-        if request.method != allowed {
+        let is_post = to_cancel.is_some() || request.path == FIND;
+        let allowed = if is_post { Method::POST } else { Method::GET };
+        if request.method != allowed && (is_post || request.method != Method::HEAD) {
             let mut response = Response::new(empty_body());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             let allowed = HeaderValue::from_static(if allowed == Method::POST { "POST" } else { "GET" });
@@ -260,16 +325,24 @@ impl Endpoint for Operators {
             return response;
         }
         match (to_cancel, below) {
+            _ if request.path == FIND => answer(self.find_by_id(&request.body).await.map(|task| Entry::of(&task))),
             (Some(reference), _) => answer(self.cancel(reference).await),
             (None, Some(reference)) => answer(self.find(reference).await.map(|task| Entry::of(&task))),
             (None, None) if request.path == "/tasks" => answer(self.list(request.query.as_deref()).await),
-            (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.standing)()),
+            (None, None) if wants_json(&request) => json(StatusCode::OK, &(self.standing)()),
+            (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.standing)().to_string()),
         }
     }
 
     fn allow(&self) -> HeaderValue {
         HeaderValue::from_static("GET, POST")
     }
+}
+
+/// Whether a request for the page would rather have JSON.
+fn wants_json(request: &Inbound) -> bool {
+    let accepted = request.headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepted.flat_map(|value| value.split(',')).any(|media| media.trim().starts_with("application/json"))
 }
 
 fn answer(answer: Result<impl Serialize, Refused>) -> Response {

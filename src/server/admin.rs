@@ -17,6 +17,7 @@ use parking_lot::RwLock;
 use super::{AdminSettings, Callers, Limits, ListenSettings, Routes, Site};
 use crate::face::http::{Endpoint, Inbound, Response, empty_body, full_body};
 use crate::task::Principal;
+use crate::upstream::standing::{Look, Standings};
 
 const BODY_BYTES_MAX: NonZeroUsize = NonZeroUsize::new(64 << 10).unwrap();
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).unwrap();
@@ -50,7 +51,7 @@ impl Readiness {
 
 /// The admin listener's site.
 #[must_use]
-pub fn site(settings: AdminSettings, readiness: Readiness, metrics: PrometheusHandle) -> Site {
+pub fn site(settings: AdminSettings, readiness: Readiness, upstreams: Standings, metrics: PrometheusHandle) -> Site {
     let settings = ListenSettings {
         address: settings.address,
         tls: None,
@@ -62,7 +63,7 @@ pub fn site(settings: AdminSettings, readiness: Readiness, metrics: PrometheusHa
     };
     let routes = Routes::new()
         .with("/healthz", Arc::new(Page::Health))
-        .with("/readyz", Arc::new(Page::Readiness(readiness)))
+        .with("/readyz", Arc::new(Page::Readiness(readiness, upstreams)))
         .with("/metrics", Arc::new(Page::Metrics(metrics)));
     Site { name: "admin", settings, limits: Limits::default(), callers: Callers::Everyone(Principal::local()), routes }
 }
@@ -71,7 +72,8 @@ pub fn site(settings: AdminSettings, readiness: Readiness, metrics: PrometheusHa
 enum Page {
     /// Answers as long as anything does.
     Health,
-    Readiness(Readiness),
+    /// An upstream that fails does not make the gateway unready: the others are served. With `?verbose` it is shown.
+    Readiness(Readiness, Standings),
     Metrics(PrometheusHandle),
 }
 
@@ -80,7 +82,7 @@ const GET: HeaderValue = HeaderValue::from_static("GET");
 #[async_trait]
 impl Endpoint for Page {
     async fn serve(&self, request: Inbound) -> Response {
-        if request.method != Method::GET {
+        if !matches!(request.method, Method::GET | Method::HEAD) {
             let mut response = Response::new(empty_body());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             response.headers_mut().insert(ALLOW, GET);
@@ -88,17 +90,59 @@ impl Endpoint for Page {
         }
         match self {
             Self::Health => text(StatusCode::OK, "ok\n".into()),
-            Self::Readiness(readiness) => match readiness.reasons() {
-                none if none.is_empty() => text(StatusCode::OK, "ready\n".into()),
-                reasons => text(StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n"),
-            },
-            Self::Metrics(metrics) => text(StatusCode::OK, metrics.render()),
+            Self::Readiness(readiness, upstreams) => {
+                let reasons = readiness.reasons();
+                let status = if reasons.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+                if is_verbose(request.query.as_deref()) {
+                    return verbose(status, &reasons, &upstreams.looks());
+                }
+                text(status, if reasons.is_empty() { "ready".to_owned() } else { reasons.join("\n") } + "\n")
+            }
+            Self::Metrics(metrics) => text(StatusCode::OK, in_order(&metrics.render())),
         }
     }
 
     fn allow(&self) -> HeaderValue {
         GET
     }
+}
+
+fn is_verbose(query: Option<&str>) -> bool {
+    url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()).any(|(name, _)| name == "verbose")
+}
+
+/// Readiness and the upstreams, as JSON.
+fn verbose(status: StatusCode, reasons: &[&str], upstreams: &[Look]) -> Response {
+    let whole = serde_json::json!({ "ready": reasons.is_empty(), "reasons": reasons, "upstreams": upstreams });
+    let mut response = text(status, format!("{whole}\n"));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// The same page with its families, and the series of each, in an order that stays.
+fn in_order(page: &str) -> String {
+    let mut families: Vec<&str> = page.split("\n\n").filter(|family| !family.trim().is_empty()).collect();
+    families.sort_unstable();
+    let mut ordered = String::with_capacity(page.len());
+    for family in families {
+        let (comments, mut samples): (Vec<&str>, Vec<&str>) = family.lines().partition(|line| line.starts_with('#'));
+        // Stable: the buckets of one series stay in theirs.
+        samples.sort_by_cached_key(|sample| series(sample));
+        for line in comments.into_iter().chain(samples) {
+            ordered.push_str(line);
+            ordered.push('\n');
+        }
+        ordered.push('\n');
+    }
+    ordered
+}
+
+/// The labels of a sample but for the bound of its bucket.
+fn series(sample: &str) -> String {
+    let labels = sample.split_once('{').and_then(|(_, rest)| rest.rsplit_once('}')).map_or("", |(labels, _)| labels);
+    let bound = [",le=\"", ",quantile=\""].into_iter().find_map(|mark| labels.rfind(mark)).unwrap_or(labels.len());
+    let is_bound = labels.starts_with("le=\"") || labels.starts_with("quantile=\"");
+    if is_bound { String::new() } else { labels[..bound].to_owned() }
 }
 
 fn text(status: StatusCode, body: String) -> Response {
@@ -109,4 +153,20 @@ fn text(status: StatusCode, body: String) -> Response {
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn metrics_are_shown_in_an_order_that_stays() {
+        let page = "# HELP b B\n# TYPE b counter\nb{u=\"2\"} 1\nb{u=\"1\"} 1\n\n# TYPE a histogram\n\
+                    a_bucket{u=\"2\",le=\"0.5\"} 1\na_bucket{u=\"2\",le=\"10\"} 1\na_sum{u=\"2\"} 1\na_count{u=\"2\"} 1\n\
+                    a_bucket{u=\"1\",le=\"0.5\"} 1\na_bucket{u=\"1\",le=\"10\"} 1\na_sum{u=\"1\"} 1\na_count{u=\"1\"} 1\n\n";
+        let expected = "# HELP b B\n# TYPE b counter\nb{u=\"1\"} 1\nb{u=\"2\"} 1\n\n# TYPE a histogram\n\
+                    a_bucket{u=\"1\",le=\"0.5\"} 1\na_bucket{u=\"1\",le=\"10\"} 1\na_sum{u=\"1\"} 1\na_count{u=\"1\"} 1\n\
+                    a_bucket{u=\"2\",le=\"0.5\"} 1\na_bucket{u=\"2\",le=\"10\"} 1\na_sum{u=\"2\"} 1\na_count{u=\"2\"} 1\n\n";
+        assert_eq!(in_order(page), expected);
+    }
 }

@@ -56,6 +56,7 @@ use self::writer::{Request, Writer};
 use super::record::RecordError;
 use super::tasks::{Revision, StoreError, Stored, TaskStore, Usage};
 use crate::metric;
+use crate::task::digest::Named;
 use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
@@ -292,7 +293,7 @@ impl DiskStore {
 
     /// A task whose record is damaged has failed (F56): so it is shown, and so it is written.
     async fn condemn(&self, key: TaskKey, revision: Revision, outline: Outline, now: Timestamp) -> Stored {
-        tracing::error!(task = ?key.id, "what was stored of a task is damaged");
+        tracing::error!(task = %Named(&key), "what was stored of a task is damaged");
         metrics::counter!(metric::STORE_DAMAGED).increment(1);
         let task = Arc::new(condemned(key, outline, now));
         let write = Write::Replace { expected: revision, task: Arc::clone(&task) };

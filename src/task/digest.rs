@@ -31,9 +31,23 @@ pub fn task_reference(key: &TaskKey) -> String {
     short(&digest([b"task", key.owner.as_str().as_bytes(), &id]))
 }
 
-/// What operators see of a principal: [`SHORT`] hex digits, the same for all tasks of one.
+/// A task as logs show it: by the reference that `taskgate tasks` takes. The digest is made only where the line is written.
+#[derive(Clone, Copy, Debug)]
+pub struct Named<'a>(pub &'a TaskKey);
+
+impl fmt::Display for Named<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&task_reference(self.0))
+    }
+}
+
+/// What operators see of a principal, the same for all tasks of one: the id that the configuration gives its key, which is
+/// no secret, or [`SHORT`] hex digits.
 #[must_use]
 pub fn principal_reference(principal: &Principal) -> String {
+    if let Some(id) = principal.as_str().strip_prefix("key:") {
+        return id.to_owned();
+    }
     short(&digest([b"principal", principal.as_str().as_bytes()]))
 }
 
@@ -66,6 +80,7 @@ mod tests {
         assert_eq!(task_reference(&key), "cc11033d752c");
         assert_eq!(principal_reference(&Principal::local()), "e39b801c66c8");
         assert_eq!(Whose(&Principal::local()).to_string(), "e39b801c66c8");
+        assert_eq!(principal_reference(&Principal::new("key:team-a")), "team-a");
         let other = TaskKey { owner: Principal::anonymous(), ..key };
         assert_ne!(task_reference(&other), "cc11033d752c");
     }

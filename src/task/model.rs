@@ -257,6 +257,15 @@ pub enum Exit {
     Signal(i32),
 }
 
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "with exit status {code}"),
+            Self::Signal(signal) => write!(f, "by signal {signal}"),
+        }
+    }
+}
+
 impl GatewayFault {
     #[must_use]
     pub const fn new(reason: Reason, executed: Executed) -> Self {

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::standing::Standing;
 
 /// So many failures in a row open it, or fewer than half of this many answers that are none.
 const FAILURES_MAX: u32 = 5;
@@ -61,7 +62,7 @@ impl Health {
 
 /// The breaker of one upstream.
 pub(crate) struct Breaker {
-    upstream: Arc<str>,
+    standing: Arc<Standing>,
     state: Mutex<State>,
     is_open: Gauge,
     opened: Counter,
@@ -108,12 +109,13 @@ impl Window {
 
 impl Breaker {
     /// A closed one. The metrics recorder must be installed before.
-    pub(crate) fn new(upstream: &Arc<str>) -> Self {
+    pub(crate) fn new(standing: Arc<Standing>) -> Self {
+        let upstream = Arc::clone(standing.name());
         Self {
-            upstream: Arc::clone(upstream),
             state: Mutex::new(State { phase: Phase::Closed(Window::default()), generation: 0 }),
-            is_open: metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(upstream)),
-            opened: metrics::counter!(metric::BREAKER_OPENED, "upstream" => Arc::clone(upstream)),
+            is_open: metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(&upstream)),
+            opened: metrics::counter!(metric::BREAKER_OPENED, "upstream" => upstream),
+            standing,
         }
     }
 
@@ -156,7 +158,8 @@ impl Breaker {
                 state.phase = Phase::Closed(Window::default());
                 state.generation += 1;
                 self.is_open.set(0.0);
-                tracing::info!(upstream = %self.upstream, "the upstream is well again");
+                self.standing.refused(false);
+                tracing::info!(upstream = %self.standing.name(), "the upstream is well again");
             }
             (Phase::Open { .. }, _) => (),
         }
@@ -167,7 +170,9 @@ impl Breaker {
         if matches!(state.phase, Phase::Closed(_)) {
             self.opened.increment(1);
             self.is_open.set(1.0);
-            tracing::warn!(upstream = %self.upstream, "the upstream is ill; new requests are refused");
+            self.standing.refused(true);
+            let cause = self.standing.last().map(|trouble| trouble.cause);
+            tracing::warn!(upstream = %self.standing.name(), cause, "the upstream is ill; new requests are refused");
         }
         state.phase = Phase::Open { until: Instant::now() + span };
         state.generation += 1;
@@ -192,7 +197,7 @@ mod tests {
     use super::*;
 
     fn breaker() -> Breaker {
-        Breaker::new(&Arc::from("reports"))
+        Breaker::new(Arc::new(Standing::new(&Arc::from("reports"), "http://127.0.0.1:1")))
     }
 
     fn ill(breaker: &Breaker, times: usize) {

@@ -8,6 +8,7 @@ use std::any::Any;
 use std::fmt;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
@@ -19,7 +20,8 @@ use tokio::sync::mpsc;
 use super::fallback::Fallback;
 use super::http::client::{HandedOver, HttpClient};
 use super::http::post::Outgoing;
-use crate::task::GatewayFault;
+use super::standing::{Standing, Trouble};
+use crate::task::{GatewayFault, Reason};
 
 /// The way to one upstream.
 #[derive(Debug)]
@@ -60,7 +62,9 @@ impl Carrier {
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         match self {
-            Self::Http(client) => Ok(client.send(outgoing, handed_over).await?.map(AnswerBody::Http)),
+            Self::Http(client) => {
+                Ok(client.send(outgoing, handed_over).await?.map(|body| client.body_of(outgoing, body)))
+            }
             Self::Either(fallback) => fallback.send(outgoing, handed_over).await,
             Self::Stand(stand) => stand.send(outgoing, handed_over).await,
         }
@@ -96,16 +100,14 @@ impl BrokenOff {
 /// The body of an answer.
 #[derive(Debug)]
 pub(crate) enum AnswerBody {
-    Http(Incoming),
+    /// With where it is to be reported that it breaks off.
+    Http(Incoming, Option<Arc<Standing>>),
     /// Pieces as they are made; an error breaks the body off.
     Made(mpsc::Receiver<io::Result<Bytes>>),
     /// All of it, until it is taken.
     Whole(Option<Bytes>),
     /// Another one, and what is dropped with it.
-    Kept {
-        body: Box<Self>,
-        _kept: Box<dyn Any + Send + Sync>,
-    },
+    Kept { body: Box<Self>, _kept: Box<dyn Any + Send + Sync> },
 }
 
 impl Body for AnswerBody {
@@ -114,7 +116,15 @@ impl Body for AnswerBody {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         match self.get_mut() {
-            Self::Http(body) => Pin::new(body).poll_frame(cx).map_err(io::Error::other),
+            Self::Http(body, standing) => Pin::new(body).poll_frame(cx).map_err(|error| {
+                if let Some(standing) = standing.take() {
+                    standing.failed(Trouble::new(
+                        Reason::UpstreamClosed,
+                        "the connection broke before an answer was whole",
+                    ));
+                }
+                io::Error::other(error)
+            }),
             Self::Made(pieces) => pieces.poll_recv(cx).map(|piece| piece.map(|piece| piece.map(Frame::data))),
             Self::Whole(data) => Poll::Ready(data.take().map(|data| Ok(Frame::data(data)))),
             Self::Kept { body, .. } => Pin::new(&mut **body).poll_frame(cx),
@@ -123,7 +133,7 @@ impl Body for AnswerBody {
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Self::Http(body) => body.is_end_stream(),
+            Self::Http(body, _) => body.is_end_stream(),
             Self::Made(_) => false,
             Self::Whole(data) => data.is_none(),
             Self::Kept { body, .. } => body.is_end_stream(),
@@ -132,7 +142,7 @@ impl Body for AnswerBody {
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Self::Http(body) => body.size_hint(),
+            Self::Http(body, _) => body.size_hint(),
             Self::Made(_) => SizeHint::default(),
             Self::Whole(data) => SizeHint::with_exact(data.as_ref().map_or(0, |data| data.len() as u64)),
             Self::Kept { body, .. } => body.size_hint(),

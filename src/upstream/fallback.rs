@@ -11,10 +11,10 @@ use http::{Method, Response, StatusCode};
 use super::carrier::{AnswerBody, Stand as _};
 use super::http::client::{HandedOver, HttpClient};
 use super::http::post::Outgoing;
+use super::http::trouble::{is_initialize, is_unlike_http};
 use super::stand::WireStand;
 use super::stand::sse::Seen;
 use crate::task::GatewayFault;
-use crate::wire::{Message, ScanLimits, envelope, method};
 
 /// Both ways to one server.
 #[derive(Debug)]
@@ -45,12 +45,18 @@ impl Fallback {
         if self.seen.is() {
             return Box::pin(self.over_sse(outgoing, handed_over)).await;
         }
-        let mut response = self.http.send(outgoing, handed_over).await?.map(AnswerBody::Http);
+        let is_first = outgoing.session().is_none() && outgoing.method() == Method::POST;
+        let response = self.http.try_send(outgoing, handed_over).await?;
+        let is_another = is_first && is_unlike_http(response.status()) && is_initialize(outgoing);
+        if !is_another {
+            self.http.note(outgoing, &response);
+        }
+        let mut response = response.map(|body| self.http.body_of(outgoing, body));
         let is_in_session = outgoing.session().is_some() && outgoing.method() == Method::POST;
         if is_in_session && response.status() == StatusCode::METHOD_NOT_ALLOWED {
             // What takes no POST has no sessions any more, and did not look at the message.
             *response.status_mut() = StatusCode::NOT_FOUND;
-        } else if outgoing.session().is_none() && is_unlike_http(response.status()) && is_initialize(outgoing) {
+        } else if is_another {
             return Box::pin(self.instead_of(response, outgoing, handed_over)).await;
         }
         Ok(response)
@@ -70,7 +76,8 @@ impl Fallback {
             return answer;
         }
         tracing::info!(upstream = %self.name, "the server speaks HTTP+SSE no more; streamable HTTP is tried");
-        Ok(self.http.send(outgoing, handed_over).await?.map(AnswerBody::Http))
+        let response = self.http.send(outgoing, handed_over).await?;
+        Ok(response.map(|body| self.http.body_of(outgoing, body)))
     }
 
     /// Tries the other way after `initialize` was refused. If there is none, the refusal stands.
@@ -82,19 +89,10 @@ impl Fallback {
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let answer = self.sse.send(outgoing, handed_over).await;
         if !self.seen.is() {
+            self.http.note(outgoing, &refused);
             return Ok(refused);
         }
         tracing::info!(upstream = %self.name, status = refused.status().as_u16(), "the server speaks HTTP+SSE");
         answer
     }
-}
-
-/// The statuses that a server without streamable HTTP refuses a POST with.
-const fn is_unlike_http(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_REQUEST | StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED)
-}
-
-fn is_initialize(outgoing: &Outgoing) -> bool {
-    let message = outgoing.body().and_then(|text| envelope::read(text, ScanLimits::UPSTREAM).ok());
-    matches!(message, Some(Message::Request(request)) if request.method == method::INITIALIZE)
 }

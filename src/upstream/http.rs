@@ -18,7 +18,7 @@ pub(crate) mod reply;
 mod resume;
 pub(crate) mod stateless;
 mod tasks;
-pub(crate) mod token;
+pub(crate) mod trouble;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -38,6 +38,7 @@ use super::session::{Hop, SessionKey};
 use super::stand::WireStand;
 use super::stand::sse::{self, Seen, SseWire};
 use super::stand::stdio::{StdioUpstreamSettings, StdioWire};
+use super::standing::Standing;
 use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
 use crate::dialect::subscriptions::Wishes;
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
@@ -125,6 +126,7 @@ impl HttpUpstream {
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
         let era = settings.protocol.map(Era::of);
         let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
+        let standing = Arc::clone(client.standing());
         // Only servers with sessions speak HTTP+SSE.
         let (carrier, era) = match (settings.transport, era) {
             (HttpTransport::Streamable, era) | (HttpTransport::Auto, era @ Some(Era::Stateless)) => {
@@ -140,7 +142,13 @@ impl HttpUpstream {
                 (Carrier::Stand(Box::new(sse)), Some(Era::Session))
             }
         };
-        Ok(Self::over(carrier, settings.name, settings.protocol, era, life))
+        Ok(Self::over(carrier, (settings.name, standing), settings.protocol, era, life))
+    }
+
+    /// How the server stands, for operators.
+    #[must_use]
+    pub fn standing(&self) -> Arc<Standing> {
+        Arc::clone(&self.hop.standing)
     }
 
     /// A program that is spoken to over its standard input and output. Nothing is started yet. Must be called within a
@@ -150,15 +158,24 @@ impl HttpUpstream {
         let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
         let processes_max = usize::try_from(settings.processes_max).unwrap_or(usize::MAX);
         let apart = settings.apart.clone();
-        let wire = Box::new(StdioWire::new(settings, life.clone()));
-        let stand = WireStand::new(Arc::clone(&name), wire, processes_max, life.clone()).with_calls_apart(apart);
-        Self::over(Carrier::Stand(Box::new(stand)), name, protocol, protocol.map(Era::of), life)
+        // Its arguments may hold secrets.
+        let standing = Arc::new(Standing::new(&name, &settings.program));
+        let wire = Box::new(StdioWire::new(settings, Arc::clone(&standing), life.clone()));
+        let stand = WireStand::new(Arc::clone(&standing), wire, processes_max, life.clone()).with_calls_apart(apart);
+        Self::over(Carrier::Stand(Box::new(stand)), (name, standing), protocol, protocol.map(Era::of), life)
     }
 
-    fn over(carrier: Carrier, name: Arc<str>, protocol: Option<ProtocolVersion>, era: Option<Era>, life: Life) -> Self {
+    fn over(
+        carrier: Carrier,
+        (name, standing): (Arc<str>, Arc<Standing>),
+        protocol: Option<ProtocolVersion>,
+        era: Option<Era>,
+        life: Life,
+    ) -> Self {
         let hop = Arc::new(Hop {
             latencies: Latencies::of(&name),
             name,
+            standing,
             carrier,
             versions: VersionChoice::new(protocol.filter(|version| !version.is_stateless())),
             tracker: life.tracker,
@@ -184,8 +201,9 @@ impl HttpUpstream {
 /// A server that speaks HTTP+SSE, behind what looks like streamable HTTP.
 fn sse_stand(settings: &HttpUpstreamSettings, client: HttpClient, seen: Seen, life: &Life) -> WireStand {
     let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
-    let wire = SseWire::new(Arc::clone(&name), url, client, settings.event_bytes_max, seen, life.clone());
-    WireStand::new(name, Box::new(wire), sse::SESSIONS_MAX, life.clone())
+    let standing = Arc::clone(client.standing());
+    let wire = SseWire::new(name, url, client, settings.event_bytes_max, seen, life.clone());
+    WireStand::new(standing, Box::new(wire), sse::SESSIONS_MAX, life.clone())
 }
 
 fn key(context: &CallContext) -> SessionKey {

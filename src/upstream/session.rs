@@ -35,6 +35,7 @@ use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
 use crate::upstream::Forwarded;
+use crate::upstream::standing::Standing;
 use crate::wire::{Payload, ProtocolVersion};
 use calls::Calls;
 use level::LogLevel;
@@ -53,6 +54,7 @@ const DELETE_MAX: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Hop {
     pub(crate) name: Arc<str>,
+    pub(crate) standing: Arc<Standing>,
     pub(crate) latencies: Latencies,
     pub(crate) carrier: Carrier,
     pub(crate) versions: VersionChoice,

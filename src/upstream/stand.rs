@@ -34,6 +34,7 @@ use super::carrier::{AnswerBody, Stand};
 use super::http::Life;
 use super::http::client::HandedOver;
 use super::http::post::Outgoing;
+use super::standing::Standing;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::fault::INVALID_REQUEST;
 use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, method};
@@ -118,6 +119,7 @@ impl fmt::Debug for WireStand {
 /// What the sessions of one server share.
 struct Shared {
     name: Arc<str>,
+    standing: Arc<Standing>,
     life: Life,
     /// All connections; whoever has a session knows its id, and nobody that of any other connection.
     sessions: Mutex<HashMap<HeaderValue, Arc<WireSession>>>,
@@ -144,9 +146,12 @@ impl Shared {
 
 impl WireStand {
     /// A stand in front of a server that nothing was sent to yet.
-    pub(crate) fn new(name: Arc<str>, wire: Box<dyn Wire>, sessions_max: usize, life: Life) -> Self {
+    ///
+    /// Connections that end by themselves are reported to `standing`; why one cannot be opened, the wire reports.
+    pub(crate) fn new(standing: Arc<Standing>, wire: Box<dyn Wire>, sessions_max: usize, life: Life) -> Self {
         let shared = Shared {
-            name,
+            name: Arc::clone(standing.name()),
+            standing,
             life,
             sessions: Mutex::default(),
             places: Arc::new(Semaphore::new(sessions_max.min(Semaphore::MAX_PERMITS))),

@@ -112,14 +112,24 @@ async fn a_cancelled_task_is_settled_and_its_upstream_is_told() {
     assert_eq!((code, table.lines().count()), (Some(0), 1));
 }
 
-/// L25-61: by a digest, the same as in the list of tasks.
+/// L25-61: by digests, the same as in the list of tasks. At the default level there is one line for a task.
 #[tokio::test]
 async fn l25_61_creation_end_and_retrieval_are_logged_with_whose_task_it_is() {
-    let (worker, _folder, program) = started().await;
-    let id = program.task("/up/mcp", "k").await;
+    let (worker, folder, quiet) = started().await;
+    let id = quiet.task("/up/mcp", "k").await;
     worker.calls(1).await;
+    worker.answer_all();
+    quiet.until("/up/mcp", &id, "completed").await;
+    quiet.says("task settled", 1).await;
+    assert_eq!(quiet.log().lines().filter(|line| line.contains("\"principal\"")).count(), 1, "{}", quiet.log());
+    let mut command = folder.command();
+    command.env("TASKGATE_LOG", "info,taskgate=debug");
+    let program = Program::launch(command).await;
+    let id = program.task("/up/mcp", "k").await;
+    worker.calls(2).await;
     let list = program.get("/tasks").await.json();
     let principal = tasks(&list)[0]["principal"].as_str().unwrap().to_owned();
+    let reference = tasks(&list)[0]["ref"].as_str().unwrap().to_owned();
     worker.answer_all();
     program.until("/up/mcp", &id, "completed").await;
     for event in ["a call became a task", "task settled", "an outcome was read"] {
@@ -128,8 +138,28 @@ async fn l25_61_creation_end_and_retrieval_are_logged_with_whose_task_it_is() {
         let line = log.lines().find(|line| line.contains(event)).unwrap();
         let fields: Value = serde_json::from_str(line).unwrap();
         assert_eq!(fields["fields"]["principal"], principal.as_str(), "{line}");
+        assert!(line.contains(&reference), "{line}");
         assert!(!line.contains(id.as_str().unwrap()) && !line.contains("\"local\""), "{line}");
     }
+}
+
+/// What a client reports is its task's id; it is found by that, and shown by its reference.
+#[tokio::test]
+async fn a_task_is_found_by_its_id_too_and_a_long_list_says_on_stderr_that_it_is_cut() {
+    let (worker, _folder, program) = started().await;
+    let id = program.task("/up/mcp", "k").await;
+    program.task("/up/mcp", "l").await;
+    worker.calls(2).await;
+    let (code, table, said) = operate(&program, &["list", "--limit", "1"]).await;
+    assert_eq!((code, table.lines().count(), said.contains("there are more")), (Some(0), 2, true), "{table}{said}");
+    let (code, shown, _) = operate(&program, &["show", id.as_str().unwrap()]).await;
+    assert!(code == Some(0) && shown.contains("state     working\n"), "{shown}");
+    assert!(!shown.contains(id.as_str().unwrap()), "{shown}");
+    let (code, shown, _) = operate(&program, &["cancel", id.as_str().unwrap()]).await;
+    assert!(code == Some(0) && shown.contains("state     cancelled\n"), "{shown}");
+    let (code, _, why) = operate(&program, &["show", &"0".repeat(32)]).await;
+    assert_eq!((code, why.trim()), (Some(1), "taskgate: no task has this reference"));
+    assert!(!program.log().contains(id.as_str().unwrap()), "{}", program.log());
 }
 
 /// Reliability.md d.2: this is how the poisonous are found.

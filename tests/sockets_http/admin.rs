@@ -7,6 +7,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use taskgate::server::admin::{Readiness, site};
 use taskgate::server::{AdminSettings, Running, start};
 use taskgate::telemetry::install_metrics;
+use taskgate::upstream::standing::Standings;
 
 use crate::harness::{Answer, connect, gate, outcome, post};
 
@@ -18,7 +19,7 @@ fn metrics() -> PrometheusHandle {
 
 async fn admin(readiness: &Readiness) -> Running {
     let settings = AdminSettings { address: SocketAddr::from(([127, 0, 0, 1], 0)) };
-    start(site(settings, readiness.clone(), metrics())).await.unwrap()
+    start(site(settings, readiness.clone(), Standings::default(), metrics())).await.unwrap()
 }
 
 async fn ask(running: &Running, method: &str, path: &str, host: &str) -> Answer {

@@ -7,7 +7,7 @@ use super::row::not_stored;
 use super::{CallEnd, CallEvent, Next, Runner, lost};
 use crate::engine::TaskError;
 use crate::store::{StoreError, Stored};
-use crate::task::digest::Whose;
+use crate::task::digest::{Named, Whose};
 use crate::task::{Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, Shown};
 
 /// How often the name of a task that ends meanwhile is tried again.
@@ -52,7 +52,7 @@ impl Runner {
         }
         match self.engine.get(&row.task.key).await {
             Ok(task) => {
-                tracing::info!(task = ?task.key.id, principal = %Whose(&task.key.owner), "a repeated call found its task");
+                tracing::info!(task = %Named(&task.key), principal = %Whose(&task.key.owner), "a repeated call found its task");
                 self.client.hand_over(CallEvent::Created(task)).await;
                 Some(Next::Stop)
             }

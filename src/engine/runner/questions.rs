@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::stage::StageEvent;
 use super::{CallEnd, Next, Rounds, Runner, lost};
+use crate::dialect::faults::reason_key;
 use crate::dialect::peer::{Refusal, Refused};
 use crate::engine::call::Askable;
 use crate::failpoint;
@@ -301,7 +302,7 @@ impl Runner {
     /// The upstream does not take an answer that the client believes to be given. What it said before is heard first;
     /// without an end among it the call is lost.
     async fn undelivered(&mut self, fault: GatewayFault) -> Next {
-        tracing::warn!(?fault, "an answer did not reach the upstream");
+        tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {
             match self.stage.next().now_or_never() {
                 Some(StageEvent::Exchange(event)) => {

@@ -13,7 +13,7 @@ use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;
 use crate::store::StoreError;
-use crate::task::digest::Whose;
+use crate::task::digest::{Named, Whose};
 use crate::task::{
     Attempt, Event, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Plan, Question, Reason,
     Recovery, Shown, Task, TaskKey, transition,
@@ -68,7 +68,7 @@ impl Runner {
         if matches!(self.spec.plan, Plan::Grace(_)) {
             self.count_grace("task");
         }
-        tracing::info!(principal = %Whose(&self.spec.owner), "a call became a task");
+        tracing::debug!(principal = %Whose(&self.spec.owner), "a call became a task");
         self.held = Held::default();
         Next::Continue
     }
@@ -129,7 +129,7 @@ impl Runner {
         }
         failpoint::hit("handle-durable");
         *self.concerned.lock() = Concerned::Task(key.clone());
-        tracing::Span::current().record("task", tracing::field::debug(key.id));
+        tracing::Span::current().record("task", tracing::field::display(Named(&key)));
         self.row = Some(Row { key, shown, orders, progress: None, progress_due: None });
         if self.is_kept() {
             self.checkpoint.is_written(place);

@@ -21,6 +21,7 @@ use super::{Concerned, Next, Runner, SharedConcerned, lost, spawn};
 use crate::dialect::peer::question_method;
 use crate::engine::Engine;
 use crate::engine::call::CallSpec;
+use crate::task::digest::Named;
 use crate::task::{Attempt, Event, Executed, GatewayFault, Phase, Reason, Task};
 use crate::upstream::ResumeToken;
 
@@ -60,8 +61,7 @@ enum Taking {
 pub(in crate::engine) fn start(engine: &Arc<Engine>, spec: CallSpec, (task, orders): (Arc<Task>, Orders), way: Way) {
     let concerned = Arc::new(Mutex::new(Concerned::Task(task.key.clone())));
     let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), Arc::clone(&concerned)));
-    let span =
-        tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = ?task.key.id);
+    let span = tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = %Named(&task.key));
     spawn(engine, (span, concerned), runner.run_again(task, way));
 }
 

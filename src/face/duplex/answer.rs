@@ -9,7 +9,7 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http_body_util::BodyExt as _;
 
 use super::line::{Gone, Line};
-use crate::dialect::faults::gateway_error;
+use crate::dialect::faults::{gateway_error, reason_key};
 use crate::face::http::{Response, ResponseBody};
 use crate::face::pipe::read::brings_answer;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -96,7 +96,7 @@ impl Line {
         match id {
             Some(id) => self.say_error(Some(id), &gateway_error(fault)).await,
             None => {
-                tracing::debug!(reason = ?fault.reason, "a message to the client was lost");
+                tracing::debug!(reason = reason_key(fault.reason), "a message to the client was lost");
                 Ok(())
             }
         }

@@ -3,7 +3,6 @@
 //! Knows no JSON. Follows no redirect, asks for no encoding, carries no header that it was not given.
 
 use std::error::Error;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::HOST;
 use http::uri::Scheme;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Uri};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};
 use hyper_util::client::legacy::Client;
@@ -30,10 +29,13 @@ use tower::retry::budget::{Budget as _, TpsBudget};
 use super::credential::CredentialError;
 use super::post::{Outgoing, Part};
 use super::reply;
+use super::trouble::{self, causes};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{TlsFileError, provider};
 use crate::upstream::breaker::{Breaker, Health};
+use crate::upstream::carrier::AnswerBody;
+use crate::upstream::standing::{Standing, Trouble};
 
 /// Largest header block of an answer, and most fields (U13).
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -108,6 +110,7 @@ pub(crate) struct HttpClient {
     /// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
     pool: Client<ConnectLimit, Box<OneBody>>,
     breaker: Arc<Breaker>,
+    standing: Arc<Standing>,
     /// How many requests may be sent again, beside those that are sent at all.
     resends: Arc<TpsBudget>,
     resent: Counter,
@@ -149,13 +152,15 @@ impl HttpClient {
         let is_plain = uri.scheme() == Some(&Scheme::HTTP);
         let authority = uri.authority().filter(|_| is_plain);
         let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+        let standing = Arc::new(Standing::new(name, &url.origin().ascii_serialization()));
         Ok(Self {
             uri,
             host,
             credential: None,
             connect_max,
             pool,
-            breaker: Arc::new(Breaker::new(name)),
+            breaker: Arc::new(Breaker::new(Arc::clone(&standing))),
+            standing,
             resends: Arc::new(TpsBudget::new(RESENDS_SPAN, RESENDS_PER_SECOND, RESENDS_SHARE)),
             resent: metrics::counter!(metric::UPSTREAM_RESENT, "upstream" => Arc::clone(name)),
         })
@@ -174,14 +179,49 @@ impl HttpClient {
         Ok(Self { uri: url.as_str().parse()?, ..self.clone() })
     }
 
-    /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes.
+    /// Where this reports what is wrong with the upstream.
+    pub(crate) const fn standing(&self) -> &Arc<Standing> {
+        &self.standing
+    }
+
+    /// The body of an answer to this request, which reports if it breaks off. Streams that belong to no request of the
+    /// gateway's end as their servers like.
+    pub(crate) fn body_of(&self, outgoing: &Outgoing, body: Incoming) -> AnswerBody {
+        let is_answer = outgoing.method() == Method::POST;
+        AnswerBody::Http(body, is_answer.then(|| Arc::clone(&self.standing)))
+    }
+
+    /// Notes what the head of an answer says of the upstream.
+    pub(crate) fn note<B: Body>(&self, outgoing: &Outgoing, response: &Response<B>) {
+        match trouble::of_head(&self.uri, outgoing, response) {
+            Some(trouble) => self.standing.failed(trouble),
+            None => self.standing.answered(),
+        }
+    }
+
+    /// As [`HttpClient::try_send`], with what the head of the answer says noted.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) async fn send(
+        &self,
+        outgoing: &Outgoing,
+        handed_over: &HandedOver,
+    ) -> Result<Response<Incoming>, GatewayFault> {
+        let response = self.try_send(outgoing, handed_over).await?;
+        self.note(outgoing, &response);
+        Ok(response)
+    }
+
+    /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes. That there is
+    /// none is noted.
     ///
     /// What certainly never left is sent again, at most twice, within the connect limit and what all requests
     /// together may. Dropping the future drops the request wherever it is.
     ///
     /// # Errors
     /// If there is no answer; at once where the upstream is ill and the request a new one.
-    pub(crate) async fn send(
+    pub(crate) async fn try_send(
         &self,
         outgoing: &Outgoing,
         handed_over: &HandedOver,
@@ -190,7 +230,10 @@ impl HttpClient {
             Part::New => Some(self.breaker.admit()?),
             Part::UnderWay => None,
         };
-        let answer = self.send_within_limits(outgoing, handed_over).await;
+        let answer = self.send_within_limits(outgoing, handed_over).await.map_err(|(fault, cause)| {
+            self.standing.failed(Trouble::new(fault.reason, cause));
+            fault
+        });
         if let Some(pass) = pass {
             pass.note(match &answer {
                 Ok(response) => {
@@ -207,7 +250,9 @@ impl HttpClient {
         &self,
         outgoing: &Outgoing,
         handed_over: &HandedOver,
-    ) -> Result<Response<Incoming>, GatewayFault> {
+    ) -> Result<Response<Incoming>, (GatewayFault, String)> {
+        let malformed =
+            |cause: &str| (GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown), cause.to_owned());
         self.resends.deposit();
         let resend_until = tokio::time::Instant::now() + self.connect_max;
         let mut resends = 0;
@@ -217,14 +262,14 @@ impl HttpClient {
             let answer = tokio::select! {
                 answer = self.pool.request(request) => answer,
                 // Dropping the request closes its connection.
-                () = interim.too_many() => return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+                () = interim.too_many() => return Err(malformed("too many interim answers")),
             };
             if interim.is_too_many() {
-                return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+                return Err(malformed("too many interim answers"));
             }
             let failure = match answer {
                 Ok(response) if head_bytes(response.headers()) > HEAD_BYTES_MAX => {
-                    return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+                    return Err(malformed("a header block that is too large"));
                 }
                 Ok(response) => return Ok(response),
                 Err(failure) => failure,
@@ -233,7 +278,7 @@ impl HttpClient {
             let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
             let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
             if !again || tokio::time::Instant::now() >= resend_until || !self.resends.withdraw() {
-                return Err(fault);
+                return Err((fault, trouble::cause(&failure)));
             }
             resends += 1;
             self.resent.increment(1);
@@ -302,14 +347,6 @@ fn fault_after(failure: &(dyn Error + 'static)) -> GatewayFault {
 fn refuses_us(cause: &(dyn Error + 'static)) -> bool {
     let words = cause.to_string();
     REFUSALS.into_iter().any(|alert| rustls::Error::AlertReceived(alert).to_string() == words)
-}
-
-/// An error and all its causes. An I/O error hides what it wraps from `source`, so it is looked into.
-fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    std::iter::successors(Some(failure), |&error| {
-        let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
-        wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source())
-    })
 }
 
 /// Counts the interim answers (1xx) to one request.

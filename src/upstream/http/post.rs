@@ -9,7 +9,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::task::Principal;
 use crate::upstream::Forwarded;
-use crate::wire::ProtocolVersion;
+use crate::wire::{ProtocolVersion, method};
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
@@ -129,6 +129,14 @@ impl Outgoing {
     /// Whether it is of the version that has no sessions.
     pub(crate) fn is_stateless(&self) -> bool {
         self.credentials.version.is_some_and(ProtocolVersion::is_stateless)
+    }
+
+    /// Whether it only asks what a server speaks; servers of older versions refuse it as they like.
+    pub(crate) fn is_a_trial(&self) -> bool {
+        match &self.verb {
+            Verb::Post { further, .. } => further.get("mcp-method").is_some_and(|named| named == method::DISCOVER),
+            Verb::Get { .. } | Verb::Delete => false,
+        }
     }
 
     pub(crate) const fn part(&self) -> Part {

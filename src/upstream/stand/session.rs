@@ -20,6 +20,7 @@ use crate::upstream::carrier::{AnswerBody, BrokenOff};
 use crate::upstream::era::{Era, era_of_refusal};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::{Credentials, Outgoing, Purpose};
+use crate::upstream::standing::Trouble;
 use crate::wire::envelope::EnvelopeError;
 use crate::wire::fault::INTERNAL_ERROR;
 use crate::wire::framing::read_event;
@@ -295,7 +296,7 @@ impl WireSession {
             // Set once: this is the only place.
             let _ = self.why.set(fault);
             self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
-            tracing::warn!(upstream = %self.shared.name, reason = ?fault.reason, exit = ?fault.exit, "an upstream connection ended by itself");
+            self.shared.standing.failed(Trouble::of(&fault));
         }
         self.over.cancel();
         self.table.lock().end(self.fault());
@@ -313,7 +314,10 @@ impl WireSession {
             tokio::select! {
                 () = self.over.cancelled() => return None,
                 text = receiver.next() => match text {
-                    Ok(text) => self.take(&text),
+                    Ok(text) => {
+                        self.shared.standing.answered();
+                        self.take(&text);
+                    }
                     Err(fault) => return Some(fault),
                 },
                 _ = look.tick() => {

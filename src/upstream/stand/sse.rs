@@ -96,7 +96,7 @@ impl SseWire {
             return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
         }
         let limits = ReadLimits { bytes_max: self.event_bytes_max, idle: None };
-        let mut events = EventStream::new(AnswerBody::Http(response.into_body()), limits);
+        let mut events = EventStream::new(AnswerBody::Http(response.into_body(), None), limits);
         loop {
             match events.next().await.map_err(Break::into_fault)? {
                 Some(event) if event.name.as_deref() == Some("endpoint") => {
@@ -231,7 +231,7 @@ impl Post {
         let _ = judge.send(verdict);
         if let Some(body) = rest {
             let limits = ReadLimits { bytes_max: REST_BYTES_MAX, idle: Some(REST_WAIT) };
-            let _ = reply::read_whole(AnswerBody::Http(body), limits).await;
+            let _ = reply::read_whole(AnswerBody::Http(body, None), limits).await;
         }
     }
 

@@ -28,6 +28,7 @@ use crate::upstream::Forwarded;
 use crate::upstream::http::Life;
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::Outgoing;
+use crate::upstream::standing::{Standing, Trouble};
 use crate::upstream::supervisor;
 use crate::wire::ProtocolVersion;
 use crate::wire::framing::LineDecoder;
@@ -90,12 +91,13 @@ impl std::fmt::Debug for StdioUpstreamSettings {
 #[derive(Debug)]
 pub(crate) struct StdioWire {
     settings: StdioUpstreamSettings,
+    standing: Arc<Standing>,
     life: Life,
 }
 
 impl StdioWire {
-    pub(crate) const fn new(settings: StdioUpstreamSettings, life: Life) -> Self {
-        Self { settings, life }
+    pub(crate) const fn new(settings: StdioUpstreamSettings, standing: Arc<Standing>, life: Life) -> Self {
+        Self { settings, standing, life }
     }
 
     /// The variables whose values are files' contents, read where they hold up nobody.
@@ -162,7 +164,7 @@ impl Wire for StdioWire {
     async fn open(&self, _: &Forwarded) -> Result<Opened, GatewayFault> {
         let name = &self.settings.name;
         let failed = |error: std::io::Error| {
-            tracing::warn!(upstream = %name, %error, "a program cannot be started");
+            self.standing.failed(Trouble::new(Reason::UpstreamUnreachable, format!("it cannot be started: {error}")));
             GatewayFault::new(Reason::UpstreamUnreachable, Executed::No)
         };
         let secrets = self.secrets().await.map_err(failed)?;

@@ -17,6 +17,7 @@ use super::lines::Line;
 use super::tokens;
 use crate::dialect::core_2025_11_25::messages::{self, Standing};
 use crate::face::session::Shared;
+use crate::task::digest::Named;
 use crate::task::{InputKey, Phase, Question, Task, TaskKey};
 use crate::wire::RequestId;
 
@@ -78,7 +79,7 @@ impl Courier {
                 }
             }
         } else {
-            tracing::warn!(task = ?self.key.id, "too many watch a task; its questions are not put");
+            tracing::warn!(task = %Named(&self.key), "too many watch a task; its questions are not put");
         }
         shared.tasks.lines.close(&self.key, &self.line);
     }
@@ -134,7 +135,7 @@ impl Courier {
         };
         let id = tokens::question_id(&self.shared.served.sealer, self.key.id, key);
         let Some(message) = messages::question(self.key.id, key, question, &id) else {
-            tracing::warn!(task = ?self.key.id, "a question cannot be put and waits for the task's end");
+            tracing::warn!(task = %Named(&self.key), "a question cannot be put and waits for the task's end");
             return None;
         };
         // Both or none, and nothing between them.

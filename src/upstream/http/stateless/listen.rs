@@ -20,6 +20,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::line::Line;
+use crate::dialect::faults::reason_key;
 use crate::dialect::subscriptions::{List, Wishes};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::session::{Hop, SessionKey};
@@ -348,7 +349,7 @@ impl Source {
                 None
             }
             Err(NotOpened::Failed(fault)) => {
-                tracing::debug!(upstream = %self.line.hop.name, reason = ?fault.reason, "the upstream was not heard");
+                tracing::debug!(upstream = %self.line.hop.name, reason = reason_key(fault.reason), "the upstream was not heard");
                 self.standing.send_modify(|standing| {
                     standing.failures += 1;
                     standing.failed = Some((Instant::now(), asked, GatewayFault { executed: Executed::No, ..fault }));

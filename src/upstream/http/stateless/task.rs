@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::course::Course;
 use super::line::{Ending, Line, Said, malformed};
+use crate::dialect::faults::reason_key;
 use crate::dialect::peer::status_text;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::{ExchangeEvent, ResumeToken};
@@ -217,7 +218,11 @@ impl Watch {
                 tracing::debug!(code = error.code, method = name, "an upstream task cannot be looked at");
             }
             Ok(Err(Ending::Lost(fault))) => {
-                tracing::debug!(reason = ?fault.reason, method = name, "an upstream task cannot be looked at");
+                tracing::debug!(
+                    reason = reason_key(fault.reason),
+                    method = name,
+                    "an upstream task cannot be looked at"
+                );
             }
             Err(_) => tracing::debug!(method = name, "an upstream task cannot be looked at in time"),
         }

@@ -16,6 +16,7 @@ fn pool() -> Arc<Pool> {
     let client = HttpClient::new(&Arc::from("reports"), &url, Duration::from_secs(1), ClientTls::default()).unwrap();
     let hop = Hop {
         name: Arc::from("reports"),
+        standing: Arc::clone(client.standing()),
         carrier: Carrier::Http(client),
         latencies: Latencies::of(&Arc::from("reports")),
         versions: VersionChoice::new(None),

@@ -11,6 +11,7 @@ use crate::upstream::carrier::Stand as _;
 use crate::upstream::http::Life;
 use crate::upstream::http::post::Credentials;
 use crate::upstream::stand::{Opened, Wire, WireReceiver, WireSender};
+use crate::upstream::standing::Standing;
 use crate::wire::ProtocolVersion;
 
 /// What was said, each with the number of its connection.
@@ -70,7 +71,7 @@ async fn t20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_o
     let wire = Noting::default();
     let (heard, opened) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened));
     let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let stand = WireStand::new(Arc::from("up"), Box::new(wire), 8, life.clone());
+    let stand = WireStand::new(Arc::new(Standing::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
     let mut answers = Vec::new();
     for (principal, method, connection) in [
         ("anon", method::DISCOVER, 0),

@@ -1,0 +1,267 @@
+//! How an upstream stands: whether it answered the last time, and if not, why. Every transport reports here and nowhere
+//! else, and operators read it: a line in the log, a counter, the pages of the operators' listener.
+//!
+//! Nothing here may hold a credential: an address is shown without user info, path and query, since servers are known
+//! that have keys in each of them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use metrics::Counter;
+use parking_lot::{Mutex, RwLock};
+use serde::Serialize;
+use tokio::time::Instant;
+use url::Url;
+
+use crate::dialect::faults::reason_key;
+use crate::metric;
+use crate::task::{Clock as _, GatewayFault, Reason, SystemClock, Timestamp};
+
+/// What may be wrong with an upstream. Each is counted from the start.
+const REASONS: [Reason; 8] = [
+    Reason::UpstreamUnreachable,
+    Reason::UpstreamTls,
+    Reason::UpstreamAuth,
+    Reason::UpstreamRedirect,
+    Reason::UpstreamHttpStatus,
+    Reason::UpstreamMalformed,
+    Reason::UpstreamClosed,
+    Reason::UpstreamTimeout,
+];
+
+/// How long a reason is not told of again.
+const TOLD_FOR: Duration = Duration::from_secs(60);
+/// Longest cause that is kept, in bytes.
+const CAUSE_BYTES_MAX: usize = 200;
+
+const UNTRIED: u8 = 0;
+const OK: u8 = 1;
+const FAILING: u8 = 2;
+
+/// What went wrong, in words for an operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    pub reason: Reason,
+    /// Such as `connection refused` or `HTTP 401`.
+    pub cause: String,
+    /// Where a redirect leads. As the server said it: it may hold secrets, and is for nobody but who asked.
+    pub location: Option<Url>,
+}
+
+impl Trouble {
+    pub(crate) fn new(reason: Reason, cause: impl Into<String>) -> Self {
+        Self { reason, cause: cause.into(), location: None }
+    }
+
+    /// A fault of which nothing else is known.
+    pub(crate) fn of(fault: &GatewayFault) -> Self {
+        let cause = match (fault.exit, fault.http_status) {
+            (Some(exit), _) => format!("its process ended {exit}"),
+            (None, Some(status)) => format!("HTTP {status}"),
+            (None, None) => reason_key(fault.reason).replace('_', " "),
+        };
+        Self::new(fault.reason, cause)
+    }
+}
+
+/// How one upstream stands.
+pub struct Standing {
+    name: Arc<str>,
+    address: Arc<str>,
+    failures: [Counter; REASONS.len()],
+    /// Looked at for each answer, so that a good one after another costs nothing.
+    now: AtomicU8,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    last: Option<(Trouble, Timestamp)>,
+    told: [Option<Instant>; REASONS.len()],
+    /// Failures since then that were not told of.
+    untold: [u64; REASONS.len()],
+    /// Whether the log has it that the upstream fails.
+    is_told: bool,
+    is_refused: bool,
+}
+
+impl std::fmt::Debug for Standing {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Standing").field("name", &self.name).field("state", &self.state.lock()).finish_non_exhaustive()
+    }
+}
+
+/// How an upstream stands, as operators see it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Look {
+    pub name: String,
+    pub address: String,
+    /// `untried`, `ok`, `failing`, or `refused`: it failed so often that nothing new is sent to it for a moment.
+    pub state: &'static str,
+    /// The last failure, whatever came after it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<LastFailure>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LastFailure {
+    pub reason: &'static str,
+    pub cause: String,
+    pub at: String,
+}
+
+impl std::fmt::Display for Look {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, address, state, last_failure } = self;
+        write!(f, "{name}  {state}  {address}")?;
+        match last_failure {
+            Some(LastFailure { reason, cause, at }) => write!(f, "  (last failure {at}: {reason}, {cause})"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Standing {
+    /// Of an upstream that nothing was sent to yet. The metrics recorder must be installed before.
+    pub(crate) fn new(name: &Arc<str>, address: &str) -> Self {
+        let counter = |reason| {
+            let (upstream, reason) = (Arc::clone(name), reason_key(reason));
+            metrics::counter!(metric::UPSTREAM_FAILURES, "upstream" => upstream, "reason" => reason)
+        };
+        Self {
+            name: Arc::clone(name),
+            address: Arc::from(address),
+            failures: REASONS.map(counter),
+            now: AtomicU8::new(UNTRIED),
+            state: Mutex::default(),
+        }
+    }
+
+    pub(crate) const fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// Notes a failure: counts it, and logs it unless the same reason was logged a moment ago. What is no fault of the
+    /// upstream's is passed over.
+    pub(crate) fn failed(&self, mut trouble: Trouble) {
+        let Some(at) = REASONS.iter().position(|reason| *reason == trouble.reason) else { return };
+        self.failures[at].increment(1);
+        let end = (0..=CAUSE_BYTES_MAX.min(trouble.cause.len())).rfind(|end| trouble.cause.is_char_boundary(*end));
+        trouble.cause.truncate(end.unwrap_or_default());
+        let mut state = self.state.lock();
+        self.now.store(FAILING, Ordering::Relaxed);
+        let is_due = state.told[at].is_none_or(|told| told.elapsed() >= TOLD_FOR);
+        if is_due {
+            let unlogged_before = std::mem::take(&mut state.untold[at]);
+            state.told[at] = Some(Instant::now());
+            state.is_told = true;
+            let (reason, cause) = (reason_key(trouble.reason), &trouble.cause);
+            tracing::warn!(
+                upstream = %self.name, address = %self.address, reason, %cause, unlogged_before, "the upstream failed"
+            );
+        } else {
+            state.untold[at] += 1;
+        }
+        state.last = Some((trouble, SystemClock.now()));
+    }
+
+    /// Notes a good answer.
+    pub(crate) fn answered(&self) {
+        if self.now.load(Ordering::Relaxed) == OK {
+            return;
+        }
+        let mut state = self.state.lock();
+        self.now.store(OK, Ordering::Relaxed);
+        // At most as often as that it fails.
+        if std::mem::take(&mut state.is_told) {
+            tracing::info!(upstream = %self.name, "the upstream answers again");
+        }
+    }
+
+    /// Notes whether new requests are refused in its place.
+    pub(crate) fn refused(&self, is_refused: bool) {
+        self.state.lock().is_refused = is_refused;
+    }
+
+    /// What went wrong last.
+    #[must_use]
+    pub fn last(&self) -> Option<Trouble> {
+        self.state.lock().last.as_ref().map(|(trouble, _)| trouble.clone())
+    }
+
+    #[must_use]
+    pub fn look(&self) -> Look {
+        let state = self.state.lock();
+        let last_failure = state.last.as_ref().map(|(trouble, at)| LastFailure {
+            reason: reason_key(trouble.reason),
+            cause: trouble.cause.clone(),
+            at: at.to_string(),
+        });
+        let word = match self.now.load(Ordering::Relaxed) {
+            _ if state.is_refused => "refused",
+            UNTRIED => "untried",
+            OK => "ok",
+            _ => "failing",
+        };
+        Look { name: self.name.to_string(), address: self.address.to_string(), state: word, last_failure }
+    }
+}
+
+/// The upstreams that are served, in the order of the configuration. Clones share one list.
+#[derive(Clone, Debug, Default)]
+pub struct Standings(Arc<RwLock<Vec<Arc<Standing>>>>);
+
+impl Standings {
+    /// These are served from now on, and no others.
+    pub fn set(&self, all: Vec<Arc<Standing>>) {
+        *self.0.write() = all;
+    }
+
+    #[must_use]
+    pub fn looks(&self) -> Vec<Look> {
+        self.0.read().iter().map(|standing| standing.look()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn state(standing: &Standing) -> (&'static str, Option<&'static str>) {
+        let look = standing.look();
+        (look.state, look.last_failure.map(|last| last.reason))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_last_failure_stays_to_be_seen_and_the_state_follows_the_last_answer() {
+        let standing = Standing::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        assert_eq!(state(&standing), ("untried", None));
+        standing.failed(Trouble::new(Reason::UpstreamUnreachable, "connection refused"));
+        assert_eq!(state(&standing), ("failing", Some("upstream_unreachable")));
+        standing.refused(true);
+        assert_eq!(state(&standing).0, "refused");
+        standing.refused(false);
+        standing.answered();
+        assert_eq!(state(&standing), ("ok", Some("upstream_unreachable")));
+        standing.failed(Trouble::new(Reason::QueueFull, "not its fault"));
+        assert_eq!(state(&standing), ("ok", Some("upstream_unreachable")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reason_is_told_once_a_minute_and_then_how_often_it_was_not() {
+        let standing = Standing::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        let fail = |reason| standing.failed(Trouble::new(reason, "é".repeat(CAUSE_BYTES_MAX)));
+        for _ in 0..10 {
+            fail(Reason::UpstreamAuth);
+        }
+        fail(Reason::UpstreamTls);
+        let at = |reason| REASONS.iter().position(|one| *one == reason).unwrap();
+        let untold = |reason| standing.state.lock().untold[at(reason)];
+        assert_eq!((untold(Reason::UpstreamAuth), untold(Reason::UpstreamTls)), (9, 0));
+        tokio::time::advance(TOLD_FOR).await;
+        fail(Reason::UpstreamAuth);
+        assert_eq!(untold(Reason::UpstreamAuth), 0);
+        assert!(standing.last().unwrap().cause.len() <= CAUSE_BYTES_MAX);
+    }
+}

@@ -6,6 +6,7 @@
 pub mod call;
 pub mod client;
 pub mod flavour;
+mod printable;
 pub mod probe;
 mod question;
 mod session;
@@ -27,6 +28,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use bytes::Bytes;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Parser, Subcommand};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -40,6 +42,7 @@ use crate::{app, config, tls};
 use call::{Call, Input, Retry, Wait};
 use client::Credential;
 use flavour::Flavour;
+use printable::printable_lines;
 use terminal::Terminal;
 use wrap::WrapArguments;
 
@@ -63,8 +66,12 @@ struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Runs the gateway; also what `taskgate` alone does.
+    #[command(after_long_help = SERVE_EXIT_CODES, after_help = SERVE_EXIT_CODES)]
     Serve {
         /// The configuration; without one the built-in quick start is served.
+        #[arg(value_name = "FILE", conflicts_with = "config")]
+        file: Option<PathBuf>,
+        /// The same.
         #[arg(long, value_name = "FILE", env = CONFIG_VARIABLE)]
         config: Option<PathBuf>,
     },
@@ -106,7 +113,8 @@ enum Command {
     Probe(probe::Arguments),
     /// Shows the tasks of a running gateway, and cancels them.
     ///
-    /// A task is named by the short digest that `list` shows; ids, arguments and results are never shown.
+    /// A task is named by the short digest that `list` and the log show, or by its id; ids, arguments and results are never
+    /// shown.
     ///
     /// Exit codes: 0, or 1 if there is no such task or it has ended, 64 for a mistake in the command line, 69 if the
     /// gateway cannot be reached.
@@ -138,15 +146,25 @@ enum TasksOrder {
     },
     /// One task.
     Show {
-        #[arg(value_name = "REF")]
+        /// Its reference, or its id as a client has it.
+        #[arg(value_name = "REF|ID")]
         reference: String,
     },
     /// Cancels a task, as its client could.
     Cancel {
-        #[arg(value_name = "REF")]
+        /// Its reference, or its id as a client has it.
+        #[arg(value_name = "REF|ID")]
         reference: String,
     },
 }
+
+const SERVE_EXIT_CODES: &str = "\
+Exit codes:
+  0   a signal ended it, and it has drained
+  64  a mistake in the command line, the configuration or a file that it names
+  70  something else, such as an address that is in use
+  74  the task store cannot be used
+  75  another gateway has the task store open";
 
 const EXIT_CODES: &str = "\
 Exit codes:
@@ -195,12 +213,15 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Err(error) => {
             // Help and version are "errors" too, for stdout; there is nowhere to report a failure to print.
             let _ = error.print();
+            if let Some(hint) = hint(&error) {
+                say(hint);
+            }
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let serve = || Command::Serve { config: env::var_os(CONFIG_VARIABLE).map(PathBuf::from) };
+    let serve = || Command::Serve { file: None, config: env::var_os(CONFIG_VARIABLE).map(PathBuf::from) };
     let ended = match command.unwrap_or_else(serve) {
-        Command::Serve { config } => app::serve(config).await,
+        Command::Serve { file, config } => app::serve(file.or(config)).await,
         Command::Check { file } => Ok(check(&file)),
         Command::DemoServer { listen: Some(address) } => demo_server(address).await,
         Command::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
@@ -216,6 +237,21 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         say(format_args!("{error:#}"));
         ExitCode::from(SOFTWARE)
     })
+}
+
+/// What is meant, most likely, by a command line that is no good.
+fn hint(error: &clap::Error) -> Option<&'static str> {
+    let said = |kind| match error.get(kind) {
+        Some(ContextValue::String(text)) => text.clone(),
+        Some(_) | None => String::new(),
+    };
+    let (usage, what) = (said(ContextKind::Usage), said(ContextKind::InvalidArg));
+    let usage = usage + &error.to_string();
+    let is_unknown = error.kind() == ErrorKind::UnknownArgument && !what.starts_with('-');
+    if is_unknown && usage.contains("taskgate wrap") {
+        return Some("the server's command stands after `--`: taskgate wrap -- COMMAND [ARGUMENT]...");
+    }
+    usage.contains("relative URL without a base").then_some("an address begins with http:// or https://")
 }
 
 /// Prints mistakes as they are, so that the text is the one that `serve` refuses the file with. The files that a
@@ -238,6 +274,8 @@ fn check(file: &Path) -> ExitCode {
                 let folder = folder.display();
                 write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
             }
+            // With stdout gone there is nobody left to tell.
+            let _ = writeln!(io::stdout(), "{}", in_short(&loaded.config));
             ExitCode::SUCCESS
         }
         Err(mistakes) => {
@@ -245,6 +283,22 @@ fn check(file: &Path) -> ExitCode {
             ExitCode::from(USAGE)
         }
     }
+}
+
+/// What a configuration would serve, in a line.
+fn in_short(config: &config::Config) -> String {
+    let count = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
+    let paths: Vec<_> = config.upstreams.iter().map(|upstream| upstream.path.as_str()).collect();
+    let rules = config.upstreams.iter().map(|upstream| upstream.rules.patterns.len()).sum();
+    let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
+    format!(
+        "{} at {}, {}; would listen on {scheme}://{}, and for operators on http://{}",
+        count(config.upstreams.len(), "upstream"),
+        paths.join(" "),
+        count(rules, "rule"),
+        config.listen.address,
+        config.admin.address,
+    )
 }
 
 async fn demo_server(address: SocketAddr) -> anyhow::Result<ExitCode> {
@@ -305,6 +359,11 @@ async fn operate(order: TasksOrder, admin: &url::Url) -> anyhow::Result<ExitCode
             io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             Ok(ExitCode::SUCCESS)
         }
+        Ok(tasks::Outcome::Part(text)) => {
+            io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
+            say("there are more; --limit says how many are shown");
+            Ok(ExitCode::SUCCESS)
+        }
         Ok(tasks::Outcome::Refused(why)) => {
             say(why);
             Ok(ExitCode::FAILURE)
@@ -329,7 +388,7 @@ fn say(text: impl Display) {
 
 fn write_line(text: impl Display) {
     // With stderr gone there is nobody left to tell.
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", printable_lines(&text.to_string()));
 }
 
 #[cfg(test)]
@@ -359,6 +418,8 @@ mod tests {
             "taskgate wrap --url http://ada:secret@127.0.0.1/mcp",
             "taskgate wrap --url http://127.0.0.1:1/mcp -- true",
             "taskgate check",
+            "taskgate serve a.toml --config b.toml",
+            "taskgate wrap npx -y server",
             "taskgate demo-server --listen nowhere",
             "taskgate call http://127.0.0.1:1/mcp greet --flavour other",
             "taskgate call http://127.0.0.1:1/mcp greet --ca /nowhere.pem",

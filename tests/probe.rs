@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "support/served.rs"]
+mod served;
+
 use std::net::Ipv4Addr;
 use std::process::{Output, Stdio};
 use std::time::Duration;
@@ -11,8 +14,9 @@ use std::time::Duration;
 mod upstream;
 
 use serde_json::{Value, json};
+use served::Served;
 use taskgate::config::{self, ServerSettings};
-use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::TcpListener;
 use tokio::process::{Child, Command};
 use tokio_util::task::TaskTracker;
@@ -71,6 +75,55 @@ async fn a_server_is_described_for_people_and_as_json_over_both_transports() {
             assert!(text.contains(part), "{part}: {text}");
         }
     }
+}
+
+/// Where the path is left out, servers are looked for where they usually are.
+#[tokio::test]
+async fn a_server_is_found_without_its_path() {
+    let (_demo, url) = demo().await;
+    let output = probe(&["--json", url.trim_end_matches("/mcp")]).await;
+    let json = report(&output);
+    assert_eq!((output.status.code(), &json["target"]), (Some(0), &json!(url)), "{json}");
+}
+
+/// What a server says in refusing cannot control the terminal, and an address that points elsewhere is told.
+#[tokio::test]
+async fn what_a_server_says_in_refusing_reaches_the_terminal_as_plain_text() {
+    let refusal = "\\u001b[2J\\u001b]0;owned\\u0007\\u009b1m\\u202egnp\\u2066\\u200b";
+    let error = format!("{{\"jsonrpc\":\"2.0\",\"id\":ID,\"error\":{{\"code\":-32000,\"message\":\"no {refusal}\"}}}}");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+    TaskTracker::new().spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = vec![0; 64 * 1024];
+            let read = stream.read(&mut request).await.unwrap_or_default();
+            let request = String::from_utf8_lossy(&request[..read]).into_owned();
+            let id = request.split("\"id\":").nth(1).and_then(|rest| rest.split([',', '}']).next()).unwrap_or("null");
+            let body = error.replace("ID", id);
+            let answer = format!(
+                "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            let _ = stream.write_all(answer.as_bytes()).await;
+        }
+    });
+    let output = probe(&[&url]).await;
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(69), "{said:?}");
+    assert!(said.contains("no  [2J") && said.contains("gnp"), "{said:?}");
+    let is_odd = |c: char| (c.is_control() && c != '\n') || "\u{202e}\u{2066}\u{200b}".contains(c);
+    assert!(!said.chars().any(is_odd), "{said:?}");
+}
+
+/// A gateway is a server as any other, of both kinds.
+#[tokio::test]
+async fn a_gateway_is_described_with_the_tools_of_its_server() {
+    let (_demo, url) = demo().await;
+    let gateway = Served::before(&url, "").await;
+    let output = probe(&["--json", &gateway.url]).await;
+    let json = report(&output);
+    assert_eq!(output.status.code(), Some(0), "{json}");
+    assert_eq!(json["tools"].as_array().unwrap().len(), 7, "{json}");
 }
 
 #[tokio::test]
@@ -136,10 +189,13 @@ async fn where_nothing_speaks_mcp_the_exit_code_and_the_words_say_so() {
     });
     let (_demo, url) = demo().await;
     let elsewhere = url.replace("/mcp", "/nowhere");
+    let silent_tls = url.replace("http://", "https://");
     for (arguments, words) in [
         (vec![nobody.as_str()], "cannot be reached"),
         (vec![silence.as_str(), "--timeout", "2s"], "no answer in time"),
         (vec![elsewhere.as_str()], "HTTP+SSE"),
+        (vec![nobody.as_str()], "connection refused"),
+        (vec![silent_tls.as_str(), "--timeout", "20s"], "does not speak TLS"),
         (vec!["--", "/nowhere/at/all"], "exit code 127"),
         (vec!["--", "true"], "exit code 0"),
         (vec!["--timeout", "2s", "--", "sleep", "60"], "no answer in time"),

@@ -81,12 +81,21 @@ pub enum ClientError {
     Broken(#[source] Box<dyn StdError + Send + Sync>),
     #[error("no answer within {}", humantime::format_duration(*.0))]
     Late(Duration),
-    #[error("the server answered {status}")]
+    #[error("the server answered {status}{}", advice(*status))]
     Status { status: StatusCode, retry_after: Duration },
     #[error("the server refused the handshake: error {code}: {message}")]
     Refused { code: i64, message: String },
     #[error("the server's answer cannot be understood: {0}")]
     Unintelligible(&'static str),
+}
+
+/// What to do about a status.
+fn advice(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "; it asks for a key: put one into TASKGATE_KEY",
+        StatusCode::FORBIDDEN => "; the key in TASKGATE_KEY, or the Host, is not for this",
+        _ => "",
+    }
 }
 
 impl ClientError {

@@ -113,7 +113,7 @@ impl<'a> Talk<'a> {
         Ok(wait.max(retry.pause_after(attempt)))
     }
 
-    /// Prints a tool's result: text as text, anything else as the JSON it is.
+    /// Prints a tool's result: text as text, anything else as the JSON it is, on a terminal without what nobody can read.
     pub(super) fn print(&mut self, result: &Object) -> Result<Verdict, ClientError> {
         let content = result.get("content");
         let blocks: Vec<&RawValue> = match &content {
@@ -123,7 +123,10 @@ impl<'a> Talk<'a> {
         for block in &blocks {
             match serde_json::from_str(block.get()) {
                 Ok(TextBlock { kind: Kind::Text, text }) => self.ui.output(&text),
-                Err(_) => self.ui.output(block.get()),
+                Err(_) => match media_in_words(block.get()).filter(|_| self.ui.is_for_people()) {
+                    Some(words) => self.ui.output(&words),
+                    None => self.ui.output(block.get()),
+                },
             }
         }
         if blocks.is_empty()
@@ -134,6 +137,23 @@ impl<'a> Talk<'a> {
         let is_error = result.get("isError").is_some_and(|flag| flag.as_str() == "true");
         Ok(if is_error { Verdict::ToolFailed } else { Verdict::Returned })
     }
+}
+
+/// An image or a sound, by what it is and its size.
+fn media_in_words(block: &str) -> Option<String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Media<'a> {
+        #[serde(rename = "type")]
+        kind: &'a str,
+        mime_type: std::borrow::Cow<'a, str>,
+        data: std::borrow::Cow<'a, str>,
+    }
+    let Media { kind, mime_type, data } = serde_json::from_str(block).ok()?;
+    let bytes =
+        data.len() / 4 * 3 - data.bytes().rev().take(2).filter(|byte| *byte == b'=').count().min(data.len() / 4 * 3);
+    matches!(kind, "image" | "audio")
+        .then(|| format!("[{kind}, {mime_type}, {bytes} bytes; stdout elsewhere has it as JSON]"))
 }
 
 /// A request that is not to be repeated: its answer after all, or why there is none.

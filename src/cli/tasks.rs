@@ -13,6 +13,9 @@ use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
+use super::printable::printable;
+use crate::task::TaskId;
+
 /// How long the gateway may take for one answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 const ANSWER_BYTES_MAX: usize = 4 << 20;
@@ -39,6 +42,8 @@ pub enum Order {
 pub enum Outcome {
     /// Lines to be printed.
     Done(String),
+    /// The same, with more of them left out.
+    Part(String),
     /// The gateway has no such task, or it has ended already; why.
     Refused(String),
 }
@@ -94,15 +99,33 @@ pub async fn run(admin: &Url, order: &Order) -> Result<Outcome, AskError> {
             let wanted = [("upstream", upstream), ("state", state), ("reason", reason)];
             list(admin, wanted.map(|(name, value)| Some((name, value.as_deref()?))), *limit).await
         }
-        Order::Show(reference) => match ask(admin, Method::GET, &["tasks", reference], &[]).await? {
-            (status, body) if status.is_success() => Ok(Outcome::Done(details(&read(&body)?))),
-            (_, body) => refused(&body),
+        Order::Show(name) if is_id(name) => shown(ask_by_id(admin, name).await?),
+        Order::Show(reference) => shown(ask(admin, Method::GET, &["tasks", reference], &[]).await?),
+        Order::Cancel(name) if is_id(name) => match ask_by_id(admin, name).await? {
+            (status, body) if status.is_success() => {
+                let task: Entry = read(&body)?;
+                shown(ask(admin, Method::POST, &["tasks", &task.reference, "cancel"], &[]).await?)
+            }
+            other => shown(other),
         },
-        Order::Cancel(reference) => match ask(admin, Method::POST, &["tasks", reference, "cancel"], &[]).await? {
-            (status, body) if status.is_success() => Ok(Outcome::Done(details(&read(&body)?))),
-            (_, body) => refused(&body),
-        },
+        Order::Cancel(reference) => shown(ask(admin, Method::POST, &["tasks", reference, "cancel"], &[]).await?),
     }
+}
+
+/// What came of an order about one task.
+fn shown((status, body): (StatusCode, Bytes)) -> Result<Outcome, AskError> {
+    if status.is_success() { Ok(Outcome::Done(details(&read(&body)?))) } else { refused(&body) }
+}
+
+/// Whether a task is named by its id, and not by its reference.
+fn is_id(name: &str) -> bool {
+    TaskId::parse(name).is_some()
+}
+
+/// Looks a task up by its id, which stands in no address: it may be a secret.
+async fn ask_by_id(admin: &Url, id: &str) -> Result<(StatusCode, Bytes), AskError> {
+    let body = serde_json::json!({ "id": id }).to_string();
+    ask_with(admin, (Method::POST, body.into()), &["tasks", "find"], &[]).await
 }
 
 async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> Result<Outcome, AskError> {
@@ -123,17 +146,25 @@ async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> R
             break;
         }
     }
-    let mut text = table(&all);
-    if after.is_some() {
-        let _ = writeln!(text, "there are more; --limit says how many are shown");
-    }
-    Ok(Outcome::Done(text))
+    let text = table(&all);
+    Ok(if after.is_some() { Outcome::Part(text) } else { Outcome::Done(text) })
 }
 
-/// One request on a connection of its own.
+/// One request without a body of its own.
 async fn ask(
     admin: &Url,
     method: Method,
+    path: &[&str],
+    query: &[(&str, &str)],
+) -> Result<(StatusCode, Bytes), AskError> {
+    let body = if method == Method::POST { Bytes::from_static(b"{}") } else { Bytes::new() };
+    ask_with(admin, (method, body), path, query).await
+}
+
+/// One request on a connection of its own.
+async fn ask_with(
+    admin: &Url,
+    (method, body): (Method, Bytes),
     path: &[&str],
     query: &[(&str, &str)],
 ) -> Result<(StatusCode, Bytes), AskError> {
@@ -146,12 +177,12 @@ async fn ask(
     let port = url.port_or_known_default().ok_or(AskError::Address)?;
     let target = url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
     let request = Request::builder()
-        .method(method.clone())
+        .method(method)
         .uri(target)
         .header(HOST, format!("{host}:{port}"))
         .header(ACCEPT, "application/json")
         .header(CONTENT_TYPE, "application/json")
-        .body(Full::new(if method == Method::POST { Bytes::from_static(b"{}") } else { Bytes::new() }))
+        .body(Full::new(body))
         .map_err(|_| AskError::Address)?;
     let unreachable = |error| AskError::Unreachable(admin.clone(), error);
     let exchange = async {
@@ -175,19 +206,14 @@ fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AskError> {
 
 fn refused(body: &[u8]) -> Result<Outcome, AskError> {
     let refusal: Refusal = read(body)?;
-    let state = refusal.task.map(|task| format!(": it is {}", plain(&task.state)));
-    Ok(Outcome::Refused(format!("{}{}", plain(&refusal.error), state.unwrap_or_default())))
-}
-
-/// Names were chosen by others: no terminal is to obey them.
-fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+    let state = refusal.task.map(|task| format!(": it is {}", printable(&task.state)));
+    Ok(Outcome::Refused(format!("{}{}", printable(&refusal.error), state.unwrap_or_default())))
 }
 
 fn state(task: &Entry) -> String {
     match &task.reason {
-        Some(reason) => format!("{} ({})", plain(&task.state), plain(reason)),
-        None => plain(&task.state),
+        Some(reason) => format!("{} ({})", printable(&task.state), printable(reason)),
+        None => printable(&task.state).into_owned(),
     }
 }
 
@@ -196,7 +222,7 @@ fn table(tasks: &[Entry]) -> String {
     let row = |task: &Entry| {
         let [reference, upstream, tool, principal, created, updated] =
             [&task.reference, &task.upstream, &task.tool, &task.principal, &task.created_at, &task.updated_at]
-                .map(|text| plain(text));
+                .map(|text| printable(text).into_owned());
         [reference, state(task), upstream, tool, principal, created, updated]
     };
     let rows: Vec<_> = std::iter::once(head).chain(tasks.iter().map(row)).collect();
@@ -216,14 +242,14 @@ fn table(tasks: &[Entry]) -> String {
 fn details(task: &Entry) -> String {
     let mut text = String::new();
     for (name, value) in [
-        ("ref", plain(&task.reference)),
-        ("state", state(task)),
-        ("upstream", plain(&task.upstream)),
-        ("tool", plain(&task.tool)),
-        ("principal", plain(&task.principal)),
-        ("created", plain(&task.created_at)),
-        ("updated", plain(&task.updated_at)),
-        ("expires", plain(&task.expires_at)),
+        ("ref", printable(&task.reference)),
+        ("state", state(task).into()),
+        ("upstream", printable(&task.upstream)),
+        ("tool", printable(&task.tool)),
+        ("principal", printable(&task.principal)),
+        ("created", printable(&task.created_at)),
+        ("updated", printable(&task.updated_at)),
+        ("expires", printable(&task.expires_at)),
     ] {
         let _ = writeln!(text, "{name:<10}{value}");
     }
@@ -252,7 +278,7 @@ mod tests {
             text,
             "REF           STATE                 UPSTREAM  TOOL   PRINCIPAL  CREATED  UPDATED\n\
              00000000000a  failed (ttl_expired)  up        grüße  b          c        u\n\
-             00000000000a  failed (ttl_expired)  up        ?[2J   b          c        u\n"
+             00000000000a  failed (ttl_expired)  up         [2J   b          c        u\n"
         );
     }
 }

@@ -12,6 +12,10 @@ pub trait Ui: Send {
     fn note(&mut self, text: &str);
     /// A part of the result.
     fn output(&mut self, text: &str);
+    /// Whether people read the result, and not a program.
+    fn is_for_people(&self) -> bool {
+        false
+    }
     /// Shows `prompt` and returns the line that is typed then; `None` once there is no more input (Ctrl-D).
     /// Dropping the future loses no line.
     async fn line(&mut self, prompt: &str) -> Option<String>;

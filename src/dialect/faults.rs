@@ -120,7 +120,10 @@ struct SupportedVersions<'a> {
 #[must_use]
 pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     let words = match fault.exit {
-        None => words(fault.reason).to_owned(),
+        None => match fault.http_status {
+            Some(status) => format!("{} (HTTP {status})", words(fault.reason)),
+            None => words(fault.reason).to_owned(),
+        },
         Some(Exit::Code(code)) => format!("{} (its process ended with exit status {code})", words(fault.reason)),
         Some(Exit::Signal(signal)) => format!("{} (its process was ended by signal {signal})", words(fault.reason)),
     };
@@ -276,7 +279,7 @@ const fn executed_key(executed: Executed) -> &'static str {
 const fn words(reason: Reason) -> &'static str {
     match reason {
         Reason::UpstreamUnreachable => "The upstream server cannot be reached",
-        Reason::UpstreamTls => "The upstream server's certificate was not accepted",
+        Reason::UpstreamTls => "The upstream server does not speak TLS, or its certificate was not accepted",
         Reason::UpstreamHttpStatus => "The upstream server answered with an HTTP error",
         Reason::UpstreamAuth => "The upstream server did not accept the gateway's credentials",
         Reason::UpstreamRedirect => "The upstream server points to another address, which is not followed",
@@ -286,8 +289,8 @@ const fn words(reason: Reason) -> &'static str {
         Reason::UpstreamTimeout => "The upstream server was silent for too long",
         Reason::UpstreamRefused => "The upstream server refused the handshake",
         Reason::UpstreamCircuitOpen => "The upstream server failed too often a moment ago",
-        Reason::DeadlineExceeded => "The call ran longer than its deadline",
-        Reason::ResultTooLarge => "The result is larger than the gateway keeps",
+        Reason::DeadlineExceeded => "The call ran longer than its deadline (`deadline` of the tool or its server)",
+        Reason::ResultTooLarge => "The result is larger than the gateway keeps (`result_bytes_max`)",
         Reason::TtlExpired => "The task's time to live ended before its call did",
         Reason::GatewayRestart => "The gateway restarted while the tool was running; it may or may not have completed",
         Reason::Poison => {
@@ -356,7 +359,7 @@ mod tests {
         fault.http_status = Some(502);
         assert_eq!(
             Payload::of(&gateway_error(&fault)).as_str(),
-            r#"{"code":-32603,"message":"The upstream server answered with an HTTP error","data":{"source":"gateway","reason":"upstream_http_status","executed":"unknown","httpStatus":502}}"#
+            r#"{"code":-32603,"message":"The upstream server answered with an HTTP error (HTTP 502)","data":{"source":"gateway","reason":"upstream_http_status","executed":"unknown","httpStatus":502}}"#
         );
     }
 

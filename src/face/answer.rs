@@ -77,7 +77,9 @@ impl Addressee {
         );
         let status = if is_quota { StatusCode::TOO_MANY_REQUESTS } else { StatusCode::SERVICE_UNAVAILABLE };
         let mut response = self.error(status, &gateway_error(fault));
-        response.headers_mut().insert(RETRY_AFTER, retry_after(fault));
+        if may_pass(fault) {
+            response.headers_mut().insert(RETRY_AFTER, retry_after(fault));
+        }
         response
     }
 
@@ -97,6 +99,15 @@ impl Addressee {
             }
         }
     }
+}
+
+/// Whether the same request has a chance in a moment, without anybody doing anything about it.
+fn may_pass(fault: &GatewayFault) -> bool {
+    let is_passing = |status| status >= 500 || status == StatusCode::TOO_MANY_REQUESTS.as_u16();
+    if fault.reason == Reason::UpstreamHttpStatus {
+        return fault.retry_after.is_some() || fault.http_status.is_none_or(is_passing);
+    }
+    !matches!(fault.reason, Reason::UpstreamAuth | Reason::UpstreamRedirect)
 }
 
 /// Marks an answer about a task that is not there.

@@ -84,6 +84,16 @@ pub fn own_identity() -> Payload {
     ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
 }
 
+/// A server's name as each result bears it: without its icons, which may be larger than all the rest of a poll. The answer
+/// to `server/discover` has them.
+#[must_use]
+pub fn short_identity(info: &Payload) -> Payload {
+    match Object::of(info) {
+        Some(object) if object.contains("icons") => object.edit().remove("icons").finish(),
+        Some(_) | None => info.clone(),
+    }
+}
+
 /// The result of `initialize` as the client is to see it (protocol.md 5.3): what the server says of tasks gives
 /// way to what the gateway offers.
 #[must_use]

@@ -26,6 +26,7 @@ use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackDesk;
 use super::http::{AcceptedTypes, Carriage, Response};
 use super::misses::Misses;
+use super::rewrite::{own_identity, short_identity};
 use super::rising::Rising;
 use super::sealed::Sealer;
 use super::stream::{CallView, Promotable};
@@ -46,7 +47,6 @@ use crate::upstream::{
     UpstreamRequest,
 };
 use crate::wire::envelope::Request;
-use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
 use rounds::{questions_for, rounds_of};
 
@@ -256,7 +256,7 @@ impl StatelessFace {
                 let words = ServerWords {
                     capabilities: &facts.capabilities,
                     instructions: facts.instructions.as_ref(),
-                    server_info: &self.identity(),
+                    server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
                 };
                 inquiry.addressee.result(discover_result(words))
             }
@@ -275,7 +275,7 @@ impl StatelessFace {
     }
 
     fn remember(&self, facts: &ServerFacts) {
-        *self.server_info.write() = Some(facts.server_info.clone().unwrap_or_else(own_identity));
+        *self.server_info.write() = Some(facts.server_info.as_ref().map_or_else(own_identity, short_identity));
     }
 
     async fn list_tools(&self, inquiry: &Inquiry<'_>) -> Response {
@@ -443,11 +443,6 @@ impl StatelessFace {
     fn dialect(&self) -> ExtTasks {
         ExtTasks::new(server_meta(&self.identity()))
     }
-}
-
-/// The gateway's name, for servers that gave none.
-fn own_identity() -> Payload {
-    ObjectWriter::new().text("name", "taskgate").text("version", env!("CARGO_PKG_VERSION")).finish()
 }
 
 /// The methods of 2026-07-28 that are served in front of a session upstream (MOD-09).

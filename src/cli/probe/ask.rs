@@ -7,7 +7,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use url::Url;
 
+use super::super::printable::printable;
 use super::report::{Called, Ended, Report, Served, Server, Tools, Transport, Version};
 use super::{Probe, Target, block};
 use crate::dialect::faults::session_failure_error;
@@ -16,6 +18,7 @@ use crate::upstream::http::credential::{Credential, CredentialSource};
 use crate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
 use crate::upstream::stand::apart::CallsApart;
 use crate::upstream::stand::stdio::StdioUpstreamSettings;
+use crate::upstream::standing::Trouble;
 use crate::upstream::{
     BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Forwarded, NativeTask, ServerFacts, Timeouts,
     Upstream, UpstreamRequest,
@@ -25,6 +28,8 @@ use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
 
 const NAME: &str = "probed";
+/// Where servers usually are.
+const USUAL: [&str; 3] = ["/mcp", "/sse", "/mcp/"];
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// Largest answer.
 const BYTES_MAX: usize = 32 << 20;
@@ -40,13 +45,56 @@ const CANCEL_MAX: Duration = Duration::from_secs(1);
 /// Asks all of it; see [`super::run`].
 pub(super) async fn run(probe: &Probe) -> Result<Report, String> {
     let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let asking = Asking { probe, until: Instant::now() + probe.timeout, life: life.clone() };
-    let report = asking.all().await;
+    let until = Instant::now() + probe.timeout;
+    let report = anywhere(probe, until, &life).await;
     life.stop.cancel();
     life.tracker.close();
     // A program that does not stop is killed once this process is gone.
     let _ = tokio::time::timeout(END_MAX, life.tracker.wait()).await;
     report
+}
+
+/// Asks at the address that is given, and if nothing speaks MCP there, where it points to or servers usually are.
+async fn anywhere(probe: &Probe, until: Instant, life: &Life) -> Result<Report, String> {
+    let asking = Asking { probe, until, life: life.clone() };
+    let nowhere = match asking.all().await {
+        Ok(report) => return Ok(report),
+        Err(nowhere) => nowhere,
+    };
+    let others = nowhere.others(&probe.target);
+    for other in &others {
+        let probe = Probe { target: Target::Url(other.clone()), ..probe.clone() };
+        let asking = Asking { probe: &probe, until, life: life.clone() };
+        if let Ok(report) = asking.all().await {
+            return Ok(report);
+        }
+    }
+    let others: Vec<_> = others.iter().map(Url::path).collect();
+    let tried = if others.is_empty() { String::new() } else { format!("\nnor at {}", others.join(", ")) };
+    Err(format!("{}{tried}", nowhere.text))
+}
+
+/// Nothing speaks MCP at an address; why.
+struct Nowhere {
+    text: String,
+    /// Where it points to.
+    location: Option<Url>,
+    /// Whether something answers there.
+    is_there: bool,
+}
+
+impl Nowhere {
+    /// Where else to ask.
+    fn others(&self, target: &Target) -> Vec<Url> {
+        let Target::Url(url) = target else { return Vec::new() };
+        match &self.location {
+            // Credentials go to the server that they are meant for.
+            Some(to) if to.origin() == url.origin() && to != url => vec![to.clone()],
+            Some(_) => Vec::new(),
+            None if self.is_there && url.path() == "/" => USUAL.iter().filter_map(|path| url.join(path).ok()).collect(),
+            None => Vec::new(),
+        }
+    }
 }
 
 struct Asking<'a> {
@@ -68,6 +116,8 @@ struct Found {
 #[derive(Clone, Debug)]
 enum Why {
     Fault(GatewayFault),
+    /// The same, and what is known of it.
+    Trouble(Box<(GatewayFault, Trouble)>),
     Refused(RpcError),
     Late,
     Unusable(String),
@@ -82,14 +132,34 @@ impl Why {
             Self::Unusable(text) => text.clone(),
             Self::NotOverThis => "not over this transport".to_owned(),
             Self::Fault(fault) => fault_text(fault),
+            Self::Trouble(known) => trouble_text(&known.0, &known.1),
+        }
+    }
+
+    /// With what the transport knows of it.
+    fn explained(self, upstream: &HttpUpstream) -> Self {
+        match (self, upstream.standing().last()) {
+            (Self::Fault(fault), Some(trouble)) if fault.reason == trouble.reason => {
+                Self::Trouble(Box::new((fault, trouble)))
+            }
+            (other, _) => other,
+        }
+    }
+
+    /// The gateway's word for it, where it has one.
+    const fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Fault(fault) => Some(fault.reason),
+            Self::Trouble(known) => Some(known.0.reason),
+            Self::Refused(_) | Self::Late | Self::Unusable(_) | Self::NotOverThis => None,
         }
     }
 
     /// Whether another transport to the same place would fare no better.
     const fn is_of_the_place(&self) -> bool {
         match self {
-            Self::Fault(fault) => {
-                matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamTls | Reason::UpstreamAuth)
+            Self::Fault(_) | Self::Trouble(_) => {
+                matches!(self.reason(), Some(Reason::UpstreamUnreachable | Reason::UpstreamTls | Reason::UpstreamAuth))
             }
             Self::Late | Self::Unusable(_) => true,
             Self::Refused(_) | Self::NotOverThis => false,
@@ -97,13 +167,38 @@ impl Why {
     }
 }
 
+/// What went wrong, in a sentence, where the cause is known.
+fn trouble_text(fault: &GatewayFault, trouble: &Trouble) -> String {
+    let cause = &trouble.cause;
+    let is = |reason| fault.reason == reason;
+    if is(Reason::UpstreamUnreachable) && fault.exit.is_none() {
+        format!("it cannot be reached: {cause}")
+    } else if is(Reason::UpstreamAuth) {
+        format!("it asks for credentials, or for others ({cause}); put a key into TASKGATE_KEY")
+    } else if let Some(to) = &trouble.location {
+        format!("it points to {to} (HTTP {})", fault.http_status.unwrap_or_default())
+    } else if is(Reason::UpstreamMalformed) {
+        format!("its answer is not MCP: {cause}")
+    } else if is(Reason::UpstreamTls) || is(Reason::UpstreamHttpStatus) || is(Reason::UpstreamRedirect) {
+        cause.clone()
+    } else {
+        fault_text(fault)
+    }
+}
+
 /// What went wrong, in a sentence.
 fn fault_text(fault: &GatewayFault) -> String {
-    let mut text = session_failure_error(&Failure::Gateway(*fault)).message;
+    let without_exit = GatewayFault { exit: None, ..*fault };
+    let mut text = session_failure_error(&Failure::Gateway(without_exit)).message;
     if let Some(status) = fault.http_status {
         text.push_str(&format!(" (HTTP {status})"));
     }
     match fault.exit {
+        Some(Exit::Code(127)) => {
+            text.push_str(
+                " (it ended with exit code 127, which means that the program, or one that it starts, is not found)",
+            );
+        }
         Some(Exit::Code(code)) => text.push_str(&format!(" (it ended with exit code {code})")),
         Some(Exit::Signal(signal)) => text.push_str(&format!(" (signal {signal} ended it)")),
         None => (),
@@ -121,13 +216,13 @@ impl From<BeginError> for Why {
 }
 
 impl Asking<'_> {
-    async fn all(&self) -> Result<Report, String> {
+    async fn all(&self) -> Result<Report, Nowhere> {
         let found = self.find().await?;
         let versions = self.versions(&found).await;
         let (upstream, facts): (Arc<dyn Upstream>, _) = match (&found.session, &found.stateless) {
             (Ok((upstream, facts)), _) => (Arc::<HttpUpstream>::clone(upstream), facts),
             (Err(_), Ok((upstream, facts))) => (Arc::clone(upstream), facts),
-            (Err(why), Err(_)) => return Err(why.text()),
+            (Err(why), Err(_)) => return Err(Nowhere { text: why.text(), location: None, is_there: true }),
         };
         let server = Server::of(facts);
         let tools =
@@ -150,18 +245,19 @@ impl Asking<'_> {
     }
 
     /// The first transport over which the server answers.
-    async fn find(&self) -> Result<Found, String> {
+    async fn find(&self) -> Result<Found, Nowhere> {
         let transports: &[Transport] = match &self.probe.target {
             Target::Url(_) => &[Transport::StreamableHttp, Transport::Sse],
             Target::Command(_) => &[Transport::Stdio],
         };
-        let mut reasons: Vec<String> = Vec::new();
+        let (mut reasons, mut location, mut is_there): (Vec<String>, _, _) = (Vec::new(), None, true);
         for &transport in transports {
             let session = self.handshake(transport, None).await;
             if let Err(why) = &session
                 && why.is_of_the_place()
             {
-                reasons.push(format!("{}: {}", transport.words(), why.text()));
+                reasons.push(format!("{}: {}", transport.words(), printable(&why.text())));
+                is_there = false;
                 break;
             }
             let stateless = self.discover(transport).await;
@@ -169,10 +265,16 @@ impl Asking<'_> {
                 return Ok(Found { transport, session, stateless });
             }
             if let Err(why) = &session {
-                reasons.push(format!("{}: {}", transport.words(), why.text()));
+                reasons.push(format!("{}: {}", transport.words(), printable(&why.text())));
+                if let Why::Trouble(known) = why
+                    && let Some(to) = &known.1.location
+                {
+                    location = Some(to.clone());
+                    break;
+                }
             }
         }
-        Err(reasons.join("\n"))
+        Err(Nowhere { text: reasons.join("\n"), location, is_there })
     }
 
     /// Which versions the server agrees to, newest first. What follows from an answer is not asked again.
@@ -195,7 +297,7 @@ impl Asking<'_> {
                         upstream.close().await;
                         Served::Yes
                     }
-                    Err(Why::Fault(fault)) if fault.reason == Reason::UpstreamRefused => {
+                    Err(why) if why.reason() == Some(Reason::UpstreamRefused) => {
                         Served::No("answers with another version".to_owned())
                     }
                     Err(why) => Served::No(why.text()),
@@ -213,7 +315,8 @@ impl Asking<'_> {
         version: Option<ProtocolVersion>,
     ) -> Result<(Arc<HttpUpstream>, Arc<ServerFacts>), Why> {
         let upstream = self.upstream(transport, version)?;
-        let facts = self.in_time(upstream.facts(&context(NativeTask::Never))).await?;
+        let facts = self.in_time(upstream.facts(&context(NativeTask::Never))).await;
+        let facts = facts.map_err(|why| why.explained(&upstream))?;
         Ok((upstream, facts))
     }
 

@@ -1,11 +1,11 @@
 //! What a probe found, for people and as JSON.
 
-use std::borrow::Cow;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::cli::printable::printable;
 use crate::upstream::ServerFacts;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError};
 
@@ -276,28 +276,29 @@ impl Report {
     }
 
     fn write(&self, to: &mut String) -> std::fmt::Result {
-        writeln!(to, "{}\n", plain(&self.target))?;
+        writeln!(to, "{}\n", printable(&self.target))?;
         writeln!(to, "transport     {}", self.transport.words())?;
         let (name, version) = (self.server.named("name"), self.server.named("version"));
         if let Some(name) = name {
-            writeln!(to, "server        {} {}", plain(&name), plain(&version.unwrap_or_default()))?;
+            writeln!(to, "server        {} {}", printable(&name), printable(&version.unwrap_or_default()))?;
         }
         for (index, version) in self.versions.iter().enumerate() {
             let title = if index == 0 { "versions" } else { "" };
             match &version.served {
                 Served::Yes => writeln!(to, "{title:<14}{}  yes", version.version)?,
-                Served::No(why) => writeln!(to, "{title:<14}{}  no: {}", version.version, plain(why))?,
+                Served::No(why) => writeln!(to, "{title:<14}{}  no: {}", version.version, printable(why))?,
             }
         }
         let capabilities = Object::of(&self.server.capabilities);
-        let names: Vec<_> = capabilities.iter().flat_map(Object::keys).map(|name| plain(&name).into_owned()).collect();
+        let names: Vec<_> =
+            capabilities.iter().flat_map(Object::keys).map(|name| printable(&name).into_owned()).collect();
         writeln!(to, "capabilities  {}", if names.is_empty() { "none".to_owned() } else { names.join(", ") })?;
         writeln!(to, "tools         {}", self.tools.all.len())?;
         for tool in self.tools.all.iter().filter_map(Object::of) {
             writeln!(to, "  {}", line_of(&tool))?;
         }
         if let Some(why) = &self.tools.incomplete {
-            writeln!(to, "  The list may be longer: {}", plain(why))?;
+            writeln!(to, "  The list may be longer: {}", printable(why))?;
         }
         if let Some(called) = &self.called {
             write_call(to, called)?;
@@ -308,7 +309,7 @@ impl Report {
 
 fn write_call(to: &mut String, called: &Called) -> std::fmt::Result {
     let took = called.took.as_secs_f64();
-    write!(to, "call          {}: {} after {took:.3} s", plain(&called.tool), called.outcome().replace('_', " "))?;
+    write!(to, "call          {}: {} after {took:.3} s", printable(&called.tool), called.outcome().replace('_', " "))?;
     if called.progress > 0 {
         write!(to, ", {} times progress", called.progress)?;
     }
@@ -329,29 +330,20 @@ fn line_of(tool: &Object) -> String {
         ("openWorldHint", "open world"),
     ];
     let hints = hints.into_iter().filter(|(hint, _)| is_annotated(tool, hint)).map(|(_, words)| words.to_owned());
-    let tasks = task_support(tool).map(|support| format!("tasks {}", plain(&support)));
+    let tasks = task_support(tool).map(|support| format!("tasks {}", printable(&support)));
     let notes: Vec<String> = hints.chain(tasks).collect();
     let notes = if notes.is_empty() { String::new() } else { format!(" ({})", notes.join(", ")) };
     let description = tool.get_string("description").unwrap_or_default();
     let description = description.lines().next().unwrap_or_default();
     let name = tool.get_string("name").unwrap_or_default();
-    format!("{}{notes}  {}", plain(&name), short(description)).trim_end().to_owned()
+    format!("{}{notes}  {}", printable(&name), short(description)).trim_end().to_owned()
 }
 
 fn short(text: &str) -> String {
-    let text = plain(text);
+    let text = printable(text);
     match text.char_indices().nth(SHOWN_MAX) {
         Some((at, _)) => format!("{}...", &text[..at]),
         None => text.into_owned(),
-    }
-}
-
-/// What a server says cannot control the terminal.
-fn plain(text: &str) -> Cow<'_, str> {
-    if text.chars().any(char::is_control) {
-        text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect::<String>().into()
-    } else {
-        text.into()
     }
 }
 

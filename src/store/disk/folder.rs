@@ -124,9 +124,14 @@ pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<Lock, Open
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(&path);
     let files = [file.map_err(wrong)?, File::open(folder).map_err(wrong)?];
+    let mut is_told = false;
     let taken = async {
         for file in &files {
             while !try_lock(file).map_err(wrong)? {
+                if !std::mem::replace(&mut is_told, true) {
+                    let (folder, seconds) = (folder.display(), patience.as_secs());
+                    tracing::info!(%folder, seconds, "another gateway has the store; waiting for it to end");
+                }
                 tokio::time::sleep(LOCK_PAUSE).await;
             }
         }

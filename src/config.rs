@@ -190,6 +190,12 @@ pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Re
     }
     let (tree, broken) = DeTable::parse_recoverable(text);
     let mut source = Source::new(text, env, Report::new(name));
+    if !broken.is_empty() && text.trim_start().starts_with('{') {
+        let message = "this is JSON, and a configuration is TOML: write [upstreams.NAME], and below it `command = [...]` \
+                       or `url = \"...\"`";
+        source.report.unreadable(Some(1), message);
+        return Err(source.report.into_error());
+    }
     if !broken.is_empty() {
         for error in &broken {
             let line = error.span().map(|span| source.line_at(span.start));
@@ -239,12 +245,32 @@ fn advice(unknown: &Unknown, known: &[String]) -> String {
     if !tables.is_empty() {
         return format!("unknown key here; it belongs to {}", tables.join(" or "));
     }
+    if let Some(meant) = meant(unknown) {
+        return format!("unknown key; {meant}");
+    }
     let near = unknown.siblings.iter().map(|known| (value::edit_distance(known, &unknown.key), *known)).min();
     match near {
         Some((distance, known)) if distance <= 2 && distance < known.len() => {
             format!("unknown key; did you mean `{known}`?")
         }
         _ => format!("unknown key; this table has {}", unknown.siblings.join(", ")),
+    }
+}
+
+/// What other programs' keys are called here.
+fn meant(unknown: &Unknown) -> Option<&'static str> {
+    let is_upstream = unknown.siblings.contains(&"deadline");
+    match unknown.key.as_str() {
+        "timeout" | "timeout_ms" | "request_timeout" if is_upstream => {
+            Some("how long a call may run is `deadline`, and how long connecting may take `connect_max`")
+        }
+        "headers" | "header" if is_upstream => Some(
+            "a header that the server is shown is `auth.header`, and clients' headers that go on are `forward_headers`",
+        ),
+        "retries" | "retry" | "max_retries" if is_upstream => {
+            Some("nothing is sent twice that may have run, unless `after_crash` in [upstreams.NAME.tasks] says so")
+        }
+        _ => None,
     }
 }
 

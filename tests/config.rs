@@ -13,7 +13,7 @@ use taskgate::task::{AfterCrash, EarlyInput, Mode, Principal};
 use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
-const BAD_FILES: usize = 48;
+const BAD_FILES: usize = 50;
 const GOOD_FILES: usize = 18;
 const SAMPLE_FILES: usize = 4;
 

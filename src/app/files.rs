@@ -28,6 +28,8 @@ pub enum FileError {
     ApiKey(#[from] ApiKeyFileError),
     #[error("{}: {source}", file.display())]
     Variable { file: PathBuf, source: VariableFileError },
+    #[error("{}: is no folder", folder.display())]
+    Folder { folder: PathBuf },
     #[error(transparent)]
     Credential(#[from] CredentialError),
 }
@@ -69,6 +71,10 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     note("store.path".to_owned(), tasks::check(config).map_err(FileError::from));
     for upstream in &config.upstreams {
         let name = &upstream.name;
+        if let Some(folder) = upstream.server.stdio().and_then(|stdio| stdio.folder.as_ref()) {
+            let found = if folder.is_dir() { Ok(()) } else { Err(FileError::Folder { folder: folder.clone() }) };
+            note(format!("upstreams.{name}.cwd"), found);
+        }
         for (variable, file) in upstream.server.stdio().iter().flat_map(|stdio| &stdio.env_files) {
             let read = stdio::read_secret(file).map(drop);
             let read = read.map_err(|source| FileError::Variable { file: file.clone(), source });

@@ -98,6 +98,14 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
         if command.value.first().is_some_and(String::is_empty) {
             report.mistake(&command.place, "names no program");
         }
+        if let [line] = command.value.as_slice()
+            && is_command_line(line)
+        {
+            report.mistake(
+                &command.place,
+                "is one string with blanks; write an array, such as [\"npx\", \"-y\", \"server\"]",
+            );
+        }
         check_headers(raw, report);
     }
     if command.is_some() || raw.url.is_none() {
@@ -118,6 +126,12 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
         let place = Place { line: raw.place.line, key: format!("{}.args", raw.place.key) };
         report.mistake(&place, "is for an upstream with a `command`; leave it out beside a `url`");
     }
+}
+
+/// Whether a text is a program with its arguments, and not a program whose path has a blank in it.
+fn is_command_line(text: &str) -> bool {
+    let first = text.split_once(char::is_whitespace).map(|(first, _)| first);
+    first.is_some_and(|first| !first.contains('/') || text.contains(" -"))
 }
 
 /// Notes what is about headers and connections, which a program has none of.

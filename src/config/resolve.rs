@@ -75,7 +75,25 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut Report) -> Config {
     let asks_for_keys = matches!(auth, AuthSettings::ApiKeys(_));
     let shared = Shared { anonymous, result_bytes_max, asks_for_keys };
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, report);
+    raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()).for_each(|url| check_not_own(url, listen.address, report));
     Config { listen, admin, folder, store, auth, upstreams }
+}
+
+/// A gateway that calls itself would do so for ever.
+fn check_not_own(url: &Placed<Url>, own: SocketAddr, report: &mut Report) {
+    let is_here = match url.value.host() {
+        Some(url::Host::Ipv4(ip)) => {
+            own.ip() == ip || (ip.is_loopback() && (own.ip().is_loopback() || own.ip().is_unspecified()))
+        }
+        Some(url::Host::Ipv6(ip)) => {
+            own.ip() == ip || (ip.is_loopback() && (own.ip().is_loopback() || own.ip().is_unspecified()))
+        }
+        Some(url::Host::Domain(name)) => name == "localhost" && (own.ip().is_loopback() || own.ip().is_unspecified()),
+        None => false,
+    };
+    if is_here && own.port() != 0 && url.value.port_or_known_default() == Some(own.port()) {
+        report.mistake(&url.place, "is the gateway itself (`listen.address`)");
+    }
 }
 
 /// One upstream with nothing but its address. No mistake is possible, as all the rest is the default.

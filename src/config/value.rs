@@ -310,20 +310,22 @@ fn is_variable_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
-/// How many single characters to add, drop or change to come from `a` to `b`.
+/// How many single characters to add, drop or change, and neighbours to exchange, to come from `a` to `b`.
 pub(super) fn edit_distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, to) in b.iter().enumerate() {
-            let changed = diagonal + usize::from(from != *to);
-            diagonal = row[j + 1];
-            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    let (mut before, mut above): (Vec<usize>, Vec<usize>) = (Vec::new(), (0..=b.len()).collect());
+    for i in 1..=a.len() {
+        let mut row = vec![i; b.len() + 1];
+        for j in 1..=b.len() {
+            let changed = above[j - 1] + usize::from(a[i - 1] != b[j - 1]);
+            row[j] = changed.min(above[j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                row[j] = row[j].min(before[j - 2] + 1);
+            }
         }
+        before = std::mem::replace(&mut above, row);
     }
-    row[b.len()]
+    above[b.len()]
 }
 
 #[cfg(test)]
@@ -490,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn edit_distance_counts_added_dropped_and_changed_characters() {
+    fn edit_distance_counts_added_dropped_changed_and_exchanged_characters() {
         for (a, b, distance) in [
             ("", "", 0),
             ("url", "url", 0),
@@ -498,6 +500,9 @@ mod tests {
             ("grase", "grace", 1),
             ("ttl", "", 3),
             ("pooll", "poll", 1),
+            ("ulr", "url", 1),
+            ("ulr", "tls", 2),
+            ("garce", "grace", 1),
         ] {
             assert_eq!(edit_distance(a, b), distance, "{a} {b}");
             assert_eq!(edit_distance(b, a), distance, "{b} {a}");

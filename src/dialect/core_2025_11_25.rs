@@ -174,14 +174,10 @@ fn status_message(task: &Task) -> Option<Cow<'_, str>> {
         Phase::Settled(Outcome::Faulted(failure)) => {
             status_text(&session_failure_error(failure).message).map(owned).or_else(last_words)
         }
-        // What the upstream said last is not how it ended.
-        Phase::Settled(Outcome::Cancelled) => {
-            task.status_message.as_ref().map(|_| Cow::Borrowed("The task was cancelled"))
-        }
         Phase::Queued
         | Phase::Working
         | Phase::AwaitingInput(_)
-        | Phase::Settled(Outcome::Returned { is_error: false, .. }) => last_words(),
+        | Phase::Settled(Outcome::Returned { is_error: false, .. } | Outcome::Cancelled) => last_words(),
     }
 }
 

@@ -108,10 +108,6 @@ fn status_message(task: &Task) -> Option<Cow<'_, str>> {
         Phase::Settled(Outcome::Faulted(failure)) => {
             super::peer::status_text(&failure_error(failure).message).map(|text| Cow::Owned(text.to_string()))
         }
-        // What the upstream said last is not how it ended.
-        Phase::Settled(Outcome::Cancelled) => {
-            task.status_message.as_ref().map(|_| Cow::Borrowed("The task was cancelled"))
-        }
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => {
             task.status_message.as_deref().map(Cow::Borrowed)
         }

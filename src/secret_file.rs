@@ -3,10 +3,14 @@
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// What nobody but the owner may have.
 const OTHERS: u32 = 0o077;
+/// The same for what a service manager gives: its group, or whom an ACL lets in, may read it.
+const OTHERS_OF_GIVEN: u32 = 0o037;
+/// The folder of what a service manager gives (systemd's `LoadCredential=`).
+const CREDENTIALS: &str = "CREDENTIALS_DIRECTORY";
 /// The bits of a mode that are about who may do what.
 const MODE_BITS: u32 = 0o7777;
 
@@ -26,11 +30,21 @@ pub enum SecretFileError {
     TooLarge { bytes_max: usize },
 }
 
-/// What a file holds, which is a `what`.
+/// What a file holds, which is a `what`. One that a service manager gave this process as a credential may be read by its
+/// group: it is kept in a folder of this process's own, and its mode is how the manager lets the process in.
 ///
 /// # Errors
 /// If it cannot be read, is no file, can be used by others than its owner, or is larger than `bytes_max`.
 pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>, SecretFileError> {
+    read_beside(path, std::env::var_os(CREDENTIALS).map(PathBuf::from).as_deref(), what, bytes_max)
+}
+
+fn read_beside(
+    path: &Path,
+    credentials: Option<&Path>,
+    what: &'static str,
+    bytes_max: usize,
+) -> Result<Vec<u8>, SecretFileError> {
     // Opening a pipe would wait for whoever writes to it.
     let nonblocking = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file = OpenOptions::new().read(true).custom_flags(nonblocking).open(path)?;
@@ -40,7 +54,8 @@ pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>
         return Err(SecretFileError::NoFile);
     }
     let mode = metadata.mode() & MODE_BITS;
-    if mode & OTHERS != 0 {
+    let is_given = credentials.is_some_and(|folder| lies_in(path, folder));
+    if mode & if is_given { OTHERS_OF_GIVEN } else { OTHERS } != 0 {
         return Err(SecretFileError::Exposed { mode, what });
     }
     let mut held = Vec::new();
@@ -49,6 +64,12 @@ pub fn read(path: &Path, what: &'static str, bytes_max: usize) -> Result<Vec<u8>
         return Err(SecretFileError::TooLarge { bytes_max });
     }
     Ok(held)
+}
+
+/// Whether a file lies in a folder itself, wherever links to either are.
+fn lies_in(path: &Path, folder: &Path) -> bool {
+    let holder = path.canonicalize().ok().and_then(|path| path.parent().map(Path::to_owned));
+    folder.is_absolute() && holder.is_some() && holder == folder.canonicalize().ok()
 }
 
 #[cfg(test)]
@@ -81,5 +102,30 @@ mod tests {
         }
         assert_eq!(read(folder.path(), "key", 8).unwrap_err().to_string(), "is no file");
         assert!(read(Path::new("/nowhere"), "key", 8).unwrap_err().to_string().starts_with("cannot be read: "));
+    }
+
+    /// What systemd's `LoadCredential=` gives a service has mode 0440.
+    #[test]
+    fn what_a_service_manager_gives_may_be_read_by_its_group() {
+        let (given, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        for (folder, mode, is_fine) in [
+            (&given, 0o440, true),
+            (&given, 0o400, true),
+            (&given, 0o460, false),
+            (&given, 0o444, false),
+            (&other, 0o440, false),
+        ] {
+            let path = folder.path().join("secret");
+            let _ = fs::remove_file(&path);
+            fs::write(&path, "s").unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            let read = |credentials| read_beside(&path, credentials, "key", 8).is_ok();
+            assert_eq!(read(Some(given.path())), is_fine, "{mode:o}");
+            assert_eq!(read(None), mode == 0o400, "{mode:o}");
+            assert_eq!(read(Some(Path::new("."))), mode == 0o400, "{mode:o}");
+        }
+        let below = given.path().join("below");
+        fs::create_dir(&below).unwrap();
+        assert!(!lies_in(&below.join("secret"), given.path()));
     }
 }

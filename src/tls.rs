@@ -17,6 +17,7 @@ use rustls::server::ParsedCertificate;
 use rustls::sign::CertifiedKey;
 use rustls::{CertificateError, Error as RustlsError, InconsistentKeys, RootCertStore};
 
+use crate::secret_file::{self, SecretFileError};
 use crate::task::Timestamp;
 
 /// Larger files hold something else. A bundle with every public authority has a quarter of it.
@@ -36,6 +37,9 @@ pub struct IdentityFiles {
 pub enum TlsFileError {
     #[error("{}: cannot be read: {source}", .path.display())]
     Unreadable { path: PathBuf, source: io::Error },
+    /// Of the key, which nobody but its owner may read (B168).
+    #[error("{}: {source}", .path.display())]
+    Secret { path: PathBuf, source: SecretFileError },
     #[error("{}: is larger than 1MiB", .path.display())]
     TooLarge { path: PathBuf },
     #[error("{}: has no certificate; a PEM file has one between BEGIN CERTIFICATE and END CERTIFICATE", .path.display())]
@@ -65,12 +69,14 @@ impl IdentityFiles {
     /// The identity in the files, checked to be one that peers accept at `now`.
     ///
     /// # Errors
-    /// Unless both files can be read and belong together, and the certificate is valid.
+    /// Unless both files can be read and belong together, the key is its owner's alone, and the certificate is valid.
     pub fn read(&self, now: Timestamp) -> Result<Arc<CertifiedKey>, TlsFileError> {
         let chain = read_certificates(&self.certificate)?;
         check_validity(&chain[0], now).map_err(|error| error.at(&self.certificate))?;
         let unusable = || TlsFileError::NoKey { path: self.key.clone() };
-        let key = PrivateKeyDer::from_pem_slice(&read(&self.key)?).map_err(|_| unusable())?;
+        let secret = secret_file::read(&self.key, "key", FILE_BYTES_MAX);
+        let secret = secret.map_err(|source| TlsFileError::Secret { path: self.key.clone(), source })?;
+        let key = PrivateKeyDer::from_pem_slice(&secret).map_err(|_| unusable())?;
         let identity = CertifiedKey::from_der(chain, key, &provider()).map_err(|error| {
             if error == RustlsError::InconsistentKeys(InconsistentKeys::KeyMismatch) {
                 TlsFileError::Mismatch { key: self.key.clone(), certificate: self.certificate.clone() }
@@ -190,6 +196,9 @@ fn check_validity(certificate: &CertificateDer<'_>, now: Timestamp) -> Result<()
 mod tests {
     use super::*;
     use crate::task::{Clock, SystemClock};
+    use std::fs::Permissions;
+    use std::os::unix::fs::PermissionsExt as _;
+
     use base64::Engine as _;
     use base64::engine::general_purpose::STANDARD;
     use rcgen::{CertificateParams, KeyPair};
@@ -211,11 +220,16 @@ mod tests {
 
     /// What comes of two files with these contents, with the names of the files alone.
     fn outcome(certificate: &str, key: &str, now: Timestamp) -> String {
+        outcome_of_mode(certificate, key, 0o600, now)
+    }
+
+    fn outcome_of_mode(certificate: &str, key: &str, mode: u32, now: Timestamp) -> String {
         let folder = tempfile::tempdir().unwrap();
         let files = IdentityFiles { certificate: folder.path().join("a.pem"), key: folder.path().join("a.key") };
         for (path, content) in [(&files.certificate, certificate), (&files.key, key)] {
             if content != "no file" {
                 std::fs::write(path, content).unwrap();
+                std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
             }
         }
         let outcome = files.read(now).map(|identity| format!("{} certificates", identity.cert.len()));
@@ -251,6 +265,21 @@ mod tests {
             (&large, &own.key, "a.pem: is larger than 1MiB".to_owned()),
         ] {
             assert_eq!(outcome(certificate, key, now), expected);
+        }
+    }
+
+    /// B168, T24: as every other secret.
+    #[test]
+    fn b168_a_private_key_is_its_owners_alone() {
+        let Pair { certificate, key } = pair();
+        let now = SystemClock.now();
+        for (mode, expected) in [(0o600, "fine"), (0o400, "fine"), (0o640, "0640"), (0o644, "0644"), (0o604, "0604")] {
+            let found = outcome_of_mode(&certificate, &key, mode, now);
+            let refused = format!(
+                "a.key: others than its owner may use it (mode {expected}); change that to 0600, and the key if they \
+                 may have read it"
+            );
+            assert_eq!(found, if expected == "fine" { "1 certificates".to_owned() } else { refused });
         }
     }
 

@@ -13,7 +13,7 @@ const RANKS: [(&str, usize); 17] = [
     ("wire", 1),
     ("task", 2),
     ("dialect", 3),
-    ("secret_file", 3),
+    ("secret_file", 2),
     ("store", 3),
     ("tls", 3),
     ("upstream", 4),

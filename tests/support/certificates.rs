@@ -1,6 +1,7 @@
 //! Certificates made for one test: an authority, and identities that it vouches for.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -88,5 +89,6 @@ pub(crate) fn write(folder: &Path, name: &str, label: &str, der: &[u8]) -> PathB
     let path = folder.join(name);
     let text = format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(der));
     fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
     path
 }

@@ -73,6 +73,8 @@ pub(super) struct Watched<T> {
     unflushed: Option<Pin<Box<Sleep>>>,
     /// Over HTTP/1.
     patience: Option<Patience>,
+    /// Whether the next byte over HTTP/1 is of a request line.
+    in_request_line: bool,
     /// Over HTTP/2, as are the frames.
     unread: Option<ReadWatch>,
     frames: Option<Frames>,
@@ -119,6 +121,7 @@ impl<T: Transport> Watched<T> {
             stalled: None,
             unflushed: None,
             patience,
+            in_request_line: false,
             unread,
             frames,
             misconduct: Misconduct::None,
@@ -190,7 +193,7 @@ impl<T: Transport> AsyncRead for Watched<T> {
             let read = this.socket().poll_read(context, buf);
             if let Some(patience) = &mut this.patience {
                 if read.is_ready() {
-                    patience.heard();
+                    this.in_request_line |= patience.heard();
                 } else if let Poll::Ready(stage) = patience.poll(context, &this.limits) {
                     if stage == Stage::Head {
                         this.misconduct = Misconduct::Late;
@@ -209,7 +212,10 @@ impl<T: Transport> AsyncRead for Watched<T> {
         } else {
             let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
             buf.put_slice(&head);
-            this.patience.iter_mut().for_each(Patience::heard);
+            this.in_request_line |= this.patience.as_mut().is_some_and(Patience::heard);
+        }
+        if this.in_request_line {
+            this.in_request_line = !spoil_fragment(&mut buf.filled_mut()[before..]);
         }
         Poll::Ready(this.inspect(&buf.filled()[before..]))
     }
@@ -253,6 +259,19 @@ impl<T: Transport> AsyncWrite for Watched<T> {
         let ended = this.socket().poll_shutdown(context);
         this.watch_flush(context, ended)
     }
+}
+
+/// Makes a `#` in a request line a byte that none may have, so that it is refused as malformed, which it is (RFC 9112,
+/// 3.2): the parser would leave it out with all behind it, and serve another path than was asked for (B56). Returns whether
+/// the line ends within these bytes.
+fn spoil_fragment(read: &mut [u8]) -> bool {
+    // Empty lines before it are passed over by the parser, too.
+    let begin = read.iter().position(|byte| !b"\r\n".contains(byte)).unwrap_or(read.len());
+    let line = &mut read[begin..];
+    let end = line.iter().position(|byte| *byte == b'\n');
+    let length = end.unwrap_or(line.len());
+    line[..length].iter_mut().filter(|byte| **byte == b'#').for_each(|byte| *byte = 0);
+    end.is_some()
 }
 
 /// Where a test wants the process to end in the middle of a handle: writes half of the answer, and ends it (F08).

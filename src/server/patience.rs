@@ -38,11 +38,14 @@ impl Patience {
         Self { trail, stage: Stage::Idle, since: Instant::now(), begun, timer: None }
     }
 
-    /// Bytes have come. Those of a body, or of a pipelined request, count as part of no head.
-    pub(super) fn heard(&mut self) {
-        if self.stage == Stage::Idle && !self.trail.is_busy() {
+    /// Bytes have come; whether a head begins with them. Those of a body, or of a pipelined request, count as part of no
+    /// head.
+    pub(super) fn heard(&mut self) -> bool {
+        let begins = self.stage == Stage::Idle && !self.trail.is_busy();
+        if begins {
             self.enter(Stage::Head);
         }
+        begins
     }
 
     /// Ready with the stage that took too long.

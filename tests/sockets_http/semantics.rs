@@ -78,7 +78,32 @@ async fn paths_match_exactly_and_methods_are_few() {
     for target in ["/", "/mcp/", "/mcp/../admin", "/%6dcp", "//mcp", "/mcp;x", "/MCP"] {
         rows.push(("B56", posted(target, host), "404∅ close", 0));
     }
+    for target in ["/mcp#x", "/mcp#", "/#/mcp", "#", "/mcp?a#b", "http://localhost/mcp#x"] {
+        rows.push(("a fragment", posted(target, host), "400∅ close", 0));
+    }
+    rows.push(("a fragment elsewhere", posted("/mcp", &format!("{host}X-Hash: #\r\n")), "200", 1));
+    rows.push(("behind an empty line", format!("\r\n{}", posted("/mcp#x", host)), "400∅ close", 0));
     check_rows(&rows).await;
+}
+
+/// In pieces, and as the second request of a connection.
+#[tokio::test]
+async fn a_fragment_is_refused_however_it_comes() {
+    let gate = gate().await;
+    for before in ["", &post("", MESSAGE)] {
+        let mut client = gate.connect().await;
+        if !before.is_empty() {
+            client.send(before.as_bytes()).await;
+            assert_eq!(client.answer().await.unwrap().status(), "200");
+        }
+        for piece in ["PO", "ST /mc", "p", "#x HT", "TP/1.1\r\nHost: localhost\r\n\r\n"] {
+            client.send(piece.as_bytes()).await;
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(client.answer().await.unwrap().status(), "400");
+        assert!(client.ends().await);
+    }
+    assert_eq!(gate.reached(), 1);
 }
 
 /// B54: the answer to HEAD has no body whatever its headers say.

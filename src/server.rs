@@ -83,7 +83,7 @@ pub struct Limits {
     pub write_stall: Duration,
     /// How long a connection that ends early still reads, so that the peer sees the answer and not a reset.
     pub linger: Duration,
-    /// Connections of one peer address; loopback peers are exempt.
+    /// Connections of one peer address, or of one /64 of IPv6; loopback peers are exempt.
     pub connections_per_address_max: usize,
     pub streams_max: u32,
     /// Requests that one connection may have refused before it is ended.

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -255,7 +255,7 @@ impl Places {
     /// A place for one connection, or the reason why there is none. The address goes first: one that takes too
     /// much meets its own limit before everybody's.
     fn take(self: &Arc<Self>, peer: IpAddr) -> Result<Place, &'static str> {
-        let by_address = if peer.is_loopback() { None } else { Some(self.take_of(peer)?) };
+        let by_address = if peer.is_loopback() { None } else { Some(self.take_of(network(peer))?) };
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| "connections_max")?;
         Ok(Place { _permit: permit, _by_address: by_address })
     }
@@ -268,6 +268,14 @@ impl Places {
         }
         *taken += 1;
         Ok(PlaceOfAddress { places: Arc::clone(self), peer })
+    }
+}
+
+/// What one client is known to be behind: an IPv4 address, or the /64 that an IPv6 client may take any address of.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer {
+        IpAddr::V4(_) => peer,
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & !u128::from(u64::MAX)).into(),
     }
 }
 
@@ -315,5 +323,16 @@ mod tests {
         drop(first);
         let _third = places.take(noisy.into()).unwrap();
         assert_eq!(places.per_address.lock().len(), 2, "refused addresses leave nothing behind");
+    }
+
+    #[test]
+    fn one_ipv6_network_counts_as_one_address() {
+        let places = Arc::new(Places::new(4, 2));
+        let take = |peer: &str| places.take(peer.parse::<IpAddr>().unwrap());
+        let _first = take("2001:db8:1:2::1").unwrap();
+        let _second = take("2001:db8:1:2:ffff::9").unwrap();
+        assert_eq!(take("2001:db8:1:2:3:4:5:6").unwrap_err(), "connections_per_address_max");
+        let _other = take("2001:db8:1:3::1").unwrap();
+        assert_eq!(places.per_address.lock().len(), 2);
     }
 }

@@ -42,6 +42,8 @@ pub struct ListenSettings {
     pub address: SocketAddr,
     /// The identity for TLS; without one the listener speaks plain HTTP.
     pub tls: Option<IdentityFiles>,
+    /// Whether keys may come in clear from other machines: something in front speaks TLS.
+    pub plaintext: bool,
     /// Host names besides the bound address and loopback; lower case, without port.
     pub allowed_hosts: Vec<String>,
     /// Origins besides loopback's, as `scheme://host[:port]`.

@@ -13,8 +13,8 @@ use taskgate::task::{AfterCrash, EarlyInput, Mode, Principal};
 use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
-const BAD_FILES: usize = 50;
-const GOOD_FILES: usize = 18;
+const BAD_FILES: usize = 51;
+const GOOD_FILES: usize = 19;
 const SAMPLE_FILES: usize = 4;
 
 /// The environment of every test. `SECRET` is never to be seen in a report.

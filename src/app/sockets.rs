@@ -31,6 +31,11 @@ pub enum SocketError {
     Kind(usize, #[source] io::Error),
     #[error("other machines can reach {0}, where the clients' socket listens, while `auth.mode` is \"none\"")]
     Open(SocketAddr),
+    #[error(
+        "key `listen.plaintext`: other machines can reach {0}, where clients are served, and their keys would come in \
+         clear; write [listen.tls], or `plaintext = true` in [listen] if a proxy in front of it speaks TLS"
+    )]
+    Plain(SocketAddr),
     #[error("other machines can reach {0}, where the admin socket listens, and that has no authentication")]
     AdminOpen(SocketAddr),
 }
@@ -84,6 +89,13 @@ impl Sockets {
 
 /// Whether clients may be served at an address as a configuration says, whatever address stands in it.
 pub(super) fn check_reach(at: SocketAddr, config: &Config) -> Result<(), SocketError> {
-    let is_open = config.auth == AuthSettings::Everyone(Principal::local()) && !at.ip().to_canonical().is_loopback();
-    if is_open { Err(SocketError::Open(at)) } else { Ok(()) }
+    if at.ip().to_canonical().is_loopback() {
+        return Ok(());
+    }
+    let is_plain = config.listen.tls.is_none() && !config.listen.plaintext;
+    match &config.auth {
+        AuthSettings::Everyone(who) if *who == Principal::local() => Err(SocketError::Open(at)),
+        AuthSettings::ApiKeys(_) if is_plain => Err(SocketError::Plain(at)),
+        AuthSettings::Everyone(_) | AuthSettings::ApiKeys(_) => Ok(()),
+    }
 }

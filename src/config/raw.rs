@@ -51,6 +51,7 @@ pub(super) enum StoreKind {
 pub(super) struct RawListen {
     pub(super) address: Option<Placed<SocketAddr>>,
     pub(super) tls: RawIdentity,
+    pub(super) plaintext: Option<Placed<bool>>,
     pub(super) allowed_hosts: Vec<String>,
     pub(super) allowed_hosts_place: Option<Place>,
     pub(super) allowed_origins: Vec<String>,
@@ -200,6 +201,7 @@ fn read_store(mut section: Section<'_, '_>) -> RawStore {
 
 fn read_listen(mut section: Section<'_, '_>) -> RawListen {
     let address = section.read("address", &ADDRESS);
+    let plaintext = section.flag("plaintext");
     let allowed_hosts_place = section.place_of("allowed_hosts");
     let allowed_hosts = section.read_all("allowed_hosts", &HOST);
     let allowed_origins = section.read_all("allowed_origins", &ORIGIN);
@@ -209,7 +211,7 @@ fn read_listen(mut section: Section<'_, '_>) -> RawListen {
     tls.unbuilt("client_ca");
     tls.close();
     section.close();
-    RawListen { address, tls: identity, allowed_hosts, allowed_hosts_place, allowed_origins }
+    RawListen { address, tls: identity, plaintext, allowed_hosts, allowed_hosts_place, allowed_origins }
 }
 
 fn read_auth(mut section: Section<'_, '_>) -> RawAuth {

@@ -7,6 +7,7 @@ mod auth;
 mod edges;
 mod names;
 mod paths;
+mod reach;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -20,13 +21,12 @@ use wildmatch::WildMatch;
 use super::command;
 use super::error::{Place, Report};
 use super::raw::{
-    AuthMode, RawConfig, RawIdentity, RawLimits, RawRules, RawStore, RawTool, RawUpstream, RawUpstreamSettings,
-    StoreKind,
+    RawConfig, RawIdentity, RawLimits, RawRules, RawStore, RawTool, RawUpstream, RawUpstreamSettings, StoreKind,
 };
 use super::section::Placed;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::AuthSettings;
-use crate::server::{AdminSettings, ListenSettings, is_loopback as names_loopback};
+use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
 use crate::task::{
     AfterCrash, CallLimits, EarlyInput, Fallback, Mode, TTL_MAX_ANONYMOUS, ToolNames, ToolPolicy, ToolRules,
@@ -108,34 +108,11 @@ pub(super) fn quick_start(name: &str, url: Url) -> Config {
 
 fn resolve_listen(raw: &RawConfig, report: &mut Report) -> ListenSettings {
     let address = value_or(raw.listen.address.as_ref(), LISTEN_ADDRESS);
-    let unknown = ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key));
-    let has_keys = raw.auth.mode.as_ref().is_some_and(|mode| mode.value == AuthMode::ApiKeys);
-    let open = value_or(raw.auth.anonymous.as_ref(), false) || has_keys || unknown;
-    if let Some(written) = &raw.listen.address
-        && !is_loopback(address)
-        && !open
-    {
-        report.mistake(
-            &written.place,
-            "other machines can reach this address while `auth.mode` is \"none\"; write a loopback address, \
-             or in [auth] `mode = \"api_keys\"` to serve holders of keys, or `anonymous = true` to serve anybody",
-        );
-    }
-    if let Some(place) = &raw.listen.allowed_hosts_place
-        && is_loopback(address)
-        && !open
-        && !raw.listen.allowed_hosts.iter().all(|name| names_loopback(name))
-    {
-        report.warning(
-            place,
-            "others than one person come by these names, and nobody is asked for credentials: everybody is served as \
-             nobody in particular, without a list of tasks, and whoever knows a task's id can read it for an hour at \
-             most; write in [auth] `anonymous = true` if that is meant, or `mode = \"api_keys\"`",
-        );
-    }
+    reach::check(raw, address, report);
     ListenSettings {
         address,
         tls: identity(&raw.listen.tls),
+        plaintext: value_or(raw.listen.plaintext.as_ref(), false),
         allowed_hosts: raw.listen.allowed_hosts.clone(),
         allowed_origins: raw.listen.allowed_origins.clone(),
         body_bytes_max: not_zero(value_or(raw.limits.body_bytes_max.as_ref(), 4 * MIB)),

@@ -55,6 +55,7 @@ pub fn site(settings: AdminSettings, readiness: Readiness, upstreams: Standings,
     let settings = ListenSettings {
         address: settings.address,
         tls: None,
+        plaintext: false,
         allowed_hosts: Vec::new(),
         allowed_origins: Vec::new(),
         body_bytes_max: BODY_BYTES_MAX,

@@ -83,6 +83,26 @@ async fn a_socket_that_cannot_be_meant_is_refused() {
     }
 }
 
+/// T20: keys do not come in clear from other machines unless the operator says that something in front speaks TLS.
+#[tokio::test]
+async fn t20_a_socket_that_is_open_to_all_takes_no_keys_in_clear() {
+    let worker = Worker::start().await;
+    let open = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+    let keys = "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\n\
+                key = \"tg_ada1_0011223344556677889900aabbccddee\"";
+    let folder = Folder::with(keys);
+    folder.write(&block("up", &worker.server));
+    let output = in_time(handed(&folder, &open, "").kill_on_drop(true).output()).await.unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(64), "{said}");
+    assert!(said.contains("key `listen.plaintext`: other machines can reach 0.0.0.0:"), "{said}");
+    let folder = Folder::with(&format!("plaintext = true\n{keys}"));
+    folder.write(&block("up", &worker.server));
+    let mut program = Program::launch(handed(&folder, &open, "")).await;
+    program.signal("TERM");
+    assert_eq!(program.ended().await, Some(0));
+}
+
 /// Who comes while no process is there waits at the socket; who is being served is served to the end.
 #[tokio::test]
 async fn no_request_fails_while_processes_follow_each_other() {

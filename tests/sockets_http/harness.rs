@@ -74,6 +74,7 @@ pub(crate) fn settings() -> ListenSettings {
     ListenSettings {
         address: SocketAddr::from(([127, 0, 0, 1], 0)),
         tls: None,
+        plaintext: false,
         allowed_hosts: vec!["gate.example".to_owned()],
         allowed_origins: vec!["https://app.example:8443".to_owned()],
         body_bytes_max: NonZeroUsize::new(BODY_MAX).unwrap(),

@@ -1,0 +1,63 @@
+//! Who can reach the clients' listener, and whether that is what the rest of the file says.
+
+use std::net::SocketAddr;
+
+use super::super::error::Report;
+use super::super::raw::{AuthMode, RawConfig};
+use super::{is_loopback, value_or};
+use crate::server::is_loopback as names_loopback;
+
+pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut Report) {
+    // What cannot be read may say anything.
+    if ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key)) {
+        return;
+    }
+    let has_keys = raw.auth.mode.as_ref().is_some_and(|mode| mode.value == AuthMode::ApiKeys);
+    let is_anonymous = value_or(raw.auth.anonymous.as_ref(), false);
+    if is_loopback(address) {
+        if !has_keys && !is_anonymous {
+            warn_of_many(raw, report);
+        }
+        return;
+    }
+    let Some(written) = &raw.listen.address else { return };
+    let has_tls = raw.listen.tls.certificate.is_some() || report.blames("listen.tls");
+    if has_keys {
+        if !has_tls && !value_or(raw.listen.plaintext.as_ref(), false) && !report.blames("listen.plaintext") {
+            report.mistake(
+                &written.place,
+                "other machines can reach this address, and their keys would come in clear; write [listen.tls], or \
+                 `plaintext = true` in [listen] if a proxy in front of it speaks TLS",
+            );
+        }
+    } else if !is_anonymous {
+        report.mistake(
+            &written.place,
+            "other machines can reach this address while `auth.mode` is \"none\"; write a loopback address, \
+             or in [auth] `mode = \"api_keys\"` to serve holders of keys, or `anonymous = true` to serve anybody",
+        );
+    } else if let Some(anonymous) = &raw.auth.anonymous
+        && raw.listen.allowed_hosts_place.is_none()
+        && !has_tls
+    {
+        report.warning(
+            &anonymous.place,
+            "serves anybody, but by no name: requests may name loopback and the address that they came to, and are \
+             refused otherwise; write the names that clients use into `listen.allowed_hosts`",
+        );
+    }
+}
+
+/// The gateway starts all the same: who wrote such a file for a version that took all for one person is served.
+fn warn_of_many(raw: &RawConfig, report: &mut Report) {
+    if let Some(place) = &raw.listen.allowed_hosts_place
+        && !raw.listen.allowed_hosts.iter().all(|name| names_loopback(name))
+    {
+        report.warning(
+            place,
+            "others than one person come by these names, and nobody is asked for credentials: everybody is served as \
+             nobody in particular, without a list of tasks, and whoever knows a task's id can read it for an hour at \
+             most; write in [auth] `anonymous = true` if that is meant, or `mode = \"api_keys\"`",
+        );
+    }
+}

@@ -48,6 +48,10 @@ pub struct EventGate {
     state: State,
     /// Bytes of the line under way, held or gone by.
     line: usize,
+    /// Where it begins in what is held, if all of it is.
+    line_start: usize,
+    /// So many bytes of its data are known to be blank.
+    blanks: usize,
     /// Whether a line feed that comes next belongs to the carriage return before it.
     after_return: bool,
     /// Whether the last event was kept out.
@@ -85,6 +89,8 @@ impl EventGate {
             held: BytesMut::new(),
             state: State::Lead,
             line: 0,
+            line_start: 0,
+            blanks: 0,
             after_return: false,
             withheld: false,
             has_field: false,
@@ -136,6 +142,7 @@ impl EventGate {
             if std::mem::take(&mut self.line) > 0 {
                 if self.state == State::Lead {
                     self.decide(&mut out);
+                    self.begin_line();
                 }
                 continue;
             }
@@ -149,6 +156,7 @@ impl EventGate {
             }
             from = at;
             self.state = State::Lead;
+            self.begin_line();
             self.has_field = false;
             self.is_of_interest = false;
         }
@@ -192,6 +200,7 @@ impl EventGate {
         }
         if !self.held.is_empty() {
             self.held.extend_from_slice(b"\n");
+            self.begin_line();
         } else if self.state == State::Passing || !self.withheld {
             out.push(Passage::Through(bytes.slice(..1)));
         }
@@ -226,14 +235,20 @@ impl EventGate {
         }
     }
 
-    /// Looks at the last line of the lead, as far as it has come.
+    fn begin_line(&mut self) {
+        self.line_start = self.held.len();
+        self.blanks = 0;
+    }
+
+    /// Looks at the last line of the lead, as far as it has come; at no byte of its data again.
     fn decide(&mut self, out: &mut Vec<Passage>) {
-        let text = self.held.trim_ascii_end();
-        let start = memchr::memrchr2(b'\r', b'\n', text).map_or(0, |end| end + 1);
-        let line = &text[start..];
+        let line = &self.held[self.line_start..];
         self.has_field |= !line.starts_with(b":");
         let Some(data) = line.strip_prefix(b"data:") else { return };
-        let Some(&first) = data.trim_ascii_start().first() else { return };
+        let Some(&first) = data[self.blanks..].iter().find(|byte| !byte.is_ascii_whitespace()) else {
+            self.blanks = data.len();
+            return;
+        };
         let is_wanted = match self.whole {
             Whole::Nothing => false,
             Whole::Arrays => first == b'[',

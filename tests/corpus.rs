@@ -31,6 +31,21 @@ fn kept_texts_are_scanned_as_serde_json_reads_them() {
 }
 
 #[test]
+fn kept_lines_are_cut_the_same_in_any_pieces() {
+    replay("lines", 5, |text| checks::lines(text).to_string());
+}
+
+#[test]
+fn kept_schemas_are_read_for_their_headers() {
+    replay("schema", 8, |text| checks::schema(text).to_owned());
+}
+
+#[test]
+fn kept_answers_are_taken_by_their_keys() {
+    replay("answers", 6, checks::answers);
+}
+
+#[test]
 fn kept_streams_decode_the_same_in_any_pieces() {
     replay("sse", 12, |stream| checks::sse(stream).to_string());
 }

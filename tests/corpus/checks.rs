@@ -3,9 +3,14 @@
 
 use bytes::Bytes;
 use serde_json::Value;
+use taskgate::dialect::inputs;
+use taskgate::task::{Answer, InputKey};
+use taskgate::upstream::mirrored::{self, Annotations};
 use taskgate::wire::envelope::{self, EnvelopeError, Message, Params};
-use taskgate::wire::framing::{FramingError, SseDecoder, SseEvent, sse_message};
-use taskgate::wire::{Object, Payload, ScanError, ScanLimits};
+use taskgate::wire::framing::{
+    EventGate, FramingError, LineDecoder, Passage, Primers, SseDecoder, SseEvent, Whole, sse_message,
+};
+use taskgate::wire::{Object, Payload, ScanError, ScanLimits, canonical};
 
 /// Reads a message, checks that what was read is written back, and names its kind.
 pub(crate) fn envelope(text: &[u8]) -> &'static str {
@@ -63,9 +68,9 @@ fn payload(params: &Params) -> Option<&Payload> {
 /// The members of an object are those that a tree of it has, and any of them can be taken out.
 fn members(object: &Object) {
     let Value::Object(mut tree) = object.payload().read().expect("payloads are JSON") else { panic!("not an object") };
-    assert_eq!(object.keys().count(), tree.len());
-    for key in object.keys() {
-        let value = object.get(&key).expect("a key has a value");
+    assert_eq!(object.entries().count(), tree.len());
+    for (key, value) in object.entries() {
+        assert_eq!(object.get(&key).as_ref(), Some(&value), "{key}");
         assert_eq!(value.read::<Value>().ok().as_ref(), tree.get(key.as_ref()), "{key}");
         if let Some(inner) = object.get_object(&key) {
             assert_eq!(inner.keys().count(), tree[key.as_ref()].as_object().map_or(0, serde_json::Map::len));
@@ -89,6 +94,10 @@ pub(crate) fn scan(text: &[u8]) -> &'static str {
     let reference = serde_json::from_slice::<Value>(&text);
     match (Payload::parse(&text, limits), reference) {
         (Ok(payload), Ok(value)) => {
+            // Its canonical form says the same, and is its own.
+            let plain = Payload::parse(&canonical(&payload).into(), limits).expect("the canonical form is JSON");
+            assert_eq!(plain.read::<Value>().ok().as_ref(), Some(&value));
+            assert_eq!(canonical(&plain), plain.bytes().as_ref());
             assert_eq!(payload.read::<Value>().ok(), Some(value));
             assert_eq!(serde_json::to_string(&payload).ok().as_deref(), Some(payload.as_str()));
             Object::of(&payload).iter().for_each(members);
@@ -115,7 +124,119 @@ pub(crate) fn sse(stream: &[u8]) -> usize {
         let (again, error) = decode(&sse_message(&event.data), usize::MAX, usize::MAX);
         assert!(error.is_none() && again.len() == 1);
     }
+    gate(stream);
     events.len()
+}
+
+/// A gate lets a stream through as it came, but for a mark at its start; and keeps out only what says nothing.
+fn gate(stream: &[u8]) {
+    let bare = stream.strip_prefix(b"\xef\xbb\xbf").unwrap_or(stream);
+    for piece in [1, 3, usize::MAX] {
+        for whole in [Whole::Nothing, Whole::Arrays, Whole::Messages] {
+            assert_eq!(through(stream, piece, EventGate::new(Primers::Pass, whole, usize::MAX)), bare);
+        }
+    }
+    let passed = through(stream, usize::MAX, EventGate::new(Primers::Withhold, Whole::Nothing, usize::MAX));
+    let said = |stream: &[u8]| -> Vec<Bytes> {
+        let (events, _) = decode(stream, usize::MAX, usize::MAX);
+        events.into_iter().map(|event| event.data).filter(|data| !data.trim_ascii().is_empty()).collect()
+    };
+    // A second mark at the start is no mark: the first is put back for whoever reads.
+    assert_eq!(said(&[b"\xef\xbb\xbf", &*passed].concat()), said(stream));
+}
+
+fn through(stream: &[u8], piece: usize, mut gate: EventGate) -> Vec<u8> {
+    let pieces: Vec<_> = stream.chunks(piece).map(Bytes::copy_from_slice).collect();
+    let passages = pieces.iter().flat_map(|piece| gate.feed(piece).expect("nothing is too large"));
+    let mut passed: Vec<u8> = passages.flat_map(|(Passage::Through(bytes) | Passage::Event(bytes))| bytes).collect();
+    passed.extend(gate.finish().unwrap_or_default());
+    passed
+}
+
+/// Cuts text into lines whole, byte by byte and in threes: always the same, and the lines that there are. Returns how
+/// many.
+pub(crate) fn lines(text: &[u8]) -> usize {
+    let cut = |piece: usize, line_bytes_max: usize| {
+        let mut decoder = LineDecoder::new(line_bytes_max);
+        let mut lines = Vec::new();
+        for piece in text.chunks(piece).chain([[].as_slice()]) {
+            match decoder.feed(piece) {
+                Ok(more) => lines.extend(more),
+                Err(_) => return (lines, false),
+            }
+        }
+        (lines, true)
+    };
+    for line_bytes_max in [8, usize::MAX] {
+        let whole = cut(usize::MAX, line_bytes_max);
+        assert_eq!(cut(1, line_bytes_max), whole);
+        assert_eq!(cut(3, line_bytes_max), whole);
+    }
+    let ended = text.iter().rposition(|byte| *byte == b'\n').map_or(&[][..], |last| &text[..last]);
+    let expected = ended.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let expected: Vec<_> = expected.filter(|line| !line.is_empty()).collect();
+    let (found, _) = cut(usize::MAX, usize::MAX);
+    assert_eq!(found, expected);
+    found.len()
+}
+
+/// Reads what a schema says about headers. What is left after annotations are taken out may be relied on.
+pub(crate) fn schema(text: &[u8]) -> &'static str {
+    let Ok(schema) =
+        Payload::parse(&Bytes::copy_from_slice(text), ScanLimits { depth_max: 100, ..ScanLimits::UPSTREAM })
+    else {
+        return "refused";
+    };
+    match mirrored::read(&schema) {
+        Annotations::Valid(found) if found.is_empty() => "none",
+        Annotations::Valid(_) => "valid",
+        Annotations::Stripped { schema: stripped, kept } => {
+            let again = Payload::parse(stripped.bytes(), ScanLimits::UPSTREAM).expect("what is left is JSON");
+            assert_eq!(mirrored::read(&again), Annotations::Valid(kept));
+            let (mut before, mut after) = (schema.read::<Value>().ok(), again.read::<Value>().ok());
+            before.iter_mut().chain(&mut after).for_each(bare);
+            assert_eq!(before, after, "all else stays");
+            "stripped"
+        }
+    }
+}
+
+/// Takes out everything of an annotation's name, schema or not.
+fn bare(tree: &mut Value) {
+    match tree {
+        Value::Object(members) => {
+            members.remove("x-mcp-header");
+            members.values_mut().for_each(bare);
+        }
+        Value::Array(items) => items.iter_mut().for_each(bare),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => (),
+    }
+}
+
+/// Reads `inputResponses`: each answer under a key as the gateway makes them, and no other. Says how that went.
+pub(crate) fn answers(text: &[u8]) -> String {
+    let Ok(payload) = Payload::parse(&Bytes::copy_from_slice(text), ScanLimits::CLIENT) else {
+        return "refused".into();
+    };
+    let Some(params) = Object::of(&payload) else { return "refused".into() };
+    let Ok(found) = inputs::responses(&params) else { return "wrong".into() };
+    let tree: Value = params.get("inputResponses").map_or(Value::Null, |all| all.read().expect("payloads are JSON"));
+    let made = |number: u32| format!("r{number}");
+    let members = tree.as_object().into_iter().flatten();
+    let named = members.filter_map(|(key, value)| {
+        let number: u32 = key.strip_prefix('r')?.parse().ok()?;
+        (made(number) == *key).then_some((InputKey(number), value))
+    });
+    let named: Vec<_> = named.collect();
+    assert_eq!(named.len(), found.len());
+    for (key, value) in named {
+        let Answer::Result(answer) = &found[&key] else { panic!("an answer is a result") };
+        let answer: Value = answer.read().expect("payloads are JSON");
+        if value.get("_meta").is_none() {
+            assert_eq!(&answer, value);
+        }
+    }
+    found.len().to_string()
 }
 
 fn decode(stream: &[u8], piece: usize, event_bytes_max: usize) -> (Vec<SseEvent>, Option<FramingError>) {

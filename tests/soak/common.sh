@@ -41,7 +41,7 @@ within() {
 }
 
 # serve STORE [PREFIX...]: the gateway with its store in a folder, under the prefix where there is one, and in front of one
-# more upstream where $OTHER is its table. $STORE and $TASKS are further keys of the store and of the upstream's tasks.
+# more upstream where $OTHER is its table. $TASKS are further keys of the upstream's tasks.
 serve() {
 	local store=$1
 	shift
@@ -56,7 +56,6 @@ serve() {
 		[store]
 		kind = "disk"
 		path = "$store"
-		${STORE:-}
 		[upstreams.demo]
 		url = "$(head -n 1 "$FOLDER/demo.out")"
 		[upstreams.demo.tasks]

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// The modules, each with the rank that it may use only what stands below in number. Those of one rank do not use
 /// each other, but for the outermost, which put everything together.
-const RANKS: [(&str, usize); 17] = [
+const RANKS: [(&str, usize); 18] = [
+    ("cause", 0),
     ("failpoint", 0),
     ("metric", 0),
     ("wire", 1),
@@ -290,6 +291,18 @@ fn nothing_that_a_request_awaits_applies_an_event_by_itself() {
         }
     }
     assert!(methods >= 10 && applies >= 1, "only {methods} methods and {applies} uses were seen");
+}
+
+/// "The store failed" says nothing: the engine's log lines show what lies beneath an error.
+#[test]
+fn the_engine_logs_errors_with_their_causes() {
+    let mut chains = 0;
+    for source in sources().iter().filter(|source| source.module[0] == "engine") {
+        let code = source.code();
+        chains += code.matches("error = %Chain(").count();
+        assert!(!code.contains("%error"), "{} logs an error without its causes", source.path);
+    }
+    assert!(chains >= 20, "only {chains} errors are logged");
 }
 
 /// A walk that finds nothing must not pass for one that finds nothing wrong.

@@ -5,7 +5,6 @@
 
 use std::collections::VecDeque;
 use std::error::Error as StdError;
-use std::fmt::Write as _;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,6 +21,7 @@ use hyper_util::rt::TokioExecutor;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_platform_verifier::BuilderVerifierExt as _;
 
+use crate::cause::Chain;
 use crate::tls;
 use crate::wire::envelope::{self, Message};
 use crate::wire::framing::SseDecoder;
@@ -337,13 +337,6 @@ pub(super) fn accepted(response: &http::Response<Incoming>) -> Result<(), Client
 
 /// An error with all its causes, on one line.
 #[must_use]
-pub fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        // Writing to a string cannot fail.
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text
+pub fn chain(error: &(dyn StdError + 'static)) -> String {
+    Chain(error).to_string()
 }

@@ -44,6 +44,7 @@ use self::taken_up::Unproven;
 use super::Engine;
 use super::admission::Place;
 use super::call::{Aside, CallEnd, CallEvent, CallSpec, CallStream, Rounds, Seat};
+use crate::cause::Chain;
 use crate::failpoint;
 use crate::metric;
 use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, Shown, TaskKey};
@@ -103,7 +104,7 @@ async fn settle_after_panic(engine: &Arc<Engine>, concerned: Concerned) {
             let settled = engine.apply(&key, Event::Faulted { attempt, failure }).await;
             engine.live.remove(&key);
             if let Err(error) = settled {
-                tracing::error!(%error, "the task of a runner that panicked could not be settled");
+                tracing::error!(error = %Chain(&error), "the task of a runner that panicked could not be settled");
             }
         }
         Concerned::Client(seat) => seat.tell(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await,
@@ -379,7 +380,7 @@ impl Runner {
                         Next::Stop
                     }
                     Err(error) => {
-                        tracing::error!(%error, "the task could not be marked as sent and is not sent");
+                        tracing::error!(error = %Chain(&error), "the task could not be marked as sent and is not sent");
                         self.end(lost(GatewayFault::new(Reason::StoreFailed, self.executed_so_far()))).await
                     }
                 }
@@ -471,7 +472,7 @@ impl Runner {
         row.progress_due = Some(Instant::now() + PROGRESS_INTERVAL);
         let (key, event) = (row.key.clone(), Event::Progressed { attempt: self.attempt, message });
         if let Err(error) = self.apply(&key, event).await {
-            tracing::warn!(%error, "progress was not stored");
+            tracing::warn!(error = %Chain(&error), "progress was not stored");
         }
         Next::Continue
     }

@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 
 use super::misses::Misses;
+use crate::cause::Chain;
 use crate::dialect::fallback_tools::{Asked, FallbackTool, FallbackTools, LEVELS};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::{FaceDialect, Reply};
@@ -210,6 +211,6 @@ async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: Fa
 }
 
 fn unserved(error: &TaskError) -> RpcError {
-    tracing::error!(%error, "a task could not be served");
+    tracing::error!(error = %Chain(error), "a task could not be served");
     gateway_error(&GatewayFault::new(error.reason(), Executed::No))
 }

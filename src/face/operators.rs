@@ -15,6 +15,7 @@ use serde::Serialize;
 use tokio::sync::Mutex;
 
 use super::http::{Endpoint, Inbound, Response, empty_body, full_body};
+use crate::cause::Chain;
 use crate::dialect::faults::reason_key;
 use crate::engine::{Engine, TaskError};
 use crate::task::digest::{SHORT, principal_reference, task_reference};
@@ -353,7 +354,7 @@ fn answer(answer: Result<impl Serialize, Refused>) -> Response {
         Err(Refused::Ambiguous) => (StatusCode::CONFLICT, "more than one task has this reference", None),
         Err(Refused::Ended(task)) => (StatusCode::CONFLICT, "the task has ended", Some(*task)),
         Err(Refused::Failed(error)) => {
-            tracing::error!(%error, "an operator could not be served");
+            tracing::error!(error = %Chain(&error), "an operator could not be served");
             (StatusCode::SERVICE_UNAVAILABLE, "the store failed", None)
         }
     };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Next, Runner};
+use crate::cause::Chain;
 use crate::engine::TaskError;
 use crate::engine::apply::Applied;
 use crate::task::{Event, Shown, StoredCall, TaskKey};
@@ -124,7 +125,7 @@ impl Runner {
         self.checkpoint.rest();
         self.is_steady().await;
         if let Err(error) = self.keep_place().await {
-            tracing::warn!(%error, "where a call can be taken up was not stored");
+            tracing::warn!(error = %Chain(&error), "where a call can be taken up was not stored");
         }
         if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { Next::Continue }
     }
@@ -145,7 +146,7 @@ impl Runner {
                 Next::Stop
             }
             Err(error) => {
-                tracing::warn!(%error, "a call could not be left to a later life and is waited for");
+                tracing::warn!(error = %Chain(&error), "a call could not be left to a later life and is waited for");
                 self.checkpoint.stirred();
                 Next::Continue
             }

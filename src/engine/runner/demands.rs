@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::questions::NotPut;
 use super::{Failure, Next, Outcome, Runner};
+use crate::cause::Chain;
 use crate::engine::call::Askable;
 use crate::task::{Executed, GatewayFault};
 use crate::upstream::Answer;
@@ -75,7 +76,7 @@ impl Runner {
         if demand.open.is_empty() {
             // Whoever took the old exchange up would be asked anew, and the call made once more.
             if let Err(error) = self.forget_place().await {
-                tracing::error!(%error, "the call could not be marked as sent and is not sent again");
+                tracing::error!(error = %Chain(&error), "the call could not be marked as sent and is not sent again");
                 return self.end(super::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await;
             }
             self.stage.repeat(&self.spec);

@@ -5,6 +5,7 @@
 
 use super::row::not_stored;
 use super::{CallEnd, CallEvent, Next, Runner, lost};
+use crate::cause::Chain;
 use crate::engine::TaskError;
 use crate::store::{StoreError, Stored};
 use crate::task::digest::{Named, Whose};
@@ -39,7 +40,7 @@ impl Runner {
     }
 
     async fn not_stored(&mut self, error: StoreError) -> Next {
-        tracing::warn!(%error, "a named call has no task");
+        tracing::warn!(error = %Chain(&error), "a named call has no task");
         self.end(lost(not_stored(error))).await
     }
 
@@ -58,7 +59,7 @@ impl Runner {
             }
             Err(TaskError::Unknown) => None,
             Err(error) => {
-                tracing::warn!(%error, "the task of a repeated call could not be read");
+                tracing::warn!(error = %Chain(&error), "the task of a repeated call could not be read");
                 // The first one may have run; this one certainly did not.
                 let fault = GatewayFault::new(error.reason(), Executed::Unknown);
                 Some(self.end(Outcome::Faulted(Failure::Gateway(fault))).await)

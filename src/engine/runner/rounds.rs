@@ -4,6 +4,7 @@
 use tokio::time::Instant;
 
 use super::{CallEvent, Next, Runner};
+use crate::cause::Chain;
 use crate::engine::call::{CallEnd, Retry, Seat};
 use crate::task::{Event, Phase, Plan, Task};
 
@@ -28,7 +29,7 @@ impl Runner {
             // The order that says so is on its way.
             Ok(_) => return Next::Continue,
             Err(error) => {
-                tracing::warn!(%error, "questions could not be read and are refused");
+                tracing::warn!(error = %Chain(&error), "questions could not be read and are refused");
                 return self.give_up_all().await;
             }
         };
@@ -56,7 +57,7 @@ impl Runner {
         let task = match self.engine.apply(&key, Event::Answered { answers: retry.answers }).await {
             Ok(applied) => applied.task,
             Err(error) => {
-                tracing::error!(%error, "answers could not be stored");
+                tracing::error!(error = %Chain(&error), "answers could not be stored");
                 self.client.end(CallEnd::Gone).await;
                 return Next::Continue;
             }

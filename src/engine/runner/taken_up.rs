@@ -18,6 +18,7 @@ use super::questions::Inputs;
 use super::row::Row;
 use super::stage::Stage;
 use super::{Concerned, Next, Runner, SharedConcerned, lost, spawn};
+use crate::cause::Chain;
 use crate::dialect::peer::question_method;
 use crate::engine::Engine;
 use crate::engine::call::CallSpec;
@@ -128,7 +129,7 @@ impl Runner {
         self.unproven = Some(Unproven { what: Taking::Up, since: Instant::now(), is_counted: true });
         // An event that no longer applies has an order behind it that says why.
         if let Err(error) = self.engine.apply(&task.key, Event::TakenUp { attempt: self.attempt }).await {
-            tracing::warn!(%error, "that a call is taken up was not stored");
+            tracing::warn!(error = %Chain(&error), "that a call is taken up was not stored");
         }
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
         let ran = self.engine.clock.now().since(since);
@@ -137,7 +138,7 @@ impl Runner {
         match self.stage.resume(&self.spec, token).await {
             Ok(()) => self.deliver(task.recovery.undelivered.clone()).await,
             Err(error) => {
-                tracing::info!(%error, "a call could not be taken up");
+                tracing::info!(error = %Chain(&error), "a call could not be taken up");
                 self.not_taken_up().await
             }
         }
@@ -193,7 +194,7 @@ impl Runner {
             && let Some(key) = self.row_key()
             && let Err(error) = self.engine.apply(&key, Event::Alive { attempt: self.attempt }).await
         {
-            tracing::warn!(%error, "that a call is alive was not stored");
+            tracing::warn!(error = %Chain(&error), "that a call is alive was not stored");
         }
     }
 

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::{Inquiry, Promotable, Response, StatelessFace};
+use crate::cause::Chain;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{Complaint, inputs};
 use crate::engine::{Askable, CallEnd, CallEvent, Questions, Retry, Rounds, TaskError};
@@ -127,7 +128,7 @@ impl StatelessFace {
         self.served.engine.held(key).await.map_err(|error| match error {
             TaskError::Unknown => NotHeld::Complaint(Complaint::State),
             TaskError::Contended | TaskError::Store(_) => {
-                tracing::error!(%error, "a held call could not be read");
+                tracing::error!(error = %Chain(&error), "a held call could not be read");
                 NotHeld::Fault(GatewayFault::new(error.reason(), Executed::Unknown))
             }
         })

@@ -1,6 +1,7 @@
 //! The methods of the tasks extension.
 
 use super::{Inquiry, Response, StatelessFace};
+use crate::cause::Chain;
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::faults::no_words;
@@ -40,7 +41,7 @@ impl StatelessFace {
                 missed(inquiry.addressee.complaint(&complaint))
             }
             Err(Refused::Task(error)) => {
-                tracing::error!(%error, "a task could not be served");
+                tracing::error!(error = %Chain(&error), "a task could not be served");
                 inquiry.addressee.fault(&GatewayFault::new(error.reason(), Executed::No))
             }
         }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use super::call::{Driver, Ending};
 use super::desk::Put;
+use crate::cause::Chain;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::inputs;
 use crate::dialect::reintroduction::session_question;
@@ -60,7 +61,7 @@ impl Driver {
             self.withdraw(&mut round, open).await;
             if !self.put(&mut round, open).await {
                 if let Err(error) = self.engine.let_go(key).await {
-                    tracing::warn!(%error, "a held call could not be ended");
+                    tracing::warn!(error = %Chain(&error), "a held call could not be ended");
                 }
                 return Next::Over(self.cannot_be_asked(None));
             }
@@ -71,7 +72,7 @@ impl Driver {
                 biased;
                 () = cancelled.cancelled() => {
                     if let Err(error) = self.engine.let_go(key).await {
-                        tracing::warn!(%error, "a held call could not be cancelled");
+                        tracing::warn!(error = %Chain(&error), "a held call could not be cancelled");
                     }
                     return Next::Cancelled;
                 }
@@ -103,7 +104,7 @@ impl Driver {
 
     async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, Ending> {
         self.engine.held(key).await.map_err(|error| {
-            tracing::error!(%error, "a held call could not be read");
+            tracing::error!(error = %Chain(&error), "a held call could not be read");
             lost(error.reason())
         })
     }

@@ -11,6 +11,7 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
 use super::lines::{Hearing, Listener, NotListening};
+use crate::cause::Chain;
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::core_2025_11_25::messages::{self, Step};
 use crate::dialect::faults::gateway_error;
@@ -124,7 +125,7 @@ impl Awaiting {
                 Err(Complaint::UnknownTask.to_error(ProtocolVersion::NEWEST_SESSION))
             }
             Err(error) => {
-                tracing::error!(%error, "an outcome could not be read");
+                tracing::error!(error = %Chain(&error), "an outcome could not be read");
                 Err(gateway_error(&GatewayFault::new(error.reason(), Executed::Unknown)))
             }
         }

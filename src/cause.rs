@@ -1,0 +1,60 @@
+//! An error with all that lies beneath it, as log lines show it.
+
+use std::error::Error;
+use std::fmt;
+
+/// More causes than any error here has; a chain that is longer is one that never ends.
+const DEPTH_MAX: usize = 16;
+
+/// Writes an error, and behind it each cause that says something new: `the store failed: disk I/O error`.
+#[derive(Clone, Copy)]
+pub struct Chain<'a>(pub &'a (dyn Error + 'static));
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = self.0.to_string();
+        f.write_str(&said)?;
+        let mut cause = self.0.source();
+        for _ in 0..DEPTH_MAX {
+            let Some(found) = cause else { break };
+            let words = found.to_string();
+            // Wrappers often repeat what they wrap.
+            if !said.contains(&words) {
+                write!(f, ": {words}")?;
+                said = words;
+            }
+            cause = found.source();
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Chain<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{words}")]
+    struct Layer {
+        words: &'static str,
+        #[source]
+        cause: Option<Box<dyn Error + Send + Sync>>,
+    }
+
+    #[test]
+    fn every_cause_is_said_once() {
+        let deepest = Layer { words: "disk I/O error", cause: None };
+        let middle = io::Error::other(deepest);
+        let outer = Layer { words: "the store failed", cause: Some(middle.into()) };
+        let whole = Layer { words: "the store did not do it", cause: Some(Box::new(outer)) };
+        assert_eq!(Chain(&whole).to_string(), "the store did not do it: the store failed: disk I/O error");
+    }
+}

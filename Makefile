@@ -102,6 +102,7 @@ fuzz:
 KILL_CYCLES ?= 40
 RESTARTS ?= 200
 POWER_CUT_IMAGES ?= 2000
+STORED_RESULTS ?= 80000
 soak: setup
 	$(call step,power cuts: $(POWER_CUT_IMAGES) images)
 	@TASKGATE_POWER_CUT_IMAGES=$(POWER_CUT_IMAGES) TASKGATE_PEERS="$(PEERS)" cargo test --quiet --locked --test power_cut -- --nocapture
@@ -109,6 +110,8 @@ soak: setup
 	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test kill_cycles -- --nocapture
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test restarts
+	$(call step,memory: $(STORED_RESULTS) small results)
+	@STORED_RESULTS=$(STORED_RESULTS) cargo test --locked --test operations -- --nocapture --test-threads 1 small_results
 	$(call step,disks and descriptors)
 	@cargo build --locked
 	for script in full_disk filled_disk failing_sync few_descriptors black_hole; do

@@ -4,6 +4,7 @@
 //! Read [`model`], then [`mod@transition`].
 
 pub mod digest;
+mod exact;
 pub mod id;
 pub mod model;
 pub mod names;

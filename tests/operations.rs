@@ -11,6 +11,8 @@ mod handover;
 mod leaving;
 #[path = "operations/long_list.rs"]
 mod long_list;
+#[path = "operations/memory.rs"]
+mod memory;
 #[path = "operations/operators.rs"]
 mod operators;
 #[path = "operations/program.rs"]

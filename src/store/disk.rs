@@ -342,6 +342,7 @@ fn closed() -> StoreError {
 #[async_trait]
 impl TaskStore for DiskStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
+        debug_assert!(task.is_exact(), "a task holds more than it counts");
         self.put(Write::Insert(Arc::new(task.clone()))).await
     }
 
@@ -365,6 +366,7 @@ impl TaskStore for DiskStore {
     }
 
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+        debug_assert!(task.is_exact(), "a task holds more than it counts");
         let task = Arc::new(task.clone());
         let revision = self.put(Write::Replace { expected, task: Arc::clone(&task) }).await?;
         if task.is_settled() {

@@ -175,6 +175,7 @@ impl MemoryStore {
 #[async_trait]
 impl TaskStore for MemoryStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
+        debug_assert!(task.is_exact(), "a task holds more than it counts");
         let bytes = task.stored_bytes();
         self.take_bytes(bytes)?;
         let revision = Revision(1);
@@ -221,6 +222,7 @@ impl TaskStore for MemoryStore {
     }
 
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+        debug_assert!(task.is_exact(), "a task holds more than it counts");
         let mut shard = self.shard(&task.key).lock();
         let old = match shard.rows.get(&task.key) {
             Some(row) if row.revision == expected => Arc::clone(&row.task),

@@ -59,7 +59,8 @@ pub struct Usage {
     pub bytes: usize,
 }
 
-/// A keeper of tasks. Every implementation passes the suite in `contract`.
+/// A keeper of tasks. Every implementation passes the suite in `contract`. What it is given holds no more than it counts
+/// ([`Task::is_exact`]), so that bounds in bytes are bounds of memory.
 ///
 /// What clients see of a settled task never changes, so any cache may hold it. A full store refuses; it never evicts.
 /// All methods are cancel safe in this sense: a dropped call has either happened whole or not at all.

@@ -11,8 +11,26 @@ use super::scan::{self, ScanError, ScanLimits};
 /// Invariant: the text is UTF-8 and one well-formed JSON value without whitespace around it. Only [`crate::wire::scan`] and
 /// serialisation of our own values make one (and a store gives it back), so nobody checks again. Key order, number spelling
 /// and unknown members survive (protocol.md T-14).
-#[derive(Clone, PartialEq, Eq, Hash)]
-pub struct Payload(Bytes);
+#[derive(Clone)]
+pub struct Payload {
+    text: Bytes,
+    /// Whether the text has a buffer of its own: keeping it keeps nothing else.
+    is_exact: bool,
+}
+
+impl PartialEq for Payload {
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Payload {}
+
+impl std::hash::Hash for Payload {
+    fn hash<H: std::hash::Hasher>(&self, state: &mut H) {
+        self.text.hash(state);
+    }
+}
 
 impl Payload {
     /// Scans a text that is one JSON value; whitespace around it is left out.
@@ -21,25 +39,26 @@ impl Payload {
     /// Whatever the strict scan refuses: see [`ScanError`].
     pub fn parse(text: &Bytes, limits: ScanLimits) -> Result<Self, ScanError> {
         let outline = scan::scan(text, limits)?.flawless()?;
-        Ok(Self(text.slice(outline.root)))
+        Ok(Self::from_scanned(text.slice(outline.root)))
     }
 
     /// Takes text that a scan has just accepted, or one put together from such texts.
     pub(in crate::wire) const fn from_scanned(text: Bytes) -> Self {
-        Self(text)
+        Self { text, is_exact: false }
     }
 
     /// Takes back text that was a payload when it was put away. The caller vouches that not a bit of it has changed
-    /// since (the stores do by a checksum); only its being text is looked at again.
+    /// since (the stores do by a checksum), and that it has a buffer of its own, or shares one with the rest of its
+    /// task alone; only its being text is looked at again.
     #[must_use]
     pub fn restored(text: Bytes) -> Option<Self> {
-        std::str::from_utf8(&text).is_ok().then_some(Self(text))
+        std::str::from_utf8(&text).is_ok().then_some(Self { text, is_exact: true })
     }
 
     /// The payload `{}`.
     #[must_use]
     pub const fn empty_object() -> Self {
-        Self(Bytes::from_static(b"{}"))
+        Self { text: Bytes::from_static(b"{}"), is_exact: true }
     }
 
     /// Writes one of our own values as a payload.
@@ -48,47 +67,53 @@ impl Payload {
     /// If `value` cannot be written as JSON (a map with keys that are no strings): a bug at the caller.
     pub fn of<T: serde::Serialize + ?Sized>(value: &T) -> Self {
         let text = serde_json::to_vec(value).expect("our own values serialise");
-        Self(Bytes::from(text))
+        Self { text: Bytes::from(text.into_boxed_slice()), is_exact: true }
     }
 
     #[must_use]
     pub fn as_str(&self) -> &str {
-        std::str::from_utf8(&self.0).expect("a payload is UTF-8 by its invariant")
+        std::str::from_utf8(&self.text).expect("a payload is UTF-8 by its invariant")
     }
 
     #[must_use]
     pub const fn bytes(&self) -> &Bytes {
-        &self.0
+        &self.text
     }
 
     /// The text, given up.
     #[must_use]
     pub fn into_bytes(self) -> Bytes {
-        self.0
+        self.text
     }
 
     /// Bytes of text.
     #[must_use]
     pub const fn len(&self) -> usize {
-        self.0.len()
+        self.text.len()
     }
 
     /// Never true for a JSON value; here because `len` is.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.text.is_empty()
     }
 
     /// The items of an array, verbatim; none if the text is no array.
     pub fn items(&self) -> impl Iterator<Item = Self> {
-        scan::walk::items(&self.0).map(|span| Self(self.0.slice(span)))
+        scan::walk::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
     }
 
     /// Copies the text out of the larger buffer that it may be a slice of, so that keeping a small
     /// payload does not keep a large body.
     #[must_use]
     pub fn detached(&self) -> Self {
-        Self(Bytes::copy_from_slice(&self.0))
+        Self { text: Bytes::copy_from_slice(&self.text), is_exact: true }
+    }
+
+    /// Whether it is certain that keeping the text keeps nothing else in memory.
+    #[must_use]
+    pub const fn is_exact(&self) -> bool {
+        self.is_exact
     }
 
     /// Reads the text into one of our own types (small values only: ids, capabilities).
@@ -96,7 +121,7 @@ impl Payload {
     /// # Errors
     /// If the value has another shape.
     pub fn read<'a, T: serde::Deserialize<'a>>(&'a self) -> Result<T, serde_json::Error> {
-        serde_json::from_slice(&self.0)
+        serde_json::from_slice(&self.text)
     }
 }
 
@@ -115,14 +140,15 @@ pub(in crate::wire) fn write_string(out: &mut Vec<u8>, text: &str) {
 impl fmt::Debug for Payload {
     /// Shows the size alone: payloads are other people's data and do not belong in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Payload({} bytes)", self.0.len())
+        write!(f, "Payload({} bytes)", self.text.len())
     }
 }
 
 impl serde::Serialize for Payload {
     /// Writes the text verbatim into a surrounding `serde_json` document.
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let raw: &serde_json::value::RawValue = serde_json::from_slice(&self.0).map_err(serde::ser::Error::custom)?;
+        let raw: &serde_json::value::RawValue =
+            serde_json::from_slice(&self.text).map_err(serde::ser::Error::custom)?;
         raw.serialize(serializer)
     }
 }

@@ -7,6 +7,8 @@ pub mod admission;
 pub mod apply;
 pub mod call;
 mod change;
+mod doubt;
+pub mod pauses;
 pub mod recovery;
 pub mod runner;
 mod survey;
@@ -40,6 +42,7 @@ pub struct Engine {
     live: runner::LiveRunners,
     runners: TaskTracker,
     changes: change::Changes,
+    doubts: doubt::Doubts,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
 }
@@ -67,6 +70,7 @@ impl Engine {
             live: runner::LiveRunners::default(),
             runners: TaskTracker::new(),
             changes: change::Changes::default(),
+            doubts: doubt::Doubts::default(),
             leaving: CancellationToken::new(),
         })
     }

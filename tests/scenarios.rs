@@ -17,6 +17,8 @@ mod cancelling;
 mod crowd;
 #[path = "scenarios/demands.rs"]
 mod demands;
+#[path = "scenarios/doubts.rs"]
+mod doubts;
 #[path = "scenarios/draining.rs"]
 mod draining;
 #[path = "scenarios/dropped.rs"]
@@ -41,6 +43,8 @@ mod lifetime;
 mod listening;
 #[path = "scenarios/lives.rs"]
 mod lives;
+#[path = "scenarios/moment.rs"]
+mod moment;
 #[path = "scenarios/named.rs"]
 mod named;
 #[path = "scenarios/native.rs"]

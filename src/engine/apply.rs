@@ -4,12 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
+use super::doubt::Doubt;
+use crate::cause::Chain;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;
 use crate::store::{Revision, StoreError, Stored};
 use crate::task::digest::{Named, Whose};
 use crate::task::{
-    Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Shown, Task, TaskKey, transition,
+    Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Shown, Task, TaskKey, Timestamp, transition,
 };
 
 /// How often a lost race is run again. Each round somebody else got through, so this many means a bug.
@@ -60,37 +62,43 @@ impl Engine {
     /// # Errors
     /// See [`TaskError`]. An outcome that the store has no room for settles the task with a fault that
     /// says so: it is never lost in silence (L8).
-    pub(super) async fn apply(&self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
+    pub(super) async fn apply(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
         self.apply_all(key, vec![event]).await
     }
 
     /// Applies events in one commit. Whether something changed is said of the last one; those before it are left out
-    /// where the store has no room for them.
+    /// where the store has no room for them. A write of which nobody knows whether it was made has its consequences all
+    /// the same once that is known (see `doubt`).
     ///
     /// # Errors
     /// As [`Engine::apply`].
-    pub(super) async fn apply_all(&self, key: &TaskKey, mut events: Vec<Event>) -> Result<Applied, TaskError> {
-        let (mut failures, mut unsure) = (0, None::<(Arc<Task>, Task, Vec<Effect>, bool)>);
+    pub(super) async fn apply_all(self: &Arc<Self>, key: &TaskKey, events: Vec<Event>) -> Result<Applied, TaskError> {
+        let applied = self.try_all(key, events).await;
+        if applied.is_err() {
+            self.ask_until_decided(key);
+        }
+        applied
+    }
+
+    async fn try_all(&self, key: &TaskKey, mut events: Vec<Event>) -> Result<Applied, TaskError> {
+        let (mut failures, mut own) = (0, None::<(Task, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
-            let Stored { task: before, revision } = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
-            if let Some((old, _, effects, changed)) = unsure.take().filter(|(_, written, ..)| *written == *before) {
+            let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
+            if self.decide(key, &row)
+                && let Some((_, changed)) = own.take_if(|(written, _)| *written == *row.task)
+            {
                 // The write was reported as failed, and was made all the same.
-                self.follow(key, &old, &before, effects);
-                return Ok(Applied { task: before, changed });
+                return Ok(Applied { task: row.task, changed });
             }
-            let (mut task, mut effects, mut changed) = ((*before).clone(), Vec::new(), false);
-            for event in &events {
-                let (next, more) = transition(task, event.clone(), now);
-                task = next;
-                changed = !more.is_empty();
-                effects.extend(more);
-            }
+            let Stored { task: before, revision } = row;
+            let (task, effects, changed) = decided(&before, &events, now);
             if effects.is_empty() {
                 return Ok(Applied { task: before, changed: false });
             }
             match self.replace(revision, &before, &task).await {
                 Ok(_) => {
+                    self.decided_by(key, revision);
                     self.follow(key, &before, &task, effects);
                     return Ok(Applied { task: Arc::new(task), changed });
                 }
@@ -104,20 +112,24 @@ impl Engine {
                         None => events = last.into_iter().collect(),
                     }
                 }
-                Err(StoreError::Io(error)) if failures < FAILURES_MAX => {
-                    tracing::warn!(%error, "a change of a task was not stored; it is tried again");
+                Err(StoreError::Io(error)) => {
+                    self.doubt(key, Doubt { before, upon: revision, written: task.clone(), effects });
+                    if failures == FAILURES_MAX {
+                        return Err(StoreError::Io(error).into());
+                    }
+                    tracing::warn!(task = %Which(key), error = %Chain(&error), "a change of a task was not stored; it is tried again");
                     failures += 1;
-                    unsure = Some((before, task, effects, changed));
+                    own = Some((task, changed));
                     tokio::time::sleep(FAILURE_PAUSE).await;
                 }
-                Err(error) => return Err(error.into()),
+                Err(error @ (StoreError::Exists | StoreError::Unsure(_))) => return Err(error.into()),
             }
         }
         Err(TaskError::Contended)
     }
 
     /// What follows from a write.
-    fn follow(&self, key: &TaskKey, before: &Task, after: &Task, effects: Vec<Effect>) {
+    pub(super) fn follow(&self, key: &TaskKey, before: &Task, after: &Task, effects: Vec<Effect>) {
         record(before, after);
         visit_stored(before, after);
         self.perform(key, effects);
@@ -145,6 +157,19 @@ impl Engine {
             }
         }
     }
+}
+
+/// A task after some events, what follows from them, and whether the last one meant something.
+fn decided(before: &Task, events: &[Event], now: Timestamp) -> (Task, Vec<Effect>, bool) {
+    let (mut task, mut effects, mut changed) = (before.clone(), Vec::new(), false);
+    for event in events {
+        let (next, more) = transition(task, event.clone(), now);
+        task = next;
+        changed = !more.is_empty();
+        effects.extend(more);
+    }
+    // Nothing that came in with an event keeps more alive than is counted.
+    (task.exact(), effects, changed)
 }
 
 /// What to store instead of an outcome that the store has no room for.

@@ -14,6 +14,7 @@ use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
 use super::{Cancelled, Engine, Page, Place, TaskError};
+use crate::cause::Chain;
 use crate::failpoint;
 use crate::store::StoreError;
 use crate::task::digest::{Named, Whose};
@@ -133,6 +134,17 @@ impl Engine {
         .await
     }
 
+    /// Cancels a task whose client left before it had its handle (T-27), in the background.
+    pub fn cancel_unheard(self: &Arc<Self>, key: &TaskKey) {
+        let (engine, key) = (Arc::clone(self), key.clone());
+        let cancel = async move {
+            if let Err(error) = engine.given_up(&key).await {
+                tracing::warn!(task = %Which(&key), error = %Chain(&error), "a task that nobody knows was not cancelled");
+            }
+        };
+        self.changes.tracker.spawn(cancel.in_current_span());
+    }
+
     /// Cancels a call that is held between two rounds of questions, for a client that takes its request back. The
     /// upstream is told in the background. A call that is dropped has done all of it, or nothing.
     ///
@@ -165,23 +177,23 @@ impl Engine {
     }
 
     /// A task as it stands, whoever may see it; one whose time is over is settled first.
-    async fn present(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+    async fn present(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         let now = self.clock.now();
         let row = self.store.load(key, now).await?.ok_or(TaskError::Unknown)?;
         if is_overdue(&row.task, now) { self.expired(key).await } else { Ok(row.task) }
     }
 
-    async fn expired(&self, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
+    async fn expired(self: &Arc<Self>, key: &TaskKey) -> Result<Arc<Task>, TaskError> {
         self.apply(key, Event::TtlElapsed).await.map(|applied| applied.task)
     }
 
-    async fn cancelled(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
+    async fn cancelled(self: &Arc<Self>, key: &TaskKey) -> Result<Cancelled, TaskError> {
         visible(self.present(key).await?)?;
         failpoint::hit("cancel-heard");
         self.given_up(key).await
     }
 
-    async fn given_up(&self, key: &TaskKey) -> Result<Cancelled, TaskError> {
+    async fn given_up(self: &Arc<Self>, key: &TaskKey) -> Result<Cancelled, TaskError> {
         let applied = self.apply(key, Event::CancelRequested).await?;
         if !applied.changed && applied.task.recovery.is_untold {
             self.live.abandon(key);

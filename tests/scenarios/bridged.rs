@@ -10,13 +10,13 @@ use crate::script::{Happens, Saw, Script, result};
 use crate::world::{Answer, Rules, World, seconds};
 
 /// One session.
-struct Caller<'w> {
+pub(crate) struct Caller<'w> {
     world: &'w World,
     session: HeaderValue,
 }
 
 impl<'w> Caller<'w> {
-    async fn open(world: &'w World, capabilities: Value) -> Self {
+    pub(crate) async fn open(world: &'w World, capabilities: Value) -> Self {
         let opening = json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": {}});
         let mut caller = Self { world, session: HeaderValue::from_static("none") };
         let answer = caller.post(json!({"id": 0, "method": "initialize", "params": opening})).await;
@@ -25,7 +25,7 @@ impl<'w> Caller<'w> {
     }
 
     /// Sends a message; the head of its answer.
-    async fn post(&self, message: Value) -> Answer {
+    pub(crate) async fn post(&self, message: Value) -> Answer {
         self.post_as(message, AcceptedTypes::Both).await
     }
 

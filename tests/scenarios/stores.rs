@@ -9,7 +9,7 @@ use taskgate::store::{MemoryStore, Revision, StoreError, Stored, TaskStore, Usag
 use taskgate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::store_faults::{Method, StoreFaults};
+use crate::store_faults::{Method, StoreFault, StoreFaults};
 
 /// See the module. Everything else is the store's own doing.
 #[derive(Debug)]
@@ -26,6 +26,10 @@ pub(crate) struct GatedStore {
     pub(crate) failures: AtomicUsize,
     /// Whether whoever uses it has to wait for a turn before it does something, and again before it says so.
     pub(crate) pauses: AtomicBool,
+    /// After the next change, whatever becomes of it, so many reads fail.
+    pub(crate) blind_after: AtomicUsize,
+    /// No change of this task is stored.
+    pub(crate) stuck: Mutex<Option<TaskKey>>,
     inserted: AtomicUsize,
     replaced: AtomicUsize,
 }
@@ -48,6 +52,8 @@ impl GatedStore {
             held_replace: Mutex::default(),
             failures: AtomicUsize::new(0),
             pauses: AtomicBool::new(false),
+            blind_after: AtomicUsize::new(0),
+            stuck: Mutex::default(),
             inserted: AtomicUsize::new(0),
             replaced: AtomicUsize::new(0),
         })
@@ -136,7 +142,15 @@ impl TaskStore for GatedStore {
         if self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
             return Err(std::io::Error::other("the disk is tired").into());
         }
-        self.with(Method::Replace, self.inner.replace(expected, task)).await
+        if self.stuck.lock().as_ref() == Some(&task.key) {
+            return Err(std::io::Error::other("this row is stuck").into());
+        }
+        let done = self.with(Method::Replace, self.inner.replace(expected, task)).await;
+        let blind = self.blind_after.swap(0, Ordering::Relaxed);
+        if blind > 0 {
+            self.faults.strike(Method::Load, StoreFault::Fails, blind);
+        }
+        done
     }
 
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::stage::StageEvent;
 use super::{CallEnd, Next, Rounds, Runner, lost};
+use crate::cause::Chain;
 use crate::dialect::faults::reason_key;
 use crate::dialect::peer::{Refusal, Refused};
 use crate::engine::call::Askable;
@@ -165,7 +166,7 @@ impl Runner {
                     Ok(applied) if applied.changed => Next::Continue,
                     Ok(_) => return Err(NotPut(Refusal::Unanswered)),
                     Err(error) => {
-                        tracing::warn!(%error, "a question could not be stored and was refused");
+                        tracing::warn!(error = %Chain(&error), "a question could not be stored and was refused");
                         return Err(NotPut(Refusal::Unanswered));
                     }
                 }
@@ -226,7 +227,7 @@ impl Runner {
         match self.apply(&key, Event::Withdrawn { attempt: self.attempt, ask }).await {
             Ok(applied) => applied.changed,
             Err(error) => {
-                tracing::warn!(%error, "a question could not be taken off its task");
+                tracing::warn!(error = %Chain(&error), "a question could not be taken off its task");
                 true
             }
         }
@@ -291,7 +292,7 @@ impl Runner {
         match self.engine.held(&key).await {
             Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
             Err(error) => {
-                tracing::warn!(%error, "answers that were accepted could not be read yet");
+                tracing::warn!(error = %Chain(&error), "answers that were accepted could not be read yet");
                 tokio::time::sleep(READ_AGAIN).await;
                 self.engine.live.look_again(&key);
                 Next::Continue
@@ -314,9 +315,8 @@ impl Runner {
             }
         }
         let outcome: Outcome = lost(GatewayFault { executed: Executed::Unknown, ..fault });
-        let next = self.end(outcome).await;
         self.stage.cancel("an answer could not be delivered").await;
-        next
+        self.end(outcome).await
     }
 
     /// Answers a question in nobody's name.

@@ -8,7 +8,9 @@ use tokio::time::Instant;
 use super::client::Held;
 use super::live::Orders;
 use super::{CallEnd, CallEvent, Concerned, Next, Runner};
+use crate::cause::Chain;
 use crate::engine::apply::Applied;
+use crate::engine::pauses::Pauses;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;
@@ -76,7 +78,7 @@ impl Runner {
     /// Adds the row, with its first question where that is what it is made for.
     pub(super) async fn insert(&mut self, shown: Shown, first: Option<Question>) -> Result<Arc<Task>, GatewayFault> {
         self.try_insert(shown, first).await.map_err(|error| {
-            tracing::warn!(%error, "a task could not be stored");
+            tracing::warn!(error = %Chain(&error), "a task could not be stored");
             not_stored(error)
         })
     }
@@ -115,6 +117,7 @@ impl Runner {
         if let Some(question) = first {
             task = transition(task, Event::Asked { attempt: self.attempt, question }, now).0;
         }
+        let task = task.exact();
         let all = self.engine.store.usage_of(&key.owner).bytes;
         if !self.engine.admission.has_room(all, all + task.stored_bytes()) {
             return Err(StoreError::OwnerFull);
@@ -152,13 +155,12 @@ impl Runner {
     /// The client left before it could learn the id: nobody will ever ask (T-27).
     async fn drop_orphan(&mut self) -> Next {
         if let Some(row) = self.row.take() {
-            let mut pause = STORE_RETRY_FIRST;
+            let mut pauses = Pauses::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
             while let Err(error) = self.engine.store.remove(&row.key).await {
-                tracing::warn!(%error, "a task that nobody knows is not dropped yet");
+                tracing::warn!(error = %Chain(&error), "a task that nobody knows is not dropped yet");
                 // Its upstream need not wait for that, and a later life must not send it.
                 self.stage.cancel("the client left").await;
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(STORE_RETRY_LAST);
+                pauses.wait().await;
             }
             // In this order: a row without a runner is taken for one that an earlier life left behind.
             self.engine.live.remove(&row.key);
@@ -180,7 +182,7 @@ impl Runner {
         if let Some(key) = self.row_key()
             && let Err(error) = self.apply(&key, Event::CancelRequested).await
         {
-            tracing::error!(%error, "a cancel could not be stored");
+            tracing::error!(error = %Chain(&error), "a cancel could not be stored");
         }
     }
 
@@ -189,13 +191,15 @@ impl Runner {
         if let Some(key) = self.row_key()
             && let Err(error) = self.engine.apply(&key, Event::Told).await
         {
-            tracing::warn!(%error, "that an upstream was told was not stored");
+            tracing::warn!(error = %Chain(&error), "that an upstream was told was not stored");
         }
     }
 
     /// Settles the task, and answers the client that waits.
     pub(super) async fn end(&mut self, outcome: Outcome) -> Next {
         let outcome = self.of_all_attempts(outcome);
+        // However long the store takes with the outcome: nothing runs at the upstream any more.
+        self.stage.finish();
         if self.spec.plan == Plan::Task && self.asks_first() && self.row.is_some() && self.is_waited_for() {
             // `always` and `required` end in a handle, however quick the call was after its questions.
             match self.promote(None).await {
@@ -237,6 +241,8 @@ impl Runner {
         }
         let attempt = self.attempt;
         let is_cancelled = outcome == Outcome::Cancelled;
+        // Copied once, however often it has to be stored.
+        let outcome = outcome.exact();
         let event = match outcome {
             Outcome::Returned { result, is_error } => Event::Returned { attempt, result, is_error },
             Outcome::Faulted(failure) => Event::Faulted { attempt, failure },
@@ -253,20 +259,25 @@ impl Runner {
             // The upstream cancelled it, so it knows.
             Ok(_) if is_cancelled => self.told().await,
             Ok(_) => (),
-            Err(error) => tracing::error!(%error, "an outcome could not be stored"),
+            Err(error) => tracing::error!(error = %Chain(&error), "an outcome could not be stored"),
         }
     }
 
     /// Stores an outcome, however long the store fails: one that is dropped is lost (L8). Whoever ends the process ends
     /// this, and the task is left to a later life.
     async fn apply_outcome(&mut self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
-        let mut pause = STORE_RETRY_FIRST;
+        let mut pauses = Pauses::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
+        let mut has_failed = false;
         loop {
             match self.engine.apply(key, event.clone()).await {
                 Err(error @ (TaskError::Store(StoreError::Io(_)) | TaskError::Contended)) => {
-                    tracing::warn!(%error, "an outcome is not stored yet");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(STORE_RETRY_LAST);
+                    tracing::warn!(task = %Which(key), error = %Chain(&error), "an outcome is not stored yet");
+                    has_failed = true;
+                    pauses.wait().await;
+                }
+                // A write that was reported as failed was made after all.
+                Ok(applied) if has_failed && says(&applied.task, &event) => {
+                    return Ok(Applied { changed: true, ..applied });
                 }
                 done => return done,
             }
@@ -297,7 +308,7 @@ async fn without_row(engine: &Engine, key: &TaskKey, error: StoreError) -> Store
     match engine.store.remove(key).await {
         Ok(()) => StoreError::Io(cause),
         Err(failed) => {
-            tracing::warn!(%failed, "whether a task was stored is not known");
+            tracing::warn!(error = %Chain(&failed), "whether a task was stored is not known");
             StoreError::Unsure(cause)
         }
     }
@@ -321,6 +332,20 @@ async fn store_new(engine: &Engine, task: &Task) -> Result<(), StoreError> {
         store.insert(&task).await
     });
     Ok(())
+}
+
+/// Whether a task ended as an event says.
+fn says(task: &Task, event: &Event) -> bool {
+    let Phase::Settled(outcome) = &task.phase else { return false };
+    match (outcome, event) {
+        (
+            Outcome::Returned { result, is_error },
+            Event::Returned { result: expected_result, is_error: expected_is_error, .. },
+        ) => result == expected_result && is_error == expected_is_error,
+        (Outcome::Faulted(failure), Event::Faulted { failure: expected, .. }) => failure == expected,
+        (Outcome::Cancelled, Event::CancelRequested) => true,
+        (Outcome::Returned { .. } | Outcome::Faulted(_) | Outcome::Cancelled, _) => false,
+    }
 }
 
 /// How a settled task is told to a client that waits for it.

@@ -121,6 +121,12 @@ impl Stage {
         self.step = StepFuture::Over;
     }
 
+    /// Gives the place back, and lets go of an exchange that has ended.
+    pub(super) fn finish(&mut self) {
+        self.step = StepFuture::Over;
+        self.slot = None;
+    }
+
     /// Makes the call again in its place.
     pub(super) fn repeat(&mut self, spec: &CallSpec) {
         self.step = StepFuture::Beginning(Self::begin(spec));
@@ -145,7 +151,6 @@ impl Stage {
         if let StepFuture::Exchanging(exchange) = &mut self.step {
             exchange.cancel(reason).await;
         }
-        self.step = StepFuture::Over;
-        self.slot = None;
+        self.finish();
     }
 }

@@ -1,0 +1,196 @@
+//! Writes of which nobody knows whether they were made: a commit may be reported as failed and lie in the log all the
+//! same. What follows from one that was made must come about whoever finds that out, and however late.
+//!
+//! A doubt ends where the row shows the write, or a later one, or where another write to the revision that it was made
+//! upon succeeds. Whoever changes the task may find that out; if nobody does, a task of its own asks, with pauses.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::Engine;
+use super::pauses::Pauses;
+use crate::store::{Revision, StoreError, Stored};
+use crate::task::{Effect, Task, TaskKey};
+
+/// Writes in doubt that one task may have. Beyond that its runner and its waiters look for themselves.
+const OF_ONE_MAX: usize = 16;
+
+/// How soon the store is asked, first and at last.
+const ASK_FIRST: Duration = Duration::from_millis(100);
+const ASK_LAST: Duration = Duration::from_secs(5);
+
+/// A write that was reported as failed.
+#[derive(Debug)]
+pub(super) struct Doubt {
+    pub(super) before: Arc<Task>,
+    /// The revision that it was made upon.
+    pub(super) upon: Revision,
+    pub(super) written: Task,
+    pub(super) effects: Vec<Effect>,
+}
+
+/// Doubts by task; there are no more than unsettled tasks.
+#[derive(Debug, Default)]
+pub(super) struct Doubts(Mutex<HashMap<TaskKey, Of>>);
+
+#[derive(Debug, Default)]
+struct Of {
+    doubts: Vec<Doubt>,
+    /// Whether somebody asks until nothing is in doubt.
+    is_asked: bool,
+}
+
+impl Doubts {
+    fn add(&self, key: &TaskKey, doubt: Doubt) {
+        let mut all = self.0.lock();
+        let of = all.entry(key.clone()).or_default();
+        if of.doubts.len() < OF_ONE_MAX {
+            of.doubts.push(doubt);
+        }
+    }
+
+    /// Forgets what is decided by a row that was read: `Err` holds the doubt that was none, and is so as it shows; `Ok`
+    /// says whether the row was written by somebody since, which hides what was before.
+    fn decide(&self, key: &TaskKey, row: &Stored) -> Decided {
+        let mut all = self.0.lock();
+        let Some(of) = all.get_mut(key) else { return Decided::Nothing };
+        let made = of.doubts.iter().position(|doubt| doubt.upon < row.revision && doubt.written == *row.task);
+        let made = made.map(|at| of.doubts.swap_remove(at));
+        let before = of.doubts.len();
+        of.doubts.retain(|doubt| doubt.upon >= row.revision);
+        let is_hidden = of.doubts.len() < before;
+        if of.doubts.is_empty() && !of.is_asked {
+            all.remove(key);
+        }
+        match made {
+            Some(doubt) => Decided::Made(doubt),
+            None if is_hidden => Decided::Hidden,
+            None => Decided::Nothing,
+        }
+    }
+
+    /// A write upon a revision succeeded, so none before it did.
+    fn none_upon(&self, key: &TaskKey, revision: Revision) {
+        let mut all = self.0.lock();
+        if let Some(of) = all.get_mut(key) {
+            of.doubts.retain(|doubt| doubt.upon > revision);
+            if of.doubts.is_empty() && !of.is_asked {
+                all.remove(key);
+            }
+        }
+    }
+
+    /// Whether somebody has to be found who asks.
+    fn wants_asking(&self, key: &TaskKey) -> bool {
+        let mut all = self.0.lock();
+        all.get_mut(key).is_some_and(|of| !of.doubts.is_empty() && !std::mem::replace(&mut of.is_asked, true))
+    }
+
+    /// Whether whoever asks is done.
+    fn is_over(&self, key: &TaskKey) -> bool {
+        let mut all = self.0.lock();
+        let is_over = all.get(key).is_none_or(|of| of.doubts.is_empty());
+        if is_over {
+            all.remove(key);
+        }
+        is_over
+    }
+
+    fn forget(&self, key: &TaskKey) {
+        self.0.lock().remove(key);
+    }
+}
+
+enum Decided {
+    Nothing,
+    /// This was written after all.
+    Made(Doubt),
+    /// Somebody wrote since, upon it or instead of it.
+    Hidden,
+}
+
+impl Engine {
+    /// Remembers a write that was reported as failed.
+    pub(super) fn doubt(&self, key: &TaskKey, doubt: Doubt) {
+        self.doubts.add(key, doubt);
+    }
+
+    /// Does what follows from writes that a row shows to have been made; whether its present state is one of them.
+    pub(super) fn decide(&self, key: &TaskKey, row: &Stored) -> bool {
+        match self.doubts.decide(key, row) {
+            Decided::Nothing => false,
+            Decided::Made(doubt) => {
+                self.follow(key, &doubt.before, &row.task, doubt.effects);
+                true
+            }
+            Decided::Hidden => {
+                self.follow_state(key, &row.task);
+                false
+            }
+        }
+    }
+
+    /// A write upon this revision succeeded.
+    pub(super) fn decided_by(&self, key: &TaskKey, upon: Revision) {
+        self.doubts.none_upon(key, upon);
+    }
+
+    /// Does what can be known to be due from the state alone.
+    fn follow_state(&self, key: &TaskKey, task: &Task) {
+        self.watchers.wake(key);
+        if task.recovery.is_untold {
+            self.live.abandon(key);
+        }
+        if !task.recovery.undelivered.is_empty() {
+            self.live.look_again(key);
+        }
+    }
+
+    /// Has what is in doubt decided, by whoever comes first; ends when the gateway does, as the next life begins with
+    /// what the store has.
+    pub(super) fn ask_until_decided(self: &Arc<Self>, key: &TaskKey) {
+        if !self.doubts.wants_asking(key) {
+            return;
+        }
+        let (engine, key) = (Arc::clone(self), key.clone());
+        let leaving = self.leaving.clone();
+        self.changes.tracker.spawn(async move {
+            if leaving.run_until_cancelled(engine.ask(&key)).await.is_none() {
+                engine.doubts.forget(&key);
+            }
+        });
+    }
+
+    async fn ask(&self, key: &TaskKey) {
+        let mut pauses = Pauses::new(ASK_FIRST, ASK_LAST);
+        loop {
+            pauses.wait().await;
+            match self.store.load(key, self.clock.now()).await {
+                Ok(Some(row)) => {
+                    self.decide(key, &row);
+                    if self.doubts.is_over(key) {
+                        return;
+                    }
+                    // What was read may be what was known before: only a write shows which it is.
+                    match self.store.replace(row.revision, &row.task).await {
+                        Ok(_) => self.decided_by(key, row.revision),
+                        Err(StoreError::Conflict) => pauses = Pauses::new(ASK_FIRST, ASK_LAST),
+                        Err(error) => tracing::debug!(error = %crate::cause::Chain(&error), "a write is in doubt"),
+                    }
+                    if self.doubts.is_over(key) {
+                        return;
+                    }
+                }
+                Ok(None) => {
+                    self.watchers.wake(key);
+                    self.doubts.forget(key);
+                    return;
+                }
+                Err(error) => tracing::debug!(error = %crate::cause::Chain(&error), "a write is in doubt"),
+            }
+        }
+    }
+}

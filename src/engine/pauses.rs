@@ -1,0 +1,48 @@
+//! How long somebody waits before it asks a store again that has failed.
+
+use std::time::Duration;
+
+/// Pauses that double from the first to the last, and then stay.
+#[derive(Clone, Copy, Debug)]
+pub struct Pauses {
+    next: Duration,
+    last: Duration,
+}
+
+impl Pauses {
+    #[must_use]
+    pub const fn new(first: Duration, last: Duration) -> Self {
+        Self { next: first, last }
+    }
+
+    /// For those who look at tasks: soon, since a store that opens its file anew needs a moment, then every few seconds.
+    #[must_use]
+    pub const fn of_readers() -> Self {
+        Self::new(Duration::from_millis(200), Duration::from_secs(5))
+    }
+
+    /// The next pause.
+    pub fn take(&mut self) -> Duration {
+        let pause = self.next;
+        self.next = (pause * 2).min(self.last);
+        pause
+    }
+
+    /// Waits for the next pause. Cancel safe: a pause that was begun counts as taken.
+    pub async fn wait(&mut self) {
+        let pause = self.take();
+        tokio::time::sleep(pause).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_to_the_last() {
+        let mut pauses = Pauses::new(Duration::from_secs(1), Duration::from_secs(5));
+        let taken: Vec<u64> = (0..5).map(|_| pauses.take().as_secs()).collect();
+        assert_eq!(taken, [1, 2, 4, 5, 5]);
+    }
+}

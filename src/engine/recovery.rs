@@ -1,6 +1,7 @@
 //! What becomes of the calls that an earlier life of the process left behind (reliability.md d.2).
 //!
-//! Runs once beside everything else: until it has looked at a task, the task is as it was stored. One row is judged by
+//! Runs beside everything else until it is done with all of them: until it has looked at a task, the task is as it was
+//! stored, and one that the store does not let go is looked at again. One row is judged by
 //! `verdict`, which is pure; what it says is done by a runner of the row's own, or here where nothing is left to run.
 
 use std::collections::HashMap;
@@ -12,14 +13,16 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::call::{Askable, CallSpec, Questions, Rounds};
+use super::pauses::Pauses;
 use super::runner::{self, ATTEMPTS_MAX, Way};
 use super::{Engine, TaskError};
+use crate::cause::Chain;
 use crate::dialect::PeerDialect;
 use crate::dialect::negotiate::declared_by;
 use crate::failpoint;
 use crate::metric;
 use crate::store::Stored;
-use crate::task::digest::{Named, Whose};
+use crate::task::digest::{Which, Whose};
 use crate::task::{
     Event, Executed, Failure, GatewayFault, Origin, Phase, Plan, Reason, Shown, StoredCall, Task, TaskKey, Timestamp,
     ToolPolicy, ToolRules,
@@ -117,7 +120,7 @@ fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: Timestamp) -> Verdict 
     }
 }
 
-/// Looks at every row that an earlier life left behind, then returns; the calls that go on do so in runners. Ends
+/// Looks at every row that an earlier life left behind until it is done with, then returns; the calls that go on do so in runners. Ends
 /// early when told to stop, or when the engine drains: what was not looked at waits for the next life.
 pub async fn run(engine: Arc<Engine>, origins: Origins, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
@@ -135,46 +138,96 @@ pub async fn run(engine: Arc<Engine>, origins: Origins, stop: CancellationToken)
 
 async fn pass(engine: &Arc<Engine>, origins: &Origins) -> usize {
     let mut after: Option<TaskKey> = None;
-    let mut pause = RETRY_FIRST;
-    let mut seen = 0;
+    let mut pauses = Pauses::new(RETRY_FIRST, RETRY_LAST);
+    let (mut seen, mut left) = (0, Vec::new());
     loop {
         let rows = match engine.store.unsettled(after.as_ref(), PAGE).await {
             Ok(rows) => rows,
             Err(error) => {
-                tracing::warn!(%error, "tasks of earlier lives could not be read");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(RETRY_LAST);
+                tracing::warn!(error = %Chain(&error), "tasks of earlier lives could not be read");
+                pauses.wait().await;
                 continue;
             }
         };
-        let Some(last) = rows.last() else { return seen };
+        let Some(last) = rows.last() else { break };
         after = Some(last.task.key.clone());
-        let looked = futures_util::stream::iter(rows)
-            .map(|row| async move { look(engine, origins, &row.task.key).await })
-            .buffer_unordered(AT_ONCE);
-        seen += looked.filter(|found| std::future::ready(*found)).count().await;
+        let rows = rows.into_iter().map(|row| Found::new(row.task.key.clone())).collect();
+        seen += look_at_all(engine, origins, rows, &mut left).await;
+    }
+    let mut pauses = Pauses::new(RETRY_FIRST, RETRY_LAST);
+    while !left.is_empty() {
+        tracing::warn!(tasks = left.len(), "tasks of earlier lives are not done with yet");
+        pauses.wait().await;
+        seen += look_at_all(engine, origins, std::mem::take(&mut left), &mut left).await;
+    }
+    seen
+}
+
+/// A row that may be one of an earlier life.
+struct Found {
+    key: TaskKey,
+    /// Whether it was found to be one.
+    was_seen: bool,
+    /// What was to be done and could not be stored, as far as anybody knows.
+    tried: Option<(Arc<Task>, Verdict)>,
+}
+
+impl Found {
+    const fn new(key: TaskKey) -> Self {
+        Self { key, was_seen: false, tried: None }
+    }
+
+    /// Whether its upstream was told already.
+    fn was_told(&self) -> bool {
+        matches!(self.tried, Some((_, Verdict::Tell)))
     }
 }
 
-/// Looks at one row; whether it was one of an earlier life.
-async fn look(engine: &Arc<Engine>, origins: &Origins, key: &TaskKey) -> bool {
+/// Looks at rows; how many were new and of an earlier life. `left` gains those that are to be looked at again.
+async fn look_at_all(engine: &Arc<Engine>, origins: &Origins, rows: Vec<Found>, left: &mut Vec<Found>) -> usize {
+    let mut looked = futures_util::stream::iter(rows)
+        .map(|found| async move { (found.was_seen, look(engine, origins, found).await) })
+        .buffer_unordered(AT_ONCE);
+    let mut seen = 0;
+    while let Some((was_seen, looked)) = looked.next().await {
+        match looked {
+            Looked::NotOurs => (),
+            Looked::Done => seen += usize::from(!was_seen),
+            Looked::Again(found) => {
+                seen += usize::from(!was_seen && found.was_seen);
+                left.push(found);
+            }
+        }
+    }
+    seen
+}
+
+/// What came of a look at a row.
+enum Looked {
+    /// Somebody of this life runs it, or it is gone or done with.
+    NotOurs,
+    Done,
+    /// The store kept it from being done with.
+    Again(Found),
+}
+
+async fn look(engine: &Arc<Engine>, origins: &Origins, mut found: Found) -> Looked {
     // Claimed before it is read: what is answered or cancelled from here on becomes an order. Whoever runs a call of
     // this life entered it before there was a row.
-    let Some(orders) = engine.live.claim(key) else { return false };
+    let Some(orders) = engine.live.claim(&found.key) else { return Looked::NotOurs };
     let mut orders = Some(orders);
-    let mut found = false;
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();
-        let task = match engine.store.load(key, now).await {
+        let task = match engine.store.load(&found.key, now).await {
             Ok(Some(Stored { task, .. })) => task,
             Ok(None) => break,
             Err(error) => {
-                tracing::error!(%error, task = %Named(key), "a task of an earlier life could not be read");
-                tokio::time::sleep(RETRY_FIRST).await;
-                continue;
+                tracing::error!(task = %Which(&found.key), error = %Chain(&error), "a task of an earlier life could not be read");
+                engine.live.remove(&found.key);
+                return Looked::Again(found);
             }
         };
-        if !found && !task.is_settled() && task.shown == Shown::Handle {
+        if !found.was_seen && !task.is_settled() && task.shown == Shown::Handle {
             let upstream = Arc::clone(&task.origin.upstream);
             metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
         }
@@ -184,54 +237,76 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, key: &TaskKey) -> bool {
         let policy = policy.map(|reach| reach.rules.policy_of(&task.origin.tool));
         let verdict = verdict(&task, policy.as_ref(), now);
         if verdict == Verdict::Leave {
+            if let Some((task, tried)) = found.tried.take() {
+                // It was stored after all.
+                record(&task, &tried);
+            }
             break;
         }
-        found = true;
+        found.was_seen = true;
         failpoint::hit("recovering");
-        record(&task, &verdict);
         if let (Verdict::Run(way), Some(reach), Some(policy)) = (&verdict, reach, policy) {
+            record(&task, &verdict);
             let spec = reach.spec(&task, policy, now);
             if let Some(orders) = orders.take() {
                 runner::take_up(engine, spec, (task, orders), way.clone());
             }
-            return true;
+            return Looked::Done;
         }
-        if let Err(error) = finish(engine, reach, &task, verdict).await {
-            tracing::error!(%error, task = %Named(key), "a task of an earlier life could not be settled");
-            break;
+        let told = reach.filter(|_| !found.was_told());
+        match finish(engine, told, &task, &verdict).await {
+            Ok(true) => record(&task, &verdict),
+            // Somebody else changed it meanwhile: it is judged anew.
+            Ok(false) => (),
+            Err(error) => {
+                tracing::error!(task = %Which(&found.key), error = %Chain(&error), "a task of an earlier life could not be settled");
+                found.tried = Some((task, verdict));
+                engine.live.remove(&found.key);
+                return Looked::Again(found);
+            }
         }
     }
-    engine.live.remove(key);
-    found
+    engine.live.remove(&found.key);
+    if found.was_seen { Looked::Done } else { Looked::NotOurs }
 }
 
-/// Does what needs no runner.
-async fn finish(engine: &Arc<Engine>, reach: Option<&Reach>, task: &Task, verdict: Verdict) -> Result<(), TaskError> {
+/// Does what needs no runner; whether that was stored.
+async fn finish(
+    engine: &Arc<Engine>,
+    reach: Option<&Reach>,
+    task: &Task,
+    verdict: &Verdict,
+) -> Result<bool, TaskError> {
     let key = &task.key;
     match verdict {
-        Verdict::Leave | Verdict::Run(_) => (),
-        Verdict::Expire => {
-            settle(engine, key, Event::TtlElapsed).await?;
-        }
+        Verdict::Leave | Verdict::Run(_) => Ok(false),
+        Verdict::Expire => settle(engine, key, Event::TtlElapsed).await,
         Verdict::Settle(failure) => {
-            settle(engine, key, Event::Faulted { attempt: task.attempt, failure }).await?;
+            let event = Event::Faulted { attempt: task.attempt, failure: failure.clone() };
+            let settled = settle(engine, key, event).await?;
             if task.shown == Shown::Hidden {
                 // Nobody comes back for it, so nobody needs the call either. Best effort: no mark is kept.
                 tell(reach, task).await;
             }
+            Ok(settled)
         }
         Verdict::Tell => {
             tell(reach, task).await;
-            settle(engine, key, Event::Told).await?;
+            settle(engine, key, Event::Told).await
         }
     }
-    Ok(())
 }
 
-/// Applies an event to its end, though the pass may be stopped at any moment.
-async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<(), TaskError> {
+/// Applies an event to its end, though the pass may be stopped at any moment; whether it changed anything.
+async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<bool, TaskError> {
     let (own, key) = (Arc::clone(engine), key.clone());
-    engine.finish(async move { own.apply(&key, event).await.map(|_| ()) }).await
+    let applied = engine.finish(async move { own.apply(&key, event).await }).await;
+    match applied {
+        Ok(applied) => Ok(applied.changed),
+        // It is gone, which is an end too.
+        Err(TaskError::Unknown) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Tells an upstream that nobody wants a result, where it is known how; bounded by the exchange.
@@ -241,7 +316,9 @@ async fn tell(reach: Option<&Reach>, task: &Task) {
     let context = reach.context(task, &policy, NativeTask::Never);
     match reach.upstream.resume(ResumeToken(place.clone()), context).await {
         Ok(mut exchange) => exchange.cancel("nobody waits for this call any more").await,
-        Err(error) => tracing::info!(%error, task = %Named(&task.key), "an upstream could not be told of a cancel"),
+        Err(error) => {
+            tracing::info!(error = %Chain(&error), task = %Which(&task.key), "an upstream could not be told of a cancel")
+        }
     }
 }
 

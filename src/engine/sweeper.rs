@@ -3,14 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use super::{Engine, TaskError};
+use crate::cause::Chain;
 use crate::metric;
-use crate::task::Event;
+use crate::task::digest::Which;
+use crate::task::{Event, TaskKey};
 
 /// Rows looked at before other work gets its turn.
 const BATCH: usize = 1_000;
+/// Tasks that are ended together: as many commits become one.
+const AT_ONCE: usize = 64;
 
 const INTERVAL: Duration = Duration::from_secs(1);
 
@@ -20,34 +25,51 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
         if let Err(error) = sweep(&engine).await {
-            tracing::warn!(%error, "the sweep did not finish");
+            tracing::warn!(error = %Chain(&error), "the sweep did not finish");
         }
     }
 }
 
-/// One sweep: unsettled tasks past their time settle as a fault, settled ones are freed.
+/// One sweep: unsettled tasks past their time settle as a fault, settled ones are freed. Neither waits for the other,
+/// and a task that cannot be settled holds up no other.
 ///
 /// # Errors
 /// If the store fails; what was done stays done.
-pub async fn sweep(engine: &Engine) -> Result<(), TaskError> {
+pub async fn sweep(engine: &Arc<Engine>) -> Result<(), TaskError> {
     loop {
         let now = engine.clock.now();
         let overdue = engine.store.overdue(now, BATCH).await?;
-        for key in &overdue {
-            match engine.apply(key, Event::TtlElapsed).await {
-                // Settled and swept by somebody else in between.
-                Ok(_) | Err(TaskError::Unknown) => (),
-                Err(error) => return Err(error),
-            }
-        }
+        let found = overdue.len();
+        let ended = futures_util::stream::iter(overdue)
+            .map(|key| async move { expire(engine, &key).await })
+            .buffer_unordered(AT_ONCE)
+            .fold((0, None), |(done, failed), one| {
+                std::future::ready(match one {
+                    Ok(()) => (done + 1, failed),
+                    Err(error) => (done, failed.or(Some(error))),
+                })
+            });
         crate::failpoint::hit("sweeping");
-        let freed = engine.store.sweep(now, BATCH).await?;
+        let ((done, failed), freed) = tokio::join!(ended, engine.store.sweep(now, BATCH));
+        let freed = freed?;
         let usage = engine.store.usage();
         metrics::gauge!(metric::STORE_ROWS).set(usage.tasks as f64);
         metrics::gauge!(metric::STORE_BYTES).set(usage.bytes as f64);
-        if overdue.len() < BATCH && freed < BATCH {
-            return Ok(());
+        // Where nothing moves any more the next sweep tries again.
+        if (found < BATCH || done == 0) && freed < BATCH {
+            return failed.map_or(Ok(()), Err);
         }
         tokio::task::yield_now().await;
+    }
+}
+
+async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
+    match engine.apply(key, Event::TtlElapsed).await {
+        // Settled and swept by somebody else in between.
+        Ok(_) | Err(TaskError::Unknown) => Ok(()),
+        Err(error) => {
+            tracing::warn!(task = %Which(key), error = %Chain(&error), "a task whose time is over could not be ended");
+            Err(error)
+        }
     }
 }

@@ -15,7 +15,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::lines::Line;
 use super::tokens;
+use crate::cause::Chain;
 use crate::dialect::core_2025_11_25::messages::{self, Standing};
+use crate::engine::TaskError;
+use crate::engine::pauses::Pauses;
 use crate::face::session::Shared;
 use crate::task::digest::Named;
 use crate::task::{InputKey, Phase, Question, Task, TaskKey};
@@ -62,10 +65,20 @@ impl Courier {
         let shared = Arc::clone(&self.shared);
         if let Ok(mut watcher) = shared.served.engine.watchers().watch(&self.key) {
             let mut opened = shared.tasks.streams.opened();
+            let mut pauses = Pauses::of_readers();
             loop {
                 // Whoever opens a stream after this is seen below.
                 opened.borrow_and_update();
-                let Ok(task) = shared.served.engine.get(&self.key).await else { break };
+                let task = match shared.served.engine.get(&self.key).await {
+                    Ok(task) => task,
+                    Err(TaskError::Unknown) => break,
+                    Err(error) => {
+                        tracing::debug!(error = %Chain(&error), "a courier could not read its task and looks again");
+                        pauses.wait().await;
+                        continue;
+                    }
+                };
+                pauses = Pauses::of_readers();
                 let due = self.carry(&task);
                 if task.is_settled() {
                     break;

@@ -2,14 +2,18 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::timeout;
 
+use crate::cause::Chain;
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::Wishes;
 use crate::dialect::{FaceDialect, Reply};
+use crate::engine::pauses::Pauses;
 use crate::engine::watch::Watcher;
 use crate::engine::{Engine, TaskError};
 use crate::task::{Phase, Principal, Task, TaskKey};
@@ -33,6 +37,25 @@ struct One {
     watcher: Watcher,
     /// What was last told, while that may still change.
     told: Option<Payload>,
+    /// When it is looked at again though nothing wakes anybody, because it could not be read.
+    again: Option<Duration>,
+    pauses: Pauses,
+}
+
+impl One {
+    fn new(key: TaskKey, watcher: Watcher) -> Self {
+        Self { key, watcher, told: None, again: None, pauses: Pauses::of_readers() }
+    }
+
+    /// Returns once there may be something new.
+    async fn due(mut self) -> Self {
+        match self.again.take() {
+            // A change that nobody could read may have been the last.
+            Some(pause) => drop(timeout(pause, self.watcher.changed()).await),
+            None => self.watcher.changed().await,
+        }
+        self
+    }
 }
 
 impl Watched {
@@ -54,7 +77,7 @@ impl Watched {
                 match engine.get(&key).await {
                     Ok(_) => {
                         ids.insert(id);
-                        due.push_back(One { key, watcher, told: None });
+                        due.push_back(One::new(key, watcher));
                     }
                     Err(error) => has_missed |= matches!(error, TaskError::Unknown),
                 }
@@ -79,18 +102,19 @@ impl Watched {
                     // It has expired, and nothing more is to be heard of it.
                     Err(TaskError::Unknown) => continue,
                     Err(error) => {
-                        tracing::warn!(%error, "a listener is not told of a change");
+                        tracing::debug!(error = %Chain(error), "a listener's task could not be read and is read again");
+                        one.again = Some(one.pauses.take());
                         None
                     }
                 };
+                if read.is_ok() {
+                    one.pauses = Pauses::of_readers();
+                }
                 let snapshot = snapshot.filter(|snapshot| one.told.as_ref() != Some(snapshot));
                 // A settled task never changes.
                 if !read.is_ok_and(|task| task.is_settled()) {
                     one.told = snapshot.clone().or(one.told);
-                    self.quiet.push(Box::pin(async move {
-                        one.watcher.changed().await;
-                        one
-                    }));
+                    self.quiet.push(Box::pin(one.due()));
                 }
                 if let Some(snapshot) = snapshot {
                     return snapshot;

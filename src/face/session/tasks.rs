@@ -7,6 +7,7 @@
 mod courier;
 mod lent;
 mod lines;
+mod moment;
 mod result;
 pub(in crate::face) mod streams;
 mod tokens;
@@ -21,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::sessions::Session;
 use super::{Shared, addressee, bridge, refuse};
+use crate::cause::Chain;
 use crate::dialect::core_2025_11_25::messages::{self, Step};
 use crate::dialect::core_2025_11_25::{CoreTasks, Lists, Wish, bad_cursor};
 use crate::dialect::faults::{gateway_error, no_words};
@@ -180,10 +182,12 @@ impl Shared {
         let rising = progress_token(params).map(|token| Arc::new(Mutex::new(Rising::new(token))));
         let spec = CallSpec { idempotency, ..self.spec(&asking, &call, params, native, rising.clone()) };
         let dialect = CoreTasks::with_immediate_response(spec.policy.immediate_response.clone());
+        let is_named = spec.idempotency.is_some();
         match self.served.engine.call(spec).next().await {
             Some(CallEvent::Created(task)) => {
                 if !task.is_settled() {
                     self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
+                    moment::pass(&self.served.engine, &task.key, is_named).await;
                 }
                 respond(&addressee, dialect.encode(Reply::Created(&task)))
             }
@@ -405,7 +409,7 @@ impl Shared {
         match self.served.engine.answer(&whose, answers).await {
             Ok(()) | Err(TaskError::Unknown) => bare(StatusCode::ACCEPTED),
             Err(error) => {
-                tracing::error!(%error, "an answer could not be stored");
+                tracing::error!(error = %Chain(&error), "an answer could not be stored");
                 bare(StatusCode::SERVICE_UNAVAILABLE)
             }
         }
@@ -439,7 +443,7 @@ fn answer_refused(refused: Refused, addressee: &Addressee) -> Response {
         Refused::Error(error) => addressee.error(StatusCode::OK, &error),
         Refused::Task(TaskError::Unknown) => refuse(addressee, &Complaint::UnknownTask),
         Refused::Task(error @ (TaskError::Contended | TaskError::Store(_))) => {
-            tracing::error!(%error, "a task could not be served");
+            tracing::error!(error = %Chain(&error), "a task could not be served");
             let fault = GatewayFault::new(error.reason(), Executed::No);
             addressee.error(StatusCode::OK, &gateway_error(&fault))
         }

@@ -111,7 +111,7 @@ soak: setup
 	$(call step,restarts under load: $(RESTARTS))
 	@RESTARTS=$(RESTARTS) cargo test --locked --test restarts
 	$(call step,memory: $(STORED_RESULTS) small results)
-	@STORED_RESULTS=$(STORED_RESULTS) cargo test --locked --test operations -- --nocapture --test-threads 1 small_results
+	@STORED_RESULTS=$(STORED_RESULTS) cargo test --locked --test operations -- --ignored --nocapture --test-threads 1 small_results
 	$(call step,disks and descriptors)
 	@cargo build --locked
 	for script in full_disk filled_disk failing_sync few_descriptors black_hole; do

@@ -117,7 +117,7 @@ impl Engine {
                     if failures == FAILURES_MAX {
                         return Err(StoreError::Io(error).into());
                     }
-                    tracing::warn!(task = %Which(key), error = %Chain(&error), "a change of a task was not stored; it is tried again");
+                    tracing::warn!(task = %Named(key), error = %Chain(&error), "a change of a task was not stored; it is tried again");
                     failures += 1;
                     own = Some((task, changed));
                     tokio::time::sleep(FAILURE_PAUSE).await;

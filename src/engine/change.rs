@@ -139,7 +139,7 @@ impl Engine {
         let (engine, key) = (Arc::clone(self), key.clone());
         let cancel = async move {
             if let Err(error) = engine.given_up(&key).await {
-                tracing::warn!(task = %Which(&key), error = %Chain(&error), "a task that nobody knows was not cancelled");
+                tracing::warn!(task = %Named(&key), error = %Chain(&error), "a task that nobody knows was not cancelled");
             }
         };
         self.changes.tracker.spawn(cancel.in_current_span());

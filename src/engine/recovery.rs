@@ -22,7 +22,7 @@ use crate::dialect::negotiate::declared_by;
 use crate::failpoint;
 use crate::metric;
 use crate::store::Stored;
-use crate::task::digest::{Which, Whose};
+use crate::task::digest::{Named, Whose};
 use crate::task::{
     Event, Executed, Failure, GatewayFault, Origin, Phase, Plan, Reason, Shown, StoredCall, Task, TaskKey, Timestamp,
     ToolPolicy, ToolRules,
@@ -222,7 +222,7 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, mut found: Found) -> Look
             Ok(Some(Stored { task, .. })) => task,
             Ok(None) => break,
             Err(error) => {
-                tracing::error!(task = %Which(&found.key), error = %Chain(&error), "a task of an earlier life could not be read");
+                tracing::error!(task = %Named(&found.key), error = %Chain(&error), "a task of an earlier life could not be read");
                 engine.live.remove(&found.key);
                 return Looked::Again(found);
             }
@@ -259,7 +259,7 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, mut found: Found) -> Look
             // Somebody else changed it meanwhile: it is judged anew.
             Ok(false) => (),
             Err(error) => {
-                tracing::error!(task = %Which(&found.key), error = %Chain(&error), "a task of an earlier life could not be settled");
+                tracing::error!(task = %Named(&found.key), error = %Chain(&error), "a task of an earlier life could not be settled");
                 found.tried = Some((task, verdict));
                 engine.live.remove(&found.key);
                 return Looked::Again(found);
@@ -317,7 +317,7 @@ async fn tell(reach: Option<&Reach>, task: &Task) {
     match reach.upstream.resume(ResumeToken(place.clone()), context).await {
         Ok(mut exchange) => exchange.cancel("nobody waits for this call any more").await,
         Err(error) => {
-            tracing::info!(error = %Chain(&error), task = %Which(&task.key), "an upstream could not be told of a cancel")
+            tracing::info!(error = %Chain(&error), task = %Named(&task.key), "an upstream could not be told of a cancel")
         }
     }
 }

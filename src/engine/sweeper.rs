@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Engine, TaskError};
 use crate::cause::Chain;
 use crate::metric;
-use crate::task::digest::Which;
+use crate::task::digest::Named;
 use crate::task::{Event, TaskKey};
 
 /// Rows looked at before other work gets its turn.
@@ -68,7 +68,7 @@ async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
         // Settled and swept by somebody else in between.
         Ok(_) | Err(TaskError::Unknown) => Ok(()),
         Err(error) => {
-            tracing::warn!(task = %Which(key), error = %Chain(&error), "a task whose time is over could not be ended");
+            tracing::warn!(task = %Named(key), error = %Chain(&error), "a task whose time is over could not be ended");
             Err(error)
         }
     }

@@ -61,16 +61,6 @@ impl fmt::Display for Whose<'_> {
     }
 }
 
-/// A task as logs show it: by what operators call it. The digest is made only where the line is written.
-#[derive(Clone, Copy, Debug)]
-pub struct Which<'a>(pub &'a TaskKey);
-
-impl fmt::Display for Which<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&task_reference(self.0))
-    }
-}
-
 fn short(digest: &Digest) -> String {
     digest.0.iter().take(SHORT / 2).fold(String::with_capacity(SHORT), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");

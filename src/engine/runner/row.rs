@@ -271,7 +271,7 @@ impl Runner {
         loop {
             match self.engine.apply(key, event.clone()).await {
                 Err(error @ (TaskError::Store(StoreError::Io(_)) | TaskError::Contended)) => {
-                    tracing::warn!(task = %Which(key), error = %Chain(&error), "an outcome is not stored yet");
+                    tracing::warn!(task = %Named(key), error = %Chain(&error), "an outcome is not stored yet");
                     has_failed = true;
                     pauses.wait().await;
                 }

@@ -52,13 +52,12 @@ impl Doubts {
         }
     }
 
-    /// Forgets what is decided by a row that was read: `Err` holds the doubt that was none, and is so as it shows; `Ok`
-    /// says whether the row was written by somebody since, which hides what was before.
+    /// Forgets what a row that was read decides.
     fn decide(&self, key: &TaskKey, row: &Stored) -> Decided {
         let mut all = self.0.lock();
         let Some(of) = all.get_mut(key) else { return Decided::Nothing };
         let made = of.doubts.iter().position(|doubt| doubt.upon < row.revision && doubt.written == *row.task);
-        let made = made.map(|at| of.doubts.swap_remove(at));
+        let made = made.map(|at| Box::new(of.doubts.swap_remove(at)));
         let before = of.doubts.len();
         of.doubts.retain(|doubt| doubt.upon >= row.revision);
         let is_hidden = of.doubts.len() < before;
@@ -107,7 +106,7 @@ impl Doubts {
 enum Decided {
     Nothing,
     /// This was written after all.
-    Made(Doubt),
+    Made(Box<Doubt>),
     /// Somebody wrote since, upon it or instead of it.
     Hidden,
 }
@@ -123,7 +122,8 @@ impl Engine {
         match self.doubts.decide(key, row) {
             Decided::Nothing => false,
             Decided::Made(doubt) => {
-                self.follow(key, &doubt.before, &row.task, doubt.effects);
+                let Doubt { before, effects, .. } = *doubt;
+                self.follow(key, &before, &row.task, effects);
                 true
             }
             Decided::Hidden => {

@@ -30,7 +30,7 @@ pub(super) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named: bool) {
     };
     // One that takes longer is a slow call.
     let _ = timeout(MOMENT, news).await;
-    unheard.is_heard();
+    unheard.heard();
 }
 
 /// A task whose handle was not sent yet.
@@ -40,7 +40,7 @@ struct Unheard<'a> {
 }
 
 impl Unheard<'_> {
-    fn is_heard(mut self) {
+    fn heard(mut self) {
         self.key = None;
     }
 }

@@ -45,7 +45,7 @@ use crate::server::{self, DrainPlan, Limits, Routes, Running, Site};
 use crate::store::DiskStore;
 use crate::task::{Clock as _, SystemClock};
 use crate::upstream::http::{HttpUpstream, Life};
-use crate::upstream::limits::Slots;
+use crate::upstream::limits::SlotsByName;
 use crate::upstream::standing::{Standing, Standings};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
@@ -136,7 +136,8 @@ impl Gateway {
         let ending = CancellationToken::new();
         let listeners = Listeners::new(ending.clone());
         let (rates, streams) = (Arc::default(), Streams::default());
-        let parts = Parts { engine, life, sealer, leaving, listeners, rates, streams };
+        let slots = Arc::default();
+        let parts = Parts { engine, slots, life, sealer, leaving, listeners, rates, streams };
         let retired = Retired::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
         let mut origins = Origins::default();
@@ -217,7 +218,15 @@ impl Gateway {
         }
         // The operators' listener goes last: until here it says that the gateway drains.
         self.admin.drain(DrainPlan { notice: Duration::ZERO, max: Duration::ZERO }).await;
-        tracing::info!(connections_cut = drained.aborted, calls_lost = lost, "drained");
+        let connections_cut = drained.aborted;
+        match lost {
+            0 => tracing::info!(connections_cut, calls_lost = lost, "drained"),
+            _ => tracing::warn!(
+                connections_cut,
+                calls_lost = lost,
+                "drained; calls that ran longer than drain_max were ended"
+            ),
+        }
     }
 }
 
@@ -268,6 +277,7 @@ struct Parts {
     streams: Streams,
     listeners: Arc<Listeners>,
     engine: Arc<Engine>,
+    slots: Arc<SlotsByName>,
     life: Life,
     sealer: Arc<Sealer>,
     leaving: CancellationToken,
@@ -289,7 +299,7 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 
 /// Puts together what serves one upstream.
 fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, UpstreamEndpoint, Arc<Standing>)> {
-    let slots = Arc::new(Slots::new(Arc::clone(&config.name), config.slots));
+    let slots = Arc::new(parts.slots.of(&config.name, config.slots));
     let namer = Namer::new(config.names, Arc::clone(&config.name), config.result_bytes_max);
     let is_certain = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {

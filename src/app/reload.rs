@@ -207,7 +207,10 @@ impl Gateway {
                 changes.opened += 1;
                 Some(fresh)
             }) {
-                Some(opened) => self.upstreams.push(opened),
+                Some(opened) => {
+                    opened.slots.rebound(one.slots);
+                    self.upstreams.push(opened);
+                }
                 None => tracing::error!(upstream = %one.name, "an upstream was lost"),
             }
         }

@@ -109,7 +109,8 @@ impl Wrapping {
         let ending = CancellationToken::new();
         let listeners = Listeners::new(ending.clone());
         let (leaving, rates, streams) = (CancellationToken::new(), Arc::default(), Streams::default());
-        let parts = Parts { engine, life, sealer, leaving, listeners, rates, streams };
+        let slots = Arc::default();
+        let parts = Parts { engine, slots, life, sealer, leaving, listeners, rates, streams };
         let one = config.upstreams.into_iter().next().context("there is no server")?;
         let (path, message_bytes_max) = (one.path.clone(), one.result_bytes_max.saturating_add(ENVELOPE_BYTES));
         let (upstream, reach) = Opened::new(one, &parts)?;
@@ -146,7 +147,11 @@ impl Wrapping {
         if let Some(disk) = &self.disk {
             disk.close().await;
         }
-        tracing::info!(calls_lost = lost, in_time = closed.is_ok() && rested.is_ok(), "ended");
+        let in_time = closed.is_ok() && rested.is_ok();
+        match lost {
+            0 => tracing::info!(calls_lost = lost, in_time, "ended"),
+            _ => tracing::warn!(calls_lost = lost, in_time, "ended; calls that were in progress are lost"),
+        }
     }
 }
 

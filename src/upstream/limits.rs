@@ -1,12 +1,15 @@
 //! Places at an upstream: how many calls run at once, and who waits.
 //!
 //! Knows nothing of what a call is; whoever holds a [`Slot`] has a place until it is dropped. Those who wait do so in
-//! a lane for each principal, served in turn, so that many calls of one do not put off those of the others.
+//! a lane for each principal, served in turn, so that many calls of one do not put off those of the others. One of
+//! several principals has at most three quarters of the places, and of those that wait: what is in progress may last
+//! for hours, and is ended for nobody.
 
-use std::collections::hash_map::Entry;
-use std::collections::{HashMap, VecDeque};
+mod state;
+
+use std::collections::HashMap;
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge};
@@ -15,6 +18,7 @@ use tokio::sync::oneshot;
 
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
+use state::{State, Waiter};
 
 /// The places of one upstream, resolved. They hold for `tools/call` only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,70 +36,37 @@ pub struct Slots(Arc<Shared>);
 #[derive(Debug)]
 struct Shared {
     state: Mutex<State>,
-    queue_max: usize,
     /// Looked up once: every call counts in the first of them.
     in_flight: Gauge,
     queued: Gauge,
     shed: Counter,
 }
 
-/// While a place is free nobody waits.
+/// The places of upstreams by their names, as long as anybody holds them: whatever else a reload replaces, the calls
+/// that run at a server go on counting.
 #[derive(Debug, Default)]
-struct State {
-    free: usize,
-    waiting: usize,
-    /// Counts those who wait, to find them again; within a lane it rises.
-    next_ticket: u64,
-    /// Never empty ones.
-    lanes: HashMap<Principal, VecDeque<Waiter>>,
-    /// Each lane once, the next one to be served first.
-    turns: VecDeque<Principal>,
+pub struct SlotsByName(Mutex<HashMap<Arc<str>, Weak<Shared>>>);
+
+impl SlotsByName {
+    /// The places of an upstream: those that are there, with the bounds that they have until [`Slots::rebound`] is
+    /// called, else new ones. The metrics recorder must be installed before.
+    #[must_use]
+    pub fn of(&self, upstream: &Arc<str>, settings: SlotSettings) -> Slots {
+        let mut all = self.0.lock();
+        all.retain(|_, slots| slots.strong_count() > 0);
+        if let Some(shared) = all.get(upstream).and_then(Weak::upgrade) {
+            return Slots(shared);
+        }
+        let slots = Slots::new(Arc::clone(upstream), settings);
+        all.insert(Arc::clone(upstream), Arc::downgrade(&slots.0));
+        slots
+    }
 }
 
-#[derive(Debug)]
-struct Waiter {
-    ticket: u64,
-    place: oneshot::Sender<Slot>,
-}
-
-impl State {
-    fn enter(&mut self, owner: &Principal, place: oneshot::Sender<Slot>) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        self.waiting += 1;
-        let lane = self.lanes.entry(owner.clone()).or_insert_with(|| {
-            self.turns.push_back(owner.clone());
-            VecDeque::new()
-        });
-        lane.push_back(Waiter { ticket, place });
-        ticket
-    }
-
-    /// The one whose turn it is; its principal goes to the end of the line.
-    fn call_next(&mut self) -> Option<Waiter> {
-        let owner = self.turns.pop_front()?;
-        let Entry::Occupied(mut lane) = self.lanes.entry(owner.clone()) else { return None };
-        let waiter = lane.get_mut().pop_front();
-        if lane.get().is_empty() {
-            lane.remove();
-        } else {
-            self.turns.push_back(owner);
-        }
-        self.waiting -= usize::from(waiter.is_some());
-        waiter
-    }
-
-    /// Takes back a turn that nobody waits for any more, if it was not called.
-    fn leave(&mut self, owner: &Principal, ticket: u64) {
-        let Entry::Occupied(mut lane) = self.lanes.entry(owner.clone()) else { return };
-        let Ok(at) = lane.get().binary_search_by_key(&ticket, |waiter| waiter.ticket) else { return };
-        drop(lane.get_mut().remove(at));
-        self.waiting -= 1;
-        if lane.get().is_empty() {
-            lane.remove();
-            self.turns.retain(|other| other != owner);
-        }
-    }
+/// How many of `max` one of several principals may have: the rest is for the others. The one person behind a loopback
+/// listener has nobody beside; of fewer than four there is nothing to set aside.
+pub(crate) fn share(owner: &Principal, max: usize) -> usize {
+    if *owner == Principal::local() { max } else { (max - max / 4).max(1) }
 }
 
 impl Slots {
@@ -103,21 +74,38 @@ impl Slots {
     #[must_use]
     pub fn new(upstream: Arc<str>, settings: SlotSettings) -> Self {
         Self(Arc::new(Shared {
-            state: Mutex::new(State { free: settings.in_flight_max.get(), ..State::default() }),
-            queue_max: settings.queue_max,
+            state: Mutex::new(State::new(settings.in_flight_max.get(), settings.queue_max)),
             in_flight: metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => Arc::clone(&upstream)),
             queued: metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => Arc::clone(&upstream)),
             shed: metrics::counter!(metric::UPSTREAM_SHED, "upstream" => upstream),
         }))
     }
 
-    /// Takes a place if one is free.
+    /// Places of something else than calls, which no metric shows.
+    pub(crate) fn unmetered(max: usize, queue_max: usize) -> Self {
+        Self(Arc::new(Shared {
+            state: Mutex::new(State::new(max, queue_max)),
+            in_flight: Gauge::noop(),
+            queued: Gauge::noop(),
+            shed: Counter::noop(),
+        }))
+    }
+
+    /// Changes the bounds. Where there are fewer places than are taken, none is given until enough are free again;
+    /// nobody who waits is turned away.
+    pub fn rebound(&self, settings: SlotSettings) {
+        let called = {
+            let mut state = self.0.state.lock();
+            state.rebound(settings.in_flight_max.get(), settings.queue_max);
+            state.call_all()
+        };
+        self.hand_out(called);
+    }
+
+    /// Takes a place for a call of `owner` if one is free.
     #[must_use]
-    pub fn try_acquire(&self) -> Option<Slot> {
-        let mut state = self.0.state.lock();
-        state.free = state.free.checked_sub(1)?;
-        drop(state);
-        Some(Slot::new(&self.0))
+    pub fn try_acquire(&self, owner: &Principal) -> Option<Slot> {
+        self.0.state.lock().take(owner).then(|| Slot::new(&self.0, owner.clone()))
     }
 
     /// Takes a place for a call of `owner`, waiting at most `wait_max` for it; `None` waits as long as it takes.
@@ -127,7 +115,7 @@ impl Slots {
     /// # Errors
     /// `QueueFull` if as many wait as may, `QueueDeadline` if the wait was too long.
     pub async fn acquire(&self, owner: &Principal, wait_max: Option<Duration>) -> Result<Slot, GatewayFault> {
-        let (turn, mut place) = match self.queue(owner, Some(self.0.queue_max)) {
+        let (turn, mut place) = match self.queue(owner, true) {
             Queued::Called(slot) => return Ok(slot),
             Queued::Waits(turn, place) => (turn, place),
             Queued::Full => return Err(self.shed(Reason::QueueFull)),
@@ -153,28 +141,44 @@ impl Slots {
     /// # Errors
     /// `Internal` by a bug.
     pub async fn acquire_again(&self, owner: &Principal) -> Result<Slot, GatewayFault> {
-        match self.queue(owner, None) {
+        match self.queue(owner, false) {
             Queued::Called(slot) => Ok(slot),
             Queued::Waits(_turn, place) => place.await.map_err(|_| GatewayFault::new(Reason::Internal, Executed::No)),
             Queued::Full => Err(self.shed(Reason::QueueFull)),
         }
     }
 
-    /// Takes a free place, or one in the owner's lane where fewer than `max` wait.
-    fn queue<'a>(&'a self, owner: &'a Principal, max: Option<usize>) -> Queued<'a> {
+    /// Takes a free place, or one in the owner's lane where it is bounded and has room.
+    fn queue<'a>(&'a self, owner: &'a Principal, is_bounded: bool) -> Queued<'a> {
         let mut state = self.0.state.lock();
-        if state.free > 0 {
-            state.free -= 1;
+        if state.take(owner) {
             drop(state);
-            return Queued::Called(Slot::new(&self.0));
+            return Queued::Called(Slot::new(&self.0, owner.clone()));
         }
-        if max.is_some_and(|max| state.waiting >= max || state.has_share(owner, max)) {
+        if is_bounded && state.has_full_queue(owner) {
             return Queued::Full;
         }
         let (sender, place) = oneshot::channel();
         let ticket = state.enter(owner, sender);
         self.0.queued.increment(1.0);
         Queued::Waits(Turn { shared: &self.0, owner, ticket }, place)
+    }
+
+    /// How many places `owner` has.
+    pub(crate) fn held_by(&self, owner: &Principal) -> usize {
+        self.0.state.lock().held_by(owner)
+    }
+
+    /// Whether `owner` has all the places that it may have, free ones or not.
+    pub(crate) fn has_share(&self, owner: &Principal) -> bool {
+        self.0.state.lock().has_share(owner)
+    }
+
+    /// Not within the lock: a place that nobody takes is dropped here, and comes by again.
+    fn hand_out(&self, called: Vec<(Principal, Waiter)>) {
+        for (owner, waiter) in called {
+            drop(waiter.place.send(Slot::new(&self.0, owner)));
+        }
     }
 
     /// Counts a call that is turned away unsent, and says so.
@@ -186,16 +190,7 @@ impl Slots {
     /// How many wait.
     #[must_use]
     pub fn waiting(&self) -> usize {
-        self.0.state.lock().waiting
-    }
-}
-
-impl State {
-    /// Whether one of several principals has three quarters of the queue for itself: the rest is for the others. The
-    /// one person behind a loopback listener has nobody beside.
-    fn has_share(&self, owner: &Principal, queue_max: usize) -> bool {
-        let share = if *owner == Principal::local() { queue_max } else { (queue_max - queue_max / 4).max(1) };
-        self.lanes.get(owner).is_some_and(|lane| lane.len() >= share)
+        self.0.state.lock().waiting()
     }
 }
 
@@ -224,12 +219,24 @@ impl Drop for Turn<'_> {
 #[must_use = "dropping the slot frees the place"]
 pub struct Slot {
     shared: Arc<Shared>,
+    owner: Principal,
 }
 
 impl Slot {
-    fn new(shared: &Arc<Shared>) -> Self {
+    fn new(shared: &Arc<Shared>, owner: Principal) -> Self {
         shared.in_flight.increment(1.0);
-        Self { shared: Arc::clone(shared) }
+        Self { shared: Arc::clone(shared), owner }
+    }
+
+    /// Whose place it is.
+    pub(crate) const fn owner(&self) -> &Principal {
+        &self.owner
+    }
+
+    /// Makes it another's place, whatever share that has.
+    pub(crate) fn pass_to(&mut self, owner: &Principal) {
+        self.shared.state.lock().pass(&self.owner, owner);
+        self.owner = owner.clone();
     }
 }
 
@@ -243,16 +250,12 @@ impl Drop for Slot {
     /// Hands the place to whoever is next. One who left meanwhile hands it on in turn.
     fn drop(&mut self) {
         self.shared.in_flight.decrement(1.0);
-        let next = {
+        let called = {
             let mut state = self.shared.state.lock();
-            let next = state.call_next();
-            state.free += usize::from(next.is_none());
-            next
+            state.give_back(&self.owner);
+            state.call_all()
         };
-        if let Some(waiter) = next {
-            // Not within the lock: a place that nobody takes is dropped here, and comes by again.
-            drop(waiter.place.send(Self::new(&self.shared)));
-        }
+        Slots(Arc::clone(&self.shared)).hand_out(called);
     }
 }
 

@@ -244,3 +244,34 @@ async fn a_reload_takes_no_credentials_away_from_a_listener_that_is_open() {
     assert!(program.log().contains("other machines can reach 0.0.0.0:"), "{}", program.log());
     assert_eq!(program.counted(REJECTED).await, 1);
 }
+
+/// However often an upstream's settings change, the calls that run there count.
+#[tokio::test]
+async fn a_changed_upstream_has_no_more_places_than_its_bound() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let with = |places: u32, deadline: &str| {
+        let block = block("up", &worker.server);
+        folder.write(&format!("{block}in_flight_max = {places}\nqueue_max = 0\ndeadline = \"{deadline}\"\n"));
+    };
+    with(2, "1h");
+    let program = Program::serve(&folder).await;
+    let mut calls = vec![held(&worker, &program, "/up/mcp", 1).await, held(&worker, &program, "/up/mcp", 2).await];
+    let refused = async || {
+        let answer = Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+        assert_eq!(answer.json()["error"]["data"]["reason"], "queue_full", "{answer:?}");
+    };
+    refused().await;
+    for (round, minutes) in (1..).zip(["50m", "40m", "30m"]) {
+        with(2, minutes);
+        program.says(READ, round).await;
+        refused().await;
+    }
+    with(3, "1h");
+    program.says(READ, 4).await;
+    calls.push(held(&worker, &program, "/up/mcp", 3).await);
+    refused().await;
+    worker.answer_all();
+    for call in calls {
+        assert_eq!(in_time(call).await.unwrap(), "\"done\"");
+    }
+}

@@ -72,7 +72,7 @@ impl Stage {
     /// If the token is of no use.
     pub(super) async fn resume(&mut self, spec: &CallSpec, token: ResumeToken) -> Result<(), BeginError> {
         let exchange = spec.upstream.resume(token, spec.context.clone()).await?;
-        self.slot = spec.slots.as_ref().and_then(|slots| slots.try_acquire());
+        self.slot = spec.slots.as_ref().and_then(|slots| slots.try_acquire(&spec.owner));
         self.step = StepFuture::Exchanging(exchange);
         Ok(())
     }

@@ -50,7 +50,7 @@ pub(super) async fn cancel(shared: &Arc<Shared>, session: &Session, id: &Request
 /// As [`crate::upstream::limits::Slots::acquire`].
 pub(super) async fn place(shared: &Shared, session: &Session, id: &RequestId) -> Result<Option<Slot>, GatewayFault> {
     let served = &shared.served;
-    if let Some(slot) = served.slots.try_acquire() {
+    if let Some(slot) = served.slots.try_acquire(&session.owner) {
         return Ok(Some(slot));
     }
     let (key, cancelled) = ((session.token.nonce, id.clone()), CancellationToken::new());

@@ -1,5 +1,6 @@
 //! Bounds, turns and leaving; and that turns are fair whatever happens in between.
 
+use std::collections::VecDeque;
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
 
@@ -60,6 +61,59 @@ async fn one_principal_leaves_a_quarter_of_the_queue_to_the_others() {
     assert_eq!(slots.acquire(&quiet, None).await.unwrap_err().reason, Reason::QueueFull, "now it is full");
     drop((waits, others));
     assert_eq!(slots.waiting(), 0);
+}
+
+/// What runs is ended for nobody, and may run for hours.
+#[tokio::test]
+async fn one_principal_leaves_a_quarter_of_the_places_to_the_others() {
+    let slots = slots(8, 8);
+    let (noisy, quiet) = (owner(0), owner(1));
+    let held: Vec<_> = (0..6).map(|_| slots.try_acquire(&noisy).unwrap()).collect();
+    assert!(slots.try_acquire(&noisy).is_none(), "it has its share");
+    let mut waits = Box::pin(slots.acquire(&noisy, None));
+    assert!(poll(waits.as_mut()).is_pending());
+    let other: Vec<_> = (0..2).map(|_| slots.try_acquire(&quiet).expect("places are left")).collect();
+    assert!(slots.try_acquire(&quiet).is_none(), "now all are taken");
+    drop(other);
+    assert!(poll(waits.as_mut()).is_pending(), "they are not for it");
+    drop(held);
+    assert!(poll(waits.as_mut()).is_ready());
+}
+
+#[tokio::test]
+async fn the_person_of_a_loopback_listener_has_all_places() {
+    let slots = slots(8, 8);
+    let held: Vec<_> = (0..8).map_while(|_| slots.try_acquire(&Principal::local())).collect();
+    assert_eq!(held.len(), 8);
+}
+
+#[tokio::test]
+async fn places_by_name_go_on_counting_with_other_bounds() {
+    let all = SlotsByName::default();
+    let name: Arc<str> = Arc::from("reports");
+    let settings = |max| SlotSettings {
+        in_flight_max: NonZeroUsize::new(max).unwrap(),
+        queue_max: 8,
+        queue_deadline: Duration::from_secs(30),
+    };
+    let ada = Principal::local();
+    let before = all.of(&name, settings(2));
+    let held = [before.try_acquire(&ada).unwrap(), before.try_acquire(&ada).unwrap()];
+    let waiting = all.of(&name, settings(2));
+    let mut waits = Box::pin(waiting.acquire(&ada, None));
+    assert!(poll(waits.as_mut()).is_pending());
+    let after = all.of(&name, settings(3));
+    assert!(after.try_acquire(&ada).is_none(), "they are the same places");
+    after.rebound(settings(3));
+    let Poll::Ready(Ok(third)) = poll(waits.as_mut()) else { panic!("there is one more") };
+    after.rebound(settings(1));
+    drop(held);
+    assert!(after.try_acquire(&ada).is_none(), "one is still held, and there is but one");
+    drop(third);
+    assert!(after.try_acquire(&ada).is_some());
+    drop(waits);
+    drop((before, waiting, after));
+    assert_eq!(all.of(&name, settings(5)).0.state.lock().held_by(&ada), 0, "nobody held them any more");
 }
 
 fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
@@ -143,7 +197,6 @@ proptest! {
             }
         }
         prop_assert_eq!(slots.waiting(), 0);
-        let state = slots.0.state.lock();
-        prop_assert!(state.lanes.is_empty() && state.turns.is_empty());
+        prop_assert!(slots.0.state.lock().is_bare());
     }
 }

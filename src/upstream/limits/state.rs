@@ -1,0 +1,151 @@
+//! Who has places and who waits. Decides, and tells nobody.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+
+use tokio::sync::oneshot;
+
+use super::{Slot, share};
+use crate::task::Principal;
+
+/// While a place is free, those who wait have all that they may have.
+#[derive(Debug)]
+pub(super) struct State {
+    max: usize,
+    queue_max: usize,
+    taken: usize,
+    /// Never none.
+    held: HashMap<Principal, usize>,
+    waiting: usize,
+    /// Counts those who wait, to find them again; within a lane it rises.
+    next_ticket: u64,
+    /// Never empty ones.
+    lanes: HashMap<Principal, VecDeque<Waiter>>,
+    /// Each lane once, the next one to be served first.
+    turns: VecDeque<Principal>,
+}
+
+#[derive(Debug)]
+pub(super) struct Waiter {
+    ticket: u64,
+    pub(super) place: oneshot::Sender<Slot>,
+}
+
+impl State {
+    pub(super) fn new(max: usize, queue_max: usize) -> Self {
+        Self {
+            max,
+            queue_max,
+            taken: 0,
+            held: HashMap::new(),
+            waiting: 0,
+            next_ticket: 0,
+            lanes: HashMap::new(),
+            turns: VecDeque::new(),
+        }
+    }
+
+    pub(super) const fn rebound(&mut self, max: usize, queue_max: usize) {
+        (self.max, self.queue_max) = (max, queue_max);
+    }
+
+    pub(super) const fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    pub(super) fn held_by(&self, owner: &Principal) -> usize {
+        self.held.get(owner).copied().unwrap_or_default()
+    }
+
+    pub(super) fn has_share(&self, owner: &Principal) -> bool {
+        self.held_by(owner) >= share(owner, self.max)
+    }
+
+    /// Whether nobody else of this owner may wait.
+    pub(super) fn has_full_queue(&self, owner: &Principal) -> bool {
+        let of_owner = self.lanes.get(owner).map_or(0, VecDeque::len);
+        self.waiting >= self.queue_max || of_owner >= share(owner, self.queue_max)
+    }
+
+    /// Takes a place if there is one for this owner.
+    pub(super) fn take(&mut self, owner: &Principal) -> bool {
+        let is_free = self.taken < self.max && !self.has_share(owner);
+        if is_free {
+            self.taken += 1;
+            *self.held.entry(owner.clone()).or_default() += 1;
+        }
+        is_free
+    }
+
+    pub(super) fn give_back(&mut self, owner: &Principal) {
+        self.taken = self.taken.saturating_sub(1);
+        let Entry::Occupied(mut held) = self.held.entry(owner.clone()) else { return };
+        *held.get_mut() -= 1;
+        if *held.get() == 0 {
+            held.remove();
+        }
+    }
+
+    /// Makes a place of one principal another's.
+    pub(super) fn pass(&mut self, from: &Principal, to: &Principal) {
+        self.give_back(from);
+        self.taken += 1;
+        *self.held.entry(to.clone()).or_default() += 1;
+    }
+
+    pub(super) fn enter(&mut self, owner: &Principal, place: oneshot::Sender<Slot>) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.waiting += 1;
+        let lane = self.lanes.entry(owner.clone()).or_insert_with(|| {
+            self.turns.push_back(owner.clone());
+            VecDeque::new()
+        });
+        lane.push_back(Waiter { ticket, place });
+        ticket
+    }
+
+    /// Those whose turn it is, each with a place that was taken for it.
+    pub(super) fn call_all(&mut self) -> Vec<(Principal, Waiter)> {
+        std::iter::from_fn(|| self.call_next()).collect()
+    }
+
+    /// The one whose turn it is; its principal goes to the end of the line. Principals that have all they may have
+    /// keep their turns: at most one of several has, but where the bound was lowered.
+    fn call_next(&mut self) -> Option<(Principal, Waiter)> {
+        if self.taken >= self.max {
+            return None;
+        }
+        let at = self.turns.iter().position(|owner| !self.has_share(owner))?;
+        let owner = self.turns.remove(at)?;
+        let Entry::Occupied(mut lane) = self.lanes.entry(owner.clone()) else { return None };
+        let waiter = lane.get_mut().pop_front();
+        if lane.get().is_empty() {
+            lane.remove();
+        } else {
+            self.turns.push_back(owner.clone());
+        }
+        let waiter = waiter?;
+        self.waiting -= 1;
+        self.taken += 1;
+        *self.held.entry(owner.clone()).or_default() += 1;
+        Some((owner, waiter))
+    }
+
+    /// Takes back a turn that nobody waits for any more, if it was not called.
+    pub(super) fn leave(&mut self, owner: &Principal, ticket: u64) {
+        let Entry::Occupied(mut lane) = self.lanes.entry(owner.clone()) else { return };
+        let Ok(at) = lane.get().binary_search_by_key(&ticket, |waiter| waiter.ticket) else { return };
+        drop(lane.get_mut().remove(at));
+        self.waiting -= 1;
+        if lane.get().is_empty() {
+            lane.remove();
+            self.turns.retain(|other| other != owner);
+        }
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_bare(&self) -> bool {
+        self.lanes.is_empty() && self.turns.is_empty()
+    }
+}

@@ -19,5 +19,7 @@ mod gate;
 mod held;
 #[path = "stdio/processes.rs"]
 mod processes;
+#[path = "stdio/shares.rs"]
+mod shares;
 #[path = "stdio/stateless.rs"]
 mod stateless;

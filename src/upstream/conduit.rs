@@ -113,7 +113,8 @@ pub struct ConduitRequest {
 pub enum Verb {
     /// One message, verbatim.
     Post(Bytes),
-    /// The same with headers that repeat what it says (2026-07-28), and with whose it is: there is no session to tell.
+    /// The same with headers that repeat what it says (2026-07-28), and with whose it is where no session tells:
+    /// without sessions, and where one begins.
     PostWith { message: Bytes, headers: HeaderMap, principal: Principal },
     /// One message that belongs to what is under way, and wants no answer: sent to an upstream that is ill, too.
     Note(Bytes),

@@ -9,6 +9,7 @@
 pub mod apart;
 mod backoff;
 mod names;
+mod places;
 mod session;
 pub(crate) mod sse;
 mod stateless;
@@ -27,29 +28,22 @@ use bytes::Bytes;
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::Forwarded;
 use super::carrier::{AnswerBody, Stand};
 use super::http::Life;
 use super::http::client::HandedOver;
 use super::http::post::Outgoing;
+use super::limits::Slots;
 use super::standing::Standing;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::fault::INVALID_REQUEST;
 use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, method};
 use apart::{CallsApart, Origin};
 use backoff::Backoff;
+use places::Patience;
 use session::{Kind, Unopened, WireSession};
 
-/// A session that nobody uses gives its place to another after this.
-const YIELDS_AFTER: Duration = Duration::from_secs(10);
-/// How long a call waits for a connection of its own while there are as many as there may be, and how often it looks
-/// whether one is of no use any more.
-const PLACE_WAIT: Duration = Duration::from_secs(30);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// How long a server may take to end, with all the patience that there is for programs.
-const ENDING_MAX: Duration = Duration::from_secs(8);
 /// How long [`Stand::close`] waits for the servers to end.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
@@ -107,7 +101,7 @@ pub(crate) struct WireStand {
     wire: Box<dyn Wire>,
     apart: CallsApart,
     /// Those for clients without sessions.
-    connections: tokio::sync::Mutex<stateless::Connections>,
+    connections: Mutex<stateless::Connections>,
 }
 
 impl fmt::Debug for WireStand {
@@ -124,17 +118,10 @@ struct Shared {
     /// All connections; whoever has a session knows its id, and nobody that of any other connection.
     sessions: Mutex<HashMap<HeaderValue, Arc<WireSession>>>,
     /// Connections at one time, those that end included unless another was given their place.
-    places: Arc<Semaphore>,
+    places: Slots,
     backoff: Backoff,
     /// Connections that were opened for a call.
     processes: AtomicU64,
-}
-
-/// Whether to wait for a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Patience {
-    None,
-    Waits,
 }
 
 impl Shared {
@@ -154,16 +141,11 @@ impl WireStand {
             standing,
             life,
             sessions: Mutex::default(),
-            places: Arc::new(Semaphore::new(sessions_max.min(Semaphore::MAX_PERMITS))),
+            places: places::new(sessions_max),
             backoff: Backoff::new(wire.pause_max()),
             processes: AtomicU64::new(0),
         };
-        Self {
-            shared: Arc::new(shared),
-            wire,
-            apart: CallsApart::default(),
-            connections: tokio::sync::Mutex::default(),
-        }
+        Self { shared: Arc::new(shared), wire, apart: CallsApart::default(), connections: Mutex::default() }
     }
 
     /// The same with these calls on connections of their own.
@@ -224,7 +206,9 @@ impl WireStand {
         outgoing: &Outgoing,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let (session, unless_opened) = self.open(Kind::Session, Patience::None, outgoing.forwarded()).await?;
+        let owner = owner_of(outgoing);
+        let (session, unless_opened) =
+            self.open(Kind::Session, (&owner, Patience::First), outgoing.forwarded()).await?;
         let (answer, is_result) = session.first(&request, outgoing, handed_over).await?;
         let mut response = json(StatusCode::OK, answer);
         if is_result {
@@ -240,13 +224,13 @@ impl WireStand {
     async fn open(
         &self,
         kind: Kind,
-        patience: Patience,
+        (owner, patience): (&Principal, Patience),
         forwarded: &Forwarded,
     ) -> Result<(Arc<WireSession>, Unopened), GatewayFault> {
         self.shared.backoff.wait().await?;
         let id = new_id()?;
         // Taken before anything is waited for, so that nobody opens one too many.
-        let place = self.place(patience).await?;
+        let place = self.place(owner, patience).await?;
         let session = WireSession::new(Arc::clone(&self.shared), id.clone(), kind, place);
         self.shared.sessions.lock().insert(id, Arc::clone(&session));
         let unless_kept = session.ends_unless_kept();
@@ -262,46 +246,6 @@ impl WireStand {
 
     fn session(&self, id: &HeaderValue) -> Option<Arc<WireSession>> {
         self.shared.sessions.lock().get(id).filter(|session| !session.is_over()).cloned()
-    }
-
-    /// A place for one more connection. If there is none left, the one that was idle longest gives way.
-    async fn place(&self, patience: Patience) -> Result<OwnedSemaphorePermit, GatewayFault> {
-        let full = GatewayFault::new(Reason::QueueFull, Executed::No);
-        let places = || Arc::clone(&self.shared.places);
-        if let Ok(place) = places().try_acquire_owned() {
-            return Ok(place);
-        }
-        self.make_room();
-        if patience == Patience::None {
-            // One that is ending already is waited for: a program that was only asked what it speaks, say.
-            let ending = self.shared.sessions.lock().values().any(|session| session.is_over());
-            let longest = if ending { ENDING_MAX } else { Duration::ZERO };
-            let place = tokio::time::timeout(longest, places().acquire_owned()).await;
-            return place.ok().and_then(Result::ok).ok_or(full);
-        }
-        let waiting = async {
-            let mut look = tokio::time::interval(LOOK_EVERY);
-            let free = places().acquire_owned();
-            tokio::pin!(free);
-            loop {
-                tokio::select! {
-                    place = &mut free => return place.map_err(|_| full),
-                    _ = look.tick() => self.make_room(),
-                }
-            }
-        };
-        tokio::time::timeout(PLACE_WAIT, waiting).await.unwrap_or(Err(full))
-    }
-
-    /// Ends the connection that was idle longest, if one was for long enough.
-    fn make_room(&self) {
-        let mut sessions = self.shared.sessions.lock();
-        let idle = sessions.iter().filter_map(|(id, session)| Some((session.idle_for()?, id)));
-        let longest = idle.max_by_key(|(idle, _)| *idle).filter(|(idle, _)| *idle >= YIELDS_AFTER);
-        let Some(id) = longest.map(|(_, id)| id.clone()) else { return };
-        if let Some(session) = sessions.remove(&id) {
-            session.give_way();
-        }
     }
 }
 
@@ -328,6 +272,11 @@ impl Stand for WireStand {
         let ended = futures_util::future::join_all(all.iter().map(|session| session.ended()));
         let _ = tokio::time::timeout(CLOSE_MAX, ended).await;
     }
+}
+
+/// On whose behalf a connection is opened.
+fn owner_of(outgoing: &Outgoing) -> Principal {
+    outgoing.principal().cloned().unwrap_or_else(Principal::anonymous)
 }
 
 /// The id of a new session: nobody can guess it.

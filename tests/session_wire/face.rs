@@ -82,7 +82,7 @@ impl Conduit for Slow {
             session: Some(HeaderValue::from_static("s-1")),
             body,
         };
-        if let Verb::Post(message) | Verb::Note(message) = &request.verb {
+        if let Verb::Post(message) | Verb::Note(message) | Verb::PostWith { message, .. } = &request.verb {
             self.sent.lock().push(message.clone());
             if message.windows(12).any(|bytes| bytes == b"\"initialize\"") {
                 let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});

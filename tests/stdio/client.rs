@@ -108,11 +108,24 @@ pub(crate) struct Client {
     /// Without one the client is a stateless one.
     session: Option<String>,
     has_tasks: bool,
+    key: Option<&'static str>,
+    /// What the client says of itself, where that is of interest.
+    experimental: Option<u32>,
 }
 
 impl Client {
     pub(crate) fn stateless(gate: &Gate) -> Self {
-        Self { address: gate.address, session: None, has_tasks: false }
+        Self { address: gate.address, session: None, has_tasks: false, key: None, experimental: None }
+    }
+
+    /// The same with a credential.
+    pub(crate) fn with_key(self, key: &'static str) -> Self {
+        Self { key: Some(key), ..self }
+    }
+
+    /// The same with a capability that no other such client has.
+    pub(crate) fn with_experimental(self, number: u32) -> Self {
+        Self { experimental: Some(number), ..self }
     }
 
     /// The same with tasks.
@@ -126,27 +139,47 @@ impl Client {
 
     /// Opens a session, or tells why there is none.
     pub(crate) async fn try_session(gate: &Gate) -> Result<Self, Value> {
+        Self::stateless(gate).try_open().await
+    }
+
+    /// The same client in a session, or why there is none.
+    pub(crate) async fn try_open(self) -> Result<Self, Value> {
         let params = json!({
             "protocolVersion": LEGACY,
             "capabilities": { "elicitation": {} },
             "clientInfo": { "name": "test", "version": "1" },
         });
         let body = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params });
-        let request = Self::head(Request::post("/up/mcp")).body(Full::new(body.to_string().into())).unwrap();
-        let mut reply = send(gate.address, request).await;
+        let request = self.head(Request::post("/up/mcp")).body(Full::new(body.to_string().into())).unwrap();
+        let mut reply = send(self.address, request).await;
         let session = reply.response.headers().get("mcp-session-id").map(|id| id.to_str().unwrap().to_owned());
         let (answer, _) = reply.answer().await;
         let Some(session) = session else { return Err(answer) };
-        let client = Self { address: gate.address, session: Some(session), has_tasks: false };
+        let client = Self { session: Some(session), ..self };
         client.note("notifications/initialized", json!({})).await;
         Ok(client)
     }
 
-    fn head(request: http::request::Builder) -> http::request::Builder {
-        request
+    fn head(&self, request: http::request::Builder) -> http::request::Builder {
+        self.authorized(request)
             .header("host", "localhost")
             .header("content-type", "application/json")
             .header("accept", "application/json, text/event-stream")
+    }
+
+    fn authorized(&self, request: http::request::Builder) -> http::request::Builder {
+        match self.key {
+            Some(key) => request.header("authorization", format!("Bearer {key}")),
+            None => request,
+        }
+    }
+
+    /// Opens the session's own stream.
+    pub(crate) async fn listen(&self) -> Reply {
+        let session = self.session.as_deref().unwrap();
+        let request = Request::get("/up/mcp").header("host", "localhost").header("accept", "text/event-stream");
+        let request = request.header("mcp-protocol-version", LEGACY).header("mcp-session-id", session);
+        send(self.address, self.authorized(request).body(Full::default()).unwrap()).await
     }
 
     /// Makes a request whose answer nobody waits for yet. Dropping it is leaving.
@@ -158,14 +191,17 @@ impl Client {
 
     /// Makes a request.
     pub(crate) async fn ask(&self, id: u32, method: &str, mut params: Value) -> Reply {
-        let mut request = Self::head(Request::post("/up/mcp"));
+        let mut request = self.head(Request::post("/up/mcp"));
         match &self.session {
             Some(session) => {
                 request = request.header("mcp-protocol-version", LEGACY).header("mcp-session-id", session);
             }
             None => {
                 let extensions = if self.has_tasks { json!({ TASKS: {} }) } else { json!({}) };
-                let capabilities = json!({ "elicitation": { "form": {} }, "extensions": extensions });
+                let mut capabilities = json!({ "elicitation": { "form": {} }, "extensions": extensions });
+                if let Some(number) = self.experimental {
+                    capabilities["experimental"] = json!({ "number": { "is": number } });
+                }
                 let mut meta = params["_meta"].as_object().cloned().unwrap_or_default();
                 meta.insert("io.modelcontextprotocol/protocolVersion".to_owned(), json!(MODERN));
                 meta.insert("io.modelcontextprotocol/clientCapabilities".to_owned(), capabilities);
@@ -194,7 +230,7 @@ impl Client {
     /// Sends a notification or an answer.
     pub(crate) async fn say(&self, message: &Value) {
         let session = self.session.as_deref().unwrap();
-        let request = Self::head(Request::post("/up/mcp")).header("mcp-session-id", session);
+        let request = self.head(Request::post("/up/mcp")).header("mcp-session-id", session);
         let request = request.header("mcp-protocol-version", LEGACY);
         let reply = send(self.address, request.body(Full::new(message.to_string().into())).unwrap()).await;
         assert_eq!(reply.status(), 202, "{message}");
@@ -211,7 +247,7 @@ impl Client {
     /// Ends the session.
     pub(crate) async fn leave(&self) {
         let session = self.session.as_deref().unwrap();
-        let request = Self::head(Request::delete("/up/mcp")).header("mcp-session-id", session);
+        let request = self.head(Request::delete("/up/mcp")).header("mcp-session-id", session);
         let request = request.header("mcp-protocol-version", LEGACY);
         let status = send(self.address, request.body(Full::default()).unwrap()).await.status();
         assert!((200..300).contains(&status), "{status}");

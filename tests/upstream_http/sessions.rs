@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use taskgate::task::Principal;
+use taskgate::task::{Principal, Reason};
 use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, UpstreamTlsFiles};
 use taskgate::upstream::{Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Upstream};
 use taskgate::wire::{Payload, ProtocolVersion};
@@ -454,4 +454,34 @@ async fn the_lowest_log_level_that_anybody_asked_for_is_set_once() {
     let levels: Vec<_> = server.world.all(|seen| seen.rpc() == "logging/setLevel");
     let levels: Vec<_> = levels.iter().map(|seen| seen.body["params"]["level"].as_str().unwrap()).collect();
     assert_eq!(levels, ["warning", "debug"]);
+}
+
+/// The bound on sessions is 1,024: whoever declares ever other capabilities has three quarters of them at most.
+#[tokio::test]
+async fn one_principal_with_many_capabilities_leaves_sessions_to_others() {
+    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let upstream = upstream(&server.url());
+    let of = |who: &str, number: u32| {
+        let capabilities = Payload::of(&json!({ "experimental": { "number": { "is": number } } }));
+        CallContext { principal: Principal::new(who), client: ClientFacts { capabilities }, ..context() }
+    };
+    let open = async |who: &str, number: u32| in_time(upstream.facts(&of(who, number))).await;
+    // Each is listened to, as the gateway does that keeps a list of tools.
+    let mut news = Vec::new();
+    for number in 0..768 {
+        news.push(in_time(upstream.notifications(&of("key:ada", number))).await.expect("it has its share"));
+    }
+    let more = open("key:ada", 768).await.err();
+    let full = |error: &BeginError| matches!(error, BeginError::Gateway(fault) if fault.reason == Reason::QueueFull);
+    assert!(more.as_ref().is_some_and(full), "{more:?}");
+    let began = std::time::Instant::now();
+    open("key:bob", 0).await.expect("there is one for another");
+    println!("another's first session after {:?}", began.elapsed());
+    // A third one fills what is left, and a fourth gets what the first only listens in.
+    for number in 0..255 {
+        open("key:carol", number).await.expect("there is room");
+    }
+    let first = of("key:ada", 0);
+    let _held = lines(&mut try_begin(&upstream, call(&json!({})), first).await.unwrap()).await;
+    open("key:dave", 0).await.expect("what is only listened in gives way");
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode};
+use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::bridge::{Bridge, introduce};
 use super::sessions::{Session, Told};
@@ -20,7 +20,7 @@ use crate::face::pipe::read;
 use crate::face::rewrite::{self, Introduction};
 use crate::face::sealed::{SessionToken, digest_of};
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::Forwarded;
 use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
 use crate::upstream::era::contradicts;
@@ -150,7 +150,7 @@ async fn open_either(
     }
     let message = |version| introduction.message(&request.id, version, &inbound.body);
     let asked = shared.served.conduit.version_for(introduction.version);
-    let refusal = match in_time(agree(shared, (&request.id, forwarded), asked, message)).await {
+    let refusal = match in_time(agree(shared, (&request.id, &inbound.principal, forwarded), asked, message)).await {
         Ok(agreed) => {
             let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
             let Agreed { binding, version, tasks, .. } = agreed;
@@ -167,13 +167,13 @@ async fn open_either(
 /// Asks for versions until one is agreed on.
 async fn agree(
     shared: &Shared,
-    (id, forwarded): (&RequestId, &Forwarded),
+    (id, owner, forwarded): (&RequestId, &Principal, &Forwarded),
     mut asked: ProtocolVersion,
     message: impl Fn(ProtocolVersion) -> Bytes,
 ) -> Result<Agreed, NotAgreed> {
     let conduit = &shared.served.conduit;
     for _ in 1..VERSIONS_MAX {
-        match initialize(shared, id, forwarded, message(asked)).await {
+        match initialize(shared, (id, owner, forwarded), message(asked)).await {
             Err(NotAgreed::Refused(error)) => match conduit.version_after(asked, &error) {
                 Some(older) => asked = older,
                 None => return Err(NotAgreed::Refused(error)),
@@ -181,16 +181,17 @@ async fn agree(
             other => return other,
         }
     }
-    initialize(shared, id, forwarded, message(asked)).await
+    initialize(shared, (id, owner, forwarded), message(asked)).await
 }
 
 async fn initialize(
     shared: &Shared,
-    id: &RequestId,
-    forwarded: &Forwarded,
+    (id, owner, forwarded): (&RequestId, &Principal, &Forwarded),
     message: Bytes,
 ) -> Result<Agreed, NotAgreed> {
-    let response = post(shared, Binding::default(), forwarded, message).await?;
+    let verb = Verb::PostWith { message, headers: HeaderMap::new(), principal: owner.clone() };
+    let request = ConduitRequest { binding: Binding::default(), verb, forwarded: forwarded.clone() };
+    let response = shared.served.conduit.send(request).await?;
     let session = response.session.clone();
     let answer = match (response.status.is_success(), response.content) {
         (true, Content::Json | Content::Events) => read::answer(response, id, ANSWER_BYTES_MAX).await?,
@@ -249,11 +250,11 @@ impl Shared {
     ) -> Result<Binding, GatewayFault> {
         let open = |told| {
             let (shared, token) = (Arc::clone(self), Arc::clone(&session.token));
-            let forwarded = session.forwarded.clone();
+            let (owner, forwarded) = (session.owner.clone(), session.forwarded.clone());
             let stop = self.served.life.stop.clone();
             // It goes on by itself, so that a waiter who leaves does not hold it up.
             let opening = self.served.life.tracker.spawn(stop.run_until_cancelled_owned(async move {
-                let renewed = shared.open_anew(&token, &forwarded, told).await;
+                let renewed = shared.open_anew(&token, (&owner, &forwarded), told).await;
                 let outcome = if renewed.is_ok() { "renewed" } else { "failed" };
                 let upstream = Arc::clone(shared.served.conduit.name());
                 metrics::counter!(metric::SESSION_RENEWALS, "upstream" => upstream, "outcome" => outcome).increment(1);
@@ -274,13 +275,13 @@ impl Shared {
     async fn open_anew(
         &self,
         token: &SessionToken,
-        forwarded: &Forwarded,
+        (owner, forwarded): (&Principal, &Forwarded),
         told: Told,
     ) -> Result<Binding, GatewayFault> {
         let id = self.mint();
         let message = |version| rewrite::introduction(&id, version, &token.capabilities, token.client_info.as_ref());
         let asked = self.served.conduit.version_for(token.upstream_version);
-        let agreed = match in_time(agree(self, (&id, forwarded), asked, message)).await {
+        let agreed = match in_time(agree(self, (&id, owner, forwarded), asked, message)).await {
             Ok(agreed) => agreed,
             Err(NotAgreed::Gateway(fault)) => return Err(fault),
             Err(NotAgreed::Refused(error)) => {

@@ -117,7 +117,7 @@ impl Outgoing {
         &self.forwarded
     }
 
-    /// The same on behalf of somebody, where no session says who that is.
+    /// The same on behalf of somebody, where no session says who that is: what opens one is counted as theirs.
     pub(crate) fn on_behalf_of(self, principal: Principal) -> Self {
         Self { principal: Some(principal), ..self }
     }

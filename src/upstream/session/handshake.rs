@@ -85,7 +85,9 @@ async fn initialize(
         capabilities: &key.capabilities,
         client_info: ClientInfo { name: "taskgate", version: env!("CARGO_PKG_VERSION") },
     });
-    let post = Credentials::default().post(envelope::request(&id, method::INITIALIZE, Some(&params)));
+    let post = Credentials::default()
+        .post(envelope::request(&id, method::INITIALIZE, Some(&params)))
+        .on_behalf_of(key.principal.clone());
     let response = hop.carrier.send(&post, &HandedOver::default()).await.map_err(unsent)?;
     let session = response.headers().get(SESSION_ID).cloned();
     let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };

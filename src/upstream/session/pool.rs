@@ -1,5 +1,6 @@
 //! The sessions of one upstream: one for each key, opened once however many wait for it.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,9 +13,10 @@ use tokio::time::Instant;
 use super::{Hop, Session, SessionKey, handshake, listen};
 use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::BeginError;
 use crate::upstream::http::post::Credentials;
+use crate::upstream::limits::share;
 
 /// Most sessions at one upstream.
 const SESSIONS_MAX: usize = 1_024;
@@ -57,7 +59,12 @@ impl Place {
 
     /// Nobody but the pool holds the session: no call runs in it, none is about to, nobody listens.
     fn is_idle(&self) -> bool {
-        self.session().is_some_and(|session| Arc::strong_count(session) == 1 && !session.has_subscribers())
+        self.is_unheld() && self.session().is_some_and(|session| !session.has_subscribers())
+    }
+
+    /// The same where somebody may wait to hear of changes, and hears that the session is over.
+    fn is_unheld(&self) -> bool {
+        self.session().is_some_and(|session| Arc::strong_count(session) == 1)
     }
 }
 
@@ -133,9 +140,7 @@ impl Pool {
             place.used = Instant::now();
             return Ok(place.opening.clone());
         }
-        if places.len() >= SESSIONS_MAX {
-            self.make_room(&mut places)?;
-        }
+        self.make_room(&mut places, &key.principal)?;
         let opening = self.open(key.clone());
         places.insert(key.clone(), Place { opening: opening.clone(), used: Instant::now() });
         Ok(opening)
@@ -158,15 +163,35 @@ impl Pool {
         outcome.boxed().shared()
     }
 
-    fn make_room(&self, places: &mut HashMap<SessionKey, Place>) -> Result<(), BeginError> {
-        let idle = places.iter().filter(|(_, place)| place.is_idle());
-        let Some(oldest) = idle.min_by_key(|(_, place)| place.used).map(|(key, _)| key.clone()) else {
-            return Err(BeginError::Gateway(GatewayFault::new(Reason::QueueFull, Executed::No)));
-        };
-        if let Some(place) = places.remove(&oldest) {
-            self.end(&place);
+    /// Makes room for one more session of `owner`, if need be. One of several principals has at most its share, however
+    /// many capabilities its clients declare; where the pool is full, a session without calls of whoever has most gives
+    /// way, whatever it was used last.
+    fn make_room(&self, places: &mut HashMap<SessionKey, Place>, owner: &Principal) -> Result<(), BeginError> {
+        let share = share(owner, SESSIONS_MAX);
+        if places.len() < share {
+            return Ok(());
         }
-        Ok(())
+        let mut held: HashMap<&Principal, usize> = HashMap::new();
+        places.keys().for_each(|key| *held.entry(&key.principal).or_default() += 1);
+        let own = held.get(owner).copied().unwrap_or_default();
+        if places.len() < SESSIONS_MAX && own < share {
+            return Ok(());
+        }
+        let giving = places.iter().filter_map(|(key, place)| {
+            let is_own = key.principal == *owner;
+            let theirs = held.get(&key.principal).copied().unwrap_or_default();
+            let gives_way = if !is_own && theirs > own + 1 { place.is_unheld() } else { place.is_idle() };
+            (gives_way && (is_own || own < share)).then_some((theirs, Reverse(place.used), key))
+        });
+        let giving = giving.max_by_key(|(theirs, used, _)| (*theirs, *used)).map(|(.., key)| key.clone());
+        match giving.and_then(|key| places.remove(&key)) {
+            Some(place) => {
+                tracing::debug!(upstream = %self.hop.name, "an idle upstream session gave way to another");
+                self.end(&place);
+                Ok(())
+            }
+            None => Err(BeginError::Gateway(GatewayFault::new(Reason::QueueFull, Executed::No))),
+        }
     }
 
     fn forget(&self, key: &SessionKey, is_meant: impl FnOnce(&Place) -> bool) {

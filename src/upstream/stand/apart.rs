@@ -12,9 +12,10 @@ use http::Response;
 use parking_lot::Mutex;
 use wildmatch::WildMatch;
 
+use super::places::Patience;
 use super::session::{Kind, Unopened, WireSession};
 use super::table::Terms;
-use super::{Patience, WireStand, names, refusal};
+use super::{WireStand, names, owner_of, refusal};
 use crate::task::{Executed, GatewayFault, Reason, ShownAs, ToolNames};
 use crate::upstream::carrier::AnswerBody;
 use crate::upstream::http::client::HandedOver;
@@ -85,6 +86,7 @@ impl WireStand {
         if session.runs(&request.id) {
             return Ok(refusal(Some(&request.id), "this request id is in use"));
         }
+        let _stays = session.opener();
         let ready = tokio::time::timeout(OPENING_MAX, self.open_like(session)).await;
         let ready = ready.unwrap_or(Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No)));
         // Nothing of the call was sent, whatever was said before it.
@@ -100,8 +102,9 @@ impl WireStand {
         let internal = GatewayFault::new(Reason::Internal, Executed::No);
         let origin = session.origin.get().ok_or(internal)?;
         let process = self.shared.processes.fetch_add(1, Ordering::Relaxed).to_string();
-        let (other, unless_kept) =
-            self.open(Kind::Apart { process }, Patience::Waits, origin.outgoing.forwarded()).await?;
+        let (other, unless_kept) = self
+            .open(Kind::Apart { process }, (&owner_of(&origin.outgoing), Patience::Waits), origin.outgoing.forwarded())
+            .await?;
         let (_, is_result) = other.first(&origin.initialize, &origin.outgoing, &HandedOver::default()).await?;
         if !is_result {
             return Err(GatewayFault::new(Reason::UpstreamRefused, Executed::No));

@@ -1,30 +1,33 @@
 //! One connection of a stand from begin to end: what is sent over it, and where what comes over it goes.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Response};
 use parking_lot::{Mutex, MutexGuard};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::apart::Origin;
-use super::table::{Begun, NotBegun, NotTaken, Pieces, Table, Terms};
+use super::table::{Begun, Idle, NotBegun, NotTaken, Pieces, Table, Terms};
 use super::{Opened, Shared, WireReceiver, WireSender, events, names, refusal};
-use crate::task::{Executed, GatewayFault, Reason};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::Forwarded;
 use crate::upstream::carrier::{AnswerBody, BrokenOff};
 use crate::upstream::era::{Era, era_of_refusal};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::{Credentials, Outgoing, Purpose};
+use crate::upstream::limits::Slot;
 use crate::upstream::standing::Trouble;
 use crate::wire::envelope::EnvelopeError;
 use crate::wire::fault::INTERNAL_ERROR;
 use crate::wire::framing::read_event;
-use crate::wire::{self, Message, Notification, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method};
+use crate::wire::{
+    self, Message, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method,
+};
 
 /// Most messages in one array.
 const BATCH_MAX: usize = 1_000;
@@ -58,7 +61,9 @@ pub(super) struct WireSession {
     forwarded: OnceLock<Forwarded>,
     pub(super) table: Mutex<Table>,
     /// One of the server's connections, until it is gone or its place was given to another.
-    place: Mutex<Option<OwnedSemaphorePermit>>,
+    place: Mutex<Option<Slot>>,
+    /// Those who open it, or another beside it: it is not idle, whatever the table says.
+    openers: AtomicUsize,
     /// How the session began.
     pub(super) origin: OnceLock<Origin>,
     /// Connections for calls of this session that are kept apart.
@@ -79,7 +84,7 @@ pub(super) struct WireSession {
 }
 
 impl WireSession {
-    pub(super) fn new(shared: Arc<Shared>, id: HeaderValue, kind: Kind, place: OwnedSemaphorePermit) -> Arc<Self> {
+    pub(super) fn new(shared: Arc<Shared>, id: HeaderValue, kind: Kind, place: Slot) -> Arc<Self> {
         let over = shared.life.stop.child_token();
         Arc::new(Self {
             shared,
@@ -89,6 +94,7 @@ impl WireSession {
             forwarded: OnceLock::new(),
             table: Mutex::new(Table::new()),
             place: Mutex::new(Some(place)),
+            openers: AtomicUsize::new(0),
             origin: OnceLock::new(),
             apart: Mutex::default(),
             numbered: AtomicI64::new(0),
@@ -103,7 +109,13 @@ impl WireSession {
 
     /// Ends the session when it is dropped, unless it is disarmed.
     pub(super) fn ends_unless_kept(self: &Arc<Self>) -> Unopened {
-        Unopened(Some(Arc::clone(self)))
+        Unopened { session: Some(Arc::clone(self)), _opener: self.opener() }
+    }
+
+    /// Keeps the session from giving way until it is dropped.
+    pub(super) fn opener(self: &Arc<Self>) -> Opener {
+        self.openers.fetch_add(1, Ordering::Relaxed);
+        Opener(Arc::clone(self))
     }
 
     /// Begins to listen to the server.
@@ -128,9 +140,28 @@ impl WireSession {
         self.ended.cancelled().await;
     }
 
-    /// How long the session has been of no use to anybody.
-    pub(super) fn idle_for(&self) -> Option<Duration> {
-        self.looked_at().idle_for()
+    /// Whose connection it is; `None` once its place was given away.
+    pub(super) fn owner(&self) -> Option<Principal> {
+        self.place.lock().as_ref().map(|place| place.owner().clone())
+    }
+
+    /// Makes the connection somebody else's.
+    pub(super) fn pass_to(&self, owner: &Principal) {
+        if let Some(place) = &mut *self.place.lock() {
+            place.pass_to(owner);
+        }
+    }
+
+    /// How idle the session is, unless anything is in progress.
+    pub(super) fn idle(&self) -> Option<Idle> {
+        if self.is_over() { None } else { self.idle_table()?.idle() }
+    }
+
+    /// The table, if nothing is opened or runs beside it.
+    fn idle_table(&self) -> Option<MutexGuard<'_, Table>> {
+        let is_opening = self.openers.load(Ordering::Relaxed) > 0;
+        let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
+        (!is_opening && !has_calls).then(|| self.table.lock())
     }
 
     /// How long nobody has waited for anything of it.
@@ -148,10 +179,14 @@ impl WireSession {
         table
     }
 
-    /// Ends the session and gives its place to another at once.
-    pub(super) fn give_way(&self) {
+    /// Ends the session unless anything is in progress, and gives up its place at once.
+    pub(super) fn give_way(&self) -> Option<Slot> {
+        let mut table = self.idle_table()?;
+        table.idle()?;
+        // While the table is held: nothing begins in it from now on.
         self.end();
-        drop(self.place.lock().take());
+        drop(table);
+        self.place.lock().take()
     }
 
     pub(super) const fn id(&self) -> &HeaderValue {
@@ -215,9 +250,9 @@ impl WireSession {
         terms: Terms,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let begun = self.table.lock().begin_on(request, terms);
-        let begun = match begun {
+        let begun = match self.enter(request, terms) {
             Ok(begun) => begun,
+            Err(NotBegun::Over) => return Err(lost()),
             Err(NotBegun::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
             Err(NotBegun::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
@@ -258,8 +293,14 @@ impl WireSession {
         Ok(())
     }
 
+    /// Enters a request, unless the session is over.
+    pub(super) fn enter(&self, request: &Request, terms: Terms) -> Result<Begun, NotBegun> {
+        let mut table = self.table.lock();
+        if self.is_over() { Err(NotBegun::Over) } else { table.begin_on(request, terms) }
+    }
+
     pub(super) fn begin(&self, request: &Request) -> Result<Begun, GatewayFault> {
-        self.table.lock().begin(request).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
+        self.enter(request, Terms::default()).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
     }
 
     /// What the stand itself says.
@@ -376,6 +417,9 @@ impl WireSession {
             Ok(_) => {
                 self.is_proven.store(true, Ordering::Relaxed);
                 self.has_served.fetch_or(is_tool, Ordering::Relaxed);
+                if is_tool && response.result.as_ref().is_some_and(is_task) {
+                    self.table.lock().note_task();
+                }
             }
             Err(error) if is_probe && era_of_refusal(error) == Era::Session => self.end_after_probe(),
             Err(_) => (),
@@ -445,22 +489,45 @@ impl WireSession {
     }
 }
 
+/// Whether a result is no more than the handle of a task that the server runs, in either era.
+fn is_task(result: &Object) -> bool {
+    result.has_object("task") || result.get_str("resultType").as_deref() == Some("task")
+}
+
 fn refused(id: &RequestId, why: &str) -> Bytes {
     envelope::error(Some(id), &RpcError::new(INTERNAL_ERROR, why))
 }
 
+/// What a request is answered with that came when its session had ended: nothing of it was sent.
+fn lost() -> GatewayFault {
+    let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::No);
+    GatewayFault { http_status: Some(http::StatusCode::NOT_FOUND.as_u16()), ..lost }
+}
+
+/// Keeps a session from giving way.
+pub(super) struct Opener(Arc<WireSession>);
+
+impl Drop for Opener {
+    fn drop(&mut self) {
+        self.0.openers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 /// A session that nobody knows of yet. Dropping it ends that session.
-pub(super) struct Unopened(Option<Arc<WireSession>>);
+pub(super) struct Unopened {
+    session: Option<Arc<WireSession>>,
+    _opener: Opener,
+}
 
 impl Unopened {
     pub(super) fn disarm(mut self) {
-        self.0 = None;
+        self.session = None;
     }
 }
 
 impl Drop for Unopened {
     fn drop(&mut self) {
-        let Some(session) = self.0.take() else { return };
+        let Some(session) = self.session.take() else { return };
         session.end();
         if session.sender.get().is_none() {
             // Nothing runs that would.

@@ -5,14 +5,15 @@
 //! server keeps in its process. A request that nobody waits for any more is taken back by name.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 
 use http::{Response, StatusCode};
 
+use super::places::Patience;
 use super::session::{Kind, WireSession};
 use super::table::{NotBegun, Terms};
-use super::{Patience, WireStand, answered, events_with, names, refusal};
+use super::{WireStand, answered, events_with, names, owner_of, refusal};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::Forwarded;
 use crate::upstream::carrier::AnswerBody;
@@ -20,36 +21,59 @@ use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::Outgoing;
 use crate::wire::{Message, Request, RequestId, method};
 
-/// The connections in use.
+/// The connections in use, and who opens one.
 #[derive(Default)]
 pub(super) struct Connections {
     /// Nothing but what the server is was asked on it.
     spare: Option<Arc<WireSession>>,
     of: HashMap<Principal, Arc<WireSession>>,
+    /// Held by whoever opens a connection for a principal; the others of that principal wait for it.
+    openings: HashMap<Principal, Weak<tokio::sync::Mutex<()>>>,
 }
 
 impl Connections {
-    /// The one that requests of a principal go to, if there is one.
-    fn find(&mut self, principal: &Principal, is_probe: bool) -> Option<Arc<WireSession>> {
-        self.of.retain(|_, session| !session.is_over());
-        self.spare = self.spare.take().filter(|session| !session.is_over());
-        if let Some(session) = self.of.get(principal) {
+    /// The one that requests of a principal go to, if there is one. A spare one is taken unless `has_share`: then the
+    /// principal has as many as it may.
+    fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<WireSession>> {
+        if let Some(session) = self.of.get(principal).filter(|session| !session.is_over()) {
             return Some(Arc::clone(session));
         }
+        let spare = self.spare.clone().filter(|session| !session.is_over())?;
         if is_probe {
-            return self.spare.clone();
+            return Some(spare);
         }
-        let session = self.spare.take()?;
-        self.of.insert(principal.clone(), Arc::clone(&session));
-        Some(session)
+        if has_share && spare.owner().as_ref() != Some(principal) {
+            return None;
+        }
+        self.spare = None;
+        spare.pass_to(principal);
+        self.of.insert(principal.clone(), Arc::clone(&spare));
+        Some(spare)
     }
 
-    fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<WireSession>) {
+    /// What keeps two from opening one for the same principal.
+    fn opening(&mut self, principal: &Principal) -> Arc<tokio::sync::Mutex<()>> {
+        if let Some(opening) = self.openings.get(principal).and_then(Weak::upgrade) {
+            return opening;
+        }
+        self.openings.retain(|_, opening| opening.strong_count() > 0);
+        let opening = Arc::default();
+        self.openings.insert(principal.clone(), Arc::downgrade(&opening));
+        opening
+    }
+
+    /// Keeps a connection that was opened; `false` if another is there by now, which will do.
+    fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<WireSession>) -> bool {
+        if is_probe && self.spare.as_ref().is_some_and(|spare| !spare.is_over()) {
+            return false;
+        }
+        self.of.retain(|_, session| !session.is_over());
         let session = Arc::clone(session);
         match is_probe {
             true => self.spare = Some(session),
             false => drop(self.of.insert(principal.clone(), session)),
         }
+        true
     }
 }
 
@@ -69,13 +93,15 @@ impl WireStand {
             return Ok(answered(StatusCode::ACCEPTED));
         };
         if self.apart.include(request) {
-            let (session, unless_called) = self.open(Kind::Stateless, Patience::Waits, outgoing.forwarded()).await?;
+            let owner = owner_of(outgoing);
+            let (session, unless_called) =
+                self.open(Kind::Stateless, (&owner, Patience::Waits), outgoing.forwarded()).await?;
             let terms = Terms { _done: Some(session.end_guard()), ..Terms::default() };
             let response = session.request_named(&names::without_tasks(request), terms, handed_over).await?;
             unless_called.disarm();
             return Ok(response);
         }
-        let principal = outgoing.principal().cloned().unwrap_or_else(Principal::anonymous);
+        let principal = owner_of(outgoing);
         let session = self.connection(&principal, request).await?;
         let first = session.request_named(request, Terms::default(), handed_over).await;
         if first.is_ok() || handed_over.initialized() || !session.is_over() {
@@ -86,17 +112,31 @@ impl WireStand {
         session.request_named(request, Terms::default(), handed_over).await
     }
 
+    /// The connection for a request of a principal, opened if there is none: by one of those who want it, while
+    /// nobody else waits.
     async fn connection(&self, principal: &Principal, request: &Request) -> Result<Arc<WireSession>, GatewayFault> {
         let is_probe = request.method == method::DISCOVER;
-        // Held while one is opened, so that nobody opens a second.
-        let mut connections = self.connections.lock().await;
-        if let Some(session) = connections.find(principal, is_probe) {
+        let find = || {
+            let has_share = self.shared.places.has_share(principal);
+            let mut connections = self.connections.lock();
+            connections.find(principal, is_probe, has_share).ok_or_else(|| connections.opening(principal))
+        };
+        let opening = match find() {
+            Ok(session) => return Ok(session),
+            Err(opening) => opening,
+        };
+        let _opening = opening.lock().await;
+        if let Ok(session) = find() {
             return Ok(session);
         }
-        let (session, unless_kept) = self.open(Kind::Stateless, Patience::None, &Forwarded::default()).await?;
-        unless_kept.disarm();
-        connections.put(principal, is_probe, &session);
-        Ok(session)
+        let (session, unless_kept) =
+            self.open(Kind::Stateless, (principal, Patience::First), &Forwarded::default()).await?;
+        if self.connections.lock().put(principal, is_probe, &session) {
+            unless_kept.disarm();
+            return Ok(session);
+        }
+        drop(unless_kept);
+        find().map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::No))
     }
 }
 
@@ -114,10 +154,11 @@ impl WireSession {
         let id = RequestId::number(self.numbered.fetch_add(1, Ordering::Relaxed));
         let (renumbered, text, outer) = names::renumbered(request, &id);
         let is_probe = outer.is_probe;
-        let begun = self.table.lock().begin_on(&renumbered, Terms { outer: Some(outer), ..terms });
-        let pieces = match begun {
+        let pieces = match self.enter(&renumbered, Terms { outer: Some(outer), ..terms }) {
             Ok(begun) => begun.pieces,
             Err(NotBegun::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
+            // Whoever asked asks again, on another one.
+            Err(NotBegun::Over) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::No)),
             Err(NotBegun::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
         let waits = Waits { session: Arc::clone(self), id, is_probe, handed_over: Arc::clone(handed_over) };

@@ -39,8 +39,12 @@ type Queue = mpsc::Sender<io::Result<Bytes>>;
 pub(super) struct Table {
     calls: HashMap<RequestId, Call>,
     own: Own,
-    /// Since when nobody has used the connection, as far as anybody looked.
+    /// Since when nobody has used the connection or listened on it, as far as anybody looked.
     idle_since: Instant,
+    /// When it was used last, whoever listened since.
+    used: Instant,
+    /// The server has made a task of a call: it may be at it while nothing is in progress here.
+    has_task: bool,
 }
 
 #[derive(Debug)]
@@ -48,6 +52,17 @@ enum Own {
     /// Nobody has listened yet; what was said is kept.
     Early(Vec<Bytes>),
     Heard(Queue, Option<Purpose>),
+}
+
+/// How idle a connection is on which nothing is in progress.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    /// For how long it was not used.
+    pub(super) quiet: Duration,
+    /// For how long nobody listened, either.
+    pub(super) unused: Duration,
+    /// The server was given a call that it made a task of.
+    pub(super) has_task: bool,
 }
 
 /// A request that was entered.
@@ -100,6 +115,8 @@ pub(super) struct Outer {
 pub(super) enum NotBegun {
     IdInUse,
     TooMany,
+    /// The connection is over.
+    Over,
 }
 
 /// A message found nobody, or nobody who keeps up.
@@ -111,15 +128,11 @@ pub(super) enum NotTaken {
 
 impl Table {
     pub(super) fn new() -> Self {
-        Self { calls: HashMap::new(), own: Own::Early(Vec::new()), idle_since: Instant::now() }
+        let (idle_since, used) = (Instant::now(), Instant::now());
+        Self { calls: HashMap::new(), own: Own::Early(Vec::new()), idle_since, used, has_task: false }
     }
 
-    /// Enters a request; its messages come out as events.
-    pub(super) fn begin(&mut self, request: &Request) -> Result<Begun, NotBegun> {
-        self.begin_on(request, Terms::default())
-    }
-
-    /// The same on these terms.
+    /// Enters a request on these terms; its messages come out as events.
     pub(super) fn begin_on(&mut self, request: &Request, terms: Terms) -> Result<Begun, NotBegun> {
         if self.calls.contains_key(&request.id) {
             return Err(NotBegun::IdInUse);
@@ -269,10 +282,16 @@ impl Table {
         pieces
     }
 
-    /// How long nothing has been in progress, and nobody has listened; the latter as far as it was looked at.
-    pub(super) fn idle_for(&mut self) -> Option<Duration> {
-        let left_for = self.left_for();
-        self.calls.is_empty().then_some(left_for)
+    /// How idle the connection is, unless something is in progress.
+    pub(super) fn idle(&mut self) -> Option<Idle> {
+        if !self.calls.is_empty() {
+            return None;
+        }
+        let unused = self.left_for();
+        // Of what only the gateway reads nobody knows better whether it is in use than whoever reads it.
+        let is_served =
+            matches!(&self.own, Own::Heard(queue, Some(purpose)) if !queue.is_closed() && purpose.is_served());
+        Some(Idle { quiet: self.used.elapsed(), unused, has_task: self.has_task || is_served })
     }
 
     /// How long nobody has waited for anything. A call goes on meanwhile, if nobody reads its answer any more.
@@ -282,17 +301,22 @@ impl Table {
             Own::Heard(queue, purpose) => !queue.is_closed() && purpose.as_ref().is_none_or(Purpose::is_served),
         };
         if listens || self.calls.values().any(|call| !call.queue.is_closed()) {
-            self.touch();
+            self.idle_since = Instant::now();
         }
         self.idle_since.elapsed()
     }
 
     pub(super) fn touch(&mut self) {
-        self.idle_since = Instant::now();
+        (self.idle_since, self.used) = (Instant::now(), Instant::now());
+    }
+
+    /// Takes note that a call became a task of the server's.
+    pub(super) const fn note_task(&mut self) {
+        self.has_task = true;
     }
 
     fn remove(&mut self, id: &RequestId) -> Option<Call> {
-        self.idle_since = Instant::now();
+        self.touch();
         if let Some(call) = self.calls.remove(id) {
             return Some(call);
         }

@@ -52,6 +52,17 @@ fn drained(pieces: &mut Pieces) -> (usize, bool) {
     }
 }
 
+/// How long nobody has used the connection or listened, unless something is in progress.
+fn unused(table: &mut Table) -> Option<Duration> {
+    table.idle().map(|idle| idle.unused)
+}
+
+impl Table {
+    fn begin(&mut self, request: &Request) -> Result<Begun, NotBegun> {
+        self.begin_on(request, Terms::default())
+    }
+}
+
 /// T-20.
 #[tokio::test]
 async fn t20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_the_session() {
@@ -127,22 +138,22 @@ async fn a_connection_is_not_idle_while_somebody_listens_or_a_call_runs() {
     let ten = Duration::from_secs(10);
     let mut table = Table::new();
     tokio::time::advance(ten).await;
-    assert_eq!(table.idle_for(), Some(ten));
+    assert_eq!(unused(&mut table), Some(ten));
     let own = table.listen(None);
     tokio::time::advance(ten).await;
-    assert_eq!(table.idle_for(), Some(Duration::ZERO), "somebody listens");
+    assert_eq!(unused(&mut table), Some(Duration::ZERO), "somebody listens");
     drop(own);
-    assert_eq!(table.idle_for(), Some(Duration::ZERO), "somebody did just now");
+    assert_eq!(unused(&mut table), Some(Duration::ZERO), "somebody did just now");
     tokio::time::advance(ten).await;
-    assert_eq!(table.idle_for(), Some(ten));
+    assert_eq!(unused(&mut table), Some(ten));
     let one = table.begin(&call(1)).unwrap();
     tokio::time::advance(ten).await;
-    assert_eq!((table.idle_for(), table.left_for()), (None, Duration::ZERO));
+    assert_eq!((unused(&mut table), table.left_for()), (None, Duration::ZERO));
     drop(one);
     tokio::time::advance(ten).await;
-    assert_eq!((table.idle_for(), table.left_for()), (None, ten), "it goes on, and nobody waits for it");
+    assert_eq!((unused(&mut table), table.left_for()), (None, ten), "it goes on, and nobody waits for it");
     assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
-    assert_eq!((table.idle_for(), table.left_for()), (Some(Duration::ZERO), Duration::ZERO));
+    assert_eq!((unused(&mut table), table.left_for()), (Some(Duration::ZERO), Duration::ZERO));
 }
 
 #[tokio::test(start_paused = true)]
@@ -153,12 +164,12 @@ async fn a_stream_of_the_gateways_own_is_of_use_only_while_its_session_is() {
     let mut table = Table::new();
     let _own = table.listen(Some(Purpose::new(move || held.strong_count() > 1)));
     tokio::time::advance(ten).await;
-    assert_eq!(table.idle_for(), Some(ten));
+    assert_eq!(unused(&mut table), Some(ten));
     let user = Arc::clone(&session);
-    assert_eq!(table.idle_for(), Some(Duration::ZERO), "such as a task that is polled now and then");
+    assert_eq!(unused(&mut table), Some(Duration::ZERO), "such as a task that is polled now and then");
     drop(user);
     tokio::time::advance(ten).await;
-    assert_eq!(table.idle_for(), Some(ten));
+    assert_eq!(unused(&mut table), Some(ten));
 }
 
 #[tokio::test]
@@ -169,4 +180,23 @@ async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!(drained(&mut first), (0, false));
     assert_eq!(drained(&mut table.listen(None)), (1, false), "kept until somebody listens");
+}
+
+/// Whoever only listens has no more right to a connection than whoever wants to call.
+#[tokio::test(start_paused = true)]
+async fn a_connection_that_is_only_listened_on_is_quiet_and_one_with_a_call_is_not_idle() {
+    let mut table = Table::new();
+    let _heard = table.listen(None);
+    let ten = Duration::from_secs(10);
+    tokio::time::advance(ten).await;
+    let idle = table.idle().unwrap();
+    assert_eq!((idle.quiet, idle.unused, idle.has_task), (ten, Duration::ZERO, false));
+    let begun = table.begin(&call(1)).unwrap();
+    assert!(table.idle().is_none());
+    drop(begun);
+    assert!(table.idle().is_none(), "the call goes on");
+    assert!(table.cancel(&call(1).id));
+    assert_eq!(table.idle().unwrap().quiet, Duration::ZERO, "its end is a use");
+    table.note_task();
+    assert!(table.idle().unwrap().has_task);
 }

@@ -191,7 +191,7 @@ fn first_text(result: &Payload) -> Option<String> {
     content.items().find_map(|block| {
         let block = Object::of(&block)?;
         block.get_str("type").filter(|kind| kind == "text")?;
-        block.get_string("text")
+        block.get_lossy("text")
     })
 }
 

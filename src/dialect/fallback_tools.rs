@@ -346,7 +346,7 @@ fn standing(task: &Task) -> Payload {
 fn asked(question: &Question) -> String {
     let request = Object::of(&question.request);
     let message = request.as_ref().and_then(|request| request.get_object("params"));
-    let message = message.and_then(|params| params.get_string("message"));
+    let message = message.and_then(|params| params.get_lossy("message"));
     let kind = || request.as_ref().and_then(|request| request.get_string("method")).unwrap_or_default();
     message.unwrap_or_else(kind)
 }

@@ -152,7 +152,7 @@ fn described(task: &Object) -> Option<PeerTask> {
     Some(PeerTask {
         id: Arc::from(id),
         standing,
-        message: task.get_string("statusMessage").and_then(|words| status_text(&words)),
+        message: task.get_lossy("statusMessage").and_then(|words| status_text(&words)),
         ttl: span(task, "ttl"),
         poll_interval: span(task, "pollInterval"),
     })

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::Payload;
 use super::payload::write_string;
+use super::scan::{self, Piece};
 use super::walk::{Kind, Walk};
 
 /// The value with its keys in order and no whitespace. Strings are written alike however they were
@@ -51,12 +52,26 @@ fn write(walk: &mut Walk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
             out.truncate(out.len() - usize::from(out.len() > from));
             out.push(b']');
         }
-        Kind::Scalar => {
-            let text = walk.skip();
-            match serde_json::from_str::<Cow<'_, str>>(text) {
-                Ok(text) => write_string(out, &text),
-                Err(_) => out.extend_from_slice(text.as_bytes()),
-            }
+        Kind::Scalar => write_scalar(walk.skip().as_bytes(), out),
+    }
+}
+
+fn write_scalar(value: &[u8], out: &mut Vec<u8>) {
+    match (scan::decode_string(value), scan::inside(value)) {
+        (Some(text), _) => write_string(out, &text),
+        (None, None) => out.extend_from_slice(value),
+        // A half of a surrogate pair has one spelling, which nothing else has: backslashes of text are doubled.
+        (None, Some(raw)) => {
+            out.push(b'"');
+            scan::pieces(raw, |piece| match piece {
+                Piece::Text(text) => {
+                    let mut quoted = Vec::with_capacity(text.len() + 2);
+                    write_string(&mut quoted, text);
+                    out.extend_from_slice(&quoted[1..quoted.len() - 1]);
+                }
+                Piece::Half(unit) => out.extend_from_slice(format!("\\u{unit:04x}").as_bytes()),
+            });
+            out.push(b'"');
         }
     }
 }
@@ -97,6 +112,8 @@ mod tests {
                 r#"{"b":0,"\u0062a":1,"\u00e4":2,"a\"":3,"a":[{"d":4,"c":{}}],"":5}"#,
                 r#"{"":5,"a":[{"c":{},"d":4}],"a\"":3,"b":0,"ba":1,"ä":2}"#,
             ),
+            (r#"["\uD83D","\ud83D\u0041","\u00e4\udc00\n\ud83d\ude00"]"#, r#"["\ud83d","\ud83dA","ä\udc00\n😀"]"#),
+            (r#"["\\ud83d","\ud83e"]"#, r#"["\\ud83d","\ud83e"]"#),
         ] {
             let value = Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap();
             assert_eq!(String::from_utf8(canonical(&value)).unwrap(), expected, "{text}");

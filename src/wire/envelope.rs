@@ -3,6 +3,7 @@
 //! Knows no method and no MCP rule beyond the envelope's. Read [`super::scan`] first.
 
 mod batch;
+mod glimpse;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ use super::scan::{self, Member, Place};
 use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method};
 
 pub use batch::{is_batch, read_batch, split_batch};
+pub use glimpse::{Glimpse, asked_in, glimpse};
 
 /// Longest method name in bytes, decoded (reliability.md B95).
 const METHOD_BYTES_MAX: usize = 128;

@@ -38,7 +38,7 @@ impl RpcError {
     pub fn from_object(object: &Object) -> Option<Self> {
         Some(Self {
             code: object.get("code")?.as_str().parse().ok()?,
-            message: object.get_string("message")?,
+            message: object.get_lossy("message")?,
             data: object.get("data"),
         })
     }

@@ -76,6 +76,12 @@ impl Object {
         scan::decode_string(self.raw(self.find(key)?))
     }
 
+    /// The same with U+FFFD for each half of a surrogate pair that stands by itself: for text that is only shown.
+    #[must_use]
+    pub fn get_lossy(&self, key: &str) -> Option<String> {
+        scan::decode_lossy(self.raw(self.find(key)?)).map(Cow::into_owned)
+    }
+
     /// Whether the member is an object.
     #[must_use]
     pub fn has_object(&self, key: &str) -> bool {

@@ -1,9 +1,13 @@
 //! The strict scan: one pass over a text that decides whether it may be carried, and locates it.
 //!
-//! `serde_json` carries duplicate keys, lone surrogates, `1e400` and bottomless nesting inside a raw
-//! value without a word; other parsers then disagree about what they read. The scan refuses all of
-//! that (reliability.md B78 to B88, U07, U27, U28) without recursion and without a tree. On its way
+//! `serde_json` carries duplicate keys, `1e400` and bottomless nesting inside a raw value without a
+//! word; other parsers then disagree about what they read. The scan refuses all of that
+//! (reliability.md B78 to B88, U07, U27, U28) without recursion and without a tree. On its way
 //! it notes where the members stand that the gateway reads, so that nobody looks for them again.
+//!
+//! Half of a surrogate pair (`"\ud83d"`) is what tools write that cut a text inside an emoji, and what clients read: as
+//! the value of a string it passes. A key with one is refused, and a string with one is none for whoever decodes it
+//! here: no id, method or name has one.
 
 mod keys;
 mod lexeme;
@@ -17,7 +21,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-pub(in crate::wire) use lexeme::{decode_string, string_end};
+pub(in crate::wire) use lexeme::{Piece, decode_lossy, decode_string, inside, pieces, string_end};
 
 /// Bounds of one scan.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +59,7 @@ pub enum ScanError {
     Syntax { at: usize },
     #[error("not valid UTF-8 (at byte {at})")]
     Utf8 { at: usize },
-    #[error("a string holds half of a surrogate pair (at byte {at})")]
+    #[error("a key holds half of a surrogate pair (at byte {at})")]
     LoneSurrogate { at: usize },
     #[error("nested too deeply (at byte {at})")]
     TooDeep { at: usize },
@@ -122,8 +126,8 @@ pub(in crate::wire) struct Outline {
     /// The value without the whitespace around it.
     pub(in crate::wire) root: Range<usize>,
     pub(in crate::wire) members: Members,
-    /// The first breach of a rule that still lets the rest be read: a key named twice below the root,
-    /// a number out of range, too many values. The text is refused, but its `id` may be echoed.
+    /// The first breach of a rule that still lets the rest be read: a key named twice below the root or with half of a
+    /// surrogate pair, a number out of range, too many values. The text is refused, but its `id` may be echoed.
     pub(in crate::wire) flaw: Option<ScanError>,
 }
 

@@ -67,7 +67,11 @@ fn payload(params: &Params) -> Option<&Payload> {
 
 /// The members of an object are those that a tree of it has, and any of them can be taken out.
 fn members(object: &Object) {
-    let Value::Object(mut tree) = object.payload().read().expect("payloads are JSON") else { panic!("not an object") };
+    let mut tree = match object.payload().read() {
+        Ok(Value::Object(tree)) => tree,
+        Ok(_) => panic!("not an object"),
+        Err(error) => return assert!(is_about_half_a_pair(&error), "{error}"),
+    };
     assert_eq!(object.entries().count(), tree.len());
     for (key, value) in object.entries() {
         assert_eq!(object.get(&key).as_ref(), Some(&value), "{key}");
@@ -102,6 +106,9 @@ pub(crate) fn scan(text: &[u8]) -> &'static str {
             assert_eq!(serde_json::to_string(&payload).ok().as_deref(), Some(payload.as_str()));
             Object::of(&payload).iter().for_each(members);
         }
+        (Ok(payload), Err(error)) if is_about_half_a_pair(&error) => {
+            Object::of(&payload).iter().for_each(members);
+        }
         // Next to the largest double `serde_json` rounds up to infinity where correct rounding does not.
         (Ok(_), Err(error)) => assert!(error.to_string().starts_with("number out of range"), "{error}"),
         (Err(ScanError::DuplicateKey { .. } | ScanError::TooDeep { .. }), Ok(_)) | (Err(_), Err(_)) => (),
@@ -109,6 +116,12 @@ pub(crate) fn scan(text: &[u8]) -> &'static str {
         (Err(error), Ok(_)) => panic!("{error}"),
     }
     if Payload::parse(&text, ScanLimits::CLIENT).is_ok() { "accepted" } else { "refused" }
+}
+
+/// Whether `serde_json` stopped at half of a surrogate pair, which the scan carries in values.
+fn is_about_half_a_pair(error: &serde_json::Error) -> bool {
+    let text = error.to_string();
+    text.contains("surrogate") || text.contains("hex escape")
 }
 
 /// Decodes a stream whole, byte by byte and in threes: always the same. Returns how many events

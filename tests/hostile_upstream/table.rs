@@ -116,7 +116,7 @@ fn bodies() -> Vec<Row> {
         piped("U27", &deep),
         row(
             "U28 surrogate",
-            json(r#"{"jsonrpc":"2.0","id":{id},"result":{"content":[],"a":"\ud800"}}"#),
+            json(r#"{"jsonrpc":"2.0","id":{id},"result":{"content":[],"\ud800":1}}"#),
             [plain, task, "200 as it came"],
         ),
         row(

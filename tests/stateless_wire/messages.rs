@@ -44,10 +44,14 @@ async fn text_that_is_no_json_is_refused_without_an_id() {
         ("B79 overlong UTF-8", invalid(b"\xc0\xaf"), none),
         ("B79 surrogate in UTF-8", invalid(b"\xed\xa0\x80"), none),
         ("B79 raw control character", invalid(b"\x01"), none),
-        ("B80 high surrogate", argument(r#""\ud800""#), none),
-        ("B80 low surrogate", argument(r#""\udc00""#), none),
-        ("B80 deep inside", argument(r#"{"a":[{"b":"\ud800x"}]}"#), none),
-        ("B80 in a key", argument(r#"{"\udfff":1}"#), none),
+        // As the value of an argument it goes on; the server behind this gateway is one that cannot read it.
+        ("B80 high surrogate", argument(r#""\ud800""#), "200 -32603 id=7"),
+        ("B80 low surrogate", argument(r#""\udc00""#), "200 -32603 id=7"),
+        ("B80 deep inside", argument(r#"{"a":[{"b":"\ud800x"}]}"#), "200 -32603 id=7"),
+        ("B80 in a key", argument(r#"{"\udfff":1}"#), "400 -32700 id=7"),
+        ("B80 in a method", greet("\"tools/call\"", r#""tools/call\ud800""#), "400 -32600 id=7"),
+        ("B80 in an id", greet("\"id\":7", r#""id":"\ud800""#), "400 -32600"),
+        ("B80 in a name", greet("\"greet\"", r#""greet\ud800""#), "200 -32602 id=7"),
     ];
     check_rows(rows).await;
 }

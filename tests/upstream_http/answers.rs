@@ -115,7 +115,9 @@ async fn an_answer_that_is_no_message_of_ours_is_malformed() {
     check_json("U08 batch", r#"[{"jsonrpc":"2.0","id":ID,"result":{}}]"#, malformed).await;
     check_json("U09", r#"{"jsonrpc":"2.0","id":"tg:0","result":{}}"#, malformed).await;
     check_json("U09 null", r#"{"jsonrpc":"2.0","id":null,"result":{}}"#, malformed).await;
-    check_json("U28", r#"{"jsonrpc":"2.0","id":ID,"result":{"a":"\ud800"}}"#, malformed).await;
+    check_json("U28 half a pair", r#"{"jsonrpc":"2.0","id":ID,"result":{"\ud800":1}}"#, malformed).await;
+    let carried = "returned {\"a\":\"\\ud800\"}";
+    check_json("U28 as a value", r#"{"jsonrpc":"2.0","id":ID,"result":{"a":"\ud800"}}"#, carried).await;
     check_json("U28 keys", r#"{"jsonrpc":"2.0","id":ID,"result":{"a":1,"a":2}}"#, malformed).await;
     let nested = |seen: &Seen| {
         let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
@@ -207,7 +209,7 @@ async fn malformed_events_are_survived_ten_times() {
     check("U19 ten", answer(10), &["returned {}"]).await;
     check("U19 eleven", answer(11), &["lost UpstreamMalformed Unknown"]).await;
     let lone = "data: {\"jsonrpc\":\"2.0\",\"id\":ID,\"result\":{\"a\":\"\\ud800\"}}\n\n";
-    check_events("U28 in a stream", lone, &["lost UpstreamMalformed Unknown"]).await;
+    check_events("U28 in a stream", lone, &["returned {\"a\":\"\\ud800\"}"]).await;
     let twice = "data: {\"jsonrpc\":\"2.0\",\"id\":ID,\"result\":{\"a\":1,\"a\":2}}\n\n";
     check_events("U28 keys in a stream", twice, &["lost UpstreamMalformed Yes"]).await;
 }

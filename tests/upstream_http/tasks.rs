@@ -88,7 +88,10 @@ async fn a_task_that_ends_without_an_outcome_ends_its_call() {
     let no_id = new().on("tools/call", made(&json!({"status": "working"})));
     check("a handle of no use", no_id, (0, 0), &[malformed]).await;
     let surrogate = Step::Text(r#"{"jsonrpc":"2.0","id":ID,"result":{"a":"\ud800"}}"#);
-    let odd = new().on("tasks/result", [surrogate]);
+    let half = new().on("tasks/result", [surrogate]);
+    check("U28: half a pair", half, (1, 1), &["returned {\"a\":\"\\ud800\"}"]).await;
+    let twice = Step::Text(r#"{"jsonrpc":"2.0","id":ID,"result":{"a":1,"a":2}}"#);
+    let odd = new().on("tasks/result", [twice]);
     check("U28: never an outcome", odd, (5, 5), &["lost UpstreamMalformed Yes"]).await;
     let large = Result(json!({"content": ["x".repeat(2 << 20)]}));
     check("too large", new().on("tasks/result", [large]), (1, 1), &["lost ResultTooLarge Yes"]).await;

@@ -183,7 +183,7 @@ fn progress(params: &Object) -> Option<(Payload, Progress)> {
     let progress = Progress {
         progress: number("progress")?,
         total: number("total"),
-        message: params.get_string("message").map(Arc::from),
+        message: params.get_lossy("message").map(Arc::from),
     };
     Some((params.get(meta::PROGRESS_TOKEN)?, progress))
 }

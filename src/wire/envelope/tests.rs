@@ -60,7 +60,8 @@ fn messages_are_told_apart_by_their_members() {
 fn unreadable_text_echoes_no_id() {
     check_refused(r#"{"jsonrpc":"2.0","id":1,"method":"x""#, "Syntax", None);
     check_refused(r#"{"jsonrpc":"2.0","id":1,"method":"x"}{}"#, "Syntax", None);
-    check_refused(r#"{"jsonrpc":"2.0","id":1,"method":"x","params":{"a":"\ud800"}}"#, "LoneSurrogate", None);
+    check_refused(r#"{"jsonrpc":"2.0","id":1,"method":"x","params":{"\ud800":1}}"#, "LoneSurrogate", Some("1"));
+    check_refused(r#"{"jsonrpc":"2.0","id":1,"method":"x","\ud800":1}"#, "LoneSurrogate", None);
     let deep = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{}"#, "[".repeat(2_000_000));
     check_refused(&deep, "TooDeep", None);
     check_refused(r#"{"jsonrpc":"2.0","id":1,"id":1,"method":"x"}"#, "DuplicateKey", None);

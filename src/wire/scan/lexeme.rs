@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use memchr::memchr2;
+use memchr::{memchr, memchr2};
 
 use super::ScanError;
 
@@ -21,22 +21,28 @@ pub(super) struct Quoted {
     /// Just past the closing quotation mark.
     pub(super) end: usize,
     pub(super) escaped: bool,
+    /// The first escape that is half of a surrogate pair by itself.
+    pub(super) lone: Option<usize>,
 }
 
 /// Reads the string whose opening quotation mark stands at `at`.
 ///
 /// # Errors
-/// `Syntax` for raw control characters, unknown escapes and a missing end; `LoneSurrogate`.
+/// `Syntax` for raw control characters, unknown escapes and a missing end.
 pub(super) fn string(text: &[u8], at: usize) -> Result<Quoted, ScanError> {
     let mut at = at + 1;
-    let mut escaped = false;
+    let (mut escaped, mut lone) = (false, None);
     loop {
         at = stop(text, at);
         match text.get(at) {
-            Some(b'"') => return Ok(Quoted { end: at + 1, escaped }),
+            Some(b'"') => return Ok(Quoted { end: at + 1, escaped, lone }),
             Some(b'\\') => {
                 escaped = true;
-                at = escape(text, at)?;
+                let read = escape(text, at)?;
+                if read.is_lone {
+                    lone.get_or_insert(at);
+                }
+                at = read.end;
             }
             Some(_) | None => return Err(ScanError::Syntax { at }),
         }
@@ -98,24 +104,34 @@ fn stop_near(text: &[u8]) -> usize {
     at + tail.iter().position(|&b| b == b'"' || b == b'\\' || b < 0x20).unwrap_or(tail.len())
 }
 
+/// An escape that was read.
+#[derive(Clone, Copy, Debug)]
+struct Escape {
+    end: usize,
+    /// It is half of a surrogate pair, and the other half does not follow.
+    is_lone: bool,
+}
+
 /// Reads the escape whose backslash stands at `at`; a pair of surrogates counts as one.
-fn escape(text: &[u8], at: usize) -> Result<usize, ScanError> {
+fn escape(text: &[u8], at: usize) -> Result<Escape, ScanError> {
+    let whole = |end| Ok(Escape { end, is_lone: false });
     match text.get(at + 1) {
-        Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => return Ok(at + 2),
+        Some(b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't') => return whole(at + 2),
         Some(b'u') => (),
         Some(_) | None => return Err(ScanError::Syntax { at }),
     }
+    let lone = Ok(Escape { end: at + 6, is_lone: true });
     match code_unit(text, at)? {
         0xd800..=0xdbff => (),
-        0xdc00..=0xdfff => return Err(ScanError::LoneSurrogate { at }),
-        _ => return Ok(at + 6),
+        0xdc00..=0xdfff => return lone,
+        _ => return whole(at + 6),
     }
     if !text.get(at + 6..).is_some_and(|rest| rest.starts_with(b"\\u")) {
-        return Err(ScanError::LoneSurrogate { at });
+        return lone;
     }
     match code_unit(text, at + 6)? {
-        0xdc00..=0xdfff => Ok(at + 12),
-        _ => Err(ScanError::LoneSurrogate { at }),
+        0xdc00..=0xdfff => whole(at + 12),
+        _ => lone,
     }
 }
 
@@ -128,14 +144,58 @@ fn code_unit(text: &[u8], at: usize) -> Result<u32, ScanError> {
     })
 }
 
-/// The string that a scanned value is, decoded; `None` for other values.
+/// The string that a scanned value is, decoded; `None` for other values, and for text with half of a surrogate pair,
+/// which says nothing that could be compared.
 pub(in crate::wire) fn decode_string(value: &[u8]) -> Option<Cow<'_, str>> {
-    let raw = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
-    let raw = std::str::from_utf8(raw).expect("scanned text is UTF-8");
-    Some(if raw.contains('\\') { Cow::Owned(unescape(raw)) } else { Cow::Borrowed(raw) })
+    let raw = inside(value)?;
+    if raw.contains('\\') { serde_json::from_slice(value).ok().map(Cow::Owned) } else { Some(Cow::Borrowed(raw)) }
 }
 
-/// Decodes what stands between the quotation marks of a scanned string.
+/// The same with U+FFFD in place of each half of a pair: for text that is shown, and decides nothing.
+pub(in crate::wire) fn decode_lossy(value: &[u8]) -> Option<Cow<'_, str>> {
+    if let Some(text) = decode_string(value) {
+        return Some(text);
+    }
+    let mut out = String::with_capacity(value.len());
+    pieces(inside(value)?, |piece| match piece {
+        Piece::Text(text) => out.push_str(text),
+        Piece::Half(_) => out.push(char::REPLACEMENT_CHARACTER),
+    });
+    Some(Cow::Owned(out))
+}
+
+/// What stands between the quotation marks of a scanned value, if it is a string.
+pub(in crate::wire) fn inside(value: &[u8]) -> Option<&str> {
+    let raw = value.strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    Some(std::str::from_utf8(raw).expect("scanned text is UTF-8"))
+}
+
+/// A part of a string.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::wire) enum Piece<'t> {
+    Text(&'t str),
+    /// Half of a surrogate pair, by itself.
+    Half(u32),
+}
+
+/// Decodes what stands between the quotation marks of a scanned string, whatever halves of pairs it has.
+pub(in crate::wire) fn pieces(raw: &str, mut take: impl FnMut(Piece<'_>)) {
+    let bytes = raw.as_bytes();
+    let (mut from, mut at) = (0, 0);
+    while let Some(found) = memchr(b'\\', &bytes[at..]) {
+        at += found;
+        let Ok(Escape { end, is_lone }) = escape(bytes, at) else { break };
+        if is_lone {
+            take(Piece::Text(&unescape(&raw[from..at])));
+            code_unit(bytes, at).into_iter().for_each(|unit| take(Piece::Half(unit)));
+            from = end;
+        }
+        at = end;
+    }
+    take(Piece::Text(&unescape(&raw[from..])));
+}
+
+/// Decodes what stands between the quotation marks of a scanned key: it has no half of a pair.
 pub(super) fn unescape(raw: &str) -> String {
     serde_json::from_str(&format!("\"{raw}\"")).expect("a scanned string decodes")
 }

@@ -187,6 +187,15 @@ impl<'t> Pass<'t> {
             return Err(self.syntax());
         }
         let quoted = lexeme::string(self.bytes, start)?;
+        let is_root = self.open.len() == 1;
+        if let Some(at) = quoted.lone {
+            // Nobody could tell two such keys apart by what they say; of the root's all must be known.
+            let error = ScanError::LoneSurrogate { at };
+            if is_root {
+                return Err(error);
+            }
+            self.note(error);
+        }
         let span = start + 1..quoted.end - 1;
         let raw = &self.text[span.clone()];
         self.at = quoted.end;
@@ -196,9 +205,9 @@ impl<'t> Pass<'t> {
         }
         self.at += 1;
         self.skip_whitespace();
-        let key = if quoted.escaped { Cow::Owned(lexeme::unescape(raw)) } else { Cow::Borrowed(raw) };
+        let is_decoded = quoted.escaped && quoted.lone.is_none();
+        let key = if is_decoded { Cow::Owned(lexeme::unescape(raw)) } else { Cow::Borrowed(raw) };
 
-        let is_root = self.open.len() == 1;
         let Some(Container::Object(object)) = self.open.last_mut() else { return Err(ScanError::Syntax { at: start }) };
         if let Some(place) = object.place {
             object.child = place.child(&key);

@@ -181,7 +181,7 @@ impl Watch {
             let interval = Duration::try_from_secs_f64(interval / 1_000.0).unwrap_or(POLL_MAX);
             self.interval = interval.clamp(POLL_MIN, POLL_MAX);
         }
-        let message = task.get_string("statusMessage").filter(|message| !message.is_empty());
+        let message = task.get_lossy("statusMessage").filter(|message| !message.is_empty());
         if message.is_some() && message != self.message {
             let words = message.as_deref().and_then(status_text);
             self.message = message;

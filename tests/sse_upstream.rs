@@ -19,3 +19,5 @@ mod gate;
 mod scripted;
 #[path = "sse_upstream/server.rs"]
 mod server;
+#[path = "sse_upstream/unreadable.rs"]
+mod unreadable;

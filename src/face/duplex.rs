@@ -230,7 +230,7 @@ impl Talk {
             Ok(message) => message,
             Err(error) => {
                 let (id, complaint) = unreadable(error);
-                return self.refuse(id, &complaint);
+                return self.refuse(id.or_else(|| envelope::asked_in(&spoken.text)), &complaint);
             }
         };
         let face = match &message {

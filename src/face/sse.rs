@@ -134,6 +134,7 @@ impl SseEndpoint {
         if !is_batch(&inbound.body)
             && let Err(error) = envelope::read(&inbound.body, ScanLimits::CLIENT)
             && let (None, complaint) = unreadable(error)
+            && envelope::asked_in(&inbound.body).is_none()
         {
             // Without an id nobody could tell on the stream which message this is about.
             let answer = || refuse(&addressee(None, AcceptedTypes::Json), &complaint);

@@ -9,6 +9,7 @@ use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use async_trait::async_trait;
@@ -97,13 +98,48 @@ impl BrokenOff {
     }
 }
 
+/// Pieces of an event stream as they are made, and how many bytes of them wait.
+#[derive(Debug)]
+pub(crate) struct Pieces {
+    receiver: mpsc::Receiver<io::Result<Bytes>>,
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Pieces {
+    /// Whoever puts a piece in adds its bytes to `waiting`, unless it is one that is not counted: the last.
+    pub(crate) const fn new(receiver: mpsc::Receiver<io::Result<Bytes>>, waiting: Arc<AtomicUsize>) -> Self {
+        Self { receiver, waiting }
+    }
+
+    /// The next piece; `None` at the end. Cancel safe.
+    pub(crate) async fn recv(&mut self) -> Option<io::Result<Bytes>> {
+        std::future::poll_fn(|cx| self.poll_recv(cx)).await
+    }
+
+    fn poll_recv(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+        self.receiver.poll_recv(cx).map(|piece| piece.inspect(|piece| self.taken(piece)))
+    }
+
+    fn taken(&self, piece: &io::Result<Bytes>) {
+        let bytes = piece.as_ref().map_or(0, Bytes::len);
+        let less = |waiting: usize| Some(waiting.saturating_sub(bytes));
+        // It always takes the new value.
+        let _ = self.waiting.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn try_recv(&mut self) -> Result<io::Result<Bytes>, mpsc::error::TryRecvError> {
+        self.receiver.try_recv().inspect(|piece| self.taken(piece))
+    }
+}
+
 /// The body of an answer.
 #[derive(Debug)]
 pub(crate) enum AnswerBody {
     /// With where it is to be reported that it breaks off.
     Http(Incoming, Option<Arc<Standing>>),
     /// Pieces as they are made; an error breaks the body off.
-    Made(mpsc::Receiver<io::Result<Bytes>>),
+    Made(Pieces),
     /// All of it, until it is taken.
     Whole(Option<Bytes>),
     /// Another one, and what is dropped with it.

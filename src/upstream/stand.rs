@@ -30,7 +30,7 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
 
 use super::Forwarded;
-use super::carrier::{AnswerBody, Stand};
+use super::carrier::{AnswerBody, Pieces, Stand};
 use super::http::Life;
 use super::http::client::HandedOver;
 use super::http::post::Outgoing;
@@ -268,7 +268,7 @@ impl Stand for WireStand {
 
     async fn close(&self) {
         let all: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
-        all.iter().for_each(|session| session.end());
+        all.iter().for_each(|session| session.end_with_gateway());
         let ended = futures_util::future::join_all(all.iter().map(|session| session.ended()));
         let _ = tokio::time::timeout(CLOSE_MAX, ended).await;
     }
@@ -300,14 +300,14 @@ fn json(status: StatusCode, text: Bytes) -> Response<AnswerBody> {
     response
 }
 
-fn events(pieces: table::Pieces) -> Response<AnswerBody> {
+fn events(pieces: Pieces) -> Response<AnswerBody> {
     let mut response = Response::new(AnswerBody::Made(pieces));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
 }
 
 /// The same; what comes beside it is dropped with the answer.
-fn events_with(pieces: table::Pieces, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
+fn events_with(pieces: Pieces, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
     events(pieces).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
 }
 

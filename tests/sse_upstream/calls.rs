@@ -19,7 +19,7 @@ async fn a_tool_answers_and_reports_progress_and_its_list_is_served() {
     for client in both(&gate).await {
         assert_eq!(text(&client.call(1, "echo", json!({ "text": "hi" })).await), "hi");
         let (list, _) = client.ask(2, "tools/list", json!({})).await.answer().await;
-        assert_eq!(list["result"]["tools"].as_array().unwrap().len(), 5, "{list}");
+        assert_eq!(list["result"]["tools"].as_array().unwrap().len(), 6, "{list}");
         let late = json!({ "name": "late", "arguments": {}, "_meta": { "progressToken": "p" } });
         let (answer, progress) = client.ask(3, "tools/call", late).await.answer().await;
         assert_eq!((text(&answer), progress), ("late", 1), "{client:?}");

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::client::Client;
 use crate::gate::Gate;
-use crate::scripted::{Events, Reply, Seen, Server, World, answer as result_of, polite, status, whole};
+use crate::scripted::{Events, Reply, Seen, Server, World, answer as result_of, json_text, polite, status, whole};
 
 /// What the server does otherwise than it should.
 #[derive(Clone, Debug)]
@@ -90,8 +90,12 @@ pub(crate) async fn both(gate: &Gate) -> [Client; 2] {
 async fn answer(seen: Seen, world: Arc<World>, state: Arc<State>) -> Option<Reply> {
     let habits = state.habits.lock().clone();
     if habits.is_streamable {
-        let is_list = seen.rpc() == "tools/list";
-        return Some(if is_list { result_of(&seen, &tools()) } else { polite(&seen, &world) });
+        return Some(match (seen.rpc(), seen.body["params"]["name"].as_str().unwrap_or_default()) {
+            ("tools/list", _) => result_of(&seen, &tools()),
+            ("tools/call", "echo") => result_of(&seen, &text_of(&seen.body["params"]["arguments"])),
+            ("tools/call", "broken") => said_over_http(&seen),
+            _ => polite(&seen, &world),
+        });
     }
     match seen.method.as_str() {
         "GET" if seen.target.starts_with("/sse") => Some(stream(&habits, &state)),
@@ -113,8 +117,35 @@ fn stream(habits: &Habits, state: &State) -> Reply {
     reply
 }
 
+fn text_of(arguments: &Value) -> Value {
+    json!({ "content": [{ "type": "text", "text": arguments["text"] }] })
+}
+
+/// What the tool `broken` says: its argument `text`, a byte for each character, with the id in its place.
+fn said(seen: &Seen) -> Vec<u8> {
+    let text = seen.body["params"]["arguments"]["text"].as_str().unwrap_or_default();
+    let text = text.replace("{id}", &seen.body["id"].to_string());
+    text.chars().map(|one| u8::try_from(one).unwrap()).collect()
+}
+
+fn event_of(bytes: Vec<u8>) -> Vec<u8> {
+    [b"event: message\ndata: ".to_vec(), bytes, b"\n\n".to_vec()].concat()
+}
+
+/// The same over streamable HTTP: as JSON, or on a stream that stays open.
+fn said_over_http(seen: &Seen) -> Reply {
+    if seen.body["params"]["arguments"]["as"] != "events" {
+        return json_text(said(seen));
+    }
+    let (events, reply) = Events::open();
+    events.raw(event_of(said(seen)));
+    // Held for as long as the test takes.
+    std::mem::forget(events);
+    reply
+}
+
 fn tools() -> Value {
-    let tools = ["echo", "late", "ask", "silent", "giant"];
+    let tools = ["echo", "late", "ask", "silent", "giant", "broken"];
     json!({ "tools": tools.map(|name| json!({ "name": name, "inputSchema": { "type": "object" } })) })
 }
 
@@ -171,6 +202,7 @@ async fn serve(seen: &Seen, stream: &Events) {
             let params = json!({ "message": "who?", "requestedSchema": form });
             say(json!({ "jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": params }));
         }
+        ("tools/call", "broken") => stream.raw(event_of(said(seen))),
         ("tools/call", "giant") => result(text(&"g".repeat(2 << 20))),
         ("tools/call", _) => progress(),
         // The answer to the question: the call that asked is the only one.

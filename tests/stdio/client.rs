@@ -222,6 +222,18 @@ impl Client {
         self.ask(id, "tools/call", params).await.answer().await.0
     }
 
+    /// Calls a tool; what is answered, as it came.
+    pub(crate) async fn call_verbatim(&self, id: u32, tool: &str, arguments: Value) -> String {
+        self.ask_verbatim(id, "tools/call", json!({ "name": tool, "arguments": arguments })).await
+    }
+
+    /// Makes a request; what is answered, as it came.
+    pub(crate) async fn ask_verbatim(&self, id: u32, method: &str, params: Value) -> String {
+        let reply = self.ask(id, method, params).await;
+        let body = in_time(reply.response.collect()).await.unwrap();
+        String::from_utf8(body.to_bytes().into()).unwrap()
+    }
+
     /// Sends what wants no answer.
     pub(crate) async fn note(&self, method: &str, params: Value) {
         self.say(&json!({ "jsonrpc": "2.0", "method": method, "params": params })).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::client::{Client, fault, text};
-use crate::gate::{Gate, command_line};
+use crate::gate::{Gate, command_line, demo};
 
 /// F45.
 #[tokio::test]
@@ -113,6 +113,19 @@ async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
     assert_eq!(gate.dropped("foreign_response").await, 1);
 }
 
+/// Programs write there what they were called with.
+#[tokio::test]
+async fn what_a_program_writes_to_its_standard_error_is_logged_for_those_alone_who_look_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let upstream = demo("", dir.path().to_str().unwrap());
+    let gate = Gate::logging(dir, &upstream, "info").await;
+    let client = Client::session(&gate).await;
+    client.call(1, "broken", json!({ "how": "stderr" })).await;
+    client.leave().await;
+    gate.until_processes(0).await;
+    assert!(!gate.log().contains("of a flood"), "{}", gate.log());
+}
+
 /// F45.
 #[tokio::test]
 async fn f45_a_line_that_is_too_large_ends_its_process_and_the_next_call_has_another() {
@@ -130,7 +143,7 @@ async fn f45_a_line_that_is_too_large_ends_its_process_and_the_next_call_has_ano
 
 /// F45.
 #[tokio::test]
-async fn f45_what_a_program_left_behind_does_not_hide_its_end() {
+async fn f45_what_a_program_left_behind_does_not_hide_its_end_and_ends_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let (program, mark) = (env!("CARGO_BIN_EXE_taskgate"), dir.path().display().to_string());
     // In a group of its own, and with the program's output.
@@ -143,8 +156,7 @@ async fn f45_what_a_program_left_behind_does_not_hide_its_end() {
     assert_eq!((&data["reason"], &data["exitStatus"]), (&json!("upstream_closed"), &json!(7)), "{broken}");
     assert_eq!(text(&client.call(2, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     let left: Vec<u32> = gate.programs().into_iter().filter(|id| command_line(*id)[0] == "sleep").collect();
-    assert_eq!(left.len(), 2, "they had to be there all along");
-    for id in left {
-        std::process::Command::new("kill").args(["-KILL", &id.to_string()]).status().unwrap();
-    }
+    assert_eq!(left.len(), 1, "what the first has left behind went with it");
+    client.leave().await;
+    gate.until_processes(0).await;
 }

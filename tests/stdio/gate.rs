@@ -47,8 +47,13 @@ impl Gate {
         Self::with("", "").await
     }
 
-    /// In front of what `upstream` says.
+    /// In front of what `upstream` says. What programs write to their standard error is in the log.
     pub(crate) async fn start(dir: TempDir, upstream: &str) -> Self {
+        Self::logging(dir, upstream, "info,taskgate::upstream::stand::stdio::noise=debug").await
+    }
+
+    /// The same with this in the log.
+    pub(crate) async fn logging(dir: TempDir, upstream: &str, filter: &str) -> Self {
         let file = dir.path().join("taskgate.toml");
         let data = dir.path().join("data");
         let text = format!(
@@ -57,7 +62,7 @@ impl Gate {
         );
         fs::write(&file, text).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
-        command.env_remove("TASKGATE_LOG").env("GATEWAYS_OWN", "secret").args(["serve", "--config"]).arg(file);
+        command.env("TASKGATE_LOG", filter).env("GATEWAYS_OWN", "secret").args(["serve", "--config"]).arg(file);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
         let mut child = command.spawn().unwrap();
         let (sender, log) = watch::channel(String::new());

@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 
 use crate::client::{Client, fault, text};
-use crate::gate::{Gate, WAIT_MAX, in_time};
+use crate::gate::{Gate, WAIT_MAX, command_line, in_time};
 
 #[tokio::test]
 async fn a_program_is_started_by_the_first_session_and_ends_with_it() {
@@ -73,6 +73,47 @@ async fn a_gateway_that_is_drained_leaves_no_program() {
     assert_eq!(text(&stateless.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     assert_eq!(gate.terminate().await, Some(0));
     gate.until_processes(0).await;
+}
+
+/// Where the gateway is the first process, nobody else would.
+#[tokio::test]
+async fn what_the_children_of_a_program_leave_behind_is_reaped_and_ends_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, mark) = (env!("CARGO_BIN_EXE_taskgate"), dir.path().display().to_string());
+    // Some end at once, one would stay, in a session of its own.
+    let script = format!("for n in 1 2 3; do (sleep 0.01 &); done; (setsid sleep 300 &); exec {program} demo-server");
+    let upstream = format!("command = \"sh\"\nargs = [\"-c\", {script:?}]\nenv = {{ MARK = {mark:?} }}\n");
+    let gate = Gate::start(dir, &upstream).await;
+    let client = Client::session(&gate).await;
+    assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    let program = gate.programs().into_iter().find(|id| command_line(*id).iter().any(|word| word == "demo-server"));
+    let supervisor = parent_of(program.unwrap());
+    // The program and the one that stays; nothing waits to be reaped.
+    in_time(async {
+        while children_of(supervisor).len() != 2 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    client.leave().await;
+    gate.until_processes(0).await;
+}
+
+/// What a process's `stat` says behind its name: its state, then its parent.
+fn stat(id: u32) -> Option<Vec<String>> {
+    let text = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
+    Some(text.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect())
+}
+
+fn parent_of(id: u32) -> u32 {
+    stat(id).unwrap()[1].parse().unwrap()
+}
+
+/// All children of a process, those that are not reaped included.
+fn children_of(parent: u32) -> Vec<u32> {
+    let all = std::fs::read_dir("/proc").unwrap().flatten();
+    let ids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    ids.filter(|id| stat(*id).is_some_and(|stat| stat[1] == parent.to_string())).collect()
 }
 
 #[tokio::test]

@@ -26,7 +26,7 @@ fn of(gate: &Gate, key: &'static str) -> Client {
 
 /// Opens a session and calls in it; how long that took is told, for whoever looks.
 async fn first_call(client: Client, whose: &str) -> Client {
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     let client = client.try_open().await.unwrap_or_else(|error| panic!("no session for {whose}: {error}"));
     assert_eq!(text(&client.call(1, "greet", json!({ "name": whose })).await), format!("Hello, {whose}!"));
     println!("{whose}: first answer after {:?}", began.elapsed());
@@ -94,7 +94,7 @@ async fn sessions_for_many_capabilities_of_one_principal_are_all_counted_as_its(
         }
     }
     let bob = of(&gate, BOB);
-    let began = std::time::Instant::now();
+    let began = tokio::time::Instant::now();
     assert_eq!(text(&bob.call(1, "greet", json!({ "name": "Bob" })).await), "Hello, Bob!");
     println!("Bob: first answer after {:?}", began.elapsed());
     first_call(of(&gate, CAROL), "Carol").await;

@@ -105,7 +105,7 @@ async fn a_task_is_found_again_by_the_next_life_with_a_store() {
 #[tokio::test]
 async fn a_program_that_cannot_be_started_is_named_and_its_exit_status_told() {
     let missing = ["--", "/nowhere/to-be-found"].map(str::to_owned);
-    let mut host = Host::with(GRACE, &missing, &[]);
+    let mut host = Host::with(GRACE, &missing, &[("TASKGATE_LOG", "taskgate=debug")]);
     host.ask(1, "tools/call", alone(greet(), false)).await;
     let error = host.answer(1).await["error"].take();
     assert_eq!((&error["data"]["exitStatus"], &error["data"]["executed"]), (&json!(127), &json!("no")), "{error}");

@@ -56,7 +56,11 @@ impl Host {
     }
 
     pub(crate) async fn write(&mut self, text: &str) {
-        in_time(self.to.as_mut().unwrap().write_all(text.as_bytes())).await.unwrap();
+        self.write_bytes(text.as_bytes()).await;
+    }
+
+    pub(crate) async fn write_bytes(&mut self, bytes: &[u8]) {
+        in_time(self.to.as_mut().unwrap().write_all(bytes)).await.unwrap();
     }
 
     /// The same, to one that may have gone.

@@ -242,3 +242,29 @@ async fn a_gateway_is_wrapped_too() {
     assert!(host.ended().await.0.success());
     stop.cancel();
 }
+
+/// A host that asks what nobody can read waits for an answer under its id.
+#[tokio::test]
+async fn a_request_that_cannot_be_read_is_answered_under_its_id_where_that_can_be_told() {
+    let mut host = Host::new(GRACE);
+    host.initialize().await;
+    let ask = |id: u32, rest: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{rest}"#);
+    for (id, text) in [
+        (1, ask(1, r#"{"name":"greet","arguments":{"name":"Ada",}}}"#)),
+        (2, ask(2, r#"{"name":"greet","arguments":{"name":"Ada"#)),
+        (3, ask(3, r#"{"name":"greet","arguments":{"name":NaN}}}"#)),
+        (4, ask(4, &format!(r#"{{"name":"greet","arguments":{}{}}}}}"#, "[".repeat(200), "]".repeat(200)))),
+    ] {
+        host.write(&format!("{text}\n")).await;
+        let refused = host.answer(id).await;
+        assert!(refused["error"]["code"] == -32700 || refused["error"]["code"] == -32600, "{refused}");
+    }
+    let latin = [ask(5, r#"{"name":"greet","arguments":{"name":"caf"#).as_bytes(), b"\xe9\"}}}\n"].concat();
+    host.write_bytes(&latin).await;
+    assert_eq!(host.answer(5).await["error"]["code"], -32700);
+    // What is an answer, or no message at all, has no id to answer under.
+    host.write("{\"jsonrpc\":\"2.0\",\"id\":6,\"result\":{},}\n").await;
+    let refused = host.find(|message| message.get("error").is_some()).await;
+    assert!(refused.get("id").is_none_or(Value::is_null), "{refused}");
+    assert_eq!(text(&host.result(7, "tools/call", greet()).await), "Hello, Ada!");
+}

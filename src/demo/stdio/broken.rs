@@ -84,6 +84,12 @@ pub(super) fn in_a_call(request: &Request) {
             let _ = writeln!(std::io::stderr(), "line {line} of a flood");
         }),
         "noise" => say("not json\n{\"half\": \n"),
+        // Each character is one byte, so that any can be said.
+        "says" => {
+            let text = arguments["text"].as_str().unwrap_or_default().replace("{id}", &request.id.to_string());
+            let bytes: Vec<u8> = text.chars().map(|one| u8::try_from(one).unwrap_or(b'?')).chain([b'\n']).collect();
+            write(&bytes);
+        }
         "wrong_id" => say(&line(&json!("nobody's"))),
         _ => (),
     }
@@ -95,7 +101,11 @@ fn line(id: &Value) -> String {
 
 /// Writes past the server's own queue.
 fn say(text: &str) {
+    write(text.as_bytes());
+}
+
+fn write(bytes: &[u8]) {
     let mut out = std::io::stdout().lock();
-    let _ = out.write_all(text.as_bytes());
+    let _ = out.write_all(bytes);
     let _ = out.flush();
 }

@@ -7,7 +7,7 @@ use super::drive::Link;
 use super::reply::{self, Break, EventStream, ReadLimits, StreamPoint};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::carrier::AnswerBody;
-use crate::wire::envelope::EnvelopeError;
+use crate::wire::envelope::{EnvelopeError, Glimpse};
 use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 /// Malformed events that one call survives (U19).
@@ -83,7 +83,13 @@ impl Link {
         id: &RequestId,
         malformed: &mut u32,
     ) -> Result<Option<Said>, GatewayFault> {
-        let messages = self.messages(text).unwrap_or_else(|error| vec![Err(error)]);
+        let messages = match self.messages(text) {
+            Ok(messages) => messages,
+            Err(_) if is_unreadable_answer(text, id) => {
+                return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
+            }
+            Err(error) => vec![Err(error)],
+        };
         let mut answer = None;
         for message in messages {
             match message {
@@ -134,4 +140,11 @@ fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
         EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. } => id.as_ref() == Some(awaited),
         EnvelopeError::Batch => false,
     }
+}
+
+/// Whether a text that nobody can read was to be the answer: on the stream of one request that is any answer that does
+/// not name another.
+pub(super) fn is_unreadable_answer(text: &[u8], awaited: &RequestId) -> bool {
+    let is_meant = |seen: &Glimpse| seen.is_answer && seen.id.as_ref().is_none_or(|id| id.says(awaited));
+    envelope::glimpse(text).iter().any(is_meant)
 }

@@ -1,5 +1,7 @@
 //! One connection of a stand from begin to end: what is sent over it, and where what comes over it goes.
 
+mod said;
+
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -12,27 +14,18 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::apart::Origin;
-use super::table::{Begun, Idle, NotBegun, NotTaken, Pieces, Table, Terms};
-use super::{Opened, Shared, WireReceiver, WireSender, events, names, refusal};
+use super::table::{Begun, Idle, NotBegun, Table, Terms};
+use super::{Opened, Shared, WireReceiver, WireSender, events, refusal};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::Forwarded;
-use crate::upstream::carrier::{AnswerBody, BrokenOff};
-use crate::upstream::era::{Era, era_of_refusal};
+use crate::upstream::carrier::{AnswerBody, BrokenOff, Pieces};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::post::{Credentials, Outgoing, Purpose};
 use crate::upstream::limits::Slot;
 use crate::upstream::standing::Trouble;
-use crate::wire::envelope::EnvelopeError;
-use crate::wire::fault::INTERNAL_ERROR;
 use crate::wire::framing::read_event;
-use crate::wire::{
-    self, Message, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method,
-};
+use crate::wire::{Message, Request, RequestId, ScanLimits, envelope};
 
-/// Most messages in one array.
-const BATCH_MAX: usize = 1_000;
-/// Largest message that is no answer: so many of them may wait that their size must be small.
-const ASIDE_BYTES_MAX: usize = 1024 * 1024;
 /// Refusals of the stand's own that may be on their way.
 const REPLIES_MAX: usize = 32;
 /// A session that nobody used for so long is ended: its client has left without a word.
@@ -322,10 +315,18 @@ impl WireSession {
         }
     }
 
-    /// Why there is no answer.
+    /// Why there is no answer. What ends with the gateway is not the server's doing.
     fn fault(&self) -> GatewayFault {
-        let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
-        self.why.get().copied().unwrap_or(closed)
+        let is_stopping = self.shared.life.stop.is_cancelled();
+        let reason = if is_stopping { Reason::GatewayRestart } else { Reason::UpstreamClosed };
+        self.why.get().copied().unwrap_or_else(|| GatewayFault::new(reason, Executed::Unknown))
+    }
+
+    /// Ends the session because the gateway ends.
+    pub(super) fn end_with_gateway(&self) {
+        // Set already where the connection ended by itself.
+        let _ = self.why.set(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown));
+        self.end();
     }
 
     /// Listens until the connection is over, then ends what is left of it.
@@ -370,114 +371,6 @@ impl WireSession {
         }
     }
 
-    fn take(self: &Arc<Self>, text: &Bytes) {
-        if !envelope::is_batch(text) {
-            return self.take_one(text);
-        }
-        match envelope::split_batch(text, ScanLimits::UPSTREAM, BATCH_MAX) {
-            Ok(items) => items.iter().for_each(|item| self.take_one(item)),
-            Err(_) => self.shared.dropped("malformed_event"),
-        }
-    }
-
-    fn take_one(self: &Arc<Self>, text: &Bytes) {
-        let taken = match envelope::read(text, ScanLimits::UPSTREAM) {
-            Ok(Message::Response(response)) => return self.answer(&response, text),
-            Ok(Message::Notification(_) | Message::Request(_)) if text.len() > ASIDE_BYTES_MAX => Err(NotTaken::Slow),
-            Ok(Message::Notification(notification)) => self.note(&notification, text),
-            Ok(Message::Request(request)) => return self.ask(&request, text),
-            Err(EnvelopeError::Scan { id: Some(id), .. } | EnvelopeError::Shape { id: Some(id), .. }) => {
-                let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
-                if !self.table.lock().break_off(&id, malformed) {
-                    self.shared.dropped("malformed_event");
-                }
-                return;
-            }
-            Err(_) => return self.shared.dropped("malformed_event"),
-        };
-        match taken {
-            Ok(()) => (),
-            Err(NotTaken::Nobody) => self.shared.dropped("stray_notification"),
-            Err(NotTaken::Slow) => self.shared.dropped("slow_reader"),
-        }
-    }
-
-    fn answer(&self, response: &wire::Response, text: &Bytes) {
-        let outer = match (&self.kind, &response.id) {
-            (Kind::Stateless, Some(id)) => self.table.lock().outer(id),
-            (Kind::Session | Kind::Apart { .. }, _) | (Kind::Stateless, None) => None,
-        };
-        let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
-        let is_probe = outer.as_ref().is_some_and(|outer| outer.is_probe);
-        let text = outer.map_or_else(|| text.clone(), |outer| names::answer(response, &outer.id));
-        if !self.table.lock().answer(response.id.as_ref(), &text) {
-            self.shared.dropped("foreign_response");
-        }
-        match &response.outcome {
-            Ok(_) => {
-                self.is_proven.store(true, Ordering::Relaxed);
-                self.has_served.fetch_or(is_tool, Ordering::Relaxed);
-                if is_tool && response.result.as_ref().is_some_and(is_task) {
-                    self.table.lock().note_task();
-                }
-            }
-            Err(error) if is_probe && era_of_refusal(error) == Era::Session => self.end_after_probe(),
-            Err(_) => (),
-        }
-    }
-
-    fn note(&self, notification: &Notification, text: &Bytes) -> Result<(), NotTaken> {
-        let mut table = self.table.lock();
-        match &self.kind {
-            Kind::Session => table.note(notification, text),
-            Kind::Stateless => table.note_named(notification),
-            Kind::Apart { process } => match notification.cancelled() {
-                Some(id) => {
-                    let (notification, text) = names::withdrawal(notification, &names::outward(process, &id));
-                    table.note(&notification, &text)
-                }
-                None => table.note(notification, text),
-            },
-        }
-    }
-
-    fn ask(self: &Arc<Self>, request: &Request, text: &Bytes) {
-        let asked = match &self.kind {
-            Kind::Session => self.table.lock().ask(request, text),
-            // Such a server asks nothing in the middle of a request, and its client answers nothing.
-            Kind::Stateless => return self.shared.dropped("stray_request"),
-            Kind::Apart { process } => {
-                let (request, text) = names::question(request, names::outward(process, &request.id));
-                self.table.lock().ask(&request, &text)
-            }
-        };
-        let why = match asked {
-            Ok(()) => return,
-            Err(NotTaken::Nobody) if request.method == method::PING => {
-                return self.reply(envelope::result(&request.id, &Payload::empty_object()));
-            }
-            Err(NotTaken::Nobody) => "no single call that this can belong to",
-            Err(NotTaken::Slow) => "the client does not keep up",
-        };
-        self.shared.dropped("stray_request");
-        self.reply(refused(&request.id, why));
-    }
-
-    /// Sends an answer of the stand's own in the background. Under a flood it is dropped and counted.
-    fn reply(self: &Arc<Self>, text: Bytes) {
-        let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else {
-            return self.shared.dropped("reply_flood");
-        };
-        let session = Arc::clone(self);
-        let outgoing = self.own(text);
-        self.shared.life.tracker.spawn(async move {
-            let _permit = permit;
-            if session.send(&outgoing, &HandedOver::default()).await.is_err() {
-                session.shared.dropped("reply_failed");
-            }
-        });
-    }
-
     fn leave(&self) {
         let mut sessions = self.shared.sessions.lock();
         if sessions.get(&self.id).is_some_and(|session| std::ptr::eq(Arc::as_ptr(session), self)) {
@@ -487,15 +380,6 @@ impl WireSession {
         drop(self.place.lock().take());
         self.ended.cancel();
     }
-}
-
-/// Whether a result is no more than the handle of a task that the server runs, in either era.
-fn is_task(result: &Object) -> bool {
-    result.has_object("task") || result.get_str("resultType").as_deref() == Some("task")
-}
-
-fn refused(id: &RequestId, why: &str) -> Bytes {
-    envelope::error(Some(id), &RpcError::new(INTERNAL_ERROR, why))
 }
 
 /// What a request is answered with that came when its session had ended: nothing of it was sent.

@@ -313,7 +313,9 @@ impl WireReceiver for Lines {
     async fn next(&mut self) -> Result<Bytes, GatewayFault> {
         loop {
             for line in self.ready.by_ref() {
-                match line.trim_ascii_start().first() {
+                // With a mark of its encoding it is none that can be read, but an answer to somebody.
+                let text = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line);
+                match text.trim_ascii_start().first() {
                     Some(b'{' | b'[') => return Ok(line),
                     Some(_) | None => self.noise.stray(&line),
                 }

@@ -8,6 +8,7 @@ mod stateless;
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -16,13 +17,15 @@ use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::carrier::BrokenOff;
+use crate::upstream::carrier::{BrokenOff, Pieces};
 use crate::upstream::http::post::Purpose;
 use crate::wire::framing::sse_message;
 use crate::wire::{Notification, Object, Payload, Request, RequestId, meta, method};
 
-/// Messages that wait for the reader of one stream, its answer not counted.
+/// Messages that wait for the reader of one stream, its answer not counted, and bytes of them: one message alone may be
+/// larger, as large as the connection takes.
 const QUEUE_MAX: usize = 256;
+const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Requests in progress over one connection.
 const CALLS_MAX: usize = 4_096;
 /// Questions of one call whose ids are remembered.
@@ -30,9 +33,43 @@ const QUESTIONS_MAX: usize = 64;
 /// Notifications that are kept until somebody first listens.
 const EARLY_MAX: usize = 16;
 
-/// An event stream in the making.
-pub(super) type Pieces = mpsc::Receiver<io::Result<Bytes>>;
-type Queue = mpsc::Sender<io::Result<Bytes>>;
+/// The way into an event stream in the making.
+#[derive(Clone, Debug)]
+pub(super) struct Queue {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    /// Bytes that wait, the answer's not counted.
+    waiting: Arc<AtomicUsize>,
+}
+
+impl Queue {
+    fn new(places: usize) -> (Self, Pieces) {
+        let (sender, receiver) = mpsc::channel(places);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        (Self { sender, waiting: Arc::clone(&waiting) }, Pieces::new(receiver, waiting))
+    }
+
+    fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// Puts a message in as an event. Only the table does, so nobody comes between the look and the deed.
+    fn put(&self, text: &Bytes) -> Result<(), NotTaken> {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        if waiting > 0 && waiting.saturating_add(text.len()) > QUEUE_BYTES_MAX {
+            return Err(if self.is_closed() { NotTaken::Nobody } else { NotTaken::Slow });
+        }
+        let event = sse_message(text);
+        let bytes = event.len();
+        self.waiting.fetch_add(bytes, Ordering::Relaxed);
+        self.sender.try_send(Ok(event)).map_err(|refused| {
+            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+            match refused {
+                mpsc::error::TrySendError::Full(_) => NotTaken::Slow,
+                mpsc::error::TrySendError::Closed(_) => NotTaken::Nobody,
+            }
+        })
+    }
+}
 
 /// Requests in progress and the stream for what belongs to none.
 #[derive(Debug)]
@@ -144,8 +181,8 @@ impl Table {
         if self.calls.len() >= CALLS_MAX {
             return Err(NotBegun::TooMany);
         }
-        let (queue, pieces) = mpsc::channel(QUEUE_MAX + 1);
-        let last = queue.clone().try_reserve_owned().map_err(|_| NotBegun::TooMany)?;
+        let (queue, pieces) = Queue::new(QUEUE_MAX + 1);
+        let last = queue.sender.clone().try_reserve_owned().map_err(|_| NotBegun::TooMany)?;
         let params = request.params.object();
         let heard = Arc::new(Notify::new());
         let call = Call {
@@ -178,7 +215,15 @@ impl Table {
     pub(super) fn break_off(&mut self, id: &RequestId, fault: GatewayFault) -> bool {
         let Some(call) = self.remove(id) else { return false };
         call.last.send(Err(io::Error::other(BrokenOff(fault))));
+        call.heard.notify_one();
         true
+    }
+
+    /// Breaks the only request off; `false` if there is none, or another beside it.
+    pub(super) fn break_off_only(&mut self, fault: GatewayFault) -> bool {
+        let mut all = self.calls.keys();
+        let (Some(only), None) = (all.next().cloned(), all.next()) else { return false };
+        self.break_off(&only, fault)
     }
 
     /// Breaks all requests off, and ends the other stream.
@@ -239,7 +284,7 @@ impl Table {
         match call {
             Some(call) => {
                 call.heard.notify_one();
-                put(&call.queue, text)
+                call.queue.put(text)
             }
             None => self.note_to_all(text),
         }
@@ -256,11 +301,11 @@ impl Table {
         let Some(queue) = id else {
             return match &self.own {
                 Own::Early(_) => Err(NotTaken::Nobody),
-                Own::Heard(queue, _) => put(queue, text),
+                Own::Heard(queue, _) => queue.put(text),
             };
         };
-        put(&queue, text)?;
-        let call = self.calls.values_mut().find(|call| call.queue.same_channel(&queue));
+        queue.put(text)?;
+        let call = self.calls.values_mut().find(|call| call.queue.sender.same_channel(&queue.sender));
         if let Some(call) = &call {
             call.heard.notify_one();
         }
@@ -272,11 +317,11 @@ impl Table {
 
     /// Opens the stream for what belongs to no request; an older one ends.
     pub(super) fn listen(&mut self, purpose: Option<Purpose>) -> Pieces {
-        let (queue, pieces) = mpsc::channel(QUEUE_MAX);
+        let (queue, pieces) = Queue::new(QUEUE_MAX);
         if let Own::Early(early) = std::mem::replace(&mut self.own, Own::Heard(queue.clone(), purpose)) {
             for text in early {
                 // There is room for all of them.
-                let _ = put(&queue, &text);
+                let _ = queue.put(&text);
             }
         }
         pieces
@@ -327,12 +372,15 @@ impl Table {
 
     fn note_to_all(&mut self, text: &Bytes) -> Result<(), NotTaken> {
         match &mut self.own {
-            Own::Early(early) if early.len() < EARLY_MAX => {
+            Own::Early(early)
+                if early.len() < EARLY_MAX
+                    && early.iter().map(Bytes::len).sum::<usize>() + text.len() <= QUEUE_BYTES_MAX =>
+            {
                 early.push(text.clone());
                 Ok(())
             }
             Own::Early(_) => Err(NotTaken::Nobody),
-            Own::Heard(queue, _) => put(queue, text),
+            Own::Heard(queue, _) => queue.put(text),
         }
     }
 
@@ -361,13 +409,6 @@ impl Table {
 
 fn related_task(params: Option<&Object>) -> Option<String> {
     params?.get_object(meta::META)?.get_object(meta::RELATED_TASK)?.get_string("taskId")
-}
-
-fn put(queue: &Queue, text: &Bytes) -> Result<(), NotTaken> {
-    queue.try_send(Ok(sse_message(text))).map_err(|refused| match refused {
-        mpsc::error::TrySendError::Full(_) => NotTaken::Slow,
-        mpsc::error::TrySendError::Closed(_) => NotTaken::Nobody,
-    })
 }
 
 #[cfg(test)]

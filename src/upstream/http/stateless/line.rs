@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{Eras, contradicts};
 use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::hear::is_unreadable_answer;
 use crate::upstream::http::post::{Credentials, Outgoing};
 use crate::upstream::http::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply};
 use crate::upstream::mirrored::{self, Annotations, Mirrored};
@@ -326,6 +327,9 @@ impl Line {
                 // Servers of this version ask nothing in the middle of a request.
                 Ok(Message::Request(_)) => self.hop.dropped("stray_request"),
                 Ok(Message::Response(_)) => self.hop.dropped("foreign_response"),
+                Err(_) if is_unreadable_answer(text, id) => {
+                    return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
+                }
                 Err(_) => {
                     strange += 1;
                     self.hop.dropped("malformed_event");

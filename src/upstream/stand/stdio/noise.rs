@@ -46,10 +46,12 @@ impl Noise {
         }
     }
 
-    /// Takes a line of standard error.
+    /// Takes a line of standard error. Programs write there what they were called with: it is for those who look for it.
     fn said(&self, line: &[u8]) {
         match self.admit() {
-            Some(left_out) => tracing::info!(upstream = %self.upstream, left_out, line = shown(line), "a program says"),
+            Some(left_out) => {
+                tracing::debug!(upstream = %self.upstream, left_out, line = shown(line), "a program says")
+            }
             None => self.count("stderr_line"),
         }
     }

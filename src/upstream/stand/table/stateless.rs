@@ -5,7 +5,7 @@
 
 use bytes::Bytes;
 
-use super::{Call, NotTaken, Outer, Table, put};
+use super::{Call, NotTaken, Outer, Table};
 use crate::upstream::stand::names;
 use crate::wire::{Notification, RequestId, meta, method};
 
@@ -19,7 +19,7 @@ impl Table {
     /// that wants it, and among several to nobody (MOD-23).
     pub(in crate::upstream::stand) fn note_named(&mut self, notification: &Notification) -> Result<(), NotTaken> {
         let (call, text) = self.named(notification).ok_or(NotTaken::Nobody)?;
-        put(&call.queue, &text)
+        call.queue.put(&text)
     }
 
     fn named(&self, notification: &Notification) -> Option<(&Call, Bytes)> {

@@ -200,3 +200,23 @@ async fn a_connection_that_is_only_listened_on_is_quiet_and_one_with_a_call_is_n
     table.note_task();
     assert!(table.idle().unwrap().has_task);
 }
+
+/// A question with a picture is larger than many a message, and may wait: many of them may not.
+#[tokio::test]
+async fn a_large_message_is_taken_and_what_waits_is_bounded_in_bytes() {
+    let mut table = Table::new();
+    let mut begun = table.begin(&call(1)).unwrap();
+    let large = Bytes::from(vec![b'x'; 5 << 20]);
+    let asked = request(9, "sampling/createMessage", json!({}));
+    assert_eq!(table.ask(&asked, &large), Ok(()), "alone it may be as large as it is");
+    assert_eq!(table.ask(&asked, &large), Err(NotTaken::Slow));
+    let small = Bytes::from_static(b"{}");
+    assert_eq!(table.ask(&asked, &small), Err(NotTaken::Slow), "there is too much as it is");
+    assert_eq!(begun.pieces.recv().await.unwrap().unwrap().len(), sse_message(&large).len());
+    for _ in 0..4 {
+        assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000])), Ok(()));
+    }
+    assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000])), Err(NotTaken::Slow));
+    assert!(table.answer(Some(&call(1).id), &large), "room for the answer is its own");
+    assert_eq!(drained(&mut begun.pieces), (5, true));
+}

@@ -7,6 +7,7 @@
 mod apart;
 #[path = "stdio/calls.rs"]
 mod calls;
+#[allow(dead_code, reason = "other tests ask other things of it")]
 #[path = "stdio/client.rs"]
 mod client;
 #[path = "stdio/confined.rs"]

@@ -2,7 +2,8 @@
 //!
 //! It starts the program in a process group of its own and with limits, hands it the standard streams as they are,
 //! and stops the whole group when its standard input has no writer left: then the gateway has closed it, or is gone.
-//! So no program outlives the gateway, however that ended. No runtime, no logging: it is small, and waits.
+//! So no program outlives the gateway, however that ended. What the program's own children leave behind becomes this
+//! process's child: it is reaped as it ends, and ended with the program. No runtime, no logging: it is small, and waits.
 
 use std::ffi::OsString;
 use std::io::{self, Write as _};
@@ -23,6 +24,14 @@ const CLOSED_WAIT: Duration = Duration::from_secs(2);
 const TERMINATED_WAIT: Duration = Duration::from_secs(3);
 /// How long it takes at most to stop a program.
 pub(crate) const STOP_MAX: Duration = CLOSED_WAIT.saturating_add(TERMINATED_WAIT);
+
+/// How long to wait before orphans are looked for again that could not be found.
+const UNKNOWN_PAUSE: Duration = Duration::from_secs(1);
+/// How often what is left behind is ended, since it may leave something behind itself, and the pause between.
+#[cfg(target_os = "linux")]
+const ORPHANS_ROUNDS: usize = 50;
+#[cfg(target_os = "linux")]
+const ORPHANS_PAUSE: Duration = Duration::from_millis(10);
 
 /// What shells answer where a program cannot be started.
 const NOT_FOUND: u8 = 127;
@@ -77,7 +86,11 @@ fn confine(limits: &Limits) -> io::Result<()> {
         rustix::process::setrlimit(Resource::Nofile, exactly(max))?;
     }
     #[cfg(target_os = "linux")]
-    rustix::thread::set_no_new_privs(true)?;
+    {
+        rustix::thread::set_no_new_privs(true)?;
+        // Any process will do: it is a switch.
+        rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    }
     Ok(())
 }
 
@@ -121,6 +134,7 @@ fn supervise(mut child: Child, watch: impl FnOnce(Pid) -> io::Result<Receiver<Ev
     // What the program has left behind goes with it.
     let _ = rustix::process::kill_process_group(group, Signal::KILL);
     let status = child.wait();
+    end_orphans();
     watched.and(status)
 }
 
@@ -151,10 +165,71 @@ fn stop_when_closed(waiting: &Receiver<Event>, group: Pid) {
     let _ = waiting.recv();
 }
 
+/// Waits for the program's end, and reaps meanwhile what its children have left behind.
 fn when_ended(program: Pid, events: &SyncSender<Event>) {
-    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
-    while matches!(rustix::process::waitid(WaitId::Pid(program), options), Err(Errno::INTR)) {}
+    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    loop {
+        match rustix::process::waitid(WaitId::All, ended) {
+            Err(Errno::INTR) => continue,
+            Err(_) => break,
+            Ok(_) => (),
+        }
+        match rustix::process::waitid(WaitId::Pid(program), ended | WaitIdOptions::NOHANG) {
+            Ok(None) | Err(Errno::INTR) => reap_orphans(program),
+            Ok(Some(_)) | Err(_) => break,
+        }
+    }
     let _ = events.send(Event::Ended);
+}
+
+/// Reaps what has ended, but for the program.
+fn reap_orphans(program: Pid) {
+    let mut reaped = 0;
+    for orphan in children().into_iter().filter(|child| *child != program) {
+        let looked = rustix::process::waitid(WaitId::Pid(orphan), WaitIdOptions::EXITED | WaitIdOptions::NOHANG);
+        reaped += usize::from(matches!(looked, Ok(Some(_))));
+    }
+    if reaped == 0 {
+        // Who they are cannot be told: they stay until the program ends, and are looked for now and then.
+        std::thread::sleep(UNKNOWN_PAUSE);
+    }
+}
+
+/// Ends what the program has left behind outside its group, and reaps it. What those leave behind comes here in turn.
+#[cfg(target_os = "linux")]
+fn end_orphans() {
+    for _ in 0..ORPHANS_ROUNDS {
+        loop {
+            match rustix::process::waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
+                Ok(Some(_)) | Err(Errno::INTR) => (),
+                Ok(None) => break,
+                // There are none.
+                Err(_) => return,
+            }
+        }
+        for orphan in children() {
+            let _ = rustix::process::kill_process(orphan, Signal::KILL);
+        }
+        std::thread::sleep(ORPHANS_PAUSE);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+const fn end_orphans() {}
+
+#[cfg(not(target_os = "linux"))]
+const fn children() -> Vec<Pid> {
+    Vec::new()
+}
+
+/// The processes whose parent this one is.
+#[cfg(target_os = "linux")]
+fn children() -> Vec<Pid> {
+    use std::fs::{read_dir, read_to_string};
+    let threads = read_dir("/proc/self/task").into_iter().flatten().flatten();
+    let lists = threads.filter_map(|thread| read_to_string(thread.path().join("children")).ok());
+    let pids = |list: String| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>();
+    lists.flat_map(pids).filter_map(Pid::from_raw).collect()
 }
 
 /// Waits without reading: what comes is the program's.

@@ -1,5 +1,6 @@
 //! What an operator sets between clients and one upstream: names of tools, credentials, headers that go on, bounds of
-//! calls. Over real sockets, for clients and servers of both kinds.
+//! calls. And what no client is shown, nor any bound meets on one face alone. Over real sockets, for clients and servers of
+//! both kinds.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -14,6 +15,8 @@ mod headers;
 mod names;
 #[path = "edges/peers.rs"]
 mod peers;
+#[path = "edges/questions.rs"]
+mod questions;
 #[path = "edges/secrets.rs"]
 mod secrets;
 #[allow(dead_code, reason = "other tests ask other things of it")]

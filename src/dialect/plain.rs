@@ -15,6 +15,23 @@ use crate::wire::{Object, Payload, RpcError};
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PlainPeer;
 
+impl PlainPeer {
+    /// What is answered to a question that a client of these capabilities must not be shown as it stands (U31, U32):
+    /// `None` for one that it may be. Capabilities are what the client's version gives a meaning
+    /// ([`super::reintroduction::client_capabilities`]).
+    #[must_use]
+    pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<Refused> {
+        questions::forbidden(declared, question, params)
+    }
+
+    /// What a client is told in place of an error that would send its user where nobody is sent to (T-49, U32); `None`
+    /// for every other error.
+    #[must_use]
+    pub fn unfit(error: &RpcError) -> Option<RpcError> {
+        questions::unfit(error)
+    }
+}
+
 impl PeerDialect for PlainPeer {
     fn encode_params(&self, params: &Object) -> Payload {
         let mut edit = params.edit().remove("task").remove("inputResponses").remove("requestState");

@@ -10,9 +10,11 @@ pub(super) mod edit;
 mod inject;
 pub(super) mod late;
 mod meter;
+mod notes;
 mod paused;
 mod queued;
 pub(super) mod read;
+mod sieve;
 pub(super) mod signs;
 
 use std::borrow::Cow;
@@ -48,14 +50,15 @@ use body::{Answered, Form, Pace, PipeBody, in_time};
 use edit::{Arrays, Edits, ToolList};
 use late::{Answer, respond, respond_along, several, status};
 pub(super) use meter::Meter;
+use notes::{Kind, note};
 use paused::Pause;
 pub(super) use paused::Paused;
 pub(super) use queued::Queued;
 use read::Judged;
+use sieve::{Opened, Sieve};
 use signs::Signs;
 
-/// How long a message that wants no answer may take to be accepted, and a cancellation.
-const TELL_MAX: Duration = Duration::from_secs(30);
+/// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// How long a client's own stream waits for an upstream that cannot be reached, and between two attempts.
 const AWAY_MAX: Duration = Duration::from_secs(60);
@@ -208,47 +211,6 @@ pub(super) enum TakenUp {
     Another,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    Notification,
-    Response,
-}
-
-/// Passes on something that wants no answer; the status is all there is to say (LEG-06).
-async fn note(shared: &Arc<Shared>, session: &Session, bytes: Bytes, kind: Kind) -> StatusCode {
-    let counter = match kind {
-        Kind::Notification => &shared.meter.notifications,
-        Kind::Response => &shared.meter.responses,
-    };
-    counter.increment(1);
-    let noting = async {
-        let binding = shared.sessions.binding(session);
-        match shared.judged(&binding, Verb::Note(bytes.clone()), &session.forwarded).await? {
-            // An answer belongs to a question, and the question has gone with its session.
-            Judged::SessionLost if kind == Kind::Response => Ok(StatusCode::ACCEPTED),
-            Judged::SessionLost => {
-                let renewed = shared.renew(session, &binding).await?;
-                Ok(verdict(&shared.judged(&renewed, Verb::Note(bytes), &session.forwarded).await?))
-            }
-            judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(verdict(&judged)),
-        }
-    };
-    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
-    match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {
-        Ok(status) => status,
-        Err(GatewayFault { executed: Executed::No, .. }) => StatusCode::SERVICE_UNAVAILABLE,
-        // It may well have arrived, and there is nothing that a client could do about it.
-        Err(_) => StatusCode::ACCEPTED,
-    }
-}
-
-const fn verdict(judged: &Judged) -> StatusCode {
-    match judged {
-        Judged::Fine(_) => StatusCode::ACCEPTED,
-        Judged::SessionLost | Judged::Refused { .. } => StatusCode::BAD_REQUEST,
-    }
-}
-
 /// One request on its way.
 pub(super) struct Piping {
     shared: Arc<Shared>,
@@ -352,7 +314,16 @@ impl Call {
         match response.content {
             Content::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             Content::Json if edits.tool_list.is_none() && edits.arrays == Arrays::Pass => {
-                Ok(Answer::Json(PipeBody::new(response.body, Form::Json, pace, Some(self)).boxed_unsync()))
+                let opening = sieve::opened(response.body, edited_bytes_max);
+                match in_time(&self, opening, None, pace.deadline).await? {
+                    Opened::Plain(body) => {
+                        Ok(Answer::Json(PipeBody::new(body, Form::Json, pace, Some(self)).boxed_unsync()))
+                    }
+                    Opened::Odd(body) => {
+                        let response = ConduitResponse { body, ..response };
+                        Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await
+                    }
+                }
             }
             Content::Events if accepted != AcceptedTypes::Json => {
                 let source = edits.apply(response.body, edited_bytes_max);
@@ -378,7 +349,11 @@ impl Call {
         let bytes_max = self.shared.served.edited_bytes_max;
         if response.content != Content::Events {
             let text = in_time(self, read::whole(response.body, bytes_max), None, deadline).await?;
-            return Ok(several(edits.text(text), accepted, &self.id));
+            let messages = edits.text(text);
+            if messages.is_empty() {
+                return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
+            }
+            return Ok(several(messages, accepted, &self.id));
         }
         // What was said before the answer has nowhere to go.
         let answer = in_time(self, read::answer(response, &self.id, bytes_max), None, deadline).await?;
@@ -386,7 +361,11 @@ impl Call {
             Ok(result) => envelope::result(&self.id, result),
             Err(error) => envelope::error(Some(&self.id), error),
         };
-        Ok(Answer::Json(full_body(edits.text(text).swap_remove(0))))
+        let mut messages = edits.text(text);
+        if messages.is_empty() {
+            return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
+        }
+        Ok(Answer::Json(full_body(messages.swap_remove(0))))
     }
 }
 
@@ -429,9 +408,10 @@ impl Drop for Call {
 
 impl Shared {
     /// What the versions of both sides demand of their messages.
-    fn edits(&self, session: &Session) -> Edits {
-        let upstream = self.sessions.binding(session).version;
-        Edits::between(session.token.client_version, upstream.unwrap_or(session.token.upstream_version))
+    fn edits(self: &Arc<Self>, session: &Session) -> Edits {
+        let upstream = self.sessions.binding(session).version.unwrap_or(session.token.upstream_version);
+        let sieve = Sieve::new(Arc::clone(self), session.clone());
+        Edits::between(session.token.client_version, upstream, sieve)
     }
 
     /// Sends something in an upstream session, and judges the head of the answer.

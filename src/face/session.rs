@@ -22,6 +22,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::header::ALLOW;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, bare, mark};
@@ -46,6 +47,8 @@ use tasks::{Asking, Desk, TaskCall};
 
 /// The methods that are of use at a session.
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
+/// Answers of the gateway's own that may be on their way to one server.
+const REPLIES_MAX: usize = 256;
 /// Members of `params` that decide what is done with a request (B85).
 const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
 
@@ -98,6 +101,8 @@ pub(super) struct Shared {
     pub(super) desk: Arc<bridge::Desk>,
     native: Option<native::Native>,
     fallback: Option<fallback::Fallback>,
+    /// Answers of the gateway's own to what servers ask of nobody.
+    pub(super) replies: Arc<Semaphore>,
 }
 
 /// The session face of one upstream.
@@ -125,7 +130,9 @@ impl SessionFace {
         let native = served.pool.clone().map(native::Native::new);
         let (queued, desk) = (pipe::Queued::default(), Arc::default());
         let fallback = fallback::Fallback::new(&served.rules, served.bridge.as_ref().map(|bridge| &bridge.stateless));
-        let shared = Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native, fallback });
+        let replies = Arc::new(Semaphore::new(REPLIES_MAX));
+        let shared =
+            Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native, fallback, replies });
         Self { shared, forwarding: Forwarding::default() }
     }
 

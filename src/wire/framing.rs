@@ -2,6 +2,7 @@
 
 mod boundary;
 mod gate;
+mod glance;
 mod line;
 mod sse;
 #[cfg(test)]
@@ -11,6 +12,7 @@ use bytes::Bytes;
 
 pub use boundary::EventBoundary;
 pub use gate::{EventGate, Passage, Primers, Whole, read_event, with_data};
+pub use glance::{Glance, Shows};
 pub use line::LineDecoder;
 pub use sse::{SseDecoder, SseEvent};
 
@@ -21,6 +23,9 @@ pub enum FramingError {
     EventTooLarge { max: usize },
     #[error("one line is longer than {max} bytes")]
     LineTooLong { max: usize },
+    /// Its beginning passed as one thing, and then it turned out that readers may take it for another.
+    #[error("one message reads as two")]
+    TwoMessagesInOne,
 }
 
 /// Writes one `message` event with one JSON text. No id: streams that the gateway makes for

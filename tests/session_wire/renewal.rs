@@ -41,7 +41,7 @@ async fn a_restart_of_the_upstream_between_two_calls_goes_unnoticed() {
         assert_eq!(order, expected, "{status}: refused once, run once");
         let params = json!({
             "protocolVersion": "2025-11-25",
-            "capabilities": {"roots": {}},
+            "capabilities": {"roots": {}, "sampling": {}, "elicitation": {}},
             "clientInfo": {"name": "raw", "version": "1"},
         });
         assert_eq!(all[1].body["params"], params, "as the client introduced itself");

@@ -83,7 +83,7 @@ impl Gate {
 
     pub(crate) async fn client_over(&self, over: Over, version: &str) -> Client {
         let mut client = Client { over, ..self.stranger() };
-        let reply = client.post(initialize(version, &json!({"roots": {}}))).await;
+        let reply = client.post(initialize(version, &json!({"roots": {}, "sampling": {}, "elicitation": {}}))).await;
         assert_eq!(reply.status, StatusCode::OK);
         client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
         client.version = Some(reply.json().await["result"]["protocolVersion"].as_str().unwrap().to_owned());

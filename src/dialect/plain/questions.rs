@@ -2,6 +2,7 @@
 
 use url::Url;
 
+use crate::dialect::negotiate::can_be_asked;
 use crate::dialect::peer::{Refusal, Refused};
 use crate::task::Answer;
 use crate::wire::meta::{HOP_BY_HOP, META, PROGRESS_TOKEN};
@@ -49,12 +50,23 @@ fn stripped(params: &Object) -> Payload {
     edit.finish().detached()
 }
 
-/// A user is sent to web pages alone, and to none with credentials in its address (U32).
+/// A user is sent to web pages alone, and to none with credentials in its address (U32). Readers of addresses drop
+/// control characters silently, each others: what is shown would not be where the user goes.
 fn check_address(params: &Object) -> Result<(), Refused> {
     let url = params.get_str("url").ok_or_else(|| error(fault::INVALID_PARAMS, "url must be a string"))?;
     let is_page =
         |url: &Url| matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
-    if Url::parse(&url).is_ok_and(|url| is_page(&url)) { Ok(()) } else { Err(elicited("decline")) }
+    let is_plain = !url.contains(char::is_control);
+    if is_plain && Url::parse(&url).is_ok_and(|url| is_page(&url)) { Ok(()) } else { Err(elicited("decline")) }
+}
+
+/// What is answered to a question that a client of these capabilities must not be shown; `None` for one that it may be.
+pub(super) fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<Refused> {
+    match decode(question, params) {
+        Ok(request) if can_be_asked(declared, &request) => None,
+        Ok(_) => Some(refuse(question, Refusal::Undeclared)),
+        Err(refused) => Some(refused),
+    }
 }
 
 /// An answer without what only stateless results have.
@@ -76,6 +88,12 @@ pub(super) fn demanded(error: &RpcError) -> Vec<Result<Payload, Refused>> {
         Some(items.items().map(|item| decode(method::ELICIT, Some(&item))).collect())
     };
     if error.code == URL_ELICITATION_REQUIRED { elicitations().unwrap_or_default() } else { Vec::new() }
+}
+
+/// What the client is told in place of an error that would send its user where nobody is sent to; `None` for every other.
+pub(super) fn unfit(error: &RpcError) -> Option<RpcError> {
+    let what = "the server wants its user at an address that nobody is sent to";
+    demanded(error).iter().any(Result::is_err).then(|| RpcError::new(fault::INTERNAL_ERROR, what))
 }
 
 pub(super) fn is_consent(answer: &Answer) -> bool {
@@ -144,6 +162,10 @@ mod tests {
             ("https://user@a.example", false),
             ("https://user:secret@a.example", false),
             ("data:text/html,x", false),
+            (r"https://a.example/\n", false),
+            (r"https://a.\u0009example/", false),
+            (r"\u0000https://a.example/", false),
+            (r"https://a.example/\u0085", false),
             ("/relative", false),
         ] {
             let asked = decode(method::ELICIT, Some(&payload(&format!(r#"{{"mode":"url","url":"{url}"}}"#))));
@@ -158,6 +180,7 @@ mod tests {
         let error = RpcError { code: -32042, message: "m".into(), data: Some(data) };
         let read = demanded(&error);
         assert_eq!((read.len(), read[0].is_ok(), read[1].is_ok()), (2, true, false));
+        assert_eq!(unfit(&error).unwrap().code, fault::INTERNAL_ERROR);
         assert!(demanded(&RpcError { code: -32043, ..error }).is_empty());
         assert!(demanded(&RpcError::new(-32042, "m")).is_empty());
     }

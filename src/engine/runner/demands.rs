@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::questions::NotPut;
 use super::{Failure, Next, Outcome, Runner};
 use crate::cause::Chain;
+use crate::dialect::plain::PlainPeer;
 use crate::engine::call::Askable;
 use crate::task::{Executed, GatewayFault};
 use crate::upstream::Answer;
@@ -32,6 +33,7 @@ impl Runner {
             Ok(_) => return self.end(Outcome::Faulted(Failure::Upstream(error))).await,
             Err(_) => {
                 tracing::warn!("the upstream wants its user where nobody is sent to");
+                let error = PlainPeer::unfit(&error).unwrap_or(error);
                 return self.end(Outcome::Faulted(Failure::Upstream(error))).await;
             }
         };

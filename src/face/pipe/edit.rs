@@ -1,5 +1,5 @@
 //! Event streams in which something is edited: tool lists, arrays for clients that have none, events that
-//! only prime a stream. Everything else goes by untouched.
+//! only prime a stream, and what the client must not be asked. Everything else goes by untouched.
 
 use std::collections::VecDeque;
 use std::io;
@@ -10,6 +10,7 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body, Frame};
 
+use super::sieve::Sieve;
 use crate::face::fallback::FallbackDesk;
 use crate::face::rewrite;
 use crate::face::session::tasks::Support;
@@ -29,6 +30,8 @@ pub(super) struct Edits {
     pub(super) arrays: Arrays,
     /// The request whose answer is a tool list.
     pub(super) tool_list: Option<ToolList>,
+    /// What keeps out what the client must not be shown.
+    sieve: Sieve,
 }
 
 /// A tool list on its way.
@@ -51,29 +54,25 @@ pub(super) enum Arrays {
 
 impl Edits {
     /// What the two versions of a session demand (protocol.md 1.14, T-28).
-    pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion) -> Self {
+    pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion, sieve: Sieve) -> Self {
         let knows_primers = client >= ProtocolVersion::V2025_11_25;
         let may_send_arrays = upstream == ProtocolVersion::V2025_03_26 && client != upstream;
         Self {
             primers: if knows_primers { Primers::Pass } else { Primers::Withhold },
             arrays: if may_send_arrays { Arrays::Split } else { Arrays::Pass },
             tool_list: None,
+            sieve,
         }
     }
 
-    /// An event stream with these edits; itself where there are none.
+    /// An event stream with these edits.
     pub(super) fn apply(self, source: ConduitBody, event_bytes_max: usize) -> ConduitBody {
-        let whole = match (&self.tool_list, self.arrays) {
-            (Some(_), _) => Whole::Messages,
-            (None, Arrays::Split) => Whole::Arrays,
-            (None, Arrays::Pass) if self.primers == Primers::Pass => return source,
-            (None, Arrays::Pass) => Whole::Nothing,
-        };
+        let whole = if self.tool_list.is_some() { Whole::Messages } else { Whole::Asking };
         let gate = EventGate::new(self.primers, whole, event_bytes_max);
         edited_events(source, gate, move |event| self.event(event))
     }
 
-    /// A JSON body with these edits.
+    /// A JSON body with these edits; nothing, if nothing of it is for the client.
     pub(super) fn text(&self, text: Bytes) -> Vec<Bytes> {
         let messages = match self.arrays {
             Arrays::Split if is_batch(&text) => {
@@ -81,6 +80,7 @@ impl Edits {
             }
             Arrays::Split | Arrays::Pass => vec![text],
         };
+        let messages: Vec<Bytes> = messages.into_iter().filter_map(|message| self.sieve.text(message)).collect();
         let Some(ToolList { id, support, fallback }) = &self.tool_list else { return messages };
         let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
         let listed = |message: Bytes| {
@@ -90,18 +90,26 @@ impl Edits {
         messages.into_iter().map(listed).collect()
     }
 
+    /// Whatever an event is called, some client takes it for a message.
     fn event(&self, event: Bytes) -> Bytes {
-        edited_event(event, |text| self.text(text))
+        match read_event(&event) {
+            Some(read) => edited(event, read.data, |text| self.text(text)),
+            None => event,
+        }
     }
 }
 
-/// An event with what its message becomes; itself where that stays the same.
+/// An event with what its message becomes; itself where that stays the same, or it is no message.
 pub(in crate::face) fn edited_event(event: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
-    let Some(read) = read_event(&event).filter(|read| read.name.as_deref().is_none_or(|name| name == "message")) else {
-        return event;
-    };
-    let messages = edit(read.data.clone());
-    let is_same = matches!(messages.as_slice(), [only] if *only == read.data);
+    match read_event(&event).filter(|read| read.name.as_deref().is_none_or(|name| name == "message")) {
+        Some(read) => edited(event, read.data, edit),
+        None => event,
+    }
+}
+
+fn edited(event: Bytes, data: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> Bytes {
+    let messages = edit(data.clone());
+    let is_same = matches!(messages.as_slice(), [only] if *only == data);
     if is_same { event } else { with_data(&event, &messages) }
 }
 

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::bridge::call::{self, Caller, Speech, Way};
@@ -34,8 +33,6 @@ pub(in crate::face) use hearing::own_stream;
 
 /// How long a call waits for what the server says of its tool; without that it goes its ordinary way.
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
-/// Answers of the gateway's own that may be on their way to one server.
-const REPLIES_MAX: usize = 256;
 
 /// What a server says of its tools.
 #[derive(Debug)]
@@ -43,14 +40,12 @@ pub(super) struct Native {
     pool: Arc<dyn Upstream>,
     catalog: Catalog,
     hearing: Arc<Hearing>,
-    /// Answers of the gateway's own to what servers ask of nobody.
-    replies: Arc<Semaphore>,
 }
 
 impl Native {
     pub(super) fn new(pool: Arc<dyn Upstream>) -> Self {
         let catalog = Catalog::new(Arc::clone(&pool), Arc::new(PlainPeer));
-        Self { catalog, pool, hearing: Arc::default(), replies: Arc::new(Semaphore::new(REPLIES_MAX)) }
+        Self { catalog, pool, hearing: Arc::default() }
     }
 
     /// Its tools, as a session of the gateway's own lists them.

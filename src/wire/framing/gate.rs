@@ -3,11 +3,15 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::glance::{Glance, Shows};
 use super::sse::BYTE_ORDER_MARK;
 use super::{FramingError, SseDecoder, SseEvent};
 
 /// Largest part of an event in front of its data.
 const LEAD_BYTES_MAX: usize = 64 * 1024;
+
+/// Largest event whose parts are put together again.
+const JOINED_BYTES_MAX: usize = 16 * 1024;
 
 /// What becomes of events without data, which only prime a stream (T-28).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,6 +27,9 @@ pub enum Whole {
     Nothing,
     /// Arrays of messages.
     Arrays,
+    /// Messages that may ask their reader something, as [`Glance`] tells. Of all others no more is held than it takes to
+    /// know.
+    Asking,
     /// All that carry messages.
     Messages,
 }
@@ -62,6 +69,35 @@ pub struct EventGate {
     is_of_interest: bool,
     /// How much of a byte order mark the stream has begun with; `None` once it is told that there is one, or none.
     mark: Option<usize>,
+    /// What the event's data shows, where that decides.
+    look: Look,
+}
+
+/// A look at the data of the event under way, line by line.
+#[derive(Debug, Default)]
+struct Look {
+    glance: Glance,
+    /// Bytes of `data:` that the line under way has in front; `None` once it is some other field.
+    field: Option<usize>,
+}
+
+impl Look {
+    const FIELD: &[u8] = b"data:";
+
+    fn at_start() -> Self {
+        Self { glance: Glance::default(), field: Some(0) }
+    }
+
+    /// Takes what is next of the line under way.
+    fn pass(&mut self, mut bytes: &[u8]) {
+        while let (Some(met), Some(first)) = (self.field.filter(|met| *met < Self::FIELD.len()), bytes.first()) {
+            self.field = (Self::FIELD[met] == *first).then_some(met + 1);
+            bytes = &bytes[1..];
+        }
+        if self.field.is_some() {
+            self.glance.feed(bytes);
+        }
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +132,7 @@ impl EventGate {
             has_field: false,
             is_of_interest: false,
             mark: Some(0),
+            look: Look::at_start(),
         }
     }
 
@@ -111,7 +148,7 @@ impl EventGate {
     /// goes no further.
     ///
     /// # Errors
-    /// When an event that is wanted whole outgrows the bound.
+    /// When an event that is wanted whole outgrows the bound, or shows that it is wanted after its beginning has passed.
     pub fn feed(&mut self, bytes: &Bytes) -> Result<Vec<Passage>, FramingError> {
         let mut out = Vec::new();
         let begun = self.mark.map(|seen| self.without_mark(seen, bytes));
@@ -119,6 +156,8 @@ impl EventGate {
         let mut at = self.end_of_return(bytes, &mut out);
         // From here to `at` bytes pass that are not held.
         let mut from = at;
+        // Where what came out of the event under way begins.
+        let mut first = out.len();
         while at < bytes.len() {
             let end = memchr::memchr2(b'\r', b'\n', &bytes[at..]).map(|distance| at + distance);
             let line_end = end.unwrap_or(bytes.len());
@@ -127,6 +166,9 @@ impl EventGate {
             self.after_return = is_return && line_end + 1 == bytes.len();
             let piece_end = (line_end + 1 + usize::from(has_feed)).min(bytes.len());
             self.line += line_end - at;
+            if self.whole == Whole::Asking {
+                self.look(&bytes[at..line_end])?;
+            }
             if self.state != State::Passing {
                 self.held.extend_from_slice(&bytes[at..piece_end]);
                 from = piece_end;
@@ -144,6 +186,7 @@ impl EventGate {
                     self.decide(&mut out);
                     self.begin_line();
                 }
+                self.look.field = Some(0);
                 continue;
             }
             self.withheld = false;
@@ -155,10 +198,12 @@ impl EventGate {
                 State::Keeping => out.push(Passage::Event(self.held.split().freeze())),
             }
             from = at;
+            first = joined(&mut out, first);
             self.state = State::Lead;
             self.begin_line();
             self.has_field = false;
             self.is_of_interest = false;
+            self.look = Look::at_start();
         }
         if self.state == State::Lead && self.line > 0 {
             // A line may be as large as a result: its beginning decides.
@@ -171,6 +216,7 @@ impl EventGate {
         if self.state == State::Passing && from < bytes.len() {
             out.push(Passage::Through(bytes.slice(from..)));
         }
+        joined(&mut out, first);
         Ok(out)
     }
 
@@ -216,8 +262,23 @@ impl EventGate {
         (!rest.is_empty()).then_some(rest)
     }
 
+    /// Looks at what is next of the line under way.
+    fn look(&mut self, bytes: &[u8]) -> Result<(), FramingError> {
+        self.look.pass(bytes);
+        let is_late = self.state == State::Passing && self.look.glance.shows() != Shows::Harmless;
+        if is_late { Err(FramingError::TwoMessagesInOne) } else { Ok(()) }
+    }
+
     /// What was kept of an event that turns out to be of no interest.
     fn let_go(&mut self) -> Option<Passage> {
+        if self.whole == Whole::Asking {
+            let is_harmless = self.state == State::Keeping && self.look.glance.shows() == Shows::Harmless;
+            if !is_harmless {
+                return None;
+            }
+            self.state = State::Passing;
+            return Some(Passage::Through(self.held.split().freeze()));
+        }
         let sniff = self.sniff.filter(|sniff| self.state == State::Keeping && self.held.len() >= sniff.bytes_max)?;
         if self.is_of_interest || (sniff.is_of_interest)(&self.held) {
             self.is_of_interest = true;
@@ -252,15 +313,34 @@ impl EventGate {
         let is_wanted = match self.whole {
             Whole::Nothing => false,
             Whole::Arrays => first == b'[',
-            Whole::Messages => true,
+            Whole::Asking | Whole::Messages => true,
         };
         if is_wanted {
             self.state = State::Keeping;
+            if self.whole == Whole::Asking {
+                out.extend(self.let_go());
+            }
         } else {
             self.state = State::Passing;
             out.push(Passage::Through(self.held.split().freeze()));
         }
     }
+}
+
+/// Puts together the parts of a small event that came at once, as it came; returns how much there is then.
+fn joined(out: &mut Vec<Passage>, first: usize) -> usize {
+    let parts = &out[first..];
+    let is_through = |part: &Passage| matches!(part, Passage::Through(_));
+    let bytes = |part: &Passage| match part {
+        Passage::Through(bytes) | Passage::Event(bytes) => bytes.clone(),
+    };
+    let length: usize = parts.iter().map(|part| bytes(part).len()).sum();
+    if parts.len() > 1 && length <= JOINED_BYTES_MAX && parts.iter().all(is_through) {
+        let whole: Vec<Bytes> = parts.iter().map(bytes).collect();
+        out.truncate(first);
+        out.push(Passage::Through(whole.concat().into()));
+    }
+    out.len()
 }
 
 /// The event that a whole one reads as; `None` if it is none.
@@ -422,6 +502,23 @@ mod tests {
         let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
         let passed = gate().feed(&large).unwrap();
         assert_eq!(passed, [Passage::Through(large)], "the bound holds for what is kept");
+    }
+
+    #[test]
+    fn only_what_may_ask_comes_whole_and_all_else_as_soon_as_it_shows_itself() {
+        let (pass, asking) = (Primers::Pass, Whole::Asking);
+        let question = "id: 1\ndata: {\"method\":\ndata:\"roots/list\",\"id\":1}\n\n";
+        let answer = "data: {\"result\":\n: \"\ndata: {\"method\":\"roots/list\"}}\n\n";
+        let array = "data:[{}]\n\n";
+        check(pass, asking, &format!("{question}{answer}{array}"), &format!("<{question}>{answer}<{array}>"));
+        check(Primers::Withhold, asking, &format!("id: 2\n\n{answer}"), answer);
+        let mut gate = EventGate::new(pass, asking, 100);
+        let begun = Bytes::from_static(b"data: {\"id\":1,\"result\":{\"a\":\"");
+        assert_eq!(gate.feed(&begun), Ok(vec![Passage::Through(begun)]));
+        let large = Bytes::from("x".repeat(100_000));
+        assert_eq!(gate.feed(&large), Ok(vec![Passage::Through(large)]));
+        let hidden = Bytes::from_static(b"\"},\"method\":\"roots/list\"}\n\n");
+        assert_eq!(gate.feed(&hidden), Err(FramingError::TwoMessagesInOne));
     }
 
     #[test]

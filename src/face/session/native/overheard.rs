@@ -10,9 +10,7 @@ use crate::dialect::relay_core_2025_11_25::{self as relay, Concern};
 use crate::face::pipe::edit::{edited_event, edited_events};
 use crate::face::session::Shared;
 use crate::face::session::sessions::Session;
-use crate::metric;
-use crate::upstream::Forwarded;
-use crate::upstream::conduit::{ConduitBody, ConduitRequest, Fit, Verb};
+use crate::upstream::conduit::{ConduitBody, Fit};
 use crate::wire::framing::{EventGate, Primers, Whole};
 use crate::wire::{Message, Payload, Request, RpcError, ScanLimits, envelope, fault, method};
 
@@ -82,27 +80,13 @@ impl Shared {
         }
     }
 
-    fn dropped(&self, reason: &'static str) {
-        let upstream = Arc::clone(self.served.conduit.name());
-        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
-    }
-
-    /// Answers a request that nobody can take (T-20). In the background, best effort; under a flood it is dropped.
+    /// Answers a request that nobody can take (T-20). In the background, best effort.
     fn answer_for_nobody(self: &Arc<Self>, session: &Session, request: &Request) {
-        let permit = self.native.as_ref().and_then(|native| Arc::clone(&native.replies).try_acquire_owned().ok());
-        let Some(permit) = permit else { return self.dropped("reply_flood") };
         let refusal = RpcError::new(fault::INTERNAL_ERROR, "no single call that this can belong to");
         let message = match request.method.as_str() {
             method::PING => envelope::result(&request.id, &Payload::empty_object()),
             _ => envelope::error(Some(&request.id), &refusal),
         };
-        let binding = self.sessions.binding(session);
-        let (shared, stop) = (Arc::clone(self), self.served.life.stop.clone());
-        let refusing = async move {
-            let _permit = permit;
-            let request = ConduitRequest { binding, verb: Verb::Post(message), forwarded: Forwarded::default() };
-            let _ = tokio::time::timeout(super::LOOK_MAX, shared.served.conduit.send(request)).await;
-        };
-        self.served.life.tracker.spawn(stop.run_until_cancelled_owned(refusing));
+        self.reply(session, message);
     }
 }

@@ -1,0 +1,57 @@
+//! Messages of a session client that want no answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::read::Judged;
+use crate::face::session::Shared;
+use crate::face::session::sessions::Session;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::conduit::Verb;
+
+/// How long such a message may take to be accepted.
+const TELL_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Notification,
+    Response,
+}
+
+/// Passes on something that wants no answer; the status is all there is to say (LEG-06).
+pub(super) async fn note(shared: &Arc<Shared>, session: &Session, bytes: Bytes, kind: Kind) -> StatusCode {
+    let counter = match kind {
+        Kind::Notification => &shared.meter.notifications,
+        Kind::Response => &shared.meter.responses,
+    };
+    counter.increment(1);
+    let noting = async {
+        let binding = shared.sessions.binding(session);
+        match shared.judged(&binding, Verb::Note(bytes.clone()), &session.forwarded).await? {
+            // An answer belongs to a question, and the question has gone with its session.
+            Judged::SessionLost if kind == Kind::Response => Ok(StatusCode::ACCEPTED),
+            Judged::SessionLost => {
+                let renewed = shared.renew(session, &binding).await?;
+                Ok(verdict(&shared.judged(&renewed, Verb::Note(bytes), &session.forwarded).await?))
+            }
+            judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(verdict(&judged)),
+        }
+    };
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
+    match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {
+        Ok(status) => status,
+        Err(GatewayFault { executed: Executed::No, .. }) => StatusCode::SERVICE_UNAVAILABLE,
+        // It may well have arrived, and there is nothing that a client could do about it.
+        Err(_) => StatusCode::ACCEPTED,
+    }
+}
+
+const fn verdict(judged: &Judged) -> StatusCode {
+    match judged {
+        Judged::Fine(_) => StatusCode::ACCEPTED,
+        Judged::SessionLost | Judged::Refused { .. } => StatusCode::BAD_REQUEST,
+    }
+}

@@ -1,0 +1,250 @@
+//! What a session client must not be shown (U31, U32): questions of a kind that it did not declare, or that its version
+//! does not know, and addresses that no user is sent to. They are kept out of whatever passes, and the server is
+//! answered as it would be for a task. Everything else leaves as it came.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::read;
+use crate::dialect::peer::Refused;
+use crate::dialect::plain::PlainPeer;
+use crate::dialect::reintroduction::client_capabilities;
+use crate::face::session::Shared;
+use crate::face::session::sessions::Session;
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::Forwarded;
+use crate::upstream::conduit::{ConduitBody, ConduitRequest, Verb};
+use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, split_batch};
+use crate::wire::framing::{FramingError, Glance, Shows};
+use crate::wire::{Message, Object, RequestId, RpcError, ScanLimits, envelope, fault, method};
+
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+/// How long an answer of the gateway's own to a server may take.
+const REPLY_MAX: Duration = Duration::from_secs(10);
+
+/// What keeps questions from one client that it must not be shown.
+#[derive(Clone, Debug)]
+pub(super) struct Sieve {
+    shared: Arc<Shared>,
+    session: Session,
+}
+
+/// What becomes of a message.
+enum Sifted {
+    /// It goes on as it came.
+    Same,
+    /// Another one takes its place.
+    Other(Bytes),
+    Nothing,
+}
+
+impl Sieve {
+    pub(super) const fn new(shared: Arc<Shared>, session: Session) -> Self {
+        Self { shared, session }
+    }
+
+    /// What the client sees of a text: itself, as a rule. `None` if nothing is left of it.
+    pub(super) fn text(&self, text: Bytes) -> Option<Bytes> {
+        if matches!(Glance::default().feed(&text), Shows::Harmless | Shows::Nothing) {
+            return Some(text);
+        }
+        if !is_batch(&text) {
+            return match self.message(&text) {
+                Sifted::Same => Some(text),
+                Sifted::Other(other) => Some(other),
+                Sifted::Nothing => None,
+            };
+        }
+        let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else {
+            self.unreadable(None);
+            return None;
+        };
+        let (mut is_same, mut left) = (true, Vec::with_capacity(messages.len()));
+        for message in messages {
+            match self.message(&message) {
+                Sifted::Same => left.push(message),
+                Sifted::Other(other) => {
+                    is_same = false;
+                    left.push(other);
+                }
+                Sifted::Nothing => is_same = false,
+            }
+        }
+        match (is_same, left.is_empty()) {
+            (true, _) => Some(text),
+            (false, true) => None,
+            (false, false) => Some([b"[", left.join(&b',').as_slice(), b"]"].concat().into()),
+        }
+    }
+
+    fn message(&self, text: &Bytes) -> Sifted {
+        match envelope::read(text, ScanLimits::UPSTREAM) {
+            Ok(Message::Request(request)) => self.request(&request),
+            // It says nothing to anybody, but for readers that look at the method alone.
+            Ok(Message::Notification(notification)) if is_question(&notification.method) => {
+                self.shared.dropped("question_without_id");
+                Sifted::Nothing
+            }
+            Ok(Message::Response(Response { id: Some(id), outcome: Err(error), .. })) => match PlainPeer::unfit(&error)
+            {
+                Some(instead) => {
+                    self.shared.dropped("question_refused");
+                    Sifted::Other(envelope::error(Some(&id), &instead))
+                }
+                None => Sifted::Same,
+            },
+            Ok(Message::Notification(_) | Message::Response(_)) => Sifted::Same,
+            Err(EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. }) => {
+                let is_fault = Glance::default().feed(text) == Shows::Failing;
+                if is_fault && memchr::memmem::find(text, b"elicitation").is_none() {
+                    return Sifted::Same;
+                }
+                self.unreadable(id)
+            }
+            // One in another; no version knows that.
+            Err(EnvelopeError::Batch) => self.unreadable(None),
+        }
+    }
+
+    fn request(&self, request: &Request) -> Sifted {
+        if !is_question(&request.method) {
+            return Sifted::Same;
+        }
+        let token = &self.session.token;
+        // Rarely needed, so worked out when it is.
+        let declared = client_capabilities(&token.capabilities, token.client_version);
+        let declared = Object::of(&declared).expect("what was written as an object is one");
+        let params = match &request.params {
+            Params::Absent => None,
+            Params::Object(object) => Some(object.payload()),
+            Params::Other(payload) => Some(payload),
+        };
+        let Some(refused) = PlainPeer::forbidden(&declared, &request.method, params) else { return Sifted::Same };
+        let upstream = Arc::clone(self.shared.served.conduit.name());
+        tracing::warn!(%upstream, method = request.method, "a session client may not be asked this; it was refused");
+        metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
+        let answer = match refused {
+            Refused::Result(result) => envelope::result(&request.id, &result),
+            Refused::Error(error) => envelope::error(Some(&request.id), &error),
+        };
+        self.shared.reply(&self.session, answer);
+        Sifted::Nothing
+    }
+
+    /// A text that nobody can tell the meaning of, and that readers may take for a question.
+    fn unreadable(&self, id: Option<RequestId>) -> Sifted {
+        self.shared.dropped("question_unreadable");
+        if let Some(id) = id {
+            let error = RpcError::new(fault::INVALID_REQUEST, "this cannot be read as one message");
+            self.shared.reply(&self.session, envelope::error(Some(&id), &error));
+        }
+        Sifted::Nothing
+    }
+}
+
+fn is_question(name: &str) -> bool {
+    matches!(name, method::ELICIT | method::SAMPLE | method::ROOTS)
+}
+
+impl Shared {
+    /// Counts a message of the server's that goes to nobody.
+    pub(in crate::face) fn dropped(&self, reason: &'static str) {
+        let upstream = Arc::clone(self.served.conduit.name());
+        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
+    }
+
+    /// Answers the server in a client's session, where the client is not asked. In the background, best effort; under a
+    /// flood it is dropped.
+    pub(in crate::face) fn reply(self: &Arc<Self>, session: &Session, message: Bytes) {
+        let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else { return self.dropped("reply_flood") };
+        let binding = self.sessions.binding(session);
+        let (shared, stop) = (Arc::clone(self), self.served.life.stop.clone());
+        let replying = async move {
+            let _permit = permit;
+            let request = ConduitRequest { binding, verb: Verb::Post(message), forwarded: Forwarded::default() };
+            let _ = tokio::time::timeout(REPLY_MAX, shared.served.conduit.send(request)).await;
+        };
+        self.served.life.tracker.spawn(stop.run_until_cancelled_owned(replying));
+    }
+}
+
+/// A JSON answer that was looked at.
+pub(super) enum Opened {
+    /// It is one, and goes on as it comes.
+    Plain(ConduitBody),
+    /// To be read whole first.
+    Odd(ConduitBody),
+}
+
+/// Looks at a JSON body as far as it takes to know what it is.
+///
+/// # Errors
+/// If it breaks before, or does not show itself within `bytes_max`.
+pub(super) async fn opened(mut body: ConduitBody, bytes_max: usize) -> Result<Opened, GatewayFault> {
+    let (mut pieces, mut glance, mut length) = (VecDeque::new(), Glance::default(), 0);
+    let mut shows = Shows::Nothing;
+    while shows == Shows::Nothing {
+        let Some(piece) = read::next(&mut body).await? else { break };
+        length += piece.len();
+        shows = glance.feed(&piece);
+        pieces.push_back(piece);
+        if shows == Shows::Nothing && length > bytes_max {
+            return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
+        }
+    }
+    let watched = ConduitBody::new(Watched { pieces, rest: body, glance });
+    Ok(match shows {
+        Shows::Harmless => Opened::Plain(watched),
+        Shows::Nothing | Shows::Failing | Shows::Asking => Opened::Odd(watched),
+    })
+}
+
+/// A body whose beginning was looked at. It breaks off where it turns out to be more than an answer.
+struct Watched {
+    pieces: VecDeque<Bytes>,
+    rest: ConduitBody,
+    glance: Glance,
+}
+
+impl Body for Watched {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        if let Some(piece) = this.pieces.pop_front() {
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        let was_harmless = this.glance.shows() == Shows::Harmless;
+        let frame = ready!(Pin::new(&mut this.rest).poll_frame(cx));
+        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+        if was_harmless && data.is_some_and(|data| this.glance.feed(data) != Shows::Harmless) {
+            return Poll::Ready(Some(Err(io::Error::other(FramingError::TwoMessagesInOne))));
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.pieces.is_empty() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let held = self.pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        let rest = self.rest.size_hint();
+        let mut hint = SizeHint::new();
+        hint.set_lower(held + rest.lower());
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(held + upper);
+        }
+        hint
+    }
+}

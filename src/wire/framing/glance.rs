@@ -1,0 +1,279 @@
+//! A look at a message while it goes by: whether it is an answer, or may ask its reader something, and its id. Reads the
+//! names of the envelope's members, the method and the id, keeps nothing else, and needs one pass over the bytes.
+//!
+//! What it cannot tell for sure it calls [`Shows::Asking`]: then somebody reads the whole message strictly.
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use crate::wire::{Payload, RequestId, ScanLimits, method};
+
+/// Longest name of a member, and of a method, that is told apart. Longer ones are none of those that matter.
+const NAME_BYTES_MAX: usize = 24;
+/// Longest id that is kept, as it is written.
+const ID_BYTES_MAX: usize = 256;
+/// The methods of a server that ask something of the user or of the client's own resources.
+const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
+
+/// What a message shows so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Shows {
+    /// Nothing that tells.
+    Nothing,
+    /// An answer that is no error, or a method that asks nothing.
+    Harmless,
+    /// An error. Some stand for questions.
+    Failing,
+    /// A question, an array, or what readers may take for one of them.
+    Asking,
+}
+
+/// One message going by. `feed` it piece by piece.
+#[derive(Clone, Debug, Default)]
+pub struct Glance {
+    depth: usize,
+    string: Option<Text>,
+    /// The bytes of a name as it is written, if it is short enough.
+    name: [u8; NAME_BYTES_MAX],
+    length: usize,
+    is_escaped: bool,
+    /// Whether the next byte belongs to a backslash.
+    after_backslash: bool,
+    /// Whether a name, and not a value, comes next in the envelope.
+    expects_name: bool,
+    /// Whether the value that comes next is that of `method`.
+    expects_method: bool,
+    /// Whether it is that of `id`.
+    expects_id: bool,
+    /// The id as it is written, quotes and all.
+    id: SmallVec<[u8; 24]>,
+    /// It is no object and no array, so no message.
+    is_other: bool,
+    is_answer: bool,
+    is_error: bool,
+    is_method: bool,
+    is_asking: bool,
+}
+
+/// A string under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Text {
+    Name,
+    Method,
+    Id,
+    Other,
+}
+
+impl Glance {
+    /// Takes the next bytes; what the message shows with them.
+    pub fn feed(&mut self, bytes: &[u8]) -> Shows {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            rest = match self.string {
+                Some(text) => self.in_string(text, rest),
+                None => self.between(rest),
+            };
+        }
+        self.shows()
+    }
+
+    /// Whether it has a method, so that it is a request or a notification.
+    #[must_use]
+    pub const fn has_method(&self) -> bool {
+        self.is_method
+    }
+
+    /// Its id, once it has gone by whole; `None` if it has none that may be echoed.
+    #[must_use]
+    pub fn id(&self) -> Option<RequestId> {
+        let text = Bytes::copy_from_slice(&self.id);
+        RequestId::from_payload(&Payload::parse(&text, ScanLimits::CLIENT).ok()?)
+    }
+
+    /// What the message shows so far.
+    #[must_use]
+    pub const fn shows(&self) -> Shows {
+        match (self.is_asking, self.is_error, self.is_answer || self.is_method || self.is_other) {
+            (true, ..) => Shows::Asking,
+            (false, true, _) => Shows::Failing,
+            (false, false, true) => Shows::Harmless,
+            (false, false, false) => Shows::Nothing,
+        }
+    }
+
+    /// Goes on to the next string, or to the end.
+    fn between<'b>(&mut self, bytes: &'b [u8]) -> &'b [u8] {
+        for (at, byte) in bytes.iter().enumerate() {
+            match byte {
+                b'"' => {
+                    let text = match (self.depth, self.expects_name) {
+                        (1, true) => Text::Name,
+                        (1, false) if self.expects_method => Text::Method,
+                        (1, false) if self.expects_id => Text::Id,
+                        _ => Text::Other,
+                    };
+                    self.keep(text, b"\"");
+                    (self.string, self.length, self.is_escaped) = (Some(text), 0, false);
+                    return &bytes[at + 1..];
+                }
+                b'{' | b'[' => {
+                    self.is_asking |= self.depth == 0 && *byte == b'[';
+                    self.depth += 1;
+                    self.expects_name = self.depth == 1;
+                }
+                b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+                // A byte order mark in front is skipped by some readers.
+                b' ' | b'\t' | b'\r' | b'\n' | 0xef | 0xbb | 0xbf => (),
+                _ if self.depth == 0 => self.is_other = true,
+                b',' if self.depth == 1 => {
+                    (self.expects_name, self.expects_method, self.expects_id) = (true, false, false);
+                }
+                b':' if self.depth == 1 => self.expects_name = false,
+                b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' if self.expects_id && self.depth == 1 => {
+                    self.keep(Text::Id, &[*byte]);
+                }
+                _ => (),
+            }
+        }
+        &[]
+    }
+
+    /// Goes on to the end of a string, or of the bytes.
+    fn in_string<'b>(&mut self, text: Text, bytes: &'b [u8]) -> &'b [u8] {
+        if std::mem::take(&mut self.after_backslash) {
+            self.note(text, &bytes[..1]);
+            return &bytes[1..];
+        }
+        let Some(at) = memchr::memchr2(b'"', b'\\', bytes) else {
+            self.note(text, bytes);
+            return &[];
+        };
+        self.note(text, &bytes[..at]);
+        self.keep(text, &bytes[at..=at]);
+        if bytes[at] == b'\\' {
+            (self.after_backslash, self.is_escaped) = (true, true);
+        } else {
+            self.string = None;
+            self.ended(text);
+        }
+        &bytes[at + 1..]
+    }
+
+    /// Keeps a part of the id. One that is too long is none.
+    fn keep(&mut self, text: Text, bytes: &[u8]) {
+        if text == Text::Id && self.id.len() <= ID_BYTES_MAX {
+            self.id.extend_from_slice(bytes);
+        }
+    }
+
+    fn note(&mut self, text: Text, bytes: &[u8]) {
+        self.keep(text, bytes);
+        if matches!(text, Text::Other | Text::Id) {
+            return;
+        }
+        if let Some(room) = self.name.get_mut(self.length..self.length + bytes.len()) {
+            room.copy_from_slice(bytes);
+        }
+        self.length = self.length.saturating_add(bytes.len());
+    }
+
+    fn ended(&mut self, text: Text) {
+        let name = self.name.get(..self.length).unwrap_or_default();
+        match text {
+            Text::Other | Text::Id => (),
+            // Nobody writes the names of an envelope with escapes but to hide them.
+            Text::Name | Text::Method if self.is_escaped => self.is_asking = true,
+            // There are readers for which the case of a name means nothing.
+            Text::Name => {
+                self.is_answer |= name.eq_ignore_ascii_case(b"result");
+                self.is_error |= name.eq_ignore_ascii_case(b"error");
+                self.expects_method = name.eq_ignore_ascii_case(b"method");
+                self.expects_id = name == b"id" && self.id.is_empty();
+                let is_answer = self.is_answer || self.is_error;
+                self.is_asking |= (self.expects_method || is_answer) && self.is_method;
+                self.is_asking |= (self.expects_method || self.is_error) && self.is_answer;
+                self.is_asking |= self.expects_method && self.is_error;
+            }
+            Text::Method => {
+                self.is_method = true;
+                self.is_asking |= QUESTIONS.iter().any(|question| question.as_bytes() == name);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[track_caller]
+    fn check(text: &str, shows: Shows) {
+        for cut in 0..=text.len() {
+            let mut glance = Glance::default();
+            glance.feed(&text.as_bytes()[..cut]);
+            assert_eq!(glance.feed(&text.as_bytes()[cut..]), shows, "{text} cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn answers_and_methods_are_told_from_what_asks() {
+        for text in [
+            r#"{"jsonrpc":"2.0","id":1,"result":{"method":"elicitation/create","error":1}}"#,
+            r#"{"result":{"a":["{\"method\":\"elicitation/create\"}"]},"id":1}"#,
+            r#"{"method":"notifications/progress","params":{"method":"elicitation/create"}}"#,
+            r#" { "method" : "ping" , "id" : 1 }"#,
+            "7",
+            "no message",
+        ] {
+            check(text, Shows::Harmless);
+        }
+        for text in [
+            r#"{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}"#,
+            r#"{"params":{"method":"ping"},"method":"sampling/createMessage"}"#,
+            r#"{"method":"roots/list"}"#,
+            r#"{"METHOD":"roots/list"}"#,
+            r#"{"\u006dethod":"roots/list"}"#,
+            r#"{"method":"roots\/list"}"#,
+            r#"{"method":"ping","method":"roots/list"}"#,
+            r#"{"result":{},"method":"x"}"#,
+            r#"{"method":"x","result":{}}"#,
+            r#"[{"result":{}}]"#,
+            r#"{"result":{},"error":{}}"#,
+            r#"{"error":{},"method":"x"}"#,
+        ] {
+            check(text, Shows::Asking);
+        }
+        check(r#"{"id":1,"error":{"code":-32042,"data":{"method":"roots/list"}}}"#, Shows::Failing);
+        for text in ["", "   ", "{", r#"{"id":1,"params":{"method":"roots/list"}}"#, r#"{"method":{"roots/list":1}}"#] {
+            check(text, Shows::Nothing);
+        }
+    }
+
+    #[test]
+    fn the_id_is_read_as_it_goes_by() {
+        for (text, id) in [
+            (r#"{"id":7,"method":"x"}"#, Some("7")),
+            (r#"{"method":"x","params":{"id":1},"id" : "a\"\u0062" }"#, Some(r#""a\"\u0062""#)),
+            (r#"{"method":"x","id":-12}"#, Some("-12")),
+            (r#"{"id":null}"#, None),
+            (r#"{"id":1.5}"#, None),
+            (r#"{"id":{"id":1}}"#, None),
+            (r#"{"params":{"id":1}}"#, None),
+        ] {
+            for cut in 0..=text.len() {
+                let mut glance = Glance::default();
+                glance.feed(&text.as_bytes()[..cut]);
+                glance.feed(&text.as_bytes()[cut..]);
+                assert_eq!(glance.id().as_ref().map(RequestId::as_json), id, "{text} cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_shows_itself_shows_at_once() {
+        let mut glance = Glance::default();
+        assert_eq!(glance.feed(br#"{"jsonrpc":"2.0","id":1"#), Shows::Nothing);
+        assert_eq!(glance.feed(br#","result""#), Shows::Harmless);
+        assert_eq!(glance.feed(br#":{"content":["#), Shows::Harmless);
+    }
+}

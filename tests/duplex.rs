@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "duplex/room.rs"]
+mod room;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +17,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::face::duplex::{self, Client, Spoken};
+use taskgate::face::duplex::{self, Client, Said, Spoken};
 use taskgate::face::http::{Carriage, Endpoint, Inbound, Response, empty_body, full_body};
 use taskgate::task::Principal;
 use tokio::sync::{Semaphore, mpsc};
@@ -110,7 +113,7 @@ fn events(pieces: stream::BoxStream<'static, &'static str>) -> Response {
 struct Host {
     script: Arc<Script>,
     to: Option<mpsc::Sender<Spoken>>,
-    from: mpsc::Receiver<Bytes>,
+    from: mpsc::Receiver<Said>,
     serving: JoinHandle<()>,
 }
 
@@ -124,6 +127,7 @@ impl Host {
         });
         let client = Client {
             endpoint: Arc::<Script>::clone(&script),
+            upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
             principal: Principal::local(),
             message_bytes_max: BYTES_MAX,
@@ -157,7 +161,7 @@ impl Host {
 
     async fn read(&mut self) -> Value {
         let message = timeout(PATIENCE, self.from.recv()).await.expect("a message comes").expect("it goes on");
-        serde_json::from_slice(&message).expect("it is JSON")
+        serde_json::from_slice(message.text()).expect("it is JSON")
     }
 
     /// Waits until the endpoint was asked so often since the last wait.

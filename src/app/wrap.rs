@@ -48,11 +48,13 @@ pub async fn wrap(config: Config) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
     // Listening for signals begins before anything is started: none may be missed.
     let mut signals = Signals::new()?;
-    let line_bytes_max = config.listen.body_bytes_max.get();
+    let body_bytes_max = config.listen.body_bytes_max.get();
     let wrapping = match Wrapping::start(config).await {
         Ok(wrapping) => wrapping,
         Err(error) => return refused(error),
     };
+    // What a tool may give its host may be given to another tool.
+    let line_bytes_max = body_bytes_max.max(wrapping.message_bytes_max);
     let stop = CancellationToken::new();
     let ends = (tokio::io::stdin(), tokio::io::stdout());
     let served = {
@@ -80,6 +82,8 @@ struct Wrapping {
     disk: Option<Arc<DiskStore>>,
     upstream: Opened,
     path: String,
+    /// Of the server.
+    name: Arc<str>,
     message_bytes_max: usize,
     /// Ends the streams of clients that listen.
     ending: CancellationToken,
@@ -112,17 +116,19 @@ impl Wrapping {
         let slots = Arc::default();
         let parts = Parts { engine, slots, life, sealer, leaving, listeners, rates, streams };
         let one = config.upstreams.into_iter().next().context("there is no server")?;
+        let name = Arc::clone(&one.name);
         let (path, message_bytes_max) = (one.path.clone(), one.result_bytes_max.saturating_add(ENVELOPE_BYTES));
         let (upstream, reach) = Opened::new(one, &parts)?;
         let origins = Origins::default().with(reach);
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
-        Ok(Self { parts, disk, upstream, path, message_bytes_max, ending, _stop: unless_ended })
+        Ok(Self { parts, disk, upstream, path, name, message_bytes_max, ending, _stop: unless_ended })
     }
 
     /// Whoever started this program is the one person that it serves.
     fn client(&self) -> Client {
         Client {
             endpoint: Arc::<UpstreamEndpoint>::clone(self.upstream.endpoint()),
+            upstream: Arc::clone(&self.name),
             path: self.path.clone(),
             principal: Principal::local(),
             message_bytes_max: self.message_bytes_max,

@@ -12,6 +12,8 @@
 mod answer;
 mod exchange;
 mod line;
+mod notes;
+mod room;
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -26,6 +28,7 @@ use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt as _, StreamExt as _};
 use http::HeaderMap;
 use serde_json::json;
+use smallvec::{SmallVec, smallvec};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
@@ -41,13 +44,18 @@ use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
 use line::{Gone, Line};
+pub use room::{Held, Said};
 
 /// Requests at one time; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
 /// Refusals and other small things that wait for the client to read. Nothing more is taken from it then.
 const SAYINGS_MAX: usize = 64;
-/// Messages that wait for the handshake, and notifications and answers that wait for those before them.
+/// Messages that wait for the handshake, and notifications that wait for those before them.
 const WAITING_MAX: usize = 64;
+/// Answers, and notifications whose order means nothing, that are on their way at a time.
+const NOTES_MAX: usize = 32;
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
 /// How long the server is told, at the end, that nobody waits for its answers.
 const CANCEL_MAX: Duration = Duration::from_millis(500);
 /// How long the first requests wait for the head of the session's own stream; some servers send none before its first event.
@@ -57,6 +65,8 @@ const OPENING_MAX: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub struct Client {
     pub endpoint: Arc<dyn Endpoint>,
+    /// The name of the server that it serves, for metrics.
+    pub upstream: Arc<str>,
     /// The path that the endpoint has for HTTP.
     pub path: String,
     /// Whose the calls and tasks are.
@@ -85,11 +95,12 @@ pub struct Spoken {
 ///
 /// Each item of `outgoing` is one whole JSON text: a message, or an array of them for a client of 2025-03-26 that sent
 /// one. Line breaks between its parts may be in it. A client that does not read is not listened to any more once the
-/// queue and what is about to be said are full.
+/// queue and what is about to be said are full; and of large answers it then has 8 MiB and one more at most, which the
+/// server behind is held up with. An item is dropped once it is written: until then it has its room.
 ///
 /// At the end plain calls are cancelled and the session is ended, which takes two seconds at most; tasks go on.
 /// Dropping the future leaves a session open.
-pub async fn serve(client: Client, spoken: mpsc::Receiver<Spoken>, outgoing: mpsc::Sender<Bytes>) {
+pub async fn serve(client: Client, spoken: mpsc::Receiver<Spoken>, outgoing: mpsc::Sender<Said>) {
     serve_until(client, spoken, outgoing, CancellationToken::new()).await;
 }
 
@@ -97,7 +108,7 @@ pub async fn serve(client: Client, spoken: mpsc::Receiver<Spoken>, outgoing: mps
 pub async fn serve_until(
     client: Client,
     mut spoken: mpsc::Receiver<Spoken>,
-    outgoing: mpsc::Sender<Bytes>,
+    outgoing: mpsc::Sender<Said>,
     leaving: CancellationToken,
 ) {
     let line = Line::new(client, outgoing);
@@ -129,8 +140,9 @@ struct Heard {
 /// A request that has no answer yet.
 struct Asked {
     serial: u64,
-    /// `None` for an array.
-    id: Option<RequestId>,
+    /// One, or those of an array.
+    ids: SmallVec<[RequestId; 1]>,
+    is_array: bool,
     face: Face,
     /// The client wants no answer any more.
     withdrawn: CancellationToken,
@@ -144,7 +156,10 @@ enum Done {
         listens: bool,
     },
     Answered(u64),
-    Noted,
+    /// Of a notification, or of one that others wait for.
+    Noted {
+        in_order: bool,
+    },
     Said,
 }
 
@@ -156,9 +171,11 @@ struct Talk {
     /// Whether a message of the handshake is under way. The others of the session wait for it.
     shakes_hands: bool,
     held: VecDeque<Heard>,
-    /// Notifications and answers go one after the other.
+    /// Notifications whose order may mean something go one after the other.
     notes: VecDeque<Heard>,
     is_noting: bool,
+    /// All others that are on their way.
+    noting: usize,
 }
 
 impl Talk {
@@ -172,19 +189,20 @@ impl Talk {
             held: VecDeque::new(),
             notes: VecDeque::new(),
             is_noting: false,
+            noting: 0,
         }
     }
 
     /// Whether everything that was asked has its answer, and no message waits.
     fn is_answered(&self) -> bool {
-        self.asked.is_empty() && self.held.is_empty() && self.notes.is_empty() && !self.is_noting
+        self.asked.is_empty() && self.held.is_empty() && self.notes.is_empty() && !self.is_noting && self.noting == 0
     }
 
     /// Whether there is room for another message. Answers and cancellations are taken while all requests are under way.
     fn listens(&self) -> bool {
-        self.work.len() < self.asked.len() + SAYINGS_MAX
+        self.work.len() < self.asked.len() + self.noting + SAYINGS_MAX
             && self.held.len() < WAITING_MAX
-            && self.notes.len() < WAITING_MAX
+            && self.noting < NOTES_MAX
     }
 
     fn done(&mut self, done: Done) {
@@ -197,10 +215,11 @@ impl Talk {
                 }
             }
             Done::Answered(serial) => self.asked.retain(|asked| asked.serial != serial),
-            Done::Noted => {
+            Done::Noted { in_order: true } => {
                 self.is_noting = false;
                 self.note_next();
             }
+            Done::Noted { in_order: false } => self.noting -= 1,
             Done::Said => (),
         }
         while !self.shakes_hands
@@ -252,11 +271,15 @@ impl Talk {
 
     /// Drops a request of a stateless client that takes it back, as a disconnect would over HTTP. A session's is told
     /// of it, which is the caller's to do: then this is false.
-    fn withdraw(&self, notification: &Notification) -> bool {
+    fn withdraw(&mut self, notification: &Notification) -> bool {
         let Some(id) = cancelled(notification) else { return false };
-        let Some(asked) = self.asked.iter().find(|asked| asked.id.as_ref().is_some_and(|own| own.says(&id))) else {
+        let says = |own: &RequestId| own.says(&id);
+        let Some(asked) = self.asked.iter_mut().find(|asked| asked.ids.iter().any(says)) else { return false };
+        if asked.is_array {
+            // The others of the array go on.
+            asked.ids.retain(|own| !own.says(&id));
             return false;
-        };
+        }
         asked.withdrawn.cancel();
         asked.face == Face::Stateless
     }
@@ -305,14 +328,13 @@ impl Talk {
                 self.work.push(caught(telling).map(|_| Done::Handshake { serial: None, listens: true }).boxed());
             }
             message @ Some(Message::Notification(_) | Message::Response(_)) => {
-                self.notes.push_back(Heard { message, spoken, arrived });
-                self.note_next();
+                self.note(Heard { message, spoken, arrived });
             }
         }
     }
 
     fn shake_hands(&mut self, id: RequestId, spoken: Spoken, arrived: Instant) {
-        let Some((serial, withdrawn)) = self.enter(Some(&id), Face::Session) else { return };
+        let Some((serial, withdrawn)) = self.enter(&id, Face::Session) else { return };
         self.shakes_hands = true;
         let line = Arc::clone(&self.line);
         let shaking = async move {
@@ -329,7 +351,7 @@ impl Talk {
 
     /// Hands over a request.
     fn ask(&mut self, id: RequestId, face: Face, inbound: super::http::Inbound) {
-        let Some((serial, withdrawn)) = self.enter(Some(&id), face) else { return };
+        let Some((serial, withdrawn)) = self.enter(&id, face) else { return };
         let line = Arc::clone(&self.line);
         let asking = async move {
             let asking = async {
@@ -355,7 +377,15 @@ impl Talk {
 
     /// Hands over an array of a session.
     fn ask_all(&mut self, spoken: Spoken, arrived: Instant) {
-        let Some((serial, _)) = self.enter(None, Face::Session) else { return };
+        if self.is_full() {
+            return self.refuse_with(None, full());
+        }
+        let messages = envelope::read_batch(&spoken.text, ScanLimits::CLIENT, BATCH_MAX).unwrap_or_default();
+        let ids = messages.into_iter().filter_map(|message| match message {
+            Ok(Message::Request(request)) => Some(request.id),
+            Ok(Message::Notification(_) | Message::Response(_)) | Err(_) => None,
+        });
+        let (serial, _) = self.entered(ids.collect(), true, Face::Session);
         let line = Arc::clone(&self.line);
         let asking = async move {
             let response = line.serve(line.inside(spoken.text, spoken.headers, arrived)).await;
@@ -364,40 +394,30 @@ impl Talk {
         self.work.push(caught(asking).map(move |_| Done::Answered(serial)).boxed());
     }
 
-    /// Notes a request that is to be answered; `None` if it was refused instead.
-    fn enter(&mut self, id: Option<&RequestId>, face: Face) -> Option<(u64, CancellationToken)> {
-        if self.asked.len() >= REQUESTS_MAX {
-            let full = gateway_error(&GatewayFault::new(Reason::QueueFull, Executed::No));
-            self.refuse_with(id.cloned(), full);
-            return None;
-        }
-        let is_taken = |id: &RequestId| self.asked.iter().any(|asked| asked.id.as_ref() == Some(id));
-        if id.is_some_and(is_taken) {
-            let what = "a request with this id has no answer yet";
-            self.refuse(id.cloned(), &Complaint::NotARequest(Cow::Borrowed(what)));
-            return None;
-        }
-        self.serials += 1;
-        let (serial, withdrawn) = (self.serials, CancellationToken::new());
-        self.asked.push(Asked { serial, id: id.cloned(), face, withdrawn: withdrawn.clone() });
-        Some((serial, withdrawn))
+    /// Whether no further request is taken. An array counts as its requests, and as one at least.
+    fn is_full(&self) -> bool {
+        self.asked.iter().map(|asked| asked.ids.len().max(1)).sum::<usize>() >= REQUESTS_MAX
     }
 
-    /// Hands over what wants no answer, one after the other. What is refused stays without an answer too.
-    fn note_next(&mut self) {
-        if self.is_noting {
-            return;
+    /// Notes a request that is to be answered; `None` if it was refused instead.
+    fn enter(&mut self, id: &RequestId, face: Face) -> Option<(u64, CancellationToken)> {
+        if self.is_full() {
+            self.refuse_with(Some(id.clone()), full());
+            return None;
         }
-        let Some(Heard { spoken, arrived, .. }) = self.notes.pop_front() else { return };
-        self.is_noting = true;
-        let line = Arc::clone(&self.line);
-        let noting = async move {
-            let response = line.serve(line.inside(spoken.text, spoken.headers, arrived)).await;
-            if !response.status().is_success() {
-                tracing::debug!(status = response.status().as_u16(), "a notification or an answer was refused");
-            }
-        };
-        self.work.push(caught(noting).map(|_| Done::Noted).boxed());
+        if self.asked.iter().any(|asked| asked.ids.contains(id)) {
+            let what = "a request with this id has no answer yet";
+            self.refuse(Some(id.clone()), &Complaint::NotARequest(Cow::Borrowed(what)));
+            return None;
+        }
+        Some(self.entered(smallvec![id.clone()], false, face))
+    }
+
+    fn entered(&mut self, ids: SmallVec<[RequestId; 1]>, is_array: bool, face: Face) -> (u64, CancellationToken) {
+        self.serials += 1;
+        let (serial, withdrawn) = (self.serials, CancellationToken::new());
+        self.asked.push(Asked { serial, ids, is_array, face, withdrawn: withdrawn.clone() });
+        (serial, withdrawn)
     }
 
     fn refuse(&self, id: Option<RequestId>, complaint: &Complaint) {
@@ -416,8 +436,8 @@ impl Talk {
     /// Leaves as an orderly client would: calls are taken back, the session is ended.
     async fn end(mut self) {
         let plain = self.asked.iter().filter(|asked| asked.face == Face::Session && !asked.withdrawn.is_cancelled());
-        let cancels = plain.filter_map(|asked| {
-            let params = Payload::of(&json!({ "requestId": asked.id.as_ref()?, "reason": "the client has gone" }));
+        let cancels = plain.flat_map(|asked| &asked.ids).filter_map(|id| {
+            let params = Payload::of(&json!({ "requestId": id, "reason": "the client has gone" }));
             self.line.by_itself(envelope::notification(method::CANCELLED, Some(&params)))
         });
         let cancelling = join_all(cancels.map(|cancel| caught(self.line.serve(cancel))));
@@ -426,6 +446,10 @@ impl Talk {
         self.work.clear();
         let _ = caught(self.line.end()).await;
     }
+}
+
+fn full() -> RpcError {
+    gateway_error(&GatewayFault::new(Reason::QueueFull, Executed::No))
 }
 
 /// The request that a notification takes back.

@@ -115,6 +115,7 @@ impl SseEndpoint {
         };
         let client = duplex::Client {
             endpoint: Arc::clone(&self.endpoint),
+            upstream: Arc::clone(&served.upstream),
             path: served.path.to_string(),
             principal: inbound.principal,
             message_bytes_max: served.result_bytes_max.saturating_add(ENVELOPE_BYTES),

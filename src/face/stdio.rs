@@ -12,15 +12,15 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::duplex::{self, Client, Spoken};
+use super::duplex::{self, Client, Said, Spoken};
 use crate::wire::fault::INVALID_REQUEST;
-use crate::wire::framing::{FramingError, LineDecoder};
-use crate::wire::{RpcError, envelope};
+use crate::wire::framing::Glance;
+use crate::wire::{RequestId, RpcError, envelope};
 
 /// Most that one read takes.
 const READ_BYTES: usize = 64 * 1024;
-/// Lines that wait to be looked at.
-const LINES_MAX: usize = 16;
+/// Lines that wait to be looked at. Each may be as large as a message may be.
+const LINES_MAX: usize = 4;
 /// Messages that wait for the client to read.
 const MESSAGES_MAX: usize = 8;
 /// How long a client may take to read what is said to it at the end.
@@ -28,21 +28,17 @@ const LAST_WORDS_MAX: Duration = Duration::from_millis(200);
 
 /// Why a client was not served to its own end.
 #[derive(Debug, thiserror::Error)]
-pub enum StdioError {
-    #[error("the standard input cannot be read")]
-    Input(#[source] io::Error),
-    /// What follows belongs to no message that could be answered.
-    #[error("the client wrote too much at once: {0}")]
-    Line(#[from] FramingError),
-}
+#[error("the standard input cannot be read")]
+pub struct StdioError(#[source] io::Error);
 
-/// Serves one client until it is gone, or `stop` ends it. Lines are at most `line_bytes_max` bytes long.
+/// Serves one client until it is gone, or `stop` ends it. A line of more than `line_bytes_max` bytes is refused, and the
+/// next one heard. The last one need not end.
 ///
 /// Returns once the client's session is ended, two seconds after its end at the latest, and what was said by then is
 /// written, if it takes it. Dropping the future leaves a session open.
 ///
 /// # Errors
-/// If the client could not be understood to its end; it was told so if it could be.
+/// If the client could not be heard to its end.
 pub async fn serve(
     client: Client,
     line_bytes_max: usize,
@@ -52,16 +48,8 @@ pub async fn serve(
     let (lines, spoken) = mpsc::channel(LINES_MAX);
     let (outgoing, messages) = mpsc::channel(MESSAGES_MAX);
     let refusals = outgoing.clone();
-    let reading = async {
-        let read = stop.run_until_cancelled(read(input, line_bytes_max, lines)).await;
-        if let Some(Err(StdioError::Line(error))) = &read {
-            let error = RpcError::new(INVALID_REQUEST, format!("Invalid request: {error}"));
-            // Fails if nobody reads it.
-            let _ = refusals.send(envelope::error(None, &error)).await;
-        }
-        drop(refusals);
-        read.unwrap_or(Ok(()))
-    };
+    let reading =
+        async { stop.run_until_cancelled(read(input, line_bytes_max, lines, refusals)).await.unwrap_or(Ok(())) };
     let over = CancellationToken::new();
     let talking = async {
         let served = duplex::serve(client, spoken, outgoing);
@@ -96,15 +84,30 @@ async fn read(
     mut input: impl AsyncRead + Unpin,
     line_bytes_max: usize,
     lines: mpsc::Sender<Spoken>,
+    refusals: mpsc::Sender<Said>,
 ) -> Result<(), StdioError> {
-    let mut decoder = LineDecoder::new(line_bytes_max);
+    let mut cut = Lines::new(line_bytes_max);
     let mut buffer = BytesMut::with_capacity(READ_BYTES);
-    loop {
+    let mut is_over = false;
+    while !is_over {
         buffer.clear();
-        if input.read_buf(&mut buffer).await.map_err(StdioError::Input)? == 0 {
-            return Ok(());
-        }
-        for text in decoder.feed(&buffer)? {
+        is_over = input.read_buf(&mut buffer).await.map_err(StdioError)? == 0;
+        let heard = if is_over { cut.finish().into_iter().collect() } else { cut.feed(&buffer) };
+        for line in heard {
+            let text = match line {
+                Heard::Line(text) => text,
+                Heard::TooLong { id, has_method: true } => {
+                    // Fails if nobody reads it.
+                    let _ = refusals.send(envelope::error(id.as_ref(), &too_long(line_bytes_max)).into()).await;
+                    continue;
+                }
+                // The server waits for it.
+                Heard::TooLong { id: Some(id), .. } => envelope::error(Some(&id), &too_long(line_bytes_max)),
+                Heard::TooLong { id: None, .. } => {
+                    let _ = refusals.send(envelope::error(None, &too_long(line_bytes_max)).into()).await;
+                    continue;
+                }
+            };
             // Blanks alone are no message, and no mistake.
             if text.trim_ascii().is_empty() {
                 continue;
@@ -114,12 +117,80 @@ async fn read(
             }
         }
     }
+    Ok(())
+}
+
+fn too_long(line_bytes_max: usize) -> RpcError {
+    RpcError::new(INVALID_REQUEST, format!("Invalid request: one line is longer than {line_bytes_max} bytes"))
+}
+
+/// What a host wrote.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Line(Bytes),
+    /// A line that was passed over to its end, and what could be told of it.
+    TooLong {
+        id: Option<RequestId>,
+        has_method: bool,
+    },
+}
+
+/// Cuts what a host writes into lines. Holds one line at most.
+#[derive(Debug)]
+struct Lines {
+    line_bytes_max: usize,
+    partial: Vec<u8>,
+    /// Of a line that is too long.
+    passed: Option<Box<Glance>>,
+}
+
+impl Lines {
+    const fn new(line_bytes_max: usize) -> Self {
+        Self { line_bytes_max, partial: Vec::new(), passed: None }
+    }
+
+    fn feed(&mut self, mut rest: &[u8]) -> Vec<Heard> {
+        let mut heard = Vec::new();
+        while !rest.is_empty() {
+            let end = memchr::memchr(b'\n', rest);
+            self.pass(&rest[..end.unwrap_or(rest.len())]);
+            let Some(end) = end else { break };
+            rest = &rest[end + 1..];
+            heard.extend(self.finish());
+        }
+        heard
+    }
+
+    fn pass(&mut self, piece: &[u8]) {
+        if self.passed.is_none() && self.partial.len() + piece.len() > self.line_bytes_max {
+            let mut glance = Box::<Glance>::default();
+            glance.feed(&std::mem::take(&mut self.partial));
+            self.passed = Some(glance);
+        }
+        match &mut self.passed {
+            Some(glance) => {
+                glance.feed(piece);
+            }
+            None => self.partial.extend_from_slice(piece),
+        }
+    }
+
+    /// The line that ends here, if there is anything in it.
+    fn finish(&mut self) -> Option<Heard> {
+        if let Some(glance) = self.passed.take() {
+            return Some(Heard::TooLong { id: glance.id(), has_method: glance.has_method() });
+        }
+        let mut line = std::mem::take(&mut self.partial);
+        line.pop_if(|last| *last == b'\r');
+        (!line.is_empty()).then(|| Heard::Line(line.into()))
+    }
 }
 
 /// Writes messages, each on a line of its own, until nobody reads them.
-async fn write(mut output: impl AsyncWrite + Unpin, mut messages: mpsc::Receiver<Bytes>) {
+async fn write(mut output: impl AsyncWrite + Unpin, mut messages: mpsc::Receiver<Said>) {
     while let Some(message) = messages.recv().await {
-        if output.write_all(&line_of(message)).await.is_err() || output.flush().await.is_err() {
+        let (text, _held) = message.into_parts();
+        if output.write_all(&line_of(text)).await.is_err() || output.flush().await.is_err() {
             return;
         }
     }

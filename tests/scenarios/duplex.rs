@@ -2,10 +2,9 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use http::HeaderMap;
 use serde_json::{Value, json};
-use taskgate::face::duplex::{self, Client, Spoken};
+use taskgate::face::duplex::{self, Client, Said, Spoken};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::task::Principal;
 use tokio::sync::mpsc;
@@ -23,16 +22,17 @@ async fn ask(world: &World, params: Value) -> Value {
     message["params"]["_meta"] = meta;
     let client = Client {
         endpoint: Arc::<UpstreamEndpoint>::clone(&world.face),
+        upstream: Arc::from("up"),
         path: "/mcp".to_owned(),
         principal: Principal::local(),
         message_bytes_max: 1 << 20,
     };
-    let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<Bytes>(1));
+    let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<Said>(1));
     let asking = async {
         to.send(Spoken { text: message.to_string().into(), headers: HeaderMap::new() }).await.unwrap();
         let answer = from.recv().await.unwrap();
         drop(to);
-        serde_json::from_slice(&answer).unwrap()
+        serde_json::from_slice(answer.text()).unwrap()
     };
     tokio::join!(duplex::serve(client, spoken, outgoing), asking).1
 }

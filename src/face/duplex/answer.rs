@@ -1,20 +1,27 @@
 //! From what an endpoint answers to the messages that its client reads: a JSON body is one, an event stream any number,
 //! a refusal in the words of HTTP becomes one in those of JSON-RPC.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
 
 use super::line::{Gone, Line};
+use super::room::Held;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::face::http::{Response, ResponseBody};
-use crate::face::pipe::read::brings_answer;
+use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
 use crate::wire::framing::SseDecoder;
 use crate::wire::{Message, RequestId, ScanLimits, envelope};
+
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
 
 /// How an answer ended.
 #[derive(Debug)]
@@ -45,7 +52,8 @@ impl Line {
         if kind.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
             return self.relay_events(body, id).await;
         }
-        let text = match collect(body, self.message_bytes_max()).await {
+        let mut held = Held::default();
+        let text = match self.collect(body, &mut held).await {
             Ok(text) => text,
             Err(fault) => {
                 self.say_fault(id, &fault).await?;
@@ -55,40 +63,115 @@ impl Line {
         if text.is_empty() && (head.status.is_success() || id.is_none()) {
             return Ok(Relayed::Nothing);
         }
-        if head.status.is_success() {
-            self.say(text).await?;
-            return Ok(Relayed::Whole);
+        if !head.status.is_success() {
+            let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
+            let refusal = refusal(&text, id, head.status, wait.map(Duration::from_secs));
+            return match self.vetted(refusal, None).0 {
+                Some(refusal) => self.say_held(refusal, held).await.map(|()| Relayed::Whole),
+                None => Ok(Relayed::Whole),
+            };
         }
-        let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
-        let refusal = refusal(&text, id, head.status, wait.map(Duration::from_secs));
-        self.say(refusal).await?;
+        let (message, is_answer) = self.vetted(text, id);
+        if let Some(message) = message {
+            self.say_held(message, held).await?;
+        }
+        if !is_answer {
+            self.say_fault(id, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
+        }
         Ok(Relayed::Whole)
     }
 
     async fn relay_events(&self, mut body: ResponseBody, id: Option<&RequestId>) -> Result<Relayed, Gone> {
         let mut decoder = SseDecoder::new(self.message_bytes_max());
         let (mut place, mut is_answered) = (Place::default(), false);
-        // What cuts a stream off ends it, like its end.
-        while let Some(Ok(frame)) = body.frame().await {
+        // Of the event under way, as far as anybody can tell.
+        let (mut held, mut pending) = (Held::default(), 0);
+        loop {
+            // An event that has come so far has more to come.
+            self.room().grow(&mut held, pending).await;
+            // What cuts a stream off ends it, like its end.
+            let Some(Ok(frame)) = body.frame().await else { break };
             let Ok(bytes) = frame.into_data() else { continue };
             let Ok(events) = decoder.feed(&bytes) else {
                 self.say_fault(id, &GatewayFault::new(Reason::ResultTooLarge, Executed::Yes)).await?;
                 return Ok(Relayed::Whole);
             };
+            pending = if events.is_empty() { pending + bytes.len() } else { bytes.len() };
             for event in events {
                 place.event = event.id.or_else(|| place.event.take());
                 place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
+                let held = std::mem::take(&mut held);
                 // One without data only names a place; one with a name of its own is no message.
                 if event.data.is_empty() || event.name.is_some_and(|name| name != "message") {
                     continue;
                 }
                 place.moved = true;
-                is_answered |= id.is_some_and(|id| brings_answer(&event.data, id));
-                self.say(event.data).await?;
+                let (message, is_answer) = self.vetted(event.data, id);
+                is_answered |= is_answer;
+                if let Some(message) = message {
+                    self.say_held(message, held).await?;
+                }
             }
         }
         let place = Place { event: place.event.filter(|event| !event.is_empty()), ..place };
         Ok(if is_answered { Relayed::Whole } else { Relayed::Short(place) })
+    }
+
+    /// What of a text is said: nothing but messages, and no answer but that to `id`, where one is waited for. And whether
+    /// that answer is in it.
+    fn vetted(&self, text: Bytes, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
+        if !is_batch(&text) {
+            let kind = kind_of(&text, id);
+            if kind == Kind::None {
+                self.dropped();
+            }
+            return ((kind != Kind::None).then_some(text), kind == Kind::Answer);
+        }
+        let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else {
+            self.dropped();
+            return (None, false);
+        };
+        let kinds: Vec<_> = messages.iter().map(|message| kind_of(message, id)).collect();
+        let is_answer = kinds.contains(&Kind::Answer);
+        if !kinds.contains(&Kind::None) {
+            return (Some(text), is_answer);
+        }
+        self.dropped();
+        let kept: Vec<_> = messages
+            .into_iter()
+            .zip(kinds)
+            .filter(|(_, kind)| *kind != Kind::None)
+            .map(|(message, _)| message)
+            .collect();
+        let array = || Bytes::from([b"[", kept.join(&b',').as_slice(), b"]"].concat());
+        ((!kept.is_empty()).then(array), is_answer)
+    }
+
+    fn dropped(&self) {
+        let upstream = Arc::clone(self.upstream());
+        tracing::debug!(%upstream, "what the server said is no message for this client");
+        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "no_message").increment(1);
+    }
+
+    /// Reads a whole body, once there is room for it.
+    async fn collect(&self, mut body: ResponseBody, held: &mut Held) -> Result<Bytes, GatewayFault> {
+        let bytes_max = self.message_bytes_max();
+        let known = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if known > bytes_max {
+            return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
+        }
+        let mut all = BytesMut::new();
+        loop {
+            self.room().grow(held, known.max(all.len())).await;
+            let Some(frame) = body.frame().await else { break };
+            let frame = frame.map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))?;
+            let Ok(bytes) = frame.into_data() else { continue };
+            if all.len() + bytes.len() > bytes_max {
+                return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
+            }
+            all.extend_from_slice(&bytes);
+        }
+        Ok(all.freeze())
     }
 
     /// What is nobody's in particular is not worth an error.
@@ -122,15 +205,28 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
     envelope::error(Some(id), &gateway_error(&fault))
 }
 
-async fn collect(mut body: ResponseBody, bytes_max: usize) -> Result<Bytes, GatewayFault> {
-    let mut all = BytesMut::new();
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))?;
-        let Ok(bytes) = frame.into_data() else { continue };
-        if all.len() + bytes.len() > bytes_max {
-            return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
-        }
-        all.extend_from_slice(&bytes);
+/// What a text is to a client that waits for the answer to a request, or for anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// What it waits for. Clients differ in what they can read, so a text that bears the id is it even where the gateway
+    /// would not keep it.
+    Answer,
+    Message,
+    /// No message, or an answer to another request.
+    None,
+}
+
+fn kind_of(text: &Bytes, id: Option<&RequestId>) -> Kind {
+    let named = match envelope::read(text, ScanLimits::UPSTREAM) {
+        Ok(Message::Request(_) | Message::Notification(_)) => return Kind::Message,
+        // To messages of an array, or on a stream of its own.
+        Ok(Message::Response(_)) if id.is_none() => return Kind::Message,
+        Ok(Message::Response(response)) => response.id,
+        Err(EnvelopeError::Scan { id: named, .. } | EnvelopeError::Shape { id: named, .. }) => named,
+        Err(EnvelopeError::Batch) => None,
+    };
+    match (named, id) {
+        (Some(named), Some(id)) if named.says(id) => Kind::Answer,
+        (Some(_) | None, _) => Kind::None,
     }
-    Ok(all.freeze())
 }

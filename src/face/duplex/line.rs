@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::Client;
+use super::room::{Held, Room, Said};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Carriage, Inbound, Response};
 use crate::wire::{RequestId, RpcError, envelope};
@@ -33,13 +34,22 @@ pub(super) struct Session {
 /// What everything that is done for one client shares.
 pub(super) struct Line {
     client: Client,
-    outgoing: mpsc::Sender<Bytes>,
+    outgoing: mpsc::Sender<Said>,
     session: Mutex<Option<Session>>,
+    room: Room,
 }
 
 impl Line {
-    pub(super) fn new(client: Client, outgoing: mpsc::Sender<Bytes>) -> Arc<Self> {
-        Arc::new(Self { client, outgoing, session: Mutex::default() })
+    pub(super) fn new(client: Client, outgoing: mpsc::Sender<Said>) -> Arc<Self> {
+        Arc::new(Self { client, outgoing, session: Mutex::default(), room: Room::default() })
+    }
+
+    pub(super) const fn room(&self) -> &Room {
+        &self.room
+    }
+
+    pub(super) const fn upstream(&self) -> &Arc<str> {
+        &self.client.upstream
     }
 
     pub(super) const fn message_bytes_max(&self) -> usize {
@@ -62,7 +72,13 @@ impl Line {
 
     /// Says one message to the client, once there is room. Dropping the future says it whole or not at all.
     pub(super) async fn say(&self, message: Bytes) -> Result<(), Gone> {
-        self.outgoing.send(message).await.map_err(|_| Gone)
+        self.say_held(message, Held::default()).await
+    }
+
+    /// The same for one that has room already.
+    pub(super) async fn say_held(&self, message: Bytes, held: Held) -> Result<(), Gone> {
+        let said = self.room.message(message, held).await;
+        self.outgoing.send(said).await.map_err(|_| Gone)
     }
 
     pub(super) async fn say_error(&self, id: Option<&RequestId>, error: &RpcError) -> Result<(), Gone> {

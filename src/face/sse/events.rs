@@ -10,7 +10,7 @@ use hyper::body::Frame;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::super::duplex::Spoken;
+use super::super::duplex::{Held, Said, Spoken};
 use super::streams::Place;
 use crate::face::http::ResponseBody;
 use crate::wire::framing::{sse_comment, sse_message};
@@ -18,7 +18,9 @@ use crate::wire::framing::{sse_comment, sse_message};
 /// One open stream. Dropped, as its connection ends, it gives its place back, and nobody receives what is said on it.
 pub(super) struct Events {
     address: Option<Bytes>,
-    said: mpsc::Receiver<Bytes>,
+    said: mpsc::Receiver<Said>,
+    /// The room of the message that is being written.
+    writing: Option<Held>,
     /// When something was last written.
     written: Instant,
     life_sign: Duration,
@@ -28,11 +30,11 @@ pub(super) struct Events {
 impl Events {
     pub(super) fn new(
         address: Bytes,
-        said: mpsc::Receiver<Bytes>,
+        said: mpsc::Receiver<Said>,
         life_sign: Duration,
         place: Place<mpsc::Sender<Spoken>>,
     ) -> Self {
-        Self { address: Some(address), said, written: Instant::now(), life_sign, _place: place }
+        Self { address: Some(address), said, writing: None, written: Instant::now(), life_sign, _place: place }
     }
 
     pub(super) fn into_body(self) -> ResponseBody {
@@ -49,9 +51,15 @@ impl Events {
         if let Some(address) = self.address.take() {
             return Some(address);
         }
+        // What was given out before is written: nothing more is asked for until it is.
+        self.writing = None;
         tokio::select! {
             biased;
-            message = self.said.recv() => message.map(|message| sse_message(&message)),
+            said = self.said.recv() => {
+                let (text, held) = said?.into_parts();
+                self.writing = Some(held);
+                Some(sse_message(&text))
+            }
             () = sleep_until(self.written + self.life_sign) => Some(sse_comment()),
         }
     }
@@ -67,7 +75,7 @@ mod tests {
 
     const SIGN: Duration = Duration::from_secs(15);
 
-    fn open() -> (mpsc::Sender<Bytes>, ResponseBody) {
+    fn open() -> (mpsc::Sender<Said>, ResponseBody) {
         let key = Key { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
         let place = Arc::<Table<mpsc::Sender<Spoken>>>::default().open(key, || mpsc::channel(1).0).unwrap();
         let (saying, said) = mpsc::channel(4);
@@ -86,7 +94,7 @@ mod tests {
         assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
         assert_eq!(began.elapsed(), SIGN);
         tokio::time::sleep(SIGN / 2).await;
-        saying.send(Bytes::from_static(b"{}")).await.unwrap();
+        saying.send(Bytes::from_static(b"{}").into()).await.unwrap();
         assert_eq!(next(&mut body).await.unwrap(), "event: message\ndata: {}\n\n");
         assert_eq!(next(&mut body).await.unwrap(), ":\n\n");
         assert_eq!(began.elapsed(), SIGN * 5 / 2, "counted from the message");
@@ -95,8 +103,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn it_ends_once_all_that_was_said_is_written() {
         let (saying, mut body) = open();
-        saying.send(Bytes::from_static(b"1")).await.unwrap();
-        saying.send(Bytes::from_static(b"2")).await.unwrap();
+        saying.send(Bytes::from_static(b"1").into()).await.unwrap();
+        saying.send(Bytes::from_static(b"2").into()).await.unwrap();
         drop(saying);
         let mut written = Vec::new();
         while let Some(bytes) = next(&mut body).await {

@@ -1,0 +1,60 @@
+//! What a client says and wants no answer to, in a session.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt as _;
+
+use super::{Done, Heard, Talk, WAITING_MAX, caught};
+use crate::metric;
+use crate::wire::{Message, method};
+
+/// Says that something changed; how often, and after what, is all the same.
+const ROOTS_CHANGED: &str = "notifications/roots/list_changed";
+
+impl Talk {
+    /// Hands over what wants no answer. Whatever takes long there holds up neither requests nor answers: only what may
+    /// have to arrive in order waits for those before it, and too much of that is dropped.
+    pub(super) fn note(&mut self, heard: Heard) {
+        let is_free = match &heard.message {
+            Some(Message::Notification(notification)) => {
+                matches!(notification.method.as_str(), method::CANCELLED | ROOTS_CHANGED)
+            }
+            Some(Message::Request(_) | Message::Response(_)) | None => true,
+        };
+        if is_free {
+            self.noting += 1;
+            let noting = self.noted(heard);
+            return self.work.push(noting.map(|()| Done::Noted { in_order: false }).boxed());
+        }
+        if self.notes.len() >= WAITING_MAX {
+            let upstream = Arc::clone(self.line.upstream());
+            tracing::debug!(%upstream, "the server is slow to take notifications; one was dropped");
+            metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "note_flood").increment(1);
+            return;
+        }
+        self.notes.push_back(heard);
+        self.note_next();
+    }
+
+    pub(super) fn note_next(&mut self) {
+        if self.is_noting {
+            return;
+        }
+        let Some(heard) = self.notes.pop_front() else { return };
+        self.is_noting = true;
+        let noting = self.noted(heard);
+        self.work.push(noting.map(|()| Done::Noted { in_order: true }).boxed());
+    }
+
+    /// What is refused stays without an answer too.
+    fn noted(&self, Heard { spoken, arrived, .. }: Heard) -> impl Future<Output = ()> + Send + use<> {
+        let line = Arc::clone(&self.line);
+        let noting = async move {
+            let response = line.serve(line.inside(spoken.text, spoken.headers, arrived)).await;
+            if !response.status().is_success() {
+                tracing::debug!(status = response.status().as_u16(), "a notification or an answer was refused");
+            }
+        };
+        caught(noting).map(|_| ())
+    }
+}

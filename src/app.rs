@@ -329,6 +329,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
         random: random_bits,
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
+        listeners: Arc::clone(&parts.listeners),
         pool: Some(Namer::upstream(namer.as_ref(), http)),
         bridge: Some(bridge),
     })

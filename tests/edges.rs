@@ -9,6 +9,8 @@ mod bounds;
 #[allow(dead_code, reason = "other tests ask other things of it")]
 #[path = "support/session_client.rs"]
 mod client;
+#[path = "edges/faces.rs"]
+mod faces;
 #[path = "edges/headers.rs"]
 mod headers;
 #[path = "edges/names.rs"]

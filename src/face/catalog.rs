@@ -238,6 +238,16 @@ impl Catalog {
         Ok(Pages { first, tools, is_whole })
     }
 
+    /// The names of all tools, asked for anew, and whether these are all of them. Nothing of it is kept.
+    ///
+    /// # Errors
+    /// If the upstream does not give a list.
+    pub async fn names(&self, context: &CallContext) -> Result<(Vec<String>, bool), CatalogError> {
+        let Pages { tools, is_whole, .. } = self.pages(context).await?;
+        let names = tools.iter().filter_map(|tool| Object::of(tool)?.get_string("name")).collect();
+        Ok((names, is_whole))
+    }
+
     /// Tells operators whether the upstream's list is more than is taken, when that changes.
     fn mark(&self, is_cut_off: bool, tools: usize) {
         if self.is_cut_off.swap(is_cut_off, Ordering::Relaxed) == is_cut_off {

@@ -380,6 +380,10 @@ impl Conduit for NamedConduit {
         self.inner.makes_streams()
     }
 
+    fn hides_tools(&self) -> bool {
+        self.namer.names.hide_some()
+    }
+
     fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
         Namer::upstream(Some(&self.namer), self.inner.bound(own))
     }

@@ -9,6 +9,7 @@ mod batch;
 pub(super) mod bridge;
 mod fallback;
 mod handshake;
+mod known;
 pub(super) mod native;
 mod recent;
 pub(super) mod sessions;
@@ -25,15 +26,16 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Addressee, accepted, bare, mark};
+use super::answer::{Addressee, accepted, bare, mark, too_often};
 use super::headers;
-use super::http::{AcceptedTypes, Inbound, Response};
+use super::http::{AcceptedTypes, Carriage, Inbound, Response};
 use super::pipe::{self, Parcel};
 use super::sealed::{Sealer, digest_of};
 use super::sized;
+use super::stateless::listen::Listeners;
 use crate::dialect::Complaint;
 use crate::engine::Engine;
-use crate::task::{Clock, ToolRules};
+use crate::task::{Clock, Reason, ToolRules};
 use crate::upstream::conduit::Conduit;
 use crate::upstream::http::Life;
 use crate::upstream::limits::Slots;
@@ -76,6 +78,8 @@ pub struct SessionServed {
     pub life: Life,
     /// Ends the clients' own streams, which would hold up a shutdown: they end by no other means.
     pub leaving: CancellationToken,
+    /// How many such streams there may be: those of clients without sessions are counted with them.
+    pub listeners: Arc<Listeners>,
     /// The server in sessions of the gateway's own, where it is asked about its tools; without it none of them is known
     /// to run only as a task.
     pub pool: Option<Arc<dyn Upstream>>,
@@ -101,6 +105,7 @@ pub(super) struct Shared {
     pub(super) desk: Arc<bridge::Desk>,
     native: Option<native::Native>,
     fallback: Option<fallback::Fallback>,
+    tools: known::KnownTools,
     /// Answers of the gateway's own to what servers ask of nobody.
     pub(super) replies: Arc<Semaphore>,
 }
@@ -130,9 +135,9 @@ impl SessionFace {
         let native = served.pool.clone().map(native::Native::new);
         let (queued, desk) = (pipe::Queued::default(), Arc::default());
         let fallback = fallback::Fallback::new(&served.rules, served.bridge.as_ref().map(|bridge| &bridge.stateless));
-        let replies = Arc::new(Semaphore::new(REPLIES_MAX));
+        let (tools, replies) = (known::KnownTools::default(), Arc::new(Semaphore::new(REPLIES_MAX)));
         let shared =
-            Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native, fallback, replies });
+            Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native, fallback, tools, replies });
         Self { shared, forwarding: Forwarding::default() }
     }
 
@@ -180,6 +185,11 @@ impl SessionFace {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
+        if let Message::Request(request) = &message
+            && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound.principal, request)).await
+        {
+            return hidden.answer(request, inbound);
+        }
         let asking = |session| Asking {
             session,
             principal: &inbound.principal,
@@ -223,8 +233,29 @@ impl SessionFace {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
         match self.session(inbound) {
-            Ok(session) if bridge::carries(&session) => bridge::get(&self.shared, session, inbound).await,
-            Ok(session) => {
+            Ok(session) => self.get_in(session, inbound).await,
+            Err(none) => none.answer(&addressee(None, inbound.accepted)),
+        }
+    }
+
+    /// The same in a session. What a stream holds is bounded for its principal, as for all who listen; a client over one
+    /// ordered stream has its place already.
+    async fn get_in(&self, session: Session, inbound: &Inbound) -> Response {
+        if inbound.carriage == Carriage::Stream {
+            return self.open_stream(session, inbound).await;
+        }
+        let place = match self.shared.served.listeners.take(&inbound.principal, self.shared.served.conduit.name()) {
+            Ok(place) => place,
+            Err(fault) if fault.reason == Reason::Draining => return bare(StatusCode::SERVICE_UNAVAILABLE),
+            Err(fault) => return too_often(&fault),
+        };
+        self.open_stream(session, inbound).await.map(|body| place.keep(body))
+    }
+
+    async fn open_stream(&self, session: Session, inbound: &Inbound) -> Response {
+        match session {
+            session if bridge::carries(&session) => bridge::get(&self.shared, session, inbound).await,
+            session => {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
                 match native::take_up(&self.shared, &session, last_event.as_ref()) {
                     Some(rest) => rest,
@@ -235,7 +266,6 @@ impl SessionFace {
                     None => pipe::get(&self.shared, session, last_event).await,
                 }
             }
-            Err(none) => none.answer(&addressee(None, inbound.accepted)),
         }
     }
 
@@ -250,8 +280,8 @@ impl SessionFace {
 
     /// The session that a request names.
     fn session(&self, inbound: &Inbound) -> Result<Session, NoSession> {
-        check_version(&inbound.headers).map_err(NoSession::Header)?;
-        let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(NoSession::Header)?;
+        check_version(&inbound.headers).map_err(in_session)?;
+        let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(in_session)?;
         let sealed = sealed.ok_or(NoSession::Missing)?;
         let open = || {
             let token = self.shared.served.sealer.open_session(sealed)?;
@@ -280,6 +310,11 @@ impl NoSession {
         };
         addressee.error(status, &complaint.to_error(addressee.version))
     }
+}
+
+/// The code for a header that disagrees with its body is one of 2026-07-28; to older clients such a request is malformed.
+fn in_session(complaint: Complaint) -> NoSession {
+    NoSession::Header(if let Complaint::Header(what) = complaint { Complaint::NotARequest(what) } else { complaint })
 }
 
 /// A version that nobody knows is refused (LEG-05); none at all is fine, as the session knows.

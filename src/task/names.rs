@@ -107,6 +107,12 @@ impl ToolNames {
         self.rules.is_empty()
     }
 
+    /// Whether a rule hides tools.
+    #[must_use]
+    pub fn hide_some(&self) -> bool {
+        self.rules.iter().any(|(_, naming)| *naming == Naming::Hidden)
+    }
+
     /// How the upstream's tool `own` is shown.
     #[must_use]
     pub fn shown<'n>(&self, own: &'n str) -> ShownAs<'n> {

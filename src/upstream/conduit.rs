@@ -48,6 +48,11 @@ pub trait Conduit: Send + Sync + std::fmt::Debug {
         false
     }
 
+    /// Whether the operator keeps some of the server's tools from clients.
+    fn hides_tools(&self) -> bool {
+        false
+    }
+
     /// The server as exchanges know it, for calls that run in a session which is a client's own.
     fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream>;
 }

@@ -4,8 +4,9 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt as _;
 
 use http::Method;
+use http_body_util::Full;
 
-use crate::client::Gate;
+use crate::client::{Gate, call};
 use crate::peers::{PAIRS, Person, SESSION, STATELESS, server};
 use crate::upstream::Seen;
 
@@ -115,4 +116,28 @@ async fn b168_a_credential_file_that_others_can_read_is_refused_before_anything_
     let words = refused.unwrap_err().to_string();
     assert!(words.contains("`upstreams.up.auth.value_file`") && words.contains("mode 0640"), "{words}");
     assert!(!words.contains("own-secret"), "{words}");
+}
+
+/// The code for headers that differ from the body is one of 2026-07-28; older clients do not know it.
+#[tokio::test]
+async fn a_session_request_with_bad_protocol_headers_is_an_invalid_request() {
+    let server = server(SESSION).await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    let session = client.session.clone().unwrap();
+    for (name, value) in [
+        ("mcp-protocol-version", "2025-11-25"),
+        ("mcp-protocol-version", "2031-01-01"),
+        ("mcp-session-id", session.as_str()),
+    ] {
+        for verb in ["POST", "GET", "DELETE"] {
+            let request = client.request(verb).header("content-type", "application/json").header(name, value);
+            let body = if verb == "POST" { call(1) } else { String::new() };
+            let reply = client.send(request.body(Full::from(body)).unwrap()).await;
+            let status = reply.status.as_u16();
+            let text = reply.text().await;
+            assert!(status == 400 && text.contains("-32600") && text.contains(name), "{verb} {name}: {status} {text}");
+        }
+    }
+    assert_eq!(client.post(call(2)).await.status, 200);
 }

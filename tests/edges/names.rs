@@ -94,3 +94,45 @@ async fn a_block_above_decides_who_has_a_name() {
         assert_eq!(person.call("make_map").await, "make_map", "{version}");
     }
 }
+
+/// A server may be lenient: what it takes for a hidden name is known to it alone, so only names of its list are passed on.
+#[tokio::test]
+async fn no_other_spelling_of_a_hidden_name_reaches_the_server() {
+    let spellings =
+        [" admin_drop", "admin_drop ", "Admin_drop", "ADMIN_DROP", "\u{ff41}dmin_drop", "admin_drop\u{200b}"];
+    for (client, kind) in PAIRS.into_iter().filter(|(client, _)| *client == SESSION) {
+        let server = server(kind).await;
+        let gate = Gate::with(server.address, RULES).await;
+        let person = Person::meet(&gate, client).await;
+        for tool in spellings {
+            assert_eq!(person.call(tool).await, "-32602 Unknown tool", "{client} {kind} {tool:?}");
+            let task = json!({"name": tool, "arguments": {}, "task": {}});
+            assert_eq!(said(&person.ask("tools/call", task).await), "-32602 Unknown tool", "{client} {kind} {tool:?}");
+        }
+        let older = gate.client_of("2025-03-26").await;
+        let params = json!({"name": spellings[0], "arguments": {}});
+        let call = json!([{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}]);
+        let text = older.post(call.to_string()).await.text().await;
+        assert!(text.contains("-32602"), "{kind}: {text}");
+        assert_eq!(server.world.count("tools/call"), 0, "{client} {kind}");
+        assert_eq!(person.call("plain").await, "plain", "{client} {kind}");
+    }
+}
+
+/// T-72.
+#[tokio::test]
+async fn a_call_of_no_tool_gets_no_handle_though_it_asks_for_a_task() {
+    for (kind, rules) in [(SESSION, ""), (STATELESS, ""), (SESSION, RULES)] {
+        let server = server(kind).await;
+        let gate = Gate::with(server.address, rules).await;
+        let person = Person::meet(&gate, SESSION).await;
+        for tool in ["nobody", if rules.is_empty() { "nothing" } else { "admin_drop" }] {
+            let answer = person.ask("tools/call", json!({"name": tool, "arguments": {}, "task": {}})).await;
+            assert_eq!(said(&answer), "-32602 Unknown tool", "{kind} {tool}");
+        }
+        assert_eq!(server.world.count("tools/call"), 0, "{kind}");
+        let answer = person.ask("tools/call", json!({"name": "plain", "arguments": {}, "task": {}})).await;
+        assert!(answer["result"]["task"]["taskId"].is_string(), "{kind} {answer}");
+        server.world.first(crate::upstream::Seen::is_call).await;
+    }
+}

@@ -72,6 +72,7 @@ fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine:
         random: || DRAWN.fetch_add(1, Ordering::Relaxed).into(),
         life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
+        listeners: Listeners::new(CancellationToken::new()),
         pool: None,
         bridge: Some(Bridge { eras: Arc::clone(&server), stateless: server, is_certain: true }),
     })

@@ -60,11 +60,11 @@ async fn t_32_without_a_waiter_a_question_comes_on_the_sessions_own_stream() {
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
     // In the middle of an event of the upstream's nothing is put in.
-    upstream.events.raw("data: {\"jsonrpc\":\"2.0\",");
-    own.begun("\"2.0\",").await;
+    upstream.events.raw("data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/tools/list_changed\",");
+    own.begun("changed\",").await;
     call.ask(&json!("q"), "sampling/createMessage", &json!({"messages": [], "maxTokens": 1}));
     person.until(&task, "input_required").await;
-    upstream.events.raw("\"method\":\"notifications/tools/list_changed\"}\n\n");
+    upstream.events.raw("\"params\":{}}\n\n");
     assert_eq!(own.next().await.unwrap()["method"], "notifications/tools/list_changed");
     let question = own.next_of("sampling/createMessage").await;
     assert_eq!(question["params"]["_meta"][RELATED], json!({"taskId": task}));

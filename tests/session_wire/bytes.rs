@@ -86,7 +86,9 @@ async fn check_bytes(name: &str, client: &Client, server: &Server, upstream: Ver
         assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("application/json")), "{name}");
         assert_eq!(reply.text().await, *text, "{name}");
     }
-    for (reply, text) in [(client.post(call_of("events")).await, STREAM), (client.get(None).await, NEWS)] {
+    // A byte order mark in front of a stream is no part of what it says, and is left out.
+    let stream = STREAM.strip_prefix('\u{feff}').unwrap();
+    for (reply, text) in [(client.post(call_of("events")).await, stream), (client.get(None).await, NEWS)] {
         assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("text/event-stream")), "{name}");
         assert_eq!(reply.text().await, text, "{name}");
     }

@@ -150,9 +150,8 @@ async fn a_line_that_is_too_long_is_refused_with_its_id_and_the_next_is_heard() 
     host.try_write("\"},\"id\":9}\n").await;
     let refused = host.answer(9).await;
     assert_eq!(refused["error"]["code"], -32600, "{refused}");
-    host.initialize().await;
-    let params = json!({ "name": "greet", "arguments": { "name": piece.repeat(5) } });
-    assert!(text(&host.result(2, "tools/call", params).await).len() > 5 << 20);
+    // The gateway's own to answer: the demo server has a bound of its own.
+    assert_eq!(host.result(2, "ping", json!({ "x": piece.repeat(5) })).await, json!({}));
     host.leave();
     assert_eq!(host.ended().await.0.code(), Some(0));
 }

@@ -84,6 +84,7 @@ impl Edits {
         let Some(ToolList { id, support, fallback }) = &self.tool_list else { return messages };
         let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
         let listed = |message: Bytes| {
+            self.sieve.learn(&message);
             let message = rewrite::tool_list(&message, id, support).unwrap_or(message);
             fallback.as_ref().and_then(|desk| desk.listed_in(&message, id)).unwrap_or(message)
         };

@@ -52,6 +52,15 @@ impl Sieve {
         Self { shared, session }
     }
 
+    /// Takes note of the tools in a message that may be a list of them.
+    pub(super) fn learn(&self, message: &Bytes) {
+        if let Ok(Message::Response(Response { result: Some(list), .. })) =
+            envelope::read(message, ScanLimits::UPSTREAM)
+        {
+            self.shared.learn_tools(&self.session, &list);
+        }
+    }
+
     /// What the client sees of a text: itself, as a rule. `None` if nothing is left of it.
     pub(super) fn text(&self, text: Bytes) -> Option<Bytes> {
         if matches!(Glance::default().feed(&text), Shows::Harmless | Shows::Nothing) {

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::bridge::said::Saying;
 use super::sessions::Session;
 use super::{Shared, batch_item, bridge, fallback, native, vet};
+use crate::dialect::Complaint;
 use crate::face::http::{Inbound, Response};
 use crate::face::pipe;
 use crate::upstream::own_ids::is_own;
@@ -27,6 +28,12 @@ pub(super) async fn post(
     // One for all of them, however many calls wait for a server that does not list its tools.
     let until = Instant::now() + native::LOOK_MAX;
     for (read, bytes) in batch {
+        if let Ok(Message::Request(request)) = &read
+            && Box::pin(shared.hidden(&session, &inbound.principal, request)).await.is_some()
+        {
+            items.push(Err((Some(request.id.clone()), Complaint::UnknownTool)));
+            continue;
+        }
         match read {
             Ok(Message::Request(request)) if fallback::called(shared, &session, &request).is_some() => {
                 let Some(running) = fallback::in_batch(shared, &session, &request, &inbound.principal) else {

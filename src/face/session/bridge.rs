@@ -42,7 +42,7 @@ use crate::upstream::own_ids::is_own;
 use crate::upstream::{Era, Upstream};
 use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
 use crate::wire::framing::sse_message;
-use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
+use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
 
 use call::Caller;
 pub(in crate::face) use desk::Desk;
@@ -127,6 +127,13 @@ pub(super) async fn post_batch(
     let caller = || Caller::of(inbound);
     let (mut answers, mut calls) = (BTreeMap::new(), Vec::new());
     for (place, (read, _)) in batch.into_iter().enumerate() {
+        if let Ok(Message::Request(request)) = &read
+            && Box::pin(shared.hidden(&session, &inbound.principal, request)).await.is_some()
+        {
+            let error = Complaint::UnknownTool.to_error(ProtocolVersion::V2025_03_26);
+            answers.insert(place, envelope::error(Some(&request.id), &error));
+            continue;
+        }
         match batch_answer(shared, &session, read, &caller) {
             Some(Reply::Now(message)) => {
                 answers.insert(place, message);

@@ -178,6 +178,9 @@ impl Shared {
             Ok(idempotency) => idempotency,
             Err(complaint) => return refuse(&addressee, &complaint),
         };
+        if !Box::pin(self.may_begin(&asking.session, asking.principal, &call.tool)).await {
+            return refuse(&addressee, &Complaint::UnknownTool);
+        }
         let native = self.native_task(&asking, &call.tool).await;
         let rising = progress_token(params).map(|token| Arc::new(Mutex::new(Rising::new(token))));
         let spec = CallSpec { idempotency, ..self.spec(&asking, &call, params, native, rising.clone()) };

@@ -2,11 +2,18 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use crate::face::http::ResponseBody;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 
@@ -43,7 +50,11 @@ impl Listeners {
     ///
     /// # Errors
     /// `Draining` or `TooManyListeners`.
-    pub(super) fn take(self: &Arc<Self>, owner: &Principal, upstream: &Arc<str>) -> Result<Place, GatewayFault> {
+    pub(in crate::face) fn take(
+        self: &Arc<Self>,
+        owner: &Principal,
+        upstream: &Arc<str>,
+    ) -> Result<Place, GatewayFault> {
         if self.ending.is_cancelled() {
             return Err(GatewayFault::new(Reason::Draining, Executed::No));
         }
@@ -62,10 +73,39 @@ impl Listeners {
 
 /// The place of one stream; given back when dropped.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(in crate::face) struct Place {
     listeners: Arc<Listeners>,
     owner: Principal,
     upstream: Arc<str>,
+}
+
+impl Place {
+    /// The body of an answer, with its place until it ends or is dropped.
+    pub(in crate::face) fn keep(self, body: ResponseBody) -> ResponseBody {
+        Placed { body, _place: self }.boxed_unsync()
+    }
+}
+
+struct Placed {
+    body: ResponseBody,
+    _place: Place,
+}
+
+impl Body for Placed {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        Pin::new(&mut self.get_mut().body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 impl Drop for Place {

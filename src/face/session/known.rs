@@ -1,0 +1,144 @@
+//! Which tools a session's server has, as far as anybody has listed them: for a call that is to be a task, and for every call
+//! where the operator hides tools.
+//!
+//! Lists that go by are remembered. A name that stands in none is asked for in the client's own session, so that no server
+//! is opened a second time for it.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::bridge::client::Client;
+use super::recent::Recent;
+use super::sessions::Session;
+use super::{Shared, addressee, pipe, refuse};
+use crate::dialect::Complaint;
+use crate::dialect::faults::gateway_error;
+use crate::dialect::plain::PlainPeer;
+use crate::face::catalog::Catalog;
+use crate::face::http::{Inbound, Response};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::wire::envelope::Request;
+use crate::wire::{Object, method};
+
+/// Sessions whose tools are remembered; the one used longest ago falls out.
+const SESSIONS_MAX: usize = 1_024;
+/// Names of one session.
+const NAMES_MAX: usize = 10_000;
+/// How long a call waits to learn of its tool.
+const LOOK_MAX: Duration = Duration::from_secs(3);
+
+/// The names that clients know tools by, by session.
+#[derive(Debug)]
+pub(super) struct KnownTools(Recent<Arc<Mutex<HashSet<Box<str>>>>>);
+
+impl Default for KnownTools {
+    fn default() -> Self {
+        Self(Recent::new(SESSIONS_MAX))
+    }
+}
+
+/// What is known of a tool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Standing {
+    Listed,
+    Unlisted,
+    /// The server does not say.
+    Untold,
+}
+
+impl Shared {
+    /// Remembers the names in the result of `tools/list`.
+    pub(in crate::face) fn learn_tools(&self, session: &Session, list: &Object) {
+        let Some(tools) = list.get("tools") else { return };
+        let names = tools.items().filter_map(|tool| Object::of(&tool)?.get_string("name"));
+        self.learn(session, names);
+    }
+
+    fn learn(&self, session: &Session, names: impl Iterator<Item = String>) {
+        let known = self.tools.0.get_or_default(session.token.nonce);
+        let mut known = known.lock();
+        for name in names {
+            if known.len() >= NAMES_MAX {
+                return;
+            }
+            known.insert(name.into());
+        }
+    }
+
+    fn is_listed(&self, session: &Session, tool: &str) -> bool {
+        self.tools.0.get(session.token.nonce).is_some_and(|known| known.lock().contains(tool))
+    }
+
+    async fn standing(self: &Arc<Self>, session: &Session, principal: &Principal, tool: &str) -> Standing {
+        if self.is_listed(session, tool) {
+            return Standing::Listed;
+        }
+        let client = Client::of(session.token.client_version, &session.token.capabilities);
+        let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
+        let catalog = Catalog::new(self.upstream_of(session), Arc::new(PlainPeer));
+        match tokio::time::timeout(LOOK_MAX, catalog.names(&context)).await {
+            Ok(Ok((names, is_whole))) => {
+                let is_there = names.iter().any(|name| name == tool);
+                self.learn(session, names.into_iter());
+                match (is_there, is_whole) {
+                    (true, _) => Standing::Listed,
+                    (false, true) => Standing::Unlisted,
+                    (false, false) => Standing::Untold,
+                }
+            }
+            Ok(Err(_)) | Err(_) => Standing::Untold,
+        }
+    }
+
+    /// Whether a call that is to be a task has a tool, before it gets a handle (T-72). Where the server does not say, it has.
+    pub(super) async fn may_begin(self: &Arc<Self>, session: &Session, principal: &Principal, tool: &str) -> bool {
+        self.standing(session, principal, tool).await != Standing::Unlisted
+    }
+
+    /// What is wrong with a call where tools are hidden: a server may take another spelling of a hidden name for that name,
+    /// so only names of its list go to it.
+    pub(super) async fn hidden(
+        self: &Arc<Self>,
+        session: &Session,
+        principal: &Principal,
+        request: &Request,
+    ) -> Option<Hidden> {
+        if request.method != method::TOOLS_CALL || !self.served.conduit.hides_tools() {
+            return None;
+        }
+        // Whoever reads it next says what is wrong with it.
+        let tool = pipe::tool_of(request.params.object()).ok()?;
+        if super::fallback::called(self, session, request).is_some() {
+            return None;
+        }
+        match self.standing(session, principal, &tool).await {
+            Standing::Listed => None,
+            Standing::Unlisted => Some(Hidden::Unknown),
+            Standing::Untold => Some(Hidden::Untold),
+        }
+    }
+}
+
+/// Why a call goes nowhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Hidden {
+    Unknown,
+    /// Nobody can tell whether its tool is a hidden one.
+    Untold,
+}
+
+impl Hidden {
+    pub(super) fn answer(self, request: &Request, inbound: &Inbound) -> Response {
+        let addressee = addressee(Some(&request.id), inbound.accepted);
+        match self {
+            Self::Unknown => refuse(&addressee, &Complaint::UnknownTool),
+            Self::Untold => {
+                let fault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+                addressee.error(http::StatusCode::OK, &gateway_error(&fault))
+            }
+        }
+    }
+}

@@ -17,6 +17,7 @@ mod io;
 pub mod listener;
 mod media;
 mod meter;
+mod notices;
 mod patience;
 mod principal;
 mod refusal;
@@ -44,9 +45,9 @@ pub struct ListenSettings {
     pub tls: Option<IdentityFiles>,
     /// Whether keys may come in clear from other machines: something in front speaks TLS.
     pub plaintext: bool,
-    /// Host names besides the bound address and loopback; lower case, without port.
+    /// Host names besides the bound address, loopback and those of the certificate; lower case, without port.
     pub allowed_hosts: Vec<String>,
-    /// Origins besides loopback's, as `scheme://host[:port]`.
+    /// Origins besides loopback's and those of the hosts that are served, as `scheme://host[:port]`.
     pub allowed_origins: Vec<String>,
     pub body_bytes_max: NonZeroUsize,
     pub connections_max: NonZeroUsize,

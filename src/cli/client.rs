@@ -225,6 +225,10 @@ impl Messages {
     pub(super) fn open(response: http::Response<Incoming>) -> Result<Self, ClientError> {
         let (head, body) = response.into_parts();
         let (status, retry_after) = (head.status, retry_after(&head.headers));
+        // Who may not come is told so by the status, whatever else is said.
+        if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            return Err(ClientError::Status { status, retry_after });
+        }
         let kind = head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         let kind = if kind.starts_with("text/event-stream") && status.is_success() {
             Kind::Stream(SseDecoder::new(ANSWER_BYTES_MAX))

@@ -9,7 +9,7 @@ use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::sse_message;
-use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope};
+use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope, fault};
 
 /// Seconds after which a refused call may be repeated, where nothing better is known.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -169,10 +169,20 @@ pub fn bare(status: StatusCode) -> Response {
     response
 }
 
+/// A refusal by its status, with one sentence for whoever looks at it: an error without an id, as no request was read.
+/// The sentence holds nothing of the client's.
+#[must_use]
+pub fn refused(status: StatusCode, code: i64, sentence: &str) -> Response {
+    let mut response = json(full_body(envelope::error(None, &RpcError::new(code, sentence))));
+    *response.status_mut() = status;
+    response
+}
+
 /// 405 for what only a POST can do here (MOD-01, B53).
 #[must_use]
 pub fn only_post() -> Response {
-    let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
+    const SENTENCE: &str = "This address is for MCP clients, which send POST requests; a browser sees nothing here";
+    let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, fault::INVALID_REQUEST, SENTENCE);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
     response
 }

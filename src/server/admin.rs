@@ -19,6 +19,8 @@ use crate::face::http::{Endpoint, Inbound, Response, empty_body, full_body};
 use crate::task::Principal;
 use crate::upstream::standing::{Look, Standings};
 
+/// The label of its metrics.
+pub(super) const NAME: &str = "admin";
 const BODY_BYTES_MAX: NonZeroUsize = NonZeroUsize::new(64 << 10).unwrap();
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 const DRAIN_MAX: Duration = Duration::from_secs(2);
@@ -66,7 +68,7 @@ pub fn site(settings: AdminSettings, readiness: Readiness, upstreams: Standings,
         .with("/healthz", Arc::new(Page::Health))
         .with("/readyz", Arc::new(Page::Readiness(readiness, upstreams)))
         .with("/metrics", Arc::new(Page::Metrics(metrics)));
-    Site { name: "admin", settings, limits: Limits::default(), callers: Callers::Everyone(Principal::local()), routes }
+    Site { name: NAME, settings, limits: Limits::default(), callers: Callers::Everyone(Principal::local()), routes }
 }
 
 /// What can be looked at.

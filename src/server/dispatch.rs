@@ -10,6 +10,7 @@ use http::{HeaderValue, Method, Request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
 
+use super::notices::Notices;
 use super::refusal::{Refusal, StreamPosition};
 use super::{Limits, body, head, media};
 use crate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound, Response};
@@ -64,11 +65,17 @@ struct Inner {
     routes: Routes,
     limits: Limits,
     body_bytes_max: usize,
+    notices: Arc<Notices>,
 }
 
 impl Dispatch {
-    pub(super) fn new(routes: Routes, limits: Limits, body_bytes_max: usize) -> Self {
-        Self(Arc::new(Inner { routes, limits, body_bytes_max }))
+    pub(super) fn new(routes: Routes, limits: Limits, body_bytes_max: usize, notices: Arc<Notices>) -> Self {
+        Self(Arc::new(Inner { routes, limits, body_bytes_max, notices }))
+    }
+
+    /// Whether anything is at a path.
+    pub(super) fn serves(&self, path: &str) -> bool {
+        self.0.routes.find(path).is_some()
     }
 
     /// Whether the credential of a request for `path` goes on to the server behind.
@@ -87,14 +94,20 @@ impl Inner {
         let position = StreamPosition::of(&request);
         let (endpoint, accepted) = match self.admit(&request) {
             Ok(admitted) => admitted,
-            Err(refusal) => return refusal.answer(position),
+            Err(refusal) => {
+                self.notices.refused(&refusal, request.uri(), request.headers());
+                return refusal.answer(position);
+            }
         };
         let (parts, mut incoming) = request.into_parts();
         let posted = parts.method == Method::POST;
         let body = if posted {
             match self.read(&mut incoming).await {
                 Ok(body) => body,
-                Err(refusal) => return refusal.answer(position.after_body()),
+                Err(refusal) => {
+                    self.notices.refused(&refusal, &parts.uri, &parts.headers);
+                    return refusal.answer(position.after_body());
+                }
             }
         } else {
             Bytes::new()

@@ -11,6 +11,7 @@ use http::{HeaderValue, Request, Version};
 
 use super::refusal::Refusal;
 use super::stack::Guard;
+use super::tls::Shown;
 
 /// Names that always mean this machine.
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -19,24 +20,30 @@ const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 #[derive(Clone, Debug)]
 pub(super) struct HostGuard {
     names: Arc<HashSet<String>>,
+    /// What the listener shows over TLS; its names are served, too.
+    certificate: Option<Arc<Shown>>,
     /// The address that the client connected to. A page whose name was rebound cannot send it as `Host`.
     local: IpAddr,
 }
 
 impl HostGuard {
     /// `bound` is where the listener listens; `allowed` adds names in lower case, without port.
-    pub(super) fn new(bound: SocketAddr, allowed: &[String]) -> Self {
+    pub(super) fn new(bound: SocketAddr, allowed: &[String], certificate: Option<Arc<Shown>>) -> Self {
         let mut names: HashSet<String> = allowed.iter().map(|name| name.to_ascii_lowercase()).collect();
         // A listener on all addresses listens on loopback too.
         if bound.ip().is_loopback() || bound.ip().is_unspecified() {
             names.extend(LOOPBACK_NAMES.map(str::to_owned));
         }
-        Self { names: Arc::new(names), local: bound.ip() }
+        Self { names: Arc::new(names), certificate, local: bound.ip() }
+    }
+
+    pub(super) const fn certificate(&self) -> Option<&Arc<Shown>> {
+        self.certificate.as_ref()
     }
 
     /// The same guard for a connection that came in on `local`.
     pub(super) fn on(&self, local: IpAddr) -> Self {
-        Self { names: Arc::clone(&self.names), local }
+        Self { names: Arc::clone(&self.names), certificate: self.certificate.clone(), local }
     }
 
     fn welcomes(&self, authority: &str) -> bool {
@@ -48,6 +55,7 @@ impl HostGuard {
         self.names.contains(name)
             || self.names.contains(&name.to_ascii_lowercase())
             || bare.parse::<IpAddr>().is_ok_and(|ip| ip == self.local && !ip.is_unspecified())
+            || self.certificate.as_ref().is_some_and(|shown| shown.is_for(bare))
     }
 }
 
@@ -99,6 +107,12 @@ pub(super) fn names_this_machine<B>(request: &Request<B>) -> bool {
         && fields.into_iter().all(|field| field.to_str().is_ok_and(is_here))
 }
 
+/// The host that a request names, with its port.
+fn named_host<B>(request: &Request<B>) -> Option<&str> {
+    let target = request.uri().authority().map(http::uri::Authority::as_str);
+    target.or_else(|| request.headers().get(HOST)?.to_str().ok())
+}
+
 fn text(value: &HeaderValue) -> Result<&str, Refusal> {
     value.to_str().map_err(|_| Refusal::HostForeign)
 }
@@ -124,6 +138,8 @@ fn host_name(authority: &str) -> Option<&str> {
 pub(super) struct OriginGuard {
     allowed: Arc<HashSet<String>>,
     pages: Pages,
+    /// Whether the listener speaks TLS, so that none of its own pages is plain.
+    is_tls: bool,
 }
 
 /// Pages that need no listing.
@@ -136,9 +152,23 @@ enum Pages {
 
 impl OriginGuard {
     /// `allowed` holds origins as `scheme://host[:port]`.
-    pub(super) fn new(bound: SocketAddr, allowed: &[String]) -> Self {
+    pub(super) fn new(bound: SocketAddr, allowed: &[String], is_tls: bool) -> Self {
         let pages = if bound.ip().is_loopback() { Pages::Loopback } else { Pages::None };
-        Self { allowed: Arc::new(allowed.iter().map(|origin| origin.to_ascii_lowercase()).collect()), pages }
+        Self { allowed: Arc::new(allowed.iter().map(|origin| origin.to_ascii_lowercase()).collect()), pages, is_tls }
+    }
+
+    /// Whether a page is of the host that its request is for, which the host's guard has let in: a proxy in front may
+    /// serve pages under that name. Names and ports are compared as they are written, but for the scheme's own port.
+    fn is_of(&self, host: &str, origin: &str) -> bool {
+        let origin = origin.to_ascii_lowercase();
+        let (page, port) = match (origin.strip_prefix("https://"), origin.strip_prefix("http://")) {
+            (Some(page), _) => (page, ":443"),
+            (None, Some(page)) if !self.is_tls => (page, ":80"),
+            (None, _) => return false,
+        };
+        let host = host.to_ascii_lowercase();
+        let bare = |authority: &str| authority.strip_suffix(port).unwrap_or(authority).to_owned();
+        !page.is_empty() && bare(page) == bare(&host)
     }
 
     fn welcomes(&self, origin: &str) -> bool {
@@ -159,7 +189,13 @@ impl Guard for OriginGuard {
         let mut fields = request.headers().get_all(ORIGIN).iter();
         match (fields.next(), fields.next()) {
             (None, _) => Ok(()),
-            (Some(origin), None) if origin.to_str().is_ok_and(|origin| self.welcomes(origin)) => Ok(()),
+            (Some(origin), None)
+                if origin.to_str().is_ok_and(|origin| {
+                    self.welcomes(origin) || named_host(request).is_some_and(|host| self.is_of(host, origin))
+                }) =>
+            {
+                Ok(())
+            }
             (Some(_), _) => Err(Refusal::OriginForeign),
         }
     }
@@ -170,7 +206,8 @@ mod tests {
     use super::*;
 
     fn guard(bound: &str, allowed: &[&str]) -> HostGuard {
-        HostGuard::new(bound.parse().unwrap(), &allowed.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
+        let allowed: Vec<_> = allowed.iter().map(|&name| name.to_owned()).collect();
+        HostGuard::new(bound.parse().unwrap(), &allowed, None)
     }
 
     #[track_caller]
@@ -230,7 +267,7 @@ mod tests {
     #[test]
     fn origins_are_loopback_or_listed_exactly() {
         let listed = ["https://app.example:8443".to_owned()];
-        let guard = OriginGuard::new("127.0.0.1:8080".parse().unwrap(), &listed);
+        let guard = OriginGuard::new("127.0.0.1:8080".parse().unwrap(), &listed, false);
         for origin in [
             "http://localhost",
             "https://localhost:3000",
@@ -254,8 +291,41 @@ mod tests {
         ] {
             check_origin(&guard, origin, "out");
         }
-        let public = OriginGuard::new("192.0.2.1:8080".parse().unwrap(), &listed);
+        let public = OriginGuard::new("192.0.2.1:8080".parse().unwrap(), &listed, false);
         check_origin(&public, "http://localhost", "out");
         check_origin(&public, "https://app.example:8443", "in");
+    }
+
+    #[test]
+    fn pages_of_the_host_that_is_asked_may_call_it() {
+        let check = |is_tls: bool, host: &str, origin: &str, welcome: bool| {
+            let guard = OriginGuard::new("192.0.2.1:8080".parse().unwrap(), &[], is_tls);
+            let request = Request::builder().header("host", host).header("origin", origin).body(()).unwrap();
+            assert_eq!(guard.check(&request).is_ok(), welcome, "{is_tls} {host} {origin}");
+        };
+        for is_tls in [false, true] {
+            check(is_tls, "mcp.example", "https://mcp.example", true);
+            check(is_tls, "MCP.example:443", "https://mcp.example", true);
+            check(is_tls, "mcp.example:8443", "https://mcp.example:8443", true);
+            check(is_tls, "mcp.example", "http://mcp.example", !is_tls);
+            check(is_tls, "192.0.2.1:8080", "http://192.0.2.1:8080", !is_tls);
+            for origin in [
+                "https://mcp.example:8443",
+                "https://evil.example",
+                "https://mcp.example.evil.example",
+                "https://a.mcp.example",
+                "https://mcp.example/",
+                "ftp://mcp.example",
+                "mcp.example",
+                "https://",
+                "null",
+            ] {
+                check(is_tls, "mcp.example", origin, false);
+            }
+        }
+        let other = Request::builder().uri("http://mcp.example/").header("host", "other.example");
+        let other = other.header("origin", "https://other.example").body(()).unwrap();
+        let guard = OriginGuard::new("192.0.2.1:8080".parse().unwrap(), &[], false);
+        assert!(guard.check(&other).is_err(), "the target counts");
     }
 }

@@ -18,9 +18,10 @@ use super::drain::Phases;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::meter::Meter;
+use super::notices::Notices;
 use super::principal::{Callers, PrincipalGuard};
 use super::stack::Layers;
-use super::tls::Tls;
+use super::tls::{Shown, Tls};
 use super::{Limits, ListenSettings};
 use crate::tls::TlsFileError;
 
@@ -78,8 +79,13 @@ impl Running {
     /// one that is under way ends as it began, but for the event streams of those who may not come any more. Of `settings` the allowed names and origins and the largest body hold;
     /// the rest needs another listener. Reads the certificate again.
     pub fn replace(&self, settings: &ListenSettings, callers: Callers, routes: Routes) {
-        let principal = self.shared.layers.load().principal.followed_by(callers);
-        let layers = layers(self.local_addr, settings, self.shared.limits, principal, routes);
+        let before = self.shared.layers.load_full();
+        let kept = Kept {
+            principal: before.principal.followed_by(callers),
+            certificate: before.host.certificate().cloned(),
+            notices: Arc::clone(&before.notices),
+        };
+        let layers = layers(self.local_addr, settings, self.shared.limits, kept, routes);
         self.shared.layers.store(Arc::new(layers));
         self.shared.reread.notify_one();
     }
@@ -130,7 +136,12 @@ pub async fn start_on(site: Site, socket: Option<std::net::TcpListener>) -> Resu
     let listener = listener.map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
     let acceptor = Acceptor::new(listener).map_err(failed)?;
-    let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, PrincipalGuard::new(callers), routes));
+    let kept = Kept {
+        principal: PrincipalGuard::new(callers),
+        certificate: tls.as_ref().map(|tls| Arc::clone(tls.shown())),
+        notices: Arc::new(Notices::new(name)),
+    };
+    let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, kept, routes));
     let (tracker, phases) = (TaskTracker::new(), Phases::default());
     let meter = Meter::new(name);
     let shared = Arc::new(Shared { limits, layers, reread: Notify::new(), meter, tracker, phases });
@@ -146,19 +157,22 @@ pub async fn start_on(site: Site, socket: Option<std::net::TcpListener>) -> Resu
     Ok(Running { local_addr, scheme, connections_max, places, shared })
 }
 
-fn layers(
-    at: SocketAddr,
-    settings: &ListenSettings,
-    limits: Limits,
+/// What one listener's layers have of those before them.
+struct Kept {
     principal: PrincipalGuard,
-    routes: Routes,
-) -> Layers {
+    certificate: Option<Arc<Shown>>,
+    notices: Arc<Notices>,
+}
+
+fn layers(at: SocketAddr, settings: &ListenSettings, limits: Limits, kept: Kept, routes: Routes) -> Layers {
+    let Kept { principal, certificate, notices } = kept;
     Layers {
         head: HeadGuard::new(limits),
-        host: HostGuard::new(at, &settings.allowed_hosts),
-        origin: OriginGuard::new(at, &settings.allowed_origins),
+        origin: OriginGuard::new(at, &settings.allowed_origins, certificate.is_some()),
+        host: HostGuard::new(at, &settings.allowed_hosts, certificate),
         principal,
-        dispatch: Dispatch::new(routes, limits, settings.body_bytes_max.get()),
+        dispatch: Dispatch::new(routes, limits, settings.body_bytes_max.get(), Arc::clone(&notices)),
+        notices,
     }
 }
 

@@ -1,14 +1,15 @@
 //! Every reason to turn a request or a connection away by looking at HTTP alone, and the answer to each.
 //!
-//! Answers carry no body and no byte of the client's (reliability b.3, rules 1 and 5). The two reasons that
-//! concern the JSON text itself are answered as JSON-RPC errors without id.
+//! Each is answered with its status and one sentence, as a JSON-RPC error without an id, and with no byte of the
+//! client's (reliability b.3, rule 5). What the operator may do about it, [`Refusal::advice`] says to the log.
 
-use http::header::{ALLOW, CONNECTION, CONTENT_TYPE, WWW_AUTHENTICATE};
+use http::header::{ALLOW, CONNECTION, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode, Version};
 
-use crate::face::http::{Response, empty_body, full_body};
+use crate::face::answer::refused;
+use crate::face::http::Response;
 use crate::metric;
-use crate::wire::{RpcError, envelope, fault};
+use crate::wire::fault;
 
 /// Why something was turned away.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,8 @@ pub(super) enum Refusal {
     CredentialsUnclear,
     /// No credential, or none that is known: which of the two is nobody's business (B151).
     Unauthorized,
+    /// Where clients look for what says how to log in, and where they would register: nothing is there (RFC 8414, 9728).
+    NoMetadata,
     PathUnknown,
     /// Carries the methods that the path has.
     MethodUnknown(HeaderValue),
@@ -53,8 +56,8 @@ struct Terms {
     /// The label under which it is counted.
     reason: &'static str,
     then: Then,
-    /// The message of a JSON-RPC error; without one the answer is bare.
-    message: Option<&'static str>,
+    /// The code of the error in the body.
+    code: i64,
 }
 
 /// What becomes of an HTTP/1 connection whose request had been read to its end.
@@ -65,9 +68,38 @@ enum Then {
 }
 
 impl Terms {
-    const fn bare(status: StatusCode, reason: &'static str, then: Then) -> Self {
-        Self { status, reason, then, message: None }
+    const fn new(status: StatusCode, reason: &'static str, then: Then) -> Self {
+        Self { status, reason, then, code: fault::INVALID_REQUEST }
     }
+
+    /// For what concerns the JSON text itself.
+    const fn of_text(reason: &'static str, then: Then) -> Self {
+        Self { code: fault::PARSE_ERROR, ..Self::new(StatusCode::BAD_REQUEST, reason, then) }
+    }
+}
+
+/// What the operator may do about a refusal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Advice {
+    /// The label under which the refusal is counted.
+    pub(super) reason: &'static str,
+    /// The key of the configuration to write.
+    pub(super) key: &'static str,
+    /// What happened, and what writing it does.
+    pub(super) words: &'static str,
+    /// What of the request shows which value is meant.
+    pub(super) shown: Part,
+}
+
+/// A part of a request's head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    Host,
+    Origin,
+    Length,
+    Path,
+    /// What may be a secret is not shown.
+    Nothing,
 }
 
 impl Refusal {
@@ -75,46 +107,112 @@ impl Refusal {
         use StatusCode as S;
         use Then::{Ends, GoesOn};
         match self {
-            Self::Tunnel => Terms::bare(S::METHOD_NOT_ALLOWED, "connect", Ends),
-            Self::HeadTooLarge => Terms::bare(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
-            Self::TargetTooLong => Terms::bare(S::URI_TOO_LONG, "target_too_long", Ends),
-            Self::HostUnclear => Terms::bare(S::BAD_REQUEST, "host_unclear", GoesOn),
-            Self::HostForeign => Terms::bare(S::FORBIDDEN, "host_foreign", GoesOn),
-            Self::OriginForeign => Terms::bare(S::FORBIDDEN, "origin_foreign", GoesOn),
-            Self::CredentialsUnclear => Terms::bare(S::BAD_REQUEST, "credentials_unclear", GoesOn),
-            Self::Unauthorized => Terms::bare(S::UNAUTHORIZED, "unauthorized", GoesOn),
-            Self::PathUnknown => Terms::bare(S::NOT_FOUND, "path_unknown", GoesOn),
-            Self::MethodUnknown(_) => Terms::bare(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
-            Self::MediaType => Terms::bare(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
-            Self::ContentCoding => Terms::bare(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
-            Self::NotAcceptable => Terms::bare(S::NOT_ACCEPTABLE, "not_acceptable", GoesOn),
-            Self::Expectation => Terms::bare(S::EXPECTATION_FAILED, "expectation", GoesOn),
-            Self::TransferCoding => Terms::bare(S::NOT_IMPLEMENTED, "transfer_coding", Ends),
-            Self::BodyTooLarge => Terms::bare(S::PAYLOAD_TOO_LARGE, "body_too_large", Ends),
-            Self::BodyTooSlow => Terms::bare(S::REQUEST_TIMEOUT, "body_too_slow", Ends),
-            Self::ChunkExtensions => Terms::bare(S::BAD_REQUEST, "chunk_extensions", Ends),
-            Self::BodyBroken => {
-                Terms { message: Some("the body broke off"), ..Terms::bare(S::BAD_REQUEST, "body_broken", Ends) }
-            }
-            Self::BodyEmpty => {
-                Terms { message: Some("the body is empty"), ..Terms::bare(S::BAD_REQUEST, "body_empty", GoesOn) }
-            }
+            Self::Tunnel => Terms::new(S::METHOD_NOT_ALLOWED, "connect", Ends),
+            Self::HeadTooLarge => Terms::new(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
+            Self::TargetTooLong => Terms::new(S::URI_TOO_LONG, "target_too_long", Ends),
+            Self::HostUnclear => Terms::new(S::BAD_REQUEST, "host_unclear", GoesOn),
+            Self::HostForeign => Terms::new(S::FORBIDDEN, "host_foreign", GoesOn),
+            Self::OriginForeign => Terms::new(S::FORBIDDEN, "origin_foreign", GoesOn),
+            Self::CredentialsUnclear => Terms::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
+            Self::Unauthorized => Terms::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
+            Self::NoMetadata | Self::PathUnknown => Terms::new(S::NOT_FOUND, "path_unknown", GoesOn),
+            Self::MethodUnknown(_) => Terms::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
+            Self::MediaType => Terms::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
+            Self::ContentCoding => Terms::new(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
+            Self::NotAcceptable => Terms::new(S::NOT_ACCEPTABLE, "not_acceptable", GoesOn),
+            Self::Expectation => Terms::new(S::EXPECTATION_FAILED, "expectation", GoesOn),
+            Self::TransferCoding => Terms::new(S::NOT_IMPLEMENTED, "transfer_coding", Ends),
+            Self::BodyTooLarge => Terms::new(S::PAYLOAD_TOO_LARGE, "body_too_large", Ends),
+            Self::BodyTooSlow => Terms::new(S::REQUEST_TIMEOUT, "body_too_slow", Ends),
+            Self::ChunkExtensions => Terms::new(S::BAD_REQUEST, "chunk_extensions", Ends),
+            Self::BodyBroken => Terms::of_text("body_broken", Ends),
+            Self::BodyEmpty => Terms::of_text("body_empty", GoesOn),
         }
+    }
+
+    /// What whoever is refused is told: what would be right, and the operator's key where one decides it.
+    const fn sentence(&self) -> &'static str {
+        match self {
+            Self::Tunnel => "This is no proxy for connections",
+            Self::HeadTooLarge => "The headers are too large",
+            Self::TargetTooLong => "The target is too long",
+            Self::HostUnclear => "A request names one host, and names it once",
+            Self::HostForeign => {
+                "This host is not served; the gateway's operator lists those that are in `listen.allowed_hosts`"
+            }
+            Self::OriginForeign => {
+                "Pages of this origin may not call; the gateway's operator lists those that may in \
+                 `listen.allowed_origins`"
+            }
+            Self::CredentialsUnclear => "A request has one Authorization header",
+            Self::Unauthorized => {
+                "An API key is wanted: Authorization: Bearer tg_ID_SECRET; the gateway's operator gives keys out"
+            }
+            Self::NoMetadata => "There is no OAuth here: nothing to discover, and nowhere to register",
+            Self::PathUnknown => {
+                "No server is here; each has a path of its own, such as /NAME/mcp, which the gateway's operator knows"
+            }
+            Self::MethodUnknown(_) => "This method is not served here; the header Allow says which are",
+            Self::MediaType => "A body is JSON in UTF-8: Content-Type: application/json",
+            Self::ContentCoding => "A body has no Content-Encoding",
+            Self::NotAcceptable => "Answers are JSON or events: Accept: application/json, text/event-stream",
+            Self::Expectation => "Only Expect: 100-continue is met",
+            Self::TransferCoding => "The only Transfer-Encoding is chunked",
+            Self::BodyTooLarge => "The body is larger than the gateway takes (`limits.body_bytes_max`)",
+            Self::BodyTooSlow => "The body came too slowly",
+            Self::ChunkExtensions => "The body's chunks have too many extensions",
+            Self::BodyBroken => "the body broke off",
+            Self::BodyEmpty => "the body is empty",
+        }
+    }
+
+    /// What an operator may do about it, where that is a key of the configuration.
+    pub(super) const fn advice(&self) -> Option<Advice> {
+        let (key, shown, words) = match self {
+            Self::HostForeign => (
+                "listen.allowed_hosts",
+                Part::Host,
+                "a host is not served; write its name into this key if it is yours",
+            ),
+            Self::OriginForeign => (
+                "listen.allowed_origins",
+                Part::Origin,
+                "pages of an origin may not call; write it into this key if they should",
+            ),
+            Self::Unauthorized => {
+                ("auth.api_keys", Part::Nothing, "a request has no key that is known; a block of this key has one")
+            }
+            Self::BodyTooLarge => {
+                ("limits.body_bytes_max", Part::Length, "a body is too large; raise this key to take it")
+            }
+            Self::PathUnknown => ("upstreams.NAME.path", Part::Path, "no upstream has a path that was asked for"),
+            Self::Tunnel
+            | Self::HeadTooLarge
+            | Self::TargetTooLong
+            | Self::HostUnclear
+            | Self::CredentialsUnclear
+            | Self::NoMetadata
+            | Self::MethodUnknown(_)
+            | Self::MediaType
+            | Self::ContentCoding
+            | Self::NotAcceptable
+            | Self::Expectation
+            | Self::TransferCoding
+            | Self::BodyTooSlow
+            | Self::BodyBroken
+            | Self::ChunkExtensions
+            | Self::BodyEmpty => return None,
+        };
+        Some(Advice { reason: self.terms().reason, key, words, shown })
     }
 
     /// The answer, counted.
     pub(super) fn answer(self, stream: StreamPosition) -> Response {
-        let Terms { status, reason, then, message } = self.terms();
+        let Terms { status, reason, then, code } = self.terms();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(reason, "request refused");
-        let mut response = Response::new(empty_body());
-        *response.status_mut() = status;
+        let mut response = refused(status, code, self.sentence());
         response.extensions_mut().insert(Refused);
-        if let Some(message) = message {
-            let text = envelope::error(None, &RpcError::new(fault::PARSE_ERROR, message));
-            *response.body_mut() = full_body(text);
-            response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        }
         let ends = match stream {
             StreamPosition::Multiplexed => false,
             StreamPosition::Unread => true,
@@ -135,6 +233,7 @@ impl Refusal {
             | Self::HostForeign
             | Self::OriginForeign
             | Self::CredentialsUnclear
+            | Self::NoMetadata
             | Self::PathUnknown
             | Self::MediaType
             | Self::ContentCoding

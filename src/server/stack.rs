@@ -2,17 +2,19 @@
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
 
 use futures_util::FutureExt;
-use http::header::CONNECTION;
-use http::{HeaderValue, Request, StatusCode, Version};
+use http::header::{CONNECTION, CONTENT_TYPE};
+use http::{HeaderValue, Method, Request, StatusCode, Version};
 use hyper::body::Incoming;
 
 use super::dispatch::Dispatch;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
+use super::notices::Notices;
 use super::principal::{Caller, PrincipalGuard};
-use super::refusal::{Refusal, StreamPosition};
+use super::refusal::{Refusal, Refused, StreamPosition};
 use crate::face::http::{Response, empty_body};
 use crate::metric;
 
@@ -24,6 +26,8 @@ pub(super) struct Layers {
     pub(super) origin: OriginGuard,
     pub(super) principal: PrincipalGuard,
     pub(super) dispatch: Dispatch,
+    /// What is told of refusals; the dispatch shares it.
+    pub(super) notices: Arc<Notices>,
 }
 
 impl Layers {
@@ -38,11 +42,21 @@ impl Layers {
     }
 
     async fn guarded(&self, request: Request<Incoming>, local: IpAddr) -> Response {
-        match self.admit(&request, local) {
+        let is_head = request.method() == Method::HEAD;
+        let mut response = match self.admit(&request, local) {
             // On the heap, so that an idle connection holds no room for it.
             Ok(Caller { principal, grant }) => grant.bind(Box::pin(self.dispatch.answer(request, principal)).await),
-            Err(refusal) => refusal.answer(StreamPosition::of(&request)),
+            Err(refusal) => {
+                self.notices.refused(&refusal, request.uri(), request.headers());
+                refusal.answer(StreamPosition::of(&request))
+            }
+        };
+        // The answer to HEAD has no body (B54), and what is not sent is not announced. The sentences are for clients.
+        if (is_head || self.notices.is_of_operators()) && response.extensions().get::<Refused>().is_some() {
+            *response.body_mut() = empty_body();
+            response.headers_mut().remove(CONTENT_TYPE);
         }
+        response
     }
 
     fn admit<B>(&self, request: &Request<B>, local: IpAddr) -> Result<Caller, Refusal> {
@@ -52,9 +66,18 @@ impl Layers {
         self.host.on(local).check(request)?;
         // A foreign page must not either; on its own, so that a mistake in one list opens nothing.
         self.origin.check(request)?;
-        // Before the routes: no path is outside it, so nobody without a name learns which paths exist (T05).
+        // Clients without a key look here for a way to get one. That there is none is no secret.
+        if is_metadata(request.uri().path()) && !self.dispatch.serves(request.uri().path()) {
+            return Err(Refusal::NoMetadata);
+        }
+        // Before the routes: no other path is outside it, so nobody without a name learns which paths exist (T05).
         self.principal.identify(request, |path| self.dispatch.forwards_authorization(path))
     }
+}
+
+/// Where clients look for what says how to log in, and where they would register.
+fn is_metadata(path: &str) -> bool {
+    path.contains("/.well-known/") || path == "/register"
 }
 
 /// A check of one request head that needs no waiting.

@@ -3,11 +3,14 @@
 //! Versions 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else
 //! gets an alert and no byte of HTTP (B30). What is in the files: [`crate::tls`].
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
 use rustls::ServerConfig;
-use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::client::verify_server_name;
+use rustls::pki_types::ServerName;
+use rustls::server::{ClientHello, ParsedCertificate, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -31,21 +34,66 @@ pub(super) struct Tls {
     files: IdentityFiles,
 }
 
+/// Most names that are remembered to be the certificate's. A wildcard has no end of them.
+const NAMES_MAX: usize = 64;
+
 /// The certificate that new connections are shown.
 #[derive(Debug)]
-struct Shown(RwLock<Arc<CertifiedKey>>);
+pub(super) struct Shown {
+    identity: RwLock<Arc<CertifiedKey>>,
+    /// Names that were found to be its own: most requests name one of a few.
+    names: RwLock<BTreeSet<String>>,
+}
+
+impl Shown {
+    fn new(identity: Arc<CertifiedKey>) -> Self {
+        Self { identity: RwLock::new(identity), names: RwLock::default() }
+    }
+
+    /// Whether the certificate is for a host of this name, or for this address.
+    pub(super) fn is_for(&self, host: &str) -> bool {
+        if self.names.read().contains(host) {
+            return true;
+        }
+        let identity = Arc::clone(&self.identity.read());
+        let is_for = ServerName::try_from(host).is_ok_and(|name| {
+            let certificate = identity.cert.first().and_then(|first| ParsedCertificate::try_from(first).ok());
+            certificate.is_some_and(|certificate| verify_server_name(&certificate, &name).is_ok())
+        });
+        if is_for {
+            let mut names = self.names.write();
+            // Read again with the names held: another certificate may have come, with none of them.
+            if names.len() < NAMES_MAX && Arc::ptr_eq(&identity, &self.identity.read()) {
+                names.insert(host.to_owned());
+            }
+        }
+        is_for
+    }
+
+    /// Shows another one from now on; whether it is another.
+    fn replace(&self, identity: Arc<CertifiedKey>) -> bool {
+        let mut names = self.names.write();
+        let mut shown = self.identity.write();
+        if shown.cert == identity.cert {
+            return false;
+        }
+        *shown = identity;
+        names.clear();
+        true
+    }
+}
 
 impl ResolvesServerCert for Shown {
     /// Whatever name was asked for: names that are not served are refused over HTTP, where clients can be told why.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0.read()))
+        Some(Arc::clone(&self.identity.read()))
     }
 }
 
 impl Tls {
     /// Reads the files.
     pub(super) fn read(files: IdentityFiles) -> Result<Self, StartError> {
-        let shown = Arc::new(Shown(RwLock::new(files.read(SystemClock.now())?)));
+        let shown = Arc::new(Shown::new(files.read(SystemClock.now())?));
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .expect("the library serves the versions that it recommends")
@@ -53,6 +101,11 @@ impl Tls {
             .with_cert_resolver(Arc::<Shown>::clone(&shown));
         config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
         Ok(Self { config: Arc::new(config), shown, files })
+    }
+
+    /// The certificate, whichever it is at the time.
+    pub(super) const fn shown(&self) -> &Arc<Shown> {
+        &self.shown
     }
 
     /// Performs the handshake. `None` where there is nobody to serve; the peer knows why.
@@ -103,9 +156,7 @@ impl Tls {
     fn take_over(&self, read: Result<Arc<CertifiedKey>, TlsFileError>, known: Option<String>) -> Option<String> {
         match read {
             Ok(identity) => {
-                let mut shown = self.shown.0.write();
-                if shown.cert != identity.cert {
-                    *shown = identity;
+                if self.shown.replace(identity) {
                     tracing::info!(certificate = %self.files.certificate.display(), "certificate changed");
                 }
                 None

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::program::{Call, Folder, Program, Worker, block};
+use crate::program::{Call, Folder, Program, Worker, block, send};
 use crate::upstream::in_time;
 
 const APPLIED: &str = "taskgate_config_reloads_total{outcome=\"applied\"}";
@@ -274,4 +274,35 @@ async fn a_changed_upstream_has_no_more_places_than_its_bound() {
     for call in calls {
         assert_eq!(in_time(call).await.unwrap(), "\"done\"");
     }
+}
+
+/// One line for each reason, however often it comes, with the key to write and what was sent, printable and cut.
+#[tokio::test]
+async fn a_refusal_that_a_key_decides_is_told_once_with_that_key() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    let long = "x".repeat(3_000);
+    for _ in 0..3 {
+        for (path, header, value) in [
+            ("/up/mcp", "host", "evil.example"),
+            ("/up/mcp", "origin", "http://evil.example/\u{e9}"),
+            (&format!("/{long}"), "x-other", "1"),
+        ] {
+            let status = send(program.clients, "GET", path, &[(header, value)], "").await.status;
+            assert!([403, 404].contains(&status), "{path} {status}");
+        }
+    }
+    program.says("upstreams.NAME.path", 1).await;
+    let log = program.log();
+    for (key, shown) in [
+        ("listen.allowed_hosts", "evil.example"),
+        ("listen.allowed_origins", "http://evil.example/"),
+        ("upstreams.NAME.path", &format!("/{}\u{2026}", "x".repeat(99))),
+    ] {
+        let lines: Vec<_> = log.lines().filter(|line| line.contains(key)).collect();
+        assert_eq!(lines.len(), 1, "{log}");
+        assert!(lines[0].contains("WARN") && lines[0].contains(shown), "{log}");
+    }
+    assert!(!log.contains(&long), "{log}");
 }

@@ -39,12 +39,43 @@ async fn b151_a_key_opens_and_anything_else_is_answered_alike() {
             None => ask,
         };
         let answer = gate.send(&ask).await;
-        assert_eq!((answer.summary().as_str(), answer.header("www-authenticate")), ("401∅", Some("Bearer")), "{what}");
+        assert_eq!(
+            (answer.summary().as_str(), answer.header("www-authenticate")),
+            ("401 -32600", Some("Bearer")),
+            "{what}"
+        );
         refused.push(answer);
     }
     assert!(refused.iter().all(|answer| *answer == refused[0]), "byte for byte: {refused:#?}");
-    assert_eq!(gate.send(&list(ADA).with("Authorization", &format!("Bearer {ADA}"))).await.summary(), "400∅", "B150");
+    assert_eq!(
+        gate.send(&list(ADA).with("Authorization", &format!("Bearer {ADA}"))).await.summary(),
+        "400 -32600",
+        "B150"
+    );
     assert_eq!(gate.server.world.all(|seen| seen.body["params"]["name"] == "x").len(), 0);
+}
+
+/// Clients that have no key look for a way to get one, and must not take a 401 there for a promise of one.
+#[tokio::test]
+async fn whoever_has_no_key_is_told_of_keys_and_finds_no_oauth() {
+    let gate = Gate::start().await;
+    let refused = gate.send(&list(EVE)).await;
+    let message = refused.json()["error"]["message"].as_str().unwrap().to_owned();
+    assert!(message.starts_with("An API key is wanted: Authorization: Bearer tg_"), "{message}");
+    for target in [
+        "/.well-known/oauth-protected-resource",
+        "/.well-known/oauth-protected-resource/mcp",
+        "/.well-known/oauth-authorization-server",
+        "/mcp/.well-known/openid-configuration",
+        "/register",
+    ] {
+        for verb in ["GET", "POST", "OPTIONS"] {
+            let answer = gate.send(&Ask { verb, ..list(EVE).at(target) }).await;
+            assert_eq!(answer.summary(), "404 -32600", "{verb} {target}");
+            assert!(answer.body.contains("no OAuth"), "{answer:?}");
+        }
+    }
+    assert_eq!(gate.send(&list(EVE).at("/elsewhere")).await.status(), "401", "nobody learns which paths there are");
 }
 
 /// T05: no verb and no path is outside.
@@ -96,7 +127,7 @@ async fn b152_a_key_that_is_taken_back_opens_nothing_and_nothing_is_lost() {
     assert!(first.contains("acknowledged"), "{first}");
     gate.reload(auth_of(&[("bob", BOB)]).auth).unwrap();
     for key in [ADA, ADA_TOO] {
-        assert_eq!(gate.send(&get(key)).await.summary(), "401∅");
+        assert_eq!(gate.send(&get(key)).await.summary(), "401 -32600");
     }
     assert_eq!(gate.send(&get(BOB)).await.summary(), "200 -32602", "it is not his");
     let mut rest = Vec::new();
@@ -113,6 +144,44 @@ async fn b152_a_key_that_is_taken_back_opens_nothing_and_nothing_is_lost() {
     let refused = gate.reload(wrong).unwrap_err().to_string();
     assert!(refused.starts_with("key `auth.api_keys[1].key`: /nowhere/key: cannot be read"), "{refused}");
     assert_eq!(gate.send(&get(EVE)).await.summary(), "200 ok", "a bad list changes nothing");
+}
+
+/// What it is of: a stream ends with the key that opened it, though its owner has another, and whatever face it is of.
+/// Whoever came without a key is not served on once keys are asked for.
+#[tokio::test]
+async fn a_stream_ends_with_the_key_that_opened_it_and_with_no_other() {
+    let listen = |key| Ask::declaring(key, "subscriptions/listen", json!({ "notifications": {} }), &json!({}));
+    let older = |key| Ask { verb: "GET", body: String::new(), ..list(key) }.at("/sse");
+    let ended = async |mut stream: tokio::net::TcpStream| {
+        let mut rest = Vec::new();
+        in_time(tokio::io::AsyncReadExt::read_to_end(&mut stream, &mut rest)).await.unwrap();
+        assert!(rest.ends_with(b"0\r\n\r\n"), "in order: {rest:?}");
+    };
+    let is_open = |stream: &tokio::net::TcpStream| {
+        let read = stream.try_read(&mut [0; 64]);
+        assert!(read.is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock), "nothing came, and no end");
+    };
+    let mut gate = Gate::start().await;
+    let (ada, older_ada) = (gate.open(&listen(ADA)).await.1, gate.open(&older(ADA)).await.1);
+    let others = [gate.open(&listen(ADA_TOO)).await.1, gate.open(&older(BOB)).await.1];
+    gate.reload(auth_of(&[("ada", ADA_TOO), ("bob", BOB)]).auth).unwrap();
+    ended(ada).await;
+    ended(older_ada).await;
+    assert_eq!(gate.send(&list(BOB)).await.summary(), "200 ok");
+    others.iter().for_each(is_open);
+    // The same key, and another's now.
+    gate.reload(auth_of(&[("eve", ADA_TOO), ("bob", BOB)]).auth).unwrap();
+    let [ada, bob] = others;
+    ended(ada).await;
+    is_open(&bob);
+
+    let mut gate = Gate::of("", "", "").await;
+    let (modern, sse) = (gate.open(&listen("")).await.1, gate.open(&older("")).await.1);
+    gate.reload_with(|config| config.listen.allowed_origins.push("https://app.example".to_owned())).unwrap();
+    is_open(&modern);
+    gate.reload(auth_of(&[("bob", BOB)]).auth).unwrap();
+    ended(modern).await;
+    ended(sse).await;
 }
 
 /// What the program prints, and how it ends.

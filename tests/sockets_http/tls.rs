@@ -222,6 +222,56 @@ async fn a_certificate_that_was_replaced_is_shown_without_a_restart() {
     assert!(answer_over(&mut early).await.starts_with("HTTP/1.1 200 "));
 }
 
+/// What the certificate is for is served, by whatever certificate is shown at the time.
+#[tokio::test]
+async fn names_of_the_certificate_are_served() {
+    let named = |names: &'static [&'static str]| {
+        move |params: &mut rcgen::CertificateParams| {
+            let name = |name: &&str| rcgen::SanType::DnsName((*name).try_into().unwrap());
+            params.subject_alt_names.extend(names.iter().map(name));
+        }
+    };
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    let first = authority.vouch(named(&["mcp.example", "*.wild.example"]));
+    let tls = Some(first.write(folder.path(), "server"));
+    let limits = Limits { certificate_check: Duration::from_millis(20), ..Limits::default() };
+    let gate = gate_with(ListenSettings { tls, ..settings() }, limits).await;
+    let secure = Secure { gate, authority, folder, first: first.certificate };
+    let status = async |host: &str| {
+        let mut stream = secure.connect(&[]).await;
+        let request = post("", "{}").replace("Host: localhost", &format!("Host: {host}"));
+        let request = request.replacen("\r\n", "\r\nConnection: close\r\n", 1);
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut read = Vec::new();
+        // A refusal ends the connection with the body unread.
+        let _ = timeout(PATIENCE, stream.read_to_end(&mut read)).await.unwrap();
+        String::from_utf8_lossy(&read).split(' ').nth(1).unwrap_or_default().to_owned()
+    };
+    for (host, expected) in [
+        ("localhost", "200"),
+        ("gate.example", "200"),
+        ("mcp.example", "200"),
+        ("MCP.example:443", "200"),
+        ("mcp.example", "200"),
+        ("a.wild.example", "200"),
+        ("a.b.wild.example", "403"),
+        ("wild.example", "403"),
+        ("next.example", "403"),
+        ("mcp.example.evil.example", "403"),
+    ] {
+        assert_eq!(status(host).await, expected, "{host}");
+    }
+    let second = secure.authority.vouch(named(&["next.example"]));
+    second.write(secure.folder.path(), "server");
+    let changed = async {
+        while !shows(&secure, &second.certificate).await {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, changed).await.expect("the new certificate is taken up");
+    assert_eq!((status("next.example").await.as_str(), status("mcp.example").await.as_str()), ("200", "403"));
+}
+
 /// B170.
 #[tokio::test]
 async fn a_listener_does_not_start_with_a_pair_that_is_none() {

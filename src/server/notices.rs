@@ -1,0 +1,117 @@
+//! What operators are told of refused requests: one line a minute for each reason, with the key of the configuration
+//! that decides it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use http::header::{CONTENT_LENGTH, HOST, ORIGIN};
+use http::{HeaderMap, Uri};
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::refusal::{Part, Refusal};
+
+/// Further refusals for the same reason are counted meanwhile.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// Most that is shown of what a client sent.
+const SHOWN_MAX: usize = 100;
+
+/// What was said by one listener. At most one entry for each reason there is.
+#[derive(Debug)]
+pub(super) struct Notices {
+    listener: &'static str,
+    said: Mutex<BTreeMap<&'static str, Said>>,
+}
+
+#[derive(Debug)]
+struct Said {
+    at: Instant,
+    /// How many were refused since and not told of.
+    since: u64,
+}
+
+impl Notices {
+    pub(super) const fn new(listener: &'static str) -> Self {
+        Self { listener, said: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Whether the listener is the operators', of which nothing of the kind can be set.
+    pub(super) fn is_of_operators(&self) -> bool {
+        self.listener == super::admin::NAME
+    }
+
+    /// Tells of a refused request, unless the same was told within the last minute, or there is nothing to do about it.
+    pub(super) fn refused(&self, refusal: &Refusal, target: &Uri, headers: &HeaderMap) {
+        let Some(advice) = refusal.advice().filter(|_| !self.is_of_operators()) else { return };
+        let Some(more) = self.due(advice.reason) else { return };
+        let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
+        let value = match advice.shown {
+            Part::Host => field(HOST).or_else(|| target.authority().map(|name| name.as_str().as_bytes())),
+            Part::Origin => field(ORIGIN),
+            Part::Length => field(CONTENT_LENGTH),
+            Part::Path => Some(target.path().as_bytes()),
+            Part::Nothing => None,
+        };
+        let (reason, key, words) = (advice.reason, advice.key, advice.words);
+        let value = Shown(value.unwrap_or_default());
+        tracing::warn!(listener = self.listener, reason, key, %value, more, "refused: {words}");
+    }
+
+    /// Whether it is time to speak of this reason, and of how many more than the last.
+    fn due(&self, reason: &'static str) -> Option<u64> {
+        let now = Instant::now();
+        let mut said = self.said.lock();
+        match said.get_mut(reason) {
+            Some(one) if now.duration_since(one.at) < INTERVAL => {
+                one.since += 1;
+                None
+            }
+            Some(one) => {
+                one.at = now;
+                Some(std::mem::take(&mut one.since))
+            }
+            None => {
+                said.insert(reason, Said { at: now, since: 0 });
+                Some(0)
+            }
+        }
+    }
+}
+
+/// Text of a client's as a log may hold it: printable, and cut (B160).
+struct Shown<'a>(&'a [u8]);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let shown = self.0.get(..SHOWN_MAX);
+        write!(f, "{}", shown.unwrap_or(self.0).escape_ascii())?;
+        if shown.is_some() && self.0.len() > SHOWN_MAX { f.write_str("…") } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn each_reason_is_told_once_a_minute_with_how_many_more_there_were() {
+        let notices = Notices::new("clients");
+        assert_eq!(notices.due("host_foreign"), Some(0));
+        assert_eq!(notices.due("path_unknown"), Some(0), "another one");
+        for _ in 0..7 {
+            assert_eq!(notices.due("host_foreign"), None);
+        }
+        tokio::time::advance(INTERVAL).await;
+        assert_eq!(notices.due("host_foreign"), Some(7));
+        assert_eq!(notices.due("host_foreign"), None);
+    }
+
+    #[test]
+    fn b160_what_a_client_sent_is_shown_printable_and_cut() {
+        assert_eq!(Shown(b"mcp.example").to_string(), "mcp.example");
+        assert_eq!(Shown(b"a\x1b[2Jb\r\n\xe2\x80\xae").to_string(), r"a\x1b[2Jb\r\n\xe2\x80\xae");
+        assert_eq!(Shown(&[b'x'; SHOWN_MAX]).to_string(), "x".repeat(SHOWN_MAX));
+        assert_eq!(Shown(&[b'x'; 9_000]).to_string(), "x".repeat(SHOWN_MAX) + "…");
+    }
+}

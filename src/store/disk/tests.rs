@@ -4,6 +4,7 @@ mod checked;
 mod clock;
 mod faults;
 mod files;
+mod golden;
 mod refused;
 mod room;
 

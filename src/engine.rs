@@ -27,7 +27,7 @@ pub use call::{Aside, Asides, Askable, CallEnd, CallEvent, CallSpec, CallStream,
 pub use watch::Watchers;
 
 use crate::store::TaskStore;
-use crate::task::{Clock, Principal, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Clock, Principal, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// Draws the bits of a new task's id.
 pub type DrawBits = dyn Fn() -> u128 + Send + Sync;
@@ -153,7 +153,7 @@ pub type Place = (Timestamp, TaskId);
 /// Some of one owner's tasks.
 #[derive(Clone, Debug)]
 pub struct Page {
-    pub tasks: Vec<Arc<Task>>,
+    pub tasks: Vec<Summary>,
     /// Where the next page begins, if there is one.
     pub next: Option<Place>,
 }

@@ -9,4 +9,4 @@ pub mod tasks;
 
 pub use disk::{DiskSettings, DiskStore, Health, OpenError};
 pub use memory::MemoryStore;
-pub use tasks::{Revision, StoreError, StoreLimits, Stored, TaskStore, Usage};
+pub use tasks::{Listed, Newest, Revision, StoreError, StoreLimits, Stored, TaskStore, Usage};

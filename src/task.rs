@@ -1,6 +1,6 @@
 //! The heart: one canonical task and its pure transition function.
 //!
-//! Uses `wire::{Payload, RpcError}` and a hash, and nothing else; reads no clock, mints no id, does no I/O.
+//! Uses `wire::{Payload, RpcError, words}` and a hash, and nothing else; reads no clock, mints no id, does no I/O.
 //! Read [`model`], then [`mod@transition`].
 
 pub mod digest;
@@ -10,9 +10,11 @@ pub mod model;
 pub mod names;
 pub mod policy;
 pub mod principal;
+pub mod summary;
 pub mod time;
 pub mod transition;
 
+pub use digest::Reference;
 pub use id::{TaskId, TaskKey};
 
 pub use model::{
@@ -24,5 +26,6 @@ pub use policy::{
     AfterCrash, CallLimits, EarlyInput, Fallback, Mode, Plan, TTL_MAX_ANONYMOUS, TakesTasks, ToolPolicy, ToolRules,
 };
 pub use principal::Principal;
+pub use summary::{Standing, Summary};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

@@ -15,6 +15,7 @@ pub mod payload;
 pub mod scan;
 pub mod version;
 pub mod walk;
+pub mod words;
 
 pub use canonical::canonical;
 pub use envelope::{Message, Notification, Request, Response};

@@ -12,7 +12,7 @@ use crate::store::{DiskSettings, DiskStore, Health, MemoryStore, OpenError, Task
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
 use crate::upstream::http::Life;
 
-/// The store cannot be read, or a file of it is damaged (`EX_IOERR`).
+/// The store cannot be read, a file of it is damaged, or its disk has no room to bring it up (`EX_IOERR`).
 const EXIT_IO: u8 = 74;
 /// Somebody else has the store; later it may be free (`EX_TEMPFAIL`).
 const EXIT_LOCKED: u8 = 75;
@@ -144,7 +144,7 @@ pub(super) const fn exit_code(error: &OpenError) -> u8 {
         | OpenError::Foreign { .. }
         | OpenError::Newer { .. } => super::EXIT_CONFIG,
         OpenError::Locked { .. } => EXIT_LOCKED,
-        OpenError::Corrupt { .. } | OpenError::Failed { .. } => EXIT_IO,
+        OpenError::Corrupt { .. } | OpenError::NoRoom { .. } | OpenError::Failed { .. } => EXIT_IO,
     }
 }
 

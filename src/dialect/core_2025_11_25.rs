@@ -13,12 +13,12 @@ use std::sync::Arc;
 
 use super::face::{Command, FaceDialect, Reply, task_id};
 use super::faults::{Complaint, already_settled, no_words, not_settled, session_failure_error, was_cancelled};
-use super::peer::status_text;
 use super::reintroduction::{STRUCTURED_CONTENT, has_odd_content};
 use crate::task::time::millis;
-use crate::task::{Mode, Outcome, Phase, Task, TaskId};
+use crate::task::{Failure, Mode, Outcome, Phase, Standing, Summary, Task, TaskId};
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
+use crate::wire::words::status_text;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
 pub use wish::Wish;
 
@@ -86,7 +86,7 @@ impl CoreTasks {
     }
 
     fn created(&self, task: &Task) -> Payload {
-        let writer = ObjectWriter::new().member("task", &fields(task));
+        let writer = ObjectWriter::new().member("task", &fields(&Summary::of(task)));
         match &self.immediate_response {
             Some(text) => writer.member(META, &ObjectWriter::new().text(IMMEDIATE_RESPONSE, text).finish()),
             None => writer,
@@ -122,9 +122,9 @@ impl FaceDialect for CoreTasks {
     fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError> {
         match reply {
             Reply::Created(task) => Ok(self.created(task)),
-            Reply::Snapshot(task) => Ok(fields(task)),
+            Reply::Snapshot(task) => Ok(fields(&Summary::of(task))),
             Reply::Cancelled { was_settled: true, .. } => Err(already_settled()),
-            Reply::Cancelled { task, was_settled: false } => Ok(fields(task)),
+            Reply::Cancelled { task, was_settled: false } => Ok(fields(&Summary::of(task))),
             Reply::Outcome(task) => outcome(task),
             Reply::Listed { tasks, next } => Ok(page(tasks, next)),
             Reply::Answered => Err(no_words()),
@@ -139,8 +139,8 @@ pub const fn bad_cursor() -> Complaint {
 }
 
 /// The Task object (protocol.md 2.4).
-fn fields(task: &Task) -> Payload {
-    let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(&task.phase));
+fn fields(task: &Summary) -> Payload {
+    let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.standing));
     let writer = match status_message(task) {
         Some(message) => writer.text("statusMessage", &message),
         None => writer,
@@ -154,45 +154,28 @@ fn fields(task: &Task) -> Payload {
 }
 
 /// The word for how a task stands (protocol.md 5.6).
-const fn status(phase: &Phase) -> &'static str {
-    match phase {
-        Phase::Queued | Phase::Working => "working",
-        Phase::AwaitingInput(_) => "input_required",
-        Phase::Settled(Outcome::Returned { is_error: false, .. }) => "completed",
-        Phase::Settled(Outcome::Returned { is_error: true, .. } | Outcome::Faulted(_)) => "failed",
-        Phase::Settled(Outcome::Cancelled) => "cancelled",
+const fn status(standing: Standing) -> &'static str {
+    match standing {
+        Standing::Queued | Standing::Working => "working",
+        Standing::AwaitingInput => "input_required",
+        Standing::Returned { is_error: false } => "completed",
+        Standing::Returned { is_error: true } | Standing::Refused | Standing::Faulted(_) => "failed",
+        Standing::Cancelled => "cancelled",
     }
 }
 
 /// A failed task says why (L25-45): clients stop at `failed` and never fetch the result (T-02).
-fn status_message(task: &Task) -> Option<Cow<'_, str>> {
-    let last_words = || task.status_message.as_deref().map(Cow::Borrowed);
-    match &task.phase {
-        Phase::Settled(Outcome::Returned { result, is_error: true }) => {
-            first_text(result).and_then(|text| status_text(&text)).map(owned).or_else(last_words)
-        }
-        Phase::Settled(Outcome::Faulted(failure)) => {
-            status_text(&session_failure_error(failure).message).map(owned).or_else(last_words)
-        }
-        Phase::Queued
-        | Phase::Working
-        | Phase::AwaitingInput(_)
-        | Phase::Settled(Outcome::Returned { is_error: false, .. } | Outcome::Cancelled) => last_words(),
-    }
-}
-
-fn owned<'a>(text: Arc<str>) -> Cow<'a, str> {
-    Cow::Owned(text.to_string())
-}
-
-/// The first text block of a tool's result.
-fn first_text(result: &Payload) -> Option<String> {
-    let content = Object::of(result)?.get("content")?;
-    content.items().find_map(|block| {
-        let block = Object::of(&block)?;
-        block.get_str("type").filter(|kind| kind == "text")?;
-        block.get_lossy("text")
-    })
+fn status_message(task: &Summary) -> Option<Arc<str>> {
+    let words = match task.standing {
+        Standing::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),
+        Standing::Returned { .. }
+        | Standing::Refused
+        | Standing::Queued
+        | Standing::Working
+        | Standing::AwaitingInput
+        | Standing::Cancelled => task.said.clone(),
+    };
+    words.or_else(|| task.status_message.clone())
 }
 
 /// What the call itself would have been answered with (L25-22, L25-24 to L25-28).
@@ -231,8 +214,8 @@ fn related_meta(task: TaskId, standing: Option<&Object>) -> Payload {
 }
 
 /// One page of a list (L25-33, L25-34).
-fn page(tasks: &[Arc<Task>], next: Option<&str>) -> Payload {
-    let tasks: Vec<Payload> = tasks.iter().map(|task| fields(task)).collect();
+fn page(tasks: &[Summary], next: Option<&str>) -> Payload {
+    let tasks: Vec<Payload> = tasks.iter().map(fields).collect();
     let writer = ObjectWriter::new().member("tasks", &Payload::of(&tasks));
     match next {
         Some(next) => writer.text("nextCursor", next),

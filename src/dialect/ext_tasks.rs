@@ -106,7 +106,7 @@ const fn status(phase: &Phase) -> &'static str {
 fn status_message(task: &Task) -> Option<Cow<'_, str>> {
     match &task.phase {
         Phase::Settled(Outcome::Faulted(failure)) => {
-            super::peer::status_text(&failure_error(failure).message).map(|text| Cow::Owned(text.to_string()))
+            crate::wire::words::status_text(&failure_error(failure).message).map(|text| Cow::Owned(text.to_string()))
         }
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => {
             task.status_message.as_deref().map(Cow::Borrowed)

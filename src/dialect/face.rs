@@ -2,10 +2,9 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use super::Complaint;
-use crate::task::{Answer, InputKey, Task, TaskId};
+use crate::task::{Answer, InputKey, Summary, Task, TaskId};
 use crate::wire::{Object, Payload, RpcError};
 
 /// Longest `taskId` that is looked at (reliability.md B119).
@@ -48,7 +47,7 @@ pub enum Reply<'a> {
     /// What came of a settled task's call.
     Outcome(&'a Task),
     /// One page of the client's tasks, and the name of the place where the next one begins.
-    Listed { tasks: &'a [Arc<Task>], next: Option<&'a str> },
+    Listed { tasks: &'a [Summary], next: Option<&'a str> },
 }
 
 /// One flavour of task talk with clients: stateless and byte-exact.

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::peer::status_text;
 use crate::task::Answer;
 use crate::task::time::millis;
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
+use crate::wire::words::status_text;
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RpcError, ScanLimits, fault, method};
 
 /// Longest id of an upstream's task that is taken, in bytes.

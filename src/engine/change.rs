@@ -18,7 +18,7 @@ use crate::cause::Chain;
 use crate::failpoint;
 use crate::store::StoreError;
 use crate::task::digest::{Named, Whose};
-use crate::task::{Answer, Event, InputKey, Principal, Shown, Task, TaskKey, Timestamp};
+use crate::task::{Answer, Event, InputKey, Principal, Shown, Summary, Task, TaskKey, Timestamp};
 
 /// Changes that are under way at a time; whoever comes then waits, and has changed nothing if it leaves meanwhile.
 const CHANGES_MAX: usize = 1_024;
@@ -61,7 +61,8 @@ impl Engine {
     }
 
     /// Tasks of one owner in the order of their creation, at most `limit`, beginning after the place that an
-    /// earlier page ended at. Hidden ones are left out, so a page may hold fewer. Cancel safe.
+    /// earlier page ended at. Hidden ones are left out, so a page may hold fewer. No result is
+    /// read for it. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
@@ -72,15 +73,17 @@ impl Engine {
         limit: usize,
     ) -> Result<Page, TaskError> {
         let now = self.clock.now();
-        let mut rows = self.store.page(owner, after, limit + 1, now).await?;
-        let has_more = rows.len() > limit;
-        rows.truncate(limit);
-        let next = rows.last().filter(|_| has_more).map(|row| (row.task.created_at, row.task.key.id));
-        let mut tasks = Vec::with_capacity(rows.len());
-        for row in rows.into_iter().filter(|row| row.task.shown == Shown::Handle) {
+        let page = self.store.page(owner, after, limit, now).await?;
+        let next = page.tasks.last().filter(|_| page.has_more).map(|task| (task.created_at, task.key.id));
+        let mut tasks = Vec::with_capacity(page.tasks.len());
+        for task in page.tasks.into_iter().filter(|task| task.shown == Shown::Handle) {
+            if task.is_settled() || task.expires_at() > now {
+                tasks.push(task);
+                continue;
+            }
             // Read as by its id: what is overdue settles, what is gone meanwhile is left out.
-            match if is_overdue(&row.task, now) { self.get(&row.task.key).await } else { Ok(row.task) } {
-                Ok(task) => tasks.push(task),
+            match self.get(&task.key).await {
+                Ok(task) => tasks.push(Summary::of(&task)),
                 Err(TaskError::Unknown) => (),
                 Err(error) => return Err(error),
             }

@@ -33,7 +33,7 @@ use crate::upstream::{
 };
 use crate::wire::{Payload, method};
 
-/// Rows that are read at a time.
+/// Keys of rows that are asked for at a time.
 const PAGE: usize = 256;
 /// Rows that are looked at together.
 const AT_ONCE: usize = 32;
@@ -141,17 +141,17 @@ async fn pass(engine: &Arc<Engine>, origins: &Origins) -> usize {
     let mut pauses = Pauses::new(RETRY_FIRST, RETRY_LAST);
     let (mut seen, mut left) = (0, Vec::new());
     loop {
-        let rows = match engine.store.unsettled(after.as_ref(), PAGE).await {
-            Ok(rows) => rows,
+        let keys = match engine.store.unsettled(after.as_ref(), PAGE).await {
+            Ok(keys) => keys,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "tasks of earlier lives could not be read");
                 pauses.wait().await;
                 continue;
             }
         };
-        let Some(last) = rows.last() else { break };
-        after = Some(last.task.key.clone());
-        let rows = rows.into_iter().map(|row| Found::new(row.task.key.clone())).collect();
+        let Some(last) = keys.last() else { break };
+        after = Some(last.clone());
+        let rows = keys.into_iter().map(Found::new).collect();
         seen += look_at_all(engine, origins, rows, &mut left).await;
     }
     let mut pauses = Pauses::new(RETRY_FIRST, RETRY_LAST);

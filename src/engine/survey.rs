@@ -1,33 +1,57 @@
-//! All tasks of all owners, for operators: found by going through the store, so that nothing has to be kept for it.
+//! All tasks of all owners, for operators: as the store's own indexes have them.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use super::{Engine, TaskError};
-use crate::task::{Shown, Task, TaskKey};
+use crate::store::Newest;
+use crate::task::{Reference, Shown, Summary, Task};
 
-/// Rows that are looked at in one go; others get their turn in between. Each comes with its result.
-const STEP: usize = 64;
+/// Rows that are looked at in one go; others get their turn in between.
+const STEP: usize = 128;
+
+/// Tasks that are looked at for one reference: more than ever share one.
+const SAME_MAX: usize = 8;
 
 impl Engine {
-    /// Shows every task that has a handle to `look`, in no order that means anything, until it has seen enough. Takes
-    /// time in proportion to what the store holds. Cancel safe.
+    /// Shows every task that has a handle to `look`, the newest first and beginning behind `after`, until it has seen
+    /// enough. Takes time in proportion to what is looked at. Cancel safe.
     ///
     /// # Errors
     /// `Store`.
-    pub async fn survey(&self, mut look: impl FnMut(&Task) -> ControlFlow<()> + Send) -> Result<(), TaskError> {
-        let mut after: Option<TaskKey> = None;
+    pub async fn survey(
+        &self,
+        mut after: Option<Newest>,
+        mut look: impl FnMut(&Summary) -> ControlFlow<()> + Send,
+    ) -> Result<(), TaskError> {
         loop {
-            let rows = self.store.survey(after.as_ref(), STEP, self.clock.now()).await?;
-            for row in rows.iter().filter(|row| row.task.shown == Shown::Handle) {
-                if look(&row.task).is_break() {
+            let page = self.store.survey(after, STEP, self.clock.now()).await?;
+            for task in page.tasks.iter().filter(|task| task.shown == Shown::Handle) {
+                if look(task).is_break() {
                     return Ok(());
                 }
             }
-            match rows.last() {
-                Some(last) if rows.len() >= STEP => after = Some(last.task.key.clone()),
+            match page.tasks.last() {
+                Some(last) if page.has_more => after = Some((last.created_at, Reference::of(&last.key))),
                 Some(_) | None => return Ok(()),
             }
             tokio::task::yield_now().await;
         }
+    }
+
+    /// The tasks with a handle that a reference names: none or one, hardly ever more. Cancel safe.
+    ///
+    /// # Errors
+    /// `Store`.
+    pub async fn named_by(self: &Arc<Self>, reference: Reference) -> Result<Vec<Arc<Task>>, TaskError> {
+        let mut tasks = Vec::new();
+        for key in self.store.find_reference(reference, SAME_MAX).await? {
+            match self.get(&key).await {
+                Ok(task) => tasks.push(task),
+                Err(TaskError::Unknown) => (),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(tasks)
     }
 }

@@ -3,7 +3,6 @@
 //!
 //! Shown are digests, names, states and times; never an id, an argument, a question or a result (B165).
 
-use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
@@ -12,14 +11,14 @@ use bytes::Bytes;
 use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, StatusCode};
 use serde::Serialize;
-use tokio::sync::Mutex;
 
 use super::http::{Endpoint, Inbound, Response, empty_body, full_body};
 use crate::cause::Chain;
 use crate::dialect::faults::reason_key;
 use crate::engine::{Engine, TaskError};
-use crate::task::digest::{SHORT, principal_reference, task_reference};
-use crate::task::{Failure, Outcome, Phase, Task, TaskId, TaskKey};
+use crate::store::Newest;
+use crate::task::digest::principal_reference;
+use crate::task::{Reference, Standing, Summary, Task, TaskId, Timestamp};
 use crate::upstream::standing::Look;
 
 /// Tasks on one page, if nothing else is asked for; and at most.
@@ -72,14 +71,12 @@ impl std::fmt::Display for Situation {
 }
 
 /// Says how the process stands.
-pub type Standing = Box<dyn Fn() -> Situation + Send + Sync>;
+pub type Tell = Box<dyn Fn() -> Situation + Send + Sync>;
 
 /// The operators' endpoint, for `/`, `/tasks` and everything below that.
 pub struct Operators {
     engine: Arc<Engine>,
-    standing: Standing,
-    /// Held by who goes through all tasks: one at a time.
-    surveying: Mutex<()>,
+    standing: Tell,
 }
 
 impl std::fmt::Debug for Operators {
@@ -105,10 +102,10 @@ struct Entry {
 }
 
 impl Entry {
-    fn of(task: &Task) -> Self {
-        let (state, reason) = state(&task.phase);
+    fn of(task: &Summary) -> Self {
+        let (state, reason) = state(task.standing);
         Self {
-            reference: task_reference(&task.key),
+            reference: Reference::of(&task.key).to_string(),
             principal: principal_reference(&task.key.owner),
             upstream: task.origin.upstream.to_string(),
             tool: task.origin.tool.to_string(),
@@ -122,16 +119,16 @@ impl Entry {
 }
 
 /// The word, and where the gateway itself had no answer, why.
-const fn state(phase: &Phase) -> (&'static str, Option<&'static str>) {
-    match phase {
-        Phase::Queued => ("queued", None),
-        Phase::Working => ("working", None),
-        Phase::AwaitingInput(_) => ("input_required", None),
-        Phase::Settled(Outcome::Returned { is_error: false, .. }) => ("completed", None),
-        Phase::Settled(Outcome::Returned { is_error: true, .. }) => ("failed", Some("tool_error")),
-        Phase::Settled(Outcome::Faulted(Failure::Upstream(_))) => ("failed", Some("upstream_error")),
-        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => ("failed", Some(reason_key(fault.reason))),
-        Phase::Settled(Outcome::Cancelled) => ("cancelled", None),
+const fn state(standing: Standing) -> (&'static str, Option<&'static str>) {
+    match standing {
+        Standing::Queued => ("queued", None),
+        Standing::Working => ("working", None),
+        Standing::AwaitingInput => ("input_required", None),
+        Standing::Returned { is_error: false } => ("completed", None),
+        Standing::Returned { is_error: true } => ("failed", Some("tool_error")),
+        Standing::Refused => ("failed", Some("upstream_error")),
+        Standing::Faulted(fault) => ("failed", Some(reason_key(fault.reason))),
+        Standing::Cancelled => ("cancelled", None),
     }
 }
 
@@ -170,16 +167,13 @@ impl From<TaskError> for Refused {
     }
 }
 
-/// Place in a list, newest first: the complement of the time of creation, then the reference.
-type Position = (u64, String);
-
 /// What a list is to hold.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Wanted {
     upstream: Option<String>,
     state: Option<String>,
     reason: Option<String>,
-    after: Option<Position>,
+    after: Option<Newest>,
     limit: Option<usize>,
 }
 
@@ -203,80 +197,62 @@ impl Wanted {
         Ok(wanted)
     }
 
-    fn fits(&self, task: &Task) -> bool {
+    fn fits(&self, task: &Summary) -> bool {
+        let (state, reason) = state(task.standing);
         self.upstream.as_deref().is_none_or(|upstream| *upstream == *task.origin.upstream)
-            && self.state.as_deref().is_none_or(|wanted| wanted == state(&task.phase).0)
-            && self.reason.as_deref().is_none_or(|wanted| Some(wanted) == state(&task.phase).1)
+            && self.state.as_deref().is_none_or(|wanted| wanted == state)
+            && self.reason.as_deref().is_none_or(|wanted| Some(wanted) == reason)
     }
 }
 
-fn position(text: &str) -> Option<Position> {
-    let (time, reference) = text.split_once('-')?;
-    Some((time.parse().ok()?, is_reference(reference).then(|| reference.to_owned())?))
+/// The name of a place, which sorts as the list does: the complement of the time of creation, then the reference.
+fn place((time, reference): Newest) -> String {
+    format!("{}-{reference}", u64::MAX - time.as_millis())
 }
 
-fn is_reference(text: &str) -> bool {
-    text.len() == SHORT && text.bytes().all(|byte| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte))
+fn position(text: &str) -> Option<Newest> {
+    let (time, reference) = text.split_once('-')?;
+    let time = u64::MAX - time.parse::<u64>().ok()?;
+    Some((Timestamp::from_millis(time), Reference::parse(reference)?))
 }
 
 impl Operators {
     #[must_use]
-    pub fn new(engine: Arc<Engine>, standing: Standing) -> Self {
-        Self { engine, standing, surveying: Mutex::default() }
+    pub fn new(engine: Arc<Engine>, standing: Tell) -> Self {
+        Self { engine, standing }
     }
 
     async fn list(&self, query: Option<&str>) -> Result<List, Refused> {
         let wanted = Wanted::read(query).map_err(Refused::Query)?;
         let limit = wanted.limit.unwrap_or(PAGE);
-        let mut page = BTreeMap::<Position, Entry>::new();
-        let _one_at_a_time = self.surveying.lock().await;
-        let look = |task: &Task| {
-            let newest_first = u64::MAX - task.created_at.as_millis();
-            let is_in_time =
-                page.len() <= limit || page.last_key_value().is_none_or(|(last, _)| newest_first <= last.0);
-            let may_follow = wanted.after.as_ref().is_none_or(|after| newest_first >= after.0);
-            if is_in_time && may_follow && wanted.fits(task) {
-                let at = (newest_first, task_reference(&task.key));
-                if wanted.after.as_ref().is_none_or(|after| at > *after) {
-                    page.insert(at, Entry::of(task));
-                    // One more than is shown tells whether there is a next page.
-                    if page.len() > limit + 1 {
-                        page.pop_last();
-                    }
-                }
+        let mut page: Vec<Entry> = Vec::new();
+        let mut last = None;
+        let mut has_more = false;
+        let look = |task: &Summary| {
+            if !wanted.fits(task) {
+                return ControlFlow::Continue(());
             }
+            // One more than is shown tells whether there is a next page.
+            if page.len() == limit {
+                has_more = true;
+                return ControlFlow::Break(());
+            }
+            page.push(Entry::of(task));
+            last = Some((task.created_at, Reference::of(&task.key)));
             ControlFlow::Continue(())
         };
-        self.engine.survey(look).await?;
-        let has_more = page.len() > limit;
-        if has_more {
-            page.pop_last();
-        }
-        let last = page.last_key_value().filter(|_| has_more);
-        let next = last.map(|((time, reference), _)| format!("{time}-{reference}"));
-        Ok(List { tasks: page.into_values().collect(), next })
+        self.engine.survey(wanted.after, look).await?;
+        Ok(List { tasks: page, next: last.filter(|_| has_more).map(place) })
     }
 
     /// The one task that a reference names.
     async fn find(&self, reference: &str) -> Result<Arc<Task>, Refused> {
-        if !is_reference(reference) {
-            return Err(Refused::Unknown);
-        }
-        let mut found: Vec<TaskKey> = Vec::new();
-        {
-            let _one_at_a_time = self.surveying.lock().await;
-            let look = |task: &Task| {
-                if task_reference(&task.key) == reference {
-                    found.push(task.key.clone());
-                }
-                if found.len() > 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            };
-            self.engine.survey(look).await?;
-        }
-        match found.as_slice() {
-            [] => Err(Refused::Unknown),
-            [key] => Ok(self.engine.get(key).await?),
-            [_, _, ..] => Err(Refused::Ambiguous),
+        let reference = Reference::parse(reference).ok_or(Refused::Unknown)?;
+        let mut found = self.engine.named_by(reference).await?;
+        match (found.pop(), found.is_empty()) {
+            (None, _) => Err(Refused::Unknown),
+            (Some(task), true) => Ok(task),
+            (Some(_), false) => Err(Refused::Ambiguous),
         }
     }
 
@@ -289,24 +265,21 @@ impl Operators {
         let wanted: Wanted = serde_json::from_slice(body).map_err(|_| Refused::Query("write {\"id\": \"...\"}"))?;
         let id = TaskId::parse(&wanted.id).ok_or(Refused::Unknown)?;
         let mut found = None;
-        {
-            let _one_at_a_time = self.surveying.lock().await;
-            let look = |task: &Task| {
-                if task.key.id == id {
-                    found = Some(task.key.clone());
-                    return ControlFlow::Break(());
-                }
-                ControlFlow::Continue(())
-            };
-            self.engine.survey(look).await?;
-        }
+        let look = |task: &Summary| {
+            if task.key.id == id {
+                found = Some(task.key.clone());
+                return ControlFlow::Break(());
+            }
+            ControlFlow::Continue(())
+        };
+        self.engine.survey(None, look).await?;
         Ok(self.engine.get(&found.ok_or(Refused::Unknown)?).await?)
     }
 
     async fn cancel(&self, reference: &str) -> Result<Entry, Refused> {
         let task = self.find(reference).await?;
         let cancelled = self.engine.cancel_for_operator(&task.key).await?;
-        let entry = Entry::of(&cancelled.task);
+        let entry = Entry::of(&Summary::of(&cancelled.task));
         if cancelled.was_settled { Err(Refused::Ended(Box::new(entry))) } else { Ok(entry) }
     }
 }
@@ -326,9 +299,11 @@ impl Endpoint for Operators {
             return response;
         }
         match (to_cancel, below) {
-            _ if request.path == FIND => answer(self.find_by_id(&request.body).await.map(|task| Entry::of(&task))),
+            _ if request.path == FIND => {
+                answer(self.find_by_id(&request.body).await.map(|task| Entry::of(&Summary::of(&task))))
+            }
             (Some(reference), _) => answer(self.cancel(reference).await),
-            (None, Some(reference)) => answer(self.find(reference).await.map(|task| Entry::of(&task))),
+            (None, Some(reference)) => answer(self.find(reference).await.map(|task| Entry::of(&Summary::of(&task)))),
             (None, None) if request.path == "/tasks" => answer(self.list(request.query.as_deref()).await),
             (None, None) if wants_json(&request) => json(StatusCode::OK, &(self.standing)()),
             (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.standing)().to_string()),
@@ -382,14 +357,17 @@ mod tests {
 
     #[test]
     fn a_query_is_read_whole_or_refused() {
-        let after = Some((5, "00000000000a".to_owned()));
+        let after = Some((Timestamp::from_millis(5), Reference([0, 0, 0, 0, 0, 10])));
         let limit = Some(1000);
-        let wanted = Wanted::read(Some("upstream=a%20b&state=failed&reason=poison&limit=1000&after=5-00000000000a"));
+        let wanted = Wanted::read(Some(
+            "upstream=a%20b&state=failed&reason=poison&limit=1000&after=18446744073709551610-00000000000a",
+        ));
         let upstream = Some("a b".to_owned());
         assert_eq!(
             wanted,
             Ok(Wanted { upstream, state: Some("failed".to_owned()), reason: Some("poison".to_owned()), after, limit })
         );
+        assert_eq!(after.map(place).as_deref(), Some("18446744073709551610-00000000000a"));
         assert_eq!(Wanted::read(None), Ok(Wanted::default()));
         for wrong in
             ["state=done", "limit=0", "limit=1001", "limit=x", "after=5", "after=5-x", "id=1", "after=x-00000000000a"]

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::tasks::PAGE_BYTES_MAX;
 use super::{Revision, StoreError, TaskStore, Usage};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
-    Attempt, Digest, Event, Idempotency, InputKey, Maker, Origin, Outcome, Phase, Principal, Recovery, Shown, Task,
-    TaskId, TaskKey, Timestamp, transition,
+    Attempt, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome, Phase,
+    Principal, Question, Reason, Recovery, Reference, Shown, Summary, Task, TaskId, TaskKey, Timestamp, transition,
 };
-use crate::wire::Payload;
+use crate::wire::{Payload, RpcError};
 
 const START: Timestamp = Timestamp::from_millis(1_000_000);
 const TTL: Duration = Duration::from_secs(60);
@@ -52,7 +53,11 @@ pub(crate) async fn check_all<S: TaskStore>(open: impl AsyncFn(usize) -> Arc<S>)
     pages_hold_each_task_of_the_owner_once_in_order(&*roomy().await).await;
     unsettled_tasks_are_paged_whoever_owns_them(&*roomy().await).await;
     a_settled_task_is_paged_until_its_upstream_was_told(&*roomy().await).await;
-    surveys_hold_every_task_once_whoever_owns_it(&*roomy().await).await;
+    surveys_hold_every_task_once_the_newest_first(&*roomy().await).await;
+    a_reference_leads_to_its_task(&*roomy().await).await;
+    lists_show_a_task_as_it_stands(&*roomy().await).await;
+    pages_are_bounded_in_bytes(&*open(64 << 20).await).await;
+    revisions_rise_with_every_write(&*roomy().await).await;
     sums_follow_every_write(&*roomy().await).await;
     a_name_leads_to_its_owners_task_as_long_as_the_task_is_there(&*roomy().await).await;
     a_name_is_taken_until_its_task_is_gone(&*roomy().await).await;
@@ -149,9 +154,9 @@ async fn pages_hold_each_task_of_the_owner_once_in_order(store: &impl TaskStore)
     let mut after = None;
     for _ in 0..9 {
         let page = store.page(&Principal::new("a"), after, 3, START).await.unwrap();
-        let Some(last) = page.last() else { break };
-        after = Some((last.task.created_at, last.task.key.id));
-        seen.extend(page.iter().map(|row| row.task.created_at));
+        seen.extend(page.tasks.iter().map(|task| task.created_at));
+        let Some(last) = page.tasks.last().filter(|_| page.has_more) else { break };
+        after = Some((last.created_at, last.key.id));
     }
     let expected: Vec<_> = (0..7).map(|id| START.after(Duration::from_millis(id))).collect();
     assert_eq!(seen, expected);
@@ -163,21 +168,129 @@ async fn unsettled_tasks_are_paged_whoever_owns_them(store: &impl TaskStore) {
     }
     store.insert(&settled(task("a", 4), "r")).await.unwrap();
     let first = store.unsettled(None, 2).await.unwrap();
-    let second = store.unsettled(Some(&first[1].task.key), 2).await.unwrap();
-    let ids: Vec<_> = first.iter().chain(&second).map(|row| row.task.key.id.bits()).collect();
+    let second = store.unsettled(Some(&first[1]), 2).await.unwrap();
+    let ids: Vec<_> = first.iter().chain(&second).map(|key| key.id.bits()).collect();
     assert_eq!(ids, [1, 3, 2]);
 }
 
-async fn surveys_hold_every_task_once_whoever_owns_it(store: &impl TaskStore) {
-    for (owner, id) in [("a", 1), ("b", 2), ("a", 3)] {
-        store.insert(&task(owner, id)).await.unwrap();
+async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
+    for (owner, id) in [("a", 1), ("b", 2), ("a", 3), ("c", 4), ("b", 5)] {
+        // Three of one time.
+        let created_at = START.after(Duration::from_millis((id as u64).min(3)));
+        store.insert(&Task { created_at, ..task(owner, id) }).await.unwrap();
     }
-    store.insert(&settled(task("a", 4), "r")).await.unwrap();
-    let first = store.survey(None, 3, START).await.unwrap();
-    let second = store.survey(Some(&first[2].task.key), 3, START).await.unwrap();
-    let ids: Vec<_> = first.iter().chain(&second).map(|row| row.task.key.id.bits()).collect();
-    assert_eq!(ids, [1, 3, 4, 2]);
-    assert_eq!(store.survey(None, 9, START.after(TTL)).await.unwrap().len(), 3, "what is gone is left out");
+    let last = START.after(Duration::from_millis(7));
+    store.insert(&Task { created_at: last, ..settled(task("a", 6), "r") }).await.unwrap();
+    let mut same = [("a", 3), ("c", 4), ("b", 5)].map(|(owner, id)| (Reference::of(&task(owner, id).key), id));
+    same.sort_unstable();
+    let expected = [6, same[0].1, same[1].1, same[2].1, 2, 1];
+    for limit in 1..8 {
+        let (mut seen, mut after) = (Vec::new(), None);
+        for _ in 0..9 {
+            let page = store.survey(after, limit, START).await.unwrap();
+            assert!(page.tasks.len() <= limit && (page.tasks.len() == limit || !page.has_more));
+            seen.extend(page.tasks.iter().map(|task| task.key.id.bits()));
+            let Some(last) = page.tasks.last().filter(|_| page.has_more) else { break };
+            after = Some((last.created_at, Reference::of(&last.key)));
+        }
+        assert_eq!(seen, expected, "{limit} at a time");
+    }
+    let later = store.survey(None, 9, last.after(TTL)).await.unwrap();
+    assert_eq!(later.tasks.len(), 5, "what is gone is left out");
+}
+
+async fn a_reference_leads_to_its_task(store: &impl TaskStore) {
+    let (one, two) = (task("a", 1), task("b", 1));
+    let revision = store.insert(&one).await.unwrap();
+    store.insert(&two).await.unwrap();
+    let find = async |key: &TaskKey| store.find_reference(Reference::of(key), 9).await.unwrap();
+    let nobodys = task("a", 2).key;
+    assert_eq!(find(&one.key).await, std::slice::from_ref(&one.key));
+    store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
+    assert_eq!(find(&one.key).await, std::slice::from_ref(&one.key));
+    assert_eq!(find(&two.key).await, std::slice::from_ref(&two.key));
+    assert!(find(&nobodys).await.is_empty());
+    store.remove(&one.key).await.unwrap();
+    store.remove(&two.key).await.unwrap();
+    assert!(find(&one.key).await.is_empty() && find(&two.key).await.is_empty());
+}
+
+/// A list shows of each task what the task says, whatever way it came about.
+async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
+    let error = RpcError { code: -1, message: "no\nway".to_owned(), data: None };
+    let broke = r#"{"content":[{"type":"text","text":"it broke"}],"isError":true}"#;
+    let broke = Payload::restored(broke.into()).unwrap();
+    let fault = GatewayFault { http_status: Some(503), ..GatewayFault::new(Reason::UpstreamClosed, Executed::Yes) };
+    let open = [(InputKey(1), Question { ask: Payload::of("q"), request: Payload::of("r") })].into();
+    let phases = [
+        Phase::Queued,
+        Phase::Working,
+        Phase::AwaitingInput(open),
+        Phase::Settled(Outcome::Returned { result: Payload::of("r"), is_error: false }),
+        Phase::Settled(Outcome::Returned { result: broke, is_error: true }),
+        Phase::Settled(Outcome::Faulted(Failure::Upstream(error))),
+        Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))),
+        Phase::Settled(Outcome::Cancelled),
+    ];
+    let mut expected = Vec::new();
+    for (phase, id) in phases.into_iter().zip(0_u8..) {
+        let made = Task {
+            created_at: START.after(Duration::from_millis(id.into())),
+            shown: if id == 1 { Shown::Hidden } else { Shown::Handle },
+            status_message: (id % 2 == 0).then(|| Arc::from("half")),
+            ..task("a", id.into())
+        };
+        let revision = store.insert(&made).await.unwrap();
+        let last = Task { phase, updated_at: START.after(Duration::from_millis(20)), ..made };
+        store.replace(revision, &last).await.unwrap();
+        expected.push(Summary::of(&last));
+    }
+    assert_eq!(expected[4].said.as_deref(), Some("it broke"));
+    assert_eq!(expected[5].said.as_deref(), Some("noway"));
+    assert_eq!(store.page(&Principal::new("a"), None, 99, START).await.unwrap().tasks, expected);
+    expected.reverse();
+    assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, expected);
+}
+
+/// A page is bounded in bytes, however many tasks are asked for, and holds one at least.
+async fn pages_are_bounded_in_bytes(store: &impl TaskStore) {
+    for id in 0..12_u8 {
+        let created_at = START.after(Duration::from_millis(id.into()));
+        let words = "w".repeat(PAGE_BYTES_MAX / 4).into();
+        store.insert(&Task { created_at, status_message: Some(words), ..task("a", id.into()) }).await.unwrap();
+    }
+    let owner = Principal::new("a");
+    let (mut counts, mut after) = (Vec::new(), None);
+    for _ in 0..12 {
+        let page = store.page(&owner, after, 99, START).await.unwrap();
+        counts.push(page.tasks.len());
+        let Some(last) = page.tasks.last().filter(|_| page.has_more) else { break };
+        after = Some((last.created_at, last.key.id));
+    }
+    assert_eq!(counts.iter().sum::<usize>(), 12);
+    assert!(counts.iter().all(|count| (1..=5).contains(count)), "{counts:?}");
+    let page = store.survey(None, 99, START).await.unwrap();
+    assert!(page.has_more && (1..=5).contains(&page.tasks.len()));
+}
+
+/// Each write of a row has a higher revision than the one before, and each reader sees the latest, settled or not.
+async fn revisions_rise_with_every_write(store: &impl TaskStore) {
+    let one = task("a", 1);
+    let mut last = store.insert(&one).await.unwrap();
+    let cancelled = transition(one.clone(), Event::CancelRequested, START).0;
+    let told = transition(cancelled.clone(), Event::Told, START).0;
+    for next in [one.clone(), cancelled.clone(), told] {
+        let before = store.load(&one.key, START).await.unwrap().unwrap();
+        assert_eq!(before.revision, last);
+        let revision = store.replace(last, &next).await.unwrap();
+        assert!(revision > last);
+        for stale in [Revision(0), last] {
+            assert!(matches!(store.replace(stale, &cancelled).await, Err(StoreError::Conflict)));
+        }
+        let found = store.load(&one.key, START).await.unwrap().unwrap();
+        assert_eq!((&*found.task, found.revision), (&next, revision));
+        last = revision;
+    }
 }
 
 /// F20.
@@ -187,7 +300,7 @@ async fn a_settled_task_is_paged_until_its_upstream_was_told(store: &impl TaskSt
     let cancelled = transition(one, Event::CancelRequested, START).0;
     let second = store.replace(first, &cancelled).await.unwrap();
     let found = store.unsettled(None, 9).await.unwrap();
-    assert_eq!(found.iter().map(|row| &*row.task).collect::<Vec<_>>(), [&cancelled]);
+    assert_eq!(found, std::slice::from_ref(&cancelled.key));
     assert!(store.overdue(START.after(TTL), 9).await.unwrap().is_empty());
     store.replace(second, &transition(cancelled, Event::Told, START).0).await.unwrap();
     assert!(store.unsettled(None, 9).await.unwrap().is_empty());

@@ -3,27 +3,32 @@
 //! SQLite in write-ahead mode with an fsync for each transaction. `writer` is the one thread that writes; it makes
 //! one transaction of all writes that wait. `readers` are a few connections that only read. `resident` is what
 //! is in memory: live rows, so that polls cost no disk read, a cache of settled ones, and the sums. `schema` knows
-//! the file, `rows` the statements, `folder` what is around the file.
+//! the file, `upgrade` what an older version wrote, `rows` and `reads` the statements, `columns` what a row is made of,
+//! `folder` what is around the file.
 
 mod batch;
 mod check;
 mod clock;
+mod columns;
 mod condemned;
 mod doubt;
 mod folder;
 mod health;
+mod judged;
 mod opening;
 mod readers;
+mod reads;
 mod resident;
 mod rows;
 mod schema;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod upgrade;
 mod upkeep;
 mod writer;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -41,23 +46,19 @@ use tokio_util::task::TaskTracker;
 use self::batch::{Write, Written};
 use self::check::Check;
 use self::clock::Judged;
-use self::condemned::condemned;
 use self::doubt::Doubt;
 use self::folder::{Ballast, Lock};
 pub use self::health::Health;
 use self::health::Monitor;
 use self::opening::{Found, read_in_at_last};
 use self::readers::Readers;
+use self::reads::Read;
 use self::resident::Resident;
-use self::rows::{Outline, Read};
 pub use self::settings::{DiskSettings, OpenError};
 use self::settings::{Hooks, Tuning};
 use self::writer::{Request, Writer};
-use super::record::RecordError;
-use super::tasks::{Revision, StoreError, Stored, TaskStore, Usage};
-use crate::metric;
-use crate::task::digest::Named;
-use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
+use super::tasks::{Listed, Newest, Revision, StoreError, Stored, TaskStore, Usage};
+use crate::task::{Digest, Principal, Reference, Task, TaskId, TaskKey, Timestamp};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
 const QUEUE_MAX: usize = 1_024;
@@ -79,6 +80,8 @@ pub struct DiskStore {
     clock: Judged,
     /// Held as long as the writer's thread may have the file open; and for good where a bug ended it.
     _lock: SharedLock,
+    /// Tasks that cannot be read, as far as they were named.
+    told: Mutex<BTreeSet<Reference>>,
 }
 
 impl std::fmt::Debug for DiskStore {
@@ -169,6 +172,7 @@ impl DiskStore {
             owes_checkpoint: false,
             clock,
             seen_noted: Some(Instant::now()),
+            is_careful: false,
         };
         let (queue, requests) = mpsc::channel(QUEUE_MAX);
         let thread = start(writer, requests, Arc::clone(&lock))
@@ -185,6 +189,7 @@ impl DiskStore {
             check,
             clock,
             _lock: lock,
+            told: Mutex::default(),
         };
         store.check_in_background(tuning);
         Ok(Arc::new(store))
@@ -270,40 +275,6 @@ impl DiskStore {
             Written::Removed | Written::Freed(_) => Err(StoreError::Io(io::Error::other("another write's outcome"))),
         }
     }
-
-    /// What a row from the disk stands for now; `None` if it is gone.
-    async fn present(&self, read: Read, now: Timestamp) -> Result<Option<Stored>, StoreError> {
-        if self.doubt.hides(read.key()) {
-            return Ok(None);
-        }
-        let row = match read {
-            // What memory has is what was shown: a commit that is under way shows nowhere until it shows everywhere.
-            Read::Whole(row) => self.resident.live(&row.task.key).unwrap_or(row),
-            Read::Damaged { error: error @ RecordError::Newer(_), .. } => {
-                return Err(StoreError::Io(io::Error::other(error)));
-            }
-            // What memory has of it is sound, and its next write mends the disk.
-            Read::Damaged { key, revision, outline, error: RecordError::Damaged } => match self.resident.live(&key) {
-                Some(row) => row,
-                None => self.condemn(key, revision, outline, now).await,
-            },
-        };
-        Ok(is_there(&row, now).then_some(row))
-    }
-
-    /// A task whose record is damaged has failed (F56): so it is shown, and so it is written.
-    async fn condemn(&self, key: TaskKey, revision: Revision, outline: Outline, now: Timestamp) -> Stored {
-        tracing::error!(task = %Named(&key), "what was stored of a task is damaged");
-        metrics::counter!(metric::STORE_DAMAGED).increment(1);
-        let task = Arc::new(condemned(key, outline, now));
-        let write = Write::Replace { expected: revision, task: Arc::clone(&task) };
-        let revision = match self.put(write).await {
-            Ok(revision) => revision,
-            // Somebody else found it too, or the disk is no good: it is found again.
-            Err(_) => revision,
-        };
-        Stored { task, revision }
-    }
 }
 
 impl Drop for DiskStore {
@@ -356,7 +327,7 @@ impl TaskStore for DiskStore {
         }
         let ticket = self.resident.ticket(key);
         let wanted = key.clone();
-        let Some(read) = self.readers.read(move |conn| rows::read(conn, &wanted)).await? else { return Ok(None) };
+        let Some(read) = self.readers.read(move |conn| reads::read(conn, &wanted)).await? else { return Ok(None) };
         if let Read::Whole(row) = &read
             && !self.doubt.hides(key)
         {
@@ -368,7 +339,14 @@ impl TaskStore for DiskStore {
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let task = Arc::new(task.clone());
-        let revision = self.put(Write::Replace { expected, task: Arc::clone(&task) }).await?;
+        let revision = match self.put(Write::Replace { expected, task: Arc::clone(&task) }).await {
+            Err(StoreError::Conflict) => {
+                // What memory has of a settled row may be older than the row: whoever reads again reads the disk.
+                self.resident.forget_settled(&task.key).await;
+                return Err(StoreError::Conflict);
+            }
+            other => other?,
+        };
         if task.is_settled() {
             self.resident.keep_settled(&Stored { task, revision }, self.last_seen()).await;
         }
@@ -411,48 +389,43 @@ impl TaskStore for DiskStore {
     async fn page(
         &self,
         owner: &Principal,
-        after: Option<(Timestamp, TaskId)>,
+        mut after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Vec<Stored>, StoreError> {
+    ) -> Result<Listed, StoreError> {
         let now = self.raise(now);
-        let owner = owner.clone();
-        let found = self.readers.read(move |conn| rows::page(conn, &owner, after, limit, now)).await?;
-        let mut rows = Vec::with_capacity(found.len());
-        for read in found {
-            rows.extend(self.present(read, now).await?);
-        }
-        Ok(rows)
-    }
-
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
-        let now = self.last_seen();
-        let mut rows = Vec::new();
-        let mut after = after.cloned();
-        // Some may settle while they are looked up: an empty page would say that there are no more.
         loop {
-            let keys = self.resident.open(after.as_ref(), limit);
-            for key in &keys {
-                rows.extend(
-                    self.load(key, now).await?.filter(|row| !row.task.is_settled() || row.task.recovery.is_untold),
-                );
+            let owner = owner.clone();
+            let found = self.readers.list(move |conn| reads::page(conn, &owner, after, limit, now)).await?;
+            let (page, last) = self.listed(found, now).await;
+            // A page without tasks names no place to go on at.
+            if !page.tasks.is_empty() || !page.has_more || last.is_none() {
+                return Ok(page);
             }
-            after = keys.last().cloned();
-            if !rows.is_empty() || keys.len() < limit || limit == 0 {
-                return Ok(rows);
-            }
+            after = last;
         }
     }
 
-    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError> {
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        Ok(self.resident.open(after, limit))
+    }
+
+    async fn survey(&self, mut after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
         let now = self.raise(now);
-        let after = after.cloned();
-        let found = self.readers.read(move |conn| rows::survey(conn, after.as_ref(), limit, now)).await?;
-        let mut rows = Vec::with_capacity(found.len());
-        for read in found {
-            rows.extend(self.present(read, now).await?);
+        loop {
+            let found = self.readers.list(move |conn| reads::survey(conn, after, limit, now)).await?;
+            let (page, last) = self.listed(found, now).await;
+            if !page.tasks.is_empty() || !page.has_more || last.is_none() {
+                return Ok(page);
+            }
+            after = last;
         }
-        Ok(rows)
+    }
+
+    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        let mut found = self.readers.read(move |conn| reads::referred(conn, reference, limit)).await?;
+        found.retain(|key| !self.doubt.hides(key));
+        Ok(found)
     }
 
     fn outlives_process(&self) -> bool {
@@ -467,8 +440,8 @@ impl TaskStore for DiskStore {
     ) -> Result<Option<Stored>, StoreError> {
         let now = self.raise(now);
         let (owner, key) = (owner.clone(), *key);
-        match self.readers.read(move |conn| rows::named(conn, &owner, &key, now)).await? {
-            Some(read) => self.present(read, now).await,
+        match self.readers.read(move |conn| reads::named(conn, &owner, &key, now)).await? {
+            Some(key) => self.load(&key, now).await,
             None => Ok(None),
         }
     }

@@ -3,34 +3,61 @@
 //! Everything is gone when the process ends. Full means refused: nothing is ever evicted. No lock is
 //! held across an await, and a reader holds one only to clone an `Arc`.
 
+use std::cmp::Reverse;
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
+use std::ops::Bound;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use super::tasks::{Revision, StoreError, Stored, TaskStore, Usage};
-use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
+use super::tasks::{Listed, Newest, PAGE_BYTES_MAX, Revision, StoreError, Stored, TaskStore, Usage};
+use crate::task::summary::said;
+use crate::task::{Digest, Principal, Reference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// Task ids are random, so their low bits spread rows evenly.
 const SHARDS: usize = 64;
+
+/// Keys that are taken from an index in one go: its lock is held no longer than that.
+const STEP: usize = 64;
 
 /// A [`TaskStore`] that lives and dies with the process.
 #[derive(Debug)]
 pub struct MemoryStore {
     shards: Box<[Mutex<Shard>]>,
     owners: Mutex<HashMap<Principal, OwnerRows>>,
+    names: Mutex<Names>,
     stored_bytes_max: usize,
     bytes: AtomicUsize,
     tasks: AtomicUsize,
     unsettled: AtomicUsize,
 }
 
+/// What operators find tasks by.
+#[derive(Debug, Default)]
+struct Names {
+    by_reference: BTreeSet<(Reference, TaskKey)>,
+    newest: BTreeSet<(Reverse<Timestamp>, Reference, TaskKey)>,
+}
+
+#[derive(Debug)]
+struct Row {
+    stored: Stored,
+    /// What the outcome says of itself, so that no list has to look for it there.
+    said: Option<Arc<str>>,
+}
+
+impl Row {
+    fn new(task: &Task, revision: Revision) -> Self {
+        Self { stored: Stored { task: Arc::new(task.clone()), revision }, said: said(task) }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Shard {
-    rows: HashMap<TaskKey, Stored>,
+    rows: HashMap<TaskKey, Row>,
     /// When unsettled rows are overdue.
     live: BTreeSet<(Timestamp, TaskKey)>,
     /// When settled rows are gone.
@@ -97,7 +124,7 @@ impl Shard {
     }
 
     fn remove(&mut self, key: &TaskKey) -> Option<Stored> {
-        let row = self.rows.remove(key)?;
+        let row = self.rows.remove(key)?.stored;
         self.leave(&row.task);
         Some(row)
     }
@@ -111,6 +138,7 @@ impl MemoryStore {
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             owners: Mutex::default(),
+            names: Mutex::default(),
             stored_bytes_max,
             bytes: AtomicUsize::new(0),
             tasks: AtomicUsize::new(0),
@@ -132,12 +160,66 @@ impl MemoryStore {
         }
     }
 
+    fn name(&self, task: &Task) {
+        let reference = Reference::of(&task.key);
+        let mut names = self.names.lock();
+        names.by_reference.insert((reference, task.key.clone()));
+        names.newest.insert((Reverse(task.created_at), reference, task.key.clone()));
+    }
+
+    fn unname(&self, task: &Task) {
+        let reference = Reference::of(&task.key);
+        let mut names = self.names.lock();
+        names.by_reference.remove(&(reference, task.key.clone()));
+        names.newest.remove(&(Reverse(task.created_at), reference, task.key.clone()));
+    }
+
+    /// A task as lists show it; `None` if it is gone.
+    fn summary(&self, key: &TaskKey, now: Timestamp) -> Option<Summary> {
+        let shard = self.shard(key).lock();
+        let row = shard.rows.get(key)?;
+        let summary = Summary::saying(&row.stored.task, row.said.clone());
+        drop(shard);
+        (!summary.is_gone(now)).then_some(summary)
+    }
+
+    /// Fills a page from steps of an index, each of which gives keys and begins behind the place that it is given.
+    fn listed<P>(
+        &self,
+        mut after: Option<P>,
+        limit: usize,
+        now: Timestamp,
+        step: impl Fn(Option<P>) -> Vec<(P, TaskKey)>,
+    ) -> Listed {
+        let mut page = Listed::default();
+        let mut bytes = 0;
+        loop {
+            let found = step(after);
+            let is_last = found.len() < STEP;
+            after = None;
+            for (place, key) in found {
+                after = Some(place);
+                let Some(summary) = self.summary(&key, now) else { continue };
+                if page.tasks.len() >= limit || bytes > PAGE_BYTES_MAX {
+                    page.has_more = true;
+                    return page;
+                }
+                bytes += summary.bytes();
+                page.tasks.push(summary);
+            }
+            if is_last || after.is_none() {
+                return page;
+            }
+        }
+    }
+
     fn forget(&self, task: &Task) {
         let bytes = task.stored_bytes();
         self.bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.tasks.fetch_sub(1, Ordering::Relaxed);
         let live = usize::from(!task.is_settled());
         self.unsettled.fetch_sub(live, Ordering::Relaxed);
+        self.unname(task);
         let mut owners = self.owners.lock();
         if let Entry::Occupied(mut rows) = owners.entry(task.key.owner.clone()) {
             let owner = rows.get_mut();
@@ -172,6 +254,11 @@ impl MemoryStore {
     }
 }
 
+/// The one before all others.
+fn first_key() -> TaskKey {
+    TaskKey { owner: Principal::new(""), id: TaskId::from_bits(0) }
+}
+
 #[async_trait]
 impl TaskStore for MemoryStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
@@ -189,7 +276,8 @@ impl TaskStore for MemoryStore {
                 return Err(StoreError::Exists);
             }
             shard.enter(task);
-            shard.rows.insert(task.key.clone(), Stored { task: Arc::new(task.clone()), revision });
+            shard.rows.insert(task.key.clone(), Row::new(task, revision));
+            self.name(task);
             self.tasks.fetch_add(1, Ordering::Relaxed);
             let live = usize::from(!task.is_settled());
             self.unsettled.fetch_add(live, Ordering::Relaxed);
@@ -204,7 +292,7 @@ impl TaskStore for MemoryStore {
     }
 
     async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
-        let found = self.shard(key).lock().rows.get(key).cloned();
+        let found = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
         Ok(found.filter(|row| !row.task.is_settled() || row.task.expires_at() > now))
     }
 
@@ -225,14 +313,14 @@ impl TaskStore for MemoryStore {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let mut shard = self.shard(&task.key).lock();
         let old = match shard.rows.get(&task.key) {
-            Some(row) if row.revision == expected => Arc::clone(&row.task),
+            Some(row) if row.stored.revision == expected => Arc::clone(&row.stored.task),
             Some(_) | None => return Err(StoreError::Conflict),
         };
         self.take_bytes(task.stored_bytes().saturating_sub(old.stored_bytes()))?;
         shard.leave(&old);
         shard.enter(task);
         let revision = Revision(expected.0 + 1);
-        shard.rows.insert(task.key.clone(), Stored { task: Arc::new(task.clone()), revision });
+        shard.rows.insert(task.key.clone(), Row::new(task, revision));
         self.account_replaced(&old, task);
         Ok(revision)
     }
@@ -279,30 +367,18 @@ impl TaskStore for MemoryStore {
         after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Vec<Stored>, StoreError> {
-        let mut rows = Vec::new();
-        let mut after = after;
-        // Expired rows still stand in the index: go on until the page is full or the index ends.
-        while rows.len() < limit {
-            let ids: Vec<_> = match self.owners.lock().get(owner) {
-                Some(of_owner) => {
-                    let from = after.map_or(std::ops::Bound::Unbounded, std::ops::Bound::Excluded);
-                    of_owner.by_age.range((from, std::ops::Bound::Unbounded)).take(limit).copied().collect()
-                }
-                None => Vec::new(),
-            };
-            let Some(last) = ids.last().copied() else { break };
-            after = Some(last);
-            for (_, id) in ids {
-                let key = TaskKey { owner: owner.clone(), id };
-                rows.extend(self.load(&key, now).await?);
-            }
-        }
-        rows.truncate(limit);
-        Ok(rows)
+    ) -> Result<Listed, StoreError> {
+        let step = |after: Option<(Timestamp, TaskId)>| {
+            let owners = self.owners.lock();
+            let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+            let places = owners.get(owner).map(|rows| rows.by_age.range((from, Bound::Unbounded)).take(STEP));
+            let key = |id| TaskKey { owner: owner.clone(), id };
+            places.into_iter().flatten().map(|place| (*place, key(place.1))).collect()
+        };
+        Ok(self.listed(after, limit, now, step))
     }
 
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         let mut keys = BTreeSet::new();
         for shard in &self.shards {
             let shard = shard.lock();
@@ -315,25 +391,28 @@ impl TaskStore for MemoryStore {
                 }
             }
         }
-        Ok(keys.iter().filter_map(|key| self.shard(key).lock().rows.get(key).cloned()).collect())
+        Ok(keys.into_iter().collect())
     }
 
-    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError> {
-        let mut page = BTreeMap::<TaskKey, Stored>::new();
-        for shard in &self.shards {
-            for (key, row) in &shard.lock().rows {
-                let is_there = !row.task.is_settled() || row.task.expires_at() > now;
-                let is_next = after.is_none_or(|after| key > after)
-                    && (page.len() < limit || page.last_key_value().is_none_or(|(last, _)| key < last));
-                if is_there && is_next {
-                    page.insert(key.clone(), row.clone());
-                    if page.len() > limit {
-                        page.pop_last();
-                    }
-                }
-            }
-        }
-        Ok(page.into_values().collect())
+    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
+        // Two tasks of one time and one reference are one in 2^48; a page that ends between them skips the second.
+        let step = |after: Option<Newest>| {
+            let names = self.names.lock();
+            let from = after
+                .map_or(Bound::Unbounded, |(time, reference)| Bound::Included((Reverse(time), reference, first_key())));
+            let places = names.newest.range((from, Bound::Unbounded));
+            let places = places.map(|(time, reference, key)| ((time.0, *reference), key));
+            let next = places.skip_while(|(place, _)| Some(*place) == after).take(STEP);
+            next.map(|(place, key)| (place, key.clone())).collect()
+        };
+        Ok(self.listed(after, limit, now, step))
+    }
+
+    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        let names = self.names.lock();
+        let from = (reference, first_key());
+        let found = names.by_reference.range(from..).take_while(|(found, _)| *found == reference);
+        Ok(found.take(limit).map(|(_, key)| key.clone()).collect())
     }
 
     fn usage(&self) -> Usage {

@@ -10,6 +10,7 @@
 //! readable for ever; its samples are kept with the tests.
 
 mod bytes;
+pub mod summary;
 #[cfg(test)]
 mod tests;
 
@@ -73,9 +74,16 @@ pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
 }
 
 fn checksum(version: u16, body: &[u8]) -> [u8; CHECKSUM_LEN] {
+    checksum_of(version, &[body])
+}
+
+/// Of parts of which all but the last have a length that follows from what they begin with.
+fn checksum_of(version: u16, parts: &[&[u8]]) -> [u8; CHECKSUM_LEN] {
     let mut context = Context::new(&SHA256);
     context.update(&version.to_be_bytes());
-    context.update(body);
+    for part in parts {
+        context.update(part);
+    }
     let mut half = [0; CHECKSUM_LEN];
     half.copy_from_slice(&context.finish().as_ref()[..CHECKSUM_LEN]);
     half

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, Principal, Reference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// Counts the writes of one row; a writer names the one it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,6 +16,21 @@ pub struct Stored {
     pub task: Arc<Task>,
     pub revision: Revision,
 }
+
+/// A page of a list ends beyond as many bytes of summaries, however many tasks were asked for.
+pub const PAGE_BYTES_MAX: usize = 256 << 10;
+
+/// Some of the tasks of a list.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    pub tasks: Vec<Summary>,
+    /// Whether others may follow the last of these.
+    pub has_more: bool,
+}
+
+/// A place in the list of all tasks, the newest first: right behind the task that was made then and has this
+/// reference.
+pub type Newest = (Timestamp, Reference);
 
 /// Why a store did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -118,8 +133,10 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     /// `Io`.
     async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// One owner's tasks in order of creation, at most `limit`, beginning after the one that `after`
-    /// names by its time of creation and id.
+    /// One owner's tasks in order of creation, at most `limit` and hardly more than [`PAGE_BYTES_MAX`], beginning after
+    /// the one that `after` names by its time of creation and id. Reads no argument, question, answer or outcome. Takes
+    /// time in proportion to the page, apart from rows that are gone and not yet swept. A row that cannot be read is
+    /// left out, or shown as failed.
     ///
     /// # Errors
     /// `Io`.
@@ -129,21 +146,28 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Vec<Stored>, StoreError>;
+    ) -> Result<Listed, StoreError>;
 
-    /// All tasks that are not done with, in pages, whoever owns them: unsettled ones, and settled ones whose upstream is
-    /// still to be told ([`crate::task::Recovery::is_untold`]). For recovery.
+    /// The keys of all tasks that are not done with, in pages and in their order, whoever owns them: of unsettled ones,
+    /// and of settled ones whose upstream is still to be told ([`crate::task::Recovery::is_untold`]). For recovery. A
+    /// page that is not full is the last. No row is read for it.
     ///
     /// # Errors
     /// `Io`.
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError>;
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
-    /// All tasks in pages, settled ones too, whoever owns them: for operators. In the order of their keys, beginning
-    /// after `after`, at most `limit`; a page that is not full is the last.
+    /// All tasks, settled ones too, whoever owns them: for operators. The newest first, bounded as
+    /// [`TaskStore::page`] is, and with the same promises.
     ///
     /// # Errors
     /// `Io`.
-    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError>;
+    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError>;
+
+    /// The tasks that operators call by this name: one, hardly ever more, and at most `limit`. They may be gone by now.
+    ///
+    /// # Errors
+    /// `Io`.
+    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
     /// Whether what it holds is there after this process: then calls may be left to a later one.
     fn outlives_process(&self) -> bool {

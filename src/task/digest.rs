@@ -25,10 +25,48 @@ pub fn digest<const N: usize>(parts: [&[u8]; N]) -> Digest {
 
 /// What operators call a task by: [`SHORT`] hex digits. The same in every life of the process; the id, which may be a
 /// bearer secret (T-22) and has 128 random bits, cannot be guessed from it.
-#[must_use]
-pub fn task_reference(key: &TaskKey) -> String {
-    let id = key.id.bits().to_be_bytes();
-    short(&digest([b"task", key.owner.as_str().as_bytes(), &id]))
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Reference(pub [u8; SHORT / 2]);
+
+impl Reference {
+    #[must_use]
+    pub fn of(key: &TaskKey) -> Self {
+        let id = key.id.bits().to_be_bytes();
+        let digest = digest([b"task", key.owner.as_str().as_bytes(), &id]);
+        let mut first = [0; SHORT / 2];
+        first.copy_from_slice(&digest.0[..SHORT / 2]);
+        Self(first)
+    }
+
+    /// Reads the one spelling that [`fmt::Display`] writes.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let digit = |byte: u8| match byte {
+            b'0'..=b'9' => Some(byte - b'0'),
+            b'a'..=b'f' => Some(byte - b'a' + 10),
+            _ => None,
+        };
+        let mut bytes = [0; SHORT / 2];
+        if text.len() != SHORT {
+            return None;
+        }
+        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
+            *byte = digit(digits[0])? << 4 | digit(digits[1])?;
+        }
+        Some(Self(bytes))
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&hex(&self.0))
+    }
+}
+
+impl fmt::Debug for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A task as logs show it: by the reference that `taskgate tasks` takes. The digest is made only where the line is written.
@@ -37,7 +75,7 @@ pub struct Named<'a>(pub &'a TaskKey);
 
 impl fmt::Display for Named<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&task_reference(self.0))
+        fmt::Display::fmt(&Reference::of(self.0), f)
     }
 }
 
@@ -62,7 +100,11 @@ impl fmt::Display for Whose<'_> {
 }
 
 fn short(digest: &Digest) -> String {
-    digest.0.iter().take(SHORT / 2).fold(String::with_capacity(SHORT), |mut text, byte| {
+    hex(&digest.0[..SHORT / 2])
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
         let _ = write!(text, "{byte:02x}");
         text
     })
@@ -77,11 +119,15 @@ mod tests {
     #[test]
     fn references_are_the_same_in_every_version() {
         let key = TaskKey { owner: Principal::local(), id: TaskId::from_bits(1) };
-        assert_eq!(task_reference(&key), "cc11033d752c");
+        assert_eq!(Reference::of(&key).to_string(), "cc11033d752c");
+        assert_eq!(Reference::parse("cc11033d752c"), Some(Reference::of(&key)));
+        for wrong in ["", "cc11033d752", "cc11033d752cc", "CC11033d752c", "cc11033d752g", "cc11033d75ö"] {
+            assert_eq!(Reference::parse(wrong), None, "{wrong}");
+        }
         assert_eq!(principal_reference(&Principal::local()), "e39b801c66c8");
         assert_eq!(Whose(&Principal::local()).to_string(), "e39b801c66c8");
         assert_eq!(principal_reference(&Principal::new("key:team-a")), "team-a");
         let other = TaskKey { owner: Principal::anonymous(), ..key };
-        assert_ne!(task_reference(&other), "cc11033d752c");
+        assert_ne!(Reference::of(&other), Reference::of(&key));
     }
 }

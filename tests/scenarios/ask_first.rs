@@ -23,7 +23,7 @@ async fn ask_first_asks_before_the_handle_and_the_grace_begins_anew() {
         let first = world.send(&modern()).await;
         assert_eq!(first.at, seconds(1) + ROUND, "{mode:?}");
         let asked = round(&first.json().await["result"].take());
-        let hidden = world.store.unsettled(None, 9).await.unwrap()[0].task.key.clone();
+        let hidden = world.store.unsettled(None, 9).await.unwrap()[0].clone();
         tokio::time::sleep(seconds(9)).await;
         let began = world.age();
         let second = world.send(&again(&modern(), &asked, &["r0"])).await;

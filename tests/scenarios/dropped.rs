@@ -14,7 +14,7 @@ use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, SharedString, U
 use taskgate::engine::{Askable, CallEvent, Retry};
 use taskgate::metric;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
-use taskgate::task::{Answer, Mode, Outcome, Phase, Plan, Principal, TaskKey};
+use taskgate::task::{Answer, Mode, Outcome, Phase, Plan, Principal, Reference, TaskKey};
 use taskgate::wire::Payload;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
@@ -91,7 +91,10 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
     }),
     ("get", Stage::Running, Then::Same, |case| Box::pin(async { drop(case.world.engine.get(&case.key).await) })),
     ("survey", Stage::Running, Then::Same, |case| {
-        Box::pin(async { drop(case.world.engine.survey(|_| std::ops::ControlFlow::Continue(())).await) })
+        Box::pin(async { drop(case.world.engine.survey(None, |_| std::ops::ControlFlow::Continue(())).await) })
+    }),
+    ("named_by", Stage::Overdue, Then::GivenUp, |case| {
+        Box::pin(async { drop(case.world.engine.named_by(Reference::of(&case.key)).await) })
     }),
     ("changed", Stage::Running, Then::Same, |case| {
         Box::pin(async {

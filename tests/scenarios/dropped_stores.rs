@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use taskgate::store::{DiskSettings, DiskStore, MemoryStore, Revision, StoreError, TaskStore};
 use taskgate::task::{
-    Attempt, Digest, Event, Idempotency, InputKey, Maker, Origin, Phase, Principal, Recovery, Shown, Task, TaskId,
-    TaskKey, Timestamp, transition,
+    Attempt, Digest, Event, Idempotency, InputKey, Maker, Origin, Phase, Principal, Recovery, Reference, Shown, Task,
+    TaskId, TaskKey, Timestamp, transition,
 };
 
 use crate::dropped::{cut, methods};
@@ -76,6 +76,9 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
     }),
     ("unsettled", Holds::Live, Holds::Live, |store| Box::pin(async { store.unsettled(None, 10).await.map(drop) })),
     ("survey", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.survey(None, 10, NOW).await.map(drop) })),
+    ("find_reference", Holds::Live, Holds::Live, |store| {
+        Box::pin(async { store.find_reference(Reference::of(&task().key), 2).await.map(drop) })
+    }),
 ];
 
 #[test]
@@ -96,7 +99,7 @@ async fn held(store: &dyn TaskStore) -> Holds {
         Some(_) => Holds::Live,
     };
     let (tasks, unsettled) = (usize::from(found != Holds::Nothing), usize::from(found == Holds::Live));
-    assert_eq!((usage.tasks, usage.unsettled, listed.len()), (tasks, unsettled, tasks), "{found:?}");
+    assert_eq!((usage.tasks, usage.unsettled, listed.tasks.len()), (tasks, unsettled, tasks), "{found:?}");
     assert_eq!(usage, store.usage_of(&task().key.owner));
     found
 }

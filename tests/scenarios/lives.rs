@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use taskgate::store::{Revision, StoreError, Stored, TaskStore, Usage};
-use taskgate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
+use taskgate::store::{Listed, Newest, Revision, StoreError, Stored, TaskStore, Usage};
+use taskgate::task::{Digest, Principal, Reference, Task, TaskId, TaskKey, Timestamp};
 use taskgate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, News, ResumeToken, ServerFacts, Upstream,
     UpstreamRequest,
@@ -114,11 +114,11 @@ impl TaskStore for Mortal<GatedStore> {
         after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Vec<Stored>, StoreError> {
+    ) -> Result<Listed, StoreError> {
         self.life.living(self.inner.page(owner, after, limit, now)).await
     }
 
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         self.life.living(self.inner.unsettled(after, limit)).await
     }
 
@@ -131,8 +131,12 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.living(self.inner.find_idempotent(owner, key, now)).await
     }
 
-    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError> {
+    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
         self.life.living(self.inner.survey(after, limit, now)).await
+    }
+
+    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.life.living(self.inner.find_reference(reference, limit)).await
     }
 
     fn outlives_process(&self) -> bool {

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use taskgate::store::TaskStore;
 
-use taskgate::task::{Executed, GatewayFault, Reason};
+use taskgate::task::{Executed, GatewayFault, Reason, Timestamp};
 use taskgate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, Progress, ResumeToken, ServerFacts, Upstream,
     UpstreamRequest,
@@ -185,7 +185,8 @@ impl Scripted {
 
     /// Has all that is stored say that nothing was heard of its call yet.
     pub(crate) async fn forget_place(&self, store: &Arc<GatedStore>) {
-        for row in store.unsettled(None, 100).await.unwrap() {
+        for key in store.unsettled(None, 100).await.unwrap() {
+            let row = store.load(&key, Timestamp::from_millis(0)).await.unwrap().unwrap();
             let mut task = (*row.task).clone();
             let (call, _): (usize, usize) = task.recovery.resume.as_ref().unwrap().read().unwrap();
             task.recovery.resume = Some(Payload::of(&(call, 0)));

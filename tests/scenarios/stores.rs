@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use taskgate::store::{MemoryStore, Revision, StoreError, Stored, TaskStore, Usage};
-use taskgate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
+use taskgate::store::{Listed, MemoryStore, Newest, Revision, StoreError, Stored, TaskStore, Usage};
+use taskgate::task::{Digest, Principal, Reference, Task, TaskId, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
 
 use crate::store_faults::{Method, StoreFault, StoreFaults};
@@ -128,8 +128,12 @@ impl TaskStore for GatedStore {
         self.with(Method::Load, self.inner.find_idempotent(owner, key, now)).await
     }
 
-    async fn survey(&self, after: Option<&TaskKey>, limit: usize, now: Timestamp) -> Result<Vec<Stored>, StoreError> {
+    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
         self.with(Method::Page, self.inner.survey(after, limit, now)).await
+    }
+
+    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.with(Method::Page, self.inner.find_reference(reference, limit)).await
     }
 
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
@@ -171,11 +175,11 @@ impl TaskStore for GatedStore {
         after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Vec<Stored>, StoreError> {
+    ) -> Result<Listed, StoreError> {
         self.with(Method::Page, self.inner.page(owner, after, limit, now)).await
     }
 
-    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<Stored>, StoreError> {
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         self.with(Method::Unsettled, self.inner.unsettled(after, limit)).await
     }
 

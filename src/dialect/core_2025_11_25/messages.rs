@@ -3,11 +3,13 @@
 //!
 //! All but the status name the task in `_meta` (L25-27, L25-31).
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use super::{fields, related_meta, related_to, status as status_word, status_message};
 use crate::dialect::faults::unusable_answer;
-use crate::task::{Answer, InputKey, Question, Task, TaskId};
+use crate::task::{Answer, InputKey, Question, Summary, Task, TaskId};
 use crate::wire::envelope::Response;
 use crate::wire::meta::{META, PROGRESS_TOKEN, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
@@ -78,20 +80,21 @@ fn without_related(result: &Object) -> Payload {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
     status: &'static str,
-    message: Option<String>,
+    message: Option<Arc<str>>,
 }
 
 impl Standing {
     #[must_use]
     pub fn of(task: &Task) -> Self {
-        Self { status: status_word(&task.phase), message: status_message(task).map(std::borrow::Cow::into_owned) }
+        let task = Summary::of(task);
+        Self { status: status_word(task.standing), message: status_message(&task) }
     }
 }
 
 /// How a task stands: all of it, and no related task (L25-31, L25-32).
 #[must_use]
 pub fn status(task: &Task) -> Bytes {
-    envelope::notification(method::TASK_STATUS, Some(&fields(task)))
+    envelope::notification(method::TASK_STATUS, Some(&fields(&Summary::of(task))))
 }
 
 /// Progress under the token of the call (L25-46).

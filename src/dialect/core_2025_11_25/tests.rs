@@ -102,7 +102,7 @@ fn every_outcome_is_as_its_golden_file() {
 /// L25-33, L25-34.
 #[test]
 fn pages_are_as_their_golden_files() {
-    let tasks = [Arc::new(in_phase(Phase::Working)), Arc::new(in_phase(Phase::Settled(Outcome::Cancelled)))];
+    let tasks = [Phase::Working, Phase::Settled(Outcome::Cancelled)].map(|phase| Summary::of(&in_phase(phase)));
     check("page", Reply::Listed { tasks: &tasks, next: Some("c-1") });
     check("page_last", Reply::Listed { tasks: &[], next: None });
 }

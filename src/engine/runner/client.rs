@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::dialect::peer::status_text;
 use crate::engine::call::{CallEnd, CallEvent, Seat};
 use crate::upstream::Progress;
 use crate::wire::Payload;
+use crate::wire::words::status_text;
 
 /// Log messages that wait for the end of a grace period.
 const HELD_LOGS_MAX: usize = 64;

@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rusqlite::Connection;
 
+use super::columns::{Columns, Outline, is_damage};
 use super::resident::Change;
-use super::rows::{self, Outline};
+use super::rows::{self, Found, Stuck};
+use crate::metric;
 use crate::store::tasks::{Revision, StoreError, Stored};
 use crate::task::{Task, TaskKey, Timestamp};
 
@@ -16,16 +19,27 @@ const ROW_BYTES_MAX: usize = 900 << 20;
 #[derive(Debug)]
 pub(super) enum Write {
     Insert(Arc<Task>),
-    Replace { expected: Revision, task: Arc<Task> },
+    Replace {
+        expected: Revision,
+        task: Arc<Task>,
+    },
+    /// What stands for a task that is lost takes its row, whatever can still be read of that.
+    Condemn {
+        expected: Revision,
+        task: Arc<Task>,
+    },
     Remove(TaskKey),
-    Sweep { now: Timestamp, limit: usize },
+    Sweep {
+        now: Timestamp,
+        limit: usize,
+    },
 }
 
 impl Write {
     /// What it puts into the transaction, roughly.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            Self::Insert(task) | Self::Replace { task, .. } => task.stored_bytes(),
+            Self::Insert(task) | Self::Replace { task, .. } | Self::Condemn { task, .. } => task.stored_bytes(),
             Self::Remove(_) | Self::Sweep { .. } => 0,
         }
     }
@@ -65,6 +79,9 @@ pub(super) struct Batch<'a> {
     bytes: usize,
     bytes_max: usize,
     seen: Timestamp,
+    stuck: &'a Mutex<Stuck>,
+    /// Whether records are made anew instead of being written over.
+    is_careful: bool,
     pub(super) changes: Vec<Change>,
 }
 
@@ -74,8 +91,9 @@ impl<'a> Batch<'a> {
         no_new: Option<NoNew>,
         (bytes, bytes_max): (usize, usize),
         seen: Timestamp,
+        (stuck, is_careful): (&'a Mutex<Stuck>, bool),
     ) -> Self {
-        Self { conn, no_new, bytes, bytes_max, seen, changes: Vec::new() }
+        Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new() }
     }
 
     /// Makes one write. A refusal leaves everything as it was.
@@ -85,7 +103,8 @@ impl<'a> Batch<'a> {
     pub(super) fn run(&mut self, write: &Write) -> rusqlite::Result<Result<Written, StoreError>> {
         match write {
             Write::Insert(task) => self.insert(task),
-            Write::Replace { expected, task } => self.replace(*expected, task),
+            Write::Replace { expected, task } => self.put(*expected, task, self.is_careful),
+            Write::Condemn { expected, task } => self.put(*expected, task, true),
             Write::Remove(key) => self.remove(key),
             Write::Sweep { now, limit } => self.sweep(*now, *limit),
         }
@@ -116,23 +135,34 @@ impl<'a> Batch<'a> {
         Ok(Ok(self.note(task, Revision(1), None)))
     }
 
-    fn replace(&mut self, expected: Revision, task: &Arc<Task>) -> rusqlite::Result<Result<Written, StoreError>> {
-        let Some(found) = rows::find(self.conn, &task.key)?.filter(|found| found.revision == expected) else {
+    /// Writes a task over its row. `anew` makes a new record instead of writing over the old one.
+    fn put(
+        &mut self,
+        expected: Revision,
+        task: &Arc<Task>,
+        anew: bool,
+    ) -> rusqlite::Result<Result<Written, StoreError>> {
+        // Nobody can say which revision a row has whose columns are damaged: whoever writes next mends it.
+        let is_next = |found: &Found| found.columns.revision == expected || !found.is_sound;
+        let Some(found) = rows::find(self.conn, &task.key)?.filter(is_next) else {
             return Ok(Err(StoreError::Conflict));
         };
+        let before = found.columns.outline;
         let bytes = task.stored_bytes();
-        let more = bytes.saturating_sub(found.outline.bytes);
+        let more = bytes.saturating_sub(before.bytes);
         if more > 0 && (!self.has_room(more) || bytes > ROW_BYTES_MAX) {
             return Ok(Err(StoreError::Full { what: "bytes" }));
         }
-        let revision = Revision(expected.0 + 1);
-        if self.no_new == Some(NoNew::Full) {
+        let revision = Revision(expected.0.max(found.columns.revision.0) + 1);
+        if self.no_new == Some(NoNew::Full)
+            && let Some(record) = found.record().filter(|_| !anew)
+        {
             // SQLite makes the new record before it frees the old one; on a full disk there is no room for both.
-            rows::empty(self.conn, found.row)?;
+            rows::empty(self.conn, record)?;
         }
-        rows::update(self.conn, found.row, revision, task)?;
-        self.bytes = (self.bytes + bytes).saturating_sub(found.outline.bytes);
-        Ok(Ok(self.note(task, revision, Some(found.outline))))
+        rows::update(self.conn, &found, revision, task, (anew, self.stuck))?;
+        self.bytes = (self.bytes + bytes).saturating_sub(before.bytes);
+        Ok(Ok(self.note(task, revision, Some(before))))
     }
 
     fn note(&mut self, task: &Arc<Task>, revision: Revision, before: Option<Outline>) -> Written {
@@ -143,16 +173,32 @@ impl<'a> Batch<'a> {
 
     fn remove(&mut self, key: &TaskKey) -> rusqlite::Result<Result<Written, StoreError>> {
         if let Some(found) = rows::find(self.conn, key)? {
-            self.delete(found.row, key.clone(), found.outline)?;
+            self.delete(found)?;
         }
         Ok(Ok(Written::Removed))
     }
 
     fn sweep(&mut self, now: Timestamp, limit: usize) -> rusqlite::Result<Result<Written, StoreError>> {
-        let gone = rows::gone(self.conn, now, limit)?;
-        let freed = gone.len();
-        for (row, key, outline) in gone {
-            self.delete(row, key, outline)?;
+        // Rows that cannot be freed stand before all others, as they get older.
+        let stuck = self.stuck.lock().rows.len();
+        let mut freed = 0;
+        for row in rows::gone(self.conn, now, limit.saturating_add(stuck))? {
+            if freed == limit {
+                break;
+            }
+            if self.stuck.lock().rows.contains(&row) {
+                continue;
+            }
+            let records = self.stuck.lock().records.len();
+            if let Err(error) = rows::numbered(self.conn, row).and_then(|found| self.delete(found)) {
+                if is_damage(&error) && self.stuck.lock().records.len() == records {
+                    self.stuck.lock().rows.insert(row);
+                    metrics::counter!(metric::STORE_DAMAGED).increment(1);
+                    tracing::error!(row, "a row of the task store cannot be freed: its place in the file is damaged");
+                }
+                return Err(error);
+            }
+            freed += 1;
         }
         if freed > 0 {
             // What is freed must not have been there after all when the clock is set back.
@@ -161,8 +207,9 @@ impl<'a> Batch<'a> {
         Ok(Ok(Written::Freed(freed)))
     }
 
-    fn delete(&mut self, row: i64, key: TaskKey, outline: Outline) -> rusqlite::Result<()> {
-        rows::delete(self.conn, row)?;
+    fn delete(&mut self, found: Found) -> rusqlite::Result<()> {
+        rows::delete(self.conn, &found, self.stuck)?;
+        let Columns { key, outline, .. } = found.columns;
         self.bytes = self.bytes.saturating_sub(outline.bytes);
         self.changes.push(Change { key, before: Some(outline), after: None });
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::rows::Outline;
+use super::columns::Outline;
 use crate::task::{
     Attempt, Executed, Failure, GatewayFault, InputKey, Maker, Origin, Outcome, Phase, Reason, Recovery, Shown, Task,
     TaskKey, Timestamp,

@@ -1,4 +1,5 @@
-//! The connections that only read: a few, each used by one reader at a time, on threads that may block.
+//! The connections that only read: a few, each used by one reader at a time, on threads that may block. Some are for
+//! lists, the others for single tasks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,19 +13,23 @@ use super::{failed, schema};
 use crate::store::tasks::StoreError;
 
 /// More than there are cores on small machines: one may wait for the disk.
-const READERS: usize = 4;
+const POINTS: usize = 4;
+/// Lists have places of their own, so that however many there are, nobody who asks for one task waits for them.
+const LISTS: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Readers {
     path: PathBuf,
     idle: Mutex<Vec<Connection>>,
-    places: Arc<Semaphore>,
+    points: Arc<Semaphore>,
+    lists: Arc<Semaphore>,
 }
 
 impl Readers {
     /// Opens nothing yet.
     pub(super) fn new(path: PathBuf) -> Arc<Self> {
-        Arc::new(Self { path, idle: Mutex::default(), places: Arc::new(Semaphore::new(READERS)) })
+        let places = |count| Arc::new(Semaphore::new(count));
+        Arc::new(Self { path, idle: Mutex::default(), points: places(POINTS), lists: places(LISTS) })
     }
 
     /// The database's file.
@@ -32,13 +37,30 @@ impl Readers {
         &self.path
     }
 
-    /// Reads, when a connection is free. One that failed is not used again.
+    /// Reads one task, when a connection is free. One that failed is not used again.
     pub(super) async fn read<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
         F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     {
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| super::closed())?;
+        self.read_in(&self.points, read).await
+    }
+
+    /// The same for a part of a list.
+    pub(super) async fn list<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
+        self.read_in(&self.lists, read).await
+    }
+
+    async fn read_in<T, F>(self: &Arc<Self>, places: &Arc<Semaphore>, read: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    {
+        let place = Arc::clone(places).acquire_owned().await.map_err(|_| super::closed())?;
         let readers = Arc::clone(self);
         // The place goes with the reader: a caller that leaves does not make room for one more.
         let reading = tokio::task::spawn_blocking(move || {
@@ -46,7 +68,7 @@ impl Readers {
             let idle = readers.idle.lock().pop();
             let conn = idle.map_or_else(|| schema::open_reader(&readers.path), Ok).map_err(failed)?;
             let found = read(&conn).map_err(failed)?;
-            if !readers.places.is_closed() {
+            if !readers.points.is_closed() {
                 readers.idle.lock().push(conn);
             }
             Ok(found)
@@ -56,7 +78,8 @@ impl Readers {
 
     /// Gives up the connections; those in use end with their readers.
     pub(super) fn close(&self) {
-        self.places.close();
+        self.points.close();
+        self.lists.close();
         self.idle.lock().clear();
     }
 }

@@ -14,7 +14,8 @@ use moka::Expiry;
 use moka::future::Cache;
 use parking_lot::Mutex;
 
-use super::rows::Outline;
+use super::columns::Outline;
+use super::rows::Stuck;
 use crate::store::tasks::{Stored, Usage};
 use crate::task::{Principal, TaskKey, Timestamp};
 
@@ -34,6 +35,7 @@ pub(super) struct Resident {
     live_bytes: AtomicUsize,
     sums: Mutex<Sums>,
     settled: Cache<TaskKey, Kept>,
+    stuck: Mutex<Stuck>,
 }
 
 #[derive(Debug, Default)]
@@ -132,6 +134,7 @@ impl Resident {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             live_bytes: AtomicUsize::new(0),
             sums: Mutex::new(sums),
+            stuck: Mutex::default(),
             settled: Cache::builder()
                 .name("settled tasks")
                 .max_capacity(SETTLED_BYTES_MAX)
@@ -164,24 +167,44 @@ impl Resident {
         Ticket(self.shard(key).lock().commits)
     }
 
-    /// Keeps a row that was read from the disk, or that was just settled.
+    /// Keeps a row that was read from the disk, unless its shard was written to meanwhile.
     pub(super) async fn keep(&self, ticket: Ticket, row: &Stored, now: Timestamp) {
-        if row.task.is_settled() {
-            self.keep_settled(row, now).await;
-            return;
+        {
+            let mut shard = self.shard(&row.task.key).lock();
+            if !ticket.0.is_multiple_of(2) || ticket.0 != shard.commits {
+                return;
+            }
+            if !row.task.is_settled() {
+                if !shard.live.contains_key(&row.task.key) {
+                    self.put_live(&mut shard, row.clone());
+                }
+                return;
+            }
         }
-        let mut shard = self.shard(&row.task.key).lock();
-        if ticket.0.is_multiple_of(2) && ticket.0 == shard.commits && !shard.live.contains_key(&row.task.key) {
-            self.put_live(&mut shard, row.clone());
-        }
+        self.keep_settled(row, now).await;
     }
 
-    /// Keeps a settled row, which never changes, for those who ask next.
+    /// Keeps a settled row for those who ask next, unless a later revision of it is here.
     pub(super) async fn keep_settled(&self, row: &Stored, now: Timestamp) {
         let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
         if !remaining.is_zero() && row.task.stored_bytes() <= SETTLED_ROW_BYTES_MAX {
-            self.settled.insert(row.task.key.clone(), Kept { row: row.clone(), remaining }).await;
+            let kept = async { Kept { row: row.clone(), remaining } };
+            let is_older = |there: &Kept| there.row.revision < row.revision;
+            self.settled.entry_by_ref(&row.task.key).or_insert_with_if(kept, is_older).await;
         }
+    }
+
+    /// Leaves a row out of what somebody has to do something about: in this life of the process nobody can.
+    /// Whether it was among them.
+    pub(super) fn set_aside(&self, key: &TaskKey, row: &Outline) -> bool {
+        let mut sums = self.sums.lock();
+        let was_due = sums.due.remove(&(row.expires_at, key.clone()));
+        sums.open.remove(key) || was_due
+    }
+
+    /// What cannot be freed in this life.
+    pub(super) const fn stuck(&self) -> &Mutex<Stuck> {
+        &self.stuck
     }
 
     /// Forgets a settled row.

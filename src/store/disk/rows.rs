@@ -1,108 +1,37 @@
-//! The statements: what is read from the table and written to it, on whichever connection.
+//! The statements of the writer: what it looks up, and what it writes.
 
-use bytes::Bytes;
-use rusqlite::{Connection, OptionalExtension as _, Row, params};
+use std::collections::BTreeSet;
 
-use crate::store::record::{self, RecordError};
-use crate::store::tasks::{Revision, Stored};
-use crate::task::{Digest, Principal, Task, TaskId, TaskKey, Timestamp};
+use parking_lot::Mutex;
+use rusqlite::{Connection, OptionalExtension as _, params};
 
-/// What is known of a row without its record: enough for every sum and every index.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Outline {
-    pub(super) is_settled: bool,
-    /// Settled without its upstream, which is still to be told.
-    pub(super) is_untold: bool,
-    pub(super) created_at: Timestamp,
-    pub(super) expires_at: Timestamp,
-    pub(super) bytes: usize,
-}
-
-impl Outline {
-    /// Times are those that a column can hold.
-    pub(super) fn of(task: &Task) -> Self {
-        Self {
-            is_settled: task.is_settled(),
-            is_untold: task.recovery.is_untold,
-            created_at: time(at(task.created_at)),
-            expires_at: time(at(task.expires_at())),
-            bytes: task.stored_bytes(),
-        }
-    }
-}
+use super::columns::{COLUMNS, Columns, OUTLINE, Outline, Place, at, id, id_of, is_damage, number, outline, time};
+use crate::store::record;
+use crate::store::tasks::Revision;
+use crate::task::{Digest, Principal, Reference, Summary, Task, TaskKey, Timestamp};
 
 /// A row as a writer finds it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Found {
     pub(super) row: i64,
-    pub(super) revision: Revision,
-    pub(super) outline: Outline,
+    pub(super) columns: Columns,
+    /// Whether its columns are those that were written.
+    pub(super) is_sound: bool,
 }
 
-/// A row as a reader finds it.
-#[derive(Debug)]
-pub(super) enum Read {
-    Whole(Stored),
-    /// Its record is not what was written (F56).
-    Damaged {
-        key: TaskKey,
-        revision: Revision,
-        outline: Outline,
-        error: RecordError,
-    },
-}
-
-impl Read {
-    pub(super) fn key(&self) -> &TaskKey {
-        match self {
-            Self::Whole(row) => &row.task.key,
-            Self::Damaged { key, .. } => key,
-        }
+impl Found {
+    /// Where its record is. Columns that are damaged may name another row's.
+    pub(super) fn record(&self) -> Option<Place> {
+        self.is_sound.then_some(self.columns.place)
     }
 }
 
-pub(super) fn at(time: Timestamp) -> i64 {
-    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn time(column: i64) -> Timestamp {
-    Timestamp::from_millis(u64::try_from(column).unwrap_or(0))
-}
-
-fn number(value: usize) -> i64 {
-    i64::try_from(value).unwrap_or(i64::MAX)
-}
-
-fn id(key: &TaskKey) -> [u8; 16] {
-    key.id.bits().to_be_bytes()
-}
-
-fn revision(column: i64) -> Revision {
-    Revision(u64::try_from(column).unwrap_or(0))
-}
-
-fn id_of(column: [u8; 16]) -> TaskId {
-    TaskId::from_bits(u128::from_be_bytes(column))
-}
-
-/// The columns of an outline, beginning at `from`.
-fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<Outline> {
-    Ok(Outline {
-        is_settled: row.get(from)?,
-        is_untold: row.get(from + 1)?,
-        created_at: time(row.get(from + 2)?),
-        expires_at: time(row.get(from + 3)?),
-        bytes: usize::try_from(row.get::<_, i64>(from + 4)?).unwrap_or(0),
-    })
-}
-
-const OUTLINE: &str = "settled, untold, created_at, expires_at, bytes";
-
 pub(super) fn find(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<Found>> {
-    let sql = format!("SELECT row, revision, {OUTLINE} FROM tasks WHERE owner = ?1 AND id = ?2");
+    let sql = format!("SELECT row, {COLUMNS}, summary FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3");
     conn.prepare_cached(&sql)?
-        .query_row(params![key.owner.as_str(), id(key)], |row| {
-            Ok(Found { row: row.get(0)?, revision: revision(row.get(1)?), outline: outline(row, 2)? })
+        .query_row(params![Reference::of(key).0, key.owner.as_str(), id(key)], |row| {
+            let (columns, summary) = Columns::of_row(row, 1)?;
+            Ok(Found { row: row.get(0)?, columns, is_sound: summary.is_ok() })
         })
         .optional()
 }
@@ -113,69 +42,126 @@ pub(super) fn is_named(conn: &Connection, owner: &Principal, key: &Digest, now: 
         .exists(params![owner.as_str(), key.0, at(now)])
 }
 
+/// What cannot be freed: nothing can be written any more in a transaction that met damage, so what was found to be
+/// damaged is left alone from then on.
+#[derive(Debug, Default)]
+pub(super) struct Stuck {
+    /// By number.
+    pub(super) rows: BTreeSet<i64>,
+    /// By place, as columns have it.
+    pub(super) records: BTreeSet<i64>,
+}
+
+impl Stuck {
+    pub(super) fn len(&self) -> usize {
+        self.rows.len() + self.records.len()
+    }
+}
+
+fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<Place> {
+    conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
+    Ok(Place::Now(conn.last_insert_rowid()))
+}
+
+/// Drops a record that no row names any more. One that is damaged stays behind, and nobody finds it.
+fn drop_record(conn: &Connection, place: Place, stuck: &Mutex<Stuck>) -> rusqlite::Result<()> {
+    if stuck.lock().records.contains(&place.column()) {
+        return Ok(());
+    }
+    let dropped = match place {
+        Place::Now(row) => conn.prepare_cached("DELETE FROM records WHERE row = ?1")?.execute([row]),
+        Place::Before(row) => conn.prepare_cached("DELETE FROM records_1 WHERE row = ?1")?.execute([row]),
+    };
+    if dropped.as_ref().is_err_and(is_damage) {
+        stuck.lock().records.insert(place.column());
+        tracing::warn!("the room of a damaged record is not given back");
+    }
+    dropped.map(|_| ())
+}
+
 pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<()> {
-    let outline = Outline::of(task);
-    let name = task.idempotency.as_ref().map(|named| named.key.0);
-    conn.prepare_cached(
-        "INSERT INTO tasks (owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record)
-         VALUES (?1, ?2, 1, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
-    )?
-    .execute(params![
-        task.key.owner.as_str(),
-        id(&task.key),
-        outline.is_settled,
-        outline.is_untold,
-        at(outline.created_at),
-        at(outline.expires_at),
-        number(outline.bytes),
-        name,
-        record::encode(task),
-    ])?;
+    let columns = Columns::of(task, Revision(1), put_record(conn, task)?);
+    insert_row(conn, |run| columns.bind(&Summary::of(task), run))
+}
+
+/// Makes a row of what `bind` hands over.
+pub(super) fn insert_row(
+    conn: &Connection,
+    bind: impl FnOnce(&mut dyn FnMut(&[&dyn rusqlite::ToSql]) -> rusqlite::Result<usize>) -> rusqlite::Result<usize>,
+) -> rusqlite::Result<()> {
+    let sql =
+        format!("INSERT INTO tasks ({COLUMNS}, summary) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)");
+    let mut statement = conn.prepare_cached(&sql)?;
+    bind(&mut |values| statement.execute(values))?;
     Ok(())
 }
 
-pub(super) fn update(conn: &Connection, row: i64, to: Revision, task: &Task) -> rusqlite::Result<()> {
-    let outline = Outline::of(task);
-    conn.prepare_cached(
-        "UPDATE tasks SET revision = ?2, settled = ?3, untold = ?4, created_at = ?5, expires_at = ?6, bytes = ?7, record = ?8
-         WHERE row = ?1",
-    )?
-    .execute(params![
-        row,
-        i64::try_from(to.0).unwrap_or(i64::MAX),
-        outline.is_settled,
-        outline.is_untold,
-        at(outline.created_at),
-        at(outline.expires_at),
-        number(outline.bytes),
-        record::encode(task),
-    ])?;
-    Ok(())
+/// Writes a task over the row that was found. `anew` leaves the record that it has alone and makes another one: the
+/// old one may be damaged.
+pub(super) fn update(
+    conn: &Connection,
+    found: &Found,
+    to: Revision,
+    task: &Task,
+    (anew, stuck): (bool, &Mutex<Stuck>),
+) -> rusqlite::Result<()> {
+    let before = found.record();
+    let place = match before {
+        Some(Place::Now(row)) if !anew => {
+            let sql = "UPDATE records SET record = ?2 WHERE row = ?1";
+            let written = conn.prepare_cached(sql)?.execute(params![row, record::encode(task)])?;
+            if written == 1 { Place::Now(row) } else { put_record(conn, task)? }
+        }
+        Some(_) | None => put_record(conn, task)?,
+    };
+    // A name is never taken from a row: a task that is lost keeps others from being made under it.
+    let columns = Columns::of(task, to, place);
+    let columns = Columns { name: columns.name.or(found.columns.name), ..columns };
+    let sql = format!(
+        "UPDATE tasks SET ({COLUMNS}, summary) = (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) WHERE row = ?13"
+    );
+    let mut statement = conn.prepare_cached(&sql)?;
+    columns.bind(&Summary::of(task), |values| {
+        let row: &dyn rusqlite::ToSql = &found.row;
+        statement.execute([values, &[row]].concat().as_slice())
+    })?;
+    match before.filter(|before| *before != place) {
+        Some(before) => drop_record(conn, before, stuck),
+        None => Ok(()),
+    }
 }
 
 /// Frees a row's record, which is written anew in the same transaction.
-pub(super) fn empty(conn: &Connection, row: i64) -> rusqlite::Result<()> {
-    conn.prepare_cached("UPDATE tasks SET record = x'' WHERE row = ?1")?.execute([row])?;
+pub(super) fn empty(conn: &Connection, place: Place) -> rusqlite::Result<()> {
+    match place {
+        Place::Now(row) => conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([row])?,
+        Place::Before(row) => {
+            conn.prepare_cached("UPDATE records_1 SET record = x'' WHERE row = ?1")?.execute([row])?
+        }
+    };
     Ok(())
 }
 
-pub(super) fn delete(conn: &Connection, row: i64) -> rusqlite::Result<()> {
-    conn.prepare_cached("DELETE FROM tasks WHERE row = ?1")?.execute([row])?;
-    Ok(())
+/// Frees a row and its record.
+pub(super) fn delete(conn: &Connection, found: &Found, stuck: &Mutex<Stuck>) -> rusqlite::Result<()> {
+    conn.prepare_cached("DELETE FROM tasks WHERE row = ?1")?.execute([found.row])?;
+    found.record().map_or(Ok(()), |place| drop_record(conn, place, stuck))
 }
 
-/// Settled rows past their end, the oldest first.
-pub(super) fn gone(conn: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<Vec<(i64, TaskKey, Outline)>> {
-    let sql = format!(
-        "SELECT row, owner, id, {OUTLINE} FROM tasks WHERE settled = 1 AND expires_at <= ?1 ORDER BY expires_at LIMIT ?2"
-    );
-    conn.prepare_cached(&sql)?
-        .query_map(params![at(now), number(limit)], |row| Ok((row.get(0)?, key(row, 1)?, outline(row, 3)?)))?
-        .collect()
+/// The numbers of settled rows past their end, the oldest first.
+pub(super) fn gone(conn: &Connection, now: Timestamp, limit: usize) -> rusqlite::Result<Vec<i64>> {
+    let sql = "SELECT row FROM tasks INDEXED BY tasks_gone WHERE settled = 1 AND expires_at <= ?1
+               ORDER BY expires_at LIMIT ?2";
+    conn.prepare_cached(sql)?.query_map(params![at(now), number(limit)], |row| row.get(0))?.collect()
 }
 
-fn key(row: &Row<'_>, from: usize) -> rusqlite::Result<TaskKey> {
-    Ok(TaskKey { owner: Principal::new(row.get_ref(from)?.as_str()?), id: id_of(row.get(from + 1)?) })
+/// The row of this number.
+pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<Found> {
+    let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
+    conn.prepare_cached(&sql)?.query_row([row], |columns| {
+        let (columns, summary) = Columns::of_row(columns, 0)?;
+        Ok(Found { row, columns, is_sound: summary.is_ok() })
+    })
 }
 
 /// Every row's outline, owner by owner, from an index alone.
@@ -193,71 +179,6 @@ pub(super) fn outlines(conn: &Connection, mut each: impl FnMut(TaskKey, Outline)
         each(TaskKey { owner: owner.clone(), id: id_of(row.get(1)?) }, outline(row, 2)?);
     }
     Ok(())
-}
-
-const WHOLE: &str = "owner, id, revision, settled, untold, created_at, expires_at, bytes, record";
-
-/// Reads a row, and holds what its columns say against what its record says.
-fn whole(row: &Row<'_>) -> rusqlite::Result<Read> {
-    let key = key(row, 0)?;
-    let (revision, outline) = (revision(row.get(2)?), outline(row, 3)?);
-    let bytes = Bytes::copy_from_slice(row.get_ref(8)?.as_blob()?);
-    let error = match record::decode(&bytes) {
-        // How bytes are counted may change from one version to the next.
-        Ok(task) if task.key == key && (Outline { bytes: outline.bytes, ..Outline::of(&task) }) == outline => {
-            return Ok(Read::Whole(Stored { task: task.into(), revision }));
-        }
-        Ok(_) => RecordError::Damaged,
-        Err(error) => error,
-    };
-    Ok(Read::Damaged { key, revision, outline, error })
-}
-
-pub(super) fn read(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<Read>> {
-    let sql = format!("SELECT {WHOLE} FROM tasks WHERE owner = ?1 AND id = ?2");
-    conn.prepare_cached(&sql)?.query_row(params![key.owner.as_str(), id(key)], whole).optional()
-}
-
-/// One owner's rows that are not gone, in order of creation.
-pub(super) fn page(
-    conn: &Connection,
-    owner: &Principal,
-    after: Option<(Timestamp, TaskId)>,
-    limit: usize,
-    now: Timestamp,
-) -> rusqlite::Result<Vec<Read>> {
-    let (from, last) = after.map_or((-1, [0; 16]), |(time, id)| (at(time), id.bits().to_be_bytes()));
-    let sql = format!(
-        "SELECT {WHOLE} FROM tasks WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
-         ORDER BY created_at, id LIMIT ?5"
-    );
-    conn.prepare_cached(&sql)?.query_map(params![owner.as_str(), from, last, at(now), number(limit)], whole)?.collect()
-}
-
-/// Rows that are not gone, whoever owns them, in the order of their keys.
-pub(super) fn survey(
-    conn: &Connection,
-    after: Option<&TaskKey>,
-    limit: usize,
-    now: Timestamp,
-) -> rusqlite::Result<Vec<Read>> {
-    let (owner, last) = after.map_or(("", [0; 16]), |key| (key.owner.as_str(), id(key)));
-    let sql = format!(
-        "SELECT {WHOLE} FROM tasks WHERE (owner, id) > (?1, ?2) AND (settled = 0 OR expires_at > ?3)
-         ORDER BY owner, id LIMIT ?4"
-    );
-    conn.prepare_cached(&sql)?.query_map(params![owner, last, at(now), number(limit)], whole)?.collect()
-}
-
-/// The owner's task of this name that is not gone.
-pub(super) fn named(
-    conn: &Connection,
-    owner: &Principal,
-    name: &Digest,
-    now: Timestamp,
-) -> rusqlite::Result<Option<Read>> {
-    let sql = format!("SELECT {WHOLE} FROM tasks WHERE owner = ?1 AND name = ?2 AND (settled = 0 OR expires_at > ?3)");
-    conn.prepare_cached(&sql)?.query_row(params![owner.as_str(), name.0, at(now)], whole).optional()
 }
 
 /// The latest time that anybody was served at.

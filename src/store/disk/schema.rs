@@ -13,13 +13,14 @@ use std::time::Duration;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
-use super::folder::FILE_MODE;
-use super::{OpenError, Tuning};
+use super::folder::{self, FILE_MODE};
+use super::{OpenError, Tuning, upgrade};
 
 /// "tgat": told apart from every other program's database.
 const APPLICATION_ID: i32 = 0x7467_6174;
 /// What this program writes. Older ones are brought up to it, newer ones left alone (B172, F68).
-const SCHEMA: i32 = 1;
+/// Whoever raises it, or what a record or a summary is written as, adds a file to `tests/golden/store`.
+pub(super) const SCHEMA: i32 = 2;
 
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 const HEADER_LEN: usize = 100;
@@ -32,11 +33,12 @@ const CHECKPOINT_PAGES: i32 = 4_096;
 const LOG_BYTES_KEPT: i64 = 32 << 20;
 const STATEMENTS_MAX: usize = 32;
 
-/// `age` covers what is counted at the start, so that no payload is read for it. Payloads come last in their row, so
-/// that the columns before them stay on the first page.
-const TABLES: &str = "
+/// What a list shows stands apart from records, which hold arguments and results: a list reads none, and one that is
+/// damaged concerns its own row alone. `age` covers what is counted at the start.
+pub(super) const TABLES: &str = "
     CREATE TABLE tasks (
         row INTEGER PRIMARY KEY,
+        ref BLOB NOT NULL,
         owner TEXT NOT NULL,
         id BLOB NOT NULL,
         revision INTEGER NOT NULL,
@@ -46,15 +48,22 @@ const TABLES: &str = "
         expires_at INTEGER NOT NULL,
         bytes INTEGER NOT NULL,
         name BLOB,
-        record BLOB NOT NULL
+        record INTEGER NOT NULL,
+        summary BLOB NOT NULL
     ) STRICT;
-    CREATE UNIQUE INDEX tasks_key ON tasks (owner, id);
+    CREATE INDEX tasks_ref ON tasks (ref);
     CREATE INDEX tasks_age ON tasks (owner, created_at, id, settled, untold, expires_at, bytes);
+    CREATE INDEX tasks_newest ON tasks (created_at DESC, ref);
     CREATE INDEX tasks_gone ON tasks (expires_at) WHERE settled = 1;
     CREATE INDEX tasks_name ON tasks (owner, name) WHERE name IS NOT NULL;
+    CREATE TABLE records (row INTEGER PRIMARY KEY, record BLOB NOT NULL) STRICT;
+";
+const MARKS: &str = "
     CREATE TABLE marks (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
     INSERT INTO marks VALUES ('seen', 0), ('probe', 0);
 ";
+/// Once nothing of the first schema is left.
+pub(super) const TABLES_DONE: &str = "DROP TABLE records_1";
 
 /// Where the database is.
 pub(super) fn file_in(folder: &Path) -> PathBuf {
@@ -139,13 +148,40 @@ fn open_database(path: &Path, tuning: Tuning) -> rusqlite::Result<Result<Connect
         conn.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         conn.pragma_update(None, "synchronous", "FULL")?;
         let version = format!("PRAGMA application_id = {APPLICATION_ID}; PRAGMA user_version = {SCHEMA};");
-        conn.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {version} COMMIT;"))?;
+        conn.execute_batch(&format!("BEGIN IMMEDIATE; {TABLES} {MARKS} {version} COMMIT;"))?;
     }
     tune(&conn, tuning)?;
     // A log that an earlier life left, and that the kernel may have written only in part, is made part of the file
     // before anything is added to it.
     checkpoint(&conn)?;
+    if schema == 1
+        && let Err(refused) = bring_up(&conn, path)?
+    {
+        return Ok(Err(refused));
+    }
+    if let Err(error) = upgrade::tidy(&conn) {
+        tracing::debug!(%error, "what is left of the first schema stays");
+    }
     Ok(Ok(conn))
+}
+
+/// Brings a file of the first schema up, if there is room for it.
+fn bring_up(conn: &Connection, path: &Path) -> rusqlite::Result<Result<(), OpenError>> {
+    let needed = upgrade::room_needed(conn)?;
+    let no_room = || OpenError::NoRoom { path: path.to_owned(), found: 1, known: SCHEMA, needed };
+    let folder = path.parent().unwrap_or(path);
+    // What is not known is found out by trying.
+    if folder::space(folder).is_ok_and(|space| space.free < needed) {
+        return Ok(Err(no_room()));
+    }
+    let reader = open_reader(path)?;
+    let done = upgrade::from_1(conn, &reader, SCHEMA);
+    drop(reader);
+    match done {
+        Ok(()) => checkpoint(conn).map(Ok),
+        Err(error) if error.sqlite_error_code() == Some(ErrorCode::DiskFull) => Ok(Err(no_room())),
+        Err(error) => Err(error),
+    }
 }
 
 /// Brings the log into the file, durably, and begins it anew.

@@ -131,6 +131,11 @@ pub enum OpenError {
          its place, without the tasks", .path.display()
     )]
     Corrupt { path: PathBuf, what: String },
+    #[error(
+        "{}: was written by an older taskgate (version {found}; this one writes {known}), and bringing it up needs about \
+         {} MiB of free disk; make room and start again. The file is left as it is", .path.display(), .needed.div_ceil(1 << 20)
+    )]
+    NoRoom { path: PathBuf, found: i32, known: i32, needed: u64 },
     #[error("{}: cannot be opened: {what}", .path.display())]
     Failed { path: PathBuf, what: String },
 }

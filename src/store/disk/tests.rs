@@ -2,11 +2,13 @@
 
 mod checked;
 mod clock;
+mod damage;
 mod faults;
 mod files;
 mod golden;
 mod refused;
 mod room;
+mod upgrade;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
@@ -226,7 +228,7 @@ async fn f58_a_clock_that_is_set_back_brings_no_task_back() {
     let later = open(&folder).await;
     assert_eq!(later.last_seen(), past);
     assert!(later.load(&gone.key, START).await.unwrap().is_none());
-    assert_eq!(later.page(&gone.key.owner, None, 9, START).await.unwrap().len(), 1);
+    assert_eq!(later.page(&gone.key.owner, None, 9, START).await.unwrap().tasks.len(), 1);
     assert_eq!(later.sweep(START, 9).await.unwrap(), 1);
 }
 

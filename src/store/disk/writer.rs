@@ -36,6 +36,8 @@ const BATCH_TIME_MAX: Duration = Duration::from_millis(2);
 /// So many failures within so long, and no new tasks are taken.
 const FAILURES_MAX: usize = 3;
 const FAILURES_WITHIN: Duration = Duration::from_secs(60);
+/// Damaged rows and records that one write may find.
+const DAMAGED_MAX: usize = 64;
 
 /// A write, since when it waits, and who waits for it.
 #[derive(Debug)]
@@ -70,6 +72,8 @@ pub(super) struct Writer {
     pub(super) clock: Judged,
     /// When the time was noted last.
     pub(super) seen_noted: Option<Instant>,
+    /// Whether records are made anew instead of being written over, as some are damaged.
+    pub(super) is_careful: bool,
 }
 
 type Waiting = (Write, oneshot::Sender<Result<Written, StoreError>>);
@@ -147,6 +151,7 @@ impl Writer {
         let mut waiting = vec![first];
         let outcomes = match self.attempt(&mut waiting, standing, &mut more) {
             Err(error) if is_full(&error) => self.attempt_with_less(&mut waiting),
+            Err(error) if is_corrupt(&error) => Ok(self.attempt_with_care(&mut waiting)),
             other => other,
         };
         match outcomes {
@@ -173,7 +178,7 @@ impl Writer {
     fn is_in_doubt(&self, write: &Write) -> bool {
         match write {
             Write::Insert(task) => self.doubt.is_open(&task.key),
-            Write::Replace { .. } | Write::Remove(_) | Write::Sweep { .. } => false,
+            Write::Replace { .. } | Write::Condemn { .. } | Write::Remove(_) | Write::Sweep { .. } => false,
         }
     }
 
@@ -192,7 +197,8 @@ impl Writer {
         let Some(conn) = &self.conn else { return Err(cannot_open("the file cannot be opened at the moment")) };
         let began = Instant::now();
         let bytes = (self.resident.usage().bytes, self.stored_bytes_max);
-        let mut batch = Batch::new(conn, no_new(self.monitor.now()), bytes, self.seen());
+        let care = (self.resident.stuck(), self.is_careful);
+        let mut batch = Batch::new(conn, no_new(self.monitor.now()), bytes, self.seen(), care);
         let mut outcomes = Vec::with_capacity(waiting.len());
         let mut size = 0;
         conn.execute_batch("BEGIN IMMEDIATE")?;
@@ -259,6 +265,34 @@ impl Writer {
             }
             other => other,
         }
+    }
+
+    /// One write met damage: each is tried for itself, with records made anew, and again where something else was found
+    /// that is to be left alone.
+    fn attempt_with_care(&mut self, waiting: &mut Vec<Waiting>) -> Outcomes {
+        self.conn = None;
+        self.is_careful = true;
+        let mut outcomes = Vec::with_capacity(waiting.len());
+        for one in std::mem::take(waiting) {
+            let mut single = vec![one];
+            for _ in 0..DAMAGED_MAX {
+                let known = self.resident.stuck().lock().len();
+                match self.attempt(&mut single, 0, &mut || None) {
+                    Err(error) if is_corrupt(&error) && self.resident.stuck().lock().len() > known => self.conn = None,
+                    Err(_) => break,
+                    Ok(mut done) => {
+                        outcomes.extend(done.pop());
+                        break;
+                    }
+                }
+            }
+            if outcomes.len() == waiting.len() {
+                outcomes.push(self.alone(&mut single));
+            }
+            waiting.append(&mut single);
+        }
+        self.is_careful = false;
+        outcomes
     }
 
     fn alone(&mut self, single: &mut Vec<Waiting>) -> Result<Written, StoreError> {
@@ -354,7 +388,7 @@ impl Writer {
         let mut found = 0_usize;
         for key in &keys {
             if let Some(row) = rows::find(conn, key)? {
-                rows::delete(conn, row.row)?;
+                rows::delete(conn, &row, self.resident.stuck())?;
                 found += 1;
             }
         }

@@ -40,7 +40,7 @@ async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
     type Make = fn(&Path);
     let newer: Make = |path| {
         let conn = Connection::open(path).unwrap();
-        conn.execute_batch("PRAGMA user_version = 2; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+        conn.execute_batch("PRAGMA user_version = 3; PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
     };
     let foreign: Make = |path| {
         fs::remove_file(path).unwrap();
@@ -56,7 +56,7 @@ async fn b172_a_file_of_another_kind_is_refused_and_left_as_it_is() {
         (
             "newer",
             newer,
-            "was written by a newer taskgate (version 2, this one knows 1); run that one. The file is left as it is",
+            "was written by a newer taskgate (version 3, this one knows 2); run that one. The file is left as it is",
         ),
         ("foreign", foreign, "is another program's database; name another folder as `store.path`"),
         ("marked", marked, "is another program's database; name another folder as `store.path`"),
@@ -173,7 +173,7 @@ async fn b171_a_folder_in_memory_is_refused_unless_it_is_meant() {
 }
 
 /// Flips one bit of the first place in the file where `text` stands.
-fn flip(path: &Path, text: &str) {
+pub(super) fn flip(path: &Path, text: &str) {
     let mut bytes = fs::read(path).unwrap();
     let at = bytes.windows(text.len()).position(|window| window == text.as_bytes()).unwrap();
     bytes[at] ^= 1;
@@ -199,7 +199,7 @@ async fn f56_a_damaged_row_reads_as_failed_and_stays_so() {
     for life in 0..2 {
         let store = open(&folder).await;
         let page = store.page(&done.key.owner, None, 9, START).await.unwrap();
-        assert_eq!(page.len(), 3, "life {life}");
+        assert_eq!(page.tasks.len(), 3, "life {life}");
         for key in [&done.key, &live.key] {
             let row = store.load(key, START).await.unwrap().unwrap();
             let Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) = &row.task.phase else {

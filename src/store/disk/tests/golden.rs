@@ -3,9 +3,13 @@
 use std::fs;
 use std::path::PathBuf;
 
+use super::super::schema::SCHEMA;
 use super::*;
+use crate::store::record;
 use crate::store::tasks::Revision;
-use crate::task::{Answer, Digest, Exit, Idempotency, InputKey, Maker, Origin, Question, Recovery, Shown, StoredCall};
+use crate::task::{
+    Answer, Digest, Exit, Idempotency, InputKey, Maker, Origin, Question, Recovery, Shown, StoredCall, Summary,
+};
 use crate::wire::RpcError;
 
 fn kept_in() -> PathBuf {
@@ -50,7 +54,7 @@ fn outcomes() -> Vec<Outcome> {
 }
 
 /// Every phase, and every member of a task at least once. Ids spread as random ones do.
-fn tasks() -> Vec<Task> {
+pub(super) fn tasks() -> Vec<Task> {
     let day = Duration::from_secs(24 * 3_600);
     let bare = |owner: &str, number: u64| Task {
         created_at: START.after(Duration::from_millis(number)),
@@ -100,10 +104,7 @@ fn rewrites(number: usize) -> usize {
     number % 3
 }
 
-/// Makes the file of the schema of now, if it is missing and wanted.
-async fn make(path: &Path) {
-    let folder = tempfile::tempdir().unwrap();
-    let store = open(&folder).await;
+async fn write_tasks(store: &DiskStore) {
     for (number, task) in tasks().iter().enumerate() {
         let mut revision = store.insert(task).await.unwrap();
         for _ in 0..rewrites(number) {
@@ -111,20 +112,27 @@ async fn make(path: &Path) {
         }
     }
     store.load(&tasks()[0].key, START.after(Duration::from_secs(60))).await.unwrap();
+}
+
+/// Makes the file of the schema of now, if it is missing and wanted.
+async fn make(path: &Path) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    write_tasks(&store).await;
     store.close().await;
     fs::create_dir_all(kept_in()).unwrap();
     fs::copy(folder.path().join("data/tasks.db"), path).unwrap();
 }
 
 /// A folder with a copy of a kept store.
-fn copied(name: &str) -> TempDir {
+pub(super) fn copied(name: &str) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("data")).unwrap();
     fs::copy(kept_in().join(name), folder.path().join("data/tasks.db")).unwrap();
     folder
 }
 
-async fn holds_every_row(store: &DiskStore) {
+pub(super) async fn holds_every_row(store: &DiskStore) {
     let tasks = tasks();
     for (number, task) in tasks.iter().enumerate() {
         let found = store.load(&task.key, START).await.unwrap().unwrap();
@@ -133,27 +141,95 @@ async fn holds_every_row(store: &DiskStore) {
             let found = store.find_idempotent(&task.key.owner, &named.key, START).await.unwrap().unwrap();
             assert_eq!(*found.task, *task, "{number}");
         }
+        let referred = store.find_reference(Reference::of(&task.key), 9).await.unwrap();
+        assert_eq!(referred, std::slice::from_ref(&task.key), "{number}");
     }
+    let mut open: Vec<_> = tasks.iter().filter(|task| !task.is_settled() || task.recovery.is_untold).collect();
+    open.sort_unstable_by_key(|task| &task.key);
+    let open: Vec<_> = open.into_iter().map(|task| task.key.clone()).collect();
+    assert_eq!(store.unsettled(None, 99).await.unwrap(), open);
+    let newest: Vec<_> = tasks.iter().rev().map(Summary::of).collect();
+    assert_eq!(store.survey(None, 99, START).await.unwrap().tasks, newest);
     let bytes = tasks.iter().map(Task::stored_bytes).sum();
     let unsettled = tasks.iter().filter(|task| !task.is_settled()).count();
     assert_eq!(store.usage(), Usage { tasks: tasks.len(), unsettled, bytes });
     assert_eq!(store.last_seen(), START.after(Duration::from_secs(60)));
     for owner in ["key:ada", "key:bob", "local"].map(Principal::new) {
-        let own = tasks.iter().filter(|task| task.key.owner == owner).count();
-        assert_eq!(store.page(&owner, None, 99, START).await.unwrap().len(), own);
+        let own: Vec<_> = tasks.iter().filter(|task| task.key.owner == owner).map(Summary::of).collect();
+        assert_eq!(store.page(&owner, None, 99, START).await.unwrap().tasks, own);
     }
 }
 
+/// The kept files' schemas, and what stands in them: `tests/golden/store/versions.txt`, line by line.
+fn versions() -> Vec<(i32, String)> {
+    let text = fs::read_to_string(kept_in().join("versions.txt")).unwrap();
+    let split = |line: &str| {
+        let (schema, rest) = line.split_once(' ').unwrap();
+        (schema.parse().unwrap(), rest.to_owned())
+    };
+    text.lines().map(split).collect()
+}
+
+/// F68: each file that an earlier version wrote is opened and brought up, and nothing in it is lost.
 #[tokio::test]
-async fn f68_every_row_of_a_kept_store_is_found_as_it_was() {
-    let name = "schema_1.db";
-    if std::env::var_os("UPDATE_GOLDEN").is_some() && !kept_in().join(name).exists() {
-        make(&kept_in().join(name)).await;
+async fn f68_every_row_of_each_kept_store_is_found_as_it_was() {
+    for (schema, _) in versions() {
+        let folder = copied(&format!("schema_{schema}.db"));
+        for _ in 0..2 {
+            let store = open(&folder).await;
+            holds_every_row(&store).await;
+            store.close().await;
+        }
     }
-    let folder = copied(name);
-    for _ in 0..2 {
-        let store = open(&folder).await;
-        holds_every_row(&store).await;
-        store.close().await;
+}
+
+/// What is written cannot change without another number: a program would take for damage what a newer one wrote. And no
+/// number changes without a file that later versions are held to.
+#[tokio::test]
+async fn whoever_changes_what_is_written_raises_the_schema_and_keeps_a_file_of_it() {
+    let kept = kept_in().join(format!("schema_{SCHEMA}.db"));
+    if std::env::var_os("UPDATE_GOLDEN").is_some() && !kept.exists() {
+        make(&kept).await;
     }
+    let versions = versions();
+    let schemas: Vec<i32> = versions.iter().map(|(schema, _)| *schema).collect();
+    assert_eq!(schemas, (1..=SCHEMA).collect::<Vec<_>>(), "one line, and one file, for each schema");
+    let now = format!("record {} summary {}", record::VERSION, record::summary::VERSION);
+    assert_eq!(versions.last().unwrap().1, now, "raise SCHEMA, and add a line and a file");
+    let folder = tempfile::tempdir().unwrap();
+    open(&folder).await.close().await;
+    let old = copied(&format!("schema_{SCHEMA}.db"));
+    assert_eq!(tables(&folder), tables(&old), "raise SCHEMA: the tables are not those of the kept file");
+    // The bytes of the rows too, as this version would write them.
+    let store = open(&folder).await;
+    write_tasks(&store).await;
+    store.close().await;
+    assert_eq!(contents(&folder), contents(&old), "raise SCHEMA: rows are not written as in the kept file");
+}
+
+fn connect(folder: &TempDir) -> rusqlite::Connection {
+    rusqlite::Connection::open(folder.path().join("data/tasks.db")).unwrap()
+}
+
+/// What the tables and indexes of a store are.
+fn tables(folder: &TempDir) -> Vec<String> {
+    let conn = connect(folder);
+    let mut statement = conn.prepare("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL ORDER BY name").unwrap();
+    statement.query_map((), |row| row.get(0)).unwrap().map(Result::unwrap).collect()
+}
+
+/// All rows of the tables of tasks and records, byte for byte.
+fn contents(folder: &TempDir) -> Vec<String> {
+    let conn = connect(folder);
+    let mut all = Vec::new();
+    for table in ["tasks", "records"] {
+        let mut statement = conn.prepare(&format!("SELECT * FROM {table} ORDER BY row")).unwrap();
+        let columns = statement.column_count();
+        let mut rows = statement.query(()).unwrap();
+        while let Some(row) = rows.next().unwrap() {
+            let values = (0..columns).map(|at| format!("{:?}", row.get_ref(at).unwrap()));
+            all.push(values.collect::<Vec<_>>().join(" "));
+        }
+    }
+    all
 }

@@ -74,8 +74,18 @@ impl Faults {
 }
 
 async fn everything(store: &DiskStore) -> BTreeMap<TaskKey, Task> {
-    let rows = store.survey(None, 10_000, START).await.unwrap();
-    rows.into_iter().map(|row| (row.task.key.clone(), (*row.task).clone())).collect()
+    let (mut found, mut after) = (BTreeMap::new(), None);
+    loop {
+        let page = store.survey(after, 1_000, START).await.unwrap();
+        for task in &page.tasks {
+            // What memory keeps of a settled row may be older than a write that failed and was made.
+            store.resident.forget_settled(&task.key).await;
+            let row = store.load(&task.key, START).await.unwrap().unwrap();
+            found.insert(task.key.clone(), (*row.task).clone());
+        }
+        let Some(last) = page.tasks.last().filter(|_| page.has_more) else { return found };
+        after = Some((last.created_at, Reference::of(&last.key)));
+    }
 }
 
 fn quick(folder: &TempDir) -> DiskSettings {

@@ -10,10 +10,10 @@ use tokio::time::Instant;
 use super::course::Course;
 use super::line::{Ending, Line, Said, malformed};
 use crate::dialect::faults::reason_key;
-use crate::dialect::peer::status_text;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::{ExchangeEvent, ResumeToken};
 use crate::wire::object::ObjectWriter;
+use crate::wire::words::status_text;
 use crate::wire::{Object, Payload, RpcError, fault, method};
 
 /// Time between two polls where the upstream names none, and what it may name.

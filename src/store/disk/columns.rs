@@ -1,0 +1,200 @@
+//! The columns of a row: what each sum and each index is made of, and what a list shows.
+
+use rusqlite::{Row, ToSql, params};
+
+use crate::store::record::{self, RecordError};
+use crate::store::tasks::Revision;
+use crate::task::{Digest, Principal, Reference, Summary, Task, TaskId, TaskKey, Timestamp};
+
+/// What is known of a row without its record: enough for every sum and every index.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Outline {
+    pub(super) is_settled: bool,
+    /// Settled without its upstream, which is still to be told.
+    pub(super) is_untold: bool,
+    pub(super) created_at: Timestamp,
+    pub(super) expires_at: Timestamp,
+    pub(super) bytes: usize,
+}
+
+impl Outline {
+    /// Times are those that a column can hold.
+    pub(super) fn of(task: &Task) -> Self {
+        Self {
+            is_settled: task.is_settled(),
+            is_untold: task.recovery.is_untold,
+            created_at: time(at(task.created_at)),
+            expires_at: time(at(task.expires_at())),
+            bytes: task.stored_bytes(),
+        }
+    }
+
+    /// Whether it can be the task's. How bytes are counted may change from one version to the next.
+    pub(super) fn fits(&self, task: &Task) -> bool {
+        Self { bytes: self.bytes, ..Self::of(task) } == *self
+    }
+}
+
+/// Where a row's record stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// In `records`.
+    Now(i64),
+    /// In `records_1`, where the first schema left it: nothing is added there, and in time all of it goes.
+    Before(i64),
+}
+
+impl Place {
+    /// A column has the place of before as a negative number.
+    pub(super) const fn column(self) -> i64 {
+        match self {
+            Self::Now(row) => row,
+            Self::Before(row) => row.wrapping_neg(),
+        }
+    }
+
+    const fn of(column: i64) -> Self {
+        if column < 0 { Self::Before(column.wrapping_neg()) } else { Self::Now(column) }
+    }
+}
+
+/// All columns of a row but its number and its summary, which has a checksum over them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Columns {
+    pub(super) key: TaskKey,
+    pub(super) revision: Revision,
+    pub(super) outline: Outline,
+    pub(super) name: Option<Digest>,
+    pub(super) place: Place,
+}
+
+/// What [`Columns::of_row`] reads, in its order.
+pub(super) const COLUMNS: &str =
+    "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref";
+const COUNT: usize = 11;
+
+impl Columns {
+    pub(super) fn of(task: &Task, revision: Revision, place: Place) -> Self {
+        let name = task.idempotency.map(|named| named.key);
+        Self { key: task.key.clone(), revision, outline: Outline::of(task), name, place }
+    }
+
+    /// Reads [`COLUMNS`], the first of which is `from`, and the summary that follows them.
+    pub(super) fn of_row(row: &Row<'_>, from: usize) -> rusqlite::Result<(Self, Result<Summary, RecordError>)> {
+        let columns = Self {
+            key: key(row, from)?,
+            revision: revision(row.get(from + 2)?),
+            outline: outline(row, from + 3)?,
+            name: row.get::<_, Option<[u8; 32]>>(from + 8)?.map(Digest),
+            place: Place::of(row.get(from + 9)?),
+        };
+        let reference = Reference(row.get(from + 10)?);
+        let summary = row.get_ref(from + COUNT)?.as_blob()?;
+        let summary = record::summary::decode(&columns.key, &columns.sealed(reference), summary);
+        Ok((columns, summary))
+    }
+
+    /// What the checksum covers of them. Everything but the owner has one length, and so all of it can be told apart.
+    fn sealed(&self, reference: Reference) -> Vec<u8> {
+        let owner = self.key.owner.as_str();
+        let mut bytes = Vec::with_capacity(128 + owner.len());
+        bytes.extend_from_slice(&(owner.len() as u64).to_be_bytes());
+        bytes.extend_from_slice(owner.as_bytes());
+        bytes.extend_from_slice(&id(&self.key));
+        bytes.extend_from_slice(&reference.0);
+        let Outline { is_settled, is_untold, created_at, expires_at, bytes: size } = self.outline;
+        bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_untold), u8::from(self.name.is_some())]);
+        let revision = column(self.revision);
+        for value in [revision, at(created_at), at(expires_at), number(size), self.place.column()] {
+            bytes.extend_from_slice(&value.to_be_bytes());
+        }
+        bytes.extend_from_slice(&self.name.map_or([0; 32], |name| name.0));
+        bytes
+    }
+
+    /// Hands a row's columns, in the order of [`COLUMNS`], and its summary to a statement.
+    pub(super) fn bind<T>(
+        &self,
+        summary: &Summary,
+        run: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        let reference = Reference::of(&self.key);
+        self.bind_bytes(&record::summary::encode(summary, &self.sealed(reference)), run)
+    }
+
+    /// The same with a summary that is none.
+    pub(super) fn bind_bytes<T>(
+        &self,
+        summary: &[u8],
+        run: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<T>,
+    ) -> rusqlite::Result<T> {
+        run(params![
+            self.key.owner.as_str(),
+            id(&self.key),
+            column(self.revision),
+            self.outline.is_settled,
+            self.outline.is_untold,
+            at(self.outline.created_at),
+            at(self.outline.expires_at),
+            number(self.outline.bytes),
+            self.name.map(|name| name.0),
+            self.place.column(),
+            Reference::of(&self.key).0,
+            summary,
+        ])
+    }
+}
+
+pub(super) fn at(time: Timestamp) -> i64 {
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+pub(super) fn time(column: i64) -> Timestamp {
+    Timestamp::from_millis(u64::try_from(column).unwrap_or(0))
+}
+
+pub(super) fn number(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+pub(super) fn id(key: &TaskKey) -> [u8; 16] {
+    key.id.bits().to_be_bytes()
+}
+
+pub(super) fn id_of(column: [u8; 16]) -> TaskId {
+    TaskId::from_bits(u128::from_be_bytes(column))
+}
+
+fn column(revision: Revision) -> i64 {
+    i64::try_from(revision.0).unwrap_or(i64::MAX)
+}
+
+pub(super) fn revision(column: i64) -> Revision {
+    Revision(u64::try_from(column).unwrap_or(0))
+}
+
+pub(super) fn key(row: &Row<'_>, from: usize) -> rusqlite::Result<TaskKey> {
+    Ok(TaskKey { owner: Principal::new(row.get_ref(from)?.as_str()?), id: id_of(row.get(from + 1)?) })
+}
+
+/// The columns of an outline, beginning at `from`.
+pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<Outline> {
+    Ok(Outline {
+        is_settled: row.get(from)?,
+        is_untold: row.get(from + 1)?,
+        created_at: time(row.get(from + 2)?),
+        expires_at: time(row.get(from + 3)?),
+        bytes: usize::try_from(row.get::<_, i64>(from + 4)?).unwrap_or(0),
+    })
+}
+
+pub(super) const OUTLINE: &str = "settled, untold, created_at, expires_at, bytes";
+
+/// Whether an error says that what was read is not what was written.
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error::{FromSqlConversionFailure, IntegralValueOutOfRange, InvalidColumnType};
+
+    let is_another_kind =
+        matches!(error, FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..));
+    is_another_kind || super::writer::is_corrupt(error)
+}

@@ -1,0 +1,215 @@
+//! The statements of readers. Each row is judged alone: one that cannot be read is named, and the others are shown.
+
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension as _, Row, params};
+
+use super::columns::{COLUMNS, Columns, OUTLINE, Outline, Place, at, id, id_of, is_damage, key, number, outline, time};
+use crate::store::record::{self, RecordError};
+use crate::store::tasks::{Newest, PAGE_BYTES_MAX, Revision, Stored};
+use crate::task::{Digest, Principal, Reference, Summary, Task, TaskId, TaskKey, Timestamp};
+
+/// A row as a reader of it finds it.
+#[derive(Debug)]
+pub(super) enum Read {
+    Whole(Stored),
+    /// It is not what was written (F56).
+    Damaged {
+        key: TaskKey,
+        revision: Revision,
+        outline: Outline,
+        error: RecordError,
+    },
+}
+
+impl Read {
+    pub(super) fn key(&self) -> &TaskKey {
+        match self {
+            Self::Whole(row) => &row.task.key,
+            Self::Damaged { key, .. } => key,
+        }
+    }
+}
+
+/// A row as a list finds it.
+#[derive(Debug)]
+pub(super) enum Glimpse {
+    Whole(Summary),
+    /// Who reads it as a whole learns what is the matter. `None` if not even its key can be read.
+    Unreadable(Option<TaskKey>),
+}
+
+/// Some rows of a list, each with its place in it.
+#[derive(Debug)]
+pub(super) struct Glimpses<P> {
+    pub(super) rows: Vec<(P, Glimpse)>,
+    pub(super) has_more: bool,
+}
+
+/// Reads a row, and holds what its columns say against what its record says.
+pub(super) fn read(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<Read>> {
+    match find(conn, wanted) {
+        // Its page cannot be read. What an index has of it is enough to say that it failed.
+        Err(error) if is_damage(&error) => {
+            let outline = outline_of(conn, wanted)?.ok_or(error)?;
+            let (key, revision) = (wanted.clone(), Revision(0));
+            Ok(Some(Read::Damaged { key, revision, outline, error: RecordError::Damaged }))
+        }
+        found => found,
+    }
+}
+
+fn find(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<Read>> {
+    let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE ref = ?1");
+    let mut statement = conn.prepare_cached(&sql)?;
+    let mut rows = statement.query([Reference::of(wanted).0])?;
+    while let Some(row) = rows.next()? {
+        let (columns, summary) = Columns::of_row(row, 0)?;
+        // Of a row that is not sound its reference alone says whose it is.
+        let error = match summary {
+            Ok(_) if columns.key != *wanted => continue,
+            Ok(_) => match whole(conn, &columns) {
+                Ok(task) => return Ok(Some(Read::Whole(Stored { task: task.into(), revision: columns.revision }))),
+                Err(Unread::Record(error)) => error,
+                Err(Unread::File(error)) => return Err(error),
+            },
+            // One that this program cannot judge is not called damaged.
+            Err(error) => error,
+        };
+        let Columns { revision, outline, .. } = columns;
+        return Ok(Some(Read::Damaged { key: wanted.clone(), revision, outline, error }));
+    }
+    Ok(None)
+}
+
+enum Unread {
+    Record(RecordError),
+    File(rusqlite::Error),
+}
+
+/// The task of a row whose columns are sound.
+fn whole(conn: &Connection, columns: &Columns) -> Result<Task, Unread> {
+    let bytes = match record_at(conn, columns.place) {
+        Ok(bytes) => bytes.ok_or(Unread::Record(RecordError::Damaged))?,
+        Err(error) if is_damage(&error) => return Err(Unread::Record(RecordError::Damaged)),
+        Err(error) => return Err(Unread::File(error)),
+    };
+    let task = record::decode(&bytes).map_err(Unread::Record)?;
+    let is_named_so = task.idempotency.is_none_or(|named| columns.name == Some(named.key));
+    let fits = task.key == columns.key && columns.outline.fits(&task) && is_named_so;
+    if fits { Ok(task) } else { Err(Unread::Record(RecordError::Damaged)) }
+}
+
+fn record_at(conn: &Connection, place: Place) -> rusqlite::Result<Option<Bytes>> {
+    let copied = |row: &Row<'_>| Ok(Bytes::copy_from_slice(row.get_ref(0)?.as_blob()?));
+    match place {
+        Place::Now(row) => conn.prepare_cached("SELECT record FROM records WHERE row = ?1")?.query_row([row], copied),
+        Place::Before(row) => {
+            conn.prepare_cached("SELECT record FROM records_1 WHERE row = ?1")?.query_row([row], copied)
+        }
+    }
+    .optional()
+}
+
+/// What the index of ages has of a row: looked for among all of its owner's.
+fn outline_of(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<Outline>> {
+    let sql = format!("SELECT {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE owner = ?1 AND id = ?2");
+    let mut statement = conn.prepare_cached(&sql)?;
+    statement.query_row(params![wanted.owner.as_str(), id(wanted)], |row| outline(row, 0)).optional()
+}
+
+/// One owner's rows that are not gone, in order of creation.
+pub(super) fn page(
+    conn: &Connection,
+    owner: &Principal,
+    after: Option<(Timestamp, TaskId)>,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<Glimpses<(Timestamp, TaskId)>> {
+    let (from, last) = after.map_or((-1, [0; 16]), |(time, id)| (at(time), id.bits().to_be_bytes()));
+    let sql = "SELECT row, created_at, id FROM tasks INDEXED BY tasks_age
+               WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
+               ORDER BY created_at, id";
+    let snapshot = conn.unchecked_transaction()?;
+    let mut statement = conn.prepare_cached(sql)?;
+    let found = statement.query_map(params![owner.as_str(), from, last, at(now)], |row| {
+        let place = (time(row.get(1)?), id_of(row.get(2)?));
+        Ok((row.get(0)?, place, Some(TaskKey { owner: owner.clone(), id: place.1 })))
+    })?;
+    let glimpses = glimpses(conn, found, limit, now)?;
+    drop(statement);
+    snapshot.finish()?;
+    Ok(glimpses)
+}
+
+/// Rows that are not gone, whoever owns them, the newest first.
+pub(super) fn survey(
+    conn: &Connection,
+    after: Option<Newest>,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<Glimpses<Newest>> {
+    let (from, last) = after.map_or((i64::MAX, [0; 6]), |(time, reference)| (at(time), reference.0));
+    let is_first = after.is_none();
+    let sql = "SELECT row, created_at, ref FROM tasks INDEXED BY tasks_newest
+               WHERE created_at <= ?1 AND (?3 OR created_at < ?1 OR ref > ?2) ORDER BY created_at DESC, ref";
+    let snapshot = conn.unchecked_transaction()?;
+    let mut statement = conn.prepare_cached(sql)?;
+    let found = statement.query_map(params![from, last, is_first], |row| {
+        Ok((row.get(0)?, (time(row.get(1)?), Reference(row.get(2)?)), None))
+    })?;
+    let glimpses = glimpses(conn, found, limit, now)?;
+    drop(statement);
+    snapshot.finish()?;
+    Ok(glimpses)
+}
+
+/// Reads the summaries of rows that an index names, until there are enough.
+fn glimpses<P>(
+    conn: &Connection,
+    found: impl Iterator<Item = rusqlite::Result<(i64, P, Option<TaskKey>)>>,
+    limit: usize,
+    now: Timestamp,
+) -> rusqlite::Result<Glimpses<P>> {
+    let mut page = Glimpses { rows: Vec::new(), has_more: false };
+    let mut bytes = 0;
+    for found in found {
+        let (row, place, key) = found?;
+        let glimpse = match glimpse(conn, row) {
+            Ok(Some(Glimpse::Whole(summary))) if summary.is_gone(now) => continue,
+            Ok(Some(glimpse)) => glimpse,
+            Ok(None) => continue,
+            Err(error) if is_damage(&error) => Glimpse::Unreadable(key),
+            Err(error) => return Err(error),
+        };
+        if page.rows.len() >= limit || bytes > PAGE_BYTES_MAX {
+            page.has_more = true;
+            break;
+        }
+        bytes += if let Glimpse::Whole(summary) = &glimpse { summary.bytes() } else { size_of::<Summary>() };
+        page.rows.push((place, glimpse));
+    }
+    Ok(page)
+}
+
+fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<Glimpse>> {
+    let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
+    let found = conn.prepare_cached(&sql)?.query_row([row], |row| Columns::of_row(row, 0)).optional()?;
+    Ok(found.map(|(columns, summary)| summary.map_or_else(|_| Glimpse::Unreadable(Some(columns.key)), Glimpse::Whole)))
+}
+
+/// The keys of the rows that operators call so.
+pub(super) fn referred(conn: &Connection, reference: Reference, limit: usize) -> rusqlite::Result<Vec<TaskKey>> {
+    let sql = "SELECT owner, id FROM tasks WHERE ref = ?1 LIMIT ?2";
+    conn.prepare_cached(sql)?.query_map(params![reference.0, number(limit)], |row| key(row, 0))?.collect()
+}
+
+/// The owner's task of this name that is not gone.
+pub(super) fn named(
+    conn: &Connection,
+    owner: &Principal,
+    name: &Digest,
+    now: Timestamp,
+) -> rusqlite::Result<Option<TaskKey>> {
+    let sql = "SELECT owner, id FROM tasks WHERE owner = ?1 AND name = ?2 AND (settled = 0 OR expires_at > ?3)";
+    conn.prepare_cached(sql)?.query_row(params![owner.as_str(), name.0, at(now)], |row| key(row, 0)).optional()
+}

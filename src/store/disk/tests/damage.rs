@@ -1,0 +1,250 @@
+//! Rows that cannot be read: each concerns its own task, and nobody else waits for it.
+
+use std::fs;
+
+use aws_lc_rs::digest::{SHA256, digest};
+use rusqlite::Connection;
+
+use super::*;
+use crate::store::record;
+use crate::task::{Digest, Idempotency, Recovery, StoredCall, Summary};
+
+fn database(folder: &TempDir) -> std::path::PathBuf {
+    folder.path().join("data/tasks.db")
+}
+
+pub(super) fn is_condemned(task: &Task) -> bool {
+    let fault = GatewayFault::new(Reason::StoreCorrupt, Executed::Unknown);
+    task.phase == Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))
+}
+
+/// Lets a page of a long value that holds `text` name a page as its next that is not there.
+pub(super) fn break_chain(path: &Path, text: &str) {
+    let size: usize = {
+        let conn = Connection::open(path).unwrap();
+        conn.pragma_query_value(None, "page_size", |row| row.get::<_, i64>(0)).unwrap().try_into().unwrap()
+    };
+    let mut bytes = fs::read(path).unwrap();
+    let holds = |page: &&mut [u8]| {
+        let (next, content) = page.split_at(4);
+        next != [0; 4] && content[..400].windows(text.len()).any(|at| at == text.as_bytes())
+    };
+    let page = bytes.chunks_exact_mut(size).skip(1).filter(|page| page[0] == 0).filter(holds).next_back();
+    page.expect("a value that long")[..4].copy_from_slice(&[0x7f, 0xff, 0xff, 0xff]);
+    fs::write(path, bytes).unwrap();
+}
+
+/// Gives the record that holds `text` a version that nobody knows yet.
+fn make_newer(path: &Path, text: &str) {
+    let conn = Connection::open(path).unwrap();
+    let sql = "SELECT row, record FROM records WHERE instr(record, CAST(?1 AS BLOB)) > 0";
+    let (row, mut record): (i64, Vec<u8>) = conn.query_row(sql, [text], |row| Ok((row.get(0)?, row.get(1)?))).unwrap();
+    record[..2].copy_from_slice(&(record::VERSION + 1).to_be_bytes());
+    let sum = digest(&SHA256, &[&record[..2], &record[18..]].concat());
+    record[2..18].copy_from_slice(&sum.as_ref()[..16]);
+    conn.execute("UPDATE records SET record = ?2 WHERE row = ?1", rusqlite::params![row, record]).unwrap();
+    conn.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+}
+
+fn queued(id: u128, params: &str) -> Task {
+    let call = StoredCall {
+        params: Payload::of(params),
+        capabilities: Payload::empty_object(),
+        progress: false,
+        log_level: None,
+        is_repeatable: false,
+        is_native: false,
+    };
+    let recovery = Recovery { call: Some(call), ..Recovery::default() };
+    Task { phase: Phase::Queued, recovery, ..task("a", id) }
+}
+
+const LIVE: &str = "arguments of the one ";
+const DONE: &str = "the result of the one ";
+
+/// Recovery, sweeping, lists and everybody else's tasks go on, whatever the matter with one row is.
+#[tokio::test]
+async fn one_row_that_cannot_be_read_delays_nobody() {
+    let ways = [files::flip as fn(&Path, &str), break_chain, make_newer];
+    for (way, is_newer) in ways.into_iter().zip([false, false, true]) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(&folder).await;
+        // The first in every order.
+        let (live, done) = (queued(1, &LIVE.repeat(1_000)), settled(task("a", 2), &DONE.repeat(1_000)));
+        let mut good = Vec::new();
+        for one in [&live, &done] {
+            store.insert(one).await.unwrap();
+        }
+        for id in 3..8 {
+            good.push(queued(id, "p"));
+            store.insert(good.last().unwrap()).await.unwrap();
+            store.insert(&settled(task("a", 100 + id), "r")).await.unwrap();
+        }
+        store.close().await;
+        for text in [LIVE, DONE] {
+            way(&database(&folder), &text.repeat(3));
+        }
+        let store = open(&folder).await;
+        let keys: Vec<_> = good.iter().map(|task| task.key.clone()).collect();
+        for key in store.unsettled(None, 99).await.unwrap() {
+            let found = store.load(&key, START).await;
+            match found {
+                Ok(row) => assert_eq!(key == live.key, is_condemned(&row.unwrap().task)),
+                Err(error) => assert!(is_newer && key == live.key, "{error}"),
+            }
+        }
+        assert_eq!(store.unsettled(None, 99).await.unwrap(), keys, "nobody looks at it again");
+        let page = store.page(&live.key.owner, None, 99, START).await.unwrap();
+        assert_eq!((page.tasks.len(), page.has_more), (12, false));
+        assert_eq!(store.survey(None, 99, START).await.unwrap().tasks.len(), 12);
+        let past = START.after(Duration::from_secs(7 * 24 * 3_600));
+        assert_eq!(store.overdue(past, 99).await.unwrap(), keys);
+        let freed = store.sweep(past, 99).await.unwrap();
+        assert_eq!(freed, if is_newer { 6 } else { 7 }, "what is gone is freed, whether or not it can be read");
+        for (task, number) in good.iter().zip(0_u8..) {
+            let row = store.load(&task.key, past).await.unwrap().unwrap();
+            store.replace(row.revision, &settled(task.clone(), &"r".repeat(number.into()))).await.unwrap();
+        }
+        store.close().await;
+        let store = open(&folder).await;
+        assert_eq!(store.usage().tasks, if is_newer { 6 } else { 5 });
+        let left = store.unsettled(None, 99).await.unwrap();
+        assert_eq!(left.len(), usize::from(is_newer), "{left:?}");
+    }
+}
+
+/// A write over a row whose record is damaged makes a new one: what memory has of the task is sound.
+#[tokio::test]
+async fn a_live_task_is_settled_over_a_damaged_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let (live, other) = (queued(1, &LIVE.repeat(1_000)), queued(2, "p"));
+    let first = store.insert(&live).await.unwrap();
+    let second = store.insert(&other).await.unwrap();
+    store.close().await;
+    let whole = fs::read(database(&folder)).unwrap();
+    let store = open(&folder).await;
+    store.load(&live.key, START).await.unwrap().unwrap();
+    break_chain(&database(&folder), &LIVE.repeat(3));
+    assert_ne!(fs::read(database(&folder)).unwrap(), whole);
+    let ended = [settled(live, "r"), settled(other, "r")];
+    let (one, two) = tokio::join!(store.replace(first, &ended[0]), store.replace(second, &ended[1]));
+    (one.unwrap(), two.unwrap());
+    store.close().await;
+    let store = open(&folder).await;
+    for task in &ended {
+        assert_eq!(*store.load(&task.key, START).await.unwrap().unwrap().task, *task);
+    }
+}
+
+/// F56: each column decides something by itself, so each is under a checksum.
+#[tokio::test]
+async fn f56_a_damaged_column_is_found() {
+    for change in [
+        "revision = revision + 1",
+        "name = zeroblob(32)",
+        "name = NULL",
+        "untold = 1",
+        "settled = 0",
+        "created_at = created_at - 1",
+        "expires_at = expires_at + 1",
+        "bytes = bytes + 1",
+        "record = 2",
+        "summary = x''",
+        "summary = substr(summary, 1, length(summary) - 1)",
+        "owner = 'b'",
+        "id = zeroblob(16)",
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let store = open(&folder).await;
+        let named = Some(Idempotency { key: Digest([1; 32]), call: Digest([2; 32]) });
+        let one = Task { idempotency: named, ..settled(task("a", 1), "r") };
+        let other = settled(task("a", 9), "other");
+        store.insert(&one).await.unwrap();
+        store.insert(&other).await.unwrap();
+        store.close().await;
+        let conn = Connection::open(database(&folder)).unwrap();
+        assert_eq!(conn.execute(&format!("UPDATE tasks SET {change} WHERE row = 1"), ()).unwrap(), 1);
+        drop(conn);
+        let store = open(&folder).await;
+        let found = store.load(&one.key, START).await.unwrap().unwrap();
+        assert!(is_condemned(&found.task), "{change}: {found:?}");
+        assert_eq!(*store.load(&other.key, START).await.unwrap().unwrap().task, other);
+        store.page(&one.key.owner, None, 9, START).await.unwrap();
+        store.survey(None, 9, START).await.unwrap();
+    }
+}
+
+/// A list shows what it shows whatever became of results: it reads none.
+#[tokio::test]
+async fn no_list_reads_a_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let tasks: Vec<Task> = (1..6).map(|id| settled(task("a", id), &"r".repeat(9_000))).collect();
+    for one in &tasks {
+        store.insert(one).await.unwrap();
+    }
+    store.close().await;
+    let conn = Connection::open(database(&folder)).unwrap();
+    conn.execute_batch("UPDATE records SET record = x''").unwrap();
+    drop(conn);
+    let store = open(&folder).await;
+    let expected: Vec<_> = tasks.iter().map(Summary::of).collect();
+    assert_eq!(store.page(&Principal::new("a"), None, 9, START).await.unwrap().tasks, expected);
+    assert_eq!(store.survey(None, 9, START).await.unwrap().tasks.len(), 5);
+    assert!(store.told.lock().is_empty(), "nothing was found damaged");
+    for one in &tasks {
+        assert!(is_condemned(&store.load(&one.key, START).await.unwrap().unwrap().task));
+    }
+}
+
+/// However many lists are read, a task by its id is read beside them.
+#[tokio::test]
+async fn lists_take_no_place_of_those_who_ask_for_one_task() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let one = settled(task("a", 1), "r");
+    store.insert(&one).await.unwrap();
+    let (release, held) = std::sync::mpsc::channel::<()>();
+    let held = Arc::new(Mutex::new(held));
+    let lists = (0..8).map(|_| {
+        let held = Arc::clone(&held);
+        store.readers.list(move |_| {
+            let _ = held.lock().recv();
+            Ok(())
+        })
+    });
+    let load = async {
+        let found = store.load(&one.key, START).await.unwrap();
+        assert!(found.is_some());
+        drop(release);
+    };
+    let both = async { tokio::join!(futures_util::future::join_all(lists), load).0 };
+    let listed = tokio::time::timeout(Duration::from_secs(20), both).await.unwrap();
+    assert!(listed.iter().all(Result::is_ok));
+}
+
+/// Two who bring a settled row into memory: the later revision stays, whoever comes last.
+#[tokio::test]
+async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder).await;
+    let one = task("a", 1);
+    let first = store.insert(&one).await.unwrap();
+    let cancelled = transition(one.clone(), Event::CancelRequested, START).0;
+    let second = store.replace(first, &cancelled).await.unwrap();
+    let ticket = store.resident.ticket(&one.key);
+    let before = store.load(&one.key, START).await.unwrap().unwrap();
+    let told = transition(cancelled, Event::Told, START).0;
+    let third = store.replace(second, &told).await.unwrap();
+    store.resident.keep_settled(&before, START).await;
+    assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
+    // With nothing there to compare it with, the ticket says that it is old.
+    store.resident.forget_settled(&one.key).await;
+    store.resident.keep(ticket, &before, START).await;
+    assert!(store.resident.settled(&one.key).await.is_none());
+    // And one that came there all the same goes when a write finds it out.
+    store.resident.keep_settled(&before, START).await;
+    assert!(matches!(store.replace(before.revision, &told).await, Err(StoreError::Conflict)));
+    assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
+}

@@ -1,0 +1,135 @@
+//! What lists show of a task, as the bytes of a column of its own.
+//!
+//! ```text
+//! version (2 bytes) · checksum (16 bytes) · body
+//! ```
+//!
+//! The checksum covers version, body, and the columns beside it, each of which decides something by itself.
+
+use ::bytes::Bytes;
+
+use super::bytes::{Put, Take};
+use super::{CHECKSUM_LEN, HEAD_LEN, RecordError, checksum_of, put_fault, take_fault};
+use crate::task::{Maker, Origin, Shown, Standing, Summary, TaskKey};
+
+/// What is written now.
+pub const VERSION: u16 = 1;
+
+/// The bytes of a summary that stands beside `columns`.
+#[must_use]
+pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
+    // Whole on purpose: a member that is added later does not build until it stands here.
+    let Summary {
+        key: _,
+        shown,
+        origin: Origin { upstream, tool, maker },
+        created_at,
+        updated_at,
+        ttl,
+        poll_interval,
+        standing,
+        status_message,
+        said,
+    } = summary;
+    let mut out = Put::with_capacity(HEAD_LEN, summary.bytes());
+    out.byte(match shown {
+        Shown::Handle => 0,
+        Shown::Hidden => 1,
+    });
+    out.text(upstream);
+    out.text(tool);
+    out.byte(match maker {
+        Maker::Session => 0,
+        Maker::Stateless => 1,
+    });
+    out.time(*created_at);
+    out.time(*updated_at);
+    out.span(*ttl);
+    out.span(*poll_interval);
+    put_standing(&mut out, standing);
+    out.maybe(status_message.as_deref(), Put::text);
+    out.maybe(said.as_deref(), Put::text);
+    let mut bytes = out.into_bytes();
+    bytes[..2].copy_from_slice(&VERSION.to_be_bytes());
+    let sum = checksum_of(VERSION, &[columns, &bytes[HEAD_LEN..]]);
+    bytes[2..HEAD_LEN].copy_from_slice(&sum);
+    bytes
+}
+
+/// The summary of the task with this key that the bytes were made of, if they were made beside these columns.
+///
+/// # Errors
+/// See [`RecordError`].
+pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, RecordError> {
+    let version = bytes.get(..2).and_then(|head| head.try_into().ok()).map(u16::from_be_bytes);
+    let version = version.ok_or(RecordError::Damaged)?;
+    let body = bytes.get(HEAD_LEN..).ok_or(RecordError::Damaged)?;
+    let sum: [u8; CHECKSUM_LEN] = checksum_of(version, &[columns, body]);
+    if bytes[2..HEAD_LEN] != sum {
+        return Err(RecordError::Damaged);
+    }
+    if version > VERSION {
+        return Err(RecordError::Newer(version));
+    }
+    let mut body = Take::new(Bytes::copy_from_slice(body));
+    let summary = take(key, &mut body).filter(|_| body.is_at_end());
+    summary.ok_or(RecordError::Damaged)
+}
+
+fn take(key: &TaskKey, body: &mut Take) -> Option<Summary> {
+    Some(Summary {
+        key: key.clone(),
+        shown: match body.byte()? {
+            0 => Shown::Handle,
+            1 => Shown::Hidden,
+            _ => return None,
+        },
+        origin: Origin {
+            upstream: body.text()?,
+            tool: body.text()?,
+            maker: match body.byte()? {
+                0 => Maker::Session,
+                1 => Maker::Stateless,
+                _ => return None,
+            },
+        },
+        created_at: body.time()?,
+        updated_at: body.time()?,
+        ttl: body.span()?,
+        poll_interval: body.span()?,
+        standing: take_standing(body)?,
+        status_message: body.maybe(Take::text)?,
+        said: body.maybe(Take::text)?,
+    })
+}
+
+fn put_standing(out: &mut Put, standing: &Standing) {
+    match standing {
+        Standing::Queued => out.byte(0),
+        Standing::Working => out.byte(1),
+        Standing::AwaitingInput => out.byte(2),
+        Standing::Returned { is_error } => {
+            out.byte(3);
+            out.flag(*is_error);
+        }
+        Standing::Refused => out.byte(4),
+        Standing::Faulted(fault) => {
+            out.byte(5);
+            put_fault(out, fault);
+        }
+        Standing::Cancelled => out.byte(6),
+    }
+}
+
+fn take_standing(body: &mut Take) -> Option<Standing> {
+    Some(match body.byte()? {
+        0 => Standing::Queued,
+        1 => Standing::Working,
+        2 => Standing::AwaitingInput,
+        3 => Standing::Returned { is_error: body.flag()? },
+        4 => Standing::Refused,
+        5 => Standing::Faulted(take_fault(body)?),
+        6 => Standing::Cancelled,
+        _ => return None,
+    })
+}

@@ -1,0 +1,126 @@
+//! What lists show of a task: everything about it but what its client and its upstream said to each other at length.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{Failure, GatewayFault, Origin, Outcome, Phase, Shown, Task, TaskKey, Timestamp};
+use crate::wire::words::{first_text, status_text};
+
+/// A task without arguments, questions, answers and outcome, so that a list can neither show nor carry them. Takes a
+/// few kilobytes at most, whatever the task holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Summary {
+    pub key: TaskKey,
+    pub shown: Shown,
+    pub origin: Origin,
+    pub created_at: Timestamp,
+    pub updated_at: Timestamp,
+    pub ttl: Duration,
+    pub poll_interval: Duration,
+    pub standing: Standing,
+    /// As in [`Task`].
+    pub status_message: Option<Arc<str>>,
+    /// What a failed outcome says of itself, as one line; `None` for a fault of the gateway's own.
+    pub said: Option<Arc<str>>,
+}
+
+/// [`Phase`] without what is in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    Queued,
+    Working,
+    AwaitingInput,
+    Returned {
+        is_error: bool,
+    },
+    /// The upstream answered a JSON-RPC error.
+    Refused,
+    /// The gateway has no answer.
+    Faulted(GatewayFault),
+    Cancelled,
+}
+
+impl Standing {
+    #[must_use]
+    pub const fn of(phase: &Phase) -> Self {
+        match phase {
+            Phase::Queued => Self::Queued,
+            Phase::Working => Self::Working,
+            Phase::AwaitingInput(_) => Self::AwaitingInput,
+            Phase::Settled(Outcome::Returned { is_error, .. }) => Self::Returned { is_error: *is_error },
+            Phase::Settled(Outcome::Faulted(Failure::Upstream(_))) => Self::Refused,
+            Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))) => Self::Faulted(*fault),
+            Phase::Settled(Outcome::Cancelled) => Self::Cancelled,
+        }
+    }
+
+    #[must_use]
+    pub const fn is_settled(self) -> bool {
+        !matches!(self, Self::Queued | Self::Working | Self::AwaitingInput)
+    }
+}
+
+/// What a task's outcome says of itself, if it failed. Takes time in proportion to a failed outcome, and none for others.
+#[must_use]
+pub fn said(task: &Task) -> Option<Arc<str>> {
+    match &task.phase {
+        Phase::Settled(Outcome::Returned { result, is_error: true }) => status_text(&first_text(result)?),
+        Phase::Settled(Outcome::Faulted(Failure::Upstream(error))) => status_text(&error.message),
+        Phase::Queued
+        | Phase::Working
+        | Phase::AwaitingInput(_)
+        | Phase::Settled(
+            Outcome::Returned { is_error: false, .. } | Outcome::Faulted(Failure::Gateway(_)) | Outcome::Cancelled,
+        ) => None,
+    }
+}
+
+impl Summary {
+    /// Takes time in proportion to a failed outcome (see [`said`]).
+    #[must_use]
+    pub fn of(task: &Task) -> Self {
+        Self::saying(task, said(task))
+    }
+
+    /// Of a task whose outcome is known to say `said`.
+    #[must_use]
+    pub fn saying(task: &Task, said: Option<Arc<str>>) -> Self {
+        Self {
+            key: task.key.clone(),
+            shown: task.shown,
+            origin: task.origin.clone(),
+            created_at: task.created_at,
+            updated_at: task.updated_at,
+            ttl: task.ttl,
+            poll_interval: task.poll_interval,
+            standing: Standing::of(&task.phase),
+            status_message: task.status_message.clone(),
+            said,
+        }
+    }
+
+    /// The moment from which the task is gone.
+    #[must_use]
+    pub fn expires_at(&self) -> Timestamp {
+        self.created_at.after(self.ttl)
+    }
+
+    #[must_use]
+    pub const fn is_settled(&self) -> bool {
+        self.standing.is_settled()
+    }
+
+    /// Whether nobody can find the task any more.
+    #[must_use]
+    pub fn is_gone(&self, now: Timestamp) -> bool {
+        self.is_settled() && self.expires_at() <= now
+    }
+
+    /// What it takes in memory, about.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let text = |text: &Option<Arc<str>>| text.as_ref().map_or(0, |text| text.len());
+        let origin = self.origin.upstream.len() + self.origin.tool.len();
+        size_of::<Self>() + self.key.owner.as_str().len() + origin + text(&self.status_message) + text(&self.said)
+    }
+}

@@ -1,0 +1,53 @@
+//! Words of others that are shown as one line.
+
+use std::sync::Arc;
+
+use super::{Object, Payload};
+
+/// Longest status text that is kept, in bytes (reliability.md U26).
+pub const STATUS_BYTES_MAX: usize = 1024;
+
+/// Makes an upstream's words fit to be a status line: no control or bidirectional-override
+/// characters, at most [`STATUS_BYTES_MAX`] bytes, cut between characters. `None` if nothing is left.
+#[must_use]
+pub fn status_text(words: &str) -> Option<Arc<str>> {
+    let mut text = String::with_capacity(words.len().min(STATUS_BYTES_MAX));
+    for c in words.chars().filter(|c| !is_hidden(*c)) {
+        if text.len() + c.len_utf8() > STATUS_BYTES_MAX {
+            break;
+        }
+        text.push(c);
+    }
+    (!text.is_empty()).then(|| Arc::from(text))
+}
+
+/// The first text block of a tool's result. Takes time in proportion to the result.
+#[must_use]
+pub fn first_text(result: &Payload) -> Option<String> {
+    let content = Object::of(result)?.get("content")?;
+    content.items().find_map(|block| {
+        let block = Object::of(&block)?;
+        block.get_str("type").filter(|kind| kind == "text")?;
+        block.get_lossy("text")
+    })
+}
+
+/// Characters that change how a terminal or a page shows the others.
+fn is_hidden(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_text_loses_escapes_and_overrides_and_is_cut_between_characters() {
+        assert_eq!(status_text("a\u{1b}[31mb\u{202e}c\n").as_deref(), Some("a[31mbc"));
+        assert_eq!(status_text("\u{7}\n"), None);
+        let long = "é".repeat(STATUS_BYTES_MAX);
+        let cut = status_text(&long).unwrap();
+        assert_eq!(cut.len(), STATUS_BYTES_MAX);
+        assert!(cut.chars().all(|c| c == 'é'));
+    }
+}

@@ -4,6 +4,7 @@ mod checked;
 mod clock;
 mod damage;
 mod faults;
+mod figures;
 mod files;
 mod golden;
 mod refused;

@@ -31,6 +31,11 @@ setup:
 		[ "$$(id -u)" = 0 ] || { echo "strace is missing: install it" >&2; exit 1; }
 		apt-get update -qq && apt-get install -y -qq strace
 	fi
+	$(call step,setup: valgrind)
+	@if ! command -v valgrind > /dev/null; then
+		[ "$$(id -u)" = 0 ] || { echo "valgrind is missing: install it" >&2; exit 1; }
+		apt-get update -qq && apt-get install -y -qq valgrind
+	fi
 	$(call step,setup: cargo-deny $(DENY_VERSION))
 	@if ! "$(DENY)" --version 2> /dev/null | grep -q ' $(DENY_VERSION)$$'; then
 		# It runs for two seconds: compiling it fast matters more than its speed.

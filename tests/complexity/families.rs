@@ -1,0 +1,244 @@
+//! The table: what is counted, at which sizes, and how its cost may grow.
+
+use futures_util::future::BoxFuture;
+
+use crate::bench::{Act, Stage, result};
+use crate::bodies::{
+    Session, answers, escaped_keys, escapes, items, keys, modern, modern_call, nested, object, post, text,
+};
+use crate::upstream::{Reply, Seen, whole};
+use crate::{parts, rest};
+
+/// How the cost of an act may grow with its size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Growth {
+    /// In proportion: one more item costs as much in a large input as in a small one.
+    Linear,
+    /// Not at all: what grows is something else, such as the number of tasks beside the one that is asked for.
+    None,
+}
+
+/// Makes what is to be counted at one size. What it does itself is not counted.
+type Prepare = fn(Stage, usize) -> BoxFuture<'static, Act>;
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Family {
+    pub(crate) name: &'static str,
+    pub(crate) sizes: [usize; 3],
+    pub(crate) growth: Growth,
+    pub(crate) prepare: Prepare,
+}
+
+const fn row(name: &'static str, sizes: [usize; 3], prepare: Prepare) -> Family {
+    Family { name, sizes, growth: Growth::Linear, prepare }
+}
+
+const fn flat(name: &'static str, sizes: [usize; 3], prepare: Prepare) -> Family {
+    Family { name, sizes, growth: Growth::None, prepare }
+}
+
+const SMALL: [usize; 3] = [1, 10, 100];
+const KEYS: [usize; 3] = [20, 200, 2_000];
+const BYTES: [usize; 3] = [1_000, 10_000, 100_000];
+
+const HELD: &str = r#""resultType":"complete""#;
+const OK: &str = r#""result""#;
+
+/// Every public entry with each of what can grow there.
+pub(crate) const FAMILIES: &[Family] = &[
+    // Requests without a session, of calls that the engine holds.
+    row("held call: keys", KEYS, |stage, n| held(stage, keys(n))),
+    row("held call: escaped keys", KEYS, |stage, n| held(stage, escaped_keys(n))),
+    row("held call: items", KEYS, |stage, n| held(stage, items(n))),
+    row("held call: text", BYTES, |stage, n| held(stage, text(n))),
+    row("held call: escapes", KEYS, |stage, n| held(stage, escapes(n))),
+    flat("held call: depth", [2, 6, 50], |stage, n| held(stage, nested(n))),
+    row("held call: keys, named", KEYS, |stage, n| {
+        let name = format!("a name of {n}");
+        stage.answers_shortly();
+        now(stage.exchange(modern_call("/up/mcp", &escaped_keys(n), &[("Idempotency-Key", &name)]), OK))
+    }),
+    row("tasks/update: answers", KEYS, |stage, n| {
+        let params = format!(r#""taskId":"{}","inputResponses":{}"#, "0".repeat(32), answers(n));
+        now(stage.exchange(modern("/up/mcp", "tasks/update", Some(&"0".repeat(32)), &params, &[]), "-32602"))
+    }),
+    row("held call: inputResponses", KEYS, |stage, n| {
+        stage.answers_shortly();
+        let params = format!(r#""name":"t","arguments":{{}},"inputResponses":{}"#, answers(n));
+        now(stage.exchange(modern("/up/mcp", "tools/call", Some("t"), &params, &[]), OK))
+    }),
+    row("held call: metadata", KEYS, |stage, n| {
+        stage.answers_shortly();
+        let call = modern_call("/up/mcp", "{}", &[]);
+        let text = String::from_utf8(call).unwrap().split_once("\r\n\r\n").unwrap().1.to_owned();
+        let meta = escaped_keys(n);
+        let text = text.replacen(r#""_meta":{"#, &format!(r#""_meta":{{{},"#, &meta[1..meta.len() - 1]), 1);
+        let headers = [("MCP-Protocol-Version", crate::bench::MODERN), ("Mcp-Method", "tools/call"), ("Mcp-Name", "t")];
+        now(stage.exchange(post("/up/mcp", &headers, &text), OK))
+    }),
+    row("held call: headers", [1, 8, 80], |stage, n| {
+        stage.answers_shortly();
+        let names: Vec<String> = (0..n).map(|n| format!("Mcp-Param-A{n}")).collect();
+        let more: Vec<(&str, &str)> = names.iter().map(|name| (name.as_str(), "x")).collect();
+        now(stage.exchange(modern_call("/up/mcp", "{}", &more), OK))
+    }),
+    // Requests without a session to a server that knows none.
+    row("passed call: escaped keys", KEYS, |stage, n| {
+        stage.answers_shortly();
+        now(stage.exchange(modern_call("/new/mcp", &escaped_keys(n), &[]), OK))
+    }),
+    row("passed call: inputResponses", KEYS, |stage, n| {
+        stage.answers_shortly();
+        let params = format!(r#""name":"t","arguments":{{}},"inputResponses":{}"#, answers(n));
+        now(stage.exchange(modern("/new/mcp", "tools/call", Some("t"), &params, &[]), OK))
+    }),
+    row("passed call: questions", [1, 5, 30], |stage, n| {
+        stage.answers(move |seen| {
+            let ask = r#"{"method":"elicitation/create","params":{"mode":"form","message":"m","requestedSchema":{"type":"object","properties":{}}}}"#;
+            let asked = object((0..n).map(|n| format!(r#""\u0071{n}":{ask}"#)));
+            let text = format!(r#"{{"resultType":"input_required","inputRequests":{asked},"requestState":"s"}}"#);
+            seen.is_call().then(|| result(seen, &text))
+        });
+        now(stage.exchange(modern_call("/new/mcp", "{}", &[]), "input_required"))
+    }),
+    // Requests in a session.
+    row("session call: escaped keys", KEYS, |stage, n| {
+        in_session(stage, "2025-06-18", move |session| session.call(&escaped_keys(n), &[]))
+    }),
+    row("session call: keys, named", KEYS, |stage, n| {
+        let name = format!("another of {n}");
+        in_session(stage, "2025-11-25", move |session| session.call(&escaped_keys(n), &[("Idempotency-Key", &name)]))
+    }),
+    row("session array: messages", SMALL, |stage, n| {
+        in_session(stage, "2025-03-26", move |session| {
+            let one = |n| format!(r#"{{"jsonrpc":"2.0","id":{n},"method":"ping"}}"#);
+            session.post(&format!("[{}]", (0..n).map(one).collect::<Vec<_>>().join(",")), &[])
+        })
+    }),
+    // Lists.
+    row("tools/list, held: tools", [5, 50, 500], |stage, n| list(stage.clone(), stage.fresh(), tools(n))),
+    row("tools/list, held: annotations", KEYS, |stage, n| list(stage.clone(), stage.fresh(), annotated(n))),
+    row("tools/list, passed: tools", [5, 50, 500], |stage, n| list(stage, "/new/mcp".to_owned(), tools(n))),
+    row("tools/list, passed: annotations", KEYS, |stage, n| list(stage, "/new/mcp".to_owned(), annotated(n))),
+    // Answers.
+    row("held call: members answered", KEYS, |stage, n| answered(stage, "/up/mcp", escaped_keys(n))),
+    row("held call: items answered", KEYS, |stage, n| answered(stage, "/up/mcp", items(n))),
+    row("passed call: members answered", KEYS, |stage, n| answered(stage, "/new/mcp", escaped_keys(n))),
+    row("held call: events", [5, 50, 500], |stage, n| {
+        streamed(&stage, move |seen| progress(seen).repeat(n));
+        now(stage.exchange(modern_call("/up/mcp", "{}", &[]), OK))
+    }),
+    row("held call: data lines", KEYS, |stage, n| {
+        streamed(&stage, move |_| format!("data: {{\n{}data: }}\n\n", "data:\n".repeat(n)));
+        now(stage.exchange(modern_call("/up/mcp", "{}", &[]), OK))
+    }),
+    row("held call: comments", KEYS, |stage, n| {
+        streamed(&stage, move |_| ": x\n\n".repeat(n));
+        now(stage.exchange(modern_call("/up/mcp", "{}", &[]), OK))
+    }),
+    row("passed call: events", [5, 50, 500], |stage, n| {
+        streamed(&stage, move |seen| progress(seen).repeat(n));
+        now(stage.exchange(modern_call("/new/mcp", "{}", &[]), OK))
+    }),
+    row("session call: events", [5, 50, 500], |stage, n| {
+        in_session_with(stage, "2025-06-18", move |session, stage| {
+            streamed(stage, move |seen| progress(seen).repeat(n));
+            session.call("{}", &[])
+        })
+    }),
+    row("session call: events not to be sent", [5, 50, 500], |stage, n| {
+        in_session_with(stage, "2025-03-26", move |session, stage| {
+            streamed(stage, move |_| "id: 7\ndata:\n\n".repeat(n));
+            session.call("{}", &[])
+        })
+    }),
+    // Host and stream.
+    row("stdio: lines", SMALL, |_, n| rest::lines(n, 10)),
+    row("stdio: bytes of a line", BYTES, |_, n| rest::lines(1, n)),
+    // Texts by themselves.
+    row("scan: one byte at a time", BYTES, |_, n| parts::pieces(n)),
+    row("event gate: a lead in pieces", [600, 6_000, 60_000], |_, n| parts::lead(n)),
+    row("canonical form: escaped keys", KEYS, |_, n| parts::canonical(escaped_keys(n))),
+    flat("canonical form: depth", [2, 6, 50], |_, n| parts::canonical(nested(n))),
+    row("array of messages", SMALL, |_, n| parts::batch(n)),
+    // What there is beside.
+    flat("a request beside tasks", [10, 100, 1_000], |_, n| rest::get(n)),
+    flat("a page of tasks", [100, 300, 1_000], |_, n| rest::page(n)),
+    row("operators' list: tasks", [60, 300, 1_500], |_, n| rest::operators(n)),
+    flat("a call beside sessions", [1, 5, 25], rest::beside_sessions),
+    flat("a call beside listeners", [1, 5, 25], rest::beside_listeners),
+];
+
+fn now(act: Act) -> BoxFuture<'static, Act> {
+    Box::pin(std::future::ready(act))
+}
+
+fn held(stage: Stage, arguments: String) -> BoxFuture<'static, Act> {
+    stage.answers_shortly();
+    now(stage.exchange(modern_call("/up/mcp", &arguments, &[]), HELD))
+}
+
+fn in_session(
+    stage: Stage,
+    version: &'static str,
+    request: impl FnOnce(&Session) -> Vec<u8> + Send + 'static,
+) -> BoxFuture<'static, Act> {
+    in_session_with(stage, version, move |session, stage| {
+        stage.answers_shortly();
+        request(session)
+    })
+}
+
+fn in_session_with(
+    stage: Stage,
+    version: &'static str,
+    request: impl FnOnce(&Session, &Stage) -> Vec<u8> + Send + 'static,
+) -> BoxFuture<'static, Act> {
+    Box::pin(async move {
+        let session = Session::open(&stage, version).await;
+        let request = request(&session, &stage);
+        stage.exchange(request, OK)
+    })
+}
+
+fn list(stage: Stage, path: String, tools: String) -> BoxFuture<'static, Act> {
+    let complete = format!(r#"{{"resultType":"complete","ttlMs":0,"cacheScope":"public","tools":{tools}}}"#);
+    stage.answers(move |seen| (seen.rpc() == "tools/list").then(|| result(seen, &complete)));
+    now(stage.exchange(modern(&path, "tools/list", None, "", &[]), "inputSchema"))
+}
+
+fn tools(count: usize) -> String {
+    let one = |n| format!(r#"{{"name":"t{n}","description":"A tool.","inputSchema":{{"type":"object"}}}}"#);
+    format!("[{}]", (0..count).map(one).collect::<Vec<_>>().join(","))
+}
+
+/// A tool that wants so many arguments in headers.
+fn annotated(count: usize) -> String {
+    let properties = object((0..count).map(|n| format!(r#""a{n}":{{"type":"string","x-mcp-header":"H{n}"}}"#)));
+    format!(r#"[{{"name":"t","inputSchema":{{"type":"object","properties":{properties}}}}}]"#)
+}
+
+fn answered(stage: Stage, path: &'static str, members: String) -> BoxFuture<'static, Act> {
+    let members = format!(r#"{{"resultType":"complete","content":[],"structuredContent":{members}}}"#);
+    stage.answers(move |seen| seen.is_call().then(|| result(seen, &members)));
+    now(stage.exchange(modern_call(path, "{}", &[]), OK))
+}
+
+/// Calls are answered by an event stream: first so much, then the result.
+fn streamed(stage: &Stage, first: impl Fn(&Seen) -> String + Send + Sync + 'static) {
+    stage.answers(move |seen| {
+        let last = format!(
+            r#"{{"jsonrpc":"2.0","id":{},"result":{{"resultType":"complete","content":[]}}}}"#,
+            seen.body["id"]
+        );
+        let mut reply: Reply = whole(format!("{}data: {last}\n\n", first(seen)));
+        reply.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
+        seen.is_call().then_some(reply)
+    });
+}
+
+/// An event with a notification that belongs to no call.
+fn progress(_: &Seen) -> String {
+    "event: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{\"level\":\"info\",\"data\":1}}\n\n"
+        .to_owned()
+}

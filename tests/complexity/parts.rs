@@ -1,0 +1,50 @@
+//! Texts that are cut or read without a gateway around them.
+
+use ::bytes::Bytes;
+use futures_util::future::BoxFuture;
+use taskgate::wire::envelope::read_batch;
+use taskgate::wire::framing::{EventGate, LineDecoder, Primers, SseDecoder, Whole};
+use taskgate::wire::{Payload, ScanLimits, canonical as canonical_form};
+
+use crate::bench::Act;
+
+fn act(what: impl FnOnce() + Send + 'static) -> BoxFuture<'static, Act> {
+    Box::pin(async move { Box::pin(async move { what() }) as Act })
+}
+
+/// A stream that comes byte by byte, through all that cuts streams.
+pub(crate) fn pieces(bytes: usize) -> BoxFuture<'static, Act> {
+    let text = Bytes::from(format!("data: {}\n\n", "x".repeat(bytes)));
+    act(move || {
+        let (mut events, mut lines) = (SseDecoder::new(usize::MAX), LineDecoder::new(usize::MAX));
+        let mut gate = EventGate::new(Primers::Withhold, Whole::Messages, usize::MAX);
+        let (mut found, mut passed) = (0, 0);
+        for at in 0..text.len() {
+            let piece = text.slice(at..=at);
+            found += events.feed(&piece).unwrap().len() + lines.feed(&piece).unwrap().len();
+            passed += gate.feed(&piece).unwrap().len();
+        }
+        assert_eq!((found, passed), (2, 1));
+    })
+}
+
+/// An event whose data is long in coming.
+pub(crate) fn lead(bytes: usize) -> BoxFuture<'static, Act> {
+    let text = Bytes::from(format!("data:{}x\n\n", " ".repeat(bytes)));
+    act(move || {
+        let mut gate = EventGate::new(Primers::Withhold, Whole::Messages, usize::MAX);
+        let passed: usize = (0..text.len()).map(|at| gate.feed(&text.slice(at..=at)).unwrap().len()).sum();
+        assert_eq!(passed, 1);
+    })
+}
+
+pub(crate) fn canonical(text: String) -> BoxFuture<'static, Act> {
+    let value = Payload::parse(&Bytes::from(text), ScanLimits::CLIENT).unwrap();
+    act(move || assert!(!canonical_form(&value).is_empty()))
+}
+
+pub(crate) fn batch(count: usize) -> BoxFuture<'static, Act> {
+    let one = |n| format!(r#"{{"jsonrpc":"2.0","id":{n},"method":"ping"}}"#);
+    let text = Bytes::from(format!("[{}]", (0..count).map(one).collect::<Vec<_>>().join(",")));
+    act(move || assert_eq!(read_batch(&text, ScanLimits::CLIENT, 1_000).unwrap().len(), count))
+}

@@ -1,0 +1,180 @@
+//! What there is beside a request: tasks in a store, sessions, listeners; and a host at its standard input.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::BoxFuture;
+use http::{HeaderMap, Method};
+use http_body_util::BodyExt as _;
+use parking_lot::Mutex;
+use taskgate::engine::{AdmissionLimits, Engine};
+use taskgate::face::duplex::Client;
+use taskgate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound, Response, full_body};
+use taskgate::face::operators::Operators;
+use taskgate::face::stdio;
+use taskgate::store::{MemoryStore, TaskStore as _};
+use taskgate::task::{
+    Attempt, Clock as _, InputKey, Maker, ManualClock, Origin, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey,
+};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::bench::{Act, Stage};
+use crate::bodies::{Session, modern, modern_call};
+
+const PLENTY: usize = 1 << 30;
+
+/// An engine that knows so many tasks of one owner, and the key of one of them.
+async fn engine(tasks: usize) -> (Arc<Engine>, TaskKey) {
+    let (store, clock) = (Arc::new(MemoryStore::new(PLENTY)), Arc::new(ManualClock::default()));
+    let limits =
+        AdmissionLimits { tasks_max: PLENTY, tasks_per_principal_max: PLENTY, stored_bytes_per_principal_max: PLENTY };
+    let made = |number: usize| Task {
+        key: TaskKey {
+            owner: Principal::local(),
+            id: TaskId::from_bits((number as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)),
+        },
+        shown: Shown::Handle,
+        origin: Origin { upstream: Arc::from("up"), tool: Arc::from("t"), maker: Maker::Session },
+        created_at: clock.now(),
+        updated_at: clock.now(),
+        ttl: Duration::from_secs(3_600),
+        keep_result_min: Duration::from_secs(60),
+        poll_interval: Duration::from_secs(1),
+        attempt: Attempt::FIRST,
+        phase: Phase::Working,
+        next_key: InputKey::default(),
+        status_message: None,
+        recovery: Recovery::default(),
+        idempotency: None,
+    };
+    for number in 0..tasks {
+        store.insert(&made(number)).await.unwrap();
+    }
+    (Engine::new(store, clock.clone(), Box::new(|| 7), limits), made(tasks / 2).key)
+}
+
+pub(crate) fn get(tasks: usize) -> BoxFuture<'static, Act> {
+    Box::pin(async move {
+        let (engine, key) = engine(tasks).await;
+        Box::pin(async move { assert_eq!(engine.get(&key).await.unwrap().key, key) }) as Act
+    })
+}
+
+pub(crate) fn page(tasks: usize) -> BoxFuture<'static, Act> {
+    Box::pin(async move {
+        let (engine, key) = engine(tasks).await;
+        Box::pin(async move { assert_eq!(engine.list(&key.owner, None, 50).await.unwrap().tasks.len(), 50) }) as Act
+    })
+}
+
+fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
+    Inbound {
+        method,
+        path: path.to_owned(),
+        query: query.map(str::to_owned),
+        headers: HeaderMap::new(),
+        body: ::bytes::Bytes::new(),
+        principal: Principal::local(),
+        accepted: AcceptedTypes::Both,
+        received_at: Instant::now(),
+        carriage: Carriage::Request,
+    }
+}
+
+/// `GET /tasks?limit=10` where there are so many.
+pub(crate) fn operators(tasks: usize) -> BoxFuture<'static, Act> {
+    Box::pin(async move {
+        let (engine, _) = engine(tasks).await;
+        let operators = Operators::new(engine, Box::new(String::new));
+        Box::pin(async move {
+            let answer = operators.serve(inbound(Method::GET, "/tasks", Some("limit=10"))).await;
+            let body = answer.into_body().collect().await.unwrap().to_bytes();
+            assert!(body.windows(6).any(|bytes| bytes == b"\"next\""), "{body:?}");
+        }) as Act
+    })
+}
+
+/// A call while so many sessions are open.
+pub(crate) fn beside_sessions(stage: Stage, sessions: usize) -> BoxFuture<'static, Act> {
+    Box::pin(async move {
+        stage.answers_shortly();
+        let mut session = Session::open(&stage, "2025-06-18").await;
+        for _ in 1..sessions {
+            session = Session::open(&stage, "2025-06-18").await;
+        }
+        stage.exchange(session.call("{}", &[]), r#""result""#)
+    })
+}
+
+/// A call while so many streams are open on which clients listen.
+pub(crate) fn beside_listeners(stage: Stage, listeners: usize) -> BoxFuture<'static, Act> {
+    /// They stay open until the next size has its own.
+    static OPEN: Mutex<Vec<TcpStream>> = Mutex::new(Vec::new());
+    Box::pin(async move {
+        stage.answers_shortly();
+        let params = r#""notifications":{"toolsListChanged":true}"#;
+        let listen = modern("/up/mcp", "subscriptions/listen", None, params, &[]);
+        let mut open = Vec::new();
+        for _ in 0..listeners {
+            open.push(stage.open(&listen, "notifications/subscriptions/acknowledged").await);
+        }
+        *OPEN.lock() = open;
+        stage.exchange(modern_call("/up/mcp", "{}", &[]), r#""result""#)
+    })
+}
+
+/// Answers each request with little.
+struct Short;
+
+#[async_trait]
+impl Endpoint for Short {
+    async fn serve(&self, inbound: Inbound) -> Response {
+        let id = taskgate::wire::envelope::read(&inbound.body, taskgate::wire::ScanLimits::CLIENT);
+        let Ok(taskgate::wire::Message::Request(request)) = id else { panic!("a request is expected") };
+        let body = taskgate::wire::envelope::result(&request.id, &taskgate::wire::Payload::empty_object());
+        let mut response = Response::new(full_body(body));
+        response.headers_mut().insert("content-type", "application/json".parse().unwrap());
+        response
+    }
+}
+
+/// So many requests of a host, with so many bytes in each.
+pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
+    let fill = "x".repeat(bytes);
+    let one = |n| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{n},"method":"initialize","params":{{"protocolVersion":"2025-06-18","x":"{fill}"}}}}"#
+        )
+    };
+    let input = (0..count).map(one).collect::<Vec<_>>().join("\n") + "\n";
+    Box::pin(async move {
+        Box::pin(async move {
+            let client = Client {
+                endpoint: Arc::new(Short),
+                path: "/up/mcp".to_owned(),
+                principal: Principal::local(),
+                message_bytes_max: 1 << 20,
+            };
+            let (stop, (output, mut heard)) = (CancellationToken::new(), tokio::io::duplex(1 << 20));
+            // The input stays open until all is answered.
+            let (mut host, gateway) = tokio::io::duplex(1 << 20);
+            let serving = stdio::serve(client, 1 << 20, (gateway, output), &stop);
+            let talking = async {
+                tokio::io::AsyncWriteExt::write_all(&mut host, input.as_bytes()).await.unwrap();
+                let (mut answers, mut lines) = (Vec::new(), 0);
+                while lines < count {
+                    answers.clear();
+                    assert_ne!(heard.read_buf(&mut answers).await.unwrap(), 0);
+                    lines += answers.iter().filter(|byte| **byte == b'\n').count();
+                }
+                drop(host);
+            };
+            let (served, ()) = tokio::join!(serving, talking);
+            served.unwrap();
+        }) as Act
+    })
+}

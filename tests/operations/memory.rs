@@ -63,6 +63,7 @@ fn resident(program: &Program) -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }
 
+#[allow(clippy::print_stdout, reason = "the figure is what the soak is run for")]
 async fn check(folder: Folder) {
     let results = std::env::var("STORED_RESULTS").map_or(RESULTS, |count| count.parse().unwrap());
     let tools = json!({"tools": [

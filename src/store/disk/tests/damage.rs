@@ -29,7 +29,7 @@ pub(super) fn break_chain(path: &Path, text: &str) {
         let (next, content) = page.split_at(4);
         next != [0; 4] && content[..400].windows(text.len()).any(|at| at == text.as_bytes())
     };
-    let page = bytes.chunks_exact_mut(size).skip(1).filter(|page| page[0] == 0).filter(holds).next_back();
+    let page = bytes.chunks_exact_mut(size).skip(1).filter(|page| page[0] == 0).rfind(holds);
     page.expect("a value that long")[..4].copy_from_slice(&[0x7f, 0xff, 0xff, 0xff]);
     fs::write(path, bytes).unwrap();
 }
@@ -129,7 +129,8 @@ async fn a_live_task_is_settled_over_a_damaged_record() {
     assert_ne!(fs::read(database(&folder)).unwrap(), whole);
     let ended = [settled(live, "r"), settled(other, "r")];
     let (one, two) = tokio::join!(store.replace(first, &ended[0]), store.replace(second, &ended[1]));
-    (one.unwrap(), two.unwrap());
+    one.unwrap();
+    two.unwrap();
     store.close().await;
     let store = open(&folder).await;
     for task in &ended {

@@ -1,7 +1,5 @@
 //! Measurements, by hand: `cargo test --lib figures -- --ignored --nocapture`.
 
-use std::time::Instant;
-
 use super::*;
 use crate::store::MemoryStore;
 
@@ -43,10 +41,11 @@ async fn listers_over_large_results_beside_a_poller() {
     store.insert(&polled).await.unwrap();
     let mut alone = poll(&store, &polled.key, 1_000).await;
     let before = resident_kib();
-    let listers: Vec<_> = (0..8)
+    let listers = TaskTracker::new();
+    let aborts: Vec<_> = (0..8)
         .map(|_| {
             let store = Arc::clone(&store);
-            tokio::spawn(async move {
+            let lister = listers.spawn(async move {
                 let mut pages = 0_u32;
                 loop {
                     let page = store.page(&Principal::new("lister"), None, 50, START).await.unwrap();
@@ -56,12 +55,13 @@ async fn listers_over_large_results_beside_a_poller() {
                         tokio::task::yield_now().await;
                     }
                 }
-            })
+            });
+            lister.abort_handle()
         })
         .collect();
     let mut beside = poll(&store, &polled.key, 1_000).await;
     let after = resident_kib();
-    for lister in listers {
+    for lister in aborts {
         lister.abort();
     }
     let mut took = Vec::new();

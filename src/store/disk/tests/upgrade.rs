@@ -186,7 +186,7 @@ async fn an_upgrade_of_many_rows_is_measured() {
     let size = || schema::file_bytes(&file(&folder)) >> 10;
     let before = size();
     let log = AtomicU64::new(0);
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     let opened = async {
         let opened = open(&folder);
         tokio::pin!(opened);

@@ -23,6 +23,9 @@ use crate::upstream::{Reply, Seen, Server, answer, json_text, status};
 /// Valgrind makes everything some fifty times slower; what takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// How long a call is waited for before it becomes a task: none does here.
+const GRACE: &str = "30s";
+
 /// Upstreams whose lists nobody has asked for, each for one measurement.
 const FRESH: usize = 16;
 
@@ -85,7 +88,7 @@ async fn start() -> (Stage, (Gateway, Server, Server, tempfile::TempDir)) {
     let url = session.url();
     let mut text = format!(
         "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
-         [upstreams.up]\nurl = \"{url}\"\n\
+         [upstreams.up]\nurl = \"{url}\"\nlife_signs = false\n[upstreams.up.tasks]\ngrace = \"{GRACE}\"\n\
          [upstreams.new]\nurl = \"{}\"\nprotocol = \"{MODERN}\"\n",
         modern.url()
     );

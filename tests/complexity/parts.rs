@@ -2,9 +2,10 @@
 
 use ::bytes::Bytes;
 use futures_util::future::BoxFuture;
+use taskgate::upstream::mirrored::{self, Annotations};
 use taskgate::wire::envelope::read_batch;
 use taskgate::wire::framing::{EventGate, LineDecoder, Primers, SseDecoder, Whole};
-use taskgate::wire::{Payload, ScanLimits, canonical as canonical_form};
+use taskgate::wire::{Object, Payload, ScanLimits, canonical as canonical_form};
 
 use crate::bench::Act;
 
@@ -41,6 +42,13 @@ pub(crate) fn lead(bytes: usize) -> BoxFuture<'static, Act> {
 pub(crate) fn canonical(text: String) -> BoxFuture<'static, Act> {
     let value = Payload::parse(&Bytes::from(text), ScanLimits::CLIENT).unwrap();
     act(move || assert!(!canonical_form(&value).is_empty()))
+}
+
+/// The schema of the only tool of a list.
+pub(crate) fn schema(tools: &str) -> BoxFuture<'static, Act> {
+    let tool = Payload::parse(&Bytes::copy_from_slice(tools.as_bytes()), ScanLimits::UPSTREAM).unwrap().items().next();
+    let schema = Object::of(&tool.unwrap()).unwrap().get("inputSchema").unwrap();
+    act(move || assert_ne!(mirrored::read(&schema), Annotations::Valid(Vec::new())))
 }
 
 pub(crate) fn batch(count: usize) -> BoxFuture<'static, Act> {

@@ -1,5 +1,6 @@
 //! What there is beside a request: tasks in a store, sessions, listeners; and a host at its standard input.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use taskgate::face::operators::Operators;
 use taskgate::face::stdio;
 use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{
-    Attempt, Clock as _, InputKey, Maker, ManualClock, Origin, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey,
+    Attempt, Clock as _, InputKey, Maker, ManualClock, Origin, Phase, Principal, Recovery, Shown, Summary, Task,
+    TaskId, TaskKey,
 };
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
@@ -54,7 +56,27 @@ async fn engine(tasks: usize) -> (Arc<Engine>, TaskKey) {
     for number in 0..tasks {
         store.insert(&made(number)).await.unwrap();
     }
-    (Engine::new(store, clock.clone(), Box::new(|| 7), limits), made(tasks / 2).key)
+    let engine = Engine::new(store, clock.clone(), Box::new(|| 7), limits);
+    // Giving up what it holds is no part of what is counted.
+    KEPT.lock().push(Arc::clone(&engine));
+    (engine, made(tasks / 2).key)
+}
+
+static KEPT: Mutex<Vec<Arc<Engine>>> = Mutex::new(Vec::new());
+
+pub(crate) fn survey(tasks: usize) -> BoxFuture<'static, Act> {
+    Box::pin(async move {
+        let (engine, _) = engine(tasks).await;
+        Box::pin(async move {
+            let mut seen = 0;
+            let look = |_: &Summary| {
+                seen += 1;
+                ControlFlow::Continue(())
+            };
+            engine.survey(None, look).await.unwrap();
+            assert_eq!(seen, tasks);
+        }) as Act
+    })
 }
 
 pub(crate) fn get(tasks: usize) -> BoxFuture<'static, Act> {
@@ -89,7 +111,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
 pub(crate) fn operators(tasks: usize) -> BoxFuture<'static, Act> {
     Box::pin(async move {
         let (engine, _) = engine(tasks).await;
-        let operators = Operators::new(engine, Box::new(String::new));
+        let operators = Operators::new(engine, Box::new(|| unreachable!("a list does not say it")));
         Box::pin(async move {
             let answer = operators.serve(inbound(Method::GET, "/tasks", Some("limit=10"))).await;
             let body = answer.into_body().collect().await.unwrap().to_bytes();
@@ -155,6 +177,7 @@ pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
         Box::pin(async move {
             let client = Client {
                 endpoint: Arc::new(Short),
+                upstream: Arc::from("up"),
                 path: "/up/mcp".to_owned(),
                 principal: Principal::local(),
                 message_bytes_max: 1 << 20,

@@ -76,3 +76,45 @@ async fn f67_a_drain_ends_in_time_with_calls_that_never_end() {
     assert!((Duration::from_secs(1)..Duration::from_secs(2 + 2 + 3)).contains(&took), "{took:?}");
     program.says("\"calls_lost\":120", 1).await;
 }
+
+/// A program ends with the gateway, by the gateway's doing: its calls are told so, as those at other servers are.
+#[tokio::test]
+async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
+    let folder = Folder::new();
+    folder.write_whole(&format!(
+        "[store]\npath = \"{}\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n\
+         [limits]\ndrain_max = \"1s\"\n[upstreams.up]\ncommand = [{:?}, \"demo-server\"]\n\
+         [upstreams.up.tasks]\nmode = \"always\"\n",
+        folder.path().join("data").display(),
+        env!("CARGO_BIN_EXE_taskgate"),
+    ));
+    let mut program = Program::serve(&folder).await;
+    let slow = json!({"name": "slow_report", "arguments": {"seconds": 60, "steps": 60}});
+    let made = Call::new("tools/call", &slow).send(program.clients, "/up/mcp").await;
+    let task = made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {made:?}")).to_owned();
+    let look = async |program: &Program| {
+        let call = Call::new("tasks/get", &json!({"taskId": task}));
+        let mut answer = call.send(program.clients, "/up/mcp").await.json();
+        assert!(answer["error"].is_null(), "{answer}");
+        answer["result"].take()
+    };
+    // Its program runs: it has told of a step.
+    let mut seen = json!(null);
+    for _ in 0..200 {
+        seen = look(&program).await;
+        if seen["statusMessage"].is_string() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(seen["statusMessage"].is_string(), "{seen}, {}", program.log());
+    program.signal("INT");
+    program.says("\"calls_lost\":1", 1).await;
+    assert_eq!(program.ended().await, Some(0));
+    let is_warning = |line: &str| line.contains("\"calls_lost\":1") && line.contains("WARN");
+    assert!(program.log().lines().any(is_warning), "{}", program.log());
+    let program = Program::serve(&folder).await;
+    let lost = look(&program).await;
+    let data = &lost["error"]["data"];
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("gateway_restart"), &json!("unknown")), "{lost}");
+}

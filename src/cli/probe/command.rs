@@ -86,7 +86,7 @@ pub(in crate::cli) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode
             say(why);
             if matches!(probe.target, Target::Command(_)) {
                 say(format_args!(
-                    "with {}=info in the environment you see what the program writes",
+                    "with {}=taskgate=debug in the environment you see what the program writes",
                     telemetry::LOG_FILTER
                 ));
             }

@@ -110,17 +110,19 @@ fn is_served(stream: &mut TcpStream) -> bool {
     asked.is_ok() && stream.read_exact(&mut answer).is_ok() && answer == *b"HTTP/1.1 405" && drained(stream)
 }
 
-/// Reads the rest of a head without a body.
+/// Reads the rest of a head, and the body that it tells of.
 fn drained(stream: &mut TcpStream) -> bool {
-    let mut read = Vec::new();
-    while !read.ends_with(b"\r\n\r\n") {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
         if stream.read_exact(&mut byte).is_err() {
             return false;
         }
-        read.push(byte[0]);
+        head.push(byte[0]);
     }
-    true
+    let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length:")).map_or("0", str::trim);
+    stream.read_exact(&mut vec![0; length.parse().unwrap()]).is_ok()
 }
 
 #[test]

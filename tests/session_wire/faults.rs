@@ -19,7 +19,8 @@ async fn what_is_no_message_is_refused_by_its_id() {
     for (name, body, verdict) in [
         ("B78 truncated", r#"{"jsonrpc":"2.0""#, "400 -32700"),
         ("B78 two", r#"{"jsonrpc":"2.0","id":1,"method":"x"}{}"#, "400 -32700"),
-        ("B80", r#"{"jsonrpc":"2.0","id":1,"method":"x","params":{"a":"\ud800"}}"#, "400 -32700"),
+        ("B80", r#"{"jsonrpc":"2.0","id":1,"method":"x","params":{"\ud800":1}}"#, "200 -32700 id 1"),
+        ("B80", r#"{"jsonrpc":"2.0","id":1,"method":"x\ud800"}"#, "200 -32600 id 1"),
         ("B81", r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a\u0000"}}"#, "200 -32602 id 1"),
         ("B82", deep.as_str(), "400 -32600"),
         ("B83", r#"{"jsonrpc":"2.0","id":1,"id":2,"method":"x"}"#, "400 -32600"),

@@ -89,7 +89,8 @@ impl Gateway {
 fn resumable(file: &std::path::Path) -> rusqlite::Result<usize> {
     let reader = Connection::open_with_flags(file, OpenFlags::SQLITE_OPEN_READ_ONLY)?;
     reader.busy_timeout(Duration::from_secs(5))?;
-    let count = "SELECT count(*) FROM tasks WHERE settled = 0 AND instr(record, CAST('retry_ms' AS BLOB)) > 0";
+    let count = "SELECT count(*) FROM tasks JOIN records ON records.row = tasks.record
+                 WHERE settled = 0 AND instr(records.record, CAST('retry_ms' AS BLOB)) > 0";
     let rows: u32 = reader.query_row(count, [], |row| row.get(0))?;
     Ok(usize::try_from(rows).unwrap())
 }

@@ -61,7 +61,7 @@ pub struct AdminSettings {
     pub address: SocketAddr,
 }
 
-/// What one connection and one request may take before they are cut off (reliability d.7).
+/// What one connection and one request may take before they are cut off (SEC-11).
 ///
 /// Not configuration: an operator has no reason to change these. Tests shorten them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -268,7 +268,7 @@ mod tests {
         }
     }
 
-    /// B168, T24: as every other secret.
+    /// B168, SEC-24: as every other secret.
     #[test]
     fn b168_a_private_key_is_its_owners_alone() {
         let Pair { certificate, key } = pair();

@@ -69,7 +69,7 @@ fn check_golden(toml: &Path, found: &str) {
     assert_eq!(found, expected, "{}", golden.display());
 }
 
-/// B166, B167, T24: each mistake with file, line, key, and what would be right; all of them at once.
+/// B166, B167, SEC-24: each mistake with file, line, key, and what would be right; all of them at once.
 #[test]
 fn every_mistake_of_a_bad_file_is_reported_at_once() {
     let files = toml_files("tests/config/bad");
@@ -322,8 +322,8 @@ fn keys_come_out_with_their_owners_and_none_is_shown() {
         ]
     );
     assert_eq!(keys[1].source, KeySource::File(PathBuf::from("ada.key")));
-    assert!(!config.listen.address.ip().is_loopback(), "T24: keys open other addresses");
-    assert!(!format!("{config:?}").contains("5ecre7"), "T12");
+    assert!(!config.listen.address.ip().is_loopback(), "SEC-24: keys open other addresses");
+    assert!(!format!("{config:?}").contains("5ecre7"), "SEC-12");
 }
 
 #[test]

@@ -70,7 +70,7 @@ fn everything(keys: &str) -> String {
     )
 }
 
-/// peers.md 5.6: the timeout of 60 s that this client has by itself, shortened to 18 s; the signs come every 15 s.
+/// GW-26: the timeout of 60 s that this client has by itself, shortened to 18 s; the signs come every 15 s.
 #[tokio::test]
 async fn the_typescript_client_waits_for_as_long_as_progress_resets_its_timeout() {
     let Some(facts) = silent("fallback-hold", "hold").await else { return };
@@ -85,7 +85,7 @@ async fn the_typescript_client_gives_up_where_progress_resets_nothing() {
     assert!(facts["progress"].as_u64().unwrap() >= 1, "though it heard of the call: {facts}");
 }
 
-/// Design 3.2: the server behind it knows no streams, so the gateway's own can be taken up.
+/// T-81: the server behind it knows no streams, so the gateway's own can be taken up.
 #[tokio::test]
 async fn the_typescript_client_takes_up_a_held_call_whose_connection_was_cut() {
     let what = "fallback-cut";

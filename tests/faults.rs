@@ -1,4 +1,4 @@
-//! Faults of upstreams, networks and clients (reliability.md c.3, F26 to F66), each with its promised outcome, through a
+//! Faults of upstreams, networks and clients, each with its promised outcome, through a
 //! whole gateway. The ledger says what really happened upstream.
 //!
 //! Proven elsewhere, where less around them keeps them exact:

@@ -1,5 +1,5 @@
 //! The program is killed at every point of a call's way, under load, and started again on what it left. Then all tasks
-//! are followed to their end, and the whole history is held against L1 to L8 (reliability.md c.2, c.3).
+//! are followed to their end, and the whole history is held against L1 to L8.
 //!
 //! `KILL_CYCLES` is how often each fault happens (5), `KILL_SEED` repeats a run. Every cycle prints its seed.
 

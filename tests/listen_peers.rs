@@ -29,7 +29,7 @@ use upstream::{Program, Server};
 const RESOURCE: &str = "demo://resource/dynamic/text/1";
 const TOOL: &str = "toggle-subscriber-updates";
 
-/// MOD-24, MOD-25, T-52, protocol.md 5.13: granted, told, and ended in order when the gateway shuts down.
+/// MOD-24, MOD-25, T-52, GW-27: granted, told, and ended in order when the gateway shuts down.
 async fn check(what: &'static str, program: &str, script: &str) {
     let Some(peers) = Peers::find(what) else { return };
     let server = Server::start(Program::Everything, &peers, what).await.unwrap();
@@ -66,7 +66,7 @@ async fn before_listened(what: &'static str, peers: &Peers) -> (Server, Gateway)
     (server, gateway)
 }
 
-/// Protocol.md 5.13.
+/// GW-27.
 #[tokio::test]
 async fn the_typescript_client_with_a_session_hears_of_a_server_without_any() {
     let what = "listen-ts1";

@@ -71,13 +71,13 @@ fn check(program: Program) {
     assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
-/// Protocol.md 5.5: P1, P10.
+/// GW-30: before servers without tasks.
 #[test]
 fn every_client_is_served_in_front_of_a_server_without_tasks() {
     check(Program::FastMcp4);
 }
 
-/// Protocol.md 5.5: P3, P12.
+/// GW-11: before servers with the extension.
 #[test]
 fn every_client_is_served_in_front_of_a_server_with_tasks_of_its_own() {
     check(Program::FastMcp4Tasks);

@@ -1,5 +1,5 @@
 //! Calls over real sockets that outlive the process which made them: one engine ends without a word, with its whole
-//! runtime, and the next one goes on with what it stored (reliability.md d.2).
+//! runtime, and the next one goes on with what it stored (GW-39).
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -235,7 +235,7 @@ fn has_place(task: &Task, event: &str) -> bool {
     task.recovery.resume.as_ref().is_some_and(|place| place.as_str().contains(event))
 }
 
-/// F09, F10, U23: the stream is taken up after the event that was stored, and only the call's own answer counts.
+/// F09, F10, U23, GW-41: the stream is taken up after the event that was stored, and only the call's own answer counts.
 #[tokio::test]
 async fn f09_f10_u23_a_call_is_taken_up_by_the_next_process() {
     let server = server(progress, |call, _, events| {
@@ -329,7 +329,7 @@ async fn f20_an_upstream_is_told_of_a_cancel_by_the_next_process() {
 
 /// The upstream hears nothing of it: no cancel, and no end of the session that the call runs in.
 #[tokio::test]
-async fn d9_a_drained_call_is_left_in_its_session_for_the_next_process() {
+async fn f67_a_drained_call_is_left_in_its_session_for_the_next_process() {
     let server = server(progress, |call, _, events| events.result(call, &json!({ "content": [] }))).await;
     let store = Kept::open().await;
     let first = Process::start(&store, &server, 1);

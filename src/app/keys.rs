@@ -140,7 +140,7 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
     }
 
-    /// T13.
+    /// SEC-13.
     #[test]
     fn the_first_start_makes_a_key_for_the_owner_alone_and_the_next_one_reads_it() {
         let outer = tempfile::tempdir().unwrap();

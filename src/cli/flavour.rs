@@ -17,7 +17,7 @@ use super::stateless::Stateless;
 use super::talk::Talk;
 use crate::wire::{Object, ProtocolVersion};
 
-/// How long a server may take to say which era it is of. One that stays silent is an old one (protocol.md 1.4).
+/// How long a server may take to say which era it is of. One that stays silent is an old one (UPC-22).
 const DISCOVER_MAX: Duration = Duration::from_secs(10);
 
 /// A flavour of tasks.

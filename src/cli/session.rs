@@ -74,7 +74,7 @@ impl Session {
         Ok(Self { link, capabilities, sender, events, backlog: VecDeque::new(), readers, next_id: 1 })
     }
 
-    /// A member of the server's capabilities by its path; present and not `false` counts (protocol.md 2.1).
+    /// A member of the server's capabilities by its path; present and not `false` counts (GW-07).
     pub(super) fn offers(&self, path: &[&str]) -> bool {
         let value = path.split_last().and_then(|(last, outer)| {
             let object = outer.iter().try_fold(self.capabilities.clone()?, |object, key| object.get_object(key));
@@ -243,7 +243,7 @@ impl Session {
         }
     }
 
-    /// Answers what needs no user. What was never declared is refused (protocol.md 5.9).
+    /// Answers what needs no user. What was never declared is refused (GW-16).
     async fn refuse(&self, request: Request) {
         let empty = Payload::empty_object();
         let unknown = RpcError::new(fault::METHOD_NOT_FOUND, format!("unknown method: {}", request.method));

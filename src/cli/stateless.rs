@@ -21,7 +21,7 @@ use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, fault, meta, method};
 
 const VERSION: ProtocolVersion = ProtocolVersion::V2026_07_28;
-/// How often a server may ask within one call; official clients stop there too (protocol.md 1.12).
+/// How often a server may ask within one call; official clients stop there too (GW-06).
 const ROUNDS_MAX: usize = 10;
 
 /// Speaks 2026-07-28 to one endpoint.

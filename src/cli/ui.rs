@@ -47,7 +47,7 @@ pub struct Steps {
 }
 
 impl Steps {
-    /// Finds "3/10" in a text. Progress of an extension task has no other way to the client (protocol.md 5.12).
+    /// Finds "3/10" in a text. Progress of an extension task has no other way to the client (GW-24).
     #[must_use]
     pub fn find(text: &str) -> Option<Self> {
         text.match_indices('/').find_map(|(at, _)| {

@@ -1,4 +1,4 @@
-//! Tasks of 2025-11-25 (protocol.md 2): nested in a handle, flat elsewhere; outcomes by a method of their own.
+//! Tasks of 2025-11-25: nested in a handle, flat elsewhere; outcomes by a method of their own.
 //!
 //! A tool's own failure is `failed` here (L25-44), with its words as the status message. What is said about a
 //! task between methods is in [`messages`].
@@ -30,7 +30,7 @@ pub struct CoreTasks {
 }
 
 impl CoreTasks {
-    /// A codec whose handles carry `text` for the client's model (2.6).
+    /// A codec whose handles carry `text` for the client's model (GW-09).
     #[must_use]
     pub const fn with_immediate_response(text: Option<Arc<str>>) -> Self {
         Self { immediate_response: text }
@@ -63,7 +63,7 @@ impl CoreTasks {
         .finish()
     }
 
-    /// `execution.taskSupport` of a tool (L25-65, protocol.md 5.4).
+    /// `execution.taskSupport` of a tool (L25-65).
     #[must_use]
     pub const fn support(mode: Mode) -> &'static str {
         match mode {
@@ -138,7 +138,7 @@ pub const fn bad_cursor() -> Complaint {
     Complaint::Params(Cow::Borrowed("cursor is not one that was given for this list"))
 }
 
-/// The Task object (protocol.md 2.4).
+/// The Task object (L25-16 to L25-18).
 fn fields(task: &Summary) -> Payload {
     let writer = ObjectWriter::new().text("taskId", &task.key.id.to_string()).text("status", status(task.standing));
     let writer = match status_message(task) {
@@ -153,7 +153,7 @@ fn fields(task: &Summary) -> Payload {
         .finish()
 }
 
-/// The word for how a task stands (protocol.md 5.6).
+/// The word for how a task stands (T-01).
 const fn status(standing: Standing) -> &'static str {
     match standing {
         Standing::Queued | Standing::Working => "working",

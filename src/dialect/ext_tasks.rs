@@ -1,4 +1,4 @@
-//! The extension `io.modelcontextprotocol/tasks` of 2026-07-28 (protocol.md 3).
+//! The extension `io.modelcontextprotocol/tasks` of 2026-07-28.
 //!
 //! Flat task fields; results and errors inlined in `tasks/get`; empty acknowledgements. A tool's own
 //! failure is `completed` here (EXT-29): only JSON-RPC errors are `failed`.
@@ -78,7 +78,7 @@ impl FaceDialect for ExtTasks {
     }
 }
 
-/// The Task object (protocol.md 3.3). A handle carries these fields and no others (EXT-18).
+/// The Task object (EXT-15). A handle carries these fields and no others (EXT-18).
 fn task_fields(writer: ObjectWriter, task: &Task) -> ObjectWriter {
     let writer = writer.text("taskId", &task.key.id.to_string()).text("status", status(&task.phase));
     let writer = match status_message(task) {

@@ -7,7 +7,7 @@ use super::Complaint;
 use crate::task::{Answer, InputKey, Summary, Task, TaskId};
 use crate::wire::{Object, Payload, RpcError};
 
-/// Longest `taskId` that is looked at (reliability.md B119).
+/// Longest `taskId` that is looked at (B119).
 const TASK_ID_BYTES_MAX: usize = 128;
 
 /// What a client asks of a task, whatever words it used.

@@ -29,7 +29,7 @@ pub const LEVELS: usize = 4;
 pub const WAIT_DEFAULT: Duration = Duration::from_secs(30);
 /// How long it waits at most; a longer wish is cut down to this.
 pub const WAIT_MAX: Duration = Duration::from_secs(50);
-/// Longest id that is looked at (reliability.md B119).
+/// Longest id that is looked at (B119).
 const ID_BYTES_MAX: usize = 128;
 /// What is said of a task that is not there, whoever asks.
 const UNKNOWN: &str = "There is no such task. Its id may be mistyped, or its time to live may be over.";

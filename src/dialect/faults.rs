@@ -116,7 +116,7 @@ struct SupportedVersions<'a> {
 }
 
 /// The error for a fault of the gateway itself: always −32603, with machine-readable data
-/// (reliability.md b.3).
+/// (GW-38).
 #[must_use]
 pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     let words = match fault.exit {
@@ -207,7 +207,7 @@ pub fn unusable_answer() -> RpcError {
     RpcError::new(fault::INTERNAL_ERROR, "The client's answer is not an object")
 }
 
-/// Rewrites the codes of session versions that must not reach a stateless client (protocol.md 5.16):
+/// Rewrites the codes of session versions that must not reach a stateless client (T-50, MOD-30):
 /// −32002 becomes −32602, codes about the gateway's own request and −32042 become −32603.
 fn stateless_error(error: &RpcError) -> RpcError {
     let code = match error.code {
@@ -218,7 +218,7 @@ fn stateless_error(error: &RpcError) -> RpcError {
     RpcError { code, ..error.clone() }
 }
 
-/// Adds the address that was asked for where a resource was not found (protocol.md 5.16).
+/// Adds the address that was asked for where a resource was not found (T-50).
 #[must_use]
 pub fn with_uri(mut error: RpcError, uri: &str) -> RpcError {
     let named = error.data.as_ref().and_then(Object::of).is_some_and(|data| data.get("uri").is_some());
@@ -363,7 +363,7 @@ mod tests {
         );
     }
 
-    /// MOD-30, MOD-31, protocol.md 5.16.
+    /// MOD-30, MOD-31, T-50.
     #[test]
     fn codes_of_session_versions_do_not_reach_stateless_clients() {
         for (upstream, client) in [

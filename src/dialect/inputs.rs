@@ -1,5 +1,5 @@
 //! Questions and answers in the words of 2026-07-28, where both travel as maps: `inputRequests` one way,
-//! `inputResponses` back (protocol.md 1.12, 3.3).
+//! `inputResponses` back (MOD-27, EXT-22).
 //!
 //! The same in a task and between two rounds of a plain call, so both codecs use this and nothing of each other.
 
@@ -61,7 +61,7 @@ pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, Complain
     Ok(answers)
 }
 
-/// A client's answer belongs to no task of the upstream's (protocol.md 5.9).
+/// A client's answer belongs to no task of the upstream's (GW-19).
 fn without_related_task(answer: &Object) -> Payload {
     let Some(meta) = answer.get_object(META).filter(|m| m.contains(RELATED_TASK) || m.contains(DRAFT_RELATED_TASK))
     else {

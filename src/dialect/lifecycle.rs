@@ -1,5 +1,5 @@
-//! What the gateway says of a server to its clients: `server/discover` (protocol.md 1.9, 5.3), and the
-//! members that a stateless client wants on every result (5.16).
+//! What the gateway says of a server to its clients: `server/discover` (MOD-12, GW-12), and the
+//! members that a stateless client wants on every result (MOD-11, MOD-13).
 
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
@@ -71,7 +71,7 @@ pub fn stateless_result(method: &str, result: &Payload, server_info: &Payload) -
     edit.set(META, meta).finish()
 }
 
-/// The methods whose results carry cache hints (protocol.md 1.9).
+/// The methods whose results carry cache hints (MOD-14).
 fn is_cacheable(method: &str) -> bool {
     matches!(
         method,

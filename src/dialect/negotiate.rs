@@ -29,7 +29,7 @@ pub fn named_version(params: Option<&Object>) -> Option<String> {
 }
 
 impl StatelessRequest {
-    /// Reads `_meta` (protocol.md 1.6 step 4). The version is read but not judged: that comes after
+    /// Reads `_meta` (MOD-03). The version is read but not judged: that comes after
     /// the headers were compared (step 5 precedes step 6).
     ///
     /// # Errors
@@ -97,7 +97,7 @@ impl StatelessRequest {
     }
 
     /// What is declared to a session upstream: this request's capabilities, less tasks in either
-    /// flavour, and no more (protocol.md 5.3, UPC-21).
+    /// flavour, and no more (UPC-21).
     #[must_use]
     pub fn upstream_capabilities(&self) -> Payload {
         if !self.capabilities.contains("extensions") && !self.capabilities.contains("tasks") {
@@ -278,7 +278,7 @@ mod tests {
         }
     }
 
-    /// UPC-21, protocol.md 5.3.
+    /// UPC-21.
     #[test]
     fn upstreams_are_told_this_requests_capabilities_less_tasks() {
         for (declared, upstream) in [

@@ -2,7 +2,7 @@
 //!
 //! Legacy servers fail on members that they do not know (TypeScript SDK 1.x on `task`), so
 //! everything that belongs to the client's hop or to a flavour of tasks is taken out
-//! (protocol.md 5.18).
+//! (GW-30).
 
 mod questions;
 
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(PlainPeer.encode_params(&params).as_str(), upstream_sees);
     }
 
-    /// UPC-05, UPC-20, UPC-21, EXT-59, protocol.md 5.18.
+    /// UPC-05, UPC-20, UPC-21, EXT-59, GW-30.
     #[test]
     fn upstreams_see_neither_task_fields_nor_the_other_hops_metadata() {
         check_params(
@@ -118,7 +118,7 @@ mod tests {
         assert_eq!((returned.result.as_str(), returned.is_error), (kept, is_error));
     }
 
-    /// T-14, EXT-68, protocol.md 5.16.
+    /// T-14, EXT-68.
     #[test]
     fn results_are_kept_as_they_came_but_for_what_belongs_to_a_hop() {
         let odd = r#"{"content":[], "big":12345678901234567890123, "isError":false}"#;
@@ -132,7 +132,7 @@ mod tests {
         assert_eq!(PlainPeer.decode_result(payload("[]")), Err(Reason::UpstreamMalformed));
     }
 
-    /// protocol.md 5.9.
+    /// GW-19.
     #[test]
     fn refused_questions_get_the_answer_of_their_kind() {
         use Refusal::{TooMany, Unanswered, Undeclared};

@@ -1,5 +1,5 @@
-//! What the gateway says of a stateless server to clients with sessions: `initialize` (protocol.md 1.2, 5.3), and
-//! results and errors as their versions have them (1.14, 5.16).
+//! What the gateway says of a stateless server to clients with sessions: `initialize` (LEG-02, GW-12), and
+//! results and errors as their versions have them (GW-05, LEG-17).
 
 use super::faults::gateway_error;
 use super::lifecycle::ServerWords;
@@ -93,7 +93,7 @@ pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
     }
 }
 
-/// Why a question was not put to a client with a session (protocol.md 5.10, "Reverse"). `needed` is what it did not
+/// Why a question was not put to a client with a session (GW-23). `needed` is what it did not
 /// declare.
 #[must_use]
 pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
@@ -114,7 +114,7 @@ pub fn failed_result(why: &str) -> Payload {
 }
 
 /// What a client with a session can be asked, as a stateless request declares it: less what its version gives no
-/// meaning (protocol.md 1.14, LEG-16), and less what only sessions have.
+/// meaning (GW-05, LEG-16), and less what only sessions have.
 #[must_use]
 pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> Payload {
     let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
@@ -170,7 +170,7 @@ mod tests {
         Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
     }
 
-    /// EXT-64, protocol.md 5.3.
+    /// EXT-64.
     #[test]
     fn a_stateless_server_is_introduced_in_the_version_of_its_client() {
         let words = ServerWords {
@@ -186,7 +186,7 @@ mod tests {
         );
     }
 
-    /// LEG-16, protocol.md 1.14.
+    /// LEG-16, GW-05.
     #[test]
     fn leg_16_a_client_is_asked_for_no_more_than_its_version_knows() {
         let all =
@@ -248,7 +248,7 @@ mod tests {
         );
     }
 
-    /// T-50, protocol.md 5.16.
+    /// T-50.
     #[test]
     fn errors_about_the_gateways_own_request_are_not_passed_on() {
         let not_found = RpcError::new(-32602, "no").with_data(&serde_json::json!({"uri": "file:///a"}));

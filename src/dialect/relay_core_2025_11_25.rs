@@ -1,4 +1,4 @@
-//! Upstreams that make tasks of their own in the words of 2025-11-25 (protocol.md 2, 5.15, 5.19): what is
+//! Upstreams that make tasks of their own in the words of 2025-11-25 (UPC-01 to UPC-08): what is
 //! sent, and what their answers mean.
 //!
 //! The wire's words end here: whoever drives such a task reads [`Standing`] and never a status.
@@ -50,12 +50,12 @@ impl PeerTasks {
     }
 }
 
-/// Present and not `false`: values are empty objects, and the prose calls them booleans (protocol.md 2.1).
+/// Present and not `false`: values are empty objects, and the prose calls them booleans (GW-07).
 fn declares(object: &Object, key: &str) -> bool {
     object.get(key).is_some_and(|value| !matches!(value.as_str(), "false" | "null"))
 }
 
-/// What a tool says of being called as a task (protocol.md 2.2).
+/// What a tool says of being called as a task (UPC-05).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaskSupport {
     #[default]
@@ -101,7 +101,7 @@ pub enum Standing {
     Done,
     /// The upstream ended it without an outcome.
     Cancelled,
-    /// A word that nobody knows: taken for work (protocol.md 5.6).
+    /// A word that nobody knows: taken for work (GW-14).
     Unknown,
 }
 
@@ -158,7 +158,7 @@ fn described(task: &Object) -> Option<PeerTask> {
     })
 }
 
-/// A member in milliseconds. Whole numbers are the rule, others are understood (protocol.md 2.4).
+/// A member in milliseconds. Whole numbers are the rule, others are understood (GW-08).
 fn span(task: &Object, key: &str) -> Option<Duration> {
     let millis: f64 = task.get(key)?.read().ok()?;
     Duration::try_from_secs_f64(millis / 1_000.0).ok()
@@ -214,7 +214,7 @@ pub fn concerns_a_task(text: &Bytes) -> bool {
     })
 }
 
-/// Whether an error is the one of requests about tasks that are unknown, or not in the right state (2.9).
+/// Whether an error is the one of requests about tasks that are unknown, or not in the right state (L25-37, L25-41).
 #[must_use]
 pub const fn is_about_the_task(error: &RpcError) -> bool {
     error.code == fault::INVALID_PARAMS

@@ -1,4 +1,4 @@
-//! `subscriptions/listen` of 2026-07-28 (protocol.md 1.11): what a client asks to hear, and the words in which
+//! `subscriptions/listen` of 2026-07-28 (MOD-24): what a client asks to hear, and the words in which
 //! it is told.
 
 use std::borrow::Cow;
@@ -12,7 +12,7 @@ use crate::wire::meta::{META, SERVER_INFO, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RequestId, envelope, method};
 
-/// Most task ids that one request may name (reliability.md B132).
+/// Most task ids that one request may name (B132).
 pub const TASKS_MAX: usize = 1_000;
 /// Most resources likewise: each costs a request to the upstream.
 pub const RESOURCES_MAX: usize = 256;

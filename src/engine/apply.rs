@@ -215,7 +215,7 @@ pub fn record_shown(task: &Task) {
     }
 }
 
-/// Counts and logs what a write changed; never payloads (design.md 6).
+/// Counts and logs what a write changed; never payloads (SEC-12).
 fn record(before: &Task, after: &Task) {
     let Phase::Settled(outcome) = &after.phase else { return };
     if before.is_settled() {

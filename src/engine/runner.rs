@@ -1,7 +1,7 @@
 //! A runner owns one upstream call: it turns the exchange's events into events of the task or of the
 //! waiting client, and outlives the client's connection once there is a handle.
 //!
-//! Order (design.md 3.3): `always` and `required` insert, answer, then begin; `auto` begins and inserts
+//! Order (GW-32): `always` and `required` insert, answer, then begin; `auto` begins and inserts
 //! at the grace's end. A handle is sent only after `insert` returned. If the client is gone by then,
 //! nobody knows the id: the row is dropped and the upstream told (T-27).
 //!
@@ -51,7 +51,7 @@ use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, O
 use crate::upstream::{ExchangeEvent, Lost, Progress};
 use crate::wire::Payload;
 
-/// Shortest time between two stored progress messages of a task (reliability.md U25).
+/// Shortest time between two stored progress messages of a task (U25).
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Starts a runner for one call.
@@ -346,7 +346,7 @@ impl Runner {
         }
     }
 
-    /// No task could be made: the call is held (design.md 3.3), and what waited may go out now. Without a
+    /// No task could be made: the call is held (GW-33), and what waited may go out now. Without a
     /// handle to wait under, it waits for its slot no longer than any plain call.
     async fn stay_plain(&mut self, reason: Reason) -> Next {
         let reason = crate::dialect::faults::reason_key(reason);
@@ -367,7 +367,7 @@ impl Runner {
         self.deadline = Some(Instant::now() + self.spec.policy.deadline);
         match self.row_key() {
             Some(key) => {
-                // The row says `dispatching` before the first byte goes out (design.md 4).
+                // The row says `dispatching` before the first byte goes out (GW-37).
                 match self.engine.apply_all(&key, self.sending()).await {
                     Ok(applied) if applied.changed => {
                         self.is_sending();
@@ -437,7 +437,7 @@ impl Runner {
     }
 
     /// Keeps what the upstream says of its own task for ours. A plain call has no place for it: it is no
-    /// progress, since no number that could grow belongs to it (protocol.md 5.17).
+    /// progress, since no number that could grow belongs to it (GW-24).
     fn stated(&mut self, words: Arc<str>) -> Next {
         if let Some(row) = self.row.as_mut().filter(|row| row.shown == Shown::Handle) {
             row.progress = Some(words);

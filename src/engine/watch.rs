@@ -8,7 +8,7 @@ use tokio::sync::watch;
 
 use crate::task::TaskKey;
 
-/// Waiters of one task (design.md 4, Bounds).
+/// Waiters of one task (SEC-11).
 pub const WAITERS_MAX: usize = 64;
 
 /// A task has as many waiters as it may.

@@ -1,4 +1,4 @@
-//! Answers to stateless clients: which bytes, under which HTTP status (protocol.md 1.7).
+//! Answers to stateless clients: which bytes, under which HTTP status (T-19).
 
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
@@ -65,7 +65,7 @@ impl Addressee {
     }
 
     /// A fault of the gateway. Only where nothing was sent upstream is the status one that
-    /// intermediaries repeat by themselves (reliability.md b.3).
+    /// intermediaries repeat by themselves (GW-38).
     #[must_use]
     pub fn fault(&self, fault: &GatewayFault) -> Response {
         if fault.executed != Executed::No {

@@ -39,7 +39,7 @@ const MISS_AFTER: Duration = Duration::from_secs(1);
 /// The longest that fetching all pages may take.
 const FETCH_MAX: Duration = Duration::from_secs(60);
 
-/// Bounds of one list (reliability.md U35): beyond them it is cut off. A page is bounded by what is kept of any result.
+/// Bounds of one list (U35): beyond them it is cut off. A page is bounded by what is kept of any result.
 const PAGES_MAX: usize = 200;
 const TOOLS_MAX: usize = 10_000;
 const BYTES_MAX: usize = 32 << 20;
@@ -335,7 +335,7 @@ fn publish(first: &Object, tools: &[Payload]) -> Published {
     let mut by_name = HashMap::with_capacity(tools.len());
     for tool in tools.iter().filter_map(Object::of) {
         let Some(name) = tool.get_string("name") else { continue };
-        // What the upstream says of tasks governs the gateway's own calls alone (protocol.md 5.4).
+        // What the upstream says of tasks governs the gateway's own calls alone (GW-13).
         let mut edit = tool.edit().remove("execution");
         let mirrored = match tool.get("inputSchema").as_ref().map(mirrored::read) {
             Some(Annotations::Valid(mirrored)) => mirrored,
@@ -354,7 +354,7 @@ fn publish(first: &Object, tools: &[Payload]) -> Published {
     Published { result, tools: by_name }
 }
 
-/// `readOnlyHint` or `idempotentHint` (reliability.md d.2).
+/// `readOnlyHint` or `idempotentHint` (GW-39).
 fn says_repeatable(tool: &Object) -> bool {
     let annotations = tool.get_object("annotations");
     let says = |hint| annotations.as_ref().and_then(|all| all.get(hint)).is_some_and(|value| value.as_str() == "true");

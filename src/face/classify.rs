@@ -1,4 +1,4 @@
-//! Which face a message is for: the body first, the header second (protocol.md 1.5).
+//! Which face a message is for: the body first, the header second (GW-02).
 
 use http::HeaderMap;
 
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(face_of(Object::of(&payload).as_ref(), &all), face, "{params} {header:?}");
     }
 
-    /// T-16, T-17, protocol.md 1.5.
+    /// T-16, T-17, GW-02.
     #[test]
     fn the_body_decides_and_the_header_speaks_only_where_it_is_silent() {
         let stateless = r#"{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}"#;

@@ -2,7 +2,7 @@
 //! with its POSTs.
 //!
 //! Each message is handed, in this process, to the same [`Endpoint`] that serves HTTP, and what that answers goes out
-//! as messages. Whether a message belongs to a session or stands alone is in the message (protocol.md 1.5); the stream
+//! as messages. Whether a message belongs to a session or stands alone is in the message (GW-02); the stream
 //! has no say in it, and both kinds may come over one. Read [`serve`] first, then `line` for what a message becomes,
 //! `answer` for what becomes of an answer, `exchange` for the streams that are opened on the client's behalf.
 //!

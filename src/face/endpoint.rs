@@ -189,7 +189,7 @@ impl Asker {
         Self { principal: inbound.principal.clone(), addressee, face }
     }
 
-    /// 429, but for requests of session clients, which drop their connection then (reliability.md b.3).
+    /// 429, but for requests of session clients, which drop their connection then (GW-04).
     fn refuse(&self, fault: &GatewayFault) -> Response {
         match (self.face, &self.addressee.id) {
             (_, None) => too_often(fault),

@@ -1,4 +1,4 @@
-//! The headers that repeat what a stateless request's body says, and their comparison (protocol.md 1.6).
+//! The headers that repeat what a stateless request's body says, and their comparison (MOD-04 to MOD-07).
 //!
 //! A header that disagrees with the body is refused: what a balancer saw must be what is run.
 
@@ -101,7 +101,7 @@ pub fn decode(value: &str) -> Option<Cow<'_, str>> {
 mod tests {
     use super::*;
 
-    /// B112, B114, B115, protocol.md 1.6 (Headers).
+    /// B112, B114, B115, MOD-07.
     #[test]
     fn header_values_are_decoded_only_inside_the_whole_sentinel() {
         for (value, decoded) in [

@@ -84,7 +84,7 @@ pub enum Carriage {
     /// As an HTTP request of its own. What its headers repeat of the body must be there and must agree.
     #[default]
     Request,
-    /// As one of many on a stream, which has no headers for each of them: the body says everything (protocol.md 1.4).
+    /// As one of many on a stream, which has no headers for each of them: the body says everything (T-70).
     /// No HTTP request is ever taken for one.
     Stream,
 }

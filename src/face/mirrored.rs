@@ -1,4 +1,4 @@
-//! Compares the headers of a call with the arguments that they repeat (`x-mcp-header`, protocol.md 1.13).
+//! Compares the headers of a call with the arguments that they repeat (`x-mcp-header`, MOD-06, T-74).
 
 use std::borrow::Cow;
 

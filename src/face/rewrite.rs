@@ -56,7 +56,7 @@ impl Introduction {
 }
 
 /// The version that a client of a session is answered with. One that is unknown or stateless gets the
-/// newest there is (protocol.md 1.5).
+/// newest there is (LEG-02).
 #[must_use]
 pub fn session_version(asked: &str) -> ProtocolVersion {
     ProtocolVersion::parse(asked).filter(|version| !version.is_stateless()).unwrap_or(ProtocolVersion::NEWEST_SESSION)
@@ -94,7 +94,7 @@ pub fn short_identity(info: &Payload) -> Payload {
     }
 }
 
-/// The result of `initialize` as the client is to see it (protocol.md 5.3): what the server says of tasks gives
+/// The result of `initialize` as the client is to see it (GW-12): what the server says of tasks gives
 /// way to what the gateway offers.
 #[must_use]
 pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Option<Payload>) -> Payload {
@@ -110,7 +110,7 @@ pub fn introduction_result(result: &Object, version: ProtocolVersion, tasks: Opt
 }
 
 /// A client's capabilities in the words of `version`: before 2025-11-25 there was one kind of elicitation, by
-/// form, and it had no members (protocol.md 1.14).
+/// form, and it had no members (GW-05).
 fn known_to(version: ProtocolVersion, capabilities: &Payload) -> Payload {
     let unchanged = || capabilities.clone();
     if version >= ProtocolVersion::V2025_11_25 {
@@ -140,8 +140,8 @@ fn without_tasks(capabilities: &Object) -> Payload {
     .finish()
 }
 
-/// A tool list that says of tasks what the gateway says, by a tool's name; nothing without `support` (protocol.md
-/// 5.4). `None` where nothing is to be changed.
+/// A tool list that says of tasks what the gateway says, by a tool's name; nothing without `support` (GW-13).
+/// `None` where nothing is to be changed.
 #[must_use]
 pub fn tool_list(message: &Bytes, id: &RequestId, support: Option<&dyn Fn(&str) -> &'static str>) -> Option<Bytes> {
     // Servers without tasks are many, and where nothing is added their lists need not be taken apart.
@@ -183,7 +183,7 @@ fn with_support(tool: &Object, support: &str) -> Payload {
 
 /// What a server without sessions says of itself, as the gateway says it: the extension is the gateway's
 /// own, tasks of the older flavour are nobody's, and versions that the gateway does not speak are not
-/// offered (protocol.md 5.3). How long and for whom it may be kept stays the server's word.
+/// offered (GW-12). How long and for whom it may be kept stays the server's word.
 #[must_use]
 pub fn discovery(message: &Bytes, id: &RequestId) -> Option<Bytes> {
     let Ok(Message::Response(response)) = envelope::read(message, ScanLimits::UPSTREAM) else { return None };
@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(String::from_utf8_lossy(&message), expected);
     }
 
-    /// Protocol.md 5.3.
+    /// GW-12.
     #[test]
     fn an_introduction_goes_on_less_what_the_gateway_does_itself() {
         let newest = ProtocolVersion::V2025_11_25;
@@ -256,7 +256,7 @@ mod tests {
         );
     }
 
-    /// Protocol.md 1.14.
+    /// GW-05.
     #[test]
     fn older_versions_hear_of_elicitation_by_form_alone() {
         let older = ProtocolVersion::V2025_06_18;
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// LEG-02, protocol.md 1.5.
+    /// LEG-02.
     #[test]
     fn a_version_without_sessions_is_answered_with_the_newest_that_has_them() {
         for (asked, answered) in [
@@ -303,7 +303,7 @@ mod tests {
         }
     }
 
-    /// EXT-01, EXT-60, protocol.md 5.3.
+    /// EXT-01, EXT-60, GW-12.
     #[test]
     fn what_a_stateless_server_says_of_itself_gains_the_extension() {
         let sent = r#"{"id":1,"jsonrpc":"2.0","result":{"supportedVersions":["2027-01-01","2026-07-28"],"ttlMs":5,
@@ -321,7 +321,7 @@ mod tests {
         assert_eq!(edited.as_deref(), shown.map(str::as_bytes), "{sent}");
     }
 
-    /// Protocol.md 5.4.
+    /// GW-13.
     #[test]
     fn a_tool_list_loses_execution_and_nothing_else() {
         check_list(
@@ -334,7 +334,7 @@ mod tests {
         check_list("execution", None);
     }
 
-    /// L25-65, protocol.md 5.4: whatever the server states, the gateway's own rules are shown.
+    /// L25-65, GW-13: whatever the server states, the gateway's own rules are shown.
     #[test]
     fn a_tool_list_shows_how_the_gateway_lets_tools_be_called() {
         let sent = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a","execution":{"x":1.10,"taskSupport":"forbidden"}}, {"n":2.0, "name":"b"},{"execution":{}}],"nextCursor":"c"}}"#;

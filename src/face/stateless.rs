@@ -1,4 +1,4 @@
-//! The stateless face: 2026-07-28, where each request says all there is to know (protocol.md 1.6).
+//! The stateless face: 2026-07-28, where each request says all there is to know (GW-03).
 //!
 //! [`StatelessFace::serve`] is the pipeline in its order: shape, metadata, headers, version, method,
 //! names, capabilities, params; the first failure answers. Everything that needs a 4xx is decided
@@ -474,7 +474,7 @@ fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), Compl
     Ok((name, arguments))
 }
 
-/// Whether the upstream is to make a task of its own of a call (protocol.md 5.2): always where its tool works
+/// Whether the upstream is to make a task of its own of a call (GW-11): always where its tool works
 /// in no other way, and where that is up to us if the call may become a task here too.
 const fn native_task(support: TaskSupport, plan: Plan, deadline: Duration) -> NativeTask {
     match (support, plan) {

@@ -1,4 +1,4 @@
-//! How a listener ends without cutting anybody off who can still be answered (reliability d.9).
+//! How a listener ends without cutting anybody off who can still be answered (F67).
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Every reason to turn a request or a connection away by looking at HTTP alone, and the answer to each.
 //!
 //! Each is answered with its status and one sentence, as a JSON-RPC error without an id, and with no byte of the
-//! client's (reliability b.3, rule 5). What the operator may do about it, [`Refusal::advice`] says to the log.
+//! client's (GW-43). What the operator may do about it, [`Refusal::advice`] says to the log.
 
 use http::header::{ALLOW, CONNECTION, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode, Version};

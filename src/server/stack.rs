@@ -62,7 +62,7 @@ impl Layers {
     fn admit<B>(&self, request: &Request<B>, local: IpAddr) -> Result<Caller, Refusal> {
         // What is too large to look at is not looked at by anyone below.
         self.head.check(request)?;
-        // A rebound name must not reach anything (T06), the admin paths included.
+        // A rebound name must not reach anything (SEC-06), the admin paths included.
         self.host.on(local).check(request)?;
         // A foreign page must not either; on its own, so that a mistake in one list opens nothing.
         self.origin.check(request)?;
@@ -70,7 +70,7 @@ impl Layers {
         if is_metadata(request.uri().path()) && !self.dispatch.serves(request.uri().path()) {
             return Err(Refusal::NoMetadata);
         }
-        // Before the routes: no other path is outside it, so nobody without a name learns which paths exist (T05).
+        // Before the routes: no other path is outside it, so nobody without a name learns which paths exist (SEC-05).
         self.principal.identify(request, |path| self.dispatch.forwards_authorization(path))
     }
 }

@@ -251,7 +251,7 @@ impl DiskStore {
     }
 
     /// The later of `now` and all that was ever served at, so that a clock that is set back brings nothing back
-    /// (reliability.md d.6).
+    /// (F58).
     fn raise(&self, now: Timestamp) -> Timestamp {
         let before = self.seen.fetch_max(now.as_millis(), Ordering::Relaxed);
         now.max(Timestamp::from_millis(before))

@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::{TaskKey, Timestamp};
 use crate::wire::{Payload, RpcError};
 
-/// Smallest size that a row is counted as, whatever it holds (design.md 2, `stored_bytes_max`).
+/// Smallest size that a row is counted as, whatever it holds (`stored_bytes_max`).
 pub const ROW_BYTES_MIN: usize = 1024;
 
 /// How long the outcome of a hidden task stays, for a client that asks again for what it was answered.
@@ -40,7 +40,7 @@ pub struct Task {
     pub idempotency: Option<Idempotency>,
 }
 
-/// What a later life of the process needs to go on with a call (reliability.md d.1, d.2). What nobody can need any
+/// What a later life of the process needs to go on with a call (GW-39, GW-41). What nobody can need any
 /// more is taken out when the task settles.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
@@ -273,7 +273,7 @@ impl GatewayFault {
     }
 }
 
-/// Whether the upstream may have run the call (reliability.md b.3).
+/// Whether the upstream may have run the call (GW-38).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Executed {
     /// Certainly not: nothing was sent, a repetition is safe.

@@ -34,7 +34,7 @@ pub enum AfterCrash {
 
 impl AfterCrash {
     /// Whether a call may be sent again. `is_repeatable` is what the tool's annotations say: hints, which count only
-    /// where the operator lets them (reliability.md d.2).
+    /// where the operator lets them (GW-39).
     #[must_use]
     pub const fn may_rerun(self, is_repeatable: bool) -> bool {
         match self {

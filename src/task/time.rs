@@ -73,7 +73,7 @@ impl Clock for SystemClock {
 
 /// The time of tasks within one life of the process: the wall clock is read once, at the beginning, and from then on
 /// only what has passed counts. Whoever sets the wall clock, forwards, back or bit by bit, ends no task early, extends
-/// none, and no time that was shown is followed by an earlier one (reliability.md d.6, F58). It begins at the latest time
+/// none, and no time that was shown is followed by an earlier one (F58). It begins at the latest time
 /// that an earlier life knew of, so that nothing comes back that was gone.
 pub struct SteadyClock<E> {
     begin: Timestamp,

@@ -200,7 +200,7 @@ impl Timeouts {
 /// What the client behind a request can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ClientFacts {
-    /// `ClientCapabilities` to declare upstream: those of this request, less tasks (protocol.md 5.3).
+    /// `ClientCapabilities` to declare upstream: those of this request, less tasks (UPC-21).
     /// Canonical text, so that equal capabilities share a session.
     pub capabilities: Payload,
 }

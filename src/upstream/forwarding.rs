@@ -1,4 +1,4 @@
-//! Headers of a client that go on to the upstream: those that the operator names, and no others (T04, T08).
+//! Headers of a client that go on to the upstream: those that the operator names, and no others (SEC-04, SEC-08).
 
 use std::fmt;
 use std::sync::Arc;
@@ -106,7 +106,7 @@ mod tests {
 
     use super::*;
 
-    /// T04, T08.
+    /// SEC-04, SEC-08.
     #[test]
     fn nothing_goes_on_that_is_not_named_and_no_credential_by_its_name() {
         let named = |names: &[&str]| names.iter().map(|name| HeaderName::try_from(*name).unwrap()).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Arguments that a tool wants repeated in headers (`x-mcp-header`, protocol.md 1.13).
+//! Arguments that a tool wants repeated in headers (`x-mcp-header`, UPC-15).
 //!
 //! The annotation stands in the tool's input schema, so it is read once per tool list. What clients send is
 //! compared with it, and what the gateway itself sends is made by it.
@@ -227,7 +227,7 @@ pub fn headers_of(mirrored: &[Mirrored], arguments: Option<&Object>) -> HeaderMa
     headers
 }
 
-/// A text as a header's value: itself where that is read back as it is, else wrapped (protocol.md 1.6).
+/// A text as a header's value: itself where that is read back as it is, else wrapped (UPC-27).
 #[must_use]
 pub fn encode(text: &str) -> Option<HeaderValue> {
     let is_plain = text.bytes().all(|byte| byte.is_ascii_graphic() || byte == b' ')
@@ -298,7 +298,7 @@ mod tests {
         Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::UPSTREAM).unwrap()
     }
 
-    /// UPC-15, protocol.md 1.6 and 1.13.
+    /// UPC-15, UPC-27.
     #[test]
     fn upc15_arguments_that_are_there_are_repeated_and_odd_ones_wrapped() {
         let schema = r#"{"properties":{"a":{"type":"string","x-mcp-header":"A"},
@@ -325,7 +325,7 @@ mod tests {
         }
     }
 
-    /// UPC-16, protocol.md 1.13.
+    /// UPC-16.
     #[test]
     fn annotations_that_break_the_rules_are_taken_out() {
         for schema in [

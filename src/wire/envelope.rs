@@ -20,7 +20,7 @@ use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method}
 pub use batch::{is_batch, read_batch, split_batch};
 pub use glimpse::{Glimpse, asked_in, glimpse};
 
-/// Longest method name in bytes, decoded (reliability.md B95).
+/// Longest method name in bytes, decoded (B95).
 const METHOD_BYTES_MAX: usize = 128;
 
 /// A message, told apart by its members.

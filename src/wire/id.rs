@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::{Payload, scan};
 
-/// Longest id, in bytes of JSON text (reliability.md B93).
+/// Longest id, in bytes of JSON text (B93).
 pub const ID_BYTES_MAX: usize = 256;
 
 /// A request id: a string without null characters, or a whole number; echoed byte for byte (`1` is not `"1"`, T-62).

@@ -1,4 +1,4 @@
-//! `_meta` keys (protocol.md 1.10).
+//! `_meta` keys.
 
 pub const META: &str = "_meta";
 pub const PROGRESS_TOKEN: &str = "progressToken";

@@ -10,7 +10,7 @@ use super::scan::{self, ScanError, ScanLimits};
 ///
 /// Invariant: the text is UTF-8 and one well-formed JSON value without whitespace around it. Only [`crate::wire::scan`] and
 /// serialisation of our own values make one (and a store gives it back), so nobody checks again. Key order, number spelling
-/// and unknown members survive (protocol.md T-14).
+/// and unknown members survive (T-14).
 #[derive(Clone)]
 pub struct Payload {
     text: Bytes,

@@ -2,7 +2,7 @@
 //!
 //! `serde_json` carries duplicate keys, `1e400` and bottomless nesting inside a raw value without a
 //! word; other parsers then disagree about what they read. The scan refuses all of that
-//! (reliability.md B78 to B88, U07, U27, U28) without recursion and without a tree. On its way
+//! (B78 to B88, U07, U27, U28) without recursion and without a tree. On its way
 //! it notes where the members stand that the gateway reads, so that nobody looks for them again.
 //!
 //! Half of a surrogate pair (`"\ud83d"`) is what tools write that cut a text inside an emoji, and what clients read: as

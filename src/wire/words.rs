@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Object, Payload};
 
-/// Longest status text that is kept, in bytes (reliability.md U26).
+/// Longest status text that is kept, in bytes (U26).
 pub const STATUS_BYTES_MAX: usize = 1024;
 
 /// Makes an upstream's words fit to be a status line: no control or bidirectional-override

@@ -141,7 +141,7 @@ async fn a_task_that_is_left_keeps_its_session() {
     ends(Scenario { wait: Wait::ForTheHandle, ..scenario }, Verdict::Returned, &[&handle], &[]).await;
 }
 
-/// UPC-05; protocol.md 2.2.
+/// UPC-05.
 #[tokio::test]
 async fn only_a_tool_that_takes_tasks_is_called_as_one() {
     for (support, is_task) in

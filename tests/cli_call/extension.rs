@@ -99,7 +99,7 @@ async fn answers_that_make_no_sense_are_a_lost_call() {
     }
 }
 
-/// UPC-10, UPC-15; protocol.md 1.6.
+/// UPC-10, UPC-15, UPC-27.
 #[tokio::test]
 async fn every_request_carries_what_a_stateless_server_needs() {
     let tools = json!({ "tools": [{ "name": "grüße", "inputSchema": { "type": "object" } }] });
@@ -128,7 +128,7 @@ async fn every_request_carries_what_a_stateless_server_needs() {
     assert!(seen[1].body.contains(arguments), "arguments go out as they were given");
 }
 
-/// UPC-15, UPC-16; protocol.md 1.13.
+/// UPC-15, UPC-16.
 #[tokio::test]
 async fn annotated_arguments_are_repeated_in_headers_and_the_list_is_read_again_once() {
     let tools = |header: &str, more: Value| {
@@ -195,7 +195,7 @@ async fn a_handle_is_enough_where_nobody_waits() {
     assert_eq!(printed, task("working", json!({ "resultType": "task" })));
 }
 
-/// UPC-06, and protocol.md 3.4: a cancel is a wish; the task may end otherwise.
+/// UPC-06, EXT-44: a cancel is a wish; the task may end otherwise.
 #[tokio::test]
 async fn ctrl_c_cancels_the_task_and_waits_for_how_it_ends() {
     for (last, verdict, output) in
@@ -214,7 +214,7 @@ async fn a_second_ctrl_c_leaves_at_once() {
     assert!(run.user.notes.iter().any(|note| note.contains("t1") && note.contains("may still run")));
 }
 
-/// On 2026-07-28 closing the stream is the cancellation (protocol.md 1.1).
+/// On 2026-07-28 closing the stream is the cancellation (MOD-20).
 #[tokio::test]
 async fn ctrl_c_closes_the_stream_of_a_plain_call() {
     let run = check(of([Step::Interrupt]), Verdict::Cancelled, &[], &[CALL]).await;

@@ -55,7 +55,7 @@ async fn a_server_of_2026_07_28_is_called_without_the_extension() {
     }
 }
 
-/// Whatever an old server answers to a question that it does not know (UPC-22, peers.md 4).
+/// Whatever an old server answers to a question that it does not know (UPC-22).
 #[tokio::test]
 async fn any_other_answer_to_discover_leads_to_a_session() {
     for answer in [
@@ -161,7 +161,7 @@ async fn a_question_that_a_session_takes_back_is_not_waited_for() {
     run.assert_note("the question was withdrawn");
 }
 
-/// In a session a closed stream cancels nothing (protocol.md 1.1), so the server is told.
+/// In a session a closed stream cancels nothing (LEG-11), so the server is told.
 #[tokio::test]
 async fn ctrl_c_is_told_to_a_session() {
     let run = in_session(Step::Interrupt, |scenario| scenario, Verdict::Cancelled, &[CANCELLED]).await;

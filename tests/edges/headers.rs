@@ -23,11 +23,11 @@ const CLIENTS: [(&str, &str); 7] = [
 
 fn never(seen: &Seen) {
     for name in ["cookie", "dpop", "proxy-authorization", "traceparent"] {
-        assert_eq!(seen.header(name), None, "T04: {} {} {name}", seen.method, seen.rpc());
+        assert_eq!(seen.header(name), None, "SEC-04: {} {} {name}", seen.method, seen.rpc());
     }
 }
 
-/// T04: header capture at the upstream.
+/// SEC-04: header capture at the upstream.
 #[tokio::test]
 async fn named_headers_go_on_with_the_request_that_they_came_with_and_no_others() {
     for (client, kind) in PAIRS {
@@ -38,7 +38,7 @@ async fn named_headers_go_on_with_the_request_that_they_came_with_and_no_others(
         let all = server.world.all(|_| true);
         for seen in &all {
             never(seen);
-            assert_eq!(seen.header("authorization"), None, "T04: {client} {kind} {}", seen.rpc());
+            assert_eq!(seen.header("authorization"), None, "SEC-04: {client} {kind} {}", seen.rpc());
             assert_eq!(seen.header("x-api-key"), None, "{client} {kind} {}", seen.rpc());
         }
         let with: Vec<_> =

@@ -1,5 +1,5 @@
 //! Questions that a client must not be shown, whatever it is and however they reach the gateway: each is kept out, and the
-//! server gets the same refusal (T14, U31, U32).
+//! server gets the same refusal (SEC-14, U31, U32).
 
 use std::fmt::Write as _;
 
@@ -137,6 +137,7 @@ fn check_kept_out(read: &str, case: &str) {
 
 const SESSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
+/// SEC-14.
 #[tokio::test]
 async fn u31_u32_no_session_is_shown_them_on_the_stream_of_a_call_or_its_own_or_in_an_array() {
     for version in SESSIONS {

@@ -1,4 +1,4 @@
-//! Secrets stay where they belong: none is found in a log, a metric, an error or an answer (T12).
+//! Secrets stay where they belong: none is found in a log, a metric, an error or an answer (SEC-12).
 
 use std::io;
 use std::sync::Arc;
@@ -56,7 +56,7 @@ async fn live(keys: &str) -> String {
 }
 
 #[tokio::test]
-async fn t12_no_secret_is_found_in_logs_metrics_errors_or_answers() {
+async fn sec_12_no_secret_is_found_in_logs_metrics_errors_or_answers() {
     let log = Log::default();
     let writer = log.clone();
     tracing_subscriber::fmt().with_max_level(Level::TRACE).with_writer(move || writer.clone()).init();
@@ -76,7 +76,7 @@ async fn t12_no_secret_is_found_in_logs_metrics_errors_or_answers() {
             assert_eq!(
                 at,
                 None,
-                "T12: {canary} in the {name}: {}",
+                "SEC-12: {canary} in the {name}: {}",
                 at.map_or("", |at| &text[at.saturating_sub(200)..at])
             );
         }
@@ -85,7 +85,7 @@ async fn t12_no_secret_is_found_in_logs_metrics_errors_or_answers() {
 
 /// What is wrong with a secret is said without repeating it.
 #[test]
-fn t12_a_mistake_in_a_secret_does_not_repeat_it() {
+fn sec_12_a_mistake_in_a_secret_does_not_repeat_it() {
     let env = |name: &str| (name == "TOKEN").then(|| "canary\nof two lines".to_owned());
     for keys in
         ["authorization = \"${TOKEN}\"", "authorization = \"canary\\u0007\"", "header = \"X-K\"\nvalue = \"${TOKEN}\""]

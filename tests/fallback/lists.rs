@@ -77,7 +77,7 @@ async fn names_are_those_that_clients_see() {
     }
 }
 
-/// Protocol.md 5.1: the extension, a handshake that declares tasks, or a call that was made as one.
+/// GW-10: the extension, a handshake that declares tasks, or a call that was made as one.
 #[tokio::test]
 async fn clients_with_tasks_never_see_the_tools() {
     for server in [SESSION, STATELESS] {

@@ -1,4 +1,4 @@
-//! F26 to F43: what becomes of a call when its upstream, or the network in between, fails.
+//! F26 to F32, F42 and F43: what becomes of a call when its upstream, or the network in between, fails.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -257,6 +257,7 @@ async fn check(rows: Vec<Row>, deadline: &str) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// U40.
 #[tokio::test]
 async fn heads_that_refuse_or_cannot_be_read() {
     check(heads(), "2s").await;

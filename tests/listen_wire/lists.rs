@@ -86,7 +86,7 @@ async fn a_lost_session_is_replaced_and_everything_may_have_changed() {
     assert_eq!(server.world.count("initialize"), 1, "since it forgot everything");
 }
 
-/// MOD-25, T-52, design.md 4.
+/// MOD-25, T-52.
 #[tokio::test]
 async fn mod_25_a_shutdown_ends_listeners_with_their_result() {
     let (_events, streams) = Streams::new(1);

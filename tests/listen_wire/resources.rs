@@ -17,7 +17,7 @@ fn asked(server: &Server, method: &str) -> Vec<String> {
     all.iter().map(|seen| seen.body["params"]["uri"].as_str().unwrap().to_owned()).collect()
 }
 
-/// Protocol.md 5.13.
+/// GW-27.
 #[tokio::test]
 async fn a_resource_is_subscribed_to_once_and_taken_back_with_its_last_listener() {
     let (events, streams) = Streams::new(1);

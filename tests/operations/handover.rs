@@ -83,9 +83,9 @@ async fn a_socket_that_cannot_be_meant_is_refused() {
     }
 }
 
-/// T20: keys do not come in clear from other machines unless the operator says that something in front speaks TLS.
+/// SEC-20: keys do not come in clear from other machines unless the operator says that something in front speaks TLS.
 #[tokio::test]
-async fn t20_a_socket_that_is_open_to_all_takes_no_keys_in_clear() {
+async fn sec_20_a_socket_that_is_open_to_all_takes_no_keys_in_clear() {
     let worker = Worker::start().await;
     let open = TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
     let keys = "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\n\

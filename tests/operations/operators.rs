@@ -162,7 +162,7 @@ async fn a_task_is_found_by_its_id_too_and_a_long_list_says_on_stderr_that_it_is
     assert!(!program.log().contains(id.as_str().unwrap()), "{}", program.log());
 }
 
-/// Reliability.md d.2: this is how the poisonous are found.
+/// GW-39: this is how the poisonous are found.
 #[tokio::test]
 async fn tasks_are_found_by_the_reason_for_which_they_failed() {
     let worker = Worker::start().await;
@@ -180,7 +180,7 @@ async fn tasks_are_found_by_the_reason_for_which_they_failed() {
     }
 }
 
-/// T06, B66: what keeps web pages from clients' paths keeps them from these.
+/// SEC-06, B66: what keeps web pages from clients' paths keeps them from these.
 #[tokio::test]
 async fn foreign_hosts_and_pages_reach_no_task() {
     let (worker, _folder, program) = started().await;

@@ -1,4 +1,4 @@
-//! The end of the program, by signals (reliability d.9).
+//! The end of the program, by signals (F67).
 
 use std::time::Duration;
 

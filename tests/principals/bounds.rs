@@ -19,7 +19,7 @@ fn check_wait(answer: &Answer, reason: &str, status: &str) {
     assert_eq!(answer.header("retry-after").is_some(), is_refused, "{answer:?}");
 }
 
-/// B124, T01, L25-62: guessing ids gets nowhere, whichever face it is tried at.
+/// B124, SEC-01, L25-62: guessing ids gets nowhere, whichever face it is tried at.
 #[tokio::test]
 async fn b124_after_twenty_unknown_tasks_a_principal_has_to_wait() {
     let gate = Gate::start().await;
@@ -97,7 +97,7 @@ async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {
     assert_eq!(seen.summary(), "200 ok");
 }
 
-/// d.7: results that are kept take room, and each principal has its own.
+/// GW-40: results that are kept take room, and each principal has its own.
 #[tokio::test]
 async fn a_principal_that_keeps_too_much_gets_no_further_task() {
     let gate = Gate::with("stored_bytes_per_principal_max = \"64KiB\"").await;
@@ -161,9 +161,9 @@ async fn b159_a_principal_has_64_streams() {
     assert!(open.iter().all(|(first, _)| first.contains("acknowledged")));
 }
 
-/// T03: ids are each client's own, so a thousand of them may all be 0 or 1.
+/// SEC-03: ids are each client's own, so a thousand of them may all be 0 or 1.
 #[tokio::test]
-async fn t03_a_thousand_clients_with_two_ids_get_their_own_answers() {
+async fn sec_03_a_thousand_clients_with_two_ids_get_their_own_answers() {
     let gate = Arc::new(Gate::start().await);
     let sessions = [(ADA, Arc::<str>::from(gate.session(ADA).await)), (BOB, Arc::from(gate.session(BOB).await))];
     let (clients, places) = (TaskTracker::new(), Arc::new(Semaphore::new(64)));

@@ -14,7 +14,7 @@ fn check_alike(what: &str, foreign: &Answer, unknown: &Answer, expected: &str) {
     assert_eq!(foreign.summary(), expected, "{what}");
 }
 
-/// B121, T01, L25-49, L25-50: each method of each face.
+/// B121, SEC-01, L25-49, L25-50: each method of each face.
 #[tokio::test]
 async fn b121_a_foreign_task_is_answered_like_an_unknown_one() {
     let gate = Gate::start().await;
@@ -104,9 +104,9 @@ async fn b132_foreign_tasks_are_left_out_of_a_subscription() {
     assert_eq!(open(&[&foreign]).await, open(&[UNKNOWN]).await);
 }
 
-/// T02: a session id is of no use to anybody else.
+/// SEC-02: a session id is of no use to anybody else.
 #[tokio::test]
-async fn t02_a_foreign_session_is_answered_like_an_unknown_one() {
+async fn sec_02_a_foreign_session_is_answered_like_an_unknown_one() {
     let gate = Gate::start().await;
     let ada = gate.session(ADA).await;
     let mut garbled = ada.clone();
@@ -125,9 +125,9 @@ async fn t02_a_foreign_session_is_answered_like_an_unknown_one() {
     assert_eq!(gate.server.world.all(|seen| seen.method == "DELETE").len(), 0);
 }
 
-/// T17, T-24, B135: whoever has another's `requestState` has nothing.
+/// SEC-17, T-24, B135: whoever has another's `requestState` has nothing.
 #[tokio::test]
-async fn t17_a_foreign_request_state_answers_no_question() {
+async fn sec_17_a_foreign_request_state_answers_no_question() {
     let gate = Gate::start().await;
     let capabilities = json!({ "elicitation": {} });
     let call = |key, more: Value| {

@@ -14,7 +14,7 @@ fn list(key: &str) -> Ask {
     Ask::new(key, "tools/list", json!({}))
 }
 
-/// B149, B150, B151, T05: whoever has no key learns nothing, not even which paths there are.
+/// B149, B150, B151, SEC-05: whoever has no key learns nothing, not even which paths there are.
 #[tokio::test]
 async fn b151_a_key_opens_and_anything_else_is_answered_alike() {
     let gate = Gate::start().await;
@@ -78,9 +78,9 @@ async fn whoever_has_no_key_is_told_of_keys_and_finds_no_oauth() {
     assert_eq!(gate.send(&list(EVE).at("/elsewhere")).await.status(), "401", "nobody learns which paths there are");
 }
 
-/// T05: no verb and no path is outside.
+/// SEC-05: no verb and no path is outside.
 #[tokio::test]
-async fn t05_every_verb_asks_for_a_key() {
+async fn sec_05_every_verb_asks_for_a_key() {
     let gate = Gate::start().await;
     for verb in ["GET", "POST", "DELETE", "PUT", "HEAD", "OPTIONS"] {
         let answer = gate.send(&Ask { verb, ..list(EVE) }).await;
@@ -88,9 +88,9 @@ async fn t05_every_verb_asks_for_a_key() {
     }
 }
 
-/// T04, B73, B75: what proves who a client is stays here.
+/// SEC-04, B73, B75: what proves who a client is stays here.
 #[tokio::test]
-async fn t04_no_credential_of_a_client_reaches_the_upstream() {
+async fn sec_04_no_credential_of_a_client_reaches_the_upstream() {
     let gate = Gate::start().await;
     let secret =
         |ask: Ask| ask.with("Cookie", "canary=1").with("Proxy-Authorization", "Bearer canary").with("DPoP", "canary");
@@ -216,7 +216,7 @@ async fn the_command_line_comes_with_a_key_and_never_shows_it() {
     assert!(help.contains("TASKGATE_KEY") && !help.contains("tg_"), "{help}");
 }
 
-/// B168, B169, T24: found before anything is served, by `check` and `serve` alike.
+/// B168, B169, SEC-24: found before anything is served, by `check` and `serve` alike.
 #[tokio::test]
 async fn b168_a_key_file_that_others_can_read_is_refused_with_64() {
     let folder = tempfile::tempdir().unwrap();

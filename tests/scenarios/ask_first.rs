@@ -1,4 +1,4 @@
-//! `early_input = "ask-first"`: first the questions, then the handle (design.md 3.4).
+//! `early_input = "ask-first"`: first the questions, then the handle (GW-36).
 
 use serde_json::json;
 use taskgate::store::TaskStore;
@@ -14,7 +14,7 @@ fn ask_first(mode: Mode) -> Rules {
     Rules { early_input: EarlyInput::AskFirst, ..Rules::mode(mode) }
 }
 
-/// design.md 3.4, EXT-14, EXT-43: first the questions, then the handle; one row, one id, other keys.
+/// EXT-14, EXT-43, GW-36: first the questions, then the handle; one row, one id, other keys.
 #[tokio::test(start_paused = true)]
 async fn ask_first_asks_before_the_handle_and_the_grace_begins_anew() {
     for mode in [Mode::Auto, Mode::Always, Mode::Required] {
@@ -61,7 +61,7 @@ async fn ask_first_and_a_quick_call_end_as_their_mode_says() {
     }
 }
 
-/// design.md 3.4: no question, and the handle comes at the grace's end, `always` and `required` alike.
+/// GW-36: no question, and the handle comes at the grace's end, `always` and `required` alike.
 #[tokio::test(start_paused = true)]
 async fn ask_first_without_a_question_hands_over_at_the_end_of_the_grace() {
     for mode in [Mode::Auto, Mode::Always, Mode::Required] {
@@ -89,7 +89,7 @@ async fn ext02_a_retry_without_the_extension_is_answered_plainly() {
 
 /// T-27: the client leaves at the moment of its handle, which nobody knows then.
 #[tokio::test(start_paused = true)]
-async fn t27_a_revealed_task_that_nobody_took_is_dropped() {
+async fn t_27_a_revealed_task_that_nobody_took_is_dropped() {
     let world = World::with(ask_first(Mode::Always), Script::silent());
     assert!(tokio::time::timeout(GRACE - millis(1), world.sending(&modern())).await.is_err());
     world.upstream.sees(&Saw::Drop(0)).await;

@@ -118,7 +118,7 @@ async fn a_cancel_of_a_settled_task_is_acknowledged_and_changes_nothing() {
     }
 }
 
-/// The result was decided on, but the cancel is stored before it (design.md 3.3, L2, L6).
+/// The result was decided on, but the cancel is stored before it (L2, L6).
 #[tokio::test(start_paused = true)]
 async fn late_result_after_cancel_is_dropped() {
     let world = World::with(Rules::default(), Script::returns(seconds(3), "late"));

@@ -1,4 +1,4 @@
-//! Many tasks at once: everybody reads their own, and nobody else's exists (T01, T03, B121).
+//! Many tasks at once: everybody reads their own, and nobody else's exists (SEC-01, SEC-03, B121).
 
 use futures_util::future::join_all;
 use serde_json::json;
@@ -47,7 +47,7 @@ async fn a_thousand_tasks_at_once_each_reach_their_owner_alone() {
     world.is_idle().await;
 }
 
-/// T01, B121, EXT-33, EXT-38, EXT-45, EXT-65, EXT-66, MOD-35: the owner is part of the key.
+/// SEC-01, B121, EXT-33, EXT-38, EXT-45, EXT-65, EXT-66, MOD-35: the owner is part of the key.
 /// MOD-34.
 /// L25-49, L25-50: all flavours share the key.
 #[tokio::test(start_paused = true)]
@@ -71,7 +71,7 @@ async fn another_principals_task_is_answered_byte_for_byte_like_an_unknown_one()
     world.is_idle().await;
 }
 
-/// B105, T03: plain calls, equal ids, answers in the opposite order.
+/// B105, SEC-03: plain calls, equal ids, answers in the opposite order.
 #[tokio::test(start_paused = true)]
 async fn equal_request_ids_are_answered_each_on_its_own_response() {
     let world = World::choosing(Rules::default(), |call: &Call| {

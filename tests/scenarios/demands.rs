@@ -1,4 +1,4 @@
-//! Errors that demand elicitations, of 2025-11-25 upstreams (protocol.md 5.9, T-49).
+//! Errors that demand elicitations, of 2025-11-25 upstreams (T-49).
 
 use serde_json::json;
 use taskgate::task::Mode;
@@ -9,7 +9,7 @@ use crate::world::{Ask, Rules, World, seconds};
 
 /// T-49: an error that demands elicitations is read as questions, and the call is made again after them.
 #[tokio::test(start_paused = true)]
-async fn t49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
+async fn t_49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
     const DEMAND: &str =
         r#"{"elicitations":[{"mode":"url","elicitationId":"e","url":"https://a.example/","message":"go"}]}"#;
     let url = json!({ "elicitation": { "url": {} } });

@@ -1,4 +1,4 @@
-//! The stateless face behind a stream, which has no headers (protocol.md 1.4).
+//! The stateless face behind a stream, which has no headers (T-70).
 
 use std::sync::Arc;
 

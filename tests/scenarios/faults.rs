@@ -44,7 +44,7 @@ fn refuses(refusal: BeginError) -> Script {
     Script { begins_after: seconds(1), refusal: Some(refusal), ..Script::silent() }
 }
 
-/// EXT-26, EXT-54, reliability.md b.3: only where nothing was sent the status invites a repetition.
+/// EXT-26, EXT-54, GW-38: only where nothing was sent the status invites a repetition.
 #[tokio::test(start_paused = true)]
 async fn an_upstream_that_cannot_be_reached_ran_nothing() {
     let fault = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);

@@ -1,4 +1,4 @@
-//! `auto`: what a call is when its grace period ends (design.md 3.3, 3.4).
+//! `auto`: what a call is when its grace period ends (GW-32, GW-34).
 
 use serde_json::{Value, json};
 use taskgate::face::http::AcceptedTypes;
@@ -48,7 +48,7 @@ async fn at_the_end_of_the_grace_the_client_gets_a_handle_that_can_be_read_at_on
     world.is_idle().await;
 }
 
-/// T-55: whatever comes before, the head of the answer waits.
+/// T-55, GW-34: whatever comes before, the head of the answer waits.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_written_before_the_grace_is_decided() {
     let chatty = [
@@ -133,7 +133,7 @@ async fn the_grace_runs_while_the_call_waits_for_a_slot_and_its_task_is_shown_wo
     world.is_idle().await;
 }
 
-/// Design.md 3.3: if the insert fails, the call stays plain and is held.
+/// GW-33: if the insert fails, the call stays plain and is held.
 #[tokio::test(start_paused = true)]
 async fn with_a_full_store_the_call_stays_plain_and_is_held() {
     let rules = Rules { stored_bytes_max: 0, ..Rules::default() };
@@ -150,7 +150,7 @@ async fn with_a_full_store_the_call_stays_plain_and_is_held() {
     world.is_idle().await;
 }
 
-/// A plain call waits at most `queue_deadline` for its slot (design.md 3.4), also one that was to be a task.
+/// A plain call waits at most `queue_deadline` for its slot (GW-35), also one that was to be a task.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_could_not_become_a_task_does_not_wait_for_ever_for_its_slot() {
     let rules = Rules { in_flight_max: 1, stored_bytes_max: 0, ..Rules::default() };

@@ -1,4 +1,4 @@
-//! Questions that are asked in a task: `inputRequests` one way, `tasks/update` back (protocol.md 5.9, 5.10).
+//! Questions that are asked in a task: `inputRequests` one way, `tasks/update` back (GW-16 to GW-19).
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
@@ -144,7 +144,7 @@ async fn answers_are_taken_one_by_one_and_each_question_is_answered_once() {
 
 /// T-11, EXT-41: what is open must be shown, and what a request does not declare must not.
 #[tokio::test(start_paused = true)]
-async fn t11_a_poll_that_does_not_declare_what_is_open_is_told_what_it_lacks() {
+async fn t_11_a_poll_that_does_not_declare_what_is_open_is_told_what_it_lacks() {
     let script = Script::of([(
         seconds(1),
         Happens::AsksFor("elicitation/create", r#"{"mode":"url","url":"https://a.example/","elicitationId":"e"}"#),
@@ -169,7 +169,7 @@ async fn t11_a_poll_that_does_not_declare_what_is_open_is_told_what_it_lacks() {
     world.is_idle().await;
 }
 
-/// protocol.md 5.9, T-48: nobody answers, the upstream is told so, and the task goes on.
+/// T-48, GW-18: nobody answers, the upstream is told so, and the task goes on.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_nobody_answers_is_given_up_at_its_deadline() {
     for (question, answer) in
@@ -191,7 +191,7 @@ async fn a_question_that_nobody_answers_is_given_up_at_its_deadline() {
     }
 }
 
-/// protocol.md 5.9: what the upstream takes back is not shown and not answered any more.
+/// GW-17: what the upstream takes back is not shown and not answered any more.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_is_taken_back_leaves_the_task() {
     let script = Script::of([
@@ -289,7 +289,7 @@ async fn l5_a_deadline_that_loses_the_race_for_the_row_tells_nothing() {
 
 /// T-27: the client leaves while the row that its question makes is being stored.
 #[tokio::test(start_paused = true)]
-async fn t27_a_client_that_leaves_before_its_questions_handle_leaves_no_task() {
+async fn t_27_a_client_that_leaves_before_its_questions_handle_leaves_no_task() {
     let world = World::with(Rules::default(), confirms());
     world.store.hold_inserts();
     assert!(tokio::time::timeout(millis(1_500), world.sending(&call())).await.is_err());

@@ -44,7 +44,7 @@ async fn a_client_that_leaves_before_its_call_was_sent_leaves_nothing_at_all() {
     assert!(world.age() < seconds(2), "the handshake is let go too");
 }
 
-/// The stream of a call that cannot become a task is the call.
+/// F49: the stream of a call that cannot become a task is the call.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_closes_its_stream_cancels_its_call() {
     let chatty = [(seconds(1), Happens::Progress(1.0, "one"))];

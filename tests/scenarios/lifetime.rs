@@ -49,7 +49,7 @@ async fn the_deadline_counts_from_the_dispatch_and_not_from_the_wait_for_a_slot(
     world.is_idle().await;
 }
 
-/// A plain call may have run, so the status is 200 (reliability.md b.3).
+/// A plain call may have run, so the status is 200 (GW-38).
 #[tokio::test(start_paused = true)]
 async fn a_plain_call_that_outlives_its_deadline_may_have_run() {
     let rules = Rules { deadline: seconds(10), ..Rules::mode(Mode::Never) };
@@ -143,7 +143,7 @@ async fn a_settled_task_stays_readable_for_its_whole_ttl() {
     check_gone(&world, &id).await;
 }
 
-/// A result that comes late raises what is left of the ttl (design.md 4, Retention).
+/// A result that comes late raises what is left of the ttl (GW-28).
 #[tokio::test(start_paused = true)]
 async fn a_late_result_raises_the_ttl_so_that_it_can_be_read() {
     let world = World::with(SHORT, Script::returns(seconds(90), "done"));
@@ -156,8 +156,7 @@ async fn a_late_result_raises_the_ttl_so_that_it_can_be_read() {
     check_gone(&world, &id).await;
 }
 
-/// Once a second, until it is told to stop.
-/// L25-58.
+/// F50, L25-58: once a second, until it is told to stop.
 #[tokio::test(start_paused = true)]
 async fn the_sweeper_needs_nobody_to_ask() {
     let world = World::with(SHORT, Script::silent());

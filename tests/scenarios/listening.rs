@@ -70,7 +70,7 @@ async fn ext_49_own_tasks_are_acknowledged_shown_at_once_and_then_whenever_they_
     }
 }
 
-/// Protocol.md 5.12, EXT-41: nobody is shown a question of a kind that it did not declare on this request.
+/// EXT-41, GW-25: nobody is shown a question of a kind that it did not declare on this request.
 #[tokio::test(start_paused = true)]
 async fn ext_41_a_listener_that_cannot_be_asked_is_not_told_of_the_question() {
     let asks = Script::of([(seconds(5), Happens::Elicits("a"))]);

@@ -9,7 +9,7 @@ use taskgate::upstream::NativeTask;
 use crate::script::{Happens, Script, result};
 use crate::world::{Ask, GRACE, Rules, World, millis, seconds};
 
-/// protocol.md 5.2; the deadline is that of the tool's policy.
+/// GW-11; the deadline is that of the tool's policy.
 #[tokio::test(start_paused = true)]
 async fn upc_05_a_call_asks_for_a_native_task_where_the_tool_wants_one_or_the_call_may_become_one_here() {
     let wanted = NativeTask::WhereServed { deadline: seconds(1800) };
@@ -52,18 +52,18 @@ async fn what_the_upstream_says_of_its_task_is_the_status_of_ours() {
     world.is_idle().await;
 }
 
-/// protocol.md 5.17: no number belongs to it that could be kept growing.
+/// GW-24: no number belongs to it that could be kept growing.
 #[tokio::test(start_paused = true)]
 async fn what_the_upstream_says_of_its_task_is_no_progress_of_a_plain_call() {
     let events = [(millis(1), Happens::States("one")), (seconds(9), Happens::Returns(result("done")))];
     let world = World::with(Rules::default(), Script::of(events));
     let answer = world.send(&Ask::call().without_extension().token(7)).await;
-    assert!(!answer.is_stream(), "P2: nothing came before the result");
+    assert!(!answer.is_stream(), "GW-24: nothing came before the result");
     assert_eq!(answer.json().await["result"]["content"][0]["text"], "done");
     world.is_idle().await;
 }
 
-/// protocol.md 5.6, 5.20.
+/// T-01, GW-31.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_the_upstream_cancels_is_cancelled_here_too() {
     let events = [(GRACE + seconds(1), Happens::States("maintenance")), (GRACE + seconds(2), Happens::Cancels)];

@@ -7,7 +7,7 @@ use taskgate::task::Mode;
 use crate::script::{Saw, Script};
 use crate::world::{Ask, Rules, World, millis, seconds};
 
-/// EXT-12, design.md 3.3: insert, answer, then begin.
+/// EXT-12, GW-32: insert, answer, then begin.
 #[tokio::test(start_paused = true)]
 async fn always_and_required_store_the_task_before_the_upstream_sees_anything() {
     for mode in [Mode::Always, Mode::Required] {

@@ -1,4 +1,4 @@
-//! Questions that nobody is asked (protocol.md 5.9). Those that are put are in `inputs` and `rounds`.
+//! Questions that nobody is asked (GW-16). Those that are put are in `inputs` and `rounds`.
 
 use serde_json::{Value, json};
 use taskgate::task::Mode;
@@ -65,7 +65,7 @@ async fn mod26_a_question_in_another_method_is_refused_as_unanswered_and_the_cal
     }
 }
 
-/// EXT-41: a task's client is not asked what it did not declare; the upstream is told so.
+/// EXT-41, GW-16: a task's client is not asked what it did not declare; the upstream is told so.
 #[tokio::test(start_paused = true)]
 async fn an_undeclared_question_in_a_task_is_refused_and_the_task_goes_on() {
     for ((question, _), answer) in KINDS.into_iter().zip(["-32602", "-32601", "-32601"]) {
@@ -82,7 +82,7 @@ async fn an_unknown_question_is_refused_and_the_call_goes_on() {
     }
 }
 
-/// UPC-21, EXT-60, protocol.md 5.3: the upstream is told what this request declares, less tasks, and no more.
+/// UPC-21, EXT-60, GW-12: the upstream is told what this request declares, less tasks, and no more.
 #[tokio::test(start_paused = true)]
 async fn the_upstream_learns_this_requests_capabilities_alone() {
     let world = World::with(Rules::default(), Script::returns(seconds(1), "done"));

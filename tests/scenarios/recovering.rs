@@ -1,5 +1,5 @@
 //! Calls across lives of the process: what was in flight when it ended is taken up, sent again, or settled, and nothing
-//! is sent twice that may not be (reliability.md d.2, c.3).
+//! is sent twice that may not be (GW-39).
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ async fn f06_f09_a_call_that_can_be_taken_up_goes_on_and_is_never_sent_twice() {
     world.is_idle().await;
 }
 
-/// d.2: what is left where a call cannot be taken up, by what the operator says and the tool says of itself.
+/// GW-39: what is left where a call cannot be taken up, by what the operator says and the tool says of itself.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_cannot_be_taken_up_is_sent_again_only_where_it_may_be() {
     let silent = Script::silent;
@@ -340,7 +340,7 @@ async fn a_deadline_counts_from_the_dispatch_in_every_life() {
 
 /// T-56: nobody can come back for a call that was held between two rounds, so its upstream is told.
 #[tokio::test(start_paused = true)]
-async fn t56_a_held_call_ends_with_the_process_that_held_it() {
+async fn t_56_a_held_call_ends_with_the_process_that_held_it() {
     let world = World::with(DURABLE, asking().resumed(Resumes::Follows));
     let asks = Ask::call().declaring(json!({ "elicitation": { "form": {} } }));
     let first = world.send(&asks).await.json().await;
@@ -363,7 +363,7 @@ async fn a_task_whose_upstream_is_not_configured_any_more_settles() {
     assert_eq!(data(&world.get(&id).await), lost("gateway_restart", "unknown"));
 }
 
-/// F04 and all the others: wherever between two commits the process ends, the call is sent once at most, and the task
+/// F04, GW-37 and all the others: wherever between two commits the process ends, the call is sent once at most, and the task
 /// that its client knows of settles.
 #[tokio::test(start_paused = true)]
 async fn f04_wherever_the_process_ends_a_call_is_sent_at_most_once() {
@@ -400,7 +400,7 @@ async fn f04_wherever_the_process_ends_a_call_is_sent_at_most_once() {
     assert!(cut >= 9, "the process ended in mid-call {cut} times");
 }
 
-/// d.9: what a later life can go on with is not waited for, and its upstream is told nothing.
+/// F67: what a later life can go on with is not waited for, and its upstream is told nothing.
 #[tokio::test(start_paused = true)]
 async fn a_drain_leaves_what_a_later_life_can_go_on_with() {
     let world = World::choosing(Rules { in_flight_max: 2, ..DURABLE }, |call| match call.params.contains("other") {

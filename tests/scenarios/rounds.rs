@@ -1,5 +1,5 @@
 //! Questions to clients without a handle: the call is held, and taken up when its request is made again
-//! (protocol.md 1.12, 5.10). Where a handle comes after that: `ask_first`.
+//! (MOD-26, GW-20). Where a handle comes after that: `ask_first`.
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
@@ -78,7 +78,7 @@ pub(crate) fn check_done(result: &Value) {
     );
 }
 
-/// MOD-27, protocol.md 5.10: questions that come together are asked together, and the call goes on where it was.
+/// MOD-27, GW-21, GW-20: questions that come together are asked together, and the call goes on where it was.
 #[tokio::test(start_paused = true)]
 async fn a_plain_call_is_asked_answers_and_gets_its_result() {
     let script = Script::of([elicits("a", 1), (seconds(1) + millis(20), Happens::Elicits("b")), heard(2), returns(2)]);
@@ -286,7 +286,7 @@ async fn an_end_between_two_rounds_is_kept_for_the_next_one() {
     }
 }
 
-/// protocol.md 5.10: nobody comes back, the upstream is told so, and what it makes of it is kept for a while.
+/// GW-18: nobody comes back, the upstream is told so, and what it makes of it is kept for a while.
 #[tokio::test(start_paused = true)]
 async fn a_held_call_that_nobody_comes_back_for_is_given_up_at_its_deadline() {
     let world = World::with(
@@ -300,7 +300,7 @@ async fn a_held_call_that_nobody_comes_back_for_is_given_up_at_its_deadline() {
     world.is_idle().await;
 }
 
-/// protocol.md 5.10: what the upstream took back meanwhile is not asked again.
+/// GW-17: what the upstream took back meanwhile is not asked again.
 #[tokio::test(start_paused = true)]
 async fn a_question_that_is_taken_back_between_two_rounds_is_no_more() {
     let script =
@@ -327,7 +327,7 @@ async fn without_a_place_the_question_is_refused_and_the_call_goes_on() {
     world.is_idle().await;
 }
 
-/// protocol.md 5.10.1: eight rounds; what is asked beyond is refused, and the call goes on.
+/// GW-06: eight rounds; what is asked beyond is refused, and the call goes on.
 #[tokio::test(start_paused = true)]
 async fn after_eight_rounds_questions_are_refused() {
     let mut events = Vec::new();

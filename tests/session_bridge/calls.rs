@@ -10,7 +10,7 @@ use crate::upstream::{Events, Once, answer, in_time};
 
 const META: &str = "io.modelcontextprotocol/";
 
-/// UPC-15, UPC-21, EXT-64, protocol.md 5.3.
+/// UPC-15, UPC-21, EXT-64.
 #[tokio::test]
 async fn ext_64_the_server_is_told_of_the_client_with_each_request_and_of_no_session() {
     let server = stateless(|_| None).await;
@@ -72,7 +72,7 @@ async fn leg_17_t_77_results_lose_what_older_versions_do_not_know() {
     }
 }
 
-/// T-50, protocol.md 5.16.
+/// T-50.
 #[tokio::test]
 async fn t_50_errors_are_those_of_the_clients_version() {
     let server = stateless(|seen| {
@@ -146,7 +146,7 @@ fn held() -> (Events, Arc<Once>) {
     Once::events()
 }
 
-/// MOD-22, T-73, protocol.md 5.12.
+/// MOD-22, T-73.
 #[tokio::test]
 async fn progress_rises_under_the_clients_own_token_and_logs_pass_by_level() {
     let (events, stream) = held();
@@ -182,7 +182,7 @@ async fn progress_rises_under_the_clients_own_token_and_logs_pass_by_level() {
     assert_eq!(stream.next().await, None);
 }
 
-/// LEG-14, protocol.md 5.11.
+/// LEG-14.
 #[tokio::test]
 async fn leg_14_a_cancelled_request_has_no_response_and_its_own_session_alone_cancels_it() {
     let (events, stream) = held();
@@ -259,7 +259,7 @@ async fn a_silent_call_of_a_client_that_takes_no_stream_is_answered_in_json() {
     }
 }
 
-/// T-77, protocol.md 1.14: the outcome of a task too is as the client's version knows it.
+/// T-77, GW-05: the outcome of a task too is as the client's version knows it.
 #[tokio::test]
 async fn t_77_structured_content_that_is_no_object_is_left_out_of_a_tasks_outcome() {
     for (structured, kept) in [(json!([1]), json!(null)), (json!("x"), json!(null)), (json!({"n": 1}), json!({"n": 1}))]

@@ -7,7 +7,7 @@ use crate::client::{Gate, initialize};
 use crate::server::{discovered, refused, stateless};
 use crate::upstream::{Server, answer, status};
 
-/// LEG-02, EXT-64, protocol.md 5.3.
+/// LEG-02, EXT-64, GW-12.
 #[tokio::test]
 async fn leg_02_a_server_without_sessions_is_introduced_in_the_version_of_each_client() {
     let server = stateless(|_| None).await;

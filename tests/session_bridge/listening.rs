@@ -39,7 +39,7 @@ async fn subscribe(client: &Client, what: &str, uri: &str) -> Value {
     ask(client, &format!("resources/{what}"), &json!({ "uri": uri })).await
 }
 
-/// Protocol.md 5.13, UPC-15, UPC-21: one stream for all who may hear the same, from the first to the last of them.
+/// UPC-15, UPC-21, GW-27: one stream for all who may hear the same, from the first to the last of them.
 #[tokio::test]
 async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstream() {
     let speaker = Speaker::generous();
@@ -68,7 +68,7 @@ async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstre
     told.events.left().await;
 }
 
-/// Protocol.md 5.13: what is subscribed to becomes what is listened for.
+/// GW-27: what is subscribed to becomes what is listened for.
 #[tokio::test]
 async fn subscriptions_are_kept_for_the_sessions_stream_and_change_what_is_listened_for() {
     let speaker = Speaker::generous();
@@ -204,7 +204,7 @@ async fn a_flood_is_read_and_only_what_was_asked_for_is_passed_on() {
     assert_eq!(line(&mut own).await, RESOURCES);
 }
 
-/// Protocol.md 1.2: nothing is told on two streams.
+/// LEG-08: nothing is told on two streams.
 #[tokio::test]
 async fn of_several_streams_the_newest_is_told_and_the_end_of_the_session_ends_all() {
     let speaker = Speaker::generous();

@@ -46,7 +46,7 @@ fn told(message: Option<Value>) -> Value {
     message.unwrap()["result"]["structuredContent"].clone()
 }
 
-/// UPC-14, protocol.md 5.10.
+/// UPC-14, GW-22.
 #[tokio::test]
 async fn upc_14_questions_go_out_on_the_calls_stream_and_all_answers_go_back_together() {
     let server = asking(json!({"a": form("first"), "b": form("second")})).await;
@@ -93,7 +93,7 @@ async fn t_48_an_error_and_what_is_no_answer_are_taken_for_a_refusal() {
     }
 }
 
-/// LEG-16, T-51, protocol.md 5.10: a question that cannot be put ends the call, and says so in the tool's own words.
+/// LEG-16, T-51, GW-23: a question that cannot be put ends the call, and says so in the tool's own words.
 #[tokio::test]
 async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_fails_in_words() {
     let url = json!({"method": ASKED, "params": {"mode": "url", "message": "?", "url": "https://a.example/"}});
@@ -120,7 +120,7 @@ async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_
     }
 }
 
-/// Protocol.md 5.10: one question that can be put does not help another that cannot; what is no tool has an error.
+/// GW-23: one question that can be put does not help another that cannot; what is no tool has an error.
 #[tokio::test]
 async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
     let server = asking(json!({"a": form("?"), "b": {"method": "roots/list"}})).await;
@@ -141,7 +141,7 @@ async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
     assert!(answer["error"]["message"].as_str().unwrap().contains("elicitation"), "{answer}");
 }
 
-/// T-49, protocol.md 1.14.
+/// T-49.
 #[tokio::test]
 async fn t_49_an_elicitation_by_url_has_the_id_that_2025_11_25_wants() {
     let url = json!({"method": ASKED, "params": {"mode": "url", "message": "?", "url": "https://a.example/"}});

@@ -51,7 +51,7 @@ async fn rest(mut reply: Reply) -> (Vec<Value>, Option<String>) {
     (said, last)
 }
 
-/// LEG-09, T-81, design 3.2.
+/// LEG-09, T-81.
 #[tokio::test]
 async fn leg_09_a_client_that_lost_its_stream_takes_it_up_and_hears_what_it_missed() {
     let (server, events) = asking().await;
@@ -85,7 +85,7 @@ async fn leg_09_a_client_that_lost_its_stream_takes_it_up_and_hears_what_it_miss
     assert_eq!(client.get(Some(&first)).await.status, StatusCode::NOT_FOUND);
 }
 
-/// Protocol.md 1.1: only versions that have event ids are shown any, and only the newest is shown an empty one.
+/// T-28, LEG-09: only versions that have event ids are shown any, and only the newest is shown an empty one.
 #[tokio::test]
 async fn streams_have_event_ids_where_the_version_has_them() {
     for (version, ids) in [("2024-11-05", 0), ("2025-03-26", 2), ("2025-06-18", 2), ("2025-11-25", 3)] {

@@ -25,7 +25,7 @@ async fn posting(relay: &Relay, accept: &'static str, array: Value) -> (Person, 
     (person, tracker.spawn(async move { sender.client.post(array.to_string()).await }))
 }
 
-/// Protocol.md 1.2, 5.2: each message of an array goes the way that it would go alone.
+/// LEG-12: each message of an array goes the way that it would go alone.
 #[tokio::test]
 async fn upc_05_a_call_in_an_array_of_a_tool_that_runs_only_as_a_task_is_driven_to_its_end() {
     for accept in ["application/json, text/event-stream", "application/json"] {

@@ -32,7 +32,7 @@ async fn l25_01_02_54_tasks_are_offered_to_those_who_can_have_them() {
     assert_eq!(server.world.count("tasks/list"), 0);
 }
 
-/// L25-65, protocol.md 5.4.
+/// L25-65, GW-13.
 #[tokio::test]
 async fn l25_65_tool_lists_show_the_gateways_rules() {
     let list = r#"{"jsonrpc":"2.0","id":77,"result":{"tools":[{"name":"work","execution":{"taskSupport":"forbidden"},"x":1.10},{"name":"quick"},{"name":"must"}]}}"#;
@@ -123,7 +123,7 @@ async fn t_79_a_fast_call_is_a_task_too() {
     assert!(settled["ttl"].as_u64().unwrap() >= 15 * 60_000, "an outcome stays readable: {settled}");
 }
 
-/// L25-57, T-69, protocol.md 5.14.
+/// L25-57, T-69.
 #[tokio::test]
 async fn l25_57_what_a_client_asks_for_is_capped() {
     let stage = Stage::with("[upstreams.up.tasks]\nttl = \"2h\"\nttl_max = \"3h\"").await;
@@ -139,7 +139,7 @@ async fn l25_57_what_a_client_asks_for_is_capped() {
     }
 }
 
-/// Protocol.md 2.6.
+/// GW-09.
 #[tokio::test]
 async fn words_for_the_model_come_with_the_handle_alone() {
     let stage = Stage::with("[upstreams.up.tasks]\nimmediate_response = \"It takes a while.\"").await;
@@ -162,7 +162,7 @@ async fn t_58_a_call_for_which_there_is_no_place_is_refused() {
     assert_eq!(stage.server.world.count("tools/call"), 1);
 }
 
-/// Protocol.md 5.8: no task methods where no tasks were offered, in a batch neither.
+/// GW-15: no task methods where no tasks were offered, in a batch neither.
 #[tokio::test]
 async fn older_sessions_have_no_task_methods() {
     let server = Server::polite().await;

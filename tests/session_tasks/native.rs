@@ -46,7 +46,7 @@ async fn answer_of(reply: Reply) -> Value {
     Stream::of(reply).rest().await.pop().expect("the stream ends with the answer")
 }
 
-/// UPC-05, L25-05, protocol.md 5.4, pair P2: nobody listed any tools before.
+/// UPC-05, L25-05, GW-11: nobody listed any tools before.
 #[tokio::test]
 async fn upc_05_a_plain_call_of_a_tool_that_runs_only_as_a_task_is_driven_to_its_end() {
     for version in VERSIONS {
@@ -68,7 +68,7 @@ async fn upc_05_a_plain_call_of_a_tool_that_runs_only_as_a_task_is_driven_to_its
     }
 }
 
-/// Design 3.4: what is known of a session is in its id.
+/// GW-42: what is known of a session is in its id.
 #[tokio::test]
 async fn a_tool_that_runs_only_as_a_task_is_driven_after_a_restart_too() {
     let relay = Relay::new().await;
@@ -81,7 +81,7 @@ async fn a_tool_that_runs_only_as_a_task_is_driven_after_a_restart_too() {
     assert_eq!(answer_of(in_time(calling).await.unwrap()).await["result"], done()["result"]);
 }
 
-/// Protocol.md 5.6, 5.16: what a tool says of its failure goes through.
+/// T-01, T-14: what a tool says of its failure goes through.
 #[tokio::test]
 async fn errors_of_a_driven_call_are_the_servers_own() {
     let relay = Relay::new().await;
@@ -99,10 +99,10 @@ async fn errors_of_a_driven_call_are_the_servers_own() {
     relay.made(2).await;
     relay.stands(2, "cancelled");
     let answer = answer_of(in_time(calling).await.unwrap()).await;
-    assert_eq!(answer["error"]["code"], -32603, "protocol.md 5.20: {answer}");
+    assert_eq!(answer["error"]["code"], -32603, "GW-31: {answer}");
 }
 
-/// Protocol.md 5.2, 5.18: whether the server makes a task is its tool's affair, not the client's.
+/// GW-11, GW-30: whether the server makes a task is its tool's affair, not the client's.
 #[tokio::test]
 async fn upc_05_a_call_that_asks_for_a_task_is_one_at_the_server_where_its_tool_can_be() {
     let relay = Relay::new().await;
@@ -133,7 +133,7 @@ async fn upc_05_a_call_that_asks_for_a_task_is_one_at_the_server_where_its_tool_
     assert_eq!(world.all(|seen| seen.is_call() && seen.body["params"]["task"].is_object()).len(), 2);
 }
 
-/// Protocol.md 5.2: optional stays plain for a plain client, and through the pipe.
+/// GW-11: optional stays plain for a plain client, and through the pipe.
 #[tokio::test]
 async fn plain_calls_of_other_tools_are_passed_on_as_they_came() {
     let relay = Relay::new().await;
@@ -162,7 +162,7 @@ async fn a_server_without_tasks_is_asked_nothing_about_its_tools() {
     assert_eq!((server.world.count("tools/list"), server.world.count("initialize")), (1, 1));
 }
 
-/// UPC-06, LEG-14, protocol.md 5.11.
+/// UPC-06, LEG-14.
 #[tokio::test]
 async fn upc_06_a_cancelled_call_is_cancelled_as_the_task_that_it_is() {
     for version in VERSIONS {
@@ -223,7 +223,7 @@ async fn calls_go_on_in_a_session_that_the_server_does_not_end() {
     assert_eq!(relay.server.world.count("tasks/cancel"), 0);
 }
 
-/// UPC-07, UPC-08, protocol.md 5.9 (b).
+/// UPC-07, UPC-08.
 #[tokio::test]
 async fn upc_08_a_question_of_a_driven_call_is_asked_on_its_stream() {
     for version in ["2025-11-25", "2025-06-18"] {
@@ -292,7 +292,7 @@ async fn t_67_the_sessions_stream_tells_a_client_nothing_of_the_servers_tasks() 
     assert_eq!(stream.rest().await.last().unwrap()["id"], 4);
 }
 
-/// T-20, design 3.4: while a client does not read its session's stream, the gateway does for the calls in it.
+/// T-20, GW-44: while a client does not read its session's stream, the gateway does for the calls in it.
 #[tokio::test]
 async fn t_20_a_question_on_the_sessions_stream_reaches_the_only_call_of_a_client_that_does_not_read_it() {
     let relay = Relay::new().await;

@@ -157,7 +157,7 @@ async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
     assert_eq!(newest.rest().await.last().unwrap()["id"], 5);
 }
 
-/// Protocol.md 5.9: what the upstream takes back, or a cancel ends, is taken back here.
+/// GW-17: what the upstream takes back, or a cancel ends, is taken back here.
 #[tokio::test]
 async fn questions_that_nobody_waits_for_are_taken_back() {
     let stage = Stage::new().await;
@@ -179,7 +179,7 @@ async fn questions_that_nobody_waits_for_are_taken_back() {
     assert_eq!((rest.len(), &rest[1]["id"]), (2, &json!(4)));
 }
 
-/// Protocol.md 5.9, T-59: an address has an id; clients are not asked for tasks.
+/// T-49, T-59: an address has an id; clients are not asked for tasks.
 #[tokio::test]
 async fn a_question_by_address_gets_an_id_and_no_question_asks_for_a_task() {
     let stage = Stage::new().await;
@@ -211,7 +211,7 @@ async fn a_client_is_not_asked_what_it_did_not_declare() {
     }
 }
 
-/// B129, protocol.md 5.9: a response that is no answer to its question is taken, and is a refusal.
+/// B129: a response that is no answer to its question is taken, and is a refusal.
 #[tokio::test]
 async fn b129_a_response_that_is_no_answer_to_its_question_is_a_refusal() {
     let stage = Stage::new().await;

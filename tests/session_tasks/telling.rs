@@ -76,7 +76,7 @@ async fn l25_27_log_messages_name_the_task_and_progress_needs_a_token() {
     }
 }
 
-/// L25-31, L25-32, protocol.md 5.12.
+/// L25-31, L25-32.
 #[tokio::test]
 async fn l25_31_32_the_session_is_told_how_its_task_stands() {
     let stage = Stage::new().await;

@@ -66,7 +66,7 @@ async fn streams_in_an_array_stand_event_by_event() {
     assert_eq!(reply.text().await, "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n");
 }
 
-/// B90, protocol.md 1.2.
+/// B90, LEG-12.
 #[tokio::test]
 async fn arrays_are_refused_where_there_are_none() {
     let server = Server::polite().await;

@@ -165,7 +165,7 @@ async fn answers_of_any_size_go_through() {
     }
 }
 
-/// B75, protocol.md 1.2: an allow-list both ways.
+/// B75, SEC-08: an allow-list both ways.
 #[tokio::test]
 async fn only_the_headers_that_belong_to_the_protocol_go_through() {
     let server = Server::polite().await;

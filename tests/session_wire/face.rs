@@ -246,7 +246,7 @@ async fn a_session_is_its_owners_alone() {
     assert_eq!(caller.post(&face, call(1)).await.status(), StatusCode::NOT_FOUND);
 }
 
-/// Protocol.md 5.12, peers.md 5.6: silence of any length, a comment every 15 seconds.
+/// GW-26: silence of any length, a comment every 15 seconds.
 #[tokio::test(start_paused = true)]
 async fn a_silent_call_begins_a_stream_and_answers_in_it() {
     let pieces = [(Duration::ZERO, &RESULT[..20]), (seconds(1), &RESULT[20..])];
@@ -323,7 +323,7 @@ const ONE: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progres
 pub(crate) const ZERO: &str = "id: 7\ndata: {\"jsonrpc\": \"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"\\u0070\",\"progress\":0,\"message\":\"m\"}}\n\n";
 pub(crate) const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
 
-/// MOD-22, protocol.md 5.12: between whole events, above what was shown and below what comes, none after the
+/// MOD-22, GW-26: between whole events, above what was shown and below what comes, none after the
 /// answer.
 #[tokio::test(start_paused = true)]
 async fn silence_shows_as_progress_to_clients_that_want_it() {

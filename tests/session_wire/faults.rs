@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::client::{Gate, call};
 use crate::upstream::{Once, Server, json_text, status};
 
-/// B78 to B97, towards session clients (reliability.md b.4).
+/// B78 to B97, towards session clients.
 #[tokio::test]
 async fn what_is_no_message_is_refused_by_its_id() {
     let server = Server::polite().await;
@@ -98,7 +98,7 @@ async fn the_ids_of_another_gateway_pass() {
     }
 }
 
-/// Peers.md 5.7: Python's client drops its connection otherwise.
+/// GW-04: Python's client drops its connection otherwise.
 #[tokio::test]
 async fn an_upstreams_refusal_is_an_error_under_200() {
     let error = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32099,"message":"m","data":{"z":1.10}}}"#;

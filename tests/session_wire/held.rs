@@ -26,7 +26,7 @@ async fn piece(response: &mut Response) -> String {
     String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
 }
 
-/// Design 3.2: an upstream over HTTP that answers in JSON, long after its client's connection is gone.
+/// T-81: an upstream over HTTP that answers in JSON, long after its client's connection is gone.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
     let conduit = Slow::new(seconds(50), Content::Json, &[(Duration::ZERO, RESULT)]);

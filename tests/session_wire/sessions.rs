@@ -40,7 +40,7 @@ async fn initialize_tells_neither_side_of_the_others_tasks() {
         "instructions": "be kind",
         "_meta": {"k": 1},
     });
-    assert_eq!(result, expected, "protocol.md 5.3");
+    assert_eq!(result, expected, "GW-12");
     let seen = server.world.first(|seen| seen.rpc() == "initialize").await;
     assert_eq!(seen.body["params"]["capabilities"], json!({"sampling": {"tools": {}}}));
     assert_eq!(seen.body["params"]["clientInfo"], json!({"name": "raw", "version": "1"}));
@@ -161,7 +161,7 @@ async fn a_session_survives_a_restart_of_the_gateway_between_two_calls() {
     assert_eq!(server.world.count("initialize"), 1, "the token alone is enough");
 }
 
-/// Protocol.md 5.4: no tasks for clients of older versions, so no word of them.
+/// GW-12, GW-13: no tasks for clients of older versions, so no word of them.
 #[tokio::test]
 async fn tool_lists_say_nothing_of_tasks_and_the_rest_stays_as_it_came() {
     let list = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"a","execution":{"taskSupport":"forbidden"},"x":1.10},{"x":2.0, "name":"b"}],"nextCursor":"c"}}"#;

@@ -142,7 +142,7 @@ fn messages(said: &str) -> Vec<Value> {
         .collect()
 }
 
-/// L25-46, L25-47, T-73, protocol.md 5.12: under the token of the task's call, rising, none after the outcome.
+/// L25-46, L25-47, T-73, GW-26: under the token of the task's call, rising, none after the outcome.
 #[tokio::test(start_paused = true)]
 async fn l25_46_a_silent_task_shows_that_it_lives_under_the_token_of_its_call() {
     let face = face(true);
@@ -216,7 +216,7 @@ async fn l25_47_a_cancelled_task_shows_no_sign() {
     assert_eq!(progress(&said).0.len(), 1, "the one before the cancel: {said}");
 }
 
-/// Protocol.md 5.12, MOD-22: each request of an array under its own token; those without one show nothing.
+/// MOD-22, GW-26: each request of an array under its own token; those without one show nothing.
 #[tokio::test(start_paused = true)]
 async fn requests_of_an_array_show_that_they_live_each_under_its_own_token() {
     let pieces = [(seconds(20), ZERO), (seconds(20), LAST)];

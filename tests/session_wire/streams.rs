@@ -100,7 +100,7 @@ async fn what_the_upstream_says_instead_of_a_stream_is_passed_on() {
     }
 }
 
-/// T-81, LEG-11.
+/// T-81, LEG-11, F49.
 #[tokio::test]
 async fn a_client_that_leaves_closes_the_stream_and_cancels_nothing() {
     let (events, stream) = Once::events();

@@ -21,7 +21,7 @@ async fn handshake(client: &str, upstream: &'static str) -> (String, String, Opt
     (asked.body["params"]["protocolVersion"].as_str().unwrap().to_owned(), client.version.unwrap(), header)
 }
 
-/// LEG-02, protocol.md 1.5: at most 2025-11-25 is answered.
+/// LEG-02: at most 2025-11-25 is answered.
 #[tokio::test]
 async fn a_version_without_sessions_is_answered_with_the_newest_that_has_them() {
     for (client, upstream, asked, told, header) in [
@@ -91,7 +91,7 @@ struct Kind {
     has_tasks: bool,
 }
 
-/// 2024-11-05 too: a version never follows from the transport (protocol.md 1.1).
+/// GW-01: 2024-11-05 too.
 const CLIENTS: [Kind; 4] = [
     Kind { version: "2024-11-05", names_it: false, knows_primers: false, knows_arrays: false, has_tasks: false },
     Kind { version: "2025-03-26", names_it: false, knows_primers: false, knows_arrays: true, has_tasks: false },
@@ -99,7 +99,7 @@ const CLIENTS: [Kind; 4] = [
     Kind { version: "2025-11-25", names_it: true, knows_primers: true, knows_arrays: false, has_tasks: true },
 ];
 
-/// A version of upstreams, and the header with which they want it repeated (protocol.md 1.2, row 5).
+/// A version of upstreams, and the header with which they want it repeated (UPC-25).
 const UPSTREAMS: [(&str, Option<&str>); 4] = [
     ("2024-11-05", None),
     ("2025-03-26", None),
@@ -149,7 +149,7 @@ fn pairs() -> impl Iterator<Item = (&'static Kind, &'static str, Option<&'static
     })
 }
 
-/// Protocol.md 1.2, row 5: the upstream is asked for the client's version, and later told its own on every
+/// UPC-25: the upstream is asked for the client's version, and later told its own on every
 /// request, where its version has that header.
 #[tokio::test]
 async fn each_side_hears_of_its_own_version_alone() {
@@ -169,7 +169,7 @@ async fn each_side_hears_of_its_own_version_alone() {
     }
 }
 
-/// T-28, protocol.md 1.2, row 10: older clients take the empty data for JSON.
+/// T-28: older clients take the empty data for JSON.
 /// LEG-10.
 #[tokio::test]
 async fn priming_events_are_kept_from_clients_that_do_not_know_them() {
@@ -180,7 +180,7 @@ async fn priming_events_are_kept_from_clients_that_do_not_know_them() {
     }
 }
 
-/// Protocol.md 1.2: arrays of a 2025-03-26 server are taken apart for clients that have none. Servers of other
+/// UPC-26: arrays of a 2025-03-26 server are taken apart for clients that have none. Servers of other
 /// versions send none; what looks like one passes as it is.
 #[tokio::test]
 async fn arrays_reach_only_clients_that_know_them() {
@@ -200,7 +200,7 @@ async fn arrays_reach_only_clients_that_know_them() {
     }
 }
 
-/// LEG-12, protocol.md 1.2: whatever the upstream speaks, it is sent no array.
+/// UPC-26: whatever the upstream speaks, it is sent no array.
 #[tokio::test]
 async fn arrays_are_taken_from_clients_that_have_them() {
     for (kind, upstream, _, name) in pairs() {
@@ -218,7 +218,7 @@ async fn arrays_are_taken_from_clients_that_have_them() {
     }
 }
 
-/// Protocol.md 1.14: what an older version has no words for is not said to an upstream that speaks it.
+/// GW-05: what an older version has no words for is not said to an upstream that speaks it.
 /// LEG-16.
 #[tokio::test]
 async fn an_upstream_is_told_what_its_version_has_words_for() {

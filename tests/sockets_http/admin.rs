@@ -67,7 +67,7 @@ async fn a_rebound_name_reaches_no_admin_path() {
     }
 }
 
-/// Every refusal is counted under a fixed reason (b.3, rule 6).
+/// Every refusal is counted under a fixed reason (GW-45).
 #[tokio::test]
 async fn answers_and_refusals_are_counted() {
     let running = admin(&Readiness::new()).await;

@@ -121,7 +121,7 @@ async fn streams_beyond_the_limit_are_refused() {
     }
 }
 
-/// b.3, rule 6: the stream is answered, then the connection is ended in order.
+/// GW-45: the stream is answered, then the connection is ended in order.
 #[tokio::test]
 async fn refusals_without_end_cost_the_connection() {
     let gate = gate_with(settings(), Limits { glitches_max: 1, ..Limits::default() }).await;

@@ -110,7 +110,7 @@ async fn dropping_a_listener_ends_its_connections() {
     assert!(busy.ends().await);
 }
 
-/// b.3, rule 6: whoever is refused again and again has to connect again.
+/// GW-45: whoever is refused again and again has to connect again.
 #[tokio::test]
 async fn refusals_without_end_cost_the_connection() {
     let gate = gate_with(settings(), Limits { glitches_max: 2, ..Limits::default() }).await;

@@ -170,7 +170,7 @@ async fn the_endpoint_gets_the_body_the_accepted_types_and_a_principal_of_ours()
 }
 
 /// Whoever is refused is told in one sentence what would be right, with the operator's key where one decides it, and with
-/// nothing of what they sent (reliability b.3, rule 5).
+/// nothing of what they sent (GW-43).
 #[tokio::test]
 async fn a_refusal_says_in_a_sentence_what_would_be_right() {
     let host = "Host: localhost\r\n";

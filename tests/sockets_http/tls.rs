@@ -145,7 +145,7 @@ fn hello(version: [u8; 2], cipher: [u8; 2]) -> Vec<u8> {
     record
 }
 
-/// B30, T20: an alert, the end of the connection, and no byte of HTTP.
+/// B30, SEC-20: an alert, the end of the connection, and no byte of HTTP.
 #[tokio::test]
 async fn whoever_speaks_no_tls_or_too_old_a_one_gets_an_alert() {
     let secure = secure(Limits::default()).await;
@@ -154,7 +154,7 @@ async fn whoever_speaks_no_tls_or_too_old_a_one_gets_an_alert() {
         ("B30 HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), 10..=50),
         ("a record that is none", vec![0xff; 64], 10..=50),
         ("B30 TLS 1.0", hello([3, 1], [0xc0, 0x09]), 70..=70),
-        ("T20 TLS 1.1", hello([3, 2], [0xc0, 0x09]), 70..=70),
+        ("SEC-20 TLS 1.1", hello([3, 2], [0xc0, 0x09]), 70..=70),
         ("B30 no common cipher", hello([3, 3], [0x00, 0x0a]), 40..=40),
     ] {
         let read = secure.raw(&sent).await;

@@ -32,7 +32,7 @@ async fn holding() -> (Server, Arc<Notify>) {
     (server.await, word)
 }
 
-/// protocol.md 1.3: the connection is the session, and its calls end with it.
+/// LEG-19: the connection is the session, and its calls end with it.
 #[tokio::test]
 async fn a_stream_that_breaks_cancels_its_calls_and_ends_its_session() {
     let (server, _word) = holding().await;
@@ -120,7 +120,7 @@ fn flood(seen: &Seen, taken: &Arc<AtomicUsize>) -> Reply {
     reply
 }
 
-/// B158, T11.
+/// B158, SEC-11.
 #[tokio::test]
 async fn a_client_that_does_not_read_holds_up_its_server_and_nobody_else() {
     let taken = Arc::new(AtomicUsize::new(0));

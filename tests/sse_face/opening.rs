@@ -27,7 +27,7 @@ async fn leg_15_the_endpoint_comes_first_and_every_message_is_an_event() {
     assert!(stream.is_silent().await);
 }
 
-/// LEG-02, LEG-17: also in front of a server that speaks another version.
+/// LEG-02, LEG-17, GW-01: also in front of a server that speaks another version.
 #[tokio::test]
 async fn leg_02_a_client_speaks_any_version_over_it() {
     for theirs in ["2025-03-26", "2025-11-25"] {
@@ -126,7 +126,7 @@ fn posted(target: &str, key: &str, body: &'static str) -> http::Request<Full<Byt
 }
 
 #[tokio::test]
-async fn t02_a_message_reaches_the_open_stream_of_its_own_principal_at_its_own_upstream_alone() {
+async fn sec_02_a_message_reaches_the_open_stream_of_its_own_principal_at_its_own_upstream_alone() {
     let gate = Gate::with(Server::polite().await, "[upstreams.other]\nurl = \"http://127.0.0.1:9/mcp\"").await;
     let mut stream = gate.stream(ADA).await;
     stream.initialize("2024-11-05").await;
@@ -243,7 +243,7 @@ async fn before_the_handshake_only_ping_has_a_result() {
 }
 
 #[tokio::test]
-async fn t11_streams_of_one_principal_are_bounded_and_an_end_makes_room() {
+async fn sec_11_streams_of_one_principal_are_bounded_and_an_end_makes_room() {
     let gate = Gate::open(Server::polite().await, "").await;
     let address = gate.gateway.address();
     let mut streams = Vec::new();

@@ -116,9 +116,9 @@ async fn a_cancel_reaches_the_server_whoever_cancels() {
     assert_eq!(sse.streams(), 2);
 }
 
-/// T04.
+/// SEC-04.
 #[tokio::test]
-async fn t04_the_upstreams_credential_goes_with_stream_and_posts_and_named_headers_with_calls() {
+async fn sec_04_the_upstreams_credential_goes_with_stream_and_posts_and_named_headers_with_calls() {
     let sse = Sse::start().await;
     let keys =
         "transport = \"sse\"\nforward_headers = [\"host-note\"]\n[upstreams.up.auth]\nauthorization = \"Bearer up\"\n";

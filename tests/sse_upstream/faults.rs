@@ -61,9 +61,9 @@ async fn a_stream_that_breaks_fails_the_tasks_that_ran_over_it() {
     assert_eq!(sse.world().count("tools/call"), 1);
 }
 
-/// T09, U41.
+/// SEC-09, U41.
 #[tokio::test]
-async fn t09_u41_an_endpoint_of_another_origin_is_refused_and_nothing_is_sent_there() {
+async fn sec_09_u41_an_endpoint_of_another_origin_is_refused_and_nothing_is_sent_there() {
     let (sse, other) = (Sse::start().await, Server::polite().await);
     sse.habits(|habits| habits.endpoint = Some(format!("http://{}/message", other.address)));
     for keys in [SSE, "", "transport = \"sse\"\nforward_authorization = false\n"] {

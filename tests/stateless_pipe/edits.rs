@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::peers::{body, body_of, client, gate, post, server};
 use crate::upstream::{Reply, Seen, json_text};
 
-/// Protocol.md 5.3 and 5.4, EXT-01, EXT-60.
+/// EXT-01, EXT-60, GW-12, GW-13.
 #[tokio::test]
 async fn ext01_the_server_is_shown_with_the_extension_and_its_tools_without_execution() {
     let server = server(|_| None).await;
@@ -28,7 +28,7 @@ fn refuse(seen: &Seen, status: u16, error: &Value) -> Reply {
     reply
 }
 
-/// Protocol.md 5.16, MOD-09: under which status the upstream says what, and what the client is told.
+/// MOD-09, GW-29: under which status the upstream says what, and what the client is told.
 #[tokio::test]
 async fn mod09_errors_pass_with_their_status_unless_they_are_about_the_gateways_request() {
     let needs = |capability: &str| json!({"requiredCapabilities": {capability: {}}});
@@ -56,7 +56,7 @@ async fn mod09_errors_pass_with_their_status_unless_they_are_about_the_gateways_
     }
 }
 
-/// The gateway's own pipeline comes first (protocol.md 1.6), and what is gone is not asked for.
+/// The gateway's own pipeline comes first (GW-03), and what is gone is not asked for.
 #[tokio::test]
 async fn mod06_what_the_gateway_refuses_never_goes_upstream() {
     let server = server(|_| None).await;

@@ -38,7 +38,7 @@ async fn is_passed(discover: impl Fn(&Seen) -> Reply + Send + Sync + 'static) ->
     server.world.count("x/y") == 1
 }
 
-/// UPC-22, protocol.md 1.9, peers.md 4.
+/// UPC-22.
 #[tokio::test]
 async fn upc22_the_answer_to_discover_says_the_era() {
     let none = json!(null);

@@ -25,7 +25,7 @@ async fn mod20_a_client_that_leaves_drops_the_upstreams_request() {
 
 /// T-30, UPC-18: nothing is sent again.
 #[tokio::test]
-async fn t30_a_stream_that_breaks_is_an_error_and_nothing_is_sent_again() {
+async fn t_30_a_stream_that_breaks_is_an_error_and_nothing_is_sent_again() {
     let (events, once) = Once::events();
     let server = server(move |seen| if seen.is_call() { once.take() } else { None }).await;
     let gate = gate(&server).await;
@@ -50,7 +50,7 @@ async fn a_call_meets_its_deadline() {
     assert!(text.contains("deadline_exceeded"), "{text}");
 }
 
-/// Protocol.md 1.11.
+/// MOD-25.
 #[tokio::test]
 async fn a_subscription_lives_until_the_gateway_drains_and_ends_with_its_result() {
     let (events, once) = Once::events();

@@ -105,7 +105,7 @@ async fn ext_49_tasks_and_what_the_server_tells_come_on_one_stream_under_the_cli
     told.events.left().await;
 }
 
-/// Protocol.md 1.9: a change ends what is kept of a list at once.
+/// MOD-37: a change ends what is kept of a list at once.
 #[tokio::test]
 async fn a_change_that_is_heard_ends_the_gateways_own_tool_list_at_once() {
     let speaker = Speaker::generous();

@@ -197,7 +197,7 @@ fn slow(head_after: Duration, content: Content, pieces: &[(Duration, &'static st
     Slow { name: Arc::from("slow"), head_after, content, pieces: pieces.to_vec() }
 }
 
-/// MOD-22, protocol.md 5.12: a server that answers in JSON is silent until it has an answer.
+/// MOD-22, GW-26: a server that answers in JSON is silent until it has an answer.
 #[tokio::test(start_paused = true)]
 async fn mod_22_a_silent_server_shows_as_progress_to_a_client_that_wants_progress() {
     let pieces = [(Duration::ZERO, RESULT)];

@@ -68,7 +68,7 @@ async fn mod28_a_state_is_sealed_and_comes_back_byte_for_byte() {
 
 /// B135, T-24, MOD-28: nothing of it goes upstream.
 #[tokio::test]
-async fn t24_a_state_of_another_request_is_refused_and_nothing_is_sent() {
+async fn t_24_a_state_of_another_request_is_refused_and_nothing_is_sent() {
     let (server, gate) = world().await;
     let client = client(&gate);
     let asked = ask(&client, "tools/call", r#""name":"t","arguments":{"a":1,"b":2}"#).await;

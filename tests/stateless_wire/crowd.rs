@@ -1,4 +1,4 @@
-//! Many clients at once that all use the same few ids (T03, B105).
+//! Many clients at once that all use the same few ids (SEC-03, B105).
 
 use std::sync::Arc;
 

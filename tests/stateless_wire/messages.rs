@@ -103,7 +103,7 @@ async fn json_beyond_the_bounds_is_refused() {
     check_rows(rows).await;
 }
 
-/// B85, T07: a spelling that another parser might take for the member.
+/// B85, SEC-07: a spelling that another parser might take for the member.
 #[tokio::test]
 async fn members_that_differ_in_case_alone_are_refused() {
     let update = Ask::new("tasks/update", json!({ "taskId": "x", "inputResponses": {} }));

@@ -54,7 +54,7 @@ fn with_meta_and(key: &str, value: Value) -> Ask {
     with_meta(said)
 }
 
-/// MOD-04, MOD-05, MOD-07, MOD-08, B107 to B110, T-16, T-17, T-80; protocol.md 1.6: the first failure answers.
+/// MOD-04, MOD-05, MOD-07, MOD-08, B107 to B110, T-16, T-17, T-80, GW-03: the first failure answers.
 #[tokio::test]
 async fn headers_repeat_the_version_and_the_method() {
     let mismatch = "400 -32020 id=7";
@@ -185,7 +185,7 @@ async fn what_needs_the_extension_says_so() {
     assert_eq!(gate.send(&ask).await.summary(), "400 -32003 id=7");
 }
 
-/// LEG-04, protocol.md 1.5: what is not stateless belongs to a session, and only `initialize` opens one.
+/// LEG-04, GW-02: what is not stateless belongs to a session, and only `initialize` opens one.
 #[tokio::test]
 async fn requests_of_session_versions_need_a_session() {
     let session = |method: &str, params: Value| {

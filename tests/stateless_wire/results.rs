@@ -65,7 +65,7 @@ async fn cacheable_results_say_for_how_long_and_for_whom() {
     }
 }
 
-/// MOD-09, MOD-30, MOD-31, protocol.md 5.16.
+/// MOD-09, MOD-30, MOD-31, T-19, T-50.
 #[tokio::test]
 async fn errors_of_session_versions_are_put_in_the_words_of_this_one() {
     let gate = Gate::start().await;

@@ -51,7 +51,7 @@ async fn a_crash_in_such_a_process_is_that_calls_alone() {
 
 /// T-20: several such calls may ask at the same time, since each has a process to itself.
 #[tokio::test]
-async fn t20_questions_of_such_calls_reach_them_and_their_answers_the_processes() {
+async fn t_20_questions_of_such_calls_reach_them_and_their_answers_the_processes() {
     let gate = Gate::with("", &apart("", "confirm_delete")).await;
     let client = Client::session(&gate).await;
     let mut replies = Vec::new();

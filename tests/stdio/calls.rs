@@ -79,7 +79,7 @@ async fn until_ended(client: &Client, id: &str) -> Value {
 
 /// T-20.
 #[tokio::test]
-async fn t20_a_question_reaches_the_client_of_the_only_call() {
+async fn t_20_a_question_reaches_the_client_of_the_only_call() {
     let gate = Gate::new().await;
     let client = Client::session(&gate).await;
     let params = json!({ "name": "confirm_delete", "arguments": { "path": "a.txt" } });
@@ -103,7 +103,7 @@ async fn t20_a_question_reaches_the_client_of_the_only_call() {
 
 /// T-20: a guess would show one call's question to another.
 #[tokio::test]
-async fn t20_a_question_of_one_call_among_several_is_refused() {
+async fn t_20_a_question_of_one_call_among_several_is_refused() {
     let gate = Gate::new().await;
     let client = Client::session(&gate).await;
     let slow = json!({ "name": "slow_report", "arguments": { "seconds": 30, "steps": 1 } });

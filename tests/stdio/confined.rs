@@ -8,9 +8,9 @@ use serde_json::json;
 use crate::client::{Client, fault, text};
 use crate::gate::{Gate, command_line, demo, environ};
 
-/// T10: no variable of the gateway's own but three reaches a program.
+/// SEC-10: no variable of the gateway's own but three reaches a program.
 #[tokio::test]
-async fn t10_a_program_has_the_variables_that_are_written_and_three_more() {
+async fn sec_10_a_program_has_the_variables_that_are_written_and_three_more() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("token");
     fs::write(&file, "from a file\n").unwrap();
@@ -27,9 +27,9 @@ async fn t10_a_program_has_the_variables_that_are_written_and_three_more() {
     }
 }
 
-/// T10: a limit that is written is the program's.
+/// SEC-10: a limit that is written is the program's.
 #[tokio::test]
-async fn t10_a_program_has_the_limits_that_are_written_and_gains_no_privileges() {
+async fn sec_10_a_program_has_the_limits_that_are_written_and_gains_no_privileges() {
     let gate = Gate::with("", "descriptors_max = 128\nmemory_max = \"4GiB\"\n").await;
     let client = Client::session(&gate).await;
     assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
@@ -46,9 +46,9 @@ async fn t10_a_program_has_the_limits_that_are_written_and_gains_no_privileges()
     assert!(status.lines().any(|line| line == "NoNewPrivs:\t1"), "{status}");
 }
 
-/// T10: there is no shell between.
+/// SEC-10: there is no shell between.
 #[tokio::test]
-async fn t10_arguments_reach_a_program_as_they_are_written() {
+async fn sec_10_arguments_reach_a_program_as_they_are_written() {
     let dir = tempfile::tempdir().unwrap();
     let touched = dir.path().join("touched");
     let word = format!("$(touch {0}); `touch {0}` && touch {0} | cat", touched.display());
@@ -62,9 +62,9 @@ async fn t10_arguments_reach_a_program_as_they_are_written() {
     assert!(!touched.exists());
 }
 
-/// T10: a program is in a group of its own, so that stopping it reaches all that it has started.
+/// SEC-10: a program is in a group of its own, so that stopping it reaches all that it has started.
 #[tokio::test]
-async fn t10_what_a_program_has_started_ends_with_it() {
+async fn sec_10_what_a_program_has_started_ends_with_it() {
     let dir = tempfile::tempdir().unwrap();
     let upstream = demo("", dir.path().to_str().unwrap());
     let program = env!("CARGO_BIN_EXE_taskgate");

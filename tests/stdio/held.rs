@@ -15,7 +15,7 @@ async fn reporting(client: &Client, id: u32) -> Reply {
     reply
 }
 
-/// LEG-09, T-81, design 3.2.
+/// LEG-09, T-81.
 #[tokio::test]
 async fn leg_09_a_call_goes_on_without_its_client_and_is_taken_up_in_its_own_session_alone() {
     let gate = Gate::new().await;

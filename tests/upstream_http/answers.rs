@@ -194,6 +194,7 @@ async fn an_error_of_the_upstream_stays_its_own() {
     check("at 400, of nobody", of_nobody, &["lost UpstreamHttpStatus Unknown"]).await;
 }
 
+/// F34.
 #[tokio::test]
 async fn malformed_events_are_survived_ten_times() {
     let answer = |bad: usize| {
@@ -214,6 +215,7 @@ async fn malformed_events_are_survived_ten_times() {
     check_events("U28 keys in a stream", twice, &["lost UpstreamMalformed Yes"]).await;
 }
 
+/// F37.
 #[tokio::test]
 async fn only_the_first_answer_with_the_id_counts() {
     let text = "data: {\"jsonrpc\":\"2.0\",\"id\":\"tg:0\",\"result\":{\"n\":0}}\n\n\
@@ -291,5 +293,5 @@ async fn a_comment_is_no_silence() {
     let mut context = context();
     context.timeouts.idle = Some(Duration::from_millis(500));
     let mut exchange = try_begin(&upstream(&server.url()), call(&json!({})), context).await.unwrap();
-    assert_eq!(lines(&mut exchange).await, ["returned {}"], "U18, F32");
+    assert_eq!(lines(&mut exchange).await, ["returned {}"], "U18, F32, F35");
 }

@@ -163,7 +163,7 @@ fn is_progress(seen: &Seen) -> bool {
 
 /// T-47: an upstream that takes progress on its question is told that somebody still thinks about it.
 #[tokio::test]
-async fn t47_progress_under_a_questions_token_keeps_the_upstream_waiting_until_it_is_answered() {
+async fn t_47_progress_under_a_questions_token_keeps_the_upstream_waiting_until_it_is_answered() {
     for token in [json!("t"), json!(0), json!(null), json!({})] {
         let is_token = token.is_string() || token.is_number();
         let related = json!({"io.modelcontextprotocol/related-task": {"taskId": "u"}});
@@ -331,7 +331,7 @@ async fn twenty_calls_whose_answers_cross_are_never_mixed() {
         if n % 2 == 1 {
             expected.insert(0, format!("progress {n} of 2 on it"));
         }
-        assert_eq!(lines, expected, "T03");
+        assert_eq!(lines, expected, "SEC-03");
     }
     assert_eq!(server.world.all(|seen| seen.rpc() == "initialize").len(), 1);
 }

@@ -119,7 +119,7 @@ async fn upc14_rounds_without_questions_are_paced() {
 
 /// T-48: an answer that is an error cannot be expressed.
 #[tokio::test]
-async fn t48_a_refused_sampling_ends_the_call() {
+async fn t_48_a_refused_sampling_ends_the_call() {
     let asks = json!({"resultType": "input_required", "inputRequests": {"s": {"method": "sampling/createMessage", "params": {}}}});
     let server = answering(vec![("tools/call", asks)]).await;
     let mut exchange = begin(&upstream(&server)).await;
@@ -196,7 +196,7 @@ async fn upc11_a_tasks_questions_are_asked_once_and_answered_under_their_keys() 
     assert_eq!(exchange.resume_token(), None);
 }
 
-/// UPC-09, EXT-24, EXT-30, protocol.md 5.15: how a task of the upstream's may end, and that trouble passes.
+/// UPC-09, EXT-24, EXT-30: how a task of the upstream's may end, and that trouble passes.
 #[tokio::test]
 async fn a_task_of_the_upstreams_ends_as_it_says() {
     let get = |answer: Value| ("tasks/get", answer);
@@ -281,7 +281,7 @@ async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
 
 /// T-30, UPC-18: a stream that is lost is lost, whatever it said before.
 #[tokio::test]
-async fn t30_a_lost_stream_is_an_end_and_nothing_is_sent_again() {
+async fn t_30_a_lost_stream_is_an_end_and_nothing_is_sent_again() {
     let server = Server::answering(|seen| {
         let (events, reply) = Events::open();
         let progress = json!({"progressToken": seen.token(), "progress": 0.5, "total": 1});

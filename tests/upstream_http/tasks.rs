@@ -1,4 +1,4 @@
-//! What upstreams do with tasks of their own, and what comes of it: protocol.md 5.15 and 5.19, rule by rule.
+//! What upstreams do with tasks of their own, and what comes of it: UPC-01 to UPC-08, rule by rule.
 
 use std::time::Duration;
 

@@ -37,7 +37,7 @@ async fn a_host_with_a_session_gets_its_calls_and_the_tasks_of_its_version() {
 
 /// EXT over stdio has no headers at all.
 #[tokio::test]
-async fn t70_a_host_without_a_session_gets_the_extension() {
+async fn t_70_a_host_without_a_session_gets_the_extension() {
     let mut host = Host::new(GRACE);
     let server = host.result(1, "server/discover", alone(json!({}), true)).await;
     assert!(server["capabilities"]["extensions"]["io.modelcontextprotocol/tasks"].is_object(), "{server}");
@@ -132,7 +132,7 @@ async fn what_is_wrong_with_a_request_is_said_as_over_http() {
     assert_eq!(host.answer(3).await["error"]["code"], -32600, "there is no session");
 }
 
-/// protocol.md 1.4: arrays are 2025-03-26's alone.
+/// LEG-12: arrays are 2025-03-26's alone.
 #[tokio::test]
 async fn an_array_is_answered_in_a_session_of_its_version() {
     let array = json!([

@@ -141,7 +141,7 @@ impl Follower<'_, '_> {
                 self.show(task);
                 self.talk.cancelled("the task was cancelled")
             }
-            // An unknown word is read as working (protocol.md 5.6).
+            // An unknown word is read as working (GW-14).
             _ => return Ok(None),
         };
         Ok(Some(verdict))

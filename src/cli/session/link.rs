@@ -139,7 +139,7 @@ impl Link {
             };
             last = messages.last_event_id.take().or(last);
             pause = messages.retry.unwrap_or(pause);
-            // Without an id the answer went down with the stream (protocol.md 1.2).
+            // Without an id the answer went down with the stream (T-29).
             if last.is_none() || !matches!(ended, ClientError::Broken(_)) || resumes == RESUMES_MAX {
                 return Err(ended);
             }

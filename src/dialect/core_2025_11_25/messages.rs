@@ -25,7 +25,7 @@ pub struct Step<'a> {
 
 /// A question of the upstream as a request to the client (L25-14); `None` if it is none that can be put.
 ///
-/// An elicitation by address gets an id where it has none, as this version demands one (protocol.md 5.9).
+/// An elicitation by address gets an id where it has none, as this version demands one (T-49).
 #[must_use]
 pub fn question(task: TaskId, key: InputKey, question: &Question, id: &RequestId) -> Option<Bytes> {
     let request = Object::of(&question.request)?;

@@ -111,7 +111,7 @@ fn check_message(name: &str, message: &bytes::Bytes) {
     check_text(name, std::str::from_utf8(message).unwrap());
 }
 
-/// L25-14, L25-27, L25-31, L25-32, L25-46, T-59, protocol.md 5.9.
+/// L25-14, L25-27, L25-31, L25-32, L25-46, T-59.
 #[test]
 fn every_message_is_as_its_golden_file() {
     let id = RequestId::text("tg:1");
@@ -162,7 +162,7 @@ fn each_method_asks_for_its_command() {
     assert!(all.into_iter().all(CoreTasks::is_method) && !CoreTasks::is_method(method::TASKS_UPDATE));
 }
 
-/// L25-57, T-69, protocol.md 5.14.
+/// L25-57, T-69.
 #[test]
 fn a_wish_is_read_and_capped() {
     let (default, max) = (Duration::from_secs(60), Duration::from_secs(100));

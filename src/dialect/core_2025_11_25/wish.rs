@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::dialect::Complaint;
 use crate::wire::{Object, Payload};
 
-/// A wish for a task (protocol.md 5.14).
+/// A wish for a task (L25-57).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wish {
     /// For as long as the gateway sees fit.
@@ -18,7 +18,7 @@ pub enum Wish {
 }
 
 impl Wish {
-    /// Reads `params.task`. What is no object asks for nothing (protocol.md 5.1).
+    /// Reads `params.task`. What is no object asks for nothing (GW-10).
     ///
     /// # Errors
     /// If `ttl` is neither a number of milliseconds, zero or more, nor null.

@@ -1,4 +1,4 @@
-//! What session upstreams ask in mid-call, and how they are answered (protocol.md 5.9).
+//! What session upstreams ask in mid-call, and how they are answered (GW-16, GW-19).
 
 use url::Url;
 
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(decode(method, Some(&payload(params))).unwrap().as_str(), request);
     }
 
-    /// protocol.md 5.9, "`inputRequests` value".
+    /// GW-19.
     #[test]
     fn questions_lose_what_belongs_to_the_upstreams_hop_and_nothing_else() {
         check(
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn t49_an_error_that_demands_elicitations_is_read_as_questions() {
+    fn t_49_an_error_that_demands_elicitations_is_read_as_questions() {
         let data = payload(r#"{"elicitations":[{"mode":"url","url":"https://a/"},{"mode":"url","url":"file:/x"}]}"#);
         let error = RpcError { code: -32042, message: "m".into(), data: Some(data) };
         let read = demanded(&error);

@@ -11,7 +11,7 @@ fn object(text: &str) -> Object {
     Object::of(&payload(text)).expect(text)
 }
 
-/// protocol.md 2.1, UPC-05: only what is declared, and only by a server of this version.
+/// UPC-05, GW-07: only what is declared, and only by a server of this version.
 #[test]
 fn capabilities_count_where_they_are_present_and_not_false() {
     let both = PeerTasks { calls: true, cancel: true };
@@ -33,7 +33,7 @@ fn capabilities_count_where_they_are_present_and_not_false() {
     }
 }
 
-/// protocol.md 2.2.
+/// UPC-05.
 #[test]
 fn a_tool_is_called_as_a_task_only_where_it_says_so() {
     for (text, expected) in [
@@ -54,6 +54,7 @@ fn task(standing: Standing) -> PeerTask {
     PeerTask { id: Arc::from("u-1"), standing, message: None, ttl: None, poll_interval: None }
 }
 
+/// GW-14.
 #[test]
 fn every_status_has_its_standing() {
     for (status, standing) in [
@@ -70,6 +71,7 @@ fn every_status_has_its_standing() {
     }
 }
 
+/// GW-08.
 #[test]
 fn what_a_task_says_of_itself_is_read_and_bounded() {
     let full = r#"{"taskId":"u-1","status":"working","statusMessage":"half \u001b[1mway","createdAt":"x","lastUpdatedAt":"y","ttl":60000.5,"pollInterval":5000}"#;
@@ -128,7 +130,7 @@ fn a_handle_is_told_from_an_ordinary_result() {
     }
 }
 
-/// protocol.md 5.16.
+/// GW-09.
 #[test]
 fn words_for_the_model_are_the_first_status_message_where_there_is_no_other() {
     let meta = r#""_meta":{"io.modelcontextprotocol/model-immediate-response":"wait a bit"}"#;
@@ -139,6 +141,7 @@ fn words_for_the_model_are_the_first_status_message_where_there_is_no_other() {
     }
 }
 
+/// UPC-03, T-34.
 #[test]
 fn requests_about_tasks_are_written_as_the_flavour_wants_them() {
     let params = object(r#"{"name":"t","arguments":{"n":1.10},"_meta":{"k":1}}"#);

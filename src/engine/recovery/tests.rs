@@ -1,4 +1,4 @@
-//! The table of what is done about a row (reliability.md d.2).
+//! The table of what is done about a row (GW-39).
 
 use super::*;
 use crate::store::contract::task;

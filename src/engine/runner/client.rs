@@ -127,7 +127,7 @@ impl Held {
     }
 }
 
-/// A status line for a progress notification: its message, else how far of how much (protocol.md 5.12).
+/// A status line for a progress notification: its message, else how far of how much (GW-24).
 pub(super) fn words(progress: &Progress) -> Option<Arc<str>> {
     match (&progress.message, &progress.total) {
         (Some(message), _) => status_text(message),

@@ -1,5 +1,5 @@
 //! What the upstream asks in mid-call: who is asked, what goes back, and what becomes of questions that nobody answers
-//! (protocol.md 5.9).
+//! (GW-16, GW-18).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use crate::wire::Payload;
 const OPEN_MAX: usize = 32;
 const ASKED_MAX: u32 = 1_000;
 
-/// How long a round waits for questions that are asked along with its first one (protocol.md 5.10).
+/// How long a round waits for questions that are asked along with its first one (GW-21).
 const ROUND_WAIT: Duration = Duration::from_millis(30);
 
 /// How soon answers that could not be read are read again.

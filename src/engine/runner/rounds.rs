@@ -1,5 +1,5 @@
 //! Clients that are asked without a handle: the call is held under a hidden task until they come back with answers
-//! (protocol.md 5.10).
+//! (GW-20).
 
 use tokio::time::Instant;
 
@@ -89,7 +89,7 @@ impl Runner {
         Next::Continue
     }
 
-    /// Each round starts the grace anew, for a client that may have a handle after it (design.md 3.4).
+    /// Each round starts the grace anew, for a client that may have a handle after it (GW-36).
     fn begin_grace(&mut self) {
         let may_become = match self.spec.plan {
             Plan::Grace(_) | Plan::Task => self.asks_first() && self.is_waited_for(),

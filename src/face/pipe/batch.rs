@@ -1,5 +1,5 @@
 //! Arrays of messages, which clients of 2025-03-26 may send. Each message goes its own way, as if it had
-//! come alone: upstreams are never sent arrays (protocol.md 1.2). The answers come back together.
+//! come alone: upstreams are never sent arrays (UPC-26). The answers come back together.
 
 use std::io;
 use std::sync::Arc;

@@ -53,7 +53,7 @@ pub(super) enum Arrays {
 }
 
 impl Edits {
-    /// What the two versions of a session demand (protocol.md 1.14, T-28).
+    /// What the two versions of a session demand (GW-05, T-28).
     pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion, sieve: Sieve) -> Self {
         let knows_primers = client >= ProtocolVersion::V2025_11_25;
         let may_send_arrays = upstream == ProtocolVersion::V2025_03_26 && client != upstream;

@@ -161,7 +161,7 @@ mod tests {
 
     /// T-24, MOD-28, B135.
     #[test]
-    fn t24_a_state_opens_for_its_own_request_alone() {
+    fn t_24_a_state_opens_for_its_own_request_alone() {
         let content = StateContent::Task { id: TaskId::from_bits(1), round: 0 };
         let sealed = seal(content.clone());
         let mut forged = sealed.clone().into_bytes();

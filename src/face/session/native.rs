@@ -1,4 +1,4 @@
-//! Tools that the server runs as tasks of its own, for clients with sessions (protocol.md 5.2, 5.4).
+//! Tools that the server runs as tasks of its own, for clients with sessions (GW-11, GW-13).
 //!
 //! What a server says of its tools is asked in a session of the gateway's own, with the client's capabilities: a client
 //! need not have listed them, nor in this process life. Nothing of it is done where the handshake told of no tasks.
@@ -94,8 +94,7 @@ pub(super) fn is_about_a_driven_call(shared: &Shared, session: &Session, notific
         && named().is_some_and(|id| shared.desk.knows(session.token.nonce, &id))
 }
 
-/// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (pair P2 of
-/// protocol.md 5.5). Dropping the future means that the client left, which cancels nothing (T-81).
+/// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (GW-11). Dropping the future means that the client left, which cancels nothing (T-81).
 pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Request, inbound: &Inbound) -> Response {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     match drive(shared, &session, &request, inbound).await {
@@ -146,7 +145,7 @@ impl Shared {
         native.support(tool, &context).await
     }
 
-    /// Whether a call that asks for a task is made one at the server too: wherever its tool can be (protocol.md 5.2).
+    /// Whether a call that asks for a task is made one at the server too: wherever its tool can be (GW-11).
     pub(super) async fn native_task(&self, asking: &Asking<'_>, tool: &str) -> NativeTask {
         match self.support(&asking.session, asking.principal, tool).await {
             TaskSupport::Optional | TaskSupport::Required => {

@@ -389,7 +389,7 @@ impl Shared {
     }
 
     /// An answer that has the shape of its question, or the refusal that it comes to: a response is taken whatever it
-    /// says, so its client hears of no mistake (B129, protocol.md 5.9).
+    /// says, so its client hears of no mistake (B129).
     async fn checked(&self, whose: &TaskKey, key: InputKey, answer: Answer) -> Answer {
         match self.served.engine.get(whose).await.as_deref() {
             Ok(Task { phase: Phase::AwaitingInput(open), .. }) => inputs::fitting(open, key, answer),

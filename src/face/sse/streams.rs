@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 
-/// Most open streams of one principal (T11): each is a session, and holds what its client has not read yet.
+/// Most open streams of one principal (SEC-11): each is a session, and holds what its client has not read yet.
 pub const STREAMS_PER_PRINCIPAL_MAX: usize = 256;
 /// Most open streams in all.
 pub const STREAMS_MAX: usize = 4_096;
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn t02_a_stream_is_found_by_its_owner_at_its_upstream_while_it_is_open() {
+    fn sec_02_a_stream_is_found_by_its_owner_at_its_upstream_while_it_is_open() {
         let table = Arc::<Table<u8>>::default();
         let place = table.open(key("key:ada", 7), || 1).unwrap();
         assert_eq!(table.find(&key("key:ada", 7)), Some(1));

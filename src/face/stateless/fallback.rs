@@ -23,7 +23,7 @@ const LIFE_SIGN: Duration = Duration::from_secs(15);
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
 /// How a request may be answered, and the rules that hold for it then. A tool that runs only as a task is refused to
-/// clients without the extension all the same (protocol.md 5.4).
+/// clients without the extension all the same (GW-13).
 pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, TakesTasks) {
     match said.takes_tasks() {
         TakesTasks::No if policy.falls_back_to_tools() && policy.mode != Mode::Required => {

@@ -1,4 +1,4 @@
-//! `subscriptions/listen`: one long answer on which a client hears what it asked to hear (protocol.md 1.11).
+//! `subscriptions/listen`: one long answer on which a client hears what it asked to hear (MOD-24).
 //!
 //! Nothing runs in the background: the stream looks for news when its client reads. A client that reads slowly
 //! therefore holds up nothing but itself, and what happens meanwhile is told once, not once for each time.

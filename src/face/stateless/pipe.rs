@@ -1,5 +1,5 @@
 //! The pipe of stateless clients: what they and a server of their own era say to each other, passed on as it
-//! came (protocol.md 5.17, P1).
+//! came (GW-30).
 //!
 //! The gateway's own checks come first; then the same bytes go on, and the answer comes back piece by
 //! piece, whatever its size. `edit` says what little is edited on the way. A call that may become a task is
@@ -166,7 +166,7 @@ impl StatelessFace {
         respond(Box::pin(passing.run(accepted)), addressee, pipe.piped.life_sign, signs).await
     }
 
-    /// What silence is broken with, where the client wants progress (protocol.md 5.12). A subscription makes none.
+    /// What silence is broken with, where the client wants progress (GW-26). A subscription makes none.
     fn signs(&self, inquiry: &Inquiry<'_>) -> Option<Signs> {
         let token = inquiry.said.progress_token.clone();
         let token = token.filter(|_| self.served.life_signs && inquiry.method != method::LISTEN)?;
@@ -406,7 +406,7 @@ impl Passing {
     }
 }
 
-/// A subscription that ends with its result when the gateway shuts down (protocol.md 1.11).
+/// A subscription that ends with its result when the gateway shuts down (MOD-25).
 fn until_leaving(body: PipeBody<Call>, leaving: CancellationToken, id: &RequestId) -> crate::face::http::ResponseBody {
     let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
     let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
@@ -417,7 +417,7 @@ fn until_leaving(body: PipeBody<Call>, leaving: CancellationToken, id: &RequestI
     StreamBody::new(frames.chain(last.filter_map(std::future::ready))).boxed_unsync()
 }
 
-/// Errors about the gateway's own request are no client's business (protocol.md 5.16); `None` for others.
+/// Errors about the gateway's own request are no client's business (GW-29); `None` for others.
 fn about_us(error: &RpcError, is_lacking: impl FnOnce(&Payload) -> bool) -> Option<RpcError> {
     let named = error.data.as_ref().and_then(Object::of).and_then(|data| data.get("requiredCapabilities"));
     match error.code {

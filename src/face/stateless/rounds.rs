@@ -1,5 +1,5 @@
 //! Plain calls whose upstream asks in mid-call: answered with the questions and a sealed reference, and taken up when
-//! the client makes its request again (protocol.md 5.10).
+//! the client makes its request again (GW-20).
 
 use std::sync::Arc;
 

@@ -142,7 +142,7 @@ async fn rows_that_only_the_log_has_are_found() {
     assert!(after.load(&task("a", 1).key, START).await.unwrap().is_some());
 }
 
-/// d.10: many writes, one fsync; and each still has its own answer.
+/// Many writes, one fsync; and each still has its own answer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn writes_that_wait_together_are_one_transaction() {
     let folder = tempfile::tempdir().unwrap();
@@ -210,7 +210,7 @@ async fn what_was_read_before_a_commit_is_not_kept_after_it() {
     assert!(store.resident.live(&other.key).is_some());
 }
 
-/// F58, d.6: a clock that is set back revives nothing, in this life and in the next.
+/// F58: a clock that is set back revives nothing, in this life and in the next.
 #[tokio::test]
 async fn f58_a_clock_that_is_set_back_brings_no_task_back() {
     let folder = tempfile::tempdir().unwrap();

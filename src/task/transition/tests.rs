@@ -212,7 +212,7 @@ fn a_ttl_that_ends_a_queued_task_promises_that_nothing_was_sent() {
     }
 }
 
-/// protocol.md 5.14.
+/// GW-28.
 #[test]
 fn an_outcome_raises_the_ttl_only_where_it_is_too_short_to_be_read() {
     let started = in_phase(Phase::Working);
@@ -337,7 +337,7 @@ fn f20_a_cancelled_call_stays_untold_until_its_upstream_was_told() {
     }
 }
 
-/// reliability.md d.2: another try begins with nothing of the one before.
+/// GW-39: another try begins with nothing of the one before.
 #[test]
 fn a_call_that_is_sent_again_is_a_try_of_its_own() {
     let before = in_phase(Phase::AwaitingInput(BTreeMap::from([(InputKey(0), question(0))])));

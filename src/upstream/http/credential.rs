@@ -1,4 +1,4 @@
-//! What the gateway shows an upstream to be let in: one header, on every request (T04, T12).
+//! What the gateway shows an upstream to be let in: one header, on every request (SEC-04, SEC-12).
 
 use std::path::{Path, PathBuf};
 
@@ -82,7 +82,7 @@ mod tests {
 
     use super::*;
 
-    /// B168, T12.
+    /// B168, SEC-12.
     #[test]
     fn b168_a_credential_file_is_its_owners_alone_and_holds_one_line() {
         let folder = tempfile::tempdir().unwrap();

@@ -24,7 +24,7 @@ pub(crate) struct Credentials {
 }
 
 impl Credentials {
-    /// One message. Both answer types are always offered (protocol.md 1.2, row 13).
+    /// One message. Both answer types are always offered (UPC-15).
     pub(crate) fn post(&self, message: Bytes) -> Outgoing {
         self.post_with(message, HeaderMap::new())
     }

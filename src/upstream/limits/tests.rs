@@ -43,7 +43,7 @@ async fn an_abandoned_wait_leaves_its_turn_to_the_next() {
     assert!(next.is_ok(), "the queue has room again");
 }
 
-/// reliability.md d.7: whoever makes much noise meets its own limit first.
+/// GW-40: whoever makes much noise meets its own limit first.
 #[tokio::test(start_paused = true)]
 async fn one_principal_leaves_a_quarter_of_the_queue_to_the_others() {
     let slots = slots(1, 8);

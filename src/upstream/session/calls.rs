@@ -60,7 +60,7 @@ pub(crate) enum Native {
 /// Why a question is not put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotAsked {
-    /// It was asked before: each message counts once (protocol.md 1.2, row 8).
+    /// It was asked before: each message counts once (UPC-24).
     Again,
     TooMany,
 }
@@ -210,6 +210,7 @@ mod tests {
         assert_eq!(call.ask(&RequestId::number(1_000)), Err(NotAsked::TooMany), "U29");
     }
 
+    /// U29, UPC-24: a replay takes no place.
     #[test]
     fn the_33rd_open_question_is_refused_until_one_is_answered() {
         let call = call("tg:1");

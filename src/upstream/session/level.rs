@@ -1,7 +1,7 @@
 //! Which log messages the upstream is asked to send in one session.
 //!
 //! A session knows one level, its clients one each: the session's is the lowest that anybody asked for, and
-//! whoever shows messages to a client leaves out what that client did not want (protocol.md 5.12).
+//! whoever shows messages to a client leaves out what that client did not want (MOD-23).
 
 use tokio::sync::Mutex;
 

@@ -129,7 +129,7 @@ impl Listener {
                 Ok(messages) => messages.into_iter().for_each(|message| match message {
                     Ok(Message::Notification(notification)) => session.note(notification),
                     Ok(Message::Request(request)) => session.ask(request),
-                    // Answers come on the stream of their own request alone (protocol.md 1.2, row 7).
+                    // Answers come on the stream of their own request alone (LEG-08).
                     Ok(Message::Response(_)) => self.hop.dropped("foreign_response"),
                     Err(_) => self.hop.dropped("malformed_event"),
                 }),

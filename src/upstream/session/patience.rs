@@ -1,5 +1,5 @@
 //! Keeps an upstream patient while its question waits for a human: servers give up after a minute or so, and progress
-//! under the token that came with the question resets that time (T-47, protocol.md 5.9).
+//! under the token that came with the question resets that time (T-47).
 //!
 //! A question without a token is not kept alive: there is nothing that the upstream would listen to.
 

@@ -161,7 +161,7 @@ mod tests {
 
     /// T-62.
     #[test]
-    fn t62_questions_of_several_processes_have_different_ids_that_lead_back() {
+    fn t_62_questions_of_several_processes_have_different_ids_that_lead_back() {
         for own in [RequestId::number(0), RequestId::text("0"), RequestId::text("a:\"b\" \u{e4}")] {
             let (one, other) = (outward("1", &own), outward("2", &own));
             assert_ne!(one, other);

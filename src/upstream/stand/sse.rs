@@ -274,7 +274,7 @@ impl WireReceiver for Events {
 mod tests {
     use super::*;
 
-    /// U41, T09.
+    /// U41, SEC-09.
     #[test]
     fn u41_an_endpoint_is_of_the_streams_own_origin() {
         let stream = Url::parse("http://mcp.example:9000/api/sse?tenant=a").unwrap();

@@ -1,4 +1,4 @@
-//! Rows of reliability.md b.4 that concern the envelope, and the writers.
+//! Bad input that concerns the envelope, and the writers.
 
 use super::*;
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::FramingError;
 
-/// Longest event id that is kept (reliability.md U21).
+/// Longest event id that is kept (U21).
 const ID_BYTES_MAX: usize = 1024;
 
 pub(super) const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";

@@ -1,4 +1,4 @@
-//! Rows U17, U20 and U21 of reliability.md b.4, and the comparison with a plain reading of the standard.
+//! U17, U20 and U21, and the comparison with a plain reading of the standard.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Rows of reliability.md b.4 that concern the text alone, and the comparison with `serde_json`.
+//! Bad input that concerns the text alone, and the comparison with `serde_json`.
 
 use bytes::Bytes;
 use proptest::prelude::*;

@@ -46,8 +46,7 @@ impl Client {
         }
     }
 
-    /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (protocol.md 5.10,
-    /// "Reverse").
+    /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (GW-23).
     pub(super) fn questions(&self) -> Questions {
         let said = self.said.clone();
         Arc::new(move |question| match said.missing([question]) {

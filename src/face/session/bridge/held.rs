@@ -1,5 +1,5 @@
 //! Calls in the pipe whose stream is the gateway's own: where the upstream gives no head for long, or speaks a transport
-//! that knows no streams of one call (design 3.2).
+//! that knows no streams of one call (T-81).
 //!
 //! Such a stream has event ids from 2025-03-26 on, and is kept in the same log as that of a bridged call: a client that
 //! lost it takes it up by its `Last-Event-ID`, and the call goes on meanwhile, for as long as an answer would be kept.

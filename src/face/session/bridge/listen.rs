@@ -3,7 +3,7 @@
 //!
 //! Nothing runs in the background: the stream looks for news when its client reads. A client without such a stream
 //! costs the server nothing; what it subscribed to is kept for its next one. Of several streams the newest is told,
-//! since nothing may be told twice (protocol.md 1.2).
+//! since nothing may be told twice (LEG-08).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -74,7 +74,7 @@ impl Way {
 }
 
 /// Opens the session's own stream, or takes up that of a call. 405 where nothing can ever be told on it, which is how a server without such a
-/// stream says that (protocol.md 1.2).
+/// stream says that (LEG-08).
 pub(in crate::face::session) async fn get(shared: &Arc<Shared>, session: Session, inbound: &Inbound) -> Response {
     if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
         let taken_up = last_event.to_str().ok().and_then(|event| super::said::take_up(shared, &session, event));

@@ -1,5 +1,5 @@
 //! What one call says to its client, in order: the driver writes, the client's stream reads, and one that was lost is
-//! taken up by its `Last-Event-ID` (design 3.2). What was read is kept for that as long as there is room.
+//! taken up by its `Last-Event-ID` (T-81). What was read is kept for that as long as there is room.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

@@ -1,5 +1,5 @@
 //! A round of questions: asked as requests on the call's own stream, answered by responses that come with other
-//! requests, and handed to the upstream together (protocol.md 5.10, "Reverse").
+//! requests, and handed to the upstream together (GW-22).
 //!
 //! The call is held by the engine meanwhile, and the engine's clock decides how long a question may be open.
 

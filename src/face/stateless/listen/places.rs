@@ -17,7 +17,7 @@ use crate::face::http::ResponseBody;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 
-/// Most open streams of one principal (reliability.md d.7, B159).
+/// Most open streams of one principal (B159).
 pub const LISTENERS_PER_PRINCIPAL_MAX: usize = 64;
 /// Most open streams in all.
 pub const LISTENERS_MAX: usize = 4_096;

@@ -127,7 +127,7 @@ impl Watched {
         }
     }
 
-    /// Nothing where the task asks what this listener did not say that it can be asked (protocol.md 5.12).
+    /// Nothing where the task asks what this listener did not say that it can be asked (GW-25).
     fn snapshot(&self, task: &Task) -> Option<Payload> {
         if let Phase::AwaitingInput(open) = &task.phase
             && self.said.missing(open.values().map(|question| &question.request)).is_some()

@@ -16,9 +16,9 @@ async fn made(folder: &TempDir) {
     open(folder).await.close().await;
 }
 
-/// T13: what is in the folder is the owner's alone.
+/// SEC-13: what is in the folder is the owner's alone.
 #[tokio::test]
-async fn t13_all_files_are_for_their_owner_alone() {
+async fn sec_13_all_files_are_for_their_owner_alone() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(&folder).await;
     store.insert(&task("a", 1)).await.unwrap();

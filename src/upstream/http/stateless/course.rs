@@ -161,7 +161,7 @@ fn told(name: &str, result: &Payload) -> Result<Told, Ending> {
     }
 }
 
-/// Methods whose results may ask (protocol.md 1.12).
+/// Methods whose results may ask (MOD-26).
 fn may_ask(name: &str) -> bool {
     [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ].contains(&name)
 }

@@ -1,7 +1,7 @@
 //! What a server without sessions says that belongs to no call: one `subscriptions/listen` for all who may hear the
 //! same, asking for what any of them wants.
 //!
-//! A subscription cannot be changed (protocol.md 1.11). Where more is wanted another one takes its place, and the one
+//! A subscription cannot be changed (MOD-24). Where more is wanted another one takes its place, and the one
 //! before is heard until the new one is acknowledged, and for a moment longer: what is said twice does no harm, what
 //! is missed does. A stream that is lost ends the [`Source`]: those who listen do so again, which makes another, and
 //! know that anything may have changed meanwhile.

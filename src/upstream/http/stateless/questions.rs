@@ -234,7 +234,7 @@ mod tests {
 
     /// T-48.
     #[test]
-    fn t48_errors_that_cannot_be_expressed_become_refusals_or_end_the_call() {
+    fn t_48_errors_that_cannot_be_expressed_become_refusals_or_end_the_call() {
         let mut questions = Questions::default();
         questions.take(&requests(&[("e", method::ELICIT), ("r", method::ROOTS), ("s", method::SAMPLE)])).unwrap();
         let error = || RpcError::new(-1, "no");

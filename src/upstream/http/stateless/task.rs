@@ -1,4 +1,4 @@
-//! A call that the upstream made a task of its own: watched until it settles (protocol.md 5.15).
+//! A call that the upstream made a task of its own: watched until it settles (UPC-01).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -67,7 +67,7 @@ fn post(principal: &str, method: &str) -> Outgoing {
 
 /// T-20: no connection is shared by two principals; what nobody but the probe has used is anybody's.
 #[tokio::test]
-async fn t20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_one_that_was_asked() {
+async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_one_that_was_asked() {
     let wire = Noting::default();
     let (heard, opened) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened));
     let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };

@@ -65,7 +65,7 @@ impl Table {
 
 /// T-20.
 #[tokio::test]
-async fn t20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_the_session() {
+async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_the_session() {
     let mut table = Table::new();
     let mut one = table.begin(&call(1)).unwrap().pieces;
     let mut list = table.begin(&request(3, "tools/list", json!({}))).unwrap().pieces;

@@ -59,7 +59,7 @@ unit:
 	@mkdir -p "$(TARGET)/reports"
 	TASKGATE_PEERS="$(PEERS)" cargo test --locked 2>&1 | tee "$(LOG)"
 
-# Which test proves which rule, and that it ran: the table is target/reports/rules.md.
+# Whether docs/rules.md explains every rule that a file names, and the test that holds each ran.
 rules:
 	$(call step,rules)
 	@TASKGATE_TEST_LOG="$(LOG)" cargo test --quiet --locked --test rules

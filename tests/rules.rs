@@ -1,33 +1,22 @@
-//! Which test proves which rule of the protocol's flavours: every ID of `rules/ids.txt` is named by a test that ran,
-//! or `rules/untested.txt` says why none does.
+//! Compares `docs/rules.md` with the code and with what ran: every rule that a file names is explained there, every rule
+//! there has a sentence, a source and a test that names it and passed, or the reason why none can.
 //!
-//! A test names a rule in its own name (`l25_37_…`), in its comment or in its body. `TASKGATE_TEST_LOG` is what the
-//! run of all tests printed; without it only the sources are looked at, and the output says so. The table goes to
-//! `target/reports/rules.md`.
+//! A test names a rule by beginning with it (`l25_37_…`), in its comment or in its body. `TASKGATE_TEST_LOG` is what the
+//! run of all tests printed; without it only the sources are looked at, and the output says so. `UPDATE_RULES=1` writes
+//! the column of tests anew: a test that still names its rule stays.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+#[path = "rules/page.rs"]
+mod page;
 #[path = "rules/sources.rs"]
 mod sources;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
 use std::path::Path;
 
-use sources::Named;
-
-const IDS: &str = include_str!("rules/ids.txt");
-const UNTESTED: &str = include_str!("rules/untested.txt");
-
-fn ids() -> BTreeSet<&'static str> {
-    IDS.lines().collect()
-}
-
-/// Rules that no test can or does prove, each with the reason.
-fn untested() -> BTreeMap<&'static str, &'static str> {
-    let lines = UNTESTED.lines().filter(|line| !line.is_empty());
-    lines.map(|line| line.split_once(' ').expect("an ID and a reason")).collect()
-}
+use page::Rule;
+use sources::{Named, Sources};
 
 /// The names of all tests that passed, without their modules.
 fn passed(log: &str) -> BTreeSet<&str> {
@@ -35,79 +24,152 @@ fn passed(log: &str) -> BTreeSet<&str> {
     names.map(|name| name.rsplit("::").next().unwrap_or(name)).collect()
 }
 
-/// What is wrong with the coverage, one line each.
-fn mistakes(named: &Named, untested: &BTreeMap<&str, &str>, ran: Option<&BTreeSet<&str>>) -> Vec<String> {
-    let ids = ids();
+/// What is wrong with the page, one line each.
+fn mistakes(tables: &[Vec<Rule>], sources: &Sources, ran: Option<&BTreeSet<&str>>) -> Vec<String> {
     let mut mistakes = Vec::new();
-    for id in &ids {
-        let tests = named.get(*id);
-        match (tests, untested.get(id)) {
-            (None, None) => mistakes.push(format!("{id} is named by no test, and nothing says why")),
-            (Some(tests), Some(_)) => {
-                mistakes.push(format!("{id} is said to be untested, but {} names it", tests.iter().next().unwrap()));
+    let mut seen = BTreeSet::new();
+    for table in tables {
+        for pair in table.windows(2).filter(|pair| order(&pair[0].id) >= order(&pair[1].id)) {
+            mistakes.push(format!("{} stands before {}", pair[0].id, pair[1].id));
+        }
+        for rule in table {
+            if !seen.insert(rule.id.as_str()) {
+                mistakes.push(format!("{} stands there twice", rule.id));
             }
-            (Some(tests), None) => {
-                let has_run = |ran: &BTreeSet<&str>| tests.iter().any(|test| ran.contains(test.as_str()));
-                if ran.is_some_and(|ran| !has_run(ran)) {
-                    mistakes.push(format!("{id} is named by {tests:?}, none of which ran"));
-                }
-            }
-            (None, Some(_)) => {}
+            mistakes.extend(mistakes_of(rule, sources, ran));
         }
     }
-    let unknown = named.keys().map(String::as_str).chain(untested.keys().copied()).filter(|id| !ids.contains(id));
-    mistakes.extend(unknown.map(|id| format!("there is no rule {id}")));
+    let unexplained = sources.used.iter().filter(|(id, _)| !seen.contains(id.as_str()));
+    mistakes.extend(unexplained.map(|(id, file)| format!("{file} names {id}, which docs/rules.md does not explain")));
     mistakes
 }
 
-fn table(named: &Named, untested: &BTreeMap<&str, &str>) -> String {
-    let mut table = String::from("| rule | tests |\n|---|---|\n");
-    for id in ids() {
-        let tests = named.get(id).map(|tests| tests.iter().map(|test| format!("`{test}`")).collect::<Vec<_>>());
-        let cell = match (tests, untested.get(id)) {
-            (Some(tests), _) => tests.join(", "),
-            (None, Some(why)) => format!("none: {why}"),
-            (None, None) => "none".to_owned(),
-        };
-        let _ = writeln!(table, "| {id} | {cell} |");
+fn mistakes_of(rule: &Rule, sources: &Sources, ran: Option<&BTreeSet<&str>>) -> Vec<String> {
+    let id = &rule.id;
+    let mut mistakes = Vec::new();
+    if rule.sentence.len() < 10 || !rule.sentence.ends_with('.') {
+        mistakes.push(format!("{id} has no sentence"));
     }
-    table
+    if rule.source.is_empty() || rule.source.contains("own: ;") || rule.source.ends_with("own:") {
+        mistakes.push(format!("{id} has no source"));
+    }
+    let tests = sources.tests.get(id);
+    match (rule.test(), rule.reason(), tests) {
+        (None, None, _) => mistakes.push(format!("{id} has neither a test nor a reason; run with UPDATE_RULES=1")),
+        (Some(test), _, tests) if tests.is_none_or(|tests| !tests.contains(test)) => {
+            mistakes.push(format!("{id} is not named by {test}; run with UPDATE_RULES=1"));
+        }
+        (Some(test), _, _) => {
+            if ran.is_some_and(|ran| !ran.contains(test)) {
+                mistakes.push(format!("{id} is held by {test}, which did not pass"));
+            }
+        }
+        (None, Some(_), Some(tests)) => {
+            mistakes.push(format!("{id} is said to have no test, but {tests:?} name it"));
+        }
+        (None, Some(_), None) => {}
+    }
+    if rule.reason().is_none() && !sources.used.contains_key(id) {
+        mistakes.push(format!("{id} is named by no file"));
+    }
+    mistakes
+}
+
+/// Rules of one table are sorted by their numbers.
+fn order(id: &str) -> (String, u32) {
+    let digits = id.trim_end_matches(|letter: char| letter.is_ascii_digit()).len();
+    (id[..digits].to_owned(), id[digits..].parse().unwrap_or(0))
+}
+
+/// What stands in the last column: the test that stands there as long as it names the rule; else one that begins with the
+/// rule; else the one that names the fewest other rules.
+fn held_by(rule: &Rule, tests: &Named, rules_of: &BTreeMap<&str, usize>) -> String {
+    let Some(naming) = tests.get(&rule.id) else {
+        return if rule.test().is_some() { String::new() } else { rule.held_by.clone() };
+    };
+    if let Some(test) = rule.test().filter(|test| naming.contains(*test)) {
+        return format!("`{test}`");
+    }
+    let small = rule.id.to_lowercase().replace('-', "_");
+    let best = naming.iter().min_by_key(|test| (!test.starts_with(&small), rules_of.get(test.as_str())));
+    format!("`{}`", best.expect("a rule is entered with its first test"))
 }
 
 #[test]
-fn every_rule_is_named_by_a_test_that_ran_or_by_the_reason_why_not() {
+fn every_rule_is_explained_and_held_by_a_test_that_ran() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let named = sources::named(root);
-    let untested = untested();
-    let reports = root.join("target/reports");
-    std::fs::create_dir_all(&reports).unwrap();
-    std::fs::write(reports.join("rules.md"), table(&named, &untested)).unwrap();
+    let sources = sources::read(root);
+    let path = root.join("docs/rules.md");
+    let mut text = std::fs::read_to_string(&path).unwrap();
+    if std::env::var_os("UPDATE_RULES").is_some() {
+        let mut rules_of = BTreeMap::new();
+        for test in sources.tests.values().flatten() {
+            *rules_of.entry(test.as_str()).or_insert(0) += 1;
+        }
+        text = page::rewrite(&text, |rule| held_by(rule, &sources.tests, &rules_of));
+        std::fs::write(&path, &text).unwrap();
+    }
     let log = std::env::var_os("TASKGATE_TEST_LOG").map(|path| std::fs::read_to_string(path).unwrap());
     if log.is_none() {
-        println!("left out: whether the tests that name rules ran (TASKGATE_TEST_LOG is not set)");
+        println!("left out: whether the tests that hold rules ran (TASKGATE_TEST_LOG is not set)");
     }
     let ran = log.as_deref().map(passed);
     assert!(ran.as_ref().is_none_or(|ran| ran.len() > 100), "the log is not one of all tests");
-    let mistakes = mistakes(&named, &untested, ran.as_ref());
+    let tables = page::read(&text).unwrap();
+    assert!(tables.concat().len() >= 500, "only {} rules were read", tables.concat().len());
+    let mistakes = mistakes(&tables, &sources, ran.as_ref());
     assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
 }
 
+fn rule(id: &str, held_by: &str) -> Rule {
+    let (sentence, source) = ("It holds everywhere.".to_owned(), "own: why".to_owned());
+    Rule { id: id.to_owned(), sentence, source, held_by: held_by.to_owned() }
+}
+
+/// The page and the code each without what the other has.
 #[test]
-fn a_rule_without_a_test_or_whose_test_did_not_run_or_that_is_no_rule_is_a_mistake() {
-    let all_but = |left_out: &str| {
-        let rest = ids().into_iter().filter(|id| *id != left_out);
-        rest.map(|id| (id.to_owned(), BTreeSet::from(["proves".to_owned()]))).collect::<Named>()
+fn a_page_that_says_too_little_or_too_much_is_a_mistake() {
+    let sources = || {
+        let of = |id: &str| (id.to_owned(), BTreeSet::from(["proves".to_owned()]));
+        let used = ["L1", "L2", "L3"].map(|id| (id.to_owned(), "src/lib.rs".to_owned()));
+        Sources { tests: Named::from([of("L1"), of("L2")]), used: BTreeMap::from(used) }
     };
-    let none = BTreeMap::new();
+    let good = [rule("L1", "`proves`"), rule("L2", "`proves`"), rule("L3", "none: nothing runs")];
     let ran = BTreeSet::from(["proves"]);
-    assert!(mistakes(&all_but(""), &none, Some(&ran)).is_empty());
-    assert_eq!(mistakes(&all_but("EXT-07"), &none, Some(&ran)).len(), 1);
-    assert!(mistakes(&all_but("EXT-07"), &BTreeMap::from([("EXT-07", "why")]), Some(&ran)).is_empty());
-    assert_eq!(mistakes(&all_but(""), &BTreeMap::from([("EXT-07", "why")]), Some(&ran)).len(), 1);
-    assert_eq!(mistakes(&all_but(""), &none, Some(&BTreeSet::from(["other"]))).len(), ids().len());
-    let mut named = all_but("");
-    named.insert("EXT-99".to_owned(), BTreeSet::from(["proves".to_owned()]));
-    assert_eq!(mistakes(&named, &none, Some(&ran)).len(), 1);
+    let of = |rules: &[Rule], ran| mistakes(&[rules.to_vec()], &sources(), ran);
+    assert_eq!(of(&good, Some(&ran)), [""; 0]);
+
+    let changed = |at: usize, change: &dyn Fn(&mut Rule)| {
+        let mut rules = good.clone();
+        change(&mut rules[at]);
+        of(&rules, Some(&ran)).join(", ")
+    };
+    for (found, expected) in [
+        (of(&good[..2], None).join(", "), "src/lib.rs names L3, which docs/rules.md does not explain"),
+        (of(&[&good[..], &[rule("L4", "`proves`")]].concat(), None).join(", "), "L4 is not named by proves"),
+        (of(&[&good[..], &[rule("L4", "")]].concat(), None).join(", "), "L4 is named by no file"),
+        (of(&[good[1].clone(), good[0].clone(), good[2].clone()], None).join(", "), "L2 stands before L1"),
+        (of(&[&good[..], &good[2..]].concat(), None).join(", "), "L3 stands there twice"),
+        (of(&good, Some(&BTreeSet::new())).join(", "), "L1 is held by proves, which did not pass"),
+        (changed(0, &|rule| rule.sentence.clear()), "L1 has no sentence"),
+        (changed(0, &|rule| "own:".clone_into(&mut rule.source)), "L1 has no source"),
+        (changed(0, &|rule| rule.held_by.clear()), "L1 has neither a test nor a reason"),
+        (changed(0, &|rule| "none: why".clone_into(&mut rule.held_by)), "L1 is said to have no test"),
+        (changed(2, &|rule| "`proves`".clone_into(&mut rule.held_by)), "L3 is not named by proves"),
+    ] {
+        assert!(found.contains(expected), "{expected}: {found:?}");
+    }
+}
+
+#[test]
+fn the_column_of_tests_is_written_anew_where_it_no_longer_holds() {
+    let tests = ["l1_holds", "says_so", "a_table"].map(str::to_owned);
+    let named = Named::from([("L1".to_owned(), BTreeSet::from(tests))]);
+    let rules_of = BTreeMap::from([("l1_holds", 3), ("says_so", 1), ("a_table", 9)]);
+    assert_eq!(held_by(&rule("L1", "`a_table`"), &named, &rules_of), "`a_table`");
+    assert_eq!(held_by(&rule("L1", "`gone`"), &named, &rules_of), "`l1_holds`");
+    assert_eq!(held_by(&rule("L2", "`gone`"), &named, &rules_of), "");
+    assert_eq!(held_by(&rule("L2", "none: why"), &named, &rules_of), "none: why");
 }
 
 #[test]

@@ -1,5 +1,10 @@
 //! Keeps what a text search can keep: the direction of dependencies, files of a bearable size, and sources that
-//! speak of the product alone.
+//! speak of the product alone and of pages that are there.
+
+#[path = "tidy/pages.rs"]
+mod pages;
+#[path = "tidy/types.rs"]
+mod types;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -58,6 +63,9 @@ const LINES_HARD_MAX: usize = 600;
 
 /// Files that may pass the first of these limits, each for a reason given in the file itself.
 const LONG_FILES: [&str; 0] = [];
+
+/// Names that stand for several types: a list that may only shrink.
+const SHARED_NAMES: &str = "tests/tidy/shared_names.txt";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -347,4 +355,38 @@ fn no_file_names_a_machine_or_a_package_registry() {
             assert!(!text.contains(word.as_str()), "{path} holds {word}");
         }
     }
+}
+
+/// A reason that nobody can look up is none.
+#[test]
+fn no_file_refers_to_a_page_that_is_not_here() {
+    let files: BTreeSet<String> = files_under("").into_iter().collect();
+    let mut references = 0;
+    for path in &files {
+        let is_text =
+            [".rs", ".md", ".toml", ".sh", ".py", ".mjs", ".yml", "Makefile"].iter().any(|end| path.ends_with(end));
+        if !is_text {
+            continue;
+        }
+        let text = read(path);
+        references += text.matches(".md").count();
+        let missing = pages::missing(path, &text, &files);
+        assert!(missing.is_empty(), "{path} refers to {missing:?}");
+    }
+    assert!(references >= 20, "only {references} references were seen");
+}
+
+/// A search for a type's name lands on one type.
+#[test]
+fn a_types_name_stands_for_one_type() {
+    let sources = sources();
+    let lines = sources.iter().flat_map(|source| &source.lines).map(String::as_str);
+    let names: Vec<&str> = lines.filter_map(types::defined).collect();
+    assert!(names.len() >= 400, "only {} types were seen", names.len());
+    let (shared, listed) = (types::shared(names.into_iter()), read(SHARED_NAMES));
+    if std::env::var_os("UPDATE_TIDY").is_some() {
+        fs::write(root().join(SHARED_NAMES), types::shortened(&listed, &shared)).expect("the list is writable");
+    }
+    let mistakes = types::mistakes(&shared, &types::exceptions(&read(SHARED_NAMES)));
+    assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
 }

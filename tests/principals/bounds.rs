@@ -161,7 +161,7 @@ async fn b159_a_principal_has_64_streams() {
     assert!(open.iter().all(|(first, _)| first.contains("acknowledged")));
 }
 
-/// SEC-03: ids are each client's own, so a thousand of them may all be 0 or 1.
+/// SEC-03, L7: ids are each client's own, so a thousand of them may all be 0 or 1.
 #[tokio::test]
 async fn sec_03_a_thousand_clients_with_two_ids_get_their_own_answers() {
     let gate = Arc::new(Gate::start().await);

@@ -40,7 +40,7 @@ async fn t_79_the_first_poll_of_a_quick_call_finds_its_end() {
     }
 }
 
-/// The row is there before the call is sent, however quick its answer is (L25-10, F06).
+/// GW-37: the row is there before the call is sent, however quick its answer is (L25-10, F06).
 #[tokio::test(start_paused = true)]
 async fn the_row_is_stored_before_the_call_is_sent() {
     let world = World::with(Rules::default(), Script::of([(millis(4), Happens::Returns(result("done")))]));

@@ -1,8 +1,10 @@
 //! Keeps what a text search can keep: the direction of dependencies, files of a bearable size, and sources that
-//! speak of the product alone and of pages that are there.
+//! speak of the product alone, of pages that are there and of rules that are explained.
 
 #[path = "tidy/pages.rs"]
 mod pages;
+#[path = "tidy/rules.rs"]
+mod rules;
 #[path = "tidy/types.rs"]
 mod types;
 

@@ -5,8 +5,6 @@
 //! run of all tests printed; without it only the sources are looked at, and the output says so. `UPDATE_RULES=1` writes
 //! the column of tests anew: a test that still names its rule stays.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
-
 #[path = "rules/page.rs"]
 mod page;
 #[path = "rules/sources.rs"]

@@ -120,8 +120,8 @@ fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: Timestamp) -> Verdict 
     }
 }
 
-/// Looks at every row that an earlier life left behind until it is done with, then returns; the calls that go on do so in runners. Ends
-/// early when told to stop, or when the engine drains: what was not looked at waits for the next life.
+/// Looks at every row that an earlier life left behind until it is done with, then returns; the calls that go on do so in
+/// runners. Ends early when told to stop, or when the engine drains: what was not looked at waits for the next life.
 pub async fn run(engine: Arc<Engine>, origins: Origins, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let pass = pass(&engine, &origins);
@@ -236,11 +236,14 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, mut found: Found) -> Look
         let policy = reach.filter(|reach| !reach.would_send_another(&task));
         let policy = policy.map(|reach| reach.rules.policy_of(&task.origin.tool));
         let verdict = verdict(&task, policy.as_ref(), now);
+        let is_decided = |(before, _): &mut (Arc<Task>, Verdict)| {
+            verdict == Verdict::Leave || (task.is_settled() && !before.is_settled())
+        };
+        if let Some((before, tried)) = found.tried.take_if(is_decided) {
+            // It was stored after all.
+            record(&before, &tried);
+        }
         if verdict == Verdict::Leave {
-            if let Some((task, tried)) = found.tried.take() {
-                // It was stored after all.
-                record(&task, &tried);
-            }
             break;
         }
         found.was_seen = true;
@@ -255,7 +258,10 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, mut found: Found) -> Look
         }
         let told = reach.filter(|_| !found.was_told());
         match finish(engine, told, &task, &verdict).await {
-            Ok(true) => record(&task, &verdict),
+            Ok(true) => {
+                found.tried = None;
+                record(&task, &verdict);
+            }
             // Somebody else changed it meanwhile: it is judged anew.
             Ok(false) => (),
             Err(error) => {

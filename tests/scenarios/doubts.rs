@@ -1,8 +1,10 @@
 //! Commits that are reported as failed and were made, or of which nobody knows: what follows from them comes about
 //! without anybody asking again. And stores that fail for a while: whoever was at it goes on when they are well.
 
+use metrics_exporter_prometheus::PrometheusBuilder;
 use serde_json::json;
 use taskgate::engine::sweeper::sweep;
+use taskgate::metric;
 use taskgate::store::TaskStore;
 use taskgate::task::{Mode, Principal, TaskId, TaskKey};
 use tokio::time::timeout;
@@ -132,6 +134,26 @@ async fn recovery_goes_on_until_every_row_is_done_with() {
             assert_eq!(why, (&json!("failed"), &json!("gateway_restart")), "{method:?}");
         }
         world.is_idle().await;
+    }
+}
+
+/// What is counted is what was stored, however often that took, and once.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_recovery_settled_at_the_second_try_is_counted_once() {
+    for fault in [StoreFault::Fails, StoreFault::AppliesAndFails] {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _recorded = metrics::set_default_local_recorder(&recorder);
+        let world = World::with(Rules { durable: true, ..Rules::mode(Mode::Always) }, Script::silent());
+        let id = world.handle(&Ask::call()).await;
+        tokio::time::sleep(seconds(3)).await;
+        let world = world.next_life();
+        // As many as one look makes, and a few more.
+        world.store.faults.strike(Method::Replace, fault, 6);
+        timeout(seconds(200), world.recover()).await.expect("recovery comes to its end");
+        assert_eq!(world.get(&id).await["status"], "failed", "{fault:?}");
+        let page = recorder.handle().render();
+        let counted: Vec<_> = page.lines().filter(|line| line.starts_with(metric::RECOVERED)).collect();
+        assert_eq!(counted, ["taskgate_recovered_total{outcome=\"failed\"} 1"], "{fault:?}");
     }
 }
 

@@ -279,7 +279,11 @@ impl Writer {
                 let known = self.resident.stuck().lock().len();
                 match self.attempt(&mut single, 0, &mut || None) {
                     Err(error) if is_corrupt(&error) && self.resident.stuck().lock().len() > known => self.conn = None,
-                    Err(_) => break,
+                    Err(_) => {
+                        // Its transaction may still be open.
+                        self.conn = None;
+                        break;
+                    }
                     Ok(mut done) => {
                         outcomes.extend(done.pop());
                         break;

@@ -249,3 +249,24 @@ async fn an_older_revision_of_a_settled_row_takes_no_newer_ones_place() {
     assert!(matches!(store.replace(before.revision, &told).await, Err(StoreError::Conflict)));
     assert_eq!(store.load(&one.key, START).await.unwrap().unwrap().revision, third);
 }
+
+/// A write that met damage and then fails for another reason is tried once more, with the file opened anew.
+#[tokio::test]
+async fn what_follows_on_damage_begins_with_the_file_opened_anew() {
+    let folder = tempfile::tempdir().unwrap();
+    let codes: Arc<Mutex<Vec<std::ffi::c_int>>> = Arc::default();
+    let failing = Arc::clone(&codes);
+    let fail = move || match failing.lock().pop() {
+        Some(code) => Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None)),
+        None => Ok(()),
+    };
+    let hooks = Hooks { before_commit: Some(Box::new(fail)), ..roomy() };
+    let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
+    let one = task("a", 1);
+    let revision = store.insert(&one).await.unwrap();
+    // The last is met first.
+    codes.lock().extend([rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_CORRUPT]);
+    store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
+    assert!(codes.lock().is_empty() && store.health() == Health::Good);
+    assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
+}

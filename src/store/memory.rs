@@ -264,8 +264,10 @@ impl TaskStore for MemoryStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let bytes = task.stored_bytes();
-        self.take_bytes(bytes)?;
         let revision = Revision(1);
+        // Outside of the locks: a failed outcome is read for it.
+        let row = Row::new(task, revision);
+        self.take_bytes(bytes)?;
         {
             let mut shard = self.shard(&task.key).lock();
             // Inside the lock: a row that can be found is also counted.
@@ -276,7 +278,7 @@ impl TaskStore for MemoryStore {
                 return Err(StoreError::Exists);
             }
             shard.enter(task);
-            shard.rows.insert(task.key.clone(), Row::new(task, revision));
+            shard.rows.insert(task.key.clone(), row);
             self.name(task);
             self.tasks.fetch_add(1, Ordering::Relaxed);
             let live = usize::from(!task.is_settled());
@@ -311,6 +313,8 @@ impl TaskStore for MemoryStore {
 
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
+        let revision = Revision(expected.0 + 1);
+        let row = Row::new(task, revision);
         let mut shard = self.shard(&task.key).lock();
         let old = match shard.rows.get(&task.key) {
             Some(row) if row.stored.revision == expected => Arc::clone(&row.stored.task),
@@ -319,8 +323,7 @@ impl TaskStore for MemoryStore {
         self.take_bytes(task.stored_bytes().saturating_sub(old.stored_bytes()))?;
         shard.leave(&old);
         shard.enter(task);
-        let revision = Revision(expected.0 + 1);
-        shard.rows.insert(task.key.clone(), Row::new(task, revision));
+        shard.rows.insert(task.key.clone(), row);
         self.account_replaced(&old, task);
         Ok(revision)
     }

@@ -12,6 +12,7 @@ use super::{CallEnd, Next, Rounds, Runner, lost};
 use crate::cause::Chain;
 use crate::dialect::faults::reason_key;
 use crate::dialect::peer::{Refusal, Refused};
+use crate::engine::TaskError;
 use crate::engine::call::Askable;
 use crate::failpoint;
 use crate::metric;
@@ -291,6 +292,8 @@ impl Runner {
         let Some(key) = self.row_key() else { return Next::Continue };
         match self.engine.held(&key).await {
             Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
+            // Its row is gone, and its answers with it.
+            Err(TaskError::Unknown) => Next::Continue,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "answers that were accepted could not be read yet");
                 tokio::time::sleep(READ_AGAIN).await;

@@ -73,8 +73,8 @@ pub(super) struct Watched<T> {
     unflushed: Option<Pin<Box<Sleep>>>,
     /// Over HTTP/1.
     patience: Option<Patience>,
-    /// Whether the next byte over HTTP/1 is of a request line.
-    in_request_line: bool,
+    /// Where the next byte over HTTP/1 stands.
+    request_line: RequestLine,
     /// Over HTTP/2, as are the frames.
     unread: Option<ReadWatch>,
     frames: Option<Frames>,
@@ -121,7 +121,7 @@ impl<T: Transport> Watched<T> {
             stalled: None,
             unflushed: None,
             patience,
-            in_request_line: false,
+            request_line: RequestLine::Over,
             unread,
             frames,
             misconduct: Misconduct::None,
@@ -193,7 +193,7 @@ impl<T: Transport> AsyncRead for Watched<T> {
             let read = this.socket().poll_read(context, buf);
             if let Some(patience) = &mut this.patience {
                 if read.is_ready() {
-                    this.in_request_line |= patience.heard();
+                    this.request_line.begins_if(patience.heard());
                 } else if let Poll::Ready(stage) = patience.poll(context, &this.limits) {
                     if stage == Stage::Head {
                         this.misconduct = Misconduct::Late;
@@ -212,11 +212,9 @@ impl<T: Transport> AsyncRead for Watched<T> {
         } else {
             let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
             buf.put_slice(&head);
-            this.in_request_line |= this.patience.as_mut().is_some_and(Patience::heard);
+            this.request_line.begins_if(this.patience.as_mut().is_some_and(Patience::heard));
         }
-        if this.in_request_line {
-            this.in_request_line = !spoil_fragment(&mut buf.filled_mut()[before..]);
-        }
+        this.request_line.spoil_fragment(&mut buf.filled_mut()[before..]);
         Poll::Ready(this.inspect(&buf.filled()[before..]))
     }
 }
@@ -261,17 +259,38 @@ impl<T: Transport> AsyncWrite for Watched<T> {
     }
 }
 
-/// Makes a `#` in a request line a byte that none may have, so that it is refused as malformed, which it is (RFC 9112,
-/// 3.2): the parser would leave it out with all behind it, and serve another path than was asked for (B56). Returns whether
-/// the line ends within these bytes.
-fn spoil_fragment(read: &mut [u8]) -> bool {
-    // Empty lines before it are passed over by the parser, too.
-    let begin = read.iter().position(|byte| !b"\r\n".contains(byte)).unwrap_or(read.len());
-    let line = &mut read[begin..];
-    let end = line.iter().position(|byte| *byte == b'\n');
-    let length = end.unwrap_or(line.len());
-    line[..length].iter_mut().filter(|byte| **byte == b'#').for_each(|byte| *byte = 0);
-    end.is_some()
+/// Where the next byte stands, with regard to a request line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RequestLine {
+    /// In front of one. Empty lines before it are passed over by the parser, too.
+    Before,
+    Within,
+    /// Behind one, or nowhere near.
+    Over,
+}
+
+impl RequestLine {
+    fn begins_if(&mut self, is_head: bool) {
+        if is_head {
+            *self = Self::Before;
+        }
+    }
+
+    /// Makes a `#` in a request line a byte that none may have, so that it is refused as malformed, which it is (RFC
+    /// 9112, 3.2): the parser would leave it out with all behind it, and serve another path than was asked for (B56).
+    fn spoil_fragment(&mut self, read: &mut [u8]) {
+        for byte in read {
+            *self = match (*self, *byte) {
+                (Self::Over, _) => return,
+                (Self::Before, b'\r' | b'\n') => Self::Before,
+                (Self::Within, b'\n') => Self::Over,
+                (Self::Before | Self::Within, _) => Self::Within,
+            };
+            if *self == Self::Within && *byte == b'#' {
+                *byte = 0;
+            }
+        }
+    }
 }
 
 /// Where a test wants the process to end in the middle of a handle: writes half of the answer, and ends it (F08).
@@ -312,4 +331,26 @@ pub(super) async fn linger<T: Transport>(mut socket: T, span: Duration) {
     // On the heap: the future that awaits this is alive as long as the connection.
     let mut scratch = vec![0; 4096];
     while let Ok(Ok(1..)) = tokio::time::timeout_at(ends_at, socket.read(&mut scratch)).await {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// B56: whichever bytes come together.
+    #[test]
+    fn b56_a_fragment_of_a_request_line_is_spoiled_and_nothing_else() {
+        let sent = b"\r\nPOST /u/mcp#x HTTP/1.1\r\nx-note: a#b\r\n\r\n#";
+        let mut expected = *sent;
+        expected[13] = 0;
+        for piece in 1..=sent.len() {
+            let (mut line, mut read) = (RequestLine::Over, *sent);
+            line.begins_if(true);
+            read.chunks_mut(piece).for_each(|piece| line.spoil_fragment(piece));
+            assert_eq!(read, expected, "{piece} at a time");
+        }
+        let mut body = *b"#";
+        RequestLine::Over.spoil_fragment(&mut body);
+        assert_eq!(&body, b"#", "what begins no head");
+    }
 }

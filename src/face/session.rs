@@ -44,6 +44,7 @@ use crate::upstream::{Forwarding, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
 pub use bridge::Bridge;
+use known::ServerTools;
 use sessions::{Session, Sessions};
 use tasks::{Asking, Desk, TaskCall};
 
@@ -186,7 +187,8 @@ impl SessionFace {
             Err(none) => return none.answer(&addressee),
         };
         if let Message::Request(request) = &message
-            && let Some(hidden) = Box::pin(self.shared.hidden(&session, &inbound.principal, request)).await
+            && let Some(hidden) =
+                Box::pin(self.shared.hidden(&session, &inbound.principal, request, &mut ServerTools::default())).await
         {
             return hidden.answer(request, inbound);
         }

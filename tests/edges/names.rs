@@ -3,8 +3,8 @@
 use serde_json::json;
 
 use crate::client::Gate;
-use crate::peers::{PAIRS, Person, SESSION, STATELESS, said, server};
-use crate::upstream::in_time;
+use crate::peers::{PAIRS, Person, SESSION, STATELESS, said, server, server_with};
+use crate::upstream::{Seen, in_time, status};
 
 const RULES: &str = "[[upstreams.up.tools]]\nmatch = \"generate_*\"\nrename = \"make_*\"\n\
     [[upstreams.up.tools]]\nmatch = \"admin_*\"\nhide = true\n\
@@ -28,7 +28,7 @@ async fn every_kind_of_client_lists_and_calls_tools_by_the_operators_names() {
         ] {
             assert_eq!(person.call(tool).await, expected, "{client} {kind} {tool}");
         }
-        let sent = server.world.all(crate::upstream::Seen::is_call);
+        let sent = server.world.all(Seen::is_call);
         let names: Vec<_> = sent.iter().map(|seen| seen.body["params"]["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["generate_report", "generate_map", "plain"], "{client} {kind}: nothing else was sent");
         if kind == STATELESS {
@@ -51,7 +51,7 @@ async fn headers_that_repeat_arguments_are_checked_and_sent_under_the_new_name()
         assert_eq!(unnamed["error"]["code"], -32020, "{kind} {unnamed}");
         let named = person.ask_with("tools/call", params(), &[("mcp-param-region", "north")]).await;
         assert_eq!(said(&named), "region", "{kind} {named}");
-        let sent = server.world.first(crate::upstream::Seen::is_call).await;
+        let sent = server.world.first(Seen::is_call).await;
         let expected = (kind == STATELESS).then_some("north");
         assert_eq!(sent.header("mcp-param-region"), expected, "{kind}");
     }
@@ -119,6 +119,32 @@ async fn no_other_spelling_of_a_hidden_name_reaches_the_server() {
     }
 }
 
+/// However many calls an array has, the server is asked once which tools it has; and where it does not say, no call is
+/// told that there is no such tool.
+#[tokio::test]
+async fn a_server_is_asked_once_for_all_calls_of_an_array() {
+    const CALLS: usize = 40;
+    let call = |id: usize| {
+        let params = json!({"name": format!("nobody_{id}"), "arguments": {}});
+        json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params})
+    };
+    let array = json!((0..CALLS).map(call).collect::<Vec<_>>()).to_string();
+    // The list has two pages.
+    for (kind, lists, pages, expected) in
+        [(SESSION, true, 2, "-32602"), (STATELESS, true, 2, "-32602"), (SESSION, false, 1, "upstream_timeout")]
+    {
+        let script = move |seen: &Seen| (!lists && seen.rpc() == "tools/list").then(|| status(500));
+        let server = server_with(kind, script).await;
+        let gate = Gate::with(server.address, RULES).await;
+        let older = gate.client_of("2025-03-26").await;
+        let before = server.world.count("tools/list");
+        let text = in_time(older.post(array.clone())).await.text().await;
+        assert_eq!(text.matches(expected).count(), CALLS, "{kind} {lists}: {text}");
+        assert_eq!(server.world.count("tools/list"), before + pages, "{kind} {lists}");
+        assert_eq!(server.world.count("tools/call"), 0, "{kind} {lists}");
+    }
+}
+
 /// T-72.
 #[tokio::test]
 async fn a_call_of_no_tool_gets_no_handle_though_it_asks_for_a_task() {
@@ -133,6 +159,6 @@ async fn a_call_of_no_tool_gets_no_handle_though_it_asks_for_a_task() {
         assert_eq!(server.world.count("tools/call"), 0, "{kind}");
         let answer = person.ask("tools/call", json!({"name": "plain", "arguments": {}, "task": {}})).await;
         assert!(answer["result"]["task"]["taskId"].is_string(), "{kind} {answer}");
-        server.world.first(crate::upstream::Seen::is_call).await;
+        server.world.first(Seen::is_call).await;
     }
 }

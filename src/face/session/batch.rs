@@ -8,9 +8,9 @@ use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
 use super::bridge::said::Saying;
+use super::known::ServerTools;
 use super::sessions::Session;
 use super::{Shared, batch_item, bridge, fallback, native, vet};
-use crate::dialect::Complaint;
 use crate::face::http::{Inbound, Response};
 use crate::face::pipe;
 use crate::upstream::own_ids::is_own;
@@ -26,12 +26,12 @@ pub(super) async fn post(
 ) -> Response {
     let (mut items, mut driven) = (Vec::new(), Vec::new());
     // One for all of them, however many calls wait for a server that does not list its tools.
-    let until = Instant::now() + native::LOOK_MAX;
+    let (until, mut asked) = (Instant::now() + native::LOOK_MAX, ServerTools::default());
     for (read, bytes) in batch {
         if let Ok(Message::Request(request)) = &read
-            && Box::pin(shared.hidden(&session, &inbound.principal, request)).await.is_some()
+            && let Some(hidden) = Box::pin(shared.hidden(&session, &inbound.principal, request, &mut asked)).await
         {
-            items.push(Err((Some(request.id.clone()), Complaint::UnknownTool)));
+            driven.push(stream::iter([Saying::Last(hidden.message(&request.id))]).boxed());
             continue;
         }
         match read {

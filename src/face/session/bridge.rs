@@ -30,6 +30,7 @@ use http::{HeaderValue, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
+use super::known::ServerTools;
 use super::sessions::{Session, Telling};
 use super::{Shared, addressee, fallback, refuse, vet};
 use crate::dialect::Complaint;
@@ -42,7 +43,7 @@ use crate::upstream::own_ids::is_own;
 use crate::upstream::{Era, Upstream};
 use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
 use crate::wire::framing::sse_message;
-use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
+use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
 use call::Caller;
 pub(in crate::face) use desk::Desk;
@@ -125,13 +126,12 @@ pub(super) async fn post_batch(
     inbound: &Inbound,
 ) -> Response {
     let caller = || Caller::of(inbound);
-    let (mut answers, mut calls) = (BTreeMap::new(), Vec::new());
+    let (mut answers, mut calls, mut asked) = (BTreeMap::new(), Vec::new(), ServerTools::default());
     for (place, (read, _)) in batch.into_iter().enumerate() {
         if let Ok(Message::Request(request)) = &read
-            && Box::pin(shared.hidden(&session, &inbound.principal, request)).await.is_some()
+            && let Some(hidden) = Box::pin(shared.hidden(&session, &inbound.principal, request, &mut asked)).await
         {
-            let error = Complaint::UnknownTool.to_error(ProtocolVersion::V2025_03_26);
-            answers.insert(place, envelope::error(Some(&request.id), &error));
+            answers.insert(place, hidden.message(&request.id));
             continue;
         }
         match batch_answer(shared, &session, read, &caller) {

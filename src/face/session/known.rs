@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::bridge::client::Client;
@@ -21,7 +22,7 @@ use crate::face::catalog::Catalog;
 use crate::face::http::{Inbound, Response};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::Request;
-use crate::wire::{Object, method};
+use crate::wire::{Object, ProtocolVersion, RequestId, RpcError, envelope, method};
 
 /// Sessions whose tools are remembered; the one used longest ago falls out.
 const SESSIONS_MAX: usize = 1_024;
@@ -38,6 +39,17 @@ impl Default for KnownTools {
     fn default() -> Self {
         Self(Recent::new(SESSIONS_MAX))
     }
+}
+
+/// What a server lists when it is asked. It is asked once, however many calls an array has.
+#[derive(Debug, Default)]
+pub(super) struct ServerTools(Option<ListedNames>);
+
+/// Nothing, where the server does not say.
+#[derive(Debug, Default)]
+struct ListedNames {
+    names: HashSet<String>,
+    is_whole: bool,
 }
 
 /// What is known of a tool.
@@ -72,30 +84,44 @@ impl Shared {
         self.tools.0.get(session.token.nonce).is_some_and(|known| known.lock().contains(tool))
     }
 
-    async fn standing(self: &Arc<Self>, session: &Session, principal: &Principal, tool: &str) -> Standing {
+    async fn standing(
+        self: &Arc<Self>,
+        session: &Session,
+        principal: &Principal,
+        tool: &str,
+        asked: &mut ServerTools,
+    ) -> Standing {
         if self.is_listed(session, tool) {
             return Standing::Listed;
         }
+        let listing = match &asked.0 {
+            Some(listing) => listing,
+            None => asked.0.insert(self.listing(session, principal).await),
+        };
+        match (listing.names.contains(tool), listing.is_whole) {
+            (true, _) => Standing::Listed,
+            (false, true) => Standing::Unlisted,
+            (false, false) => Standing::Untold,
+        }
+    }
+
+    /// Asks the server for its tools.
+    async fn listing(self: &Arc<Self>, session: &Session, principal: &Principal) -> ListedNames {
         let client = Client::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
         let catalog = Catalog::new(self.upstream_of(session), Arc::new(PlainPeer));
         match tokio::time::timeout(LOOK_MAX, catalog.names(&context)).await {
             Ok(Ok((names, is_whole))) => {
-                let is_there = names.iter().any(|name| name == tool);
-                self.learn(session, names.into_iter());
-                match (is_there, is_whole) {
-                    (true, _) => Standing::Listed,
-                    (false, true) => Standing::Unlisted,
-                    (false, false) => Standing::Untold,
-                }
+                self.learn(session, names.iter().cloned());
+                ListedNames { names: names.into_iter().collect(), is_whole }
             }
-            Ok(Err(_)) | Err(_) => Standing::Untold,
+            Ok(Err(_)) | Err(_) => ListedNames::default(),
         }
     }
 
     /// Whether a call that is to be a task has a tool, before it gets a handle (T-72). Where the server does not say, it has.
     pub(super) async fn may_begin(self: &Arc<Self>, session: &Session, principal: &Principal, tool: &str) -> bool {
-        self.standing(session, principal, tool).await != Standing::Unlisted
+        self.standing(session, principal, tool, &mut ServerTools::default()).await != Standing::Unlisted
     }
 
     /// What is wrong with a call where tools are hidden: a server may take another spelling of a hidden name for that name,
@@ -105,6 +131,7 @@ impl Shared {
         session: &Session,
         principal: &Principal,
         request: &Request,
+        asked: &mut ServerTools,
     ) -> Option<Hidden> {
         if request.method != method::TOOLS_CALL || !self.served.conduit.hides_tools() {
             return None;
@@ -114,7 +141,7 @@ impl Shared {
         if super::fallback::called(self, session, request).is_some() {
             return None;
         }
-        match self.standing(session, principal, &tool).await {
+        match self.standing(session, principal, &tool, asked).await {
             Standing::Listed => None,
             Standing::Unlisted => Some(Hidden::Unknown),
             Standing::Untold => Some(Hidden::Untold),
@@ -135,10 +162,20 @@ impl Hidden {
         let addressee = addressee(Some(&request.id), inbound.accepted);
         match self {
             Self::Unknown => refuse(&addressee, &Complaint::UnknownTool),
-            Self::Untold => {
-                let fault = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-                addressee.error(http::StatusCode::OK, &gateway_error(&fault))
-            }
+            Self::Untold => addressee.error(http::StatusCode::OK, &untold()),
         }
     }
+
+    /// The answer as a message of an array.
+    pub(super) fn message(self, id: &RequestId) -> Bytes {
+        let error = match self {
+            Self::Unknown => Complaint::UnknownTool.to_error(ProtocolVersion::V2025_03_26),
+            Self::Untold => untold(),
+        };
+        envelope::error(Some(id), &error)
+    }
+}
+
+fn untold() -> RpcError {
+    gateway_error(&GatewayFault::new(Reason::UpstreamTimeout, Executed::No))
 }

@@ -94,7 +94,7 @@ fn put_task(out: &mut Put, task: &Task) {
     let Task {
         key: TaskKey { owner, id },
         shown,
-        origin: Origin { upstream, tool, maker },
+        origin,
         created_at,
         updated_at,
         ttl,
@@ -109,16 +109,8 @@ fn put_task(out: &mut Put, task: &Task) {
     } = task;
     out.text(owner.as_str());
     out.fixed(&id.bits().to_be_bytes());
-    out.byte(match shown {
-        Shown::Handle => 0,
-        Shown::Hidden => 1,
-    });
-    out.text(upstream);
-    out.text(tool);
-    out.byte(match maker {
-        Maker::Session => 0,
-        Maker::Stateless => 1,
-    });
+    put_shown(out, *shown);
+    put_origin(out, origin);
     out.time(*created_at);
     out.time(*updated_at);
     out.span(*ttl);
@@ -141,20 +133,8 @@ fn take_task(body: &mut Take) -> Option<Task> {
             owner: Principal::new(&body.text()?),
             id: TaskId::from_bits(u128::from_be_bytes(body.fixed()?)),
         },
-        shown: match body.byte()? {
-            0 => Shown::Handle,
-            1 => Shown::Hidden,
-            _ => return None,
-        },
-        origin: Origin {
-            upstream: body.text()?,
-            tool: body.text()?,
-            maker: match body.byte()? {
-                0 => Maker::Session,
-                1 => Maker::Stateless,
-                _ => return None,
-            },
-        },
+        shown: take_shown(body)?,
+        origin: take_origin(body)?,
         created_at: body.time()?,
         updated_at: body.time()?,
         ttl: body.span()?,
@@ -170,6 +150,41 @@ fn take_task(body: &mut Take) -> Option<Task> {
             Some(Idempotency { key, call: Digest(body.fixed()?) })
         })?,
     })
+}
+
+fn put_shown(out: &mut Put, shown: Shown) {
+    out.byte(match shown {
+        Shown::Handle => 0,
+        Shown::Hidden => 1,
+    });
+}
+
+fn take_shown(body: &mut Take) -> Option<Shown> {
+    match body.byte()? {
+        0 => Some(Shown::Handle),
+        1 => Some(Shown::Hidden),
+        _ => None,
+    }
+}
+
+fn put_origin(out: &mut Put, origin: &Origin) {
+    let Origin { upstream, tool, maker } = origin;
+    out.text(upstream);
+    out.text(tool);
+    out.byte(match maker {
+        Maker::Session => 0,
+        Maker::Stateless => 1,
+    });
+}
+
+fn take_origin(body: &mut Take) -> Option<Origin> {
+    let (upstream, tool) = (body.text()?, body.text()?);
+    let maker = match body.byte()? {
+        0 => Maker::Session,
+        1 => Maker::Stateless,
+        _ => return None,
+    };
+    Some(Origin { upstream, tool, maker })
 }
 
 fn put_phase(out: &mut Put, phase: &Phase) {

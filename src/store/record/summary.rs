@@ -9,8 +9,11 @@
 use ::bytes::Bytes;
 
 use super::bytes::{Put, Take};
-use super::{CHECKSUM_LEN, HEAD_LEN, RecordError, checksum_of, put_fault, take_fault};
-use crate::task::{Maker, Origin, Shown, Standing, Summary, TaskKey};
+use super::{
+    CHECKSUM_LEN, HEAD_LEN, RecordError, checksum_of, put_fault, put_origin, put_shown, take_fault, take_origin,
+    take_shown,
+};
+use crate::task::{Standing, Summary, TaskKey};
 
 /// What is written now.
 pub const VERSION: u16 = 1;
@@ -19,29 +22,11 @@ pub const VERSION: u16 = 1;
 #[must_use]
 pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     // Whole on purpose: a member that is added later does not build until it stands here.
-    let Summary {
-        key: _,
-        shown,
-        origin: Origin { upstream, tool, maker },
-        created_at,
-        updated_at,
-        ttl,
-        poll_interval,
-        standing,
-        status_message,
-        said,
-    } = summary;
+    let Summary { key: _, shown, origin, created_at, updated_at, ttl, poll_interval, standing, status_message, said } =
+        summary;
     let mut out = Put::with_capacity(HEAD_LEN, summary.bytes());
-    out.byte(match shown {
-        Shown::Handle => 0,
-        Shown::Hidden => 1,
-    });
-    out.text(upstream);
-    out.text(tool);
-    out.byte(match maker {
-        Maker::Session => 0,
-        Maker::Stateless => 1,
-    });
+    put_shown(&mut out, *shown);
+    put_origin(&mut out, origin);
     out.time(*created_at);
     out.time(*updated_at);
     out.span(*ttl);
@@ -79,20 +64,8 @@ pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, Re
 fn take(key: &TaskKey, body: &mut Take) -> Option<Summary> {
     Some(Summary {
         key: key.clone(),
-        shown: match body.byte()? {
-            0 => Shown::Handle,
-            1 => Shown::Hidden,
-            _ => return None,
-        },
-        origin: Origin {
-            upstream: body.text()?,
-            tool: body.text()?,
-            maker: match body.byte()? {
-                0 => Maker::Session,
-                1 => Maker::Stateless,
-                _ => return None,
-            },
-        },
+        shown: take_shown(body)?,
+        origin: take_origin(body)?,
         created_at: body.time()?,
         updated_at: body.time()?,
         ttl: body.span()?,

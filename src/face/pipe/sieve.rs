@@ -12,7 +12,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::read;
+use super::read::{self, Resumed};
 use crate::dialect::peer::Refused;
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::reintroduction::client_capabilities;
@@ -210,7 +210,7 @@ pub(super) async fn opened(mut body: ConduitBody, bytes_max: usize) -> Result<Op
             return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
         }
     }
-    let watched = ConduitBody::new(Watched { pieces, rest: body, glance });
+    let watched = ConduitBody::new(Watched { body: Resumed { pieces, rest: body }, glance });
     Ok(match shows {
         Shows::Harmless => Opened::Plain(watched),
         Shows::Nothing | Shows::Failing | Shows::Asking => Opened::Odd(watched),
@@ -219,8 +219,7 @@ pub(super) async fn opened(mut body: ConduitBody, bytes_max: usize) -> Result<Op
 
 /// A body whose beginning was looked at. It breaks off where it turns out to be more than an answer.
 struct Watched {
-    pieces: VecDeque<Bytes>,
-    rest: ConduitBody,
+    body: Resumed,
     glance: Glance,
 }
 
@@ -230,12 +229,10 @@ impl Body for Watched {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = self.get_mut();
-        if let Some(piece) = this.pieces.pop_front() {
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
-        }
+        let was_seen = !this.body.pieces.is_empty();
         let was_harmless = this.glance.shows() == Shows::Harmless;
-        let frame = ready!(Pin::new(&mut this.rest).poll_frame(cx));
-        let data = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref());
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let data = frame.as_ref().filter(|_| !was_seen).and_then(|frame| frame.as_ref().ok()?.data_ref());
         if was_harmless && data.is_some_and(|data| this.glance.feed(data) != Shows::Harmless) {
             return Poll::Ready(Some(Err(io::Error::other(FramingError::TwoMessagesInOne))));
         }
@@ -243,17 +240,10 @@ impl Body for Watched {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.pieces.is_empty() && self.rest.is_end_stream()
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let held = self.pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
-        let rest = self.rest.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(held + rest.lower());
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(held + upper);
-        }
-        hint
+        self.body.size_hint()
     }
 }

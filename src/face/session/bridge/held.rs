@@ -23,10 +23,9 @@ use super::said::{Said, can_resume};
 use crate::face::answer::{Addressee, event_stream};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
 use crate::face::pipe::late::{self, Answer};
-use crate::face::pipe::read;
+use crate::face::pipe::read::{self, Resumed};
 use crate::face::pipe::signs::Signs;
 use crate::face::sealed::SessionToken;
-use crate::face::stateless::pipe::edit::Resumed;
 use crate::wire::framing::{EventGate, Passage, Primers, Whole, read_event, sse_comment};
 use crate::wire::{ProtocolVersion, RequestId};
 

@@ -3,20 +3,16 @@
 //! Everything else leaves as it came.
 
 use std::collections::VecDeque;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use hyper::body::{Body, Frame, SizeHint};
 
 use super::about_us;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::face::fallback::FallbackDesk;
 use crate::face::pipe::edit::{edited_event, edited_events};
-use crate::face::pipe::read;
+use crate::face::pipe::read::{self, Resumed};
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
@@ -181,38 +177,4 @@ fn joined(pieces: &VecDeque<Bytes>) -> Bytes {
     let mut whole = Vec::with_capacity(pieces.iter().map(Bytes::len).sum());
     pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
     whole.into()
-}
-
-/// A body whose beginning was read already.
-pub(in crate::face) struct Resumed {
-    pub(in crate::face) pieces: VecDeque<Bytes>,
-    pub(in crate::face) rest: ConduitBody,
-}
-
-impl Body for Resumed {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
-        let this = self.get_mut();
-        match this.pieces.pop_front() {
-            Some(piece) => Poll::Ready(Some(Ok(Frame::data(piece)))),
-            None => Pin::new(&mut this.rest).poll_frame(cx),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.pieces.is_empty() && self.rest.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let held = self.pieces.iter().map(|piece| piece.len() as u64).sum::<u64>();
-        let rest = self.rest.size_hint();
-        let mut hint = SizeHint::new();
-        hint.set_lower(held + rest.lower());
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(held + upper);
-        }
-        hint
-    }
 }

@@ -93,16 +93,22 @@ impl WireSession {
         let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
         let is_probe = outer.as_ref().is_some_and(|outer| outer.is_probe);
         let text = outer.map_or_else(|| text.clone(), |outer| names::answer(response, &outer.id));
-        if !self.table.lock().answer(response.id.as_ref(), &text) {
+        let is_result = response.outcome.is_ok();
+        let taken = {
+            let mut table = self.table.lock();
+            if is_tool && is_result && response.result.as_ref().is_some_and(is_task) {
+                // Before the call is over: a connection without calls gives way, unless its server runs a task.
+                table.note_task();
+            }
+            table.answer(response.id.as_ref(), &text)
+        };
+        if !taken {
             self.take_foreign(response, &text);
         }
         match &response.outcome {
             Ok(_) => {
                 self.is_proven.store(true, Ordering::Relaxed);
                 self.has_served.fetch_or(is_tool, Ordering::Relaxed);
-                if is_tool && response.result.as_ref().is_some_and(is_task) {
-                    self.table.lock().note_task();
-                }
             }
             Err(error) if is_probe && era_of_refusal(error) == Era::Session => self.end_after_probe(),
             Err(_) => (),

@@ -75,9 +75,9 @@ impl Running {
         self.scheme
     }
 
-    /// Serves other routes to other principals from now on, in one step: each request meets the old or the new (F24),
-    /// one that is under way ends as it began, but for the event streams of those who may not come any more. Of `settings` the allowed names and origins and the largest body hold;
-    /// the rest needs another listener. Reads the certificate again.
+    /// Serves other routes to other principals from now on, in one step: each request meets the old or the new (F24). One
+    /// that is under way ends as it began, but for the event streams of those who may not come any more. Of `settings` the
+    /// allowed names and origins and the largest body hold; the rest needs another listener. Reads the certificate again.
     pub fn replace(&self, settings: &ListenSettings, callers: Callers, routes: Routes) {
         let before = self.shared.layers.load_full();
         let kept = Kept {

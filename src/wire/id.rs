@@ -15,8 +15,8 @@ pub const ID_BYTES_MAX: usize = 256;
 pub struct RequestId(Payload);
 
 impl RequestId {
-    /// Accepts a JSON string whose text has no null character and no half of a surrogate pair (B81), or an integer that fits `i64` and is written as
-    /// one (`1.0` is not).
+    /// Accepts a JSON string whose text has no null character and no half of a surrogate pair (B81), or an integer that
+    /// fits `i64` and is written as one (`1.0` is not).
     #[must_use]
     pub fn from_payload(text: &Payload) -> Option<Self> {
         let raw = text.as_str();

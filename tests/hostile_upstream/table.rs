@@ -48,7 +48,6 @@ const FINE: [&str; 3] = ["200 fine {\"n\":1}", "completed {\"n\":1}", "200 fine 
 const MALFORMED: &str = "-32603 upstream_malformed unknown";
 const MALFORMED_RUN: &str = "-32603 upstream_malformed yes";
 
-/// U01 to U06, U16, U40.
 fn heads() -> Vec<Row> {
     let page = "Content-Type: text/html\r\n";
     let challenge = "WWW-Authenticate: Bearer realm=\"theirs\"\r\n";
@@ -82,7 +81,6 @@ fn heads() -> Vec<Row> {
     ]
 }
 
-/// U07, U08, U12, U14, U27, U28: answers in JSON. What the pipe does not keep it does not judge.
 fn bodies() -> Vec<Row> {
     let (plain, task) = ("200 -32603 upstream_malformed yes", "failed -32603 upstream_malformed yes");
     let deep =
@@ -134,7 +132,6 @@ fn bodies() -> Vec<Row> {
     ]
 }
 
-/// U13, U14: HTTP that is none.
 fn framing() -> Vec<Row> {
     let garbled = |name, bytes: Vec<u8>| alike(name, Act::Says(bytes), MALFORMED);
     let field = |n: usize| format!("x-{n}: {}\r\n", "y".repeat(700));
@@ -162,7 +159,6 @@ fn framing() -> Vec<Row> {
     ]
 }
 
-/// U09, U10, U17 to U25, U30: event streams.
 fn streams() -> Vec<Row> {
     let fine = event(&fine());
     let odd = event("{nonsense");
@@ -203,7 +199,6 @@ fn streams() -> Vec<Row> {
     ]
 }
 
-/// U25: more progress than anybody wants.
 fn floods() -> Vec<Row> {
     let progress: String = (0..10_000)
         .map(|n| event(&format!(r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{{id}},"progress":{n}}}}}"#)))
@@ -212,7 +207,6 @@ fn floods() -> Vec<Row> {
     vec![row("U25", Act::Says(events(&(progress + &fine))), FINE)]
 }
 
-/// U39, and the answers to the handshake that are none.
 fn handshakes() -> Vec<Row> {
     let introduced = r#"{"jsonrpc":"2.0","id":{id},"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"h","version":"1"}}}"#;
     let named = |id: &str| {
@@ -257,32 +251,37 @@ async fn check(rows: Vec<Row>, deadline: &str) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// U40.
+/// U01 to U06, U16, U40.
 #[tokio::test]
 async fn heads_that_refuse_or_cannot_be_read() {
     check(heads(), "2s").await;
 }
 
+/// U07, U08, U12, U14, U27, U28: answers in JSON. What the pipe does not keep it does not judge.
 #[tokio::test]
 async fn bodies_that_are_no_answer() {
     check(bodies(), "2s").await;
 }
 
+/// U13, U14: HTTP that is none.
 #[tokio::test]
 async fn http_that_is_none() {
     check(framing(), "2s").await;
 }
 
+/// U09, U10, U17 to U25, U30: event streams.
 #[tokio::test]
 async fn event_streams_that_go_wrong() {
     check(streams(), "2s").await;
 }
 
+/// U25: more progress than anybody wants.
 #[tokio::test]
 async fn floods_that_are_survived() {
     check(floods(), "1m").await;
 }
 
+/// U39, and the answers to the handshake that are none.
 #[tokio::test]
 async fn handshakes_that_fail() {
     check(handshakes(), "2s").await;

@@ -72,13 +72,14 @@ deny:
 	$(call step,licences and sources)
 	@"$(DENY)" check bans licenses sources
 
-# Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs.
+# Ratios against baselines that run beside the gateway; see the head of benches/gateway.rs. With UPDATE_BENCHMARKS=1 the
+# tables go to docs/benchmarks.md.
 bench:
 	@cargo bench --locked
 
-# Records the terminal sessions that the README shows anew; `unit` compares them.
+# Records the terminal sessions of docs/command-line.md anew; `unit` compares them.
 sessions:
-	@UPDATE_README=1 cargo test --quiet --locked --test readme_sessions
+	@UPDATE_SESSIONS=1 cargo test --quiet --locked --test readme_sessions
 
 # The advisory database is no registry's, so this needs more of the network than the tests have.
 audit:

@@ -70,7 +70,7 @@ fn measure(size: plan::Size, wanted: &str) -> anyhow::Result<()> {
         let mut end = signal(SignalKind::terminate())?;
         tokio::select! {
             measured = tokio::time::timeout(RUN_MAX, plan::run(size, wanted)) => {
-                report::publish(&measured.context("the run takes too long")??)
+                report::publish(&measured.context("the run takes too long")??, size == plan::Size::FULL && wanted.is_empty())
             }
             // The parts are killed when the plan is dropped, so that none stays behind.
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),

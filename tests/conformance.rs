@@ -3,7 +3,7 @@
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so. The results go to `target/reports/conformance.md` and `target/reports/conformance-2025-11-25.md`,
-//! and stand in the README.
+//! and the first stands in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -113,7 +113,7 @@ fn the_checks_are_the_expected_ones() {
 }
 
 #[test]
-fn the_results_are_reported_and_the_readme_shows_them() {
+fn the_results_are_reported_and_the_page_shows_them() {
     let Some(results) = results() else { return };
     report::publish("conformance", &suite::table(results));
 }
@@ -131,7 +131,7 @@ fn every_session_scenario_leaves_the_same_checks_with_and_without_the_gateway() 
 }
 
 #[test]
-fn the_session_results_are_reported_and_the_readme_shows_them() {
+fn the_session_results_are_reported_and_the_page_shows_them() {
     let Some(left) = left() else { return };
     report::publish(&format!("conformance-{}", sessions::REVISION), &sessions::table(&left.sessions));
 }

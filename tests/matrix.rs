@@ -1,7 +1,7 @@
 //! Real clients through the gateway to real servers: each client with each upstream in each case.
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
-//! output says so. The table goes to `target/reports/matrix.md` and stands in the README.
+//! output says so. The table goes to `target/reports/matrix.md` and stands in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -71,7 +71,7 @@ fn the_typescript_sdk_calls_every_upstream_without_tasks() {
 }
 
 #[test]
-fn the_matrix_is_reported_and_the_readme_shows_it() {
+fn the_matrix_is_reported_and_the_page_shows_it() {
     let Some(rows) = CELLS.rows() else { return };
     report::publish("matrix", &run::table(rows));
 }

@@ -2,7 +2,7 @@
 //! them, on the wire.
 //!
 //! `server` is one scripted server in six kinds, `speaker` one client in four; `cases` says what must come of a pair.
-//! The table goes to `target/reports/pairs.md` and stands in the README.
+//! The table goes to `target/reports/pairs.md` and stands in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -129,7 +129,7 @@ fn a_client_with_the_tasks_extension_is_served_by_every_kind_of_server() {
 }
 
 #[test]
-fn the_pairs_are_reported_and_the_readme_shows_them() {
+fn the_pairs_are_reported_and_the_page_shows_them() {
     let titles: String = Case::ALL.iter().map(|case| format!(" {} |", case.title())).collect();
     let mut table = format!("| client | server |{titles}\n|---|---|{}\n", "---|".repeat(Case::ALL.len()));
     for row in rows() {

@@ -1,7 +1,7 @@
-//! The terminal sessions that the README shows are what the program prints.
+//! The terminal sessions that `docs/command-line.md` shows are what the program prints.
 //!
 //! A session stands between `<!-- session:NAME -->` and `<!-- /session -->`, as a block of text. Each is recorded
-//! anew against the gateway in front of the demo server and compared; with `UPDATE_README=1` it is written there
+//! anew against the gateway in front of the demo server and compared; with `UPDATE_SESSIONS=1` it is written there
 //! instead. Ids of tasks differ from run to run and are shown as one short id.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
@@ -23,7 +23,7 @@ use std::{env, fs};
 use gateway::Gateway;
 use process::Child;
 
-/// A session: how it is named in the README, what is typed on the command line, and what is answered.
+/// A session: how it is named on the page, what is typed on the command line, and what is answered.
 struct Session {
     name: &'static str,
     flavour: &'static str,
@@ -37,7 +37,7 @@ const SESSIONS: [Session; 3] = [
 ];
 
 const CALL: [&str; 2] = ["confirm_delete", r#"{"path":"/tmp/old"}"#];
-/// What the README calls the gateway.
+/// What the page calls the gateway.
 const SHOWN_URL: &str = "http://127.0.0.1:8080/demo/mcp";
 const ID_SHOWN: &str = "3f9a62";
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -73,9 +73,9 @@ fn shortened(line: &str) -> String {
     }
 }
 
-/// The README with the session's block replaced; `None` if it has no place for it.
-fn replaced(readme: &str, name: &str, text: &str) -> Option<String> {
-    let (before, rest) = readme.split_once(&format!("<!-- session:{name} -->\n"))?;
+/// The page with the session's block replaced; `None` if it has no place for it.
+fn replaced(page: &str, name: &str, text: &str) -> Option<String> {
+    let (before, rest) = page.split_once(&format!("<!-- session:{name} -->\n"))?;
     let (_, after) = rest.split_once("<!-- /session -->")?;
     Some(format!("{before}<!-- session:{name} -->\n```text\n{text}```\n<!-- /session -->{after}"))
 }
@@ -89,23 +89,24 @@ async fn demo_server() -> (Child, String) {
 }
 
 #[tokio::test]
-async fn the_readme_shows_what_the_program_prints() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let readme = fs::read_to_string(&path).unwrap();
-    let marked = SESSIONS.iter().filter(|session| readme.contains(&format!("<!-- session:{} -->", session.name)));
+async fn the_page_shows_what_the_program_prints() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/command-line.md");
+    let page = fs::read_to_string(&path).unwrap();
+    let marked = SESSIONS.iter().filter(|session| page.contains(&format!("<!-- session:{} -->", session.name)));
     let marked: Vec<_> = marked.collect();
-    assert_eq!(readme.matches("<!-- session:").count(), marked.len(), "the README names a session that is none");
+    assert_eq!(page.matches("<!-- session:").count(), marked.len(), "the page names a session that is none");
+    assert_eq!(marked.len(), SESSIONS.len(), "the page lacks a session");
     let (_demo, url) = demo_server().await;
     let gateway = Gateway::start("readme-gateway", &format!("[upstreams.demo]\nurl = \"{url}\"\n"), 1).await.unwrap();
-    let mut updated = readme.clone();
+    let mut updated = page.clone();
     for session in marked {
         let text = record(gateway.url("demo"), session).await;
         updated = replaced(&updated, session.name, &text).expect("the session's end is marked");
     }
-    if env::var_os("UPDATE_README").is_some() {
+    if env::var_os("UPDATE_SESSIONS").is_some() {
         fs::write(&path, updated).unwrap();
     } else {
-        assert_eq!(readme, updated, "run this test with UPDATE_README=1");
+        assert_eq!(page, updated, "run this test with UPDATE_SESSIONS=1");
     }
 }
 
@@ -130,12 +131,12 @@ Deleted /tmp/old.
 
 #[test]
 fn blocks_are_replaced_between_their_marks_and_ids_are_shortened() {
-    let readme = "a\n<!-- session:core -->\nold\n<!-- /session -->\nb <!-- session:none -->\n<!-- /session -->\n";
+    let page = "a\n<!-- session:core -->\nold\n<!-- /session -->\nb <!-- session:none -->\n<!-- /session -->\n";
     let expected =
         "a\n<!-- session:core -->\n```text\nnew\n```\n<!-- /session -->\nb <!-- session:none -->\n<!-- /session -->\n";
-    assert_eq!(replaced(readme, "core", "new\n").as_deref(), Some(expected));
+    assert_eq!(replaced(page, "core", "new\n").as_deref(), Some(expected));
     assert_eq!(replaced(expected, "core", "new\n").as_deref(), Some(expected));
-    assert_eq!(replaced(readme, "extension", "new\n"), None);
+    assert_eq!(replaced(page, "extension", "new\n"), None);
     for (line, short) in [
         ("task 0123456789abcdef0123456789abcdef working: a", "task 3f9a62 working: a"),
         ("task report working", "task report working"),

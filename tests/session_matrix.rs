@@ -3,7 +3,7 @@
 //!
 //! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
 //! output says so. What each client is asked stands in `tests/peers/session-cases.json`. The table goes to
-//! `target/reports/session-matrix.md` and stands in the README.
+//! `target/reports/session-matrix.md` and stands in `docs/compatibility.md`.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
@@ -93,7 +93,7 @@ fn the_inspector_has_its_sessions() {
 }
 
 #[test]
-fn the_session_matrix_is_reported_and_the_readme_shows_it() {
+fn the_session_matrix_is_reported_and_the_page_shows_it() {
     let Some(rows) = CELLS.rows() else { return };
     report::publish("session-matrix", &run::report(rows));
 }

@@ -30,7 +30,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// How much is measured.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) rounds: usize,
     clients: usize,

@@ -32,14 +32,29 @@ impl Must {
     }
 }
 
-/// Prints the report, and keeps it as `reports/bench.md` and `.json` in the folder of build results.
-pub(crate) fn publish(measured: &Measured) -> anyhow::Result<()> {
+/// The page that shows the report of a whole run.
+const PAGE: &str = "docs/benchmarks.md";
+
+/// Prints the report, and keeps it as `reports/bench.md` and `.json` in the folder of build results. A whole run with
+/// `UPDATE_BENCHMARKS=1` writes it to [`PAGE`], too.
+pub(crate) fn publish(measured: &Measured, is_whole: bool) -> anyhow::Result<()> {
     let text = table(measured)?;
     std::io::stdout().write_all(text.as_bytes())?;
+    if is_whole && std::env::var_os("UPDATE_BENCHMARKS").is_some_and(|value| value == "1") {
+        let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
+        std::fs::write(&page, shown(&std::fs::read_to_string(&page)?, &text)?)?;
+    }
     let folder = folder()?;
     std::fs::write(folder.join("bench.md"), text)?;
     std::fs::write(folder.join("bench.json"), format!("{:#}\n", numbers(measured)))?;
     Ok(())
+}
+
+/// The page with this report between its marks.
+fn shown(page: &str, report: &str) -> anyhow::Result<String> {
+    let marked = page.split_once("<!-- bench -->\n").zip(page.split_once("<!-- /bench -->"));
+    let ((before, _), (_, after)) = marked.with_context(|| format!("{PAGE} has no marks for the report"))?;
+    Ok(format!("{before}<!-- bench -->\n{report}<!-- /bench -->{after}"))
 }
 
 /// The folder of reports, made where it is missing.
@@ -53,7 +68,7 @@ pub(crate) fn folder() -> anyhow::Result<PathBuf> {
 fn table(measured: &Measured) -> anyhow::Result<String> {
     let cores = std::thread::available_parallelism()?;
     let mut out = format!(
-        "# Speed\n\nMedians over the rounds of one run on {cores} cores, load and all servers included. CPU is \
+        "## CPU and latency\n\nMedians over the rounds of one run on {cores} cores, load and all servers included. CPU is \
          that of the server's process alone.\n\n\
          | what | server | CPU/request | ratio | p50 | p99 | answers/s |\n|---|---|---:|---:|---:|---:|---:|\n"
     );
@@ -67,12 +82,12 @@ fn table(measured: &Measured) -> anyhow::Result<String> {
             )?;
         }
     }
-    out.push_str("\n# Memory\n\n| what | count | resident before | after | each |\n|---|---:|---:|---:|---:|\n");
+    out.push_str("\n## Memory\n\n| what | count | resident before | after | each |\n|---|---:|---:|---:|---:|\n");
     for one in &measured.memory {
         let (before, after) = (one.before >> 10, one.after >> 10);
         writeln!(out, "| {} | {} | {before} KiB | {after} KiB | {:.1} kB |", one.what, one.count, one.each() / 1e3)?;
     }
-    out.push_str("\n# Durable store\n\n| what | found | must | met |\n|---|---:|---:|---|\n");
+    out.push_str("\n## Durable store\n\n| what | found | must | met |\n|---|---:|---:|---|\n");
     for Figure { what, found, must } in &measured.figures {
         let (bound, verdict) = match must {
             Must::None => ("", ""),

@@ -1,26 +1,29 @@
-//! What a run with real peers leaves behind: a table under `target/reports`, which the README repeats.
+//! What a run with real peers leaves behind: a table under `target/reports`, which `docs/compatibility.md` repeats.
 
 use std::path::Path;
 use std::{env, fs};
 
 use crate::process::target_dir;
 
-/// Writes `table` to `target/reports/NAME.md` and compares it with what stands in the README between
+/// The page that shows the tables.
+const PAGE: &str = "docs/compatibility.md";
+
+/// Writes `table` to `target/reports/NAME.md` and compares it with what stands in `docs/compatibility.md` between
 /// `<!-- NAME -->` and `<!-- /NAME -->`, if it has such a place. `UPDATE_GOLDEN=1` rewrites that instead.
 ///
 /// # Panics
-/// If the README shows something else.
+/// If the page shows something else.
 pub(crate) fn publish(name: &str, table: &str) {
     let dir = target_dir().join("reports");
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join(format!("{name}.md")), table).unwrap();
-    let readme = Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md");
-    let Ok(text) = fs::read_to_string(&readme) else { return };
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join(PAGE);
+    let text = fs::read_to_string(&page).unwrap();
     let Some(updated) = replaced(&text, name, table) else { return };
     if updates_golden() {
-        fs::write(&readme, updated).unwrap();
+        fs::write(&page, updated).unwrap();
     } else {
-        assert!(text == updated, "README.md does not show target/reports/{name}.md; UPDATE_GOLDEN=1 rewrites it");
+        assert!(text == updated, "{PAGE} does not show target/reports/{name}.md; UPDATE_GOLDEN=1 rewrites it");
     }
 }
 

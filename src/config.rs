@@ -12,6 +12,7 @@ mod section;
 mod value;
 mod wrap;
 
+use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use url::Url;
 
 use error::Report;
 pub use error::{ConfigError, Mistake};
+pub use section::Takes;
 use section::{Source, Unknown};
 
 use crate::server::api_keys::AuthSettings;
@@ -160,6 +162,26 @@ impl Config {
     pub fn quick_start(demo_url: Url) -> Self {
         resolve::quick_start("demo", demo_url)
     }
+
+    /// The keys in which this configuration differs from the one that a gateway was started with, and of which a running
+    /// gateway can change nothing.
+    #[must_use]
+    pub fn need_restart(&self, started: &Self) -> Vec<&'static str> {
+        let limits = self.store.limits();
+        let same_limits = |one: &Self| one.store.with_limits(limits);
+        [
+            ("listen.address", started.listen.address != self.listen.address),
+            ("listen.tls", started.listen.tls != self.listen.tls),
+            ("limits.connections_max", started.listen.connections_max != self.listen.connections_max),
+            ("limits.stored_bytes_max", started.store.limits().stored_bytes_max != limits.stored_bytes_max),
+            ("admin.address", started.admin != self.admin),
+            ("store.path", started.folder != self.folder),
+            ("store.kind", same_limits(started) != same_limits(self)),
+        ]
+        .into_iter()
+        .filter_map(|(key, differs)| differs.then_some(key))
+        .collect()
+    }
 }
 
 /// Reads the file at `path`. `env` looks up `${VAR}`.
@@ -205,7 +227,7 @@ pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Re
     }
     let raw = raw::read(source.root(tree.get_ref()));
     let Source { mut report, unknown, .. } = source;
-    let known = known_keys();
+    let known: Vec<String> = known_keys().into_keys().collect();
     for key in &unknown {
         report.mistake(&key.place, advice(key, &known));
     }
@@ -221,14 +243,14 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
     }
 }
 
-/// Every key that a file may have, in alphabetical order; `NAME` stands for an upstream's name.
+/// Every key that a file may have, and what it takes; `NAME` stands for an upstream's name.
 #[must_use]
-pub fn known_keys() -> Vec<String> {
+pub fn known_keys() -> BTreeMap<String, Takes> {
     let every_table = "[[auth.api_keys]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
     let mut source = Source::new(every_table, &|_| None, Report::new(""));
     raw::read(source.root(tree.get_ref()));
-    source.known.into_iter().map(|key| key.replace("[0]", "")).collect()
+    source.known.into_iter().map(|(key, takes)| (key.replace("[0]", ""), takes)).collect()
 }
 
 /// What to say of an unknown key: where it belongs, what it is close to, or what its table has.

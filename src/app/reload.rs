@@ -200,7 +200,7 @@ impl Gateway {
         }
         // Nothing below can fail.
         let mut before = std::mem::take(&mut self.upstreams);
-        let mut changes = Changes { need_restart: need_restart(&self.started, &config), ..Changes::default() };
+        let mut changes = Changes { need_restart: config.need_restart(&self.started), ..Changes::default() };
         for (one, fresh) in config.upstreams.iter().zip(fresh) {
             let kept = || before.iter().position(|opened| opened.config == *one).map(|at| before.swap_remove(at));
             match fresh.map_or_else(kept, |fresh| {
@@ -276,24 +276,6 @@ impl Gateway {
         self.current = config;
         is_new
     }
-}
-
-/// The keys that differ from those of the start, of which a running gateway can change nothing.
-fn need_restart(started: &Config, config: &Config) -> Vec<&'static str> {
-    let bytes = config.store.limits().stored_bytes_max;
-    let same_limits = |one: &Config| one.store.with_limits(config.store.limits());
-    [
-        ("listen.address", started.listen.address != config.listen.address),
-        ("listen.tls", started.listen.tls != config.listen.tls),
-        ("limits.connections_max", started.listen.connections_max != config.listen.connections_max),
-        ("limits.stored_bytes_max", started.store.limits().stored_bytes_max != bytes),
-        ("admin.address", started.admin != config.admin),
-        ("store.path", started.folder != config.folder),
-        ("store.kind", same_limits(started) != same_limits(config)),
-    ]
-    .into_iter()
-    .filter_map(|(key, differs)| differs.then_some(key))
-    .collect()
 }
 
 /// Who is served where.

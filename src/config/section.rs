@@ -3,10 +3,10 @@
 //! A derived deserializer would stop at the first mistake. Here the keys that a table is asked for are the keys
 //! that it knows, so the schema is written once, in [`super::raw`]. What values may look like: [`super::value`].
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeArray, DeTable, DeValue};
 
 use super::error::{Place, Report};
 use super::value::{self, Environment, Kind, Wrong};
@@ -24,9 +24,20 @@ pub(super) struct Source<'a> {
     line_ends: Vec<usize>,
     env: Environment<'a>,
     pub(super) report: Report,
-    /// Every key that was asked for, present or not.
-    pub(super) known: BTreeSet<String>,
+    /// Every key that was asked for, present or not, and what it takes.
+    pub(super) known: BTreeMap<String, Takes>,
     pub(super) unknown: Vec<Unknown>,
+}
+
+/// What a key takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Takes {
+    /// A value: what would be right, as a mistake says it.
+    Value(String),
+    /// A table, or several.
+    Table,
+    /// Nothing: the part that it belongs to is not built yet.
+    Unbuilt,
 }
 
 /// A key that nobody asked for.
@@ -41,7 +52,7 @@ pub(super) struct Unknown {
 impl<'a> Source<'a> {
     pub(super) fn new(text: &'a str, env: Environment<'a>, report: Report) -> Self {
         let line_ends = text.match_indices('\n').map(|(at, _)| at).collect();
-        Self { line_ends, env, report, known: BTreeSet::new(), unknown: Vec::new() }
+        Self { line_ends, env, report, known: BTreeMap::new(), unknown: Vec::new() }
     }
 
     /// The line that a byte of the text stands in, from 1.
@@ -85,7 +96,7 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// A string of this kind, with `${VAR}` filled in.
     pub(super) fn read<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<T>> {
-        let (place, value) = self.get(key)?;
+        let (place, value) = self.value(key, kind.wanted)?;
         let value = self.text(&place, value, kind)?;
         Some(Placed { value, place })
     }
@@ -109,11 +120,16 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// An array of strings of this kind. Wrong elements are noted and left out.
     pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Vec<T> {
-        let Some((place, value)) = self.get(key) else { return Vec::new() };
+        let wanted = format!("an array of strings, each {}", kind.wanted);
+        let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {
-            self.wrong_type(&place, value, &format!("an array of strings, each {}", kind.wanted));
+            self.wrong_type(&place, value, &wanted);
             return Vec::new();
         };
+        self.texts_of(&place, items, kind)
+    }
+
+    fn texts_of<T>(&mut self, place: &Place, items: &DeArray<'_>, kind: &Kind<T>) -> Vec<T> {
         let mut read = Vec::new();
         for (index, item) in items.iter().enumerate() {
             let at = Place { line: self.line_of(item), key: format!("{}[{index}]", place.key) };
@@ -124,13 +140,14 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// A string of this kind, or an array of at least one.
     pub(super) fn one_or_all<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<Vec<T>>> {
-        let (place, value) = self.get(key)?;
+        let wanted = format!("{}; or an array of strings, each {}", kind.wanted, kind.wanted);
+        let (place, value) = self.value(key, &wanted)?;
         let read = match value.get_ref().as_array() {
             Some(items) if items.is_empty() => {
                 self.source.report.mistake(&place, format!("is empty; write {}", kind.wanted));
                 return None;
             }
-            Some(_) => self.read_all(key, kind),
+            Some(items) => self.texts_of(&place, items, kind),
             None => vec![self.text(&place, value, kind)?],
         };
         (!read.is_empty()).then_some(Placed { value: read, place })
@@ -138,7 +155,8 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// A table of strings of this kind, whose names the operator chooses.
     pub(super) fn texts<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Vec<Placed<(String, T)>> {
-        let Some((place, value)) = self.get(key) else { return Vec::new() };
+        let wanted = format!("a table of names, each with {}", kind.wanted);
+        let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
         let Some(table) = self.table_in(&place, value, &format!("[{}]", place.key)) else { return Vec::new() };
         let mut all = Vec::new();
         for (name, value) in table {
@@ -153,8 +171,8 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// One word of a closed list. `None` beside a word: known, but not built yet.
     pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<Placed<T>> {
-        let (place, value) = self.get(key)?;
         let list = value::word_list(words);
+        let (place, value) = self.value(key, &list)?;
         let DeValue::String(written) = value.get_ref() else {
             self.wrong_type(&place, value, &list);
             return None;
@@ -176,8 +194,8 @@ impl<'s, 'a> Section<'s, 'a> {
     /// A whole number between `min` and 2³²−1: more places than that nobody can mean, and some counters
     /// of the libraries below end there.
     pub(super) fn count(&mut self, key: &'static str, min: u32) -> Option<Placed<u32>> {
-        let (place, value) = self.get(key)?;
         let wanted = format!("a whole number from {min} to {}", u32::MAX);
+        let (place, value) = self.value(key, &wanted)?;
         let DeValue::Integer(written) = value.get_ref() else {
             self.wrong_type(&place, value, &wanted);
             return None;
@@ -191,24 +209,25 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// `true` or `false`.
     pub(super) fn flag(&mut self, key: &'static str) -> Option<Placed<bool>> {
-        let (place, value) = self.get(key)?;
+        let wanted = "`true` or `false`";
+        let (place, value) = self.value(key, wanted)?;
         if let DeValue::Boolean(flag) = value.get_ref() {
             return Some(Placed { value: *flag, place });
         }
-        self.wrong_type(&place, value, "`true` or `false`");
+        self.wrong_type(&place, value, wanted);
         None
     }
 
     /// A key of a part that is not built yet: refused whatever it holds, never ignored.
     pub(super) fn unbuilt(&mut self, key: &'static str) -> Option<Place> {
-        let (place, _) = self.get(key)?;
+        let (place, _) = self.get(key, Takes::Unbuilt)?;
         self.source.report.mistake(&place, "not built yet; leave it out");
         Some(place)
     }
 
     /// The table `key`.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'_, 'a> {
-        let (place, table) = match self.get(key) {
+        let (place, table) = match self.get(key, Takes::Table) {
             Some((place, value)) => {
                 let table = self.table_in(&place, value, &format!("[{}]", place.key));
                 (place, table)
@@ -220,7 +239,7 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// Reads each table of the array of tables `key`.
     pub(super) fn each<T>(&mut self, key: &'static str, read: impl Fn(Section<'_, 'a>) -> T) -> Vec<T> {
-        let Some((place, value)) = self.get(key) else { return Vec::new() };
+        let Some((place, value)) = self.get(key, Takes::Table) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {
             self.wrong_type(&place, value, &format!("tables that begin with [[{}]]", place.key));
             return Vec::new();
@@ -238,7 +257,7 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// Reads each table in the table `key`, whose names the operator chooses.
     pub(super) fn named<T>(&mut self, key: &'static str, read: impl Fn(&str, Section<'_, 'a>) -> T) -> Vec<T> {
-        let Some((place, value)) = self.get(key) else { return Vec::new() };
+        let Some((place, value)) = self.get(key, Takes::Table) else { return Vec::new() };
         let header = format!("[{}.NAME]", place.key);
         let Some(table) = self.table_in(&place, value, &header) else { return Vec::new() };
         let mut all = Vec::new();
@@ -267,10 +286,14 @@ impl<'s, 'a> Section<'s, 'a> {
         }
     }
 
-    fn get(&mut self, key: &'static str) -> Option<(Place, &'s Spanned<DeValue<'a>>)> {
+    fn value(&mut self, key: &'static str, wanted: &str) -> Option<(Place, &'s Spanned<DeValue<'a>>)> {
+        self.get(key, Takes::Value(wanted.to_owned()))
+    }
+
+    fn get(&mut self, key: &'static str, takes: Takes) -> Option<(Place, &'s Spanned<DeValue<'a>>)> {
         self.known.push(key);
         let path = join(&self.place.key, key);
-        self.source.known.insert(path.clone());
+        self.source.known.insert(path.clone(), takes);
         let (written, value) = self.table?.get_key_value(key)?;
         let line = self.source.line_at(written.span().start);
         Some((Place { line, key: path }, value))

@@ -1,0 +1,270 @@
+//! `docs/configuration.md` against the reader of configurations: keys, what they take, defaults, bounds, and what a
+//! running gateway takes up.
+//!
+//! A table of keys stands between `<!-- keys TABLE -->` and `<!-- /keys -->`. Its first two columns are written from the
+//! reader (`UPDATE_REFERENCE=1` rewrites them, adds rows and removes them); the others are written by hand, and each is
+//! tried with the reader but for the last.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use taskgate::config::{self, Config, Takes};
+
+use super::{env, example, folder, parse, uncomment};
+
+const PAGE: &str = "docs/configuration.md";
+const HEAD: &str = "| key | takes | bounds | default | changes at | meaning |\n|---|---|---|---|---|---|\n";
+
+/// What a row says beside its key, and what the key takes.
+#[derive(Clone, Default)]
+struct Row {
+    bounds: String,
+    default: String,
+    changes: String,
+    meaning: String,
+}
+
+/// The tables of the page: the name of each, and its rows in order.
+type Tables = Vec<(String, Vec<(String, Row)>)>;
+
+fn page() -> String {
+    fs::read_to_string(folder(PAGE)).expect("a readable page")
+}
+
+fn tables(page: &str) -> Tables {
+    let mut tables = Vec::new();
+    for part in page.split("<!-- keys ").skip(1) {
+        let (name, rest) = part.split_once(" -->\n").expect("a table has a name");
+        let (body, _) = rest.split_once("<!-- /keys -->").expect("a table has an end");
+        let rows = body.lines().filter(|line| line.starts_with("| `")).map(|line| {
+            let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
+            let [key, _, bounds, default, changes, meaning] = cells[..] else { panic!("{name}: six cells: {line}") };
+            let [bounds, default, changes, meaning] = [bounds, default, changes, meaning].map(str::to_owned);
+            (key.trim_matches('`').to_owned(), Row { bounds, default, changes, meaning })
+        });
+        tables.push((name.to_owned(), rows.collect()));
+    }
+    tables
+}
+
+/// The keys of one table that take a value, with what each takes.
+fn keys_of(table: &str) -> BTreeMap<String, String> {
+    let in_table =
+        |path: &str| path.rsplit_once('.').filter(|(parent, _)| *parent == table).map(|(_, key)| key.to_owned());
+    let values = config::known_keys().into_iter().filter_map(|(path, takes)| match takes {
+        Takes::Value(wanted) => Some((in_table(&path)?, wanted)),
+        Takes::Table | Takes::Unbuilt => None,
+    });
+    values.collect()
+}
+
+/// What a key takes, in as few words as a column wants.
+fn short(wanted: &str) -> String {
+    let kinds = [("a duration ", "duration"), ("a size ", "size"), ("a whole number ", "whole number")];
+    let found = kinds.iter().find(|(start, _)| wanted.starts_with(start));
+    found.map_or_else(|| wanted.to_owned(), |(_, name)| (*name).to_owned())
+}
+
+fn rendered(page: &str) -> String {
+    let mut text = page.to_owned();
+    for (table, rows) in tables(page) {
+        let keys = keys_of(&table);
+        assert!(!keys.is_empty(), "{PAGE}: no table `{table}` is read");
+        let mut body = HEAD.to_owned();
+        let new = keys.keys().filter(|key| !rows.iter().any(|(known, _)| known == *key));
+        let new = new.map(|key| (key.clone(), Row::default()));
+        for (key, row) in rows.iter().cloned().chain(new) {
+            if let Some(wanted) = keys.get(&key) {
+                let Row { bounds, default, changes, meaning } = row;
+                let cells = [format!("`{key}`"), short(wanted), bounds, default, changes, meaning];
+                body.extend(["| ", cells.join(" | ").as_str(), " |\n"]);
+            }
+        }
+        let start = format!("<!-- keys {table} -->\n");
+        let (before, rest) = text.split_once(&start).expect("the table was found");
+        let (_, after) = rest.split_once("<!-- /keys -->").expect("the table's end was found");
+        text = format!("{before}{start}{body}<!-- /keys -->{after}");
+    }
+    text
+}
+
+#[test]
+fn the_reference_has_every_key_and_what_the_reader_takes() {
+    let page = page();
+    let rendered = rendered(&page);
+    if std::env::var_os("UPDATE_REFERENCE").is_some() {
+        fs::write(folder(PAGE), &rendered).expect("a writable page");
+    } else {
+        assert!(page == rendered, "{PAGE} differs from the reader; UPDATE_REFERENCE=1 rewrites it");
+    }
+    let shown = tables(&rendered);
+    let known = config::known_keys();
+    let values = known.iter().filter(|(_, takes)| matches!(takes, Takes::Value(_)));
+    assert_eq!(shown.iter().map(|(_, rows)| rows.len()).sum::<usize>(), values.count(), "a table is missing, or twice");
+    for (table, key, row) in all(&shown) {
+        let is_whole = !row.meaning.is_empty() && ["reload", "next start"].contains(&row.changes.as_str());
+        assert!(
+            is_whole,
+            "{PAGE}: write what `{table}.{key}` means, and whether it changes at a reload or the next start"
+        );
+    }
+}
+
+fn all(tables: &Tables) -> impl Iterator<Item = (&str, &str, &Row)> {
+    tables.iter().flat_map(|(table, rows)| rows.iter().map(move |(key, row)| (table.as_str(), key.as_str(), row)))
+}
+
+/// What stands between backquotes in a cell.
+fn literals(cell: &str) -> Vec<&str> {
+    cell.split('`').skip(1).step_by(2).collect()
+}
+
+/// A file with this line in this table, and without it. Both have whatever else the line needs.
+fn files(table: &str, key: &str, line: &str) -> (String, String) {
+    let of_programs = ["command", "args", "cwd", "processes_max", "descriptors_max", "memory_max", "process_per_call"];
+    let reached = match key {
+        "command" => "path = \"/reports/mcp\"",
+        _ if of_programs.contains(&key) => "command = [\"true\"]",
+        "url" => "path = \"/reports/mcp\"",
+        _ => "url = \"http://127.0.0.1:9000/mcp\"",
+    };
+    let mut parts = BTreeMap::from([("upstreams.NAME", reached.to_owned())]);
+    if table == "upstreams.NAME.tools" {
+        parts.insert(table, if key == "match" { String::new() } else { "match = \"any\"".to_owned() });
+    }
+    let text = |parts: &BTreeMap<&str, String>| {
+        let header =
+            |table: &str| if table.ends_with(".tools") { format!("[[{table}]]") } else { format!("[{table}]") };
+        let parts: String = parts.iter().map(|(table, lines)| format!("{}\n{lines}\n", header(table))).collect();
+        parts.replace("NAME", "reports")
+    };
+    let without = text(&parts);
+    let lines = parts.entry(table).or_default();
+    *lines = format!("{lines}\n{line}");
+    (text(&parts), without)
+}
+
+#[test]
+fn the_defaults_of_the_reference_are_those_of_the_reader_and_of_the_example() {
+    let mut count = 0;
+    let tables = tables(&page());
+    for (table, key, row) in all(&tables) {
+        let Some(default) = literals(&row.default).first().copied() else { continue };
+        count += 1;
+        let (with, without) = files(table, key, &format!("{key} = {default}"));
+        let (with, without) = (parse(&with), parse(&without));
+        assert_eq!(format!("{with:?}"), format!("{without:?}"), "{table}.{key} = {default} is not the default");
+    }
+    assert!(count >= 35, "only {count} defaults were tried");
+    // What the example shows as a default has one here, too.
+    let mut table = String::new();
+    for line in example().lines() {
+        if let Some(header) = uncomment(line).strip_prefix('[') {
+            table = header.trim_start_matches('[').split(']').next().unwrap_or_default().to_owned();
+            table = table.replace("upstreams.reports", "upstreams.NAME");
+        }
+        let Some((key, value)) = line.split_once(" = ").filter(|(key, _)| !key.contains([' ', '#'])) else { continue };
+        if table == "upstreams.NAME.tools" || key == "url" {
+            continue;
+        }
+        let shown = all(&tables).find(|(of, name, _)| (*of, *name) == (table.as_str(), key));
+        let (.., row) = shown.unwrap_or_else(|| panic!("{table}.{key} is not on the page"));
+        let literals = literals(&row.default);
+        let expected = value.replace("/reports/", "/NAME/");
+        assert_eq!(literals.first(), Some(&expected.as_str()), "{table}.{key}");
+    }
+}
+
+/// Whether the reader takes this value, whatever it says of other keys.
+fn is_taken(table: &str, key: &str, value: &str) -> bool {
+    let (with, _) = files(table, key, &format!("{key} = {value}"));
+    let path = format!("{table}.{key}").replace("NAME", "reports").replace(".tools.", ".tools[0].");
+    let error = config::parse("test.toml", &with, &env).err();
+    error.is_none_or(|error| !error.mistakes.iter().any(|mistake| mistake.key.as_deref() == Some(&path)))
+}
+
+/// The least and the most that a key takes, each with what is just beyond it; `None` where that is no fixed number.
+fn bounds(wanted: &str, row: &Row) -> [Option<(String, String)>; 2] {
+    if let Some((low, high)) = wanted.strip_prefix("a whole number from ").and_then(|range| range.split_once(" to ")) {
+        let [low, high] = [low, high].map(|number| number.parse::<i64>().expect("a number"));
+        return [Some((low, low - 1)), Some((high, high + 1))]
+            .map(|bound| bound.map(|(is, beyond)| (is.to_string(), beyond.to_string())));
+    }
+    let literals = literals(&row.bounds);
+    let low = literals.first().filter(|literal| literal.starts_with('"'));
+    let high = literals.get(1).filter(|literal| literal.starts_with('"'));
+    let beyond = |literal: &str| match literal.trim_matches('"') {
+        "1ms" => "\"0s\"".to_owned(),
+        "0s" => "\"-1s\"".to_owned(),
+        "1B" => "\"0B\"".to_owned(),
+        "1PiB" => "\"2PiB\"".to_owned(),
+        span => format!("\"{span} 1ms\""),
+    };
+    [low, high].map(|literal| literal.map(|literal| ((*literal).to_owned(), beyond(literal))))
+}
+
+#[test]
+fn the_reader_takes_what_lies_within_the_bounds_of_the_reference_and_nothing_beyond() {
+    let mut count = 0;
+    for (table, key, row) in all(&tables(&page())) {
+        let wanted = &keys_of(table)[key];
+        let bounds = bounds(wanted, row);
+        if ["duration", "size", "whole number"].contains(&short(wanted).as_str()) {
+            assert!(bounds[0].is_some() && literals(&row.bounds).len() == 2, "{table}.{key} has no bounds on the page");
+        }
+        for (bound, beyond) in bounds.into_iter().flatten() {
+            count += 1;
+            assert!(is_taken(table, key, &bound), "{table}.{key} = {bound}");
+            assert!(!is_taken(table, key, &beyond), "{table}.{key} = {beyond}");
+        }
+    }
+    assert!(count >= 50, "only {count} bounds were tried");
+}
+
+/// Another value for each key outside of the upstreams, and whatever else a file with it needs.
+const OTHERS: [(&str, &str); 23] = [
+    ("listen.address", "[listen]\naddress = \"127.0.0.1:7777\""),
+    ("listen.plaintext", "[listen]\nplaintext = true"),
+    ("listen.allowed_hosts", "[listen]\nallowed_hosts = [\"mcp.example\"]"),
+    ("listen.allowed_origins", "[listen]\nallowed_origins = [\"https://mcp.example\"]"),
+    ("listen.tls.certificate", "[listen.tls]\ncertificate = \"a.pem\"\nkey = \"server.key\""),
+    ("listen.tls.key", "[listen.tls]\ncertificate = \"server.pem\"\nkey = \"b.key\""),
+    ("admin.address", "[admin]\naddress = \"127.0.0.1:7777\""),
+    ("store.kind", "[store]\nkind = \"memory\""),
+    ("store.path", "[store]\npath = \"elsewhere\""),
+    ("store.ephemeral", "[store]\nephemeral = true"),
+    ("limits.body_bytes_max", "[limits]\nbody_bytes_max = \"7MiB\""),
+    ("limits.result_bytes_max", "[limits]\nresult_bytes_max = \"7MiB\""),
+    ("limits.tasks_max", "[limits]\ntasks_max = 7_000"),
+    ("limits.tasks_per_principal_max", "[limits]\ntasks_per_principal_max = 77"),
+    ("limits.stored_bytes_max", "[limits]\nstored_bytes_max = \"7GiB\""),
+    ("limits.stored_bytes_per_principal_max", "[limits]\nstored_bytes_per_principal_max = \"77MiB\""),
+    ("limits.connections_max", "[limits]\nconnections_max = 77"),
+    ("limits.drain_max", "[limits]\ndrain_max = \"7s\""),
+    ("auth.mode", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),
+    ("auth.anonymous", "[auth]\nanonymous = true"),
+    ("auth.api_keys.id", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"bob\"\nkey = \"${ADA_KEY}\""),
+    ("auth.api_keys.key", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey = \"${ADA_KEY}\""),
+    ("auth.api_keys.key_file", "[auth]\nmode = \"api_keys\"\n[[auth.api_keys]]\nid = \"ada\"\nkey_file = \"k\""),
+];
+
+/// Upstreams are opened anew by a reload, whatever differs in them.
+#[test]
+fn a_reload_takes_up_what_the_reference_says() {
+    let upstream = "\n[upstreams.reports]\nurl = \"http://127.0.0.1:9000/mcp\"";
+    let started: Config = parse(upstream);
+    let mut others = BTreeMap::from(OTHERS);
+    for (table, key, row) in all(&tables(&page())) {
+        let path = format!("{table}.{key}");
+        if table.starts_with("upstreams.") || path == "auth.api_keys.key_sha256" {
+            assert_eq!(row.changes, "reload", "{path}");
+            continue;
+        }
+        let text = others.remove(path.as_str()).unwrap_or_else(|| panic!("{path} has no other value here"));
+        let config = parse(&format!("{text}{upstream}"));
+        assert_ne!(format!("{config:?}"), format!("{started:?}"), "{path} has no effect");
+        let expected = if config.need_restart(&started).is_empty() { "reload" } else { "next start" };
+        assert_eq!(row.changes, expected, "{path}");
+    }
+    assert_eq!(others, BTreeMap::new(), "a key that the page does not have");
+}

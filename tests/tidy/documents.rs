@@ -1,0 +1,163 @@
+//! Keeps of the documents what a text search can keep: the size of the README, links and paths that lead somewhere, one
+//! line for each module on the map, and a word for each metric.
+
+use std::collections::BTreeSet;
+
+use super::{files_under, read, root};
+
+/// What somebody reads who does not know yet whether to use it.
+const README_BYTES_MAX: usize = 12 * 1024;
+
+/// Folders that a path in a document may begin with.
+const FOLDERS: [&str; 8] = ["src/", "tests/", "benches/", "config/", "deploy/", "docs/", "fuzz/", ".ci/"];
+
+/// The pages that describe the program as it is now; the changelog describes what it was, too.
+fn pages() -> Vec<String> {
+    let mut pages = vec!["README.md".to_owned(), "ARCHITECTURE.md".to_owned()];
+    pages.extend(files_under("docs").into_iter().filter(|path| path.ends_with(".md")));
+    assert!(pages.len() >= 10, "only {} pages were seen", pages.len());
+    pages
+}
+
+/// The text without blocks of code.
+fn prose(text: &str) -> String {
+    let mut is_code = false;
+    let mut prose = String::new();
+    for line in text.lines() {
+        let is_fence = line.trim_start().starts_with("```");
+        if !is_fence && !is_code {
+            prose.push_str(line);
+            prose.push('\n');
+        }
+        is_code ^= is_fence;
+    }
+    prose
+}
+
+/// What stands between backquotes.
+fn spans(prose: &str) -> impl Iterator<Item = &str> {
+    prose.lines().flat_map(|line| line.split('`').skip(1).step_by(2))
+}
+
+/// What a link names a heading by.
+fn slug(heading: &str) -> String {
+    let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.collect::<String>().to_lowercase().replace(' ', "-")
+}
+
+fn headings(page: &str) -> BTreeSet<String> {
+    let text = prose(&read(page));
+    text.lines().filter(|line| line.starts_with('#')).map(|line| slug(line.trim_start_matches('#'))).collect()
+}
+
+/// Where a link of a page leads, as a path in the repository.
+fn target(page: &str, link: &str) -> String {
+    let mut parts: Vec<&str> = page.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            ".." => drop(parts.pop()),
+            "." | "" => (),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
+}
+
+#[test]
+fn the_readme_is_short() {
+    let bytes = read("README.md").len();
+    assert!(
+        bytes <= README_BYTES_MAX,
+        "README.md has {bytes} bytes; at most {README_BYTES_MAX}: write more into docs/"
+    );
+}
+
+#[test]
+fn every_link_of_a_page_leads_to_a_file_and_a_heading() {
+    let mut links = 0;
+    for page in pages() {
+        let text = prose(&read(&page));
+        for rest in text.split("](").skip(1) {
+            let link = rest.split(')').next().unwrap_or_default();
+            if link.starts_with("http://") || link.starts_with("https://") {
+                continue;
+            }
+            links += 1;
+            let (file, heading) = link.split_once('#').map_or((link, None), |(file, heading)| (file, Some(heading)));
+            let file = if file.is_empty() { page.clone() } else { target(&page, file) };
+            assert!(root().join(&file).exists(), "{page} links to {link}, where nothing is");
+            if let Some(heading) = heading {
+                assert!(headings(&file).contains(heading), "{page} links to {link}, and {file} has no such heading");
+            }
+        }
+    }
+    assert!(links >= 20, "only {links} links were seen");
+}
+
+/// `path`, `path::name` for something in the file, or `folder/*`.
+#[test]
+fn every_path_that_a_page_names_is_there() {
+    let mut paths = 0;
+    for page in pages() {
+        for span in spans(&prose(&read(&page))).filter(|span| FOLDERS.iter().any(|folder| span.starts_with(folder))) {
+            paths += 1;
+            let (path, name) = span.split_once("::").map_or((span, None), |(path, name)| (path, Some(name)));
+            let path = path.trim_end_matches('*');
+            assert!(root().join(path).exists(), "{page} names {span}, which is not there");
+            if let Some(name) = name {
+                let last = name.rsplit("::").next().unwrap_or(name);
+                assert!(read(path).contains(last), "{page} names {span}, and the file does not");
+            }
+        }
+    }
+    assert!(paths >= 150, "only {paths} paths were seen");
+}
+
+/// The map goes two levels deep: what lies below is named in the line of its folder, if anywhere.
+#[test]
+fn the_map_has_one_line_for_each_module() {
+    let map = read("ARCHITECTURE.md");
+    let mut modules = 0;
+    for path in files_under("src") {
+        let is_deeper = path.matches('/').count() > 2;
+        if is_deeper || path.ends_with("/tests.rs") || ["src/lib.rs", "src/main.rs"].contains(&path.as_str()) {
+            continue;
+        }
+        modules += 1;
+        let start = format!("- `{path}`: ");
+        let lines = map.lines().filter(|line| line.trim_start().starts_with(&start)).count();
+        assert_eq!(lines, 1, "the map in ARCHITECTURE.md has one line for each module; `{path}` has {lines}");
+    }
+    assert!(modules >= 100, "only {modules} modules were seen");
+}
+
+#[test]
+fn operators_are_told_what_each_metric_counts() {
+    let page = read("docs/operating.md");
+    let names = read("src/metric.rs");
+    let names: Vec<_> = names.lines().filter_map(|line| line.split('"').nth(1)).collect();
+    assert!(names.len() >= 40, "only {} metrics were seen", names.len());
+    for name in names {
+        assert!(page.contains(&format!("`{name}`")), "docs/operating.md does not name {name}");
+    }
+}
+
+#[test]
+fn headings_and_links_are_read_as_readers_of_pages_do() {
+    for (heading, expected) in [
+        (" What peers do", "what-peers-do"),
+        (" [listen.tls]", "listentls"),
+        (" `wrap`: a host's server", "wrap-a-hosts-server"),
+    ] {
+        assert_eq!(slug(heading), expected);
+    }
+    for (page, link, expected) in [
+        ("README.md", "docs/rules.md", "docs/rules.md"),
+        ("docs/rules.md", "../README.md", "README.md"),
+        ("docs/decisions/store.md", "../../README.md", "README.md"),
+    ] {
+        assert_eq!(target(page, link), expected);
+    }
+    assert_eq!(prose("a\n```\nb\n```\nc\n"), "a\nc\n");
+}

@@ -30,7 +30,7 @@ pub fn named_version(params: Option<&Object>) -> Option<String> {
 
 impl StatelessRequest {
     /// Reads `_meta` (MOD-03). The version is read but not judged: that comes after
-    /// the headers were compared (step 5 precedes step 6).
+    /// the headers were compared (GW-03).
     ///
     /// # Errors
     /// A [`Complaint::Metadata`] that names the missing or malformed key.

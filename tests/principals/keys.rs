@@ -1,4 +1,4 @@
-//! Group 6 of the table of bad inputs, as far as it is about API keys, and what becomes of credentials.
+//! Bad credentials (B149 to B152), and what becomes of good ones.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;

@@ -363,8 +363,8 @@ async fn a_task_whose_upstream_is_not_configured_any_more_settles() {
     assert_eq!(data(&world.get(&id).await), lost("gateway_restart", "unknown"));
 }
 
-/// F04, GW-37 and all the others: wherever between two commits the process ends, the call is sent once at most, and the task
-/// that its client knows of settles.
+/// F04, GW-37 and all the others: wherever between two commits the process ends, the call is sent once at most, and the
+/// task that its client knows of settles.
 #[tokio::test(start_paused = true)]
 async fn f04_wherever_the_process_ends_a_call_is_sent_at_most_once() {
     let mut cut = 0;

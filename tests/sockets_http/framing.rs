@@ -1,4 +1,4 @@
-//! Group 1: HTTP/1 framing and connections.
+//! Bad HTTP/1 framing and connections (B01 to B30).
 
 use std::time::Duration;
 

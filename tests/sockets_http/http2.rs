@@ -1,4 +1,4 @@
-//! Group 2: HTTP/2.
+//! Bad HTTP/2 (B31 to B48).
 
 use std::time::Duration;
 

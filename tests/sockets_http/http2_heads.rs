@@ -1,4 +1,4 @@
-//! Group 3, and what group 1 says of heads, over HTTP/2.
+//! Bad heads over HTTP/2: what B19 to B24 and B49 to B77 say of heads over HTTP/1.
 
 use crate::client::UPSTREAM_FIELDS;
 use crate::column::{Column, MESSAGE};

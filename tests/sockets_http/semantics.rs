@@ -1,4 +1,4 @@
-//! Group 3: hosts, origins, paths, methods, media, sizes.
+//! Bad heads (B49 to B77): hosts, origins, paths, methods, media, sizes.
 
 use taskgate::face::http::AcceptedTypes;
 use taskgate::task::Principal;

@@ -1,4 +1,4 @@
-//! Groups 1 to 3 where the session face has answers of its own, or an upstream could be shown too much.
+//! Bad HTTP (B01 to B77) where the session face has answers of its own, or an upstream could be shown too much.
 
 use crate::client::UPSTREAM_FIELDS;
 use crate::column::{Column, HEX, LENGTH, MESSAGE};

@@ -49,7 +49,7 @@ async fn upc21_a_task_of_the_gateways_is_a_call_with_metadata_of_its_own() {
     assert!(String::from_utf8_lossy(&seen.bytes).contains(r#""arguments":{"n":1.10,"content":[]}"#));
 }
 
-/// A server with tasks of its own (UX): call, then two polls.
+/// A server with tasks of its own: call, then two polls.
 fn with_tasks(seen: &Seen) -> Option<Reply> {
     let task = |status: &str| {
         json!({"resultType": "complete", "taskId": "up/1", "status": status, "createdAt": "2026-01-01T00:00:00Z",

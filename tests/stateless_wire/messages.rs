@@ -1,4 +1,5 @@
-//! Group 4: JSON and JSON-RPC. Each row is answered on its own connection; whatever is refused never goes upstream.
+//! Bad JSON and JSON-RPC (B78 to B105). Each row is answered on its own connection; whatever is refused never goes
+//! upstream.
 
 use serde_json::json;
 

@@ -1,4 +1,4 @@
-//! Group 5: what a request says of itself, in `_meta` and again in its headers.
+//! Bad metadata (B106 to B118): what a request says of itself, in `_meta` and again in its headers.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! Group 5, the other half: calls, and the methods of the extension.
+//! Bad calls and task methods (B119 to B135).
 
 use std::collections::BTreeSet;
 

@@ -35,7 +35,7 @@ async fn a_host_with_a_session_gets_its_calls_and_the_tasks_of_its_version() {
     assert_eq!(host.result(7, "ping", json!({})).await, json!({}));
 }
 
-/// EXT over stdio has no headers at all.
+/// The extension over stdio has no headers at all.
 #[tokio::test]
 async fn t_70_a_host_without_a_session_gets_the_extension() {
     let mut host = Host::new(GRACE);

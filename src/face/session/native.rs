@@ -94,7 +94,8 @@ pub(super) fn is_about_a_driven_call(shared: &Shared, session: &Session, notific
         && named().is_some_and(|id| shared.desk.knows(session.token.nonce, &id))
 }
 
-/// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (GW-11). Dropping the future means that the client left, which cancels nothing (T-81).
+/// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (GW-11). Dropping the
+/// future means that the client left, which cancels nothing (T-81).
 pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Request, inbound: &Inbound) -> Response {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     match drive(shared, &session, &request, inbound).await {

@@ -1,4 +1,4 @@
-//! The composition root: a configuration in, running parts out.
+//! Composes running parts from a configuration: the composition root.
 //!
 //! Everything is put together here and nowhere else, so that tests start the same gateway as the
 //! program does.

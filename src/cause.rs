@@ -1,4 +1,4 @@
-//! An error with all that lies beneath it, as log lines show it.
+//! Writes an error with all its causes, as log lines show it.
 
 use std::error::Error;
 use std::fmt;

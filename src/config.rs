@@ -1,4 +1,4 @@
-//! The configuration: one TOML file in, what every subsystem needs out, or every mistake in it at once.
+//! Reads one TOML file into what every subsystem needs, or lists every mistake in it.
 //!
 //! Reading goes in three steps: `section` walks the table and knows what single values look like (`value`), `raw`
 //! is the schema, `resolve` decides. This module must not know what a setting does; each subsystem owns its resolved

@@ -1,4 +1,4 @@
-//! The demo server: a small MCP server as they stood before tasks, to try the gateway on.
+//! Serves a small MCP server without tasks, to try the gateway on.
 //!
 //! It speaks 2025-03-26 and 2025-06-18 over streamable HTTP, has sessions and no tasks; over
 //! standard input and output too. It is meant to be read: `tools` says what it can do, `session` what it remembers,

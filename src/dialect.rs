@@ -1,4 +1,4 @@
-//! Pure codecs between envelopes and canonical values. No I/O, no clock.
+//! Holds pure codecs between envelopes and canonical values. No I/O, no clock.
 //!
 //! A dialect knows itself and the canonical task, never another dialect. Read [`face`] (the client's
 //! side) and [`peer`] (the upstream's side) first; [`negotiate`] decides who is spoken to how, and

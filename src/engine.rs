@@ -1,4 +1,4 @@
-//! The shell that drives transitions: the one writer of tasks, and the runners that own upstream calls.
+//! Drives transitions: holds the one writer of tasks, and the runners that own upstream calls.
 //!
 //! Knows no status word and never opens a payload. Read [`apply`] first (how a task changes), then
 //! [`runner`] (how a call becomes one) and `change` (what clients may ask of it).

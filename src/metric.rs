@@ -1,4 +1,4 @@
-//! Names of everything that is counted, in one place, so that a dashboard and the code cannot drift apart.
+//! Names every metric in one place, so that a dashboard and the code cannot drift apart.
 //!
 //! Names only: any module may record under them through the `metrics` facade. `telemetry` describes each.
 

@@ -1,4 +1,4 @@
-//! Files that hold secrets: read if they are their owner's alone and small enough (B168).
+//! Reads files that hold secrets, if they are their owner's alone and small enough (B168).
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};

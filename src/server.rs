@@ -1,4 +1,4 @@
-//! The listeners: sockets, HTTP, and the layers in front of the faces.
+//! Serves HTTP: sockets, connections, and the layers in front of the faces.
 //!
 //! Everything that can be refused by looking at HTTP alone is refused here; what a face receives is whole and
 //! within bounds. Knows no JSON-RPC method and no task. Read `stack.rs` first: it names the layers in order.

@@ -1,4 +1,4 @@
-//! Where tasks rest. Knows `task`, not `dialect`. Read [`tasks`] first: what every store promises.
+//! Keeps tasks. Knows `task`, not `dialect`. Read [`tasks`] first: what every store promises.
 
 #[cfg(test)]
 pub(crate) mod contract;

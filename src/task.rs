@@ -1,4 +1,4 @@
-//! The heart: one canonical task and its pure transition function.
+//! Defines one canonical task and its pure transition function.
 //!
 //! Uses `wire::{Payload, RpcError, words}` and a hash, and nothing else; reads no clock, mints no id, does no I/O.
 //! Read [`model`], then [`mod@transition`].

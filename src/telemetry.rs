@@ -1,5 +1,5 @@
-//! Where logs and metrics go. Every module records through the facades of `tracing` and `metrics`; this installs
-//! what stands behind them, once per process and before any listener starts.
+//! Installs logs and metrics, once per process and before any listener starts. Every module records through the facades
+//! of `tracing` and `metrics`.
 
 use std::io::{self, IsTerminal};
 use std::time::Duration;

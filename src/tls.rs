@@ -1,4 +1,4 @@
-//! Certificates and private keys by file: read, and found to be of use or refused with words for an operator.
+//! Reads certificates and private keys from files, and refuses those of no use in words for an operator.
 //!
 //! Knows nothing of connections; [`crate::server`] and [`crate::upstream`] put these into theirs. One
 //! crypto library stands behind both.

@@ -1,4 +1,4 @@
-//! Towards servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
+//! Speaks to servers. An [`Upstream`] begins exchanges; an [`Exchange`] is one request in progress.
 //!
 //! Read [`exchange`] first: everything above it knows nothing else of upstreams. Then [`http`] for the
 //! transport that there is, and [`era`] for how a server is spoken to. What is passed on as it came goes by

@@ -1,4 +1,4 @@
-//! JSON-RPC and MCP text: envelopes, payloads carried verbatim, the strict scan, event streams.
+//! Reads and writes JSON-RPC and MCP text: envelopes, payloads carried verbatim, the strict scan, event streams.
 //!
 //! Knows no tokio, no http, no clock. Read [`scan`] first: whatever passes it reads the same to
 //! every JSON parser, which is why its bytes may be forwarded as they came.

@@ -1,4 +1,4 @@
-//! API keys that lie in files of their own.
+//! Reads API keys that lie in files of their own.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! How many files and sockets the process may have open, and what follows from it (B174).
+//! Raises the limit on open files, and cuts connections and calls down to what it allows (B174).
 
 use std::num::NonZeroUsize;
 

@@ -1,4 +1,4 @@
-//! The files that a configuration names: all of them looked at before anything starts, every mistake at once.
+//! Checks the files that a configuration names before anything starts: every mistake at once.
 
 use std::fmt;
 use std::path::PathBuf;

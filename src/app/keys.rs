@@ -1,4 +1,4 @@
-//! The key file: made at the first start, read at each further one.
+//! Makes the sealing key's file at the first start, and reads it at each further one.
 //!
 //! Several gateways may share the folder and start at the same time; all end up with the same key. What
 //! is in the file: [`KeyRing`].

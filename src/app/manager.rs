@@ -1,5 +1,4 @@
-//! What a service manager is told, where one asks (`NOTIFY_SOCKET`): when the gateway is ready, reads its
-//! configuration again, lives, and stops. Without one nothing happens.
+//! Tells the service manager, if one asks (`NOTIFY_SOCKET`), that the gateway is ready, reloads, lives or stops.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The program: a gateway from its configuration to the signal that ends it.
+//! Runs a gateway from its configuration to the signal that ends it.
 
 use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, SocketAddr};

@@ -1,4 +1,4 @@
-//! Programs that upstreams are: looked for before anything starts.
+//! Looks for the programs of upstreams before anything starts.
 //!
 //! One that is missing is a warning, as an upstream that cannot be reached: it may come, and the others are served.
 

@@ -1,4 +1,4 @@
-//! Another configuration, put in force while calls run.
+//! Replaces the configuration while calls run.
 //!
 //! First everything that is new is opened; then one step replaces what clients meet, so that each request is served
 //! by the old or the new (F24); then what is served no more is let go of, once its last call has ended (F66).

@@ -1,5 +1,5 @@
-//! Sockets that a service manager has opened: they listen before the process starts and after it has ended, so that
-//! nobody is refused during a restart.
+//! Takes listening sockets from a service manager: they listen before the process starts and after it has ended, so
+//! that no connection is refused during a restart.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};

@@ -1,4 +1,4 @@
-//! Where tasks rest, as the configuration says: the store is opened, and what it says of itself is passed on.
+//! Opens the store that the configuration names, and passes on what the store says of itself.
 
 use std::path::Path;
 use std::sync::Arc;

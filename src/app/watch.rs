@@ -1,4 +1,4 @@
-//! When the configuration is read again: on SIGHUP, and when a file of it changes.
+//! Has the configuration read again on SIGHUP, and when one of its files changes.
 //!
 //! Folders are watched, not files: a file is often replaced by another of its name. Many changes are one reading, and
 //! files that hold what they held before are none.

@@ -1,4 +1,4 @@
-//! The gateway between one host and one server: standard input and output on the host's side, no listeners.
+//! Runs the gateway between one host and one server: standard input and output on the host's side, no listeners.
 
 use std::process::ExitCode;
 use std::sync::Arc;

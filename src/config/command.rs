@@ -1,4 +1,4 @@
-//! An upstream that is a program: its keys, and what they mean together.
+//! Reads and checks the keys of an upstream that is a program.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration, and where.
+//! Defines mistakes of a configuration, with their place.
 //!
 //! Knows nothing of keys or values; [`super::section`] and [`super::resolve`] find the mistakes.
 

@@ -1,4 +1,4 @@
-//! What people write: every section and key of the file, each value typed, each optional, each with its place.
+//! Lists every section and key of the file: each value typed, each optional, each with its place.
 //!
 //! This is the schema: a key that is not read here is unknown. Parts that are not built yet have their keys here
 //! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.

@@ -1,4 +1,4 @@
-//! What the program uses: every value decided, every default filled in, every pair of values checked together.
+//! Fills in every default, and checks every pair of values together.
 //!
 //! Total: where something is wrong it notes the mistake and goes on with a default, so that one run finds all.
 //! Read [`super::raw`] first.

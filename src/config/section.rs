@@ -1,4 +1,4 @@
-//! One table of the file, read key by key: a wrong value is noted, and reading goes on.
+//! Reads one table of the file key by key: a wrong value is noted, and reading goes on.
 //!
 //! A derived deserializer would stop at the first mistake. Here the keys that a table is asked for are the keys
 //! that it knows, so the schema is written once, in [`super::raw`]. What values may look like: [`super::value`].

@@ -1,4 +1,4 @@
-//! What single values may look like: durations, sizes, addresses, paths; and `${VAR}` in all of them.
+//! Reads single values: durations, sizes, addresses, paths; fills in `${VAR}` in all of them.
 //!
 //! Pure functions from text. What a value means beside others is [`super::resolve`]'s.
 

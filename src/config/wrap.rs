@@ -1,5 +1,4 @@
-//! What `taskgate wrap` is told on its command line, as a configuration: one upstream, and the defaults for all the
-//! rest.
+//! Turns the command line of `taskgate wrap` into a configuration: one upstream, and defaults for the rest.
 
 use std::path::PathBuf;
 use std::time::Duration;

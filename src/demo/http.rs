@@ -1,4 +1,4 @@
-//! The demo server's endpoint: streamable HTTP with sessions.
+//! Serves the demo over streamable HTTP with sessions.
 //!
 //! Decides status codes and whether an answer is JSON or a stream; what a message means is said in
 //! [`super::tools`].

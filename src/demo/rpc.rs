@@ -1,4 +1,4 @@
-//! JSON-RPC messages as trees: clear to read, and fast enough for a demo.
+//! Reads and writes JSON-RPC messages as trees: clear to read, and fast enough for a demo.
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,4 @@
-//! What the demo server remembers of its clients: sessions, the calls that run, the questions that are open.
+//! Keeps the demo server's sessions, with the calls that run and the questions that are open.
 //!
 //! Knows no HTTP and no tools.
 

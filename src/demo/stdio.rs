@@ -1,4 +1,4 @@
-//! The demo server over standard input and output: one session, which is the process.
+//! Serves the demo over standard input and output: one session, which is the process.
 
 #[cfg(debug_assertions)]
 mod broken;

@@ -1,4 +1,4 @@
-//! What the demo server can do. Each tool shows one thing that a gateway has to cope with.
+//! Holds the demo server's tools. Each shows one thing that a gateway has to cope with.
 //!
 //! A tool is a plain future. It need not look for cancellation: whoever runs it drops it.
 

@@ -1,4 +1,4 @@
-//! Tasks of 2025-11-25: nested in a handle, flat elsewhere; outcomes by a method of their own.
+//! Encodes tasks of 2025-11-25 for clients: nested in a handle, flat elsewhere; outcomes by a method of their own.
 //!
 //! A tool's own failure is `failed` here (L25-44), with its words as the status message. What is said about a
 //! task between methods is in [`messages`].

@@ -1,4 +1,4 @@
-//! The extension `io.modelcontextprotocol/tasks` of 2026-07-28.
+//! Encodes the extension `io.modelcontextprotocol/tasks` of 2026-07-28.
 //!
 //! Flat task fields; results and errors inlined in `tasks/get`; empty acknowledgements. A tool's own
 //! failure is `completed` here (EXT-29): only JSON-RPC errors are `failed`.

@@ -1,4 +1,4 @@
-//! The client's side of a flavour: what its words ask for, and the words for what the engine says.
+//! Defines the client's side of a flavour: what its words ask for, and the words for what the engine says.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;

@@ -1,5 +1,4 @@
-//! Tasks for clients that know none: an ordinary result speaks of the task, and three tools of the gateway's own do what
-//! the task methods do elsewhere, so that any model can go on.
+//! Encodes tasks for clients without tasks: a result that names the task, and three tools in place of the task methods.
 //!
 //! Every answer here is a result of `tools/call`. What a task came to is the result that its tool gave, as it came;
 //! everything else is said in text, and beside it as structured content.

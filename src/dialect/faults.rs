@@ -1,4 +1,4 @@
-//! The one place where what went wrong gets a JSON-RPC code and public words.
+//! Gives every error its JSON-RPC code and its public words; no other file does.
 //!
 //! Every refusal is either a [`Complaint`] about the request itself or a [`GatewayFault`] about its
 //! fate. Words never repeat what a client or an upstream sent, but for method and header names.

@@ -1,5 +1,5 @@
-//! Questions and answers in the words of 2026-07-28, where both travel as maps: `inputRequests` one way,
-//! `inputResponses` back (MOD-27, EXT-22).
+//! Encodes questions and answers of 2026-07-28, where both travel as maps: `inputRequests` one way, `inputResponses`
+//! back (MOD-27, EXT-22).
 //!
 //! The same in a task and between two rounds of a plain call, so both codecs use this and nothing of each other.
 

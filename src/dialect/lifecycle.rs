@@ -1,5 +1,5 @@
-//! What the gateway says of a server to its clients: `server/discover` (MOD-12, GW-12), and the
-//! members that a stateless client wants on every result (MOD-11, MOD-13).
+//! Writes what stateless clients are told of a server: `server/discover` (MOD-12, GW-12), and the members of every
+//! result (MOD-11, MOD-13).
 
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;

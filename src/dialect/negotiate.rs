@@ -1,4 +1,4 @@
-//! Who is on the other side of one request: read once, from what the request says of itself.
+//! Reads once who is on the other side of a request, from what the request says of itself.
 //!
 //! After this nobody asks for the version again: the answer is a set of facts.
 

@@ -1,4 +1,4 @@
-//! The upstream's side of a flavour: what is sent for a call, and what its answer means.
+//! Defines the upstream's side of a flavour: what is sent for a call, and what its answer means.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Upstreams that know no tasks: the call is sent as a plain call and held.
+//! Encodes calls at upstreams without tasks: each is sent as a plain call and held.
 //!
 //! Legacy servers fail on members that they do not know (TypeScript SDK 1.x on `task`), so
 //! everything that belongs to the client's hop or to a flavour of tasks is taken out

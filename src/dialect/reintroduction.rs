@@ -1,5 +1,5 @@
-//! What the gateway says of a stateless server to clients with sessions: `initialize` (LEG-02, GW-12), and
-//! results and errors as their versions have them (GW-05, LEG-17).
+//! Writes what clients with sessions are told of a stateless server: `initialize` (LEG-02, GW-12), and results and
+//! errors in the form of their versions (GW-05, LEG-17).
 
 use super::faults::gateway_error;
 use super::lifecycle::ServerWords;

@@ -1,5 +1,5 @@
-//! Upstreams that make tasks of their own in the words of 2025-11-25 (UPC-01 to UPC-08): what is
-//! sent, and what their answers mean.
+//! Encodes calls at upstreams that run 2025-11-25 tasks of their own (UPC-01 to UPC-08): what is sent, and what their
+//! answers mean.
 //!
 //! The wire's words end here: whoever drives such a task reads [`Standing`] and never a status.
 

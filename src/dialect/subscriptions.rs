@@ -1,5 +1,4 @@
-//! `subscriptions/listen` of 2026-07-28 (MOD-24): what a client asks to hear, and the words in which
-//! it is told.
+//! Encodes `subscriptions/listen` of 2026-07-28 (MOD-24): what a client subscribes to, and its notifications.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

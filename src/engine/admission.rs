@@ -1,4 +1,4 @@
-//! Who may have another unsettled task: counted when a place is taken, not when a row is written.
+//! Grants permits for unsettled tasks: counted when a permit is taken, not when a row is written.
 //!
 //! A place is held from before the upstream is called until the task settles, so `auto` can be sure of
 //! its promotion. The principal's own bound is asked before the one of all (GW-40).

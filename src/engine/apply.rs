@@ -1,4 +1,4 @@
-//! The only writer of tasks: load, decide, store, and only then act.
+//! Writes tasks, and is their only writer: load, decide, store, and only then act.
 
 use std::sync::Arc;
 use std::time::Duration;

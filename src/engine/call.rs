@@ -1,4 +1,4 @@
-//! What a face hands to the engine for one call, and what it gets back.
+//! Defines what a face hands to the engine for one call, and what the face gets back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What clients and operators may ask of tasks. What changes one is done to its end, whoever leaves.
+//! Does what clients and operators ask of tasks. A change is finished whoever leaves.
 //!
 //! A request's future is dropped when its client goes, wherever it is just then. The store has the write by that time,
 //! commits it, and nobody is left to do what follows from it. So each change runs in a task of its own ([`finish`]),

@@ -1,5 +1,5 @@
-//! Writes of which nobody knows whether they were made: a commit may be reported as failed and lie in the log all the
-//! same. What follows from one that was made must come about whoever finds that out, and however late.
+//! Settles writes of which nobody knows whether they were made: a commit may be reported as failed and lie in the log
+//! all the same. The effects of one that was made happen, however late that is found out.
 //!
 //! A doubt ends where the row shows the write, or a later one, or where another write to the revision that it was made
 //! upon succeeds. Whoever changes the task may find that out; if nobody does, a task of its own asks, with pauses.

@@ -1,4 +1,4 @@
-//! How long somebody waits before it asks a store again that has failed.
+//! Spaces the retries of a store that failed.
 
 use std::time::Duration;
 

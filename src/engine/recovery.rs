@@ -1,4 +1,4 @@
-//! What becomes of the calls that an earlier life of the process left behind (GW-39).
+//! Decides what becomes of the calls that an earlier life of the process left behind (GW-39).
 //!
 //! Runs beside everything else until it is done with all of them: until it has looked at a task, the task is as it was
 //! stored, and one that the store does not let go is looked at again. One row is judged by

@@ -1,5 +1,5 @@
-//! A runner owns one upstream call: it turns the exchange's events into events of the task or of the
-//! waiting client, and outlives the client's connection once there is a handle.
+//! Owns one upstream call: turns the exchange's events into events of the task or of the waiting client, and outlives
+//! the client's connection once there is a handle.
 //!
 //! Order (GW-32): `always` and `required` insert, answer, then begin; `auto` begins and inserts
 //! at the grace's end. A handle is sent only after `insert` returned. If the client is gone by then,

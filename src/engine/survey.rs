@@ -1,4 +1,4 @@
-//! All tasks of all owners, for operators: as the store's own indexes have them.
+//! Lists all tasks of all owners for operators, in the order of the store's own indexes.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Those who wait for a task to change: bounded, and woken by `apply` alone.
+//! Wakes those who wait for a task to change: bounded, and woken by `apply` alone.
 
 use std::collections::HashMap;
 use std::sync::Arc;

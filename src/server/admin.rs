@@ -1,4 +1,4 @@
-//! The operators' listener: is it alive, is it ready, what does it count.
+//! Serves operators: health, readiness and metrics.
 //!
 //! The same layers stand in front of it as in front of the clients' listener (B66).
 

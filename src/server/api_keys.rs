@@ -1,4 +1,4 @@
-//! API keys: what one looks like, and whose a bearer token is.
+//! Reads API keys, and finds the principal of a bearer token.
 //!
 //! A key is `tg_ID_SECRET`. The ID is public and finds the key; of the whole text only its SHA-256 is kept, which is
 //! enough for a secret of 128 random bits and more. A client without a valid key costs the same time whatever is

@@ -1,4 +1,4 @@
-//! One connection: which HTTP it speaks, the stack that answers it, and how it ends.
+//! Serves one connection: which HTTP version it speaks, the stack that answers it, and how it ends.
 
 use std::convert::Infallible;
 use std::error::Error;

@@ -1,4 +1,4 @@
-//! From a request that may come in to the endpoint that answers it: path, method, media, body, in this order.
+//! Finds the endpoint of a request: checks path, method, media and body, in this order.
 
 use std::collections::HashMap;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! How a listener ends without cutting anybody off who can still be answered (F67).
+//! Ends a listener without cutting off a client that can still be answered (F67).
 
 use std::time::Duration;
 

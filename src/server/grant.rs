@@ -1,4 +1,4 @@
-//! How long somebody who was let in is served: until what let them in is taken away.
+//! Ends the streams of a credential when the credential is withdrawn.
 //!
 //! The one place where the streams of a credential are ended, whatever face they belong to: an event stream is wrapped
 //! as it leaves, and ends with its grant. An answer in one piece is given all the same, as its request was admitted

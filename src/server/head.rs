@@ -1,4 +1,4 @@
-//! Checks of the request head that need neither the host nor the path.
+//! Checks the parts of a request head that need neither the host nor the path.
 
 use http::header::{EXPECT, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Request};

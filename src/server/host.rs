@@ -1,4 +1,4 @@
-//! Host and Origin: the two checks that keep a web page in somebody's browser away (SEC-06).
+//! Checks Host and Origin, which keeps a web page in somebody's browser away (SEC-06).
 //!
 //! They are independent of each other and hold on every listener.
 

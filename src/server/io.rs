@@ -1,4 +1,4 @@
-//! The byte stream under HTTP: remembers what was read to detect the protocol, resets peers that do not read,
+//! Carries the byte stream under HTTP: remembers what was read to detect the protocol, resets peers that do not read,
 //! counts HTTP/2 control frames, and hands the socket back when HTTP is done with it.
 
 use std::io;

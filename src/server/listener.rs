@@ -1,4 +1,4 @@
-//! Sockets: binding, accepting, and how many connections there may be.
+//! Binds sockets and accepts connections, within bounds.
 
 use std::collections::HashMap;
 use std::io;

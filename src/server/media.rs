@@ -1,4 +1,4 @@
-//! What a request carries and what it takes in return: `Content-Type`, `Content-Encoding`, `Accept`.
+//! Reads what a request carries and what it takes in return: `Content-Type`, `Content-Encoding`, `Accept`.
 
 use http::HeaderMap;
 use http::header::{ACCEPT, CONTENT_ENCODING, CONTENT_TYPE, HeaderName};

@@ -1,5 +1,4 @@
-//! What operators are told of refused requests: one line a minute for each reason, with the key of the configuration
-//! that decides it.
+//! Logs refused requests: one line a minute for each reason, with the key of the configuration that decides it.
 
 use std::collections::BTreeMap;
 use std::fmt;

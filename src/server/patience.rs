@@ -1,4 +1,4 @@
-//! How long an HTTP/1 connection may be silent: between requests, and inside a request head.
+//! Ends HTTP/1 connections that are silent for too long: between requests, and inside a request head.
 //!
 //! hyper has one timer for both, made anew for each request. A client that keeps a connection for its next call
 //! deserves more time than one that trickles a head; and a timer that is asked rarely costs a request nothing.

@@ -1,4 +1,4 @@
-//! Who is asking. The one layer that knows about credentials.
+//! Finds out who asks. The one layer that knows about credentials.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

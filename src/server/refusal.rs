@@ -1,4 +1,4 @@
-//! Every reason to turn a request or a connection away by looking at HTTP alone, and the answer to each.
+//! Lists every reason to refuse a request or a connection by looking at HTTP alone, and the answer to each.
 //!
 //! Each is answered with its status and one sentence, as a JSON-RPC error without an id, and with no byte of the
 //! client's (GW-43). What the operator may do about it, [`Refusal::advice`] says to the log.

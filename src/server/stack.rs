@@ -1,4 +1,4 @@
-//! The layers in front of every endpoint, in order, with one reason each.
+//! Calls the layers in front of every endpoint, in order, with one reason each.
 
 use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;

@@ -1,4 +1,4 @@
-//! TLS towards clients: the handshake, and certificates that can be changed while connections run.
+//! Makes TLS handshakes with clients, with certificates that can be changed while connections run.
 //!
 //! Versions 1.2 and 1.3; HTTP/2 or HTTP/1.1 as the client prefers (ALPN). A peer that speaks anything else
 //! gets an alert and no byte of HTTP (B30). What is in the files: [`crate::tls`].

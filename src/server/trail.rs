@@ -1,4 +1,4 @@
-//! What the requests of one connection tell the code under HTTP about themselves.
+//! Shares state between a connection's requests and its I/O layer.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Answers over HTTP/2 that nobody reads (B28).
+//! Resets answers over HTTP/2 that nobody reads (B28).
 //!
 //! A peer may keep the window of one stream closed while the socket takes the bytes of all others. A stream asks
 //! for more of its answer only once the peer has room for what it was given; so what counts is how long a piece

@@ -1,4 +1,4 @@
-//! One suite for every store: what [`TaskStore`] promises, checked from outside.
+//! Tests every store against what [`TaskStore`] promises, from outside.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The store on disk: what was acknowledged is found again, whatever crashes.
+//! Keeps tasks on disk: an acknowledged write is found again, whatever crashes.
 //!
 //! SQLite in write-ahead mode with an fsync for each transaction. `writer` is the one thread that writes; it makes
 //! one transaction of all writes that wait. `readers` are a few connections that only read. `resident` is what

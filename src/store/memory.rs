@@ -1,4 +1,4 @@
-//! The store in memory: one bounded, sharded map that owns live and settled rows alike.
+//! Keeps tasks in memory: one bounded, sharded map that owns live and settled rows alike.
 //!
 //! Everything is gone when the process ends. Full means refused: nothing is ever evicted. No lock is
 //! held across an await, and a reader holds one only to clone an `Arc`.

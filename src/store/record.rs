@@ -1,4 +1,4 @@
-//! A task as the bytes of one row, for stores that outlive the process.
+//! Encodes a task as the bytes of one row, for stores that outlive the process.
 //!
 //! ```text
 //! version (2 bytes) · checksum (16 bytes) · body

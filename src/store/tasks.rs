@@ -1,4 +1,4 @@
-//! What every store promises.
+//! Defines what every store promises.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Digests of things that are not to be kept or shown themselves.
+//! Digests values that are not to be kept or shown themselves.
 
 use std::fmt;
 use std::fmt::Write as _;

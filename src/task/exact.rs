@@ -1,4 +1,5 @@
-//! What a task holds has buffers of its own: what counts as one kibibyte must not keep a read buffer of 256 alive.
+//! Copies what a task holds into buffers of its own: what counts as one kibibyte must not keep a read buffer of 256
+//! alive.
 
 use super::{Answer, Failure, Outcome, Phase, Task};
 use crate::wire::{Payload, RpcError};

@@ -1,4 +1,4 @@
-//! Task ids and keys.
+//! Defines task ids and keys.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The canonical task: facts only. Which status word a client reads is its dialect's business.
+//! Defines the canonical task: facts only. Which status word a client reads is its dialect's business.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

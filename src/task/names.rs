@@ -1,4 +1,4 @@
-//! By which names clients know an upstream's tools.
+//! Maps the names by which clients know an upstream's tools.
 //!
 //! Names are worked out from the rules alone, never from a list: whoever lists tools and whoever calls one agree, on
 //! every page and in every process.

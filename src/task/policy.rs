@@ -1,4 +1,4 @@
-//! Whether a call becomes a task: at once, after a grace period, or not at all.
+//! Decides whether a call becomes a task: at once, after a grace period, or not at all.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Whose task it is.
+//! Defines whose task it is.
 
 use std::fmt;
 use std::fmt::Write as _;

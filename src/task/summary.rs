@@ -1,4 +1,5 @@
-//! What lists show of a task: everything about it but what its client and its upstream said to each other at length.
+//! Defines what lists show of a task: everything about it but what its client and its upstream said to each other at
+//! length.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! Time as the core sees it: a number that somebody hands in.
+//! Defines time as the core sees it: a number that a caller hands in.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! The one function that changes a task.
+//! Changes a task: the one function that does.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

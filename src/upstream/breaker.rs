@@ -1,4 +1,4 @@
-//! Keeps new requests from an upstream that is ill, and finds out when it is well again.
+//! Keeps new requests from an upstream that fails, and finds out when it works again.
 //!
 //! Sees the heads of answers only, and knows no message. Requests that belong to what is under way (streams that are
 //! taken up, answers, cancels, polls) neither ask it nor count.

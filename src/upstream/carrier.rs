@@ -1,4 +1,4 @@
-//! What takes a request to a server and brings back the head of its answer.
+//! Takes a request to a server and returns the head of its answer.
 //!
 //! Everything above speaks streamable HTTP: one POST per message, GET for a stream, DELETE at the end of a session. A
 //! server that speaks something else is put behind a [`Stand`], which behaves like a streamable HTTP server in its

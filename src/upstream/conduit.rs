@@ -1,4 +1,4 @@
-//! Raw access to a server, for clients that have a session of their own there or need none.
+//! Defines raw access to a server, for clients that have a session of their own there or need none.
 //!
 //! Where an [`Exchange`](super::Exchange) understands its request, a conduit carries bytes: it knows what
 //! headers a session needs and nothing of what is said in it. No session pool stands behind it.

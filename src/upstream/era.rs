@@ -1,4 +1,4 @@
-//! Which era an upstream is spoken to in on behalf of stateless clients.
+//! Finds out which era an upstream is spoken to in on behalf of stateless clients.
 //!
 //! An upstream of both eras is spoken to in the client's. Session clients send `initialize`, which every
 //! server with sessions answers, so nobody asks anything before it: a `server/discover` in front would

@@ -1,4 +1,4 @@
-//! One client request in progress at an upstream: a stream of events, and a way to talk back.
+//! Defines one client request in progress at an upstream: a stream of events, and a way to answer.
 
 use std::any::Any;
 use std::collections::BTreeSet;

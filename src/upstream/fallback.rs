@@ -1,4 +1,4 @@
-//! A server whose address is known, and not which of the two HTTP transports it speaks.
+//! Finds out which of the two HTTP transports a server speaks.
 //!
 //! As the specification has it: what refuses a POST of `initialize` with 400, 404 or 405 is asked by GET for an event
 //! stream that begins with an `endpoint` event. What was found is kept, and found out anew once it proves wrong:

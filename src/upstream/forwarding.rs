@@ -1,4 +1,5 @@
-//! Headers of a client that go on to the upstream: those that the operator names, and no others (SEC-04, SEC-08).
+//! Chooses the headers of a client that go on to the upstream: those that the operator names, and no others (SEC-04,
+//! SEC-08).
 
 use std::fmt;
 use std::sync::Arc;

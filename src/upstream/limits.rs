@@ -1,4 +1,4 @@
-//! Places at an upstream: how many calls run at once, and who waits.
+//! Grants permits for calls at an upstream: how many run at once, and who waits.
 //!
 //! Knows nothing of what a call is; whoever holds a [`Slot`] has a place until it is dropped. Those who wait do so in
 //! a lane for each principal, served in turn, so that many calls of one do not put off those of the others. One of

@@ -1,4 +1,4 @@
-//! Arguments that a tool wants repeated in headers (`x-mcp-header`, UPC-15).
+//! Reads which arguments a tool wants repeated in headers, and writes the headers (`x-mcp-header`, UPC-15).
 //!
 //! The annotation stands in the tool's input schema, so it is read once per tool list. What clients send is
 //! compared with it, and what the gateway itself sends is made by it.

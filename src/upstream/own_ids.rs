@@ -1,4 +1,4 @@
-//! Ids of requests that the gateway makes itself, towards servers and towards clients: `"tg:<prefix>:<rest>"`.
+//! Names the requests that the gateway makes itself, towards servers and towards clients: `"tg:<prefix>:<rest>"`.
 //!
 //! The prefix is drawn anew by each process, so that a gateway behind a gateway, or in front of one, takes only its own
 //! requests for its own. What must be known again after a restart is not known by its prefix: the row of a call holds its

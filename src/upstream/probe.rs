@@ -1,4 +1,4 @@
-//! Which protocol version an upstream is asked for.
+//! Chooses the protocol version that an upstream is asked for.
 //!
 //! Every server with a handshake answers `initialize`, those that also speak 2026-07-28 included, so it
 //! is sent right away: no `server/discover` before it, which some servers take a minute to refuse. A

@@ -1,4 +1,4 @@
-//! One session at a streamable HTTP upstream: its handshake is done, its calls run in it.
+//! Runs calls in one session at a streamable HTTP upstream, after its handshake.
 //!
 //! A session never changes: where the upstream forgets it, another takes its place in the [`pool`], and
 //! comparing the two is how everybody notices. Read [`calls`] and [`route`] for what arrives in it.

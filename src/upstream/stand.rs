@@ -1,4 +1,4 @@
-//! Servers that speak another transport than streamable HTTP, behind what looks like a streamable HTTP server.
+//! Adapts servers that speak another transport, so that they look like streamable HTTP servers.
 //!
 //! A `Wire` is how such a server is reached: one connection over which messages travel both ways, which is one
 //! session of the server. `WireStand` answers POST, GET and DELETE out of it. Read `session` for one connection

@@ -1,5 +1,5 @@
-//! How an upstream stands: whether it answered the last time, and if not, why. Every transport reports here and nowhere
-//! else, and operators read it: a line in the log, a counter, the pages of the operators' listener.
+//! Keeps what is wrong with an upstream: whether it answered the last time, and if not, why. Every transport reports
+//! here and nowhere else, and operators read it: a line in the log, a counter, the pages of the operators' listener.
 //!
 //! Nothing here may hold a credential: an address is shown without user info, path and query, since servers are known
 //! that have keys in each of them.

@@ -1,4 +1,4 @@
-//! What runs between the gateway and a program that is an upstream, as a process of its own.
+//! Runs between the gateway and a program that is an upstream, as a process of its own.
 //!
 //! It starts the program in a process group of its own and with limits, hands it the standard streams as they are,
 //! and stops the whole group when its standard input has no writer left: then the gateway has closed it, or is gone.

@@ -1,4 +1,4 @@
-//! One spelling for values that say the same, to compare them by.
+//! Writes one spelling for equal JSON values, to compare them by.
 
 use std::borrow::Cow;
 use std::ops::Range;

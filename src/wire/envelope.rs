@@ -1,4 +1,4 @@
-//! One JSON-RPC message: located in one pass, then told apart; and the same way back.
+//! Reads one JSON-RPC message, located in one pass, then told apart; and writes one.
 //!
 //! Knows no method and no MCP rule beyond the envelope's. Read [`super::scan`] first.
 

@@ -1,4 +1,4 @@
-//! The JSON-RPC error object and the codes in use (MOD-30).
+//! Defines the JSON-RPC error object and the codes in use (MOD-30).
 
 use super::{Object, Payload};
 

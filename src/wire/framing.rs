@@ -1,4 +1,4 @@
-//! Event streams (SSE) and lines, sans-IO: bytes in, events out, nothing without a bound.
+//! Splits event streams (SSE) and lines, sans-IO: bytes in, events out, nothing without a bound.
 
 mod boundary;
 mod gate;

@@ -1,4 +1,4 @@
-//! JSON-RPC request ids.
+//! Reads and writes JSON-RPC request ids.
 
 use std::borrow::Cow;
 use std::fmt;

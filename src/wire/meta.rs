@@ -1,4 +1,4 @@
-//! `_meta` keys.
+//! Names the keys of `_meta`.
 
 pub const META: &str = "_meta";
 pub const PROGRESS_TOKEN: &str = "progressToken";

@@ -1,4 +1,4 @@
-//! Method names, each written once.
+//! Names the methods, each written once.
 
 pub const INITIALIZE: &str = "initialize";
 pub const INITIALIZED: &str = "notifications/initialized";

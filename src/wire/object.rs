@@ -1,4 +1,4 @@
-//! A JSON object whose top-level members are located, shallow edits of it, and a writer of small ones.
+//! Locates the top-level members of a JSON object, edits some, and writes small objects.
 //!
 //! Read [`super::scan`] first. Nothing here validates: the text has passed a scan already.
 

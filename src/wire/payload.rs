@@ -1,4 +1,4 @@
-//! A JSON text that is carried, never opened.
+//! Carries JSON text, never opened.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! The strict scan: one pass over a text that decides whether it may be carried, and locates it.
+//! Scans a text strictly in one pass: decides whether it may be carried, and locates its members.
 //!
 //! `serde_json` carries duplicate keys, `1e400` and bottomless nesting inside a raw value without a
 //! word; other parsers then disagree about what they read. The scan refuses all of that

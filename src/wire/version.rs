@@ -1,4 +1,4 @@
-//! Protocol versions: a closed, ordered set.
+//! Defines protocol versions: a closed, ordered set.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! One walk through a value, from its first byte to its last, for whoever has to look into every part of it.
+//! Walks through a value once, from its first byte to its last, for callers that look into every part of it.
 //!
 //! [`super::Object`] locates the members of one level. Opening level by level takes the length times the nesting;
 //! a walk takes the length. Nothing here validates: the text has passed a scan already.

@@ -1,4 +1,4 @@
-//! Words of others that are shown as one line.
+//! Writes others' words as one line.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What goes to an upstream in headers: its own credential, and what clients sent.
+//! Reads what an upstream is sent in headers: its own credential, and headers of clients.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! Who may come: one mode, and in it each key written in one way.
+//! Decides who is served: one mode, and in it each key written in one way.
 
 use std::collections::BTreeMap;
 

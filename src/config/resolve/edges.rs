@@ -1,4 +1,4 @@
-//! What goes to an upstream in headers: one credential, written in one way, and what clients sent.
+//! Decides what an upstream is sent in headers: one credential, written in one way, and headers of clients.
 
 use http::header::AUTHORIZATION;
 use url::Host;

@@ -1,4 +1,4 @@
-//! By which names clients know the tools of one upstream.
+//! Decides the names by which clients know the tools of one upstream.
 
 use wildmatch::WildMatch;
 

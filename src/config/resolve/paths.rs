@@ -1,4 +1,4 @@
-//! Where clients find an upstream: one path for each of the two HTTP transports, all of them different.
+//! Decides the paths of an upstream: one for each of the two HTTP transports, all of them different.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Who can reach the clients' listener, and whether that is what the rest of the file says.
+//! Checks who can reach the clients' listener against the rest of the file.
 
 use std::net::SocketAddr;
 

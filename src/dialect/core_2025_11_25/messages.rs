@@ -1,5 +1,5 @@
-//! What clients of 2025-11-25 are told of a task between their requests, as whole JSON-RPC messages: its
-//! questions, how it stands, how far it is.
+//! Writes the messages that clients of 2025-11-25 are sent about a task between their requests: its questions, status
+//! and progress.
 //!
 //! All but the status name the task in `_meta` (L25-27, L25-31).
 

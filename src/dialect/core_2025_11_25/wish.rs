@@ -1,4 +1,4 @@
-//! The member `task` of a call: the client's wish for a task, and for how long it is to be kept.
+//! Reads the member `task` of a call: the client's wish for a task, and its `ttl`.
 
 use std::borrow::Cow;
 use std::time::Duration;

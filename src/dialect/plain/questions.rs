@@ -1,4 +1,4 @@
-//! What session upstreams ask in mid-call, and how they are answered (GW-16, GW-19).
+//! Encodes what session upstreams ask in mid-call, and the answers (GW-16, GW-19).
 
 use url::Url;
 

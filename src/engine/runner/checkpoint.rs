@@ -1,6 +1,6 @@
-//! Keeping with the row where its exchange can be taken up again (GW-41): with every write that is made
-//! anyway, else within a second of an event of the call. What the transport learns without one, such as the event id
-//! that only primes a stream, is looked for ever more rarely. Losing the newest place only widens a replay.
+//! Keeps with the row where its exchange can be resumed (GW-41): with every write that is made anyway, else within a
+//! second of an event of the call. What the transport learns without an event, such as the event id that only primes a
+//! stream, is looked for ever more rarely. Losing the newest position only widens a replay.
 
 use std::time::Duration;
 

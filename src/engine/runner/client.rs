@@ -1,4 +1,4 @@
-//! The client's end of a call, while the call is not a task: what it is told, and what is held back.
+//! Holds the client's end of a call, while the call is not a task: what the client is sent, and what is held back.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! Errors that stand for questions: the upstream wants its user somewhere, and the call made again after that (T-49).
+//! Handles errors that stand for questions: the upstream wants its user somewhere, and the call made again after that
+//! (T-49).
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The runners of live tasks, by task: how `apply` and returning clients reach the one that owns a call.
+//! Maps live tasks to their runners: how `apply` and returning clients reach the one that owns a call.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Weak};

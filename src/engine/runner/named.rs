@@ -1,4 +1,4 @@
-//! Calls that their client gave a name: a repetition finds the task of the first and is not sent again (B135, T-27).
+//! Runs calls with an idempotency key: a repetition finds the task of the first and is not sent again (B135, T-27).
 //!
 //! The row, with the name, is there before the upstream is called, and the store lets one of two concurrent inserts
 //! through: so at most one call is made under a name while its task lives.

@@ -1,5 +1,4 @@
-//! What the upstream asks in mid-call: who is asked, what goes back, and what becomes of questions that nobody answers
-//! (GW-16, GW-18).
+//! Puts the upstream's questions to the client, and returns answers, refusals and timeouts (GW-16, GW-18).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,4 @@
-//! Clients that are asked without a handle: the call is held under a hidden task until they come back with answers
-//! (GW-20).
+//! Asks clients without a handle: the call is held under a hidden task until they come back with answers (GW-20).
 
 use tokio::time::Instant;
 

@@ -1,4 +1,4 @@
-//! How a call gets its row, its handle and its end.
+//! Inserts the row of a call, hands out its handle, and writes its end.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! How far a call has come: waiting for a place, beginning, or in exchange with the upstream.
+//! Holds the stage of a call: waiting for a permit, beginning, or in exchange with the upstream.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A call that an earlier life of the process left behind: its runner begins with the row (GW-39).
+//! Resumes a call that an earlier life of the process left behind: its runner begins with the row (GW-39).
 //!
 //! What counts against a call: a life that ends before it took the call up leaves no trace on it, however often that
 //! happens. `crashes` moves with the commit before the upstream can hear of the call, and back to zero with the first

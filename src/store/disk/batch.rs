@@ -1,4 +1,4 @@
-//! One transaction: writes are decided and made in it one after the other, and count together or not at all.
+//! Makes one transaction of many writes: each is decided and made in order, and all count together or not at all.
 
 use std::sync::Arc;
 

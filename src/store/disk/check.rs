@@ -1,4 +1,4 @@
-//! The check of the whole file for damage, in the background, from the start on.
+//! Checks the whole file for damage, in the background, from the start on.
 //!
 //! As long as it reads, the log cannot begin anew, and a file that failed cannot be opened again. So the writer ends it
 //! for a while where the log has grown, or the file is to be opened. What was looked through in one go until then is

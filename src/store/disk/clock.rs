@@ -1,4 +1,4 @@
-//! Whether the machine's clock can be right, held against the time that the store was last used at.
+//! Judges whether the machine's clock can be right, by the time that the store was last used at.
 //!
 //! A machine that starts with a wrong clock must not lose what it keeps: where the clock leapt ahead by more than any
 //! task here lives, and by more than a day, nothing is freed at first, and the time is not noted, so that the next life

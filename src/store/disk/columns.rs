@@ -1,4 +1,4 @@
-//! The columns of a row: what each sum and each index is made of, and what a list shows.
+//! Defines the columns of a row: what sums, indexes and lists are made of.
 
 use rusqlite::{Row, ToSql, params};
 

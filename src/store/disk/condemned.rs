@@ -1,4 +1,4 @@
-//! What stands for a task whose record is damaged (F56).
+//! Makes the failed task that stands for one whose record is damaged (F56).
 
 use std::sync::Arc;
 use std::time::Duration;

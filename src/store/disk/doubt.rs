@@ -1,4 +1,4 @@
-//! Rows of which it is not known whether they were stored: their commit failed, and the log may have them all the same.
+//! Keeps the rows that may or may not have been stored: their commit failed, and the log may have them all the same.
 //!
 //! Whoever asked for such a row was refused, or told that nobody knows. So it is shown to nobody, and it is removed by
 //! the first transaction after the file was opened anew. Only a process that ends before that transaction leaves one

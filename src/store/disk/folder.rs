@@ -1,4 +1,4 @@
-//! The store's folder: for its owner alone, on a medium that keeps what it is told, locked by one process.
+//! Opens and locks the store's folder: its owner's alone, on a durable medium, used by one process.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;

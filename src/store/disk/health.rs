@@ -1,4 +1,4 @@
-//! Whether the store takes new tasks, and why not.
+//! Says whether the store takes new tasks, and why not.
 
 use std::sync::Arc;
 use std::time::Duration;

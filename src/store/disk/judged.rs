@@ -1,4 +1,4 @@
-//! What rows from the disk stand for: each is judged alone, and what is the matter with one is said once.
+//! Judges rows read from the disk, each alone, and logs what is wrong with one once.
 
 use std::io;
 use std::sync::Arc;

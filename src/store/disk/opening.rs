@@ -1,4 +1,4 @@
-//! How the store is opened, and what has to be read of it before anybody is served.
+//! Opens the store, and reads what must be known of it before any request is served.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The connections that only read: a few, each used by one reader at a time, on threads that may block. Some are for
-//! lists, the others for single tasks.
+//! Holds the connections that only read: a few, each used by one reader at a time, on threads that may block. Some are
+//! for lists, the others for single tasks.
 
 use std::io;
 use std::path::{Path, PathBuf};

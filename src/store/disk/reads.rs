@@ -1,4 +1,5 @@
-//! The statements of readers. Each row is judged alone: one that cannot be read is named, and the others are shown.
+//! Makes the statements of readers. Each row is judged alone: one that cannot be read is named, and the others are
+//! shown.
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};

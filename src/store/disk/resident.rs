@@ -1,4 +1,4 @@
-//! What is in memory of what is on disk: live rows, a cache of settled ones, and the sums over all.
+//! Holds in memory what is needed of the disk: live rows, a cache of settled ones, and the sums over all.
 //!
 //! The disk is the truth. Memory follows it after each commit, under the revision, and by the writer alone. A
 //! reader that brings a row from the disk may put it here only if no commit touched the row's shard meanwhile.

@@ -1,4 +1,4 @@
-//! The statements of the writer: what it looks up, and what it writes.
+//! Makes the statements of the writer: what it looks up, and what it writes.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! The database file: what is in it, how it is opened, and how a file that is none of ours is told from one.
+//! Defines the database file: its tables, how it is opened, and how a foreign file is told from one.
 //!
 //! Task ids stand in it as they are. They are not hashed: lists of tasks give the ids back to their owner, and the
 //! arguments and results that an id would lead to stand in the same row. Who may read the file is what protects

@@ -1,4 +1,4 @@
-//! Where a store is, how it may be, and why it may not be opened.
+//! Defines where a store is and which files are accepted, and why one cannot be opened.
 
 use std::io;
 use std::path::{Path, PathBuf};

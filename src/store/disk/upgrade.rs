@@ -1,4 +1,4 @@
-//! How a file of an older schema becomes one of now: in its place, in one transaction, one row at a time.
+//! Upgrades a file of an older schema: in its place, in one transaction, one row at a time.
 //!
 //! The first schema had each record, with its outcome, in the table that lists were read from. Its records stay where
 //! they are, so that room is needed for a few hundred bytes of each row and not for its result: the table gets another

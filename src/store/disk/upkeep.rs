@@ -1,5 +1,4 @@
-//! What the writer does from time to time, beside the writes: it looks at the disk, tries a store that failed, and gives
-//! room back.
+//! Maintains the file between writes: looks at the disk, tries a store that failed, and gives room back.
 
 use std::path::Path;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The one thread that writes: it drains a bounded queue into transactions, and owns the connection.
+//! Writes, on one thread: drains a bounded queue into transactions, and owns the connection.
 //!
 //! Whatever waits when a transaction begins, or comes while it is made, is part of it: many writes, one fsync. A
 //! single write waits for nobody. A connection that failed is never used again: what the system says of an fsync

@@ -1,4 +1,4 @@
-//! Writing and reading the primitive parts of a record.
+//! Writes and reads the primitive parts of a record.
 
 use std::sync::Arc;
 use std::time::Duration;

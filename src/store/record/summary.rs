@@ -1,4 +1,4 @@
-//! What lists show of a task, as the bytes of a column of its own.
+//! Encodes what lists show of a task, as the bytes of a column of its own.
 //!
 //! ```text
 //! version (2 bytes) · checksum (16 bytes) · body

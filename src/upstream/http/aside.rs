@@ -1,4 +1,4 @@
-//! Requests that the gateway makes itself beside a call, in the session of that call.
+//! Makes the gateway's own requests beside a call, in the session of that call.
 //!
 //! What the upstream says to the call on their streams reaches the call.
 

@@ -1,4 +1,4 @@
-//! The upstream as one client's own session sees it: calls run in that session and in no other.
+//! Runs calls in one client's own session and in no other.
 //!
 //! No pool stands behind it. The session is opened, renewed and ended by whoever lends it, and what the
 //! upstream says on the session's own stream goes to the client, not to calls.

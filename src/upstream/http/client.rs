@@ -1,4 +1,4 @@
-//! The HTTP client of one upstream: connections, TLS, and what a failure to send means.
+//! Sends HTTP requests to one upstream: connections, TLS, and what a failure to send means.
 //!
 //! Knows no JSON. Follows no redirect, asks for no encoding, carries no header that it was not given.
 

@@ -1,4 +1,4 @@
-//! Raw access over HTTP: the same client and headers as exchanges have, without a session of the pool.
+//! Gives raw access over HTTP: the same client and headers as exchanges have, without a session of the pool.
 
 use std::sync::Arc;
 

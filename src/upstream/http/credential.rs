@@ -1,4 +1,4 @@
-//! What the gateway shows an upstream to be let in: one header, on every request (SEC-04, SEC-12).
+//! Adds the gateway's credential to every request: one header (SEC-04, SEC-12).
 
 use std::path::{Path, PathBuf};
 

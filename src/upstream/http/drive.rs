@@ -1,5 +1,4 @@
-//! The course of one call over HTTP: the POST, its answer in whichever form, and the streams that follow
-//! where one breaks off.
+//! Drives one call over HTTP: the POST, its answer in whichever form, and the streams that follow where one breaks off.
 //!
 //! Read `hear` for what is read from an answer, and `tasks` for what follows where the upstream makes a task
 //! of the call. One future runs the whole course; whoever owns the exchange polls it. Everything but the last event

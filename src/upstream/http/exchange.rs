@@ -1,4 +1,4 @@
-//! One call over HTTP as its owner sees it: events in order, answers to questions, cancel.
+//! Shows one call over HTTP to its owner: events in order, answers to questions, cancel.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Reading what answers one request: its answer, and whatever else of the call comes on the same stream.
+//! Reads what answers one request: its answer, and other messages of the call on the same stream.
 
 use bytes::Bytes;
 use parking_lot::Mutex;

@@ -1,4 +1,4 @@
-//! When to ask an upstream for its task the next time. Pure, but for the dice.
+//! Schedules the polls of an upstream's own task. Pure, but for the random jitter.
 
 use std::time::Duration;
 

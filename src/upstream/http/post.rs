@@ -1,4 +1,4 @@
-//! The requests that a streamable HTTP client makes: one POST per message, GET for streams, DELETE at the end.
+//! Makes the requests of a streamable HTTP client: one POST per message, GET for streams, DELETE at the end.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Reading what came back: judging the head, whole bodies within a bound, event streams.
+//! Reads answers: judges the head, reads whole bodies within a bound, decodes event streams.
 //!
 //! Knows JSON-RPC only as far as an error answer under a refusing status.
 

@@ -1,4 +1,4 @@
-//! What a call over HTTP leaves behind so that another process life can take it up.
+//! Encodes what another process life needs to resume a call over HTTP.
 
 use std::sync::Arc;
 use std::time::Duration;

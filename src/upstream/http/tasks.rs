@@ -1,5 +1,5 @@
-//! A call that the upstream made a task of its own: asked for until it ends, then its outcome is fetched
-//! (UPC-01). Its owner sees the events of an ordinary call.
+//! Follows a task that the upstream made of a call: polls it until it ends, then fetches its outcome (UPC-01). The
+//! call's owner sees the events of an ordinary call.
 //!
 //! Polls are what counts. Notifications only make one come sooner (UPC-02), and a stream of `tasks/result` is
 //! held open while the upstream has questions, because some put them nowhere else (UPC-07).

@@ -1,4 +1,4 @@
-//! What is wrong with an upstream over HTTP, in words for an operator: why there was no answer, and what is wrong with the
+//! Says for an operator what is wrong with an upstream over HTTP: why there was no answer, and what is wrong with the
 //! head of one. No words of it hold a credential.
 
 use std::error::Error;

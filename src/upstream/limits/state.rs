@@ -1,4 +1,4 @@
-//! Who has places and who waits. Decides, and tells nobody.
+//! Decides who has permits and who waits. Tells nobody.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};

@@ -1,4 +1,4 @@
-//! The calls that run in one upstream session, and the questions that each has open.
+//! Keeps the calls that run in one upstream session, and the questions that each has open.
 //!
 //! Does no I/O: a call is known here by its id, its task and the queue that its events go into.
 

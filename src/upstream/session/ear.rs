@@ -1,5 +1,5 @@
-//! What a client's own stream says about a call of the gateway's in the same session: it is read by whoever carries
-//! the stream to the client, and brought here.
+//! Routes messages of a client's own stream to the gateway's call in the same session: whoever carries the stream to
+//! the client brings them here.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Opening a session: `initialize`, `notifications/initialized`, then the session's own stream.
+//! Opens a session: `initialize`, `notifications/initialized`, then the session's own stream.
 
 use std::sync::Arc;
 use std::time::Duration;

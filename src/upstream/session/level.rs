@@ -1,4 +1,4 @@
-//! Which log messages the upstream is asked to send in one session.
+//! Chooses the log level that the upstream is asked for in one session.
 //!
 //! A session knows one level, its clients one each: the session's is the lowest that anybody asked for, and
 //! whoever shows messages to a client leaves out what that client did not want (MOD-23).

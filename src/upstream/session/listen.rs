@@ -1,4 +1,4 @@
-//! The stream of a session on which the upstream says what belongs to no POST.
+//! Reads the GET stream of a session, on which the upstream says what belongs to no POST.
 //!
 //! It is opened once, reopened when it ends, and done without where the upstream has none. It keeps no
 //! session alive: the session's end is its end.

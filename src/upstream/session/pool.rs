@@ -1,4 +1,4 @@
-//! The sessions of one upstream: one for each key, opened once however many wait for it.
+//! Pools the sessions of one upstream: one for each key, opened once however many wait for it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

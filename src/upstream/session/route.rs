@@ -1,4 +1,4 @@
-//! Which call a message of the upstream belongs to, and what becomes of those that belong to none.
+//! Finds the call that a message of the upstream belongs to, and decides about those that belong to none.
 //!
 //! On a call's own stream everything belongs to that call. On the session's stream the order is: the call
 //! named by task or token, else the only one that runs, else nobody (T-20): a wrong guess would show one

@@ -1,5 +1,5 @@
-//! Resources that the upstream was asked to tell of in one session: asked once however many listen, and told to
-//! stop when the last of them has left.
+//! Subscribes to resources in one session: asked once however many listen, and taken back when the last of them has
+//! left.
 //!
 //! What is wanted is a count, what the upstream was told is a state beside it, and whoever changes the count
 //! has the state follow. One request at a time for each resource keeps the two in order.

@@ -1,4 +1,4 @@
-//! Calls that have a connection of their own (`process_per_call`), opened for them and ended after them.
+//! Runs calls on a connection of their own (`process_per_call`), opened for them and ended after them.
 //!
 //! Such a connection begins as the session's own did, with the same `initialize`, so that the call runs as in that
 //! session. What it says goes to the call; its questions bear ids that lead back to it.

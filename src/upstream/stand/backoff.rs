@@ -1,4 +1,4 @@
-//! How soon a server that ends by itself is started again.
+//! Decides how soon a server that ended by itself is started again.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! By which ids a request is known on both sides of a stand, where they differ. Pure.
+//! Maps the ids of a request on both sides of the adapter, where they differ. Pure.
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! Who may open one more connection, and which one gives way for it.
+//! Decides who may open one more connection, and which one gives way for it.
 //!
 //! One of several principals has at most its share of the places ([`share`](crate::upstream::limits::share)), so that
 //! no other waits for one. Where none is left, an idle connection of whoever has most gives way, whatever it was used

@@ -1,4 +1,4 @@
-//! One connection of a stand from begin to end: what is sent over it, and where what comes over it goes.
+//! Runs one connection of the adapter from begin to end: sends messages over it, and routes what comes back.
 
 mod said;
 

@@ -1,4 +1,4 @@
-//! Servers that speak HTTP+SSE, the transport of 2024-11-05: a GET whose event stream is the session, and POSTs beside it.
+//! Speaks HTTP+SSE, the transport of 2024-11-05: a GET whose event stream is the session, and POSTs beside it.
 //!
 //! The stream's first event names the address for the POSTs. It may be a path or a whole URL, and must lead to the
 //! origin that the configuration names: a server sends nobody's credentials elsewhere (U41). What a server says comes

@@ -1,4 +1,4 @@
-//! Clients without sessions at a server of 2026-07-28 that is reached over a wire.
+//! Serves clients without sessions from a server of 2026-07-28 behind the adapter.
 //!
 //! A connection is no conversation there: it carries whatever is asked, and is opened without a word. All requests of one
 //! principal share one, since nothing on it has to be guessed: questions are results. Principals share none, whatever a

@@ -1,4 +1,4 @@
-//! Servers that are programs: started by the gateway, spoken to over their standard input and output.
+//! Starts servers that are programs, and speaks to them over standard input and output.
 //!
 //! The program runs under a [`supervisor`], which sees by its own standard input that the gateway
 //! is gone, however it went, and then stops the program's whole process group. So stopping is the same in all cases:

@@ -1,4 +1,4 @@
-//! Which call of a connection a message belongs to. Decides, and fills bounded queues; waits for nobody.
+//! Finds the call of a connection that a message belongs to. Decides, and fills bounded queues; waits for nobody.
 //!
 //! A slow reader holds up no other call: its progress is left out, its question refused; room for the answer is
 //! set aside when the call begins.

@@ -1,4 +1,4 @@
-//! Arrays of messages, which 2025-03-26 alone has (LEG-12).
+//! Reads arrays of messages, which 2025-03-26 alone has (LEG-12).
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! What can still be told of a text that is no message: whose answer it was to be.
+//! Reads what can still be told of a text that is no message: whose answer it was to be.
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! Where an event stream stands between two events, told from bytes that pass by.
+//! Tells from bytes that pass by whether an event stream is between two events.
 
 /// Watches an event stream go by. Holds nothing of it.
 #[derive(Clone, Copy, Debug)]

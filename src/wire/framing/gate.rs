@@ -1,5 +1,5 @@
-//! A gate in an event stream: lets events pass as they come, keeps out those without data, and hands
-//! over whole the few that somebody wants to rewrite.
+//! Edits an event stream: lets events pass as they come, keeps out those without data, and hands over whole the few
+//! that a caller wants to rewrite.
 
 use bytes::{Bytes, BytesMut};
 

@@ -1,4 +1,4 @@
-//! A look at a message while it goes by: whether it is an answer, or may ask its reader something, and its id. Reads the
+//! Reads of a message that passes by whether it is an answer or may ask its reader something, and its id. Reads the
 //! names of the envelope's members, the method and the id, keeps nothing else, and needs one pass over the bytes.
 //!
 //! What it cannot tell for sure it calls [`Shows::Asking`]: then somebody reads the whole message strictly.

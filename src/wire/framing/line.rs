@@ -1,4 +1,4 @@
-//! Lines that end in LF or CRLF, as stdio transports write them.
+//! Splits lines that end in LF or CRLF, as stdio transports write them.
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! The event stream format as the WHATWG HTML standard, 9.2.6, interprets it.
+//! Decodes the event stream format as the WHATWG HTML standard, 9.2.6, interprets it.
 
 use bytes::Bytes;
 

@@ -1,4 +1,4 @@
-//! Shallow edits: named members change, every other byte stays.
+//! Makes shallow edits: named members change, every other byte stays.
 
 use super::{Member, Object, Payload};
 use crate::wire::payload::write_string;

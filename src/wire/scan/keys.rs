@@ -1,4 +1,4 @@
-//! The keys of all open objects, to notice one that comes twice.
+//! Keeps the keys of all open objects, to notice one that comes twice.
 
 use std::borrow::Cow;
 use std::collections::HashSet;

@@ -1,4 +1,4 @@
-//! Strings, numbers and literals of JSON text. Positions in, positions out; nothing is kept.
+//! Reads strings, numbers and literals of JSON text. Positions in, positions out; nothing is kept.
 
 use std::borrow::Cow;
 

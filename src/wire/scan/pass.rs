@@ -1,4 +1,4 @@
-//! The pass itself: a loop over values with an explicit stack of open containers.
+//! Loops over values with an explicit stack of open containers: the pass itself.
 
 use std::borrow::Cow;
 

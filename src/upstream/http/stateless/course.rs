@@ -1,4 +1,4 @@
-//! The course of one request: sent, asked back, sent again with the answers, until there is a result.
+//! Drives one request: sent, asked back, sent again with the answers, until there is a result.
 //!
 //! One future runs the whole course; whoever owns the exchange polls it. Events go into a queue, and answers
 //! to questions come out of another.

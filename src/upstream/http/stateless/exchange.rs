@@ -1,4 +1,4 @@
-//! One request as its owner sees it: events in order, answers to questions, cancel.
+//! Shows one request to its owner: events in order, answers to questions, cancel.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! One request to a server without sessions, with all that it must say, and its answer.
+//! Sends one request to a server without sessions, with all that it must say, and reads its answer.
 
 use std::collections::HashMap;
 use std::sync::Arc;

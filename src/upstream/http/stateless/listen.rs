@@ -1,5 +1,5 @@
-//! What a server without sessions says that belongs to no call: one `subscriptions/listen` for all who may hear the
-//! same, asking for what any of them wants.
+//! Hears what a server without sessions says that belongs to no call: one `subscriptions/listen` for all clients that
+//! may hear the same, asking for what any of them wants.
 //!
 //! A subscription cannot be changed (MOD-24). Where more is wanted another one takes its place, and the one
 //! before is heard until the new one is acknowledged, and for a moment longer: what is said twice does no harm, what

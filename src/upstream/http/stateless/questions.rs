@@ -1,4 +1,4 @@
-//! What an upstream asks in a result: `inputRequests` in, `inputResponses` out.
+//! Reads what an upstream asks in a result, and writes the answers: `inputRequests` in, `inputResponses` out.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

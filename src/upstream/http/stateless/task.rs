@@ -1,4 +1,4 @@
-//! A call that the upstream made a task of its own: watched until it settles (UPC-01).
+//! Follows a task that the upstream made of a call, until it settles (UPC-01).
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! What a server says over its connection, and where it goes.
+//! Routes what a server says over its connection.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,4 +1,4 @@
-//! What a program says that is no message: its standard error, and stray lines on its standard output.
+//! Logs what a program says that is no message: its standard error, and stray lines on its standard output.
 //!
 //! It goes to the log within bounds: so many lines a second, so many bytes of each. The rest is counted.
 

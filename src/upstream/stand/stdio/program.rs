@@ -1,4 +1,4 @@
-//! Whether a program is there to be started. Starts nothing.
+//! Finds out whether a program is there to be started. Starts nothing.
 
 use std::env;
 use std::ffi::OsString;

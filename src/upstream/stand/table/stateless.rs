@@ -1,4 +1,4 @@
-//! The same for a server without sessions, whose connection carries requests of many clients.
+//! Finds the call for a server without sessions, whose connection carries requests of many clients.
 //!
 //! Every request has an id of the stand's own there, so that ids and tokens which clients chose never meet. What
 //! names no request is nobody's: there is nobody who would own the connection.

@@ -1,4 +1,4 @@
-//! One `subscriptions/listen` of the gateway's own, from its acknowledgement to its end.
+//! Runs one `subscriptions/listen` of the gateway's own, from its acknowledgement to its end.
 
 use std::sync::Arc;
 

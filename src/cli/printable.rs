@@ -1,4 +1,4 @@
-//! What others wrote, made fit for a terminal: whatever a server, a gateway or a file says goes through here on its way to
+//! Makes others' text fit for a terminal: whatever a server, a gateway or a file says goes through here on its way to
 //! one.
 
 use std::borrow::Cow;

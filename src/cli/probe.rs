@@ -1,4 +1,4 @@
-//! `taskgate probe`: what a server speaks, and the TOML block that would serve it.
+//! Probes a server (`taskgate probe`): what it speaks, and the TOML block that would serve it.
 //!
 //! Asked with the pieces that the gateway itself reaches servers with, so that what is found is what will be met. Read
 //! `ask` for what is sent, `report` for what is told of it, `block` for the TOML.

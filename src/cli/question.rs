@@ -1,4 +1,4 @@
-//! Questions of servers: read from `elicitation/create`, put to the user line by line, answered.
+//! Asks the user what a server asks: reads `elicitation/create`, puts it line by line, answers.
 
 pub(super) mod form;
 

@@ -1,4 +1,4 @@
-//! `taskgate tasks`: the operator's view of a running gateway, over its admin listener.
+//! Shows and cancels tasks of a running gateway (`taskgate tasks`), over its admin listener.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The user's terminal: results on stdout, everything else on stderr, answers from stdin.
+//! Reads from and writes to the user's terminal: results on stdout, everything else on stderr, answers from stdin.
 
 mod lines;
 

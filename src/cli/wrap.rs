@@ -1,4 +1,4 @@
-//! `taskgate wrap`: what can be asked of it.
+//! Reads the command line of `taskgate wrap`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! Which face a message is for: the body first, the header second (GW-02).
+//! Tells which face a message is for: the body first, the header second (GW-02).
 
 use http::HeaderMap;
 

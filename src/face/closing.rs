@@ -1,5 +1,5 @@
-//! The path of an upstream that is served no more: nothing new begins there, and what clients were promised is kept.
-//! Tasks are read, answered and cancelled as ever; everything else is not found.
+//! Serves the path of an upstream that was removed: nothing new begins there; tasks are read, answered and cancelled as
+//! before, and everything else is not found.
 
 use std::sync::Arc;
 

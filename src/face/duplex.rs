@@ -1,5 +1,5 @@
-//! One client whose messages travel both ways over one ordered stream: standard input and output, or an event stream
-//! with its POSTs.
+//! Serves one client whose messages travel both ways over one ordered stream: standard input and output, or an event
+//! stream with its POSTs.
 //!
 //! Each message is handed, in this process, to the same [`Endpoint`] that serves HTTP, and what that answers goes out
 //! as messages. Whether a message belongs to a session or stands alone is in the message (GW-02); the stream

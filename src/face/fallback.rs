@@ -1,5 +1,5 @@
-//! The tools by which clients without tasks go on with theirs: how they are called, where they are listed, and what they
-//! answer. Both faces use it; the words are the dialect's.
+//! Serves the three tools by which clients without tasks go on with theirs: their calls, their listing and their
+//! answers. Both faces use it; the words are the dialect's.
 
 use std::borrow::Cow;
 use std::sync::Arc;

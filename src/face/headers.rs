@@ -1,4 +1,4 @@
-//! The headers that repeat what a stateless request's body says, and their comparison (MOD-04 to MOD-07).
+//! Compares the headers of a stateless request with the members of its body that they repeat (MOD-04 to MOD-07).
 //!
 //! A header that disagrees with the body is refused: what a balancer saw must be what is run.
 

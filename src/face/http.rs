@@ -1,4 +1,4 @@
-//! What every face speaks in: HTTP requests whose guard work is done, HTTP responses with a body of any kind.
+//! Defines what every face speaks in: HTTP requests whose guard work is done, HTTP responses with a body of any kind.
 
 use std::io;
 use std::pin::Pin;

@@ -1,5 +1,5 @@
-//! Look-ups of tasks that fail are watched (L25-62): one or two are a client that came too late, many in a short time
-//! are somebody who guesses.
+//! Watches look-ups of tasks that fail (L25-62): one or two are a client that came too late, many in a short time are
+//! somebody who guesses.
 
 use std::collections::HashMap;
 use std::time::Duration;

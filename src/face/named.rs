@@ -1,5 +1,5 @@
-//! How a client names a call, so that it can repeat it without running it twice: the header `Idempotency-Key`, or
-//! the same as `io.taskgate/idempotency-key` in `_meta`.
+//! Reads the idempotency key of a call: the header `Idempotency-Key`, or the same as `io.taskgate/idempotency-key` in
+//! `_meta`.
 //!
 //! Only digests are kept: of the name, and of what the call is.
 

@@ -1,5 +1,4 @@
-//! What operators see of the tasks, and the one thing that they can do to them: `/tasks`, `/tasks/REF`,
-//! `/tasks/REF/cancel`, and a page that says how things stand.
+//! Shows operators the tasks, and cancels one for them: `/tasks`, `/tasks/REF`, `/tasks/REF/cancel`, and a status page.
 //!
 //! Shown are digests, names, states and times; never an id, an argument, a question or a result (B165).
 

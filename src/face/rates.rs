@@ -1,4 +1,4 @@
-//! How often one principal may ask, and how often it may ask for tasks that are not there (GW-40).
+//! Limits how often one principal may ask, and how often it may ask for tasks that are not there (GW-40).
 //!
 //! The one person behind a loopback listener meets neither bound. A principal that was not heard of for a while is
 //! forgotten, which gives it no more than its burst.

@@ -1,4 +1,4 @@
-//! Why a method about tasks has no result, in whichever flavour it was asked.
+//! Says why a method about tasks has no result, in whichever flavour it was asked.
 
 use crate::dialect::Complaint;
 use crate::engine::TaskError;

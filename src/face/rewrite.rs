@@ -1,5 +1,5 @@
-//! The few bodies in the pipes that are edited: `initialize` both ways, what a server says of itself, the
-//! tool list, the members of a call that belong to tasks.
+//! Edits the few bodies in the pipes that are edited: `initialize` both ways, what a server says of itself, the tool
+//! list, the members of a call that belong to tasks.
 //!
 //! Pure. Everything that is not named here leaves as it came, byte for byte.
 

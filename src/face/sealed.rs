@@ -1,4 +1,4 @@
-//! Sealed tokens: what the gateway must remember about a client, kept by the client.
+//! Seals and opens tokens: what the gateway must remember about a client, kept by the client.
 //!
 //! Nobody else can read or change one, and none is good for anything but its [`Purpose`]. Opening and
 //! sealing are pure but for the random nonce; where keys come from is not known here. Read [`Sealer`]

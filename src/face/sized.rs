@@ -1,4 +1,4 @@
-//! Whether the arguments of a call are small enough for their tool.
+//! Checks that the arguments of a call are small enough for their tool.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,4 @@
-//! The TOML block that would serve a server. Fit to be pasted: the test reads it with the gateway's own parser.
+//! Writes the TOML block that would serve a server. Fit to be pasted: the test reads it with the gateway's own parser.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! The command line of it.
+//! Reads the command line of `taskgate probe`.
 
 use std::env;
 use std::io::{self, Write as _};

@@ -1,4 +1,4 @@
-//! What a probe found, for people and as JSON.
+//! Writes what a probe found, for people and as JSON.
 
 use std::fmt::Write as _;
 use std::time::Duration;

@@ -1,4 +1,4 @@
-//! The forms that servers ask users to fill in: what a schema wants, and what a typed line means.
+//! Reads the forms that servers ask users to fill in: what a schema wants, and what a typed line means.
 //!
 //! Pure. The schemas are the restricted ones of `elicitation/create` (2025-11-25, "Elicitation", requested
 //! schema); whatever is not among them is refused as a whole, so that nothing is sent that breaks a rule which

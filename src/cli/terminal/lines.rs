@@ -1,4 +1,4 @@
-//! Lines of stdin, read beside the runtime.
+//! Reads lines of stdin beside the runtime.
 
 use std::io::{self, BufRead, Read as _};
 

@@ -1,5 +1,5 @@
-//! From what an endpoint answers to the messages that its client reads: a JSON body is one, an event stream any number,
-//! a refusal in the words of HTTP becomes one in those of JSON-RPC.
+//! Turns what an endpoint answers into the messages that its client reads: a JSON body is one, an event stream any
+//! number, a refusal by HTTP status becomes a JSON-RPC error.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! One request from its message to its answer, and the session's own stream: the GETs that a streamable HTTP client
-//! would make, made on the client's behalf.
+//! Runs one request from its message to its answer, and the session's own stream: the GETs that a streamable HTTP
+//! client would make, made on the client's behalf.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! The way between one client and the endpoint that serves it: HTTP requests that never saw a wire one way, whole
-//! messages the other.
+//! Connects one client with the endpoint that serves it: HTTP requests without a wire one way, whole messages the
+//! other.
 
 use std::sync::Arc;
 use std::time::Duration;

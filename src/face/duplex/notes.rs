@@ -1,4 +1,4 @@
-//! What a client says and wants no answer to, in a session.
+//! Passes on a client's notifications and responses in a session.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
-//! What one client has not read yet, in bytes. A large message takes room before it is read from the server, and keeps it
-//! until the client has it: so it is the server that waits for a client which asks and does not read, not the gateway's
-//! memory that grows.
+//! Counts in bytes what one client has not read yet. A large message takes room before it is read from the server, and
+//! keeps it until the client has it: a client that asks and does not read makes the server wait, and the gateway's
+//! memory does not grow.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! Event streams in which something is edited: tool lists, arrays for clients that have none, events that
-//! only prime a stream, and what the client must not be asked. Everything else goes by untouched.
+//! Edits event streams: tool lists, arrays for clients that have none, events that only prime a stream, and what the
+//! client must not be asked. Everything else goes by untouched.
 
 use std::collections::VecDeque;
 use std::io;

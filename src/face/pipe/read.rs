@@ -1,4 +1,4 @@
-//! Reading the few answers that do not pass through: errors under refusing statuses, and what is edited.
+//! Reads the few answers that do not pass through: errors under refusing statuses, and what is edited.
 
 use std::collections::VecDeque;
 use std::io;

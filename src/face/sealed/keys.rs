@@ -1,4 +1,4 @@
-//! The keys that tokens are sealed with, as they are written: one on a line, as hex digits.
+//! Reads the keys that tokens are sealed with: one on a line, as hex digits.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! How the parts of a token stand in its bytes.
+//! Writes and reads the parts of a token as bytes.
 
 use aws_lc_rs::digest;
 use bytes::Bytes;

@@ -1,4 +1,4 @@
-//! What a session id holds: enough to open the upstream's session anew, with no table anywhere.
+//! Encodes what a session id holds: enough to open the upstream's session anew, with no table anywhere.
 
 use super::Purpose;
 use super::layout::{Reader, hex_digest, put};

@@ -1,4 +1,4 @@
-//! What a `requestState` holds: where a request that was answered with questions goes on (MOD-28).
+//! Encodes what a `requestState` holds: where a request that was answered with questions goes on (MOD-28).
 //!
 //! Clients keep it and send it back with their answers, so it is as good as made up until it was
 //! opened, and it is of use only for the request that it was given out for (T-24).

@@ -1,4 +1,4 @@
-//! A bounded map by keys that are random already, in which what was used longest ago makes room.
+//! Maps random keys to values, bounded: the entry that was used longest ago makes room.
 //!
 //! For what every request looks up: a lookup is one short lock and no hashing to speak of.
 

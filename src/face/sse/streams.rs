@@ -1,4 +1,4 @@
-//! The open streams of HTTP+SSE: whose each is, and how a message reaches it. As many as may be, and no more.
+//! Keeps the open streams of HTTP+SSE, within a bound: whose each is, and how a message reaches it.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,4 @@
-//! Plain calls whose upstream asks in mid-call: answered with the questions and a sealed reference, and taken up when
+//! Answers plain calls whose upstream asks in mid-call with the questions and a sealed reference, and resumes them when
 //! the client makes its request again (GW-20).
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! The methods of the tasks extension.
+//! Serves the methods of the tasks extension.
 
 use super::{Inquiry, Response, StatelessFace};
 use crate::cause::Chain;

@@ -1,4 +1,4 @@
-//! The four formats that a text of a form may have. Only what is certainly none of them is refused: the server
+//! Checks the four formats that a text of a form may have. Only what is certainly none of them is refused: the server
 //! decides.
 
 /// A format by its name in the schema.

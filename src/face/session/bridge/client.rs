@@ -1,4 +1,4 @@
-//! A session's client, in the words in which a stateless request speaks of its own.
+//! Describes a session's client as a stateless request describes its own.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! The handshake of a session that only the gateway knows of.
+//! Answers the handshake of a session that only the gateway knows of.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Who reads the stream of a client's own session: the client, or while it does not and tasks of the server's run in its
-//! session, the gateway. Many servers have no more than one such stream in a session, so they take turns.
+//! Decides who reads the GET stream of a client's own session: the client, or the gateway, while the client does not
+//! and tasks of the server's run in the session. Many servers have one such stream in a session, so they take turns.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! A client's own stream at a server with tasks of its own: what is about such a task goes to the call that it was made
-//! of, and the rest to the client. No client learns the id of a server's task (T-67).
+//! Filters a client's GET stream at a server with tasks of its own: messages about such a task go to the call that made
+//! it, the others to the client. No client learns the id of a server's task (T-67).
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! A client's session, lent to the calls that run in it as tasks: it stays open at the upstream until the
-//! last of them has ended, even if the client ends it first (T-31).
+//! Leases a client's session to the calls that run in it as tasks: it stays open at the upstream until the last of them
+//! has ended, even if the client ends it first (T-31).
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

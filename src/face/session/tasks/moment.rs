@@ -1,4 +1,4 @@
-//! The moment for which the answer to a creation waits (T-79).
+//! Waits for a moment before a creation is answered (T-79).
 //!
 //! A client polls as soon as it has its handle, and again after the interval that it was told. A tool of a few
 //! milliseconds is done by the first poll if the handle waits for them; without that its client waits a whole interval.

@@ -1,4 +1,4 @@
-//! What clients carry for the gateway: where a list goes on, and which question a request stands for.
+//! Encodes the tokens that clients keep: where a list goes on, and which question a request stands for.
 //!
 //! Both hold all there is to know, so that no table is lost with the process and any replica understands them.
 

@@ -1,4 +1,4 @@
-//! How many may listen at a time: each stream holds a connection, a session's ear and its watches.
+//! Grants permits to listen: each stream holds a connection, a session's subscriber and its watches.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;

@@ -1,4 +1,4 @@
-//! How the tasks stand that a listener named: once at the beginning, then whenever one has changed.
+//! Watches the tasks that a listener named: their state once at the beginning, then whenever one has changed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -57,9 +57,6 @@ pub use wrap::wrap;
 /// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
 pub const EXIT_CONFIG: u8 = 64;
 
-/// How long an answer to a session client may be silent before a comment shows that it lives.
-const LIFE_SIGN: Duration = Duration::from_secs(15);
-
 /// How long before the end of a drain the streams of those who listen are ended.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -322,7 +319,6 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
         timeouts: config.timeouts,
         call_timeouts: config.call_timeouts,
         edited_bytes_max: config.result_bytes_max,
-        life_sign: LIFE_SIGN,
         life_signs: config.life_signs,
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
@@ -338,7 +334,6 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
         conduit,
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
-        life_sign: LIFE_SIGN,
         leaving: parts.leaving.clone(),
     };
     let reach = Reach {
@@ -377,7 +372,6 @@ fn older(config: &UpstreamConfig, parts: &Parts) -> SseServed {
         rates: Arc::clone(&parts.rates),
         sealer: Arc::clone(&parts.sealer),
         random: random_bits,
-        life_sign: LIFE_SIGN,
         result_bytes_max: config.result_bytes_max,
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),

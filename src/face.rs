@@ -5,6 +5,7 @@
 //! that shake hands first.
 
 pub mod answer;
+pub mod call_stream;
 pub mod catalog;
 pub mod classify;
 pub mod closing;

@@ -169,8 +169,8 @@ pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Opti
     };
     let addressee = addressee(None, AcceptedTypes::Both);
     match inlet {
-        Some(inlet) => respond_along(Box::pin(opening), addressee, shared.served.life_sign, inlet).await,
-        None => respond(Box::pin(opening), addressee, shared.served.life_sign, None).await,
+        Some(inlet) => respond_along(Box::pin(opening), addressee, inlet).await,
+        None => respond(Box::pin(opening), addressee, None).await,
     }
 }
 
@@ -194,7 +194,7 @@ async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<H
     let body = match resumed.filter(|_| taken_up == TakenUp::Same) {
         Some(resumable) => PipeBody::resumed(source, resumable),
         None => {
-            let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
+            let pace = Pace::default();
             PipeBody::<Call>::new(source, Form::Events(EventBoundary::default()), pace, None)
         }
     };
@@ -251,7 +251,7 @@ impl Piping {
             }
             None => (None, served.timeouts, None),
         };
-        let pace = Pace { life_sign: served.life_sign, idle: timeouts.idle, deadline };
+        let pace = Pace { idle: timeouts.idle, deadline };
         let call = Call::begin(shared, session, request.id, slot);
         let judged = match in_time(&call, call.deliver(request.bytes), timeouts.first_byte, deadline).await? {
             Judged::Fine(response) => response,

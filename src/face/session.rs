@@ -68,9 +68,7 @@ pub struct SessionServed {
     pub call_timeouts: Timeouts,
     /// Largest answer that is edited; all others may have any size.
     pub edited_bytes_max: usize,
-    /// How long an answer may be silent before a comment shows that it lives.
-    pub life_sign: Duration,
-    /// Whether it is progress instead, for clients that want progress.
+    /// Whether a sign of life is progress instead of a comment, for clients that want progress.
     pub life_signs: bool,
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,

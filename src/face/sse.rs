@@ -60,8 +60,6 @@ pub struct SseServed {
     pub sealer: Arc<Sealer>,
     /// 128 random bits, for each stream anew.
     pub random: fn() -> u128,
-    /// How long a stream may be silent before a comment shows that it lives.
-    pub life_sign: Duration,
     /// Largest result that a message to a client carries.
     pub result_bytes_max: usize,
     pub life: Life,
@@ -121,7 +119,7 @@ impl SseEndpoint {
             message_bytes_max: served.result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
         served.life.tracker.spawn(duplex::serve_until(client, spoken, outgoing, served.leaving.clone()));
-        event_stream(Events::new(framing::sse_endpoint(&address), said, served.life_sign, place).into_body())
+        event_stream(Events::new(framing::sse_endpoint(&address), said, place).into_body())
     }
 
     /// Takes a message for a stream: 202 once it will be looked at, whatever becomes of it.

@@ -4,15 +4,14 @@
 //! promoted streams from its first event, or from its first life sign when the upstream stays silent.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use tokio::time::{Instant, timeout_at};
 
 use super::answer::{Addressee, event_stream};
+use super::call_stream::silence::Silence;
 use super::http::{AcceptedTypes, Response};
 use super::rising::Rising;
 use super::sealed::{Sealer, StateContent, StateScope, StateToken};
@@ -25,9 +24,6 @@ use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason
 use crate::upstream::Progress;
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{Object, Payload, RpcError, envelope, fault, method};
-
-/// How long an answer may be silent before a comment shows that it lives.
-const LIFE_SIGN: Duration = Duration::from_secs(15);
 
 /// How one call's events are shown to its client.
 #[derive(Debug)]
@@ -104,18 +100,18 @@ impl<D: FaceDialect + 'static> CallView<D> {
     /// Answers with the call's events. Dropping the answer, or this future, means that the client left.
     pub async fn respond(mut self, mut call: CallStream) -> Response {
         let takes_stream = matches!(self.addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);
-        let mut silent_since = Instant::now();
+        let mut silence = Silence::begin();
         loop {
             let next = match self.promotable {
-                Promotable::No if takes_stream => timeout_at(silent_since + LIFE_SIGN, call.next()).await,
-                Promotable::No | Promotable::Yes => Ok(call.next().await),
+                Promotable::No if takes_stream => silence.wait(call.next()).await,
+                Promotable::No | Promotable::Yes => Some(call.next().await),
             };
-            let Ok(event) = next else {
+            let Some(event) = next else {
                 let sign = self.life_sign();
                 return self.stream(call, sign);
             };
             if matches!(event, Some(CallEvent::StaysPlain)) {
-                silent_since = Instant::now();
+                silence.broken();
             }
             match self.show(event) {
                 Shown::Notification(message) if takes_stream => return self.stream(call, sse_message(&message)),
@@ -163,9 +159,9 @@ impl<D: FaceDialect + 'static> CallView<D> {
             }
             let mut call = call?;
             // What is not for this client does not break the silence.
-            let silent_since = Instant::now();
+            let silence = Silence::begin();
             loop {
-                let Ok(event) = timeout_at(silent_since + LIFE_SIGN, call.next()).await else {
+                let Some(event) = silence.wait(call.next()).await else {
                     return Some((Ok(Frame::data(view.life_sign())), (view, Some(call), None)));
                 };
                 let (message, more) = match view.show(event) {

@@ -65,7 +65,6 @@ fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine:
         timeouts: Timeouts::default(),
         call_timeouts: Timeouts::default(),
         edited_bytes_max: 1 << 20,
-        life_sign: seconds(15),
         life_signs: rules.life_signs,
         sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
         clock: Arc::new(PausedClock(Instant::now())),

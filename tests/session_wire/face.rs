@@ -144,7 +144,6 @@ pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_sign
         timeouts,
         call_timeouts: timeouts,
         edited_bytes_max: 1 << 20,
-        life_sign: Duration::from_secs(15),
         life_signs,
         sealer: Arc::new(Sealer::new(KeyRing::parse(KEY).unwrap())),
         clock: Arc::new(ManualClock::default()),

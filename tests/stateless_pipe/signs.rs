@@ -149,7 +149,6 @@ fn face(slow: Slow, life_signs: bool) -> StatelessFace {
         conduit,
         sealer,
         clock: Arc::new(ManualClock::default()),
-        life_sign: seconds(15),
         leaving: CancellationToken::new(),
     })
 }

@@ -71,9 +71,10 @@ pub(in crate::face) async fn post_batch(
     let driven = driven.into_iter().map(|said| said.map(|saying| Ok(saying.into_event())).boxed());
     let answers = pipings.map(events).chain(driven).chain([refused]);
     let merged = stream::select_all(answers).map(|event| event.map(Frame::data));
-    let pace = Pace { life_sign: shared.served.life_sign, idle: None, deadline: None };
     let source = StreamBody::new(merged).boxed_unsync();
-    event_stream(PipeBody::<Call>::new(source, Form::Events(EventBoundary::default()), pace, None).boxed_unsync())
+    event_stream(
+        PipeBody::<Call>::new(source, Form::Events(EventBoundary::default()), Pace::default(), None).boxed_unsync(),
+    )
 }
 
 fn sort(items: Vec<Item>) -> Sorted {
@@ -144,7 +145,7 @@ async fn message(answer: Answer, id: &RequestId, bytes_max: usize) -> Bytes {
 /// One answer as whole events, so that those of several answers can stand between each other. Each shows its
 /// own signs of life.
 fn events(piping: Piping) -> BoxStream<'static, io::Result<Bytes>> {
-    let (bytes_max, life_sign) = (piping.shared.served.edited_bytes_max, piping.shared.served.life_sign);
+    let bytes_max = piping.shared.served.edited_bytes_max;
     let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
     let (id, signs) = (piping.request.id.clone(), piping.signs.clone());
     let answering = async move {
@@ -157,7 +158,7 @@ fn events(piping: Piping) -> BoxStream<'static, io::Result<Bytes>> {
             | Answer::Status(_)) => Answer::Json(full_body(message(other, &id, bytes_max).await)),
         }
     };
-    whole_events(late::waiting(Box::pin(answering), addressee, life_sign, signs), bytes_max).boxed()
+    whole_events(late::waiting(Box::pin(answering), addressee, signs), bytes_max).boxed()
 }
 
 fn whole_events(body: ResponseBody, bytes_max: usize) -> impl futures_util::Stream<Item = io::Result<Bytes>> {

@@ -14,16 +14,15 @@ use super::Call;
 use super::paused::{Pause, Resumable, Tail};
 use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
+use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{ConduitBody, fault_in};
 use crate::wire::framing::{EventBoundary, sse_comment, sse_message};
 use crate::wire::{RequestId, envelope};
 
-/// How a body may be silent, and for how long.
-#[derive(Clone, Copy, Debug)]
+/// How long a body may take.
+#[derive(Clone, Copy, Debug, Default)]
 pub(in crate::face) struct Pace {
-    /// Silence after which a comment shows that the answer lives.
-    pub(in crate::face) life_sign: Duration,
     /// Longest silence of the upstream.
     pub(in crate::face) idle: Option<Duration>,
     /// The end of the call.
@@ -66,8 +65,8 @@ pub(in crate::face) struct PipeBody<C> {
     form: Form,
     pace: Pace,
     last_frame: Instant,
-    /// When the client last saw that the answer lives.
-    last_written: Instant,
+    /// Since the client last saw that the answer lives.
+    silence: Silence,
     /// Made when there is first something to wait for: most answers are there at once.
     timer: Option<Pin<Box<Sleep>>>,
     /// The call that is answered; none behind a stream of the client's own.
@@ -97,13 +96,12 @@ impl<C: Answered> PipeBody<C> {
             Form::Events(_) => call.as_ref().filter(|call| call.ends_with_answer()).map(|call| Tail::new(call.id())),
             Form::Json => None,
         };
-        let (last_frame, last_written) = (now, now);
         Self {
             source,
             form,
             pace,
-            last_frame,
-            last_written,
+            last_frame: now,
+            silence: Silence::since(now),
             timer: None,
             call,
             signs: None,
@@ -121,7 +119,7 @@ impl<C: Answered> PipeBody<C> {
     /// When time next means something.
     fn next_time(&self) -> Instant {
         let life_sign = match self.form {
-            Form::Events(_) => Some(self.last_written + self.pace.life_sign),
+            Form::Events(_) => Some(self.silence.ends_at()),
             Form::Json => None,
         };
         let idle = self.pace.idle.map(|idle| self.last_frame + idle);
@@ -142,8 +140,8 @@ impl<C: Answered> PipeBody<C> {
             return Some(self.give_up(&silent));
         }
         match self.form {
-            Form::Events(boundary) if now >= self.last_written + self.pace.life_sign => {
-                self.last_written = now;
+            Form::Events(boundary) if now >= self.silence.ends_at() => {
+                self.silence.broken();
                 boundary.is_between_events().then(|| Ok(Frame::data(self.sign())))
             }
             Form::Events(_) | Form::Json => None,
@@ -173,7 +171,7 @@ impl<C: Answered> PipeBody<C> {
             None => (data, true),
         };
         if says {
-            self.last_written = self.last_frame;
+            self.silence = Silence::since(self.last_frame);
         }
         Frame::data(data)
     }

@@ -3,7 +3,6 @@
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures_util::future::BoxFuture;
@@ -18,6 +17,7 @@ use super::read;
 use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
+use crate::face::call_stream::silence::{LIFE_SIGN, Silence};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
 use crate::face::session::tasks::streams::Inlet;
 use crate::task::{Executed, GatewayFault, Reason};
@@ -94,19 +94,16 @@ fn error_event(addressee: &Addressee, error: &RpcError) -> ResponseBody {
 pub(in crate::face) async fn respond(
     mut answering: BoxFuture<'static, Answer>,
     addressee: Addressee,
-    life_sign: Duration,
     signs: Option<Signs>,
 ) -> Response {
     if !matches!(addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both) {
         return answering.await.into_response(&addressee);
     }
-    match tokio::time::timeout(life_sign, &mut answering).await {
-        Ok(answer) => answer.into_response(&addressee),
-        Err(_) => {
+    match Silence::begin().wait(&mut answering).await {
+        Some(answer) => answer.into_response(&addressee),
+        None => {
             let timer = Box::pin(tokio::time::sleep_until(Instant::now()));
-            event_stream(
-                LateBody { state: State::Waiting(answering), addressee, life_sign, signs, timer }.boxed_unsync(),
-            )
+            event_stream(LateBody { state: State::Waiting(answering), addressee, signs, timer }.boxed_unsync())
         }
     }
 }
@@ -115,11 +112,10 @@ pub(in crate::face) async fn respond(
 pub(super) fn waiting(
     answering: BoxFuture<'static, Answer>,
     addressee: Addressee,
-    life_sign: Duration,
     signs: Option<Signs>,
 ) -> ResponseBody {
-    let timer = Box::pin(tokio::time::sleep_until(Instant::now() + life_sign));
-    LateBody { state: State::Waiting(answering), addressee, life_sign, signs, timer }.boxed_unsync()
+    let timer = Box::pin(tokio::time::sleep_until(Silence::begin().ends_at()));
+    LateBody { state: State::Waiting(answering), addressee, signs, timer }.boxed_unsync()
 }
 
 /// The same for a stream on which the gateway has something to say too: it begins with the first of that at
@@ -127,14 +123,13 @@ pub(super) fn waiting(
 pub(super) async fn respond_along(
     mut answering: BoxFuture<'static, Answer>,
     addressee: Addressee,
-    life_sign: Duration,
     mut inlet: Inlet,
 ) -> Response {
     let answer = tokio::select! {
         biased;
         answer = &mut answering => Some(answer),
         () = inlet.filled() => None,
-        () = tokio::time::sleep(life_sign) => None,
+        () = tokio::time::sleep(LIFE_SIGN) => None,
     };
     let body = match answer {
         Some(Answer::Events(body)) => body,
@@ -143,7 +138,7 @@ pub(super) async fn respond_along(
         ) => {
             return answer.into_response(&addressee);
         }
-        None => waiting(answering, addressee, life_sign, None),
+        None => waiting(answering, addressee, None),
     };
     event_stream(injected(body, inlet))
 }
@@ -164,7 +159,6 @@ pub(super) fn status(status: StatusCode) -> Answer {
 struct LateBody {
     state: State,
     addressee: Addressee,
-    life_sign: Duration,
     signs: Option<Signs>,
     timer: Pin<Box<Sleep>>,
 }
@@ -190,7 +184,7 @@ impl Body for LateBody {
                     }
                     Poll::Pending => {
                         ready!(this.timer.as_mut().poll(cx));
-                        this.timer.as_mut().reset(Instant::now() + this.life_sign);
+                        this.timer.as_mut().reset(Silence::begin().ends_at());
                         let sign = this.signs.as_ref().map_or_else(sse_comment, Signs::sign);
                         return Poll::Ready(Some(Ok(Frame::data(sign))));
                     }

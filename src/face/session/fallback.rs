@@ -153,7 +153,7 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Reques
             Err(error) => Answer::Error(error),
         }
     };
-    respond(Box::pin(answering), addressee, shared.served.life_sign, signs).await
+    respond(Box::pin(answering), addressee, signs).await
 }
 
 async fn errand(shared: &Shared, owner: &Principal, tool: FallbackTool, request: &Request) -> Errand {

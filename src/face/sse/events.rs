@@ -1,17 +1,16 @@
 //! What is written on one stream: the address first, then messages as they come, and comments while none does.
 
 use std::io;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
 
 use super::super::duplex::{Held, Said, Spoken};
 use super::streams::Place;
+use crate::face::call_stream::silence::Silence;
 use crate::face::http::ResponseBody;
 use crate::wire::framing::{sse_comment, sse_message};
 
@@ -21,26 +20,19 @@ pub(super) struct Events {
     said: mpsc::Receiver<Said>,
     /// The room of the message that is being written.
     writing: Option<Held>,
-    /// When something was last written.
-    written: Instant,
-    life_sign: Duration,
+    silence: Silence,
     _place: Place<mpsc::Sender<Spoken>>,
 }
 
 impl Events {
-    pub(super) fn new(
-        address: Bytes,
-        said: mpsc::Receiver<Said>,
-        life_sign: Duration,
-        place: Place<mpsc::Sender<Spoken>>,
-    ) -> Self {
-        Self { address: Some(address), said, writing: None, written: Instant::now(), life_sign, _place: place }
+    pub(super) fn new(address: Bytes, said: mpsc::Receiver<Said>, place: Place<mpsc::Sender<Spoken>>) -> Self {
+        Self { address: Some(address), said, writing: None, silence: Silence::begin(), _place: place }
     }
 
     pub(super) fn into_body(self) -> ResponseBody {
         let frames = stream::unfold(Box::new(self), |mut events| async move {
             let bytes = events.next().await?;
-            events.written = Instant::now();
+            events.silence.broken();
             Some((Ok::<_, io::Error>(Frame::data(bytes)), events))
         });
         StreamBody::new(frames).boxed_unsync()
@@ -53,15 +45,10 @@ impl Events {
         }
         // What was given out before is written: nothing more is asked for until it is.
         self.writing = None;
-        tokio::select! {
-            biased;
-            said = self.said.recv() => {
-                let (text, held) = said?.into_parts();
-                self.writing = Some(held);
-                Some(sse_message(&text))
-            }
-            () = sleep_until(self.written + self.life_sign) => Some(sse_comment()),
-        }
+        let Some(said) = self.silence.wait(self.said.recv()).await else { return Some(sse_comment()) };
+        let (text, held) = said?.into_parts();
+        self.writing = Some(held);
+        Some(sse_message(&text))
     }
 }
 
@@ -69,17 +56,18 @@ impl Events {
 mod tests {
     use std::sync::Arc;
 
+    use tokio::time::Instant;
+
     use super::super::streams::{Key, Table};
     use super::*;
+    use crate::face::call_stream::silence::LIFE_SIGN as SIGN;
     use crate::task::Principal;
-
-    const SIGN: Duration = Duration::from_secs(15);
 
     fn open() -> (mpsc::Sender<Said>, ResponseBody) {
         let key = Key { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
         let place = Arc::<Table<mpsc::Sender<Spoken>>>::default().open(key, || mpsc::channel(1).0).unwrap();
         let (saying, said) = mpsc::channel(4);
-        (saying, Events::new(Bytes::from_static(b"address"), said, SIGN, place).into_body())
+        (saying, Events::new(Bytes::from_static(b"address"), said, place).into_body())
     }
 
     async fn next(body: &mut ResponseBody) -> Option<Bytes> {

@@ -17,8 +17,6 @@ use crate::face::pipe::signs::Signs;
 use crate::task::{Mode, TakesTasks, ToolPolicy};
 use crate::wire::{Object, envelope, method};
 
-/// After how much silence a call that waits shows that it lives.
-const LIFE_SIGN: Duration = Duration::from_secs(15);
 /// How long a call waits to learn which names are the upstream's, as for sessions.
 const LOOK_MAX: Duration = Duration::from_secs(3);
 
@@ -98,6 +96,6 @@ impl StatelessFace {
                 Err(error) => Answer::Error(error),
             }
         };
-        Some(respond(Box::pin(answering), inquiry.addressee.clone(), LIFE_SIGN, signs).await)
+        Some(respond(Box::pin(answering), inquiry.addressee.clone(), signs).await)
     }
 }

@@ -9,14 +9,13 @@ mod watched;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::stream;
 use http::StatusCode;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inquiry, StatelessFace, not_begun};
@@ -24,6 +23,7 @@ use crate::dialect::Complaint;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::{Subscription, Wishes};
 use crate::face::answer::{bare, event_stream, missed};
+use crate::face::call_stream::silence::Silence;
 use crate::face::ear::{Ear, Heard};
 use crate::face::http::{AcceptedTypes, Response};
 use crate::task::{Executed, GatewayFault, Reason, TakesTasks};
@@ -33,9 +33,6 @@ use crate::wire::framing::{sse_comment, sse_message};
 use places::Place;
 pub use places::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, Listeners};
 use watched::Watched;
-
-/// How long the stream may be silent before a comment shows that it lives.
-const LIFE_SIGN: Duration = Duration::from_secs(15);
 
 /// Why there is no stream.
 enum NoStream {
@@ -103,7 +100,7 @@ impl StatelessFace {
             granted,
             ear,
             watched,
-            written: Instant::now(),
+            silence: Silence::begin(),
             ending: Some(listeners.ending().clone()),
             server_info: self.identity(),
             _place: place,
@@ -139,8 +136,7 @@ struct Listen {
     watched: Watched,
     /// What is to be said next; bounded by what was granted.
     due: VecDeque<Bytes>,
-    /// When something was last said.
-    written: Instant,
+    silence: Silence,
     /// Ends the stream in order; `None` once it has.
     ending: Option<CancellationToken>,
     server_info: Payload,
@@ -151,7 +147,7 @@ impl Listen {
     fn respond(self) -> Response {
         let frames = stream::unfold(Box::new(self), |mut listen| async move {
             let bytes = listen.next().await?;
-            listen.written = Instant::now();
+            listen.silence.broken();
             Some((Ok(Frame::data(bytes)), listen))
         });
         event_stream(StreamBody::new(frames).boxed_unsync())
@@ -174,7 +170,7 @@ impl Listen {
                     continue;
                 }
                 heard = self.ear.next() => heard,
-                () = sleep_until(self.written + LIFE_SIGN) => return Some(sse_comment()),
+                () = sleep_until(self.silence.ends_at()) => return Some(sse_comment()),
             };
             match heard {
                 Heard::News((name, params)) => {

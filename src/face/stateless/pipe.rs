@@ -61,8 +61,6 @@ pub struct Piped {
     pub conduit: Arc<dyn Conduit>,
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
-    /// How long an answer may be silent before a comment shows that it lives.
-    pub life_sign: Duration,
     /// Ends subscriptions, which would hold up a shutdown: they end by no other means.
     pub leaving: CancellationToken,
 }
@@ -163,7 +161,7 @@ impl StatelessFace {
         };
         let addressee = inquiry.addressee.clone();
         let accepted = addressee.accepted;
-        respond(Box::pin(passing.run(accepted)), addressee, pipe.piped.life_sign, signs).await
+        respond(Box::pin(passing.run(accepted)), addressee, signs).await
     }
 
     /// What silence is broken with, where the client wants progress (GW-26). A subscription makes none.
@@ -335,7 +333,7 @@ impl Passing {
         };
         // A subscription is silent for as long as nothing changes.
         let idle = timeouts.idle.filter(|_| !is_stream);
-        let pace = Pace { life_sign: pipe.piped.life_sign, idle, deadline };
+        let pace = Pace { idle, deadline };
         self.answer(response, accepted, pace, call).await
     }
 

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::tasks::{Support, progress_token};
@@ -25,6 +25,7 @@ use crate::dialect::plain::PlainPeer;
 use crate::dialect::reintroduction::{failed_result, not_askable, session_error, session_result};
 use crate::dialect::{Complaint, FaceDialect, PeerDialect, Reply};
 use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, Questions, Rounds};
+use crate::face::call_stream::silence::Silence;
 use crate::face::fallback::FallbackDesk;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::pipe::tool_of;
@@ -288,17 +289,16 @@ impl Driver {
     /// Listens until the call ends or asks. Returning for a cancel drops the call, which tells the upstream.
     async fn hear(&mut self, mut call: CallStream) -> Heard {
         let cancelled = self.entered.cancelled().clone();
-        let mut silent_since = Instant::now();
+        let mut silence = Silence::begin();
         loop {
-            let sign_at = silent_since + self.shared.served.life_sign;
             let event = tokio::select! {
                 biased;
                 () = cancelled.cancelled() => return Heard::Cancelled,
-                event = timeout_at(sign_at, call.next()) => event,
+                event = silence.wait(call.next()) => event,
             };
-            let Ok(event) = event else {
+            let Some(event) = event else {
                 self.life_sign().await;
-                silent_since = Instant::now();
+                silence.broken();
                 continue;
             };
             let message = match event {
@@ -323,7 +323,7 @@ impl Driver {
             };
             if let Some(message) = message {
                 self.say(sse_message(&message)).await;
-                silent_since = Instant::now();
+                silence.broken();
             }
         }
     }

@@ -21,6 +21,7 @@ use super::Shared;
 use super::log::{Unheard, Word, Writer, event_id};
 use super::said::{Said, can_resume};
 use crate::face::answer::{Addressee, event_stream};
+use crate::face::call_stream::silence::Silence;
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
 use crate::face::pipe::late::{self, Answer};
 use crate::face::pipe::read::{self, Resumed};
@@ -88,17 +89,16 @@ pub(in crate::face) async fn respond(
     addressee: Addressee,
     signs: Option<Signs>,
 ) -> Response {
-    let life_sign = shared.served.life_sign;
     let takes_stream = matches!(addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);
     if !whose.is_call || !takes_stream || !can_resume(whose.token.client_version) {
-        return late::respond(answering, addressee, life_sign, signs).await;
+        return late::respond(answering, addressee, signs).await;
     }
-    match tokio::time::timeout(life_sign, &mut answering).await {
-        Ok(Answer::Events(body)) if shared.served.conduit.makes_streams() => {
+    match Silence::begin().wait(&mut answering).await {
+        Some(Answer::Events(body)) if shared.served.conduit.makes_streams() => {
             Box::pin(begin_made(shared, whose, body, addressee)).await
         }
-        Ok(answer) => answer.into_response(&addressee),
-        Err(_) => {
+        Some(answer) => answer.into_response(&addressee),
+        None => {
             let first = signs.as_ref().map_or_else(sse_comment, Signs::sign);
             let source = Source::Answer { answering, signs, addressee: addressee.clone() };
             Box::pin(begin(shared, whose, (Some(first), source), addressee)).await
@@ -183,14 +183,14 @@ async fn begin(
 
 /// Writes down what is said, to its end.
 async fn pump(words: &Writer, source: Source, shared: &Shared) {
-    let (life_sign, makes_streams) = (shared.served.life_sign, shared.served.conduit.makes_streams());
+    let makes_streams = shared.served.conduit.makes_streams();
     let mut events = match source {
         Source::Events(events) => events,
         Source::Answer { mut answering, signs, addressee } => {
             let answer = loop {
-                match tokio::time::timeout(life_sign, &mut answering).await {
-                    Ok(answer) => break answer,
-                    Err(_) => {
+                match Silence::begin().wait(&mut answering).await {
+                    Some(answer) => break answer,
+                    None => {
                         let sign = signs.as_ref().map_or_else(sse_comment, Signs::sign);
                         words.say(sign, Unheard::Dropped).await;
                     }

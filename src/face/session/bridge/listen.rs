@@ -18,7 +18,7 @@ use futures_util::{FutureExt, stream};
 use http::{Method, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::super::sessions::{Session, Telling};
@@ -30,6 +30,7 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::reintroduction::session_error;
 use crate::dialect::subscriptions::{List, Wishes, untagged_notification};
 use crate::face::answer::{bare, event_stream};
+use crate::face::call_stream::silence::Silence;
 use crate::face::ear::{Ear, Heard};
 use crate::face::headers;
 use crate::face::http::{Inbound, Response};
@@ -102,7 +103,7 @@ pub(in crate::face::session) async fn get(shared: &Arc<Shared>, session: Session
         tells,
         seat,
         due: VecDeque::new(),
-        written: Instant::now(),
+        silence: Silence::begin(),
         leaving: shared.served.leaving.clone(),
         shared: Arc::clone(shared),
         session,
@@ -123,8 +124,7 @@ struct Listen {
     seat: Seat,
     /// What is to be said next; bounded by what is wanted.
     due: VecDeque<Bytes>,
-    /// When something was last said.
-    written: Instant,
+    silence: Silence,
     leaving: CancellationToken,
 }
 
@@ -133,7 +133,7 @@ impl Listen {
         self.attend();
         let frames = stream::unfold(Box::new(self), |mut listen| async move {
             let bytes = listen.next().await?;
-            listen.written = Instant::now();
+            listen.silence.broken();
             Some((Ok::<_, io::Error>(Frame::data(bytes)), listen))
         });
         event_stream(StreamBody::new(frames).boxed_unsync())
@@ -171,7 +171,7 @@ impl Listen {
                 }
                 message = said(self.inlet.as_mut()) => return Some(sse_message(&message)),
                 heard = self.ear.next() => heard,
-                () = sleep_until(self.written + self.shared.served.life_sign) => return Some(sse_comment()),
+                () = sleep_until(self.silence.ends_at()) => return Some(sse_comment()),
             };
             match heard {
                 Heard::News((name, params)) => {

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::sleep_until;
 
 use super::call::{Driver, Ending};
 use super::desk::Put;
@@ -16,6 +16,7 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::inputs;
 use crate::dialect::reintroduction::session_question;
 use crate::engine::{CallStream, Retry};
+use crate::face::call_stream::silence::Silence;
 use crate::task::{Answer, Executed, GatewayFault, InputKey, Phase, Question, Reason, Task, TaskKey};
 use crate::wire::framing::sse_message;
 use crate::wire::object::ObjectWriter;
@@ -46,7 +47,7 @@ impl Driver {
         // Watched from before the first look on, so that no change falls between.
         let Ok(mut watcher) = self.engine.watchers().watch(key) else { return Next::Over(lost(Reason::QueueFull)) };
         let cancelled = self.cancelled().clone();
-        let mut sign_at = Instant::now() + self.shared.served.life_sign;
+        let mut silence = Silence::begin();
         loop {
             let task = match self.held(key).await {
                 Ok(task) => task,
@@ -82,9 +83,9 @@ impl Driver {
                     round.answers.insert(key, answer);
                 }
                 () = watcher.changed() => (),
-                () = sleep_until(sign_at) => {
+                () = sleep_until(silence.ends_at()) => {
                     self.life_sign().await;
-                    sign_at = Instant::now() + self.shared.served.life_sign;
+                    silence.broken();
                 }
             }
         }

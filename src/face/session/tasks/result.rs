@@ -19,6 +19,7 @@ use crate::dialect::{Complaint, FaceDialect, Reply};
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
 use crate::face::answer::{Addressee, event_stream};
+use crate::face::call_stream::silence::Silence;
 use crate::face::http::{AcceptedTypes, Response};
 use crate::face::session::{Shared, refuse};
 use crate::task::{Executed, GatewayFault, Reason, TaskKey};
@@ -54,10 +55,10 @@ impl Awaiting {
             while listener.next().await.is_some() {}
             return self.whole().await;
         }
-        match tokio::time::timeout(self.shared.served.life_sign, listener.next()).await {
-            Ok(None) => self.whole().await,
-            Ok(Some(message)) => self.stream(listener, sse_message(&message)),
-            Err(_) => {
+        match Silence::begin().wait(listener.next()).await {
+            Some(None) => self.whole().await,
+            Some(Some(message)) => self.stream(listener, sse_message(&message)),
+            None => {
                 let sign = self.sign(&listener).await;
                 self.stream(listener, sign)
             }
@@ -80,10 +81,10 @@ impl Awaiting {
                 return Some((Ok(Frame::data(first)), (waiting, listener, None)));
             }
             let mut listener = listener?;
-            let (bytes, listener) = match tokio::time::timeout(waiting.shared.served.life_sign, listener.next()).await {
-                Ok(Some(message)) => (sse_message(&message), Some(listener)),
-                Err(_) => (waiting.sign(&listener).await, Some(listener)),
-                Ok(None) => (sse_message(&waiting.last_message().await), None),
+            let (bytes, listener) = match Silence::begin().wait(listener.next()).await {
+                Some(Some(message)) => (sse_message(&message), Some(listener)),
+                None => (waiting.sign(&listener).await, Some(listener)),
+                Some(None) => (sse_message(&waiting.last_message().await), None),
             };
             Some((Ok(Frame::data(bytes)), (waiting, listener, None)))
         });

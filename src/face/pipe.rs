@@ -12,7 +12,6 @@ pub(super) mod late;
 mod meter;
 mod notes;
 mod paused;
-mod queued;
 pub(super) mod read;
 mod sieve;
 pub(super) mod signs;
@@ -33,6 +32,7 @@ use super::answer::bare;
 use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
 use super::session::bridge::held::{self, Whose};
+use super::session::in_flight::RequestStage;
 use super::session::native;
 use super::session::sessions::{Session, Telling};
 use super::session::{Shared, addressee, not_allowed};
@@ -53,7 +53,6 @@ pub(super) use meter::Meter;
 use notes::{Kind, note};
 use paused::Pause;
 pub(super) use paused::Paused;
-pub(super) use queued::Queued;
 use read::Judged;
 use sieve::{Opened, Sieve};
 use signs::Signs;
@@ -153,7 +152,7 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
         }
         // On the heap, so that the future of a request is no larger than a request needs.
         Parcel::Notification(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Notification)).await),
-        Parcel::Cancel(id, bytes) => bare(Box::pin(queued::cancel(shared, &session, &id, bytes)).await),
+        Parcel::Cancel(id, bytes) => bare(Box::pin(notes::cancel(shared, &session, &id, bytes)).await),
         Parcel::Response(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Response)).await),
     }
 }
@@ -161,15 +160,16 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
 /// Opens the client's own stream, or takes one up again.
 pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Response {
     shared.meter.streams.increment(1);
-    let inlet = shared.tasks.inlet(&session);
+    // On which tasks may say something, where there are any.
+    let own = shared.tasks.are_for(&session).then(|| shared.streams.open(session.token.nonce));
     let opening = open_stream(Arc::clone(shared), session, last_event);
     let leaving = shared.served.leaving.clone();
     let opening = async move {
         leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
     };
     let addressee = addressee(None, AcceptedTypes::Both);
-    match inlet {
-        Some(inlet) => respond_along(Box::pin(opening), addressee, inlet).await,
+    match own {
+        Some(own) => respond_along(Box::pin(opening), addressee, own).await,
         None => respond(Box::pin(opening), addressee, None).await,
     }
 }
@@ -243,7 +243,7 @@ impl Piping {
         let served = &shared.served;
         let (slot, timeouts, deadline) = match &request.tool {
             Some(tool) => {
-                let Some(slot) = queued::place(&shared, &session, &request.id).await? else {
+                let Some(slot) = place(&shared, &session, &request.id).await? else {
                     return Ok(late::unanswered(accepted));
                 };
                 let deadline = Instant::now() + served.rules.policy_of(tool).deadline;
@@ -268,6 +268,25 @@ impl Piping {
             ToolList { id: call.id.clone(), support, fallback: call.shared.fallback_for(&call.session) }
         });
         call.answer(judged, edits, accepted, (pace, signs)).await
+    }
+}
+
+/// A place for a call; `None` if its client has cancelled it meanwhile.
+///
+/// Cancel safe: a dropped wait gives its turn to the next.
+///
+/// # Errors
+/// As [`crate::upstream::limits::Slots::acquire`].
+async fn place(shared: &Shared, session: &Session, id: &RequestId) -> Result<Option<Slot>, GatewayFault> {
+    let served = &shared.served;
+    if let Some(slot) = served.slots.try_acquire(&session.owner) {
+        return Ok(Some(slot));
+    }
+    let waiting = shared.in_flight.enter(session.token.nonce, id, RequestStage::Queued);
+    tokio::select! {
+        biased;
+        () = waiting.cancelled().cancelled() => Ok(None),
+        slot = served.slots.acquire(&session.owner, Some(served.queue_deadline)) => slot.map(Some),
     }
 }
 

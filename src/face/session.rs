@@ -9,10 +9,12 @@ mod batch;
 pub(super) mod bridge;
 mod fallback;
 mod handshake;
+pub(super) mod in_flight;
 mod known;
 pub(super) mod native;
 mod recent;
 pub(super) mod sessions;
+pub(super) mod streams;
 pub(super) mod tasks;
 
 use std::borrow::Cow;
@@ -44,8 +46,10 @@ use crate::upstream::{Forwarding, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
 pub use bridge::Bridge;
+use in_flight::InFlight;
 use known::ServerTools;
 use sessions::{Session, Sessions};
+use streams::SessionStreams;
 use tasks::{Asking, Desk, TaskCall};
 
 /// The methods that are of use at a session.
@@ -98,7 +102,8 @@ pub(super) struct Shared {
     pub(super) served: SessionServed,
     pub(super) sessions: Sessions,
     pub(super) paused: pipe::Paused,
-    pub(super) queued: pipe::Queued,
+    pub(super) in_flight: Arc<InFlight>,
+    pub(super) streams: Arc<SessionStreams>,
     pub(super) meter: pipe::Meter,
     pub(super) tasks: Desk,
     pub(super) desk: Arc<bridge::Desk>,
@@ -132,12 +137,24 @@ impl SessionFace {
         let tasks = Desk::new(&served.rules);
         let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
         let native = served.pool.clone().map(native::Native::new);
-        let (queued, desk) = (pipe::Queued::default(), Arc::default());
+        let (in_flight, streams, desk) = (Arc::default(), Arc::default(), Arc::default());
         let fallback = fallback::Fallback::new(&served.rules, served.bridge.as_ref().map(|bridge| &bridge.stateless));
         let (tools, replies) = (known::KnownTools::default(), Arc::new(Semaphore::new(REPLIES_MAX)));
-        let shared =
-            Arc::new(Shared { served, sessions, paused, queued, meter, tasks, desk, native, fallback, tools, replies });
-        Self { shared, forwarding: Forwarding::default() }
+        let shared = Shared {
+            served,
+            sessions,
+            paused,
+            in_flight,
+            streams,
+            meter,
+            tasks,
+            desk,
+            native,
+            fallback,
+            tools,
+            replies,
+        };
+        Self { shared: Arc::new(shared), forwarding: Forwarding::default() }
     }
 
     /// The same with headers of clients that go on to the upstream.

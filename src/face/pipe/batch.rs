@@ -13,7 +13,7 @@ use hyper::body::Frame;
 
 use super::body::{Form, Pace, PipeBody};
 use super::late::{self, Answer};
-use super::{Call, Kind, Parcel, PipedRequest, Piping, note, queued, read};
+use super::{Call, Kind, Parcel, PipedRequest, Piping, note, notes, read};
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{bare, event_stream};
@@ -52,7 +52,7 @@ pub(in crate::face) async fn post_batch(
     let mut status = StatusCode::ACCEPTED;
     for (kind, cancels, bytes) in sorted.notes {
         let taken = match cancels {
-            Some(id) => queued::cancel(shared, &session, &id, bytes).await,
+            Some(id) => notes::cancel(shared, &session, &id, bytes).await,
             None => note(shared, &session, bytes, kind).await,
         };
         status = if status == StatusCode::ACCEPTED { taken } else { status };

@@ -10,17 +10,18 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 
 use crate::face::http::ResponseBody;
-use crate::face::session::tasks::streams::Inlet;
+use crate::face::session::streams::SessionStream;
 use crate::wire::framing::{EventBoundary, sse_message};
 
-/// An event stream with the messages of `inlet` in it. Ends with the stream.
-pub(super) fn injected(source: ResponseBody, inlet: Inlet) -> ResponseBody {
-    Injected { source, inlet, boundary: EventBoundary::default() }.boxed_unsync()
+/// An event stream with the messages of `own` in it, `first` in front of them. Ends with the stream.
+pub(super) fn injected(source: ResponseBody, own: SessionStream, first: Option<Bytes>) -> ResponseBody {
+    Injected { source, own, first, boundary: EventBoundary::default() }.boxed_unsync()
 }
 
 struct Injected {
     source: ResponseBody,
-    inlet: Inlet,
+    own: SessionStream,
+    first: Option<Bytes>,
     boundary: EventBoundary,
 }
 
@@ -32,7 +33,7 @@ impl Body for Injected {
         let this = self.get_mut();
         // In the middle of an event the source goes on first, and wakes this when it does.
         if this.boundary.is_between_events()
-            && let Poll::Ready(message) = this.inlet.poll(cx)
+            && let Poll::Ready(message) = this.first.take().map_or_else(|| this.own.poll(cx), Poll::Ready)
         {
             // Without an id: what the client takes up again is the source's alone.
             return Poll::Ready(Some(Ok(Frame::data(sse_message(&message)))));

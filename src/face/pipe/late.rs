@@ -19,7 +19,7 @@ use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream::silence::{LIFE_SIGN, Silence};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
-use crate::face::session::tasks::streams::Inlet;
+use crate::face::session::streams::SessionStream;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{RequestId, RpcError, envelope};
@@ -123,13 +123,13 @@ pub(super) fn waiting(
 pub(super) async fn respond_along(
     mut answering: BoxFuture<'static, Answer>,
     addressee: Addressee,
-    mut inlet: Inlet,
+    mut own: SessionStream,
 ) -> Response {
-    let answer = tokio::select! {
+    let (answer, first) = tokio::select! {
         biased;
-        answer = &mut answering => Some(answer),
-        () = inlet.filled() => None,
-        () = tokio::time::sleep(LIFE_SIGN) => None,
+        answer = &mut answering => (Some(answer), None),
+        message = own.next() => (None, Some(message)),
+        () = tokio::time::sleep(LIFE_SIGN) => (None, None),
     };
     let body = match answer {
         Some(Answer::Events(body)) => body,
@@ -140,7 +140,7 @@ pub(super) async fn respond_along(
         }
         None => waiting(answering, addressee, None),
     };
-    event_stream(injected(body, inlet))
+    event_stream(injected(body, own, first))
 }
 
 /// What answers a request that was cancelled: there is no response (LEG-14), but HTTP wants one.

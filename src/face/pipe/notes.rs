@@ -8,9 +8,11 @@ use http::StatusCode;
 
 use super::read::Judged;
 use crate::face::session::Shared;
+use crate::face::session::in_flight::RequestStage;
 use crate::face::session::sessions::Session;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::Verb;
+use crate::wire::RequestId;
 
 /// How long such a message may take to be accepted.
 const TELL_MAX: Duration = Duration::from_secs(30);
@@ -19,6 +21,16 @@ const TELL_MAX: Duration = Duration::from_secs(30);
 pub(super) enum Kind {
     Notification,
     Response,
+}
+
+/// Takes back a request. One that waits for a place was never sent, so the upstream hears nothing of it; of any other the
+/// client tells it itself.
+pub(super) async fn cancel(shared: &Arc<Shared>, session: &Session, id: &RequestId, bytes: Bytes) -> StatusCode {
+    shared.in_flight.cancel(session.token.nonce, id, RequestStage::Held);
+    match shared.in_flight.cancel(session.token.nonce, id, RequestStage::Queued) {
+        true => StatusCode::ACCEPTED,
+        false => note(shared, session, bytes, Kind::Notification).await,
+    }
 }
 
 /// Passes on something that wants no answer; the status is all there is to say (LEG-06).

@@ -14,7 +14,6 @@ mod listen;
 mod log;
 mod round;
 pub(in crate::face) mod said;
-mod turns;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -30,6 +29,7 @@ use http::{HeaderValue, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
+use super::in_flight::RequestStage;
 use super::known::ServerTools;
 use super::sessions::{Session, Telling};
 use super::{Shared, addressee, fallback, refuse, vet};
@@ -236,10 +236,9 @@ fn batch_answer(
     }
 }
 
-/// Ends a session. Its calls end with it: nobody is left who could have their answers (T-81).
+/// Ends a session, and its calls with it.
 pub(super) fn delete(shared: &Shared, session: &Session) -> Response {
-    shared.desk.end_session(session.token.nonce);
-    shared.sessions.ended(session.token.nonce);
+    shared.is_ended(session);
     bare(StatusCode::OK)
 }
 
@@ -269,7 +268,7 @@ fn own_answer(shared: &Shared, session: &Session, request: &Request) -> Option<R
 fn note(shared: &Shared, session: &Session, notification: &Notification) {
     shared.meter.notifications.increment(1);
     if let Some(id) = notification.cancelled() {
-        shared.desk.cancel(session.token.nonce, &id);
+        shared.in_flight.cancel(session.token.nonce, &id, RequestStage::Driven);
     }
 }
 

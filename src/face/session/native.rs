@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::bridge::call::{self, Caller, Speech, Way};
 use super::bridge::client::Client;
 use super::bridge::said::{self, Said};
+use super::in_flight::RequestStage;
 use super::sessions::Session;
 use super::tasks::Asking;
 use super::{Shared, addressee, refuse};
@@ -91,7 +92,7 @@ pub(super) fn is_about_a_driven_call(shared: &Shared, session: &Session, notific
     };
     shared.drives(session)
         && notification.method == method::CANCELLED
-        && named().is_some_and(|id| shared.desk.knows(session.token.nonce, &id))
+        && named().is_some_and(|id| shared.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
 }
 
 /// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (GW-11). Dropping the

@@ -9,7 +9,6 @@ mod lent;
 mod lines;
 mod moment;
 mod result;
-pub(in crate::face) mod streams;
 mod tokens;
 
 use std::sync::Arc;
@@ -51,7 +50,6 @@ use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method}
 use lent::{Lendings, Lent};
 use lines::{Line, Lines, Shown};
 use result::Awaiting;
-use streams::{Inlet, Streams};
 
 /// Tasks on one page of a list.
 const PAGE: usize = 50;
@@ -62,7 +60,6 @@ pub(in crate::face) type Support = Arc<dyn Fn(&str) -> &'static str + Send + Syn
 /// What a face remembers for its clients' tasks. All of it can be made again from the store.
 pub(in crate::face) struct Desk {
     lines: Lines,
-    pub(in crate::face) streams: Arc<Streams>,
     pub(super) lendings: Lendings,
     misses: Misses,
     support: Support,
@@ -79,7 +76,6 @@ impl Desk {
         let rules = rules.clone();
         Self {
             lines: Lines::default(),
-            streams: Arc::default(),
             lendings: Lendings::default(),
             misses: Misses::default(),
             support: Arc::new(move |tool| CoreTasks::support(rules.mode_of(tool))),
@@ -109,11 +105,6 @@ impl Desk {
     /// Cancelled once nothing runs in a session any more; `None` if nothing does now.
     pub(super) fn over(&self, session: &Session) -> Option<CancellationToken> {
         self.lendings.over(session.token.nonce)
-    }
-
-    /// A stream of a session on which tasks may say something; `None` where there are none.
-    pub(in crate::face) fn inlet(&self, session: &Session) -> Option<Inlet> {
-        session.has_tasks().then(|| self.streams.open(session.token.nonce))
     }
 }
 
@@ -294,7 +285,7 @@ impl Shared {
             };
             let Some(message) = message else { return };
             if let Some(line) = shared.tasks.lines.get(key) {
-                line.mention(&shared.tasks.streams, message);
+                line.mention(&shared.streams, message);
             }
         })
     }

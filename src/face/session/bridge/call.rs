@@ -11,9 +11,9 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::super::in_flight::Entry;
 use super::super::tasks::{Support, progress_token};
 use super::client::Client;
-use super::desk::Entry;
 use super::log::{Unheard, Writer};
 use super::round::Next;
 use super::said::Said;
@@ -123,7 +123,7 @@ pub(in crate::face::session) fn begin_on(
     if let Some((tool, params)) = tool.as_deref().zip(params) {
         sized::check(&shared.served.rules, tool, params).map_err(|complaint| complain(&complaint))?;
     }
-    let entered = shared.desk.enter(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
+    let entered = shared.in_flight.drive(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
     counter.increment(1);
 

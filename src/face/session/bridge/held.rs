@@ -5,7 +5,7 @@
 //! lost it takes it up by its `Last-Event-ID`, and the call goes on meanwhile, for as long as an answer would be kept.
 //! Streams that come from an upstream pass as they are: what they can be taken up by is the upstream's to say.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,6 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
-use parking_lot::Mutex;
-use tokio_util::sync::CancellationToken;
 
 use super::Shared;
 use super::log::{Unheard, Word, Writer, event_id};
@@ -27,8 +25,9 @@ use crate::face::pipe::late::{self, Answer};
 use crate::face::pipe::read::{self, Resumed};
 use crate::face::pipe::signs::Signs;
 use crate::face::sealed::SessionToken;
+use crate::face::session::in_flight::RequestStage;
+use crate::wire::ProtocolVersion;
 use crate::wire::framing::{EventGate, Passage, Primers, Whole, read_event, sse_comment};
-use crate::wire::{ProtocolVersion, RequestId};
 
 /// How long a call goes on that nobody reads.
 const DESERTED_MAX: Duration = Duration::from_secs(5 * 60);
@@ -43,42 +42,6 @@ pub(in crate::face) struct Whose {
     pub(in crate::face) token: Arc<SessionToken>,
     /// Whether it is a `tools/call`: nothing else takes long.
     pub(in crate::face) is_call: bool,
-}
-
-/// Calls that are held, by session and id. No more than have a place at the upstream.
-#[derive(Debug, Default)]
-pub(in crate::face) struct HeldCalls(Mutex<HashMap<(u128, RequestId), CancellationToken>>);
-
-impl HeldCalls {
-    fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId) -> HeldCall {
-        let (key, over) = ((nonce, id.clone()), CancellationToken::new());
-        self.0.lock().insert(key.clone(), over.clone());
-        HeldCall { calls: Arc::clone(self), key, over }
-    }
-
-    pub(super) fn cancel(&self, nonce: u128, id: &RequestId) {
-        if let Some(over) = self.0.lock().get(&(nonce, id.clone())) {
-            over.cancel();
-        }
-    }
-
-    pub(super) fn end_session(&self, nonce: u128) {
-        self.0.lock().iter().filter(|((of, _), _)| *of == nonce).for_each(|(_, over)| over.cancel());
-    }
-}
-
-/// One of them. Of two with one id the first that leaves takes both out: a client may not use an id twice at a time.
-struct HeldCall {
-    calls: Arc<HeldCalls>,
-    key: (u128, RequestId),
-    /// Cancelled once its client wants no answer.
-    over: CancellationToken,
-}
-
-impl Drop for HeldCall {
-    fn drop(&mut self) {
-        self.calls.0.lock().remove(&self.key);
-    }
 }
 
 /// Answers as soon as there is an answer, or holds the call on a stream of the gateway's own.
@@ -162,13 +125,13 @@ async fn begin(
     };
     let Some((id, first)) = addressee.id.clone().zip(first) else { return event_stream(empty_body()) };
     said.keep(shared, token.nonce, id.clone());
-    let held = shared.desk.held.enter(token.nonce, &id);
+    let held = shared.in_flight.enter(token.nonce, &id, RequestStage::Held);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {
             tokio::select! {
                 biased;
-                () = held.over.cancelled() => (),
+                () = held.cancelled().cancelled() => (),
                 () = pump(&words, source, &shared) => (),
                 () = words.deserted(DESERTED_MAX) => tracing::debug!("nobody came back for a call"),
             }

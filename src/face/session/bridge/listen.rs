@@ -7,7 +7,6 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::future::poll_fn;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +23,6 @@ use tokio_util::sync::CancellationToken;
 use super::super::sessions::{Session, Telling};
 use super::super::{Shared, not_allowed};
 use super::client::Client;
-use super::turns::{Seat, Turn};
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::reintroduction::session_error;
@@ -34,7 +32,7 @@ use crate::face::call_stream::silence::Silence;
 use crate::face::ear::{Ear, Heard};
 use crate::face::headers;
 use crate::face::http::{Inbound, Response};
-use crate::face::session::tasks::streams::Inlet;
+use crate::face::session::streams::{SessionStream, Turn};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::{BeginError, CallContext, Upstream};
 use crate::wire::envelope::Request;
@@ -92,16 +90,15 @@ pub(in crate::face::session) async fn get(shared: &Arc<Shared>, session: Session
     if !tells.concern_the_upstream() && !shared.tasks.are_for(&session) {
         return not_allowed(&Method::GET);
     }
-    let Some(seat) = shared.desk.turns.take(session.token.nonce) else {
+    let Some(own) = shared.streams.try_open(session.token.nonce) else {
         return bare(StatusCode::TOO_MANY_REQUESTS);
     };
     shared.meter.streams.increment(1);
     let listen = Listen {
-        inlet: shared.tasks.inlet(&session),
         ear: Ear::deaf(&way.upstream, way.context),
         wanted: Wishes::default(),
         tells,
-        seat,
+        own,
         due: VecDeque::new(),
         silence: Silence::begin(),
         leaving: shared.served.leaving.clone(),
@@ -119,9 +116,8 @@ struct Listen {
     tells: Wishes,
     wanted: Wishes,
     ear: Ear,
-    /// What tasks say.
-    inlet: Option<Inlet>,
-    seat: Seat,
+    /// What tasks say, and whether this stream is the one that is told.
+    own: SessionStream,
     /// What is to be said next; bounded by what is wanted.
     due: VecDeque<Bytes>,
     silence: Silence,
@@ -141,15 +137,15 @@ impl Listen {
 
     /// Wants what the session wants now, if it is this stream's turn.
     fn attend(&mut self) {
-        self.wanted = match self.seat.turn() {
-            Turn::Own => {
+        self.wanted = match self.own.turn() {
+            Turn::Newest => {
                 let resources = match self.tells.resources {
                     Some(_) => self.shared.sessions.subscriptions(&self.session),
                     None => Default::default(),
                 };
                 Wishes { lists: self.tells.lists.clone(), ..all(resources) }
             }
-            Turn::Another | Turn::Over => Wishes::default(),
+            Turn::Older | Turn::Over => Wishes::default(),
         };
         self.ear.change(self.wanted.clone());
     }
@@ -162,14 +158,14 @@ impl Listen {
             }
             let heard = tokio::select! {
                 () = self.leaving.cancelled() => return None,
-                () = self.seat.changed() => {
-                    if self.seat.turn() == Turn::Over {
-                        return None;
+                news = self.own.news() => match news {
+                    Some(message) => return Some(sse_message(&message)),
+                    None if self.own.turn() == Turn::Over => return None,
+                    None => {
+                        self.attend();
+                        continue;
                     }
-                    self.attend();
-                    continue;
-                }
-                message = said(self.inlet.as_mut()) => return Some(sse_message(&message)),
+                },
                 heard = self.ear.next() => heard,
                 () = sleep_until(self.silence.ends_at()) => return Some(sse_comment()),
             };
@@ -185,14 +181,6 @@ impl Listen {
                 }
             }
         }
-    }
-}
-
-/// What tasks say next. Cancel safe.
-async fn said(inlet: Option<&mut Inlet>) -> Bytes {
-    match inlet {
-        Some(inlet) => poll_fn(|cx| inlet.poll(cx)).await,
-        None => std::future::pending().await,
     }
 }
 
@@ -225,7 +213,7 @@ pub(super) fn subscription(
             subscribe(&shared, &session, &way, uri).await?;
         } else {
             shared.sessions.tell(&session, Telling::Unsubscribe(uri));
-            shared.desk.turns.changed(session.token.nonce);
+            shared.streams.changed(session.token.nonce);
         }
         Ok(Payload::empty_object())
     };
@@ -235,9 +223,8 @@ pub(super) fn subscription(
 /// Keeps a subscription. Where there is a stream to tell of it on, the server has to agree first.
 async fn subscribe(shared: &Shared, session: &Session, way: &Way, uri: String) -> Result<(), RpcError> {
     let complain = |what| Complaint::Params(Cow::Borrowed(what)).to_error(session.token.client_version);
-    let turns = &shared.desk.turns;
     let wishes = Wishes { resources: Some([uri.clone()].into()), ..Wishes::default() };
-    let agreed = match turns.is_open(session.token.nonce) {
+    let agreed = match shared.streams.is_open(session.token.nonce) {
         true => Some(way.upstream.listen(&way.context, &wishes).await.map_err(refused)?),
         false => None,
     };
@@ -248,7 +235,7 @@ async fn subscribe(shared: &Shared, session: &Session, way: &Way, uri: String) -
     if !shared.sessions.subscriptions(session).contains(&uri) {
         return Err(complain("the session has too many subscriptions"));
     }
-    turns.changed(session.token.nonce);
+    shared.streams.changed(session.token.nonce);
     Ok(())
 }
 

@@ -304,7 +304,7 @@ impl Drop for Reader {
 
 /// The streams that can be taken up again.
 #[derive(Debug, Default)]
-pub(super) struct Logs {
+pub(in crate::face::session) struct Logs {
     kept: Mutex<Kept>,
     bytes: Arc<AtomicUsize>,
 }
@@ -363,7 +363,7 @@ impl Logs {
     }
 
     /// Forgets the streams of a session that has ended.
-    pub(super) fn forget(&self, nonce: u128) {
+    pub(in crate::face::session) fn forget(&self, nonce: u128) {
         self.kept.lock().by_session.remove(&nonce);
     }
 

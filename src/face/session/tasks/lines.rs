@@ -8,9 +8,9 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
-use super::streams::{MESSAGES_MAX, Streams, Tap};
 use crate::engine::watch::WAITERS_MAX;
 use crate::face::rising::Rising;
+use crate::face::session::streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
 use crate::task::{InputKey, TaskKey};
 
 /// The lines of all unsettled tasks that clients of this face have to do with.
@@ -32,8 +32,8 @@ struct State {
     /// The session that spoke of the task last.
     home: u128,
     /// Streams of `tasks/result`, oldest first; of those that take no messages there is only the count.
-    results: Vec<Tap>,
-    quiet: Vec<Tap>,
+    results: Vec<StreamSender>,
+    quiet: Vec<StreamSender>,
     next: u64,
     /// Questions that a client has answered and the task has not taken note of.
     answered: BTreeSet<InputKey>,
@@ -133,8 +133,8 @@ impl Line {
         let number = state.next;
         state.next += 1;
         match hearing {
-            Hearing::Messages => state.results.push(Tap { number, sender }),
-            Hearing::OutcomeAlone => state.quiet.push(Tap { number, sender }),
+            Hearing::Messages => state.results.push(StreamSender { number, sender }),
+            Hearing::OutcomeAlone => state.quiet.push(StreamSender { number, sender }),
         }
         self.bell.notify_one();
         Ok(Listener { messages, number, line: Arc::clone(self) })
@@ -142,12 +142,11 @@ impl Line {
 
     /// The way to the newest stream of `tasks/result` (T-33).
     pub(super) fn newest_result(&self) -> Option<mpsc::Sender<Bytes>> {
-        let state = self.state.lock();
-        state.results.iter().rev().map(|tap| &tap.sender).find(|sender| !sender.is_closed()).cloned()
+        newest(&self.state.lock().results).map(|stream| stream.sender.clone())
     }
 
     /// Says something that may be missed, on one stream (LEG-08).
-    pub(super) fn mention(&self, streams: &Streams, message: Bytes) {
+    pub(super) fn mention(&self, streams: &SessionStreams, message: Bytes) {
         if !self.state.lock().is_muted
             && let Some(stream) = self.newest_result().or_else(|| streams.newest(self.home()))
         {
@@ -187,7 +186,7 @@ impl Listener {
     /// task was cancelled.
     pub(super) fn rising(&self) -> Option<Shown> {
         let state = self.line.state.lock();
-        let newest = state.results.iter().rev().find(|tap| !tap.sender.is_closed())?;
+        let newest = newest(&state.results)?;
         if state.is_muted || newest.number != self.number { None } else { state.rising.clone() }
     }
 }

@@ -1,0 +1,166 @@
+//! Registers the requests of sessions that can be cancelled in this process, by session and request id.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::RequestId;
+
+/// Calls of the engine's that are under way; those above are refused. Requests of the other kinds are bounded by the
+/// places at the upstream, and in its queue.
+const CALLS_MAX: usize = 16_384;
+
+/// What a request is to the gateway meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::face) enum RequestStage {
+    /// It waits for a place: nothing was sent.
+    Queued,
+    /// It was passed on, and is answered on a stream of the gateway's own.
+    Held,
+    /// It is a call of the engine's.
+    Driven,
+}
+
+type Key = (u128, RequestId, RequestStage);
+
+/// By the session's nonce, so that no session reaches into another.
+#[derive(Debug, Default)]
+pub(in crate::face) struct InFlight(Mutex<Requests>);
+
+#[derive(Debug, Default)]
+struct Requests {
+    next: u64,
+    driven: usize,
+    all: HashMap<u64, (u128, RequestStage, CancellationToken)>,
+    /// A client may not use an id twice at a time; if it does, the newest is meant.
+    by_id: HashMap<Key, u64>,
+}
+
+impl Requests {
+    fn find(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> Option<&CancellationToken> {
+        let number = self.by_id.get(&(nonce, id.clone(), stage))?;
+        self.all.get(number).map(|(.., cancelled)| cancelled)
+    }
+}
+
+impl InFlight {
+    /// Takes up a request, which can be cancelled from here on until the entry is dropped.
+    pub(in crate::face) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId, stage: RequestStage) -> Entry {
+        self.add(&mut self.0.lock(), (nonce, id.clone(), stage))
+    }
+
+    /// The same for a call of the engine's.
+    ///
+    /// # Errors
+    /// `QueueFull`: nothing was sent.
+    pub(super) fn drive(self: &Arc<Self>, nonce: u128, id: &RequestId) -> Result<Entry, GatewayFault> {
+        let mut requests = self.0.lock();
+        if requests.driven >= CALLS_MAX {
+            return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
+        }
+        Ok(self.add(&mut requests, (nonce, id.clone(), RequestStage::Driven)))
+    }
+
+    fn add(self: &Arc<Self>, requests: &mut Requests, key: Key) -> Entry {
+        requests.next += 1;
+        let (number, cancelled) = (requests.next, CancellationToken::new());
+        requests.driven += usize::from(key.2 == RequestStage::Driven);
+        requests.all.insert(number, (key.0, key.2, cancelled.clone()));
+        requests.by_id.insert(key.clone(), number);
+        Entry { in_flight: Arc::clone(self), key, number, cancelled }
+    }
+
+    /// Cancels a request; false if none of this id is at this stage: its answer may just have gone out.
+    pub(in crate::face) fn cancel(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> bool {
+        let requests = self.0.lock();
+        let found = requests.find(nonce, id, stage);
+        found.inspect(|cancelled| cancelled.cancel()).is_some()
+    }
+
+    /// Whether a request is at this stage.
+    pub(super) fn knows(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> bool {
+        self.0.lock().find(nonce, id, stage).is_some()
+    }
+
+    /// Cancels what a session has under way. What waits for a place is left: it meets the end of its session there.
+    pub(super) fn end_session(&self, nonce: u128) {
+        for (of, stage, cancelled) in self.0.lock().all.values() {
+            if *of == nonce && *stage != RequestStage::Queued {
+                cancelled.cancel();
+            }
+        }
+    }
+}
+
+/// A request under way.
+#[derive(Debug)]
+pub(in crate::face) struct Entry {
+    in_flight: Arc<InFlight>,
+    key: Key,
+    number: u64,
+    cancelled: CancellationToken,
+}
+
+impl Entry {
+    /// Set once its client wants no answer any more.
+    pub(in crate::face) const fn cancelled(&self) -> &CancellationToken {
+        &self.cancelled
+    }
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        let mut requests = self.in_flight.0.lock();
+        requests.all.remove(&self.number);
+        requests.driven -= usize::from(self.key.2 == RequestStage::Driven);
+        if requests.by_id.get(&self.key) == Some(&self.number) {
+            requests.by_id.remove(&self.key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn is_empty(in_flight: &InFlight) -> bool {
+        let requests = in_flight.0.lock();
+        requests.by_id.is_empty() && requests.all.is_empty() && requests.driven == 0
+    }
+
+    #[test]
+    fn a_cancel_ends_the_request_that_it_names_and_leaves_nothing_behind() {
+        let in_flight = Arc::new(InFlight::default());
+        let id = RequestId::number(1);
+        let entries = [1, 2].map(|nonce| in_flight.drive(nonce, &id).unwrap());
+        assert!(!in_flight.cancel(1, &RequestId::text("1"), RequestStage::Driven));
+        assert!(!in_flight.cancel(1, &id, RequestStage::Queued), "nothing of this id waits for a place");
+        assert!(in_flight.cancel(1, &id, RequestStage::Driven));
+        assert_eq!(entries.each_ref().map(|entry| entry.cancelled().is_cancelled()), [true, false]);
+        let again = in_flight.drive(1, &id).unwrap();
+        drop(entries);
+        in_flight.end_session(1);
+        assert!(again.cancelled().is_cancelled(), "the older one took only its own entry along");
+        drop(again);
+        assert!(is_empty(&in_flight));
+    }
+
+    #[test]
+    fn requests_of_one_id_are_as_many_as_there_are() {
+        let in_flight = Arc::new(InFlight::default());
+        let id = RequestId::number(1);
+        let mut entries: Vec<_> = (0..CALLS_MAX).map(|_| in_flight.drive(1, &id).unwrap()).collect();
+        assert_eq!(in_flight.drive(1, &id).unwrap_err().reason, Reason::QueueFull);
+        drop(in_flight.enter(1, &id, RequestStage::Held));
+        assert_eq!(in_flight.drive(1, &id).unwrap_err().reason, Reason::QueueFull, "only calls of the engine's count");
+        assert!(!entries.pop().unwrap().cancelled().is_cancelled());
+        assert!(in_flight.drive(2, &id).is_ok(), "there is a place again");
+        in_flight.end_session(1);
+        assert!(entries.iter().all(|entry| entry.cancelled().is_cancelled()), "all end with their session");
+        drop(entries);
+        assert!(is_empty(&in_flight));
+    }
+}

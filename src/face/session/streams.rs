@@ -1,0 +1,235 @@
+//! Registers the streams that sessions hold open: where the gateway can say something of its own accord. The newest of a
+//! session's streams is told, since nothing may be told twice.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+
+/// Streams of one session that are told from each other.
+const PER_SESSION_MAX: usize = 8;
+/// Most streams of sessions that are the gateway's alone.
+const STREAMS_MAX: usize = 16_384;
+/// Messages that wait for a reader. A reader that is further behind misses notifications.
+pub(super) const MESSAGES_MAX: usize = 64;
+
+/// A way to one stream.
+#[derive(Clone, Debug)]
+pub(super) struct StreamSender {
+    pub(super) number: u64,
+    pub(super) sender: mpsc::Sender<Bytes>,
+}
+
+/// All streams of one face's clients, by the nonce of their session. What is known of a session is gone with its streams.
+#[derive(Debug, Default)]
+pub(in crate::face) struct SessionStreams {
+    open: Mutex<Open>,
+    opened: watch::Sender<()>,
+}
+
+#[derive(Debug, Default)]
+struct Open {
+    next: u64,
+    /// Streams that met [`STREAMS_MAX`].
+    counted: usize,
+    by_session: HashMap<u128, OfSession>,
+}
+
+#[derive(Debug, Default)]
+struct OfSession {
+    /// In the order in which they were opened.
+    streams: Vec<StreamSender>,
+    now: watch::Sender<Now>,
+}
+
+/// What the streams of a session have to know.
+#[derive(Clone, Copy, Debug, Default)]
+struct Now {
+    newest: u64,
+    is_over: bool,
+}
+
+/// Which stream of its session one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    Newest,
+    Older,
+    /// The session has ended.
+    Over,
+}
+
+/// One stream: what is to be said on it, in order. Dropping it closes the way.
+#[derive(Debug)]
+pub(in crate::face) struct SessionStream {
+    messages: mpsc::Receiver<Bytes>,
+    now: watch::Receiver<Now>,
+    nonce: u128,
+    number: u64,
+    is_counted: bool,
+    streams: Arc<SessionStreams>,
+}
+
+impl SessionStreams {
+    /// A stream of the session `nonce`, its newest. Of too many the oldest hears nothing any more.
+    pub(in crate::face) fn open(self: &Arc<Self>, nonce: u128) -> SessionStream {
+        let mut open = self.open.lock();
+        if let Some(session) = open.by_session.get_mut(&nonce)
+            && session.streams.len() >= PER_SESSION_MAX
+        {
+            session.streams.remove(0);
+        }
+        self.enter(&mut open, nonce, false)
+    }
+
+    /// The same for a session that is the gateway's alone; `None` if there are too many streams.
+    pub(super) fn try_open(self: &Arc<Self>, nonce: u128) -> Option<SessionStream> {
+        let mut open = self.open.lock();
+        let own = open.by_session.get(&nonce).map_or(0, |session| session.streams.len());
+        if own >= PER_SESSION_MAX || open.counted >= STREAMS_MAX {
+            return None;
+        }
+        open.counted += 1;
+        Some(self.enter(&mut open, nonce, true))
+    }
+
+    fn enter(self: &Arc<Self>, open: &mut Open, nonce: u128, is_counted: bool) -> SessionStream {
+        let (sender, messages) = mpsc::channel(MESSAGES_MAX);
+        open.next += 1;
+        let number = open.next;
+        let session = open.by_session.entry(nonce).or_default();
+        session.streams.push(StreamSender { number, sender });
+        session.now.send_replace(Now { newest: number, is_over: false });
+        self.opened.send_replace(());
+        let now = session.now.subscribe();
+        SessionStream { messages, now, nonce, number, is_counted, streams: Arc::clone(self) }
+    }
+
+    /// Whether a session has a stream.
+    pub(super) fn is_open(&self, nonce: u128) -> bool {
+        self.open.lock().by_session.contains_key(&nonce)
+    }
+
+    /// The way to a session's newest stream.
+    pub(super) fn newest(&self, nonce: u128) -> Option<mpsc::Sender<Bytes>> {
+        newest(&self.open.lock().by_session.get(&nonce)?.streams).map(|stream| stream.sender.clone())
+    }
+
+    /// Changes whenever a stream is opened.
+    pub(super) fn opened(&self) -> watch::Receiver<()> {
+        self.opened.subscribe()
+    }
+
+    /// Has the streams of a session look at what it wants.
+    pub(super) fn changed(&self, nonce: u128) {
+        if let Some(session) = self.open.lock().by_session.get(&nonce) {
+            session.now.send_modify(|_| ());
+        }
+    }
+
+    /// Ends the streams of a session.
+    pub(super) fn end(&self, nonce: u128) {
+        if let Some(session) = self.open.lock().by_session.get(&nonce) {
+            session.now.send_modify(|now| now.is_over = true);
+        }
+    }
+}
+
+/// The newest of these that is still open.
+pub(super) fn newest(streams: &[StreamSender]) -> Option<&StreamSender> {
+    streams.iter().rev().find(|stream| !stream.sender.is_closed())
+}
+
+impl SessionStream {
+    pub(super) fn turn(&self) -> Turn {
+        let now = *self.now.borrow();
+        match (now.is_over, now.newest == self.number) {
+            (true, _) => Turn::Over,
+            (false, true) => Turn::Newest,
+            (false, false) => Turn::Older,
+        }
+    }
+
+    /// What is to be said next. Cancel safe.
+    pub(in crate::face) async fn next(&mut self) -> Bytes {
+        poll_fn(|cx| self.poll(cx)).await
+    }
+
+    /// Returns with a message once there is one; with none once its turn, or what its session wants, may have changed.
+    /// Cancel safe.
+    pub(super) async fn news(&mut self) -> Option<Bytes> {
+        tokio::select! {
+            Some(message) = self.messages.recv() => Some(message),
+            Ok(()) = self.now.changed() => None,
+            // The other end is there as long as this stream is.
+            else => std::future::pending().await,
+        }
+    }
+
+    /// What is to be said next.
+    pub(in crate::face) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Bytes> {
+        match self.messages.poll_recv(cx) {
+            Poll::Ready(Some(message)) => Poll::Ready(message),
+            // The oldest of too many streams stays open without us.
+            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for SessionStream {
+    fn drop(&mut self) {
+        let mut open = self.streams.open.lock();
+        open.counted -= usize::from(self.is_counted);
+        let Some(session) = open.by_session.get_mut(&self.nonce) else { return };
+        session.streams.retain(|stream| stream.number != self.number);
+        match session.streams.last() {
+            Some(last) if session.now.borrow().newest != last.number => {
+                let newest = last.number;
+                session.now.send_modify(|now| now.newest = newest);
+            }
+            Some(_) => (),
+            None => _ = open.by_session.remove(&self.nonce),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_newest_stream_is_told_and_what_is_closed_leaves_nothing_behind() {
+        let streams = Arc::new(SessionStreams::default());
+        assert!(streams.newest(1).is_none());
+        let mut first = streams.open(1);
+        let second = streams.open(1);
+        drop(second);
+        streams.newest(1).unwrap().try_send(Bytes::from_static(b"a")).unwrap();
+        assert_eq!(first.next().await, "a");
+        let many: Vec<_> = (0..PER_SESSION_MAX).map(|_| streams.open(1)).collect();
+        assert_eq!(streams.open.lock().by_session[&1].streams.len(), PER_SESSION_MAX);
+        drop((first, many));
+        assert!(streams.open.lock().by_session.is_empty());
+    }
+
+    #[test]
+    fn the_newest_stream_has_its_turn_and_nothing_is_left_of_any() {
+        let streams = Arc::new(SessionStreams::default());
+        let (first, other) = (streams.try_open(1).unwrap(), streams.try_open(2).unwrap());
+        assert_eq!((first.turn(), other.turn()), (Turn::Newest, Turn::Newest));
+        let second = streams.try_open(1).unwrap();
+        assert_eq!((first.turn(), second.turn()), (Turn::Older, Turn::Newest));
+        drop(second);
+        assert_eq!(first.turn(), Turn::Newest);
+        let many: Vec<_> = (1..PER_SESSION_MAX).map(|_| streams.try_open(1).unwrap()).collect();
+        assert!(streams.try_open(1).is_none() && streams.try_open(2).is_some());
+        streams.end(1);
+        assert_eq!((first.turn(), other.turn()), (Turn::Over, Turn::Newest));
+        drop((first, many, other));
+        assert!(!streams.is_open(1) && !streams.is_open(2));
+        assert_eq!(streams.open.lock().counted, 0);
+    }
+}

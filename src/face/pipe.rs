@@ -43,7 +43,6 @@ use crate::upstream::Forwarded;
 use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
 use crate::upstream::limits::Slot;
 use crate::wire::envelope::{self, Request};
-use crate::wire::framing::EventBoundary;
 use crate::wire::{Object, Payload, RequestId, meta, method};
 pub(super) use batch::{Item, post_batch};
 use body::{Answered, Form, Pace, PipeBody, in_time};
@@ -195,7 +194,7 @@ async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<H
         Some(resumable) => PipeBody::resumed(source, resumable),
         None => {
             let pace = Pace::default();
-            PipeBody::<Call>::new(source, Form::Events(EventBoundary::default()), pace, None)
+            PipeBody::<Call>::new(source, Form::Events, pace, None)
         }
     };
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
@@ -346,7 +345,7 @@ impl Call {
             }
             Content::Events if accepted != AcceptedTypes::Json => {
                 let source = edits.apply(response.body, edited_bytes_max);
-                let form = Form::Events(EventBoundary::default());
+                let form = Form::Events;
                 let body = PipeBody::new(source, form, pace, Some(self)).with_signs(signs);
                 Ok(Answer::Events(body.boxed_unsync()))
             }

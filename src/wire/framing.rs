@@ -1,6 +1,5 @@
 //! Splits event streams (SSE) and lines, sans-IO: bytes in, events out, nothing without a bound.
 
-mod boundary;
 mod gate;
 mod glance;
 mod line;
@@ -10,7 +9,6 @@ mod tests;
 
 use bytes::Bytes;
 
-pub use boundary::EventBoundary;
 pub use gate::{EventGate, Passage, Primers, Whole, read_event, with_data};
 pub use glance::{Glance, Shows};
 pub use line::LineDecoder;

@@ -22,7 +22,7 @@ use crate::face::session::bridge::said::Saying;
 use crate::face::session::sessions::Session;
 use crate::face::session::{Shared, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::wire::framing::{EventBoundary, EventGate, Passage, Primers, Whole, sse_message};
+use crate::wire::framing::{EventGate, Passage, Primers, Whole, sse_message};
 use crate::wire::{ProtocolVersion, RequestId, RpcError, envelope};
 
 /// A message of an array, or what is wrong with it. `None` is one that was for the gateway itself.
@@ -72,9 +72,7 @@ pub(in crate::face) async fn post_batch(
     let answers = pipings.map(events).chain(driven).chain([refused]);
     let merged = stream::select_all(answers).map(|event| event.map(Frame::data));
     let source = StreamBody::new(merged).boxed_unsync();
-    event_stream(
-        PipeBody::<Call>::new(source, Form::Events(EventBoundary::default()), Pace::default(), None).boxed_unsync(),
-    )
+    event_stream(PipeBody::<Call>::new(source, Form::Events, Pace::default(), None).boxed_unsync())
 }
 
 fn sort(items: Vec<Item>) -> Sorted {

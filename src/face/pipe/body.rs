@@ -11,13 +11,13 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::Call;
-use super::paused::{Pause, Resumable, Tail};
+use super::paused::{EVENT_BYTES_MAX, Pause, Resumable, Tail};
 use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{ConduitBody, fault_in};
-use crate::wire::framing::{EventBoundary, sse_comment, sse_message};
+use crate::wire::framing::{SseDecoder, sse_comment, sse_message};
 use crate::wire::{RequestId, envelope};
 
 /// How long a body may take.
@@ -33,7 +33,7 @@ pub(in crate::face) struct Pace {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::face) enum Form {
     Json,
-    Events(EventBoundary),
+    Events,
 }
 
 /// The request that a body answers. Dropping it gives back what the request held.
@@ -62,7 +62,8 @@ pub(in crate::face) trait Answered: Send + Unpin {
 /// A body on its way. Dropping it lets go of the upstream's stream without a cancel (T-81).
 pub(in crate::face) struct PipeBody<C> {
     source: ConduitBody,
-    form: Form,
+    /// Where an event stream stands, and what its events say; none of JSON.
+    events: Option<SseDecoder>,
     pace: Pace,
     last_frame: Instant,
     /// Since the client last saw that the answer lives.
@@ -84,21 +85,21 @@ impl PipeBody<Call> {
     /// The rest of a call's stream. Servers may keep such a stream as the session's own once it has brought the
     /// answer.
     pub(super) fn resumed(source: ConduitBody, Resumable { call, pace, .. }: Resumable) -> Self {
-        let form = Form::Events(EventBoundary::default());
-        Self { is_resumed: true, ..Self::new(source, form, pace, Some(call)) }
+        Self { is_resumed: true, ..Self::new(source, Form::Events, pace, Some(call)) }
     }
 }
 
 impl<C: Answered> PipeBody<C> {
     pub(in crate::face) fn new(source: ConduitBody, form: Form, pace: Pace, call: Option<C>) -> Self {
         let now = Instant::now();
-        let tail = match form {
-            Form::Events(_) => call.as_ref().filter(|call| call.ends_with_answer()).map(|call| Tail::new(call.id())),
-            Form::Json => None,
+        let (tail, events) = match (form, call.as_ref().filter(|call| call.ends_with_answer())) {
+            (Form::Events, Some(call)) => (Some(Tail::new(call.id())), Some(SseDecoder::new(EVENT_BYTES_MAX))),
+            (Form::Events, None) => (None, Some(SseDecoder::of_nothing())),
+            (Form::Json, _) => (None, None),
         };
         Self {
             source,
-            form,
+            events,
             pace,
             last_frame: now,
             silence: Silence::since(now),
@@ -118,10 +119,7 @@ impl<C: Answered> PipeBody<C> {
 
     /// When time next means something.
     fn next_time(&self) -> Instant {
-        let life_sign = match self.form {
-            Form::Events(_) => Some(self.silence.ends_at()),
-            Form::Json => None,
-        };
+        let life_sign = self.events.as_ref().map(|_| self.silence.ends_at());
         let idle = self.pace.idle.map(|idle| self.last_frame + idle);
         // Far enough away to be never, near enough for a timer.
         let never = || Instant::now() + Duration::from_secs(24 * 60 * 60);
@@ -139,13 +137,16 @@ impl<C: Answered> PipeBody<C> {
         if self.pace.idle.is_some_and(|idle| now >= self.last_frame + idle) {
             return Some(self.give_up(&silent));
         }
-        match self.form {
-            Form::Events(boundary) if now >= self.silence.ends_at() => {
-                self.silence.broken();
-                boundary.is_between_events().then(|| Ok(Frame::data(self.sign())))
-            }
-            Form::Events(_) | Form::Json => None,
+        let is_due = self.events.is_some() && now >= self.silence.ends_at();
+        if is_due {
+            self.silence.broken();
         }
+        (is_due && self.is_between_events()).then(|| Ok(Frame::data(self.sign())))
+    }
+
+    /// Whether an event may be put in here.
+    fn is_between_events(&self) -> bool {
+        self.events.as_ref().is_some_and(SseDecoder::is_between_events)
     }
 
     fn sign(&self) -> Bytes {
@@ -154,22 +155,22 @@ impl<C: Answered> PipeBody<C> {
 
     /// Takes note of what passes.
     fn watched(&mut self, frame: Frame<Bytes>) -> Frame<Bytes> {
-        let Form::Events(boundary) = &mut self.form else { return frame };
+        let Some(decoder) = &mut self.events else { return frame };
         let data = match frame.into_data() {
             Ok(data) => data,
             Err(other) => return other,
         };
-        let began_between = boundary.is_between_events();
-        boundary.pass(&data);
-        let is_whole = began_between && boundary.is_between_events();
-        if let Some(tail) = &mut self.tail {
-            tail.pass(&data);
-        }
-        self.let_go();
+        let began_between = decoder.is_between_events();
+        let events = decoder.feed(&data).ok();
+        let is_whole = began_between && decoder.is_between_events();
         let (data, says) = match &self.signs {
-            Some(signs) => signs.pass(data, is_whole),
+            Some(signs) => signs.pass(data, events.as_deref(), is_whole),
             None => (data, true),
         };
+        if let Some(tail) = &mut self.tail {
+            tail.pass(events);
+        }
+        self.let_go();
         if says {
             self.silence = Silence::since(self.last_frame);
         }
@@ -188,33 +189,28 @@ impl<C: Answered> PipeBody<C> {
     /// something that cannot be completed.
     fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<Bytes>, io::Error> {
         self.is_over = true;
-        match (self.form, self.call.take()) {
-            (Form::Events(boundary), Some(call)) if boundary.is_between_events() => {
+        match self.call.take().filter(|_| self.is_between_events()) {
+            Some(call) => {
                 let error = envelope::error(Some(call.id()), &gateway_error(fault));
                 Ok(Frame::data(sse_message(&error)))
             }
-            (Form::Events(_) | Form::Json, _) => Err(io::Error::other("the answer cannot be completed")),
+            None => Err(io::Error::other("the answer cannot be completed")),
         }
     }
 
     /// A stream that broke.
     fn broke(&mut self, error: io::Error) -> Result<Frame<Bytes>, io::Error> {
-        match self.form {
-            Form::Events(_) if !self.can_be_taken_up() => self.end_with(&fault_in(&error)),
-            Form::Events(_) | Form::Json => {
-                self.rest();
-                Err(error)
-            }
+        if self.events.is_some() && !self.can_be_taken_up() {
+            return self.end_with(&fault_in(&error));
         }
+        self.rest();
+        Err(error)
     }
 
     /// Whether the client goes on by itself: its events had ids, here or on the stream that this one goes on with.
     fn can_be_taken_up(&self) -> bool {
-        let gave_ids = match self.form {
-            Form::Events(boundary) => boundary.gave_ids(),
-            Form::Json => false,
-        };
-        let gave_id = self.tail.as_ref().and_then(Tail::gave_id).unwrap_or(gave_ids);
+        let gave_ids = || self.events.as_ref().is_some_and(SseDecoder::gave_ids);
+        let gave_id = self.tail.as_ref().and_then(Tail::gave_id).unwrap_or_else(gave_ids);
         self.call.as_ref().is_none_or(Answered::is_resumable) && (self.is_resumed || gave_id)
     }
 
@@ -309,9 +305,6 @@ impl<C: Answered> Body for PipeBody<C> {
     }
 
     fn size_hint(&self) -> SizeHint {
-        match self.form {
-            Form::Json => self.source.size_hint(),
-            Form::Events(_) => SizeHint::default(),
-        }
+        if self.events.is_none() { self.source.size_hint() } else { SizeHint::default() }
     }
 }

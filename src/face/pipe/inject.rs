@@ -11,18 +11,18 @@ use hyper::body::{Body, Frame};
 
 use crate::face::http::ResponseBody;
 use crate::face::session::streams::SessionStream;
-use crate::wire::framing::{EventBoundary, sse_message};
+use crate::wire::framing::{SseDecoder, sse_message};
 
 /// An event stream with the messages of `own` in it, `first` in front of them. Ends with the stream.
 pub(super) fn injected(source: ResponseBody, own: SessionStream, first: Option<Bytes>) -> ResponseBody {
-    Injected { source, own, first, boundary: EventBoundary::default() }.boxed_unsync()
+    Injected { source, own, first, position: SseDecoder::of_nothing() }.boxed_unsync()
 }
 
 struct Injected {
     source: ResponseBody,
     own: SessionStream,
     first: Option<Bytes>,
-    boundary: EventBoundary,
+    position: SseDecoder,
 }
 
 impl Body for Injected {
@@ -32,7 +32,7 @@ impl Body for Injected {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = self.get_mut();
         // In the middle of an event the source goes on first, and wakes this when it does.
-        if this.boundary.is_between_events()
+        if this.position.is_between_events()
             && let Poll::Ready(message) = this.first.take().map_or_else(|| this.own.poll(cx), Poll::Ready)
         {
             // Without an id: what the client takes up again is the source's alone.
@@ -42,7 +42,7 @@ impl Body for Injected {
         if let Poll::Ready(Some(Ok(frame))) = &polled
             && let Some(data) = frame.data_ref()
         {
-            this.boundary.pass(data);
+            let _ = this.position.feed(data);
         }
         polled
     }

@@ -16,14 +16,14 @@ use super::{Call, read};
 use crate::face::session::sessions::Session;
 use crate::task::Reason;
 use crate::wire::RequestId;
-use crate::wire::framing::SseDecoder;
+use crate::wire::framing::SseEvent;
 
 /// How long a client may stay away beyond the time that the upstream asked it to.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 /// Longest time that an upstream may ask a client to wait at the price of a place.
 const RETRY_MAX: Duration = Duration::from_secs(60 * 60);
 /// Largest event that is looked into. A larger one is taken for the answer.
-const EVENT_BYTES_MAX: usize = 64 * 1024;
+pub(super) const EVENT_BYTES_MAX: usize = 64 * 1024;
 
 /// Calls that wait for their clients, by session and event id. Each has a place, so there are no more than
 /// places.
@@ -84,8 +84,8 @@ pub(in crate::face) struct Pause {
 #[derive(Debug)]
 pub(super) struct Tail {
     id: RequestId,
-    /// `None` once an event was too large.
-    decoder: Option<SseDecoder>,
+    /// Whether an event was too large to be looked into.
+    is_lost: bool,
     event: Option<String>,
     retry: Duration,
     /// Of the last event that says something.
@@ -97,18 +97,14 @@ pub(super) struct Tail {
 impl Tail {
     /// For the stream of the request `id`.
     pub(super) fn new(id: &RequestId) -> Self {
-        let (decoder, id) = (Some(SseDecoder::new(EVENT_BYTES_MAX)), id.clone());
-        Self { id, decoder, event: None, retry: Duration::ZERO, data: Bytes::new(), was_answered: false }
+        let (id, data) = (id.clone(), Bytes::new());
+        Self { id, is_lost: false, event: None, retry: Duration::ZERO, data, was_answered: false }
     }
 
-    /// Takes note of the next bytes.
-    pub(super) fn pass(&mut self, bytes: &[u8]) {
-        let Some(decoder) = &mut self.decoder else { return };
-        let Ok(events) = decoder.feed(bytes) else {
-            self.decoder = None;
-            return;
-        };
-        for event in events {
+    /// Takes note of the next events; `None` once one is too large.
+    pub(super) fn pass(&mut self, events: Option<Vec<SseEvent>>) {
+        self.is_lost |= events.is_none();
+        for event in events.into_iter().flatten() {
             self.event = event.id.or_else(|| self.event.take());
             self.retry = event.retry_ms.map_or(self.retry, Duration::from_millis);
             if !event.data.is_empty() {
@@ -121,13 +117,13 @@ impl Tail {
 
     /// Whether the answer has come. An event that is too large is taken for it.
     pub(super) fn is_answered(&self) -> bool {
-        self.was_answered || self.decoder.is_none() || read::brings_answer(&self.data, &self.id)
+        self.was_answered || self.is_lost || read::brings_answer(&self.data, &self.id)
     }
 
     /// Whether an event had an id that a client can name; `None` once nobody can tell. What is no id to a decoder of
     /// event streams is none (U21).
     pub(super) fn gave_id(&self) -> Option<bool> {
-        self.decoder.as_ref().map(|_| self.event.as_ref().is_some_and(|event| !event.is_empty()))
+        (!self.is_lost).then(|| self.event.as_ref().is_some_and(|event| !event.is_empty()))
     }
 
     /// Where the stream stands if it ends here: `None` if it was over, with the answer among its events, or cannot be

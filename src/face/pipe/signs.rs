@@ -9,7 +9,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use crate::face::rising::Rising;
-use crate::wire::framing::{SseDecoder, sse_comment, sse_message, with_data};
+use crate::wire::framing::{SseEvent, sse_comment, sse_message, with_data};
 use crate::wire::{Message, Notification, Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
 /// Largest event that is looked into. What is larger is an answer, after which nothing is to be shown.
@@ -22,31 +22,30 @@ pub(in crate::face) struct Signs(Arc<Mutex<Watch>>);
 struct Watch {
     rising: Rising,
     id: RequestId,
-    /// `None` once progress has no place any more, or nobody can tell.
-    decoder: Option<SseDecoder>,
+    /// Whether progress has no place any more, or nobody can tell.
+    is_over: bool,
 }
 
 impl Signs {
     /// For the call `id`, whose progress bears `token`.
     pub(in crate::face) fn new(id: RequestId, token: Payload) -> Self {
-        let decoder = Some(SseDecoder::new(EVENT_BYTES_MAX));
-        Self(Arc::new(Mutex::new(Watch { rising: Rising::new(token), id, decoder })))
+        Self(Arc::new(Mutex::new(Watch { rising: Rising::new(token), id, is_over: false })))
     }
 
     /// The next sign, to be written between two events.
     pub(in crate::face) fn sign(&self) -> Bytes {
         let mut watch = self.0.lock();
-        if watch.decoder.is_some() { sse_message(&watch.rising.sign()) } else { sse_comment() }
+        if watch.is_over { sse_comment() } else { sse_message(&watch.rising.sign()) }
     }
 
-    /// Looks at bytes that pass, and tells whether they say anything: a comment shows that the connection lives, but a
-    /// client that waits for progress never sees it. `is_whole` says that they begin and end between two events.
-    pub(super) fn pass(&self, bytes: Bytes, is_whole: bool) -> (Bytes, bool) {
+    /// Looks at bytes that pass with the `events` that end in them, `None` once one was too large, and tells whether they
+    /// say anything: a comment shows that the connection lives, but a client that waits for progress never sees it.
+    /// `is_whole` says that they begin and end between two events.
+    pub(super) fn pass(&self, bytes: Bytes, events: Option<&[SseEvent]>, is_whole: bool) -> (Bytes, bool) {
         let mut watch = self.0.lock();
-        let watch = &mut *watch;
-        let Some(decoder) = &mut watch.decoder else { return (bytes, true) };
-        let Ok(events) = decoder.feed(&bytes) else {
-            watch.decoder = None;
+        let is_looked_into = |events: &&[SseEvent]| events.iter().all(|event| event.data.len() <= EVENT_BYTES_MAX);
+        let Some(events) = events.filter(is_looked_into).filter(|_| !watch.is_over) else {
+            watch.is_over = true;
             return (bytes, true);
         };
         let says = !events.is_empty();
@@ -61,7 +60,7 @@ impl Signs {
                     }
                 }
                 // Progress ends with the answer (MOD-22).
-                Ok(Message::Response(response)) if response.id.as_ref() == Some(&watch.id) => watch.decoder = None,
+                Ok(Message::Response(response)) if response.id.as_ref() == Some(&watch.id) => watch.is_over = true,
                 Ok(Message::Notification(_) | Message::Request(_) | Message::Response(_)) | Err(_) => (),
             }
         }

@@ -37,7 +37,7 @@ use crate::upstream::era::contradicts;
 use crate::upstream::limits::{Slot, Slots};
 use crate::upstream::mirrored::PARAM_PREFIX;
 use crate::upstream::{Forwarded, Forwarding, Timeouts, Upstream};
-use crate::wire::framing::{EventBoundary, sse_message};
+use crate::wire::framing::sse_message;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, fault, method};
@@ -384,7 +384,7 @@ impl Passing {
                 let leaving = (self.method == method::LISTEN).then(|| self.pipe.piped.leaving.clone());
                 let (id, signs) = (call.id.clone(), self.signs);
                 let source = self.edits.events(response.body, bytes_max);
-                let form = Form::Events(EventBoundary::default());
+                let form = Form::Events;
                 let body = PipeBody::new(source, form, pace, Some(call)).with_signs(signs);
                 Ok(Answer::Events(match leaving {
                     Some(leaving) => until_leaving(body, leaving, &id),

@@ -24,7 +24,8 @@ pub struct SseEvent {
 
 /// Decodes an event stream as WHATWG specifies it: BOM, CR, LF, CRLF, cuts anywhere.
 ///
-/// Holds at most one event of `event_bytes_max` bytes; data, name, id and the line under way count.
+/// Holds at most one event of `event_bytes_max` bytes; data, name, id and the line under way count. Where the stream stands
+/// is known all the same once an event outgrew that.
 #[derive(Debug)]
 pub struct SseDecoder {
     event_bytes_max: usize,
@@ -37,6 +38,10 @@ pub struct SseDecoder {
     last_id: Option<String>,
     block: Block,
     failed: bool,
+    /// Whether a byte of the line under way has come, and of the event or comment that it belongs to.
+    in_line: bool,
+    in_event: bool,
+    gave_ids: bool,
 }
 
 /// The event under way.
@@ -60,36 +65,67 @@ impl SseDecoder {
             last_id: None,
             block: Block::default(),
             failed: false,
+            in_line: false,
+            in_event: false,
+            gave_ids: false,
         }
+    }
+
+    /// A decoder that decodes nothing, and tells where the stream stands.
+    #[must_use]
+    pub fn of_nothing() -> Self {
+        Self { failed: true, ..Self::new(0) }
+    }
+
+    /// Whether an event or a comment may be put in here.
+    #[must_use]
+    pub const fn is_between_events(&self) -> bool {
+        !self.in_event
+    }
+
+    /// Whether an event seems to have had an id. Known however large the events are.
+    #[must_use]
+    pub const fn gave_ids(&self) -> bool {
+        self.gave_ids
     }
 
     /// Takes bytes; complete events come out in order. Comments count as nothing. Events with empty
     /// data but an id or a retry are returned too (they prime a stream).
     ///
     /// # Errors
-    /// When one event outgrows the bound; the decoder is of no use afterwards. Events that were
-    /// complete before it are returned first, the error then comes with the next call.
+    /// When one event outgrows the bound; nothing is decoded afterwards. Events that were complete before it are
+    /// returned first, the error then comes with the next call.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<Vec<SseEvent>, FramingError> {
         let mut events = Vec::new();
         let mut rest = bytes;
-        while !self.failed && !rest.is_empty() {
+        while !rest.is_empty() {
             if std::mem::take(&mut self.after_return) && rest[0] == b'\n' {
                 rest = &rest[1..];
                 continue;
             }
             let end = memchr::memchr2(b'\r', b'\n', rest);
             let piece = &rest[..end.unwrap_or(rest.len())];
-            if self.held().saturating_add(piece.len()) > self.event_bytes_max {
+            if let Some(first) = piece.first() {
+                // A field is told by its first letter: the others that there are begin otherwise.
+                self.gave_ids |= !self.in_line && *first == b'i';
+                (self.in_line, self.in_event) = (true, true);
+            }
+            if !self.failed && self.held().saturating_add(piece.len()) > self.event_bytes_max {
                 self.fail();
-                break;
             }
             let Some(end) = end else {
-                self.partial.extend_from_slice(piece);
+                if !self.failed {
+                    self.partial.extend_from_slice(piece);
+                }
                 break;
             };
             self.after_return = rest[end] == b'\r';
             rest = &rest[end + 1..];
-            events.extend(self.end_line(piece));
+            // An empty line ends an event.
+            self.in_event &= std::mem::take(&mut self.in_line);
+            if !self.failed {
+                events.extend(self.end_line(piece));
+            }
         }
         if self.failed && events.is_empty() {
             return Err(FramingError::EventTooLarge { max: self.event_bytes_max });

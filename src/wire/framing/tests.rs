@@ -36,6 +36,31 @@ fn lines_end_in_any_of_three_ways() {
     }
 }
 
+/// An event ends with an empty line however lines end, wherever the stream is cut, and however large the event is.
+#[test]
+fn it_is_known_where_the_stream_stands() {
+    for (text, between, ids) in [
+        ("", true, false),
+        ("data: 1\n\n", true, false),
+        ("data: 1\r\n\r\n", true, false),
+        ("data: 1\r\r", true, false),
+        ("data: 1\n", false, false),
+        ("data: 1\r\n", false, false),
+        ("data: 1\n\ndata: 2", false, false),
+        (":\n\n", true, false),
+        ("id: 7\ndata: 1\n\n", true, true),
+        ("data: id\n\n", true, false),
+    ] {
+        for cut in 0..=text.len() {
+            for mut decoder in [SseDecoder::new(1 << 16), SseDecoder::new(3), SseDecoder::of_nothing()] {
+                let _ = decoder.feed(&text.as_bytes()[..cut]);
+                let _ = decoder.feed(&text.as_bytes()[cut..]);
+                assert_eq!((decoder.is_between_events(), decoder.gave_ids()), (between, ids), "{text:?} cut at {cut}");
+            }
+        }
+    }
+}
+
 #[test]
 fn one_byte_order_mark_is_dropped_and_at_the_start_alone() {
     check("\u{feff}\u{feff}data: a\n\n", &[]);

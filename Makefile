@@ -47,17 +47,17 @@ setup:
 
 fmt:
 	$(call step,format)
-	@cargo fmt --check
+	@cargo fmt --all --check
 
 lint:
 	$(call step,lints)
-	@cargo clippy --quiet --all-targets --locked -- -D warnings
+	@cargo clippy --quiet --workspace --all-targets --locked -- -D warnings
 
 # Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set.
 unit:
 	$(call step,tests)
 	@mkdir -p "$(TARGET)/reports"
-	TASKGATE_PEERS="$(PEERS)" cargo test --locked 2>&1 | tee "$(LOG)"
+	TASKGATE_PEERS="$(PEERS)" cargo test --workspace --locked 2>&1 | tee "$(LOG)"
 
 # Whether the test that holds each rule of docs/rules.md ran.
 rules:
@@ -79,7 +79,7 @@ bench:
 
 # Records the terminal sessions of docs/command-line.md anew; `unit` compares them.
 sessions:
-	@UPDATE_SESSIONS=1 cargo test --quiet --locked --test readme_sessions
+	@UPDATE_SESSIONS=1 cargo test --quiet --locked --test programs readme_sessions::
 
 # The advisory database is no registry's, so this needs more of the network than the tests have.
 audit:
@@ -111,13 +111,13 @@ POWER_CUT_IMAGES ?= 2000
 STORED_RESULTS ?= 80000
 soak: setup
 	$(call step,power cuts: $(POWER_CUT_IMAGES) images)
-	@TASKGATE_POWER_CUT_IMAGES=$(POWER_CUT_IMAGES) TASKGATE_PEERS="$(PEERS)" cargo test --quiet --locked --test power_cut -- --nocapture
+	@TASKGATE_POWER_CUT_IMAGES=$(POWER_CUT_IMAGES) TASKGATE_PEERS="$(PEERS)" cargo test --quiet --locked --test durability power_cut:: -- --nocapture
 	$(call step,kill cycles: $(KILL_CYCLES) of each fault)
-	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test kill_cycles -- --nocapture
+	@KILL_CYCLES=$(KILL_CYCLES) cargo test --locked --test durability kill_cycles:: -- --nocapture
 	$(call step,restarts under load: $(RESTARTS))
-	@RESTARTS=$(RESTARTS) cargo test --locked --test restarts
+	@RESTARTS=$(RESTARTS) cargo test --locked --test durability restarts::
 	$(call step,memory: $(STORED_RESULTS) small results)
-	@STORED_RESULTS=$(STORED_RESULTS) cargo test --locked --test operations -- --ignored --nocapture --test-threads 1 small_results
+	@STORED_RESULTS=$(STORED_RESULTS) cargo test --locked --test programs -- --ignored --nocapture --test-threads 1 small_results
 	$(call step,disks and descriptors)
 	@cargo build --locked
 	for script in full_disk filled_disk failing_sync few_descriptors black_hole; do

@@ -1,11 +1,8 @@
 //! Fuzzes event streams of any bytes in any pieces. Seeds: `tests/corpus/sse`.
 #![no_main]
 
-#[path = "../../tests/corpus/checks.rs"]
-#[allow(dead_code, reason = "each target uses one of the checks")]
-mod checks;
-
 use libfuzzer_sys::fuzz_target;
+use support::checks;
 
 fuzz_target!(|bytes: &[u8]| {
     checks::sse(bytes);

@@ -1,0 +1,17 @@
+//! The program is killed at every point of a call's way, under load, and started again on what it left. Then all tasks
+//! are followed to their end, and the whole history is held against L1 to L8.
+//!
+//! `KILL_CYCLES` is how often each fault happens (5), `KILL_SEED` repeats a run. Every cycle prints its seed.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+mod cycle;
+mod dice;
+mod keeper;
+mod points;
+
+use support::crowd;
+use support::fault_proxy;
+use support::history;
+use support::ledger;
+use support::wire_client;

@@ -1,0 +1,6 @@
+//! Suites that call public methods of the engine and of what stands around it.
+
+mod duplex;
+mod oracle;
+mod scenarios;
+mod two_lives;

@@ -1,0 +1,114 @@
+//! The proxy does to a connection what its verbs say, at the byte that they name, and nothing else.
+
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::{Instant, timeout};
+use tokio_util::task::TaskTracker;
+
+use super::fault_proxy::{Fault, FaultProxy, Verb};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Long enough for what a stalled connection must not do.
+const SOON: Duration = Duration::from_millis(200);
+
+/// Sends what it gets back, and closes when its client has.
+async fn echo() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tracker = TaskTracker::new();
+    let connections = tracker.clone();
+    tracker.spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            connections.spawn(async move {
+                let (mut from, mut to) = stream.split();
+                // How a connection ends is what the tests are about.
+                let _ = tokio::io::copy(&mut from, &mut to).await;
+            });
+        }
+    });
+    address
+}
+
+/// What an echo through the proxy gives back for `lines`, and how it ends.
+async fn through(fault: Fault, lines: &[&str]) -> (String, Option<ErrorKind>) {
+    let proxy = FaultProxy::with(echo().await, fault).await;
+    let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+    let mut back = Vec::new();
+    let talk = async {
+        for line in lines {
+            stream.write_all(line.as_bytes()).await.map_err(|error| error.kind())?;
+        }
+        let expected: usize = lines.iter().map(|line| line.len()).sum();
+        while back.len() < expected {
+            match stream.read_buf(&mut back).await {
+                Ok(0) => return Err(ErrorKind::UnexpectedEof),
+                Ok(_) => (),
+                Err(error) => return Err(error.kind()),
+            }
+        }
+        Ok(())
+    };
+    let patience = if matches!(fault.verb, Verb::Stall) { SOON } else { PATIENCE };
+    let end = timeout(patience, talk).await.unwrap_or(Err(ErrorKind::TimedOut)).err();
+    assert_eq!(proxy.struck(), 1, "{fault:?}");
+    (String::from_utf8(back).unwrap(), end)
+}
+
+#[tokio::test]
+async fn each_verb_strikes_at_its_byte() {
+    let eof = Some(ErrorKind::UnexpectedEof);
+    for (verb, back, end) in [
+        (Verb::Cut, "abc", eof),
+        (Verb::HalfClose, "abc", eof),
+        (Verb::Stall, "abc", Some(ErrorKind::TimedOut)),
+        (Verb::Corrupt, "abcefgh", None),
+        (Verb::Delay(Duration::from_millis(20)), "abcdefgh", None),
+        (Verb::Drip(Duration::from_millis(1)), "abcdefgh", None),
+    ] {
+        let (text, ended) = through(Fault::down("", 3, verb), &["abcdefgh"]).await;
+        let expected = if verb == Verb::Corrupt { "abceefgh" } else { back };
+        assert_eq!((text.as_str(), ended), (expected, end), "{verb:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_reset_is_no_orderly_end() {
+    let (text, end) = through(Fault::down("", 3, Verb::Reset), &["abcdefgh"]).await;
+    assert!("abc".starts_with(&text), "{text}");
+    assert_eq!(end, Some(ErrorKind::ConnectionReset));
+}
+
+#[tokio::test]
+async fn bytes_are_counted_from_the_mark_on_even_where_it_comes_in_two_pieces() {
+    for lines in [&["xx mark abcdef"][..], &["xx ma", "rk abcdef"]] {
+        let (text, end) = through(Fault::up("mark", 3, Verb::HalfClose), lines).await;
+        assert_eq!((text.as_str(), end), ("xx mark ab", Some(ErrorKind::UnexpectedEof)));
+    }
+}
+
+#[tokio::test]
+async fn a_fault_strikes_as_often_as_it_is_told_and_others_pass() {
+    let proxy = FaultProxy::start(echo().await).await;
+    proxy.set_times(Fault::down("", 0, Verb::Cut), 1);
+    for expected in ["", "hello"] {
+        let mut stream = TcpStream::connect(proxy.address).await.unwrap();
+        stream.write_all(b"hello").await.unwrap();
+        let mut back = [0; 5];
+        let read = timeout(PATIENCE, stream.read_exact(&mut back)).await.unwrap();
+        assert_eq!(read.is_ok(), !expected.is_empty());
+    }
+    timeout(PATIENCE, proxy.strikes()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_drip_takes_its_time() {
+    let began = Instant::now();
+    let (text, _) = through(Fault::down("", 0, Verb::Drip(Duration::from_millis(10))), &["abcdefgh"]).await;
+    assert_eq!(text, "abcdefgh");
+    assert!(began.elapsed() >= Duration::from_millis(70));
+}

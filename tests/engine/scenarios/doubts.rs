@@ -1,0 +1,254 @@
+//! Commits that are reported as failed and were made, or of which nobody knows: what follows from them comes about
+//! without anybody asking again. And stores that fail for a while: whoever was at it goes on when they are well.
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use serde_json::json;
+use taskgate::engine::sweeper::sweep;
+use taskgate::metric;
+use taskgate::store::TaskStore;
+use taskgate::task::{Mode, Principal, TaskId, TaskKey};
+use tokio::time::timeout;
+use tokio_util::task::TaskTracker;
+
+use super::bridged::Caller;
+use super::rounds::{accept, answers};
+use super::script::{Happens, Saw, Script, result};
+use super::store_faults::{Method, StoreFault};
+use super::world::{Ask, Rules, World, millis, seconds};
+
+/// More than any test uses.
+const ALWAYS: usize = 1_000_000;
+
+fn key(id: &str) -> TaskKey {
+    TaskKey { owner: Principal::local(), id: TaskId::parse(id).unwrap() }
+}
+
+fn asking(ask: Ask) -> Ask {
+    let extension = json!({ "io.modelcontextprotocol/tasks": {} });
+    ask.declaring(json!({ "elicitation": { "form": {} }, "extensions": extension }))
+}
+
+/// The next change is made and reported as failed, and then nothing can be read for a while.
+fn hide_the_next_change(world: &World) {
+    world.store.blind_after.store(3, std::sync::atomic::Ordering::Relaxed);
+    world.store.faults.strike(Method::Replace, StoreFault::AppliesAndFails, 1);
+}
+
+/// Ends when somebody who waits for the task is woken and sees its end.
+fn waiter(world: &World, id: &str) -> tokio::task::JoinHandle<()> {
+    let (engine, key) = (std::sync::Arc::clone(&world.engine), key(id));
+    TaskTracker::new().spawn(async move {
+        let mut watcher = engine.watchers().watch(&key).unwrap();
+        while !engine.get(&key).await.is_ok_and(|task| task.is_settled()) {
+            watcher.changed().await;
+        }
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outcome_whose_commit_was_made_after_all_wakes_those_who_wait() {
+    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(5), "done"));
+    let id = world.handle(&Ask::call()).await;
+    let waiting = waiter(&world, &id);
+    tokio::time::sleep(seconds(4)).await;
+    hide_the_next_change(&world);
+    timeout(seconds(60), waiting).await.expect("it is woken").unwrap();
+    assert_eq!(world.get(&id).await["result"]["content"][0]["text"], "done");
+    world.is_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_that_was_refused_and_stored_all_the_same_reaches_the_upstream() {
+    let world = World::with(Rules::mode(Mode::Always), Script::silent());
+    let id = world.handle(&Ask::call()).await;
+    let waiting = waiter(&world, &id);
+    tokio::time::sleep(seconds(1)).await;
+    hide_the_next_change(&world);
+    let refused = world.send(&Ask::task("tasks/cancel", &id)).await.json().await;
+    assert_eq!(refused["error"]["data"]["reason"], "store_failed", "{refused}");
+    world.upstream.sees(&Saw::Cancel(0)).await;
+    timeout(seconds(60), waiting).await.expect("it is woken").unwrap();
+    assert_eq!((world.get(&id).await["status"].as_str(), world.upstream.cancels()), (Some("cancelled"), 1));
+    world.is_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_was_refused_and_stored_all_the_same_reaches_the_upstream_once() {
+    let script = Script::of([
+        (seconds(1), Happens::Elicits("a")),
+        (seconds(0), Happens::Heard(1)),
+        (seconds(1), Happens::Returns(result("done"))),
+    ]);
+    let world = World::with(Rules::mode(Mode::Always), script);
+    let id = world.handle(&asking(Ask::call())).await;
+    tokio::time::sleep(seconds(2)).await;
+    let shown = world.send(&asking(Ask::task("tasks/get", &id))).await.json().await["result"].take();
+    let open = shown["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
+    let update = asking(Ask::task("tasks/update", &id)).member("inputResponses", json!({ open: accept() }));
+    hide_the_next_change(&world);
+    let refused = world.send(&update).await.json().await;
+    assert_eq!(refused["error"]["data"]["reason"], "store_failed", "{refused}");
+    timeout(seconds(60), waiter(&world, &id)).await.expect("it ends").unwrap();
+    assert_eq!(world.get(&id).await["status"], "completed");
+    assert!(world.send(&update).await.json().await["result"].is_object(), "a repetition is taken");
+    assert_eq!(answers(&world).len(), 1);
+    world.is_idle().await;
+}
+
+/// What was not written is not done, and nothing is left of the doubt.
+#[tokio::test(start_paused = true)]
+async fn a_change_that_was_not_made_has_no_consequences() {
+    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(60), "done"));
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(1)).await;
+    world.store.faults.strike(Method::Replace, StoreFault::Fails, 20);
+    let refused = world.send(&Ask::task("tasks/cancel", &id)).await.json().await;
+    assert_eq!(refused["error"]["data"]["reason"], "store_failed", "{refused}");
+    assert_eq!(world.settled(&id).await["status"], "completed");
+    assert_eq!(world.upstream.cancels(), 0);
+    world.is_idle().await;
+}
+
+/// L3: a row that the store did not let recovery settle is looked at until it does.
+#[tokio::test(start_paused = true)]
+async fn recovery_goes_on_until_every_row_is_done_with() {
+    for method in [Method::Replace, Method::Load] {
+        let world = World::with(Rules { durable: true, ..Rules::mode(Mode::Always) }, Script::silent());
+        let mut ids = Vec::new();
+        for _ in 0..6 {
+            ids.push(world.handle(&Ask::call()).await);
+        }
+        tokio::time::sleep(seconds(3)).await;
+        let world = world.next_life();
+        world.store.faults.strike(method, StoreFault::Fails, ALWAYS);
+        let recovered = async {
+            tokio::join!(world.recover(), async {
+                tokio::time::sleep(seconds(100)).await;
+                world.store.faults.heal();
+            })
+        };
+        timeout(seconds(200), recovered).await.expect("recovery comes to its end");
+        for id in ids {
+            let task = world.get(&id).await;
+            let why = (&task["status"], &task["error"]["data"]["reason"]);
+            assert_eq!(why, (&json!("failed"), &json!("gateway_restart")), "{method:?}");
+        }
+        world.is_idle().await;
+    }
+}
+
+/// What is counted is what was stored, however often that took, and once.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_recovery_settled_at_the_second_try_is_counted_once() {
+    for fault in [StoreFault::Fails, StoreFault::AppliesAndFails] {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _recorded = metrics::set_default_local_recorder(&recorder);
+        let world = World::with(Rules { durable: true, ..Rules::mode(Mode::Always) }, Script::silent());
+        let id = world.handle(&Ask::call()).await;
+        tokio::time::sleep(seconds(3)).await;
+        let world = world.next_life();
+        // As many as one look makes, and a few more.
+        world.store.faults.strike(Method::Replace, fault, 6);
+        timeout(seconds(200), world.recover()).await.expect("recovery comes to its end");
+        assert_eq!(world.get(&id).await["status"], "failed", "{fault:?}");
+        let page = recorder.handle().render();
+        let counted: Vec<_> = page.lines().filter(|line| line.starts_with(metric::RECOVERED)).collect();
+        assert_eq!(counted, ["taskgate_recovered_total{outcome=\"failed\"} 1"], "{fault:?}");
+    }
+}
+
+/// Nothing runs at the upstream while an outcome waits for the store, so nobody waits for its place.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_free_once_the_upstream_is_done_whatever_the_store_does() {
+    let rules = Rules { in_flight_max: 1, ..Rules::mode(Mode::Always) };
+    let world = World::with(rules, Script::returns(seconds(1), "done"));
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep(millis(500)).await;
+    world.store.faults.strike(Method::Replace, StoreFault::Fails, ALWAYS);
+    tokio::time::sleep(seconds(1)).await;
+    let answer = world.send(&Ask::call().without_extension()).await;
+    assert_eq!((answer.status, answer.at), (200, millis(2_500)), "it is called at once");
+    assert_eq!(answer.json().await["result"]["content"][0]["text"], "done");
+    world.store.faults.heal();
+    assert_eq!(world.settled(&id).await["status"], "completed");
+    world.is_idle().await;
+}
+
+/// A task that cannot be ended holds up no other, and frees go on beside it.
+#[tokio::test(start_paused = true)]
+async fn a_sweep_goes_on_past_a_row_that_is_stuck() {
+    let rules = Rules { ttl: seconds(100), keep_result_min: seconds(1), ..Rules::mode(Mode::Always) };
+    let first = std::sync::atomic::AtomicBool::new(true);
+    let world = World::choosing(rules, move |_| {
+        let is_first = first.swap(false, std::sync::atomic::Ordering::SeqCst);
+        if is_first { Script::returns(seconds(1), "done") } else { Script::silent() }
+    });
+    let settled = world.handle(&Ask::call()).await;
+    let mut ids = Vec::new();
+    for _ in 0..5 {
+        ids.push(world.handle(&Ask::call()).await);
+    }
+    assert_eq!(world.settled(&settled).await["status"], "completed");
+    tokio::time::sleep(seconds(101)).await;
+    *world.store.stuck.lock() = Some(key(&ids[0]));
+    assert!(sweep(&world.engine).await.is_err(), "one could not be ended");
+    let usage = world.store.usage();
+    assert_eq!((usage.unsettled, usage.tasks), (1, 5), "the others are ended, and what was settled is freed");
+    *world.store.stuck.lock() = None;
+    sweep(&world.engine).await.unwrap();
+    assert_eq!(world.store.usage().unsettled, 0);
+    world.is_idle().await;
+}
+
+/// A listener hears the end of a task though it could not be read at that moment.
+#[tokio::test(start_paused = true)]
+async fn a_listener_looks_again_at_a_task_that_could_not_be_read() {
+    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(5), "done"));
+    let id = world.handle(&Ask::call()).await;
+    let wishes = json!({ "notifications": { "taskIds": [id] } });
+    let mut stream = world.send(&Ask::new("subscriptions/listen", wishes).id("l")).await;
+    tokio::time::sleep(seconds(4)).await;
+    world.store.blind_after.store(2, std::sync::atomic::Ordering::Relaxed);
+    let told = async {
+        loop {
+            let (_, event) = stream.event().await.expect("the stream goes on");
+            if event["params"]["status"] == "completed" {
+                return;
+            }
+        }
+    };
+    timeout(seconds(60), told).await.expect("it is told");
+}
+
+/// A session's questions are put though its task could not be read when it asked.
+#[tokio::test(start_paused = true)]
+async fn a_question_is_put_though_its_task_could_not_be_read_at_first() {
+    let script = Script::of([
+        (seconds(5), Happens::Elicits("q")),
+        (seconds(5), Happens::Heard(1)),
+        (seconds(5), Happens::Returns(result("heard"))),
+    ]);
+    let world = World::with(Rules::default(), script);
+    let caller = Caller::open(&world, json!({"elicitation": {}})).await;
+    let call = json!({"id": 1, "method": "tools/call", "params": {"name": "work", "task": {}}});
+    let handle = caller.post(call).await.json().await;
+    let id = &handle["result"]["task"]["taskId"];
+    let wait = json!({"id": 2, "method": "tasks/result", "params": {"taskId": id}});
+    world.store.blind_after.store(3, std::sync::atomic::Ordering::Relaxed);
+    // The head comes with the first that there is to say.
+    let mut stream = timeout(seconds(60), caller.post(wait)).await.expect("the stream begins");
+    let (_, question) = timeout(seconds(60), async {
+        loop {
+            let (at, event) = stream.event().await.expect("the stream goes on");
+            if event["method"] == "elicitation/create" {
+                return (at, event);
+            }
+        }
+    })
+    .await
+    .expect("the question is put");
+    let said = json!({"id": question["id"], "result": {"action": "decline"}});
+    assert_eq!(caller.post(said).await.status, 202);
+    let events = stream.events().await;
+    assert_eq!(events.last().unwrap().1["result"]["content"][0]["text"], "heard", "{events:?}");
+}

@@ -1,0 +1,51 @@
+//! Shutting down: no new tasks, calls in progress are waited for, and not for ever.
+
+use serde_json::json;
+use taskgate::task::Mode;
+
+use super::script::Script;
+use super::world::{Ask, Rules, World, millis, seconds};
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_calls_in_progress_whether_plain_or_task() {
+    let world = World::with(Rules::default(), Script::returns(seconds(20), "done"));
+    let id = world.handle(&Ask::call()).await;
+    let plain = world.client(&Ask::call().without_extension());
+    tokio::time::sleep(millis(1)).await;
+    assert_eq!(world.engine.drain(seconds(600)).await, 0);
+    assert_eq!(world.age(), seconds(22) + millis(0), "as long as the last of them");
+    assert_eq!(world.get(&id).await["status"], "completed", "polls are answered still");
+    assert_eq!(plain.await.unwrap().events().await.last().unwrap().1["result"]["resultType"], "complete");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_is_bounded_and_says_how_many_calls_it_let_go() {
+    let world = World::with(Rules::default(), Script::silent());
+    for _ in 0..3 {
+        world.handle(&Ask::call()).await;
+    }
+    let before = world.age();
+    assert_eq!(world.engine.drain(seconds(30)).await, 3);
+    assert_eq!(world.age() - before, seconds(30));
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_task_begins_during_a_drain() {
+    let world = World::with(Rules::mode(Mode::Always), Script::silent());
+    world.engine.drain(seconds(1)).await;
+    let answer = world.send(&Ask::call()).await;
+    assert_eq!(answer.status, 503);
+    let data = answer.json().await["error"]["data"].take();
+    assert_eq!(data, json!({ "source": "gateway", "reason": "draining", "executed": "no" }));
+    assert_eq!(world.upstream.saw(), []);
+}
+
+/// What was let in before the listener closed is still served, only not as a task.
+#[tokio::test(start_paused = true)]
+async fn a_call_of_auto_that_comes_during_a_drain_stays_plain() {
+    let world = World::with(Rules::default(), Script::returns(seconds(5), "done"));
+    world.engine.drain(seconds(1)).await;
+    let answer = world.send(&Ask::call()).await;
+    assert_eq!(answer.json().await["result"]["content"][0]["text"], "done");
+    assert_eq!(world.store.inserted(), 0);
+}

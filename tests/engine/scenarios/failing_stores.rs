@@ -1,0 +1,209 @@
+//! Stores that fail, dawdle, or do what they say they did not: nobody is told what is not so, and nothing that was
+//! said is lost.
+
+use serde_json::{Value, json};
+use taskgate::store::TaskStore as _;
+use taskgate::task::Mode;
+
+use super::script::{Happens, Saw, Script, result};
+use super::store_faults::{Method, StoreFault};
+use super::world::{Ask, Rules, World, millis, seconds};
+
+const BOTH: [StoreFault; 2] = [StoreFault::Fails, StoreFault::AppliesAndFails];
+/// More than any test uses.
+const ALWAYS: usize = 1_000_000;
+
+fn returns(after: u64) -> Script {
+    Script::of([(seconds(after), Happens::Returns(result("done")))])
+}
+
+/// Asks after a second, returns once it was answered.
+fn asks() -> Script {
+    Script::of([
+        (seconds(1), Happens::Elicits("a")),
+        (seconds(0), Happens::Heard(1)),
+        (seconds(1), Happens::Returns(result("done"))),
+    ])
+}
+
+fn declaring(ask: Ask) -> Ask {
+    let extension = json!({ "io.modelcontextprotocol/tasks": {} });
+    ask.declaring(json!({ "elicitation": { "form": {} }, "extensions": extension }))
+}
+
+async fn answer(world: &World, id: &str, key: &str) -> Value {
+    let responses = json!({ key: { "action": "accept", "content": {} } });
+    let ask = declaring(Ask::task("tasks/update", id)).member("inputResponses", responses);
+    world.send(&ask).await.json().await
+}
+
+fn answers(world: &World) -> usize {
+    world.upstream.saw().iter().filter(|saw| matches!(saw, Saw::Answer { .. })).count()
+}
+
+/// L4, EXT-13: a handle that was not given was not needed, and no row stays behind for nobody.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_is_not_confirmed_is_no_task_and_nothing_is_sent() {
+    for fault in BOTH {
+        let world = World::with(Rules::mode(Mode::Always), returns(1));
+        world.store.faults.strike(Method::Insert, fault, 1);
+        let refused = world.send(&Ask::call()).await;
+        assert_eq!(refused.status, 503, "{fault:?}");
+        let data = refused.json().await["error"]["data"].take();
+        assert_eq!((&data["reason"], &data["executed"]), (&json!("store_failed"), &json!("no")));
+        assert_eq!((world.upstream.calls().len(), world.store.usage().tasks), (0, 0), "{fault:?}");
+        world.is_idle().await;
+    }
+}
+
+/// L4, decision 1: what a client was told was not sent is sent by no later life. Where the row may be there and cannot be
+/// removed, nobody says so; and the answer is none that is repeated without a thought.
+#[tokio::test(start_paused = true)]
+async fn what_was_refused_as_not_sent_is_sent_by_no_later_life() {
+    let fails = Some(StoreFault::Fails);
+    let named = || Ask::call().saying("io.taskgate/idempotency-key", "k");
+    for (insert, remove, executed, later_calls) in [
+        (StoreFault::Fails, None, "no", 0),
+        (StoreFault::Fails, fails, "no", 0),
+        (StoreFault::AppliesAndFails, None, "no", 0),
+        (StoreFault::AppliesAndFails, fails, "unknown", 1),
+        (StoreFault::AppliesAndFails, Some(StoreFault::AppliesAndFails), "unknown", 0),
+    ] {
+        for ask in [Ask::call(), named()] {
+            let world = World::with(Rules { durable: true, ..Rules::mode(Mode::Always) }, returns(1));
+            world.store.faults.strike(Method::Insert, insert, 1);
+            if let Some(fault) = remove {
+                world.store.faults.strike(Method::Remove, fault, ALWAYS);
+            }
+            let refused = world.send(&ask).await;
+            let status = refused.status;
+            let data = refused.json().await["error"]["data"].take();
+            let case = format!("{insert:?} {remove:?}");
+            assert_eq!((&data["reason"], &data["executed"]), (&json!("store_failed"), &json!(executed)), "{case}");
+            assert_eq!(status, if executed == "no" { 503 } else { 200 }, "{case}");
+            assert!(world.upstream.calls().is_empty(), "{case}");
+            let next = world.next_life();
+            next.store.faults.heal();
+            next.recover().await;
+            tokio::time::sleep(seconds(5)).await;
+            assert_eq!(next.upstream.calls().len(), later_calls, "{case}");
+        }
+    }
+}
+
+/// T-27: the row of a call whose client left is dropped however long the store fails, and its upstream told at once.
+#[tokio::test(start_paused = true)]
+async fn a_row_that_nobody_knows_is_dropped_when_the_store_is_well_again() {
+    let world = World::with(Rules::mode(Mode::Always), returns(9));
+    world.store.hold_returns();
+    world.store.faults.strike(Method::Remove, StoreFault::Fails, 20);
+    let stream = world.start();
+    tokio::time::sleep(seconds(1)).await;
+    drop(stream);
+    world.store.returns.add_permits(1);
+    tokio::time::sleep(seconds(1)).await;
+    assert_eq!(world.store.usage().tasks, 1, "it cannot be dropped yet");
+    tokio::time::sleep(seconds(200)).await;
+    assert_eq!((world.upstream.calls().len(), world.store.usage().tasks), (0, 0));
+    world.is_idle().await;
+}
+
+/// The same at the end of the grace: the call is held, and its result is not lost.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_cannot_become_a_task_is_held() {
+    for fault in BOTH {
+        let world = World::with(Rules::mode(Mode::Auto), returns(9));
+        world.store.faults.strike(Method::Insert, fault, 1);
+        let answer = world.send(&Ask::call()).await.json().await;
+        assert_eq!(answer["result"]["content"][0]["text"], "done", "{fault:?} {answer}");
+        assert_eq!((world.upstream.calls().len(), world.store.usage().tasks), (1, 0), "{fault:?}");
+        world.is_idle().await;
+    }
+}
+
+/// L8: an outcome waits for its store, whether the store fails for a moment or for long.
+#[tokio::test(start_paused = true)]
+async fn an_outcome_outlasts_a_store_that_fails() {
+    for (fault, times) in [(StoreFault::Fails, 1), (StoreFault::Fails, 40), (StoreFault::AppliesAndFails, 1)] {
+        let world = World::with(Rules::mode(Mode::Always), returns(5));
+        let id = world.handle(&Ask::call()).await;
+        tokio::time::sleep(seconds(4)).await;
+        world.store.faults.strike(Method::Replace, fault, times);
+        let task = world.settled(&id).await;
+        assert_eq!(task["result"]["content"][0]["text"], "done", "{fault:?} {times} {task}");
+        world.is_idle().await;
+    }
+}
+
+/// L5: what was acknowledged reaches the upstream once; what was not acknowledged does not.
+#[tokio::test(start_paused = true)]
+async fn an_answer_reaches_the_upstream_once_however_the_store_takes_it() {
+    for fault in BOTH {
+        let world = World::with(Rules::mode(Mode::Always), asks());
+        let id = world.handle(&declaring(Ask::call())).await;
+        tokio::time::sleep(seconds(2)).await;
+        let task = world.send(&declaring(Ask::task("tasks/get", &id))).await.json().await["result"].take();
+        let key = task["inputRequests"].as_object().unwrap().keys().next().unwrap().clone();
+        world.store.faults.strike(Method::Replace, StoreFault::Fails, ALWAYS);
+        let refused = answer(&world, &id, &key).await;
+        assert_eq!(refused["error"]["data"]["reason"], "store_failed", "{refused}");
+        assert_eq!(answers(&world), 0);
+        world.store.faults.strike(Method::Replace, fault, 1);
+        let taken = answer(&world, &id, &key).await;
+        assert!(taken["result"].is_object(), "{fault:?} {taken}");
+        assert_eq!(world.settled(&id).await["status"], "completed");
+        assert_eq!(answers(&world), 1, "{fault:?}");
+        world.is_idle().await;
+    }
+}
+
+/// L6: a cancel that was acknowledged holds, and the upstream hears of it.
+#[tokio::test(start_paused = true)]
+async fn a_cancel_holds_however_the_store_takes_it() {
+    for fault in BOTH {
+        let world = World::with(Rules::mode(Mode::Always), returns(60));
+        let id = world.handle(&Ask::call()).await;
+        tokio::time::sleep(seconds(1)).await;
+        world.store.faults.strike(Method::Replace, StoreFault::Fails, ALWAYS);
+        let refused = world.send(&Ask::task("tasks/cancel", &id)).await.json().await;
+        assert_eq!(refused["error"]["data"]["reason"], "store_failed", "{refused}");
+        world.store.faults.heal();
+        assert_eq!(world.get(&id).await["status"], "working");
+        world.store.faults.strike(Method::Replace, fault, 1);
+        let taken = world.send(&Ask::task("tasks/cancel", &id)).await.json().await;
+        assert!(taken["result"].is_object(), "{fault:?} {taken}");
+        assert_eq!(world.get(&id).await["status"], "cancelled", "{fault:?}");
+        world.upstream.sees(&Saw::Cancel(0)).await;
+        world.is_idle().await;
+    }
+}
+
+/// L1: a store that cannot be read is no store without the task.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_cannot_be_read_is_not_unknown() {
+    let world = World::with(Rules::mode(Mode::Always), returns(1));
+    let id = world.handle(&Ask::call()).await;
+    world.settled(&id).await;
+    world.store.faults.strike(Method::Load, StoreFault::Fails, 1);
+    let failed = world.send(&Ask::task("tasks/get", &id)).await;
+    assert_eq!(failed.status, 503);
+    assert_eq!(failed.json().await["error"]["data"]["reason"], "store_failed");
+    assert_eq!(world.get(&id).await["status"], "completed");
+}
+
+/// F63: who waits for the store waits alone.
+#[tokio::test(start_paused = true)]
+async fn a_store_that_dawdles_holds_up_nobody_else() {
+    let world = World::with(Rules::mode(Mode::Always), returns(60));
+    let (slow, other) = (world.handle(&Ask::call()).await, world.handle(&Ask::call()).await);
+    tokio::time::sleep(seconds(1)).await;
+    world.store.faults.strike(Method::Replace, StoreFault::Delays(seconds(5)), 1);
+    let cancelling = world.client(&Ask::task("tasks/cancel", &slow));
+    tokio::time::sleep(millis(10)).await;
+    let began = world.age();
+    assert_eq!(world.get(&other).await["status"], "working");
+    assert_eq!(world.get(&slow).await["status"], "working", "what is not stored yet is shown to nobody");
+    assert!(world.age() - began < millis(10));
+    assert!(cancelling.await.unwrap().at >= seconds(5));
+    assert_eq!(world.get(&slow).await["status"], "cancelled");
+}

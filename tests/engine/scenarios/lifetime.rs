@@ -1,0 +1,192 @@
+//! Deadlines, and a task's time to live.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use taskgate::engine::sweeper;
+use taskgate::store::TaskStore;
+use taskgate::task::Mode;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::script::{Saw, Script};
+use super::world::{Ask, Rules, World, millis, seconds};
+
+#[track_caller]
+fn check_fault(task: &Value, reason: &str, executed: &str) {
+    assert_eq!(task["status"], "failed", "{task}");
+    assert_eq!(task["error"]["code"], -32603);
+    assert_eq!(task["error"]["data"], json!({ "source": "gateway", "reason": reason, "executed": executed }));
+    // EXT-27: the status message says why.
+    assert_eq!(task["statusMessage"], task["error"]["message"]);
+}
+
+/// EXT-26, UPC-19.
+#[tokio::test(start_paused = true)]
+async fn a_task_that_outlives_its_deadline_is_cancelled_at_the_upstream_and_failed() {
+    let rules = Rules { deadline: seconds(30), ..Rules::default() };
+    let world = World::with(rules, Script { begins_after: seconds(1), ..Script::silent() });
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep_until(world.started + seconds(29)).await;
+    assert_eq!(world.get(&id).await["status"], "working");
+    world.upstream.sees(&Saw::Drop(0)).await;
+    assert_eq!(world.age(), seconds(30), "counted from the dispatch");
+    check_fault(&world.settled(&id).await, "deadline_exceeded", "unknown");
+    assert_eq!(world.upstream.cancels(), 1);
+    world.is_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_counts_from_the_dispatch_and_not_from_the_wait_for_a_slot() {
+    let rules = Rules { deadline: seconds(30), in_flight_max: 1, ..Rules::default() };
+    let world = World::with(rules, Script::silent());
+    let first = world.handle(&Ask::call()).await;
+    let second = world.handle(&Ask::call()).await;
+    world.upstream.sees(&Saw::Drop(1)).await;
+    assert_eq!(world.age(), seconds(60));
+    check_fault(&world.settled(&first).await, "deadline_exceeded", "unknown");
+    check_fault(&world.settled(&second).await, "deadline_exceeded", "unknown");
+    world.is_idle().await;
+}
+
+/// A plain call may have run, so the status is 200 (GW-38).
+#[tokio::test(start_paused = true)]
+async fn a_plain_call_that_outlives_its_deadline_may_have_run() {
+    let rules = Rules { deadline: seconds(10), ..Rules::mode(Mode::Never) };
+    let world = World::with(rules, Script::silent());
+    let answer = world.send(&Ask::call()).await;
+    assert_eq!((answer.at, answer.status), (seconds(10), 200));
+    let error = answer.json().await["error"].take();
+    assert_eq!(error["data"], json!({ "source": "gateway", "reason": "deadline_exceeded", "executed": "unknown" }));
+    assert_eq!(world.upstream.cancels(), 1);
+    world.is_idle().await;
+}
+
+const SHORT: Rules = Rules {
+    mode: Mode::Always,
+    ttl: seconds(100),
+    keep_result_min: seconds(60),
+    early_input: taskgate::task::EarlyInput::Task,
+    fallback: taskgate::task::Fallback::Hold,
+    input_deadline: seconds(600),
+    deadline: seconds(1800),
+    in_flight_max: 10,
+    queue_deadline: seconds(10),
+    tasks_max: 10,
+    stored_bytes_max: 1 << 20,
+    life_signs: true,
+    after_crash: taskgate::task::AfterCrash::Fail,
+    durable: false,
+};
+
+/// The lapse settles the task as a fault, which like every outcome stays readable for `keep_result_min`.
+#[tokio::test(start_paused = true)]
+async fn an_unsettled_task_past_its_ttl_fails_and_stays_readable_for_a_while() {
+    let world = World::with(SHORT, Script::silent());
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(100) - millis(1)).await;
+    assert_eq!(world.get(&id).await["status"], "working");
+    tokio::time::sleep(millis(1)).await;
+    // Nobody sweeps here: reading it decides.
+    let task = world.get(&id).await;
+    check_fault(&task, "ttl_expired", "unknown");
+    assert_eq!(task["ttlMs"], 160_000, "raised by keep_result_min");
+    world.upstream.sees(&Saw::Drop(0)).await;
+    assert_eq!(world.upstream.cancels(), 1);
+    tokio::time::sleep(seconds(60) - millis(1)).await;
+    assert_eq!(world.get(&id).await, task);
+    tokio::time::sleep(millis(1)).await;
+    check_gone(&world, &id).await;
+    world.is_idle().await;
+}
+
+/// B122: byte for byte what an id that never was is answered with.
+async fn check_gone(world: &World, id: &str) {
+    for method in ["tasks/get", "tasks/cancel"] {
+        let gone = world.send(&Ask::task(method, id)).await;
+        let never = world.send(&Ask::task(method, "00000000000000000000000000000abc")).await;
+        assert_eq!((gone.status, &gone.headers), (never.status, &never.headers));
+        let (gone, never) = (gone.text().await, never.text().await);
+        assert_eq!(gone, never);
+        assert!(gone.contains("-32602"), "{gone}");
+    }
+}
+
+/// A queued task that lapses was certainly not sent.
+#[tokio::test(start_paused = true)]
+async fn a_queued_task_past_its_ttl_fails_without_having_been_sent() {
+    let world = World::with(Rules { in_flight_max: 1, ..SHORT }, Script::silent());
+    let _first = world.handle(&Ask::call()).await;
+    let second = world.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(100)).await;
+    sweeper::sweep(&world.engine).await.unwrap();
+    check_fault(&world.get(&second).await, "ttl_expired", "no");
+    assert_eq!(world.upstream.calls().len(), 1);
+    world.is_idle().await;
+}
+
+/// EXT-69: reading a result does not use it up, and nothing shortens its time.
+/// L25-19.
+#[tokio::test(start_paused = true)]
+async fn a_settled_task_stays_readable_for_its_whole_ttl() {
+    let world = World::with(SHORT, Script::returns(seconds(1), "done"));
+    let id = world.handle(&Ask::call()).await;
+    world.upstream.sees(&Saw::Drop(0)).await;
+    let task = world.get(&id).await;
+    assert_eq!((&task["status"], &task["ttlMs"]), (&json!("completed"), &json!(100_000)));
+    for _ in 0..98 {
+        tokio::time::sleep(seconds(1)).await;
+        sweeper::sweep(&world.engine).await.unwrap();
+        assert_eq!(world.get(&id).await, task);
+    }
+    tokio::time::sleep(seconds(1)).await;
+    check_gone(&world, &id).await;
+}
+
+/// A result that comes late raises what is left of the ttl (GW-28).
+#[tokio::test(start_paused = true)]
+async fn a_late_result_raises_the_ttl_so_that_it_can_be_read() {
+    let world = World::with(SHORT, Script::returns(seconds(90), "done"));
+    let id = world.handle(&Ask::call()).await;
+    world.upstream.sees(&Saw::Drop(0)).await;
+    assert_eq!(world.get(&id).await["ttlMs"], 150_000);
+    tokio::time::sleep(seconds(59)).await;
+    assert_eq!(world.get(&id).await["status"], "completed");
+    tokio::time::sleep(seconds(1)).await;
+    check_gone(&world, &id).await;
+}
+
+/// F50, L25-58: once a second, until it is told to stop.
+#[tokio::test(start_paused = true)]
+async fn the_sweeper_needs_nobody_to_ask() {
+    let world = World::with(SHORT, Script::silent());
+    let (sweepers, stop) = (TaskTracker::new(), CancellationToken::new());
+    sweepers.spawn(sweeper::run(Arc::clone(&world.engine), stop.clone()));
+    world.handle(&Ask::call()).await;
+    world.upstream.sees(&Saw::Drop(0)).await;
+    assert_eq!((world.age(), world.store.usage().unsettled), (seconds(100), 0));
+    tokio::time::sleep(seconds(61)).await;
+    assert_eq!(world.store.usage().tasks, 0);
+    stop.cancel();
+    sweepers.close();
+    sweepers.wait().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_sweeper_ends_what_is_overdue_and_frees_what_is_gone() {
+    let world = World::with(SHORT, Script::silent());
+    for _ in 0..3 {
+        world.handle(&Ask::call()).await;
+    }
+    tokio::time::sleep(seconds(99)).await;
+    sweeper::sweep(&world.engine).await.unwrap();
+    assert_eq!(world.store.usage().unsettled, 3);
+    tokio::time::sleep(seconds(1)).await;
+    sweeper::sweep(&world.engine).await.unwrap();
+    assert_eq!((world.store.usage().tasks, world.store.usage().unsettled), (3, 0));
+    tokio::time::sleep(seconds(60)).await;
+    sweeper::sweep(&world.engine).await.unwrap();
+    assert_eq!((world.store.usage().tasks, world.store.usage().bytes), (0, 0));
+    assert_eq!(world.upstream.cancels(), 3);
+    world.is_idle().await;
+}

@@ -1,0 +1,469 @@
+//! Calls across lives of the process: what was in flight when it ended is taken up, sent again, or settled, and nothing
+//! is sent twice that may not be (GW-39).
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use taskgate::engine::recovery::{self, Origins};
+use taskgate::task::{AfterCrash, Mode};
+use tokio_util::sync::CancellationToken;
+
+use super::rules::Rules;
+use super::script::{Happens, Resumes, Saw, Script, result};
+use super::world::{Ask, World, seconds};
+
+const DURABLE: Rules = Rules { durable: true, ..Rules::DEFAULT };
+
+fn rules(after_crash: AfterCrash) -> Rules {
+    Rules { after_crash, ..DURABLE }
+}
+
+/// A task whose process ends while it is in flight.
+async fn crashed(rules: Rules, ask: &Ask, script: Script) -> (World, String) {
+    let world = World::with(rules, script);
+    let id = world.handle(ask).await;
+    tokio::time::sleep(seconds(3)).await;
+    (world.next_life(), id)
+}
+
+fn data(task: &Value) -> Value {
+    json!([task["status"], task["error"]["code"], task["error"]["data"]["reason"], task["error"]["data"]["executed"]])
+}
+
+fn lost(reason: &str, executed: &str) -> Value {
+    json!(["failed", -32603, reason, executed])
+}
+
+fn resumes(world: &World) -> usize {
+    world.upstream.saw().iter().filter(|saw| matches!(saw, Saw::Resume { .. })).count()
+}
+
+fn answers(world: &World) -> Vec<(String, String)> {
+    let saw = world.upstream.saw();
+    let all = saw.into_iter().filter_map(|saw| match saw {
+        Saw::Answer { ask, answer, .. } => Some((ask, answer)),
+        Saw::Begin { .. } | Saw::Cancel(_) | Saw::Drop(_) | Saw::Resume { .. } => None,
+    });
+    all.collect()
+}
+
+/// F06, F09: the call is taken up where it was, and the upstream sees it once. Until then it is as it was stored.
+#[tokio::test(start_paused = true)]
+async fn f06_f09_a_call_that_can_be_taken_up_goes_on_and_is_never_sent_twice() {
+    let script = Script::returns(seconds(60), "done").resumed(Resumes::Follows);
+    let (world, id) = crashed(DURABLE, &Ask::call(), script).await;
+    assert_eq!(world.get(&id).await["status"], "working", "nobody has looked at it yet");
+    world.recover().await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    assert_eq!((world.upstream.begins(), resumes(&world), world.upstream.cancels()), (1, 1, 0));
+    world.is_idle().await;
+}
+
+/// GW-39: what is left where a call cannot be taken up, by what the operator says and the tool says of itself.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_cannot_be_taken_up_is_sent_again_only_where_it_may_be() {
+    let silent = Script::silent;
+    for (after_crash, tool, script, sent) in [
+        (AfterCrash::Fail, "read", silent(), 1),
+        (AfterCrash::Fail, "read", silent().resumed(Resumes::Refuses), 1),
+        (AfterCrash::RerunIfSafe, "work", silent(), 1),
+        (AfterCrash::RerunIfSafe, "work", silent().resumed(Resumes::Loses(seconds(30))), 1),
+        (AfterCrash::RerunIfSafe, "read", silent(), 2),
+        (AfterCrash::RerunIfSafe, "read", silent().resumed(Resumes::Loses(seconds(30))), 2),
+        (AfterCrash::Rerun, "work", silent(), 2),
+        (AfterCrash::Rerun, "work", silent().resumed(Resumes::Refuses), 2),
+    ] {
+        let first = std::sync::atomic::AtomicBool::new(true);
+        let world = World::choosing(rules(after_crash), move |_| {
+            let is_first = first.swap(false, std::sync::atomic::Ordering::SeqCst);
+            if is_first { script.clone() } else { Script::returns(seconds(5), "again") }
+        });
+        let id = world.handle(&Ask::tool(tool)).await;
+        let world = world.next_life();
+        world.recover().await;
+        let task = world.settled(&id).await;
+        let case = format!("{after_crash:?} {tool} {sent}");
+        assert_eq!(world.upstream.begins(), sent, "{case}");
+        if sent == 1 {
+            assert_eq!(data(&task), lost("gateway_restart", "unknown"), "{case}");
+        } else {
+            assert_eq!(task["result"]["content"][0]["text"], "again", "{case}");
+            let calls = world.upstream.calls();
+            assert_eq!(calls[0].params, calls[1].params, "{case}");
+        }
+        world.is_idle().await;
+    }
+}
+
+/// A call is sent three times at most, and one that was in flight at three crashes in a row is not taken up any more.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_in_flight_at_three_crashes_in_a_row_is_poison() {
+    for script in [Script::silent(), Script::silent().resumed(Resumes::Follows)] {
+        let can_resume = script.resumes.is_some();
+        let (mut world, id) = crashed(rules(AfterCrash::Rerun), &Ask::call(), script).await;
+        for _ in 0..2 {
+            world.recover().await;
+            tokio::time::sleep(seconds(5)).await;
+            assert_eq!(world.get(&id).await["status"], "working");
+            world = world.next_life();
+        }
+        world.recover().await;
+        assert_eq!(data(&world.get(&id).await), lost("poison", "unknown"));
+        assert_eq!(world.upstream.begins(), if can_resume { 1 } else { 3 });
+        world.is_idle().await;
+    }
+}
+
+/// F23: lives that end before they look at a task take nothing from it, and a sign from its upstream gives it back
+/// what others took.
+#[tokio::test(start_paused = true)]
+async fn f23_crashes_during_recovery_burn_no_attempts() {
+    let events = (1..100).map(|n| (seconds(4 * n), Happens::Progress(1.0, "on")));
+    let script = Script::of(events.chain([(seconds(400), Happens::Returns(result("done")))]));
+    let (mut world, id) = crashed(DURABLE, &Ask::call(), script.resumed(Resumes::Follows)).await;
+    for number in 0..6 {
+        if number % 2 == 0 {
+            // Ends with its first commit, which is that it takes the call up.
+            world.life.ends_after(usize::from(number > 0));
+            tokio::time::timeout(seconds(1), world.recover()).await.ok();
+        } else {
+            world.recover().await;
+            tokio::time::sleep(seconds(5)).await;
+        }
+        world = world.next_life();
+    }
+    world.recover().await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    assert_eq!(world.upstream.begins(), 1);
+    world.is_idle().await;
+}
+
+/// The same where the upstream says nothing: a call that is up for longer than it takes to find out is no poison.
+#[tokio::test(start_paused = true)]
+async fn f23_a_silent_call_that_stays_up_is_no_poison() {
+    let script = Script::returns(seconds(600), "done").resumed(Resumes::Follows);
+    let (mut world, id) = crashed(DURABLE, &Ask::call(), script).await;
+    for _ in 0..4 {
+        world.recover().await;
+        tokio::time::sleep(seconds(70)).await;
+        world = world.next_life();
+    }
+    world.recover().await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+}
+
+/// A life that drains is no crash, however many of them end before the upstream says anything.
+#[tokio::test(start_paused = true)]
+async fn a_call_that_many_drains_let_go_of_is_no_poison() {
+    let script = Script::returns(seconds(600), "done").resumed(Resumes::Follows);
+    let (mut world, id) = crashed(DURABLE, &Ask::call(), script).await;
+    for _ in 0..4 {
+        world.recover().await;
+        tokio::time::sleep(seconds(1)).await;
+        assert_eq!(world.engine.drain(seconds(30)).await, 0);
+        world = world.next_life();
+    }
+    world.recover().await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    assert_eq!(world.upstream.begins(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_queued_call_is_sent_after_the_crash_for_the_first_time() {
+    let world = World::with(Rules { in_flight_max: 1, ..DURABLE }, Script::returns(seconds(60), "done"));
+    let running = world.handle(&Ask::call()).await;
+    let queued = world.handle(&Ask::tool("other")).await;
+    let world = world.next_life();
+    assert_eq!(world.upstream.begins(), 1, "the other one waits");
+    world.recover().await;
+    assert_eq!(data(&world.settled(&running).await), lost("gateway_restart", "unknown"));
+    assert_eq!(world.settled(&queued).await["result"]["content"][0]["text"], "done");
+    assert_eq!(world.upstream.begins(), 2);
+    assert!(world.upstream.calls()[1].params.contains("other"), "as it was made");
+    world.is_idle().await;
+}
+
+/// F20, L6: the cancel was acknowledged, so nothing else becomes of the task, and the upstream is told once.
+#[tokio::test(start_paused = true)]
+async fn f20_an_upstream_that_was_not_told_of_a_cancel_is_told_after_the_crash() {
+    let script = Script { cancel_takes: seconds(30), ..Script::silent() }.resumed(Resumes::Follows);
+    let world = World::with(rules(AfterCrash::Rerun), script);
+    let id = world.handle(&Ask::call()).await;
+    // The cancel is one commit; the process ends with it.
+    world.life.ends_after(1);
+    let cancel = world.client(&Ask::task("tasks/cancel", &id));
+    tokio::time::sleep(seconds(1)).await;
+    cancel.abort();
+    let world = world.next_life();
+    assert_eq!((world.get(&id).await["status"].as_str(), world.upstream.cancels()), (Some("cancelled"), 0));
+    world.recover().await;
+    assert_eq!(world.upstream.cancels(), 1);
+    let world = world.next_life();
+    world.recover().await;
+    assert_eq!((world.upstream.cancels(), world.upstream.begins()), (1, 1), "once");
+    assert_eq!(world.get(&id).await["status"], "cancelled");
+}
+
+fn asking() -> Script {
+    let events = [
+        (seconds(1), Happens::Elicits("ask-a")),
+        (Duration::ZERO, Happens::Heard(1)),
+        (seconds(20), Happens::Returns(result("done"))),
+    ];
+    Script::of(events)
+}
+
+fn capabilities() -> Value {
+    json!({ "elicitation": { "form": {} }, "extensions": { "io.modelcontextprotocol/tasks": {} } })
+}
+
+fn elicits() -> Ask {
+    Ask::call().declaring(capabilities())
+}
+
+fn answer(id: &str, key: &str) -> Ask {
+    Ask::task("tasks/update", id).member("inputResponses", json!({ key: { "action": "accept", "content": {} } }))
+}
+
+async fn keys(world: &World, id: &str) -> Vec<String> {
+    let poll = Ask::task("tasks/get", id).declaring(capabilities());
+    let task = world.send(&poll).await.json().await["result"].take();
+    task["inputRequests"].as_object().map(|all| all.keys().cloned().collect()).unwrap_or_default()
+}
+
+const ACCEPTED: &str = r#"{"action":"accept","content":{}}"#;
+
+fn accepted() -> Vec<(String, String)> {
+    vec![("\"ask-a\"".to_owned(), ACCEPTED.to_owned())]
+}
+
+/// F11, F12: the question is shown under the key that it had, a replay of it is no other question, and its answer
+/// reaches the upstream.
+#[tokio::test(start_paused = true)]
+async fn f11_f12_a_question_survives_the_crash_under_its_key() {
+    let (world, id) = crashed(DURABLE, &elicits(), asking().resumed(Resumes::Follows)).await;
+    let before = keys(&world, &id).await;
+    assert_eq!(before.len(), 1);
+    // As if nothing had been heard of the question: it is replayed.
+    world.upstream.forget_place(&world.store).await;
+    world.recover().await;
+    tokio::time::sleep(seconds(5)).await;
+    assert_eq!(keys(&world, &id).await, before);
+    world.send(&answer(&id, &before[0])).await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    assert_eq!((answers(&world), resumes(&world)), (accepted(), 1));
+    world.is_idle().await;
+}
+
+/// F13, F14, L5: an answer that was acknowledged is handed over after the crash, wherever the process ended before.
+#[tokio::test(start_paused = true)]
+async fn f14_an_acknowledged_answer_is_handed_over_after_the_crash() {
+    let world = World::with(DURABLE, asking().resumed(Resumes::Follows));
+    let id = world.handle(&elicits()).await;
+    let key = keys(&world, &id).await.remove(0);
+    // Accepting it is the last commit of this life.
+    world.life.ends_after(1);
+    let update = world.client(&answer(&id, &key));
+    tokio::time::sleep(seconds(1)).await;
+    update.abort();
+    let world = world.next_life();
+    assert_eq!((world.get(&id).await["status"].as_str(), answers(&world)), (Some("working"), vec![]));
+    world.recover().await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    assert_eq!(answers(&world), accepted());
+    world.is_idle().await;
+}
+
+/// F15, L5: from the commit before it is sent an answer may have arrived, so it is not sent again.
+#[tokio::test(start_paused = true)]
+async fn f15_an_answer_that_may_have_arrived_is_not_sent_again() {
+    for is_sent in [false, true] {
+        let script = Script { answer_takes: seconds(30), ..asking() }.resumed(Resumes::Follows);
+        let world = World::with(Rules { deadline: seconds(100), ..DURABLE }, script);
+        let id = world.handle(&elicits()).await;
+        let key = keys(&world, &id).await.remove(0);
+        if !is_sent {
+            world.life.ends_after(2);
+        }
+        let update = world.client(&answer(&id, &key));
+        tokio::time::sleep(seconds(1)).await;
+        update.abort();
+        let world = world.next_life();
+        world.recover().await;
+        let task = world.settled(&id).await;
+        if is_sent {
+            assert_eq!(task["result"]["content"][0]["text"], "done", "the task goes on");
+            assert_eq!(answers(&world), accepted(), "once");
+        } else {
+            assert_eq!(data(&task), lost("deadline_exceeded", "unknown"));
+            assert_eq!(answers(&world), []);
+        }
+    }
+}
+
+/// An upstream that cancels its own task needs not be told of it.
+#[tokio::test(start_paused = true)]
+async fn nobody_is_told_of_what_it_said_itself() {
+    let world = World::with(DURABLE, Script::of([(seconds(5), Happens::Cancels)]).resumed(Resumes::Follows));
+    let id = world.handle(&Ask::call()).await;
+    assert_eq!(world.settled(&id).await["status"], "cancelled");
+    let world = world.next_life();
+    world.recover().await;
+    assert_eq!((resumes(&world), world.upstream.cancels()), (0, 0));
+}
+
+/// A call that is sent again asks again, under another key.
+#[tokio::test(start_paused = true)]
+async fn f11_a_call_that_is_sent_again_asks_anew() {
+    let (world, id) = crashed(rules(AfterCrash::Rerun), &elicits(), asking()).await;
+    let before = keys(&world, &id).await;
+    world.recover().await;
+    tokio::time::sleep(seconds(5)).await;
+    let after = keys(&world, &id).await;
+    assert_eq!((before.len(), after.len()), (1, 1));
+    assert_ne!(before, after, "EXT-36");
+    world.send(&answer(&id, &after[0])).await;
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+}
+
+/// The time that the call ran before the crash counts.
+#[tokio::test(start_paused = true)]
+async fn a_deadline_counts_from_the_dispatch_in_every_life() {
+    let rules = Rules { deadline: seconds(100), ..DURABLE };
+    let (world, id) = crashed(rules, &Ask::call(), Script::silent().resumed(Resumes::Follows)).await;
+    tokio::time::sleep(seconds(50)).await;
+    world.recover().await;
+    assert_eq!(data(&world.settled(&id).await), lost("deadline_exceeded", "unknown"));
+    assert!((seconds(99)..seconds(102)).contains(&world.age()), "{:?}", world.age());
+    assert_eq!(world.upstream.cancels(), 1);
+}
+
+/// T-56: nobody can come back for a call that was held between two rounds, so its upstream is told.
+#[tokio::test(start_paused = true)]
+async fn t_56_a_held_call_ends_with_the_process_that_held_it() {
+    let world = World::with(DURABLE, asking().resumed(Resumes::Follows));
+    let asks = Ask::call().declaring(json!({ "elicitation": { "form": {} } }));
+    let first = world.send(&asks).await.json().await;
+    let state = first["result"]["requestState"].as_str().unwrap().to_owned();
+    tokio::time::sleep(seconds(2)).await;
+    let world = world.next_life();
+    world.recover().await;
+    assert_eq!(world.upstream.cancels(), 1);
+    let responses = json!({ "r0": { "action": "accept", "content": {} } });
+    let retry = asks.member("requestState", json!(state)).member("inputResponses", responses);
+    assert_eq!(world.send(&retry).await.json().await["error"]["code"], -32602);
+    assert_eq!(world.upstream.begins(), 1);
+    world.is_idle().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_task_whose_upstream_is_not_configured_any_more_settles() {
+    let (world, id) = crashed(rules(AfterCrash::Rerun), &Ask::call(), Script::silent()).await;
+    recovery::run(std::sync::Arc::clone(&world.engine), Origins::default(), CancellationToken::new()).await;
+    assert_eq!(data(&world.get(&id).await), lost("gateway_restart", "unknown"));
+}
+
+/// F04, GW-37 and all the others: wherever between two commits the process ends, the call is sent once at most, and the
+/// task that its client knows of settles.
+#[tokio::test(start_paused = true)]
+async fn f04_wherever_the_process_ends_a_call_is_sent_at_most_once() {
+    let mut cut = 0;
+    for writes in 1..30 {
+        for resumes in [None, Some(Resumes::Follows), Some(Resumes::Refuses)] {
+            let script = Script { resumes, ..asking() };
+            let rules = Rules { mode: Mode::Always, input_deadline: seconds(40), deadline: seconds(90), ..DURABLE };
+            let world = World::with(rules, script);
+            world.life.ends_after(writes);
+            let client = world.client(&elicits());
+            tokio::time::sleep(seconds(10)).await;
+            let id = if client.is_finished() {
+                let handle = client.await.unwrap().json().await;
+                handle["result"]["taskId"].as_str().unwrap().to_owned()
+            } else {
+                client.abort();
+                String::new()
+            };
+            cut += usize::from(world.life.is_over());
+            let world = world.next_life();
+            world.recover().await;
+            for key in keys(&world, &id).await {
+                world.send(&answer(&id, &key)).await;
+            }
+            tokio::time::sleep(seconds(120)).await;
+            assert!(world.upstream.begins() <= 1, "L4: after {writes} commits, {resumes:?}");
+            assert!(answers(&world).len() <= 1, "L5: after {writes} commits, {resumes:?}");
+            let is_known = !id.is_empty();
+            assert!(!is_known || world.settled(&id).await["status"].is_string(), "L1");
+            world.is_idle().await;
+        }
+    }
+    assert!(cut >= 9, "the process ended in mid-call {cut} times");
+}
+
+/// F67: what a later life can go on with is not waited for, and its upstream is told nothing.
+#[tokio::test(start_paused = true)]
+async fn a_drain_leaves_what_a_later_life_can_go_on_with() {
+    let world = World::choosing(Rules { in_flight_max: 2, ..DURABLE }, |call| match call.params.contains("other") {
+        true => Script::returns(seconds(20), "done"),
+        false => Script::returns(seconds(90), "done").resumed(Resumes::Follows),
+    });
+    let resumable = world.handle(&Ask::call()).await;
+    let waited_for = world.handle(&Ask::tool("other")).await;
+    let queued = world.handle(&Ask::call()).await;
+    assert_eq!(world.engine.drain(seconds(600)).await, 0);
+    assert_eq!(world.age(), seconds(22), "as long as what nobody could take up");
+    assert_eq!(world.get(&waited_for).await["status"], "completed");
+    assert_eq!((world.upstream.begins(), world.upstream.cancels()), (2, 0));
+    let world = world.next_life();
+    world.recover().await;
+    for id in [resumable, queued] {
+        assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    }
+    assert_eq!(world.upstream.begins(), 3);
+    world.is_idle().await;
+}
+
+/// More rows than are read at a time, each taken up once, and those of this life left alone.
+#[tokio::test(start_paused = true)]
+async fn f39_a_crowd_of_calls_is_taken_up_each_once() {
+    const MANY: usize = 600;
+    let script = Script::returns(seconds(60), "done").resumed(Resumes::Follows);
+    let world = World::with(DURABLE, script);
+    let clients: Vec<_> = (0..MANY).map(|_| world.client(&Ask::call())).collect();
+    let mut ids = Vec::new();
+    for client in clients {
+        let handle = client.await.unwrap().json().await;
+        ids.push(handle["result"]["taskId"].as_str().unwrap().to_owned());
+    }
+    let world = world.next_life();
+    let own = world.handle(&Ask::tool("other")).await;
+    world.recover().await;
+    ids.push(own);
+    for id in ids {
+        assert_eq!(world.settled(&id).await["status"], "completed");
+    }
+    assert_eq!((world.upstream.begins(), resumes(&world)), (MANY + 1, MANY));
+    world.is_idle().await;
+}
+
+/// L8: a store that fails for a while loses no outcome.
+#[tokio::test(start_paused = true)]
+async fn l8_an_outcome_is_stored_once_the_store_works_again() {
+    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(5), "done"));
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(1)).await;
+    world.store.failures.store(8, std::sync::atomic::Ordering::SeqCst);
+    assert_eq!(world.settled(&id).await["result"]["content"][0]["text"], "done");
+    assert_eq!(world.store.failures.load(std::sync::atomic::Ordering::SeqCst), 0);
+    world.is_idle().await;
+}
+
+/// A store that ends with the process is no reason to let go of anything.
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_every_call_where_the_store_ends_with_the_process() {
+    let script = Script::returns(seconds(20), "done").resumed(Resumes::Follows);
+    let world = World::with(Rules::default(), script);
+    let id = world.handle(&Ask::call()).await;
+    assert_eq!(world.engine.drain(seconds(600)).await, 0);
+    assert_eq!(world.get(&id).await["status"], "completed");
+}

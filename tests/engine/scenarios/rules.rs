@@ -1,0 +1,75 @@
+//! What the operator says about the one tool of the scenarios.
+
+use std::time::Duration;
+
+use taskgate::task::{AfterCrash, EarlyInput, Mode, ToolPolicy};
+
+use super::world::{GRACE, seconds};
+
+/// What may differ from test to test.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    pub(crate) mode: Mode,
+    pub(crate) ttl: Duration,
+    pub(crate) keep_result_min: Duration,
+    pub(crate) deadline: Duration,
+    pub(crate) early_input: EarlyInput,
+    pub(crate) fallback: taskgate::task::Fallback,
+    pub(crate) after_crash: AfterCrash,
+    pub(crate) input_deadline: Duration,
+    pub(crate) in_flight_max: usize,
+    pub(crate) queue_deadline: Duration,
+    pub(crate) tasks_max: usize,
+    pub(crate) stored_bytes_max: usize,
+    pub(crate) life_signs: bool,
+    /// Whether the store outlives the process.
+    pub(crate) durable: bool,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self::DEFAULT
+    }
+}
+
+impl Rules {
+    pub(crate) const DEFAULT: Self = Self {
+        mode: Mode::Auto,
+        ttl: seconds(3600),
+        keep_result_min: seconds(60),
+        deadline: seconds(1800),
+        early_input: EarlyInput::Task,
+        fallback: taskgate::task::Fallback::Hold,
+        after_crash: AfterCrash::Fail,
+        input_deadline: seconds(600),
+        in_flight_max: 2_000,
+        queue_deadline: seconds(10),
+        tasks_max: 2_000,
+        stored_bytes_max: 64 << 20,
+        life_signs: true,
+        durable: false,
+    };
+
+    pub(crate) fn mode(mode: Mode) -> Self {
+        Self { mode, ..Self::default() }
+    }
+
+    pub(crate) fn policy(&self) -> ToolPolicy {
+        ToolPolicy {
+            mode: self.mode,
+            grace: GRACE,
+            ttl: self.ttl,
+            ttl_max: self.ttl,
+            keep_result_min: self.keep_result_min,
+            poll_interval: seconds(1),
+            deadline: self.deadline,
+            early_input: self.early_input,
+            after_crash: self.after_crash,
+            input_deadline: self.input_deadline,
+            result_bytes_max: 1 << 20,
+            immediate_response: None,
+            limits: taskgate::task::CallLimits::default(),
+            fallback: self.fallback,
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! A store, in memory where nothing else is said, whose writes can be held up, and are counted, and that does wrong what a test wants it to.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use taskgate::store::{Listed, MemoryStore, Newest, Revision, StoreError, Stored, TaskStore, Usage};
+use taskgate::task::{Digest, Principal, Reference, Task, TaskId, TaskKey, Timestamp};
+use tokio::sync::{Semaphore, oneshot};
+
+use super::store_faults::{Method, StoreFault, StoreFaults};
+
+/// See the module. Everything else is the store's own doing.
+#[derive(Debug)]
+pub(crate) struct GatedStore {
+    inner: Arc<dyn TaskStore>,
+    pub(crate) faults: StoreFaults,
+    /// One permit lets one insert through.
+    pub(crate) inserts: Semaphore,
+    /// Inserts that have stored their row but not yet returned wait here.
+    pub(crate) returns: Semaphore,
+    /// The next change waits for this.
+    held_replace: Mutex<Option<oneshot::Receiver<()>>>,
+    /// So many of the next changes fail.
+    pub(crate) failures: AtomicUsize,
+    /// Whether whoever uses it has to wait for a turn before it does something, and again before it says so.
+    pub(crate) pauses: AtomicBool,
+    /// After the next change, whatever becomes of it, so many reads fail.
+    pub(crate) blind_after: AtomicUsize,
+    /// No change of this task is stored.
+    pub(crate) stuck: Mutex<Option<TaskKey>>,
+    inserted: AtomicUsize,
+    replaced: AtomicUsize,
+}
+
+/// More permits than any test uses.
+const OPEN: usize = 1 << 20;
+
+impl GatedStore {
+    pub(crate) fn new(stored_bytes_max: usize) -> Arc<Self> {
+        Self::over(Arc::new(MemoryStore::new(stored_bytes_max)))
+    }
+
+    /// The same over any store.
+    pub(crate) fn over(inner: Arc<dyn TaskStore>) -> Arc<Self> {
+        Arc::new(Self {
+            inner,
+            faults: StoreFaults::default(),
+            inserts: Semaphore::new(OPEN),
+            returns: Semaphore::new(OPEN),
+            held_replace: Mutex::default(),
+            failures: AtomicUsize::new(0),
+            pauses: AtomicBool::new(false),
+            blind_after: AtomicUsize::new(0),
+            stuck: Mutex::default(),
+            inserted: AtomicUsize::new(0),
+            replaced: AtomicUsize::new(0),
+        })
+    }
+
+    /// From now on each insert waits for a permit.
+    pub(crate) fn hold_inserts(&self) {
+        self.inserts.forget_permits(OPEN);
+    }
+
+    /// From now on each insert stores its row and then waits for a permit.
+    pub(crate) fn hold_returns(&self) {
+        self.returns.forget_permits(OPEN);
+    }
+
+    /// The next change waits until this is used; others overtake it.
+    pub(crate) fn hold_next_replace(&self) -> oneshot::Sender<()> {
+        let (release, held) = oneshot::channel();
+        *self.held_replace.lock() = Some(held);
+        release
+    }
+
+    /// Does something with the store, with a turn for others before and after it if that is wanted.
+    async fn with<T>(
+        &self,
+        method: Method,
+        doing: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        self.pause().await;
+        let done = self.faults.with(method, doing).await;
+        self.pause().await;
+        done
+    }
+
+    async fn pause(&self) {
+        if self.pauses.load(Ordering::Relaxed) {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Inserts that were tried.
+    pub(crate) fn inserted(&self) -> usize {
+        self.inserted.load(Ordering::Relaxed)
+    }
+
+    /// Changes that were tried.
+    pub(crate) fn replaced(&self) -> usize {
+        self.replaced.load(Ordering::Relaxed)
+    }
+}
+
+#[async_trait]
+impl TaskStore for GatedStore {
+    async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
+        self.inserted.fetch_add(1, Ordering::Relaxed);
+        self.inserts.acquire().await.unwrap().forget();
+        let revision = self.with(Method::Insert, self.inner.insert(task)).await?;
+        self.returns.acquire().await.unwrap().forget();
+        Ok(revision)
+    }
+
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+        self.with(Method::Load, self.inner.load(key, now)).await
+    }
+
+    async fn find_idempotent(
+        &self,
+        owner: &Principal,
+        key: &Digest,
+        now: Timestamp,
+    ) -> Result<Option<Stored>, StoreError> {
+        self.with(Method::Load, self.inner.find_idempotent(owner, key, now)).await
+    }
+
+    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
+        self.with(Method::Page, self.inner.survey(after, limit, now)).await
+    }
+
+    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.with(Method::Page, self.inner.find_reference(reference, limit)).await
+    }
+
+    async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
+        self.replaced.fetch_add(1, Ordering::Relaxed);
+        let held = self.held_replace.lock().take();
+        if let Some(held) = held {
+            held.await.unwrap();
+        }
+        let fails = |left: usize| left.checked_sub(1);
+        if self.failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails).is_ok() {
+            return Err(std::io::Error::other("the disk is tired").into());
+        }
+        if self.stuck.lock().as_ref() == Some(&task.key) {
+            return Err(std::io::Error::other("this row is stuck").into());
+        }
+        let done = self.with(Method::Replace, self.inner.replace(expected, task)).await;
+        let blind = self.blind_after.swap(0, Ordering::Relaxed);
+        if blind > 0 {
+            self.faults.strike(Method::Load, StoreFault::Fails, blind);
+        }
+        done
+    }
+
+    async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
+        self.with(Method::Remove, self.inner.remove(key)).await
+    }
+
+    async fn sweep(&self, now: Timestamp, limit: usize) -> Result<usize, StoreError> {
+        self.with(Method::Sweep, self.inner.sweep(now, limit)).await
+    }
+
+    async fn overdue(&self, now: Timestamp, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.with(Method::Overdue, self.inner.overdue(now, limit)).await
+    }
+
+    async fn page(
+        &self,
+        owner: &Principal,
+        after: Option<(Timestamp, TaskId)>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<Listed, StoreError> {
+        self.with(Method::Page, self.inner.page(owner, after, limit, now)).await
+    }
+
+    async fn unsettled(&self, after: Option<&TaskKey>, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+        self.with(Method::Unsettled, self.inner.unsettled(after, limit)).await
+    }
+
+    fn usage(&self) -> Usage {
+        self.inner.usage()
+    }
+
+    fn usage_of(&self, owner: &Principal) -> Usage {
+        self.inner.usage_of(owner)
+    }
+}

@@ -1,0 +1,444 @@
+//! An engine, a stateless face in front of it, a clock that follows the paused time, and clients.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use serde_json::{Value, json};
+use taskgate::engine::recovery::{self, Origins, Reach};
+use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine, Rounds};
+use taskgate::face::endpoint::UpstreamEndpoint;
+use taskgate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound};
+use taskgate::face::sealed::{KeyRing, Sealer};
+use taskgate::face::session::{Bridge, SessionFace, SessionServed};
+use taskgate::face::stateless::listen::Listeners;
+use taskgate::face::stateless::{Served, StatelessFace};
+use taskgate::store::TaskStore;
+use taskgate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolRules};
+use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, OwnSession};
+use taskgate::upstream::http::Life;
+use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::upstream::{Timeouts, Upstream};
+use taskgate::wire::{ProtocolVersion, RpcError};
+use tokio::time::Instant;
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub(crate) use super::answer::Answer;
+use super::lives::{Mortal, Process};
+pub(crate) use super::rules::Rules;
+use super::script::{Call, Script, Scripted};
+use super::stores::GatedStore;
+
+pub(crate) const fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+pub(crate) const fn millis(count: u64) -> Duration {
+    Duration::from_millis(count)
+}
+
+pub(crate) const GRACE: Duration = seconds(2);
+
+/// Wall time that moves with the paused time, from a fixed moment on.
+#[derive(Debug)]
+struct PausedClock(Instant);
+
+impl Clock for PausedClock {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(1_785_196_800_000).after(self.0.elapsed())
+    }
+}
+
+/// A session face in front of a server that knows no sessions.
+fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine: &Arc<Engine>) -> SessionFace {
+    static DRAWN: AtomicU64 = AtomicU64::new(1);
+    SessionFace::new(SessionServed {
+        engine: Arc::clone(engine),
+        conduit: Arc::new(Unreachable(Arc::from("scripted"))),
+        slots: Arc::clone(slots),
+        queue_deadline: rules.queue_deadline,
+        rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
+        timeouts: Timeouts::default(),
+        call_timeouts: Timeouts::default(),
+        edited_bytes_max: 1 << 20,
+        life_signs: rules.life_signs,
+        sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
+        clock: Arc::new(PausedClock(Instant::now())),
+        random: || DRAWN.fetch_add(1, Ordering::Relaxed).into(),
+        life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        leaving: CancellationToken::new(),
+        listeners: Listeners::new(CancellationToken::new()),
+        pool: None,
+        bridge: Some(Bridge { eras: Arc::clone(&server), stateless: server, is_certain: true }),
+    })
+}
+
+#[derive(Debug)]
+struct Unreachable(Arc<str>);
+
+#[async_trait]
+impl Conduit for Unreachable {
+    fn name(&self) -> &Arc<str> {
+        &self.0
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        client
+    }
+
+    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+        None
+    }
+
+    async fn send(&self, _: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+        Err(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No))
+    }
+
+    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+        unreachable!("no task runs in a session here")
+    }
+}
+
+/// Everything on one side of the network.
+pub(crate) struct World {
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) store: Arc<GatedStore>,
+    pub(crate) upstream: Arc<Scripted>,
+    pub(crate) slots: Arc<Slots>,
+    pub(crate) rules: Rules,
+    pub(crate) started: Instant,
+    /// Ends the streams of those who listen.
+    pub(crate) ending: CancellationToken,
+    pub(crate) life: Process,
+    pub(crate) face: Arc<UpstreamEndpoint>,
+    clients: TaskTracker,
+}
+
+impl World {
+    /// A world whose upstream treats every call in the same way.
+    pub(crate) fn with(rules: Rules, script: Script) -> Self {
+        Self::choosing(rules, move |_| script.clone())
+    }
+
+    pub(crate) fn choosing(rules: Rules, choose: impl Fn(&Call) -> Script + Send + Sync + 'static) -> Self {
+        Self::over(GatedStore::new(rules.stored_bytes_max), rules, choose)
+    }
+
+    /// A world that keeps its tasks in this store.
+    pub(crate) fn over(
+        store: Arc<GatedStore>,
+        rules: Rules,
+        choose: impl Fn(&Call) -> Script + Send + Sync + 'static,
+    ) -> Self {
+        let upstream = Scripted::new(Arc::clone(&store) as Arc<dyn TaskStore>, choose);
+        Self::alive(rules, Instant::now(), store, upstream, 1)
+    }
+
+    /// This process ends without a word, wherever it is; the next one begins with what was stored. Nothing is recovered
+    /// before [`World::recover`].
+    pub(crate) fn next_life(&self) -> Self {
+        self.life.end();
+        let number = self.engine.usage().tasks as u64 + 1_000 * (self.started.elapsed().as_millis() as u64 + 1);
+        Self::alive(self.rules, self.started, Arc::clone(&self.store), Arc::clone(&self.upstream), number)
+    }
+
+    fn alive(rules: Rules, started: Instant, store: Arc<GatedStore>, upstream: Arc<Scripted>, first_id: u64) -> Self {
+        let life = Process::default();
+        let mortal: Arc<dyn Upstream> = Arc::new(Mortal::new(&upstream, &life, rules.durable));
+        let (tasks_max, stored_bytes_per_principal_max) = (rules.tasks_max, usize::MAX);
+        let limits = AdmissionLimits { tasks_max, tasks_per_principal_max: tasks_max, stored_bytes_per_principal_max };
+        let next_id = AtomicU64::new(first_id);
+        let engine = Engine::new(
+            Arc::new(Mortal::new(&store, &life, rules.durable)),
+            Arc::new(PausedClock(started)),
+            Box::new(move || u128::from(next_id.fetch_add(1, Ordering::Relaxed)) << 64),
+            limits,
+        );
+        let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
+        let settings = SlotSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
+        let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
+        let sessions = sessions(&slots, rules, Arc::clone(&mortal), &engine);
+        let ending = CancellationToken::new();
+        let face = StatelessFace::new(Served {
+            upstream: mortal,
+            engine: Arc::clone(&engine),
+            slots: Arc::clone(&slots),
+            queue_deadline: rules.queue_deadline,
+            rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
+            timeouts: Timeouts::default(),
+            call_timeouts: Timeouts::default(),
+            result_bytes_max: 1 << 20,
+            sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
+            clock: Arc::new(PausedClock(started)),
+            life_signs: rules.life_signs,
+            listeners: Listeners::new(ending.clone()),
+        });
+        let face = Arc::new(UpstreamEndpoint::new(face, sessions));
+        Self { engine, store, upstream, slots, rules, started, ending, life, face, clients: TaskTracker::new() }
+    }
+
+    /// What recovery makes calls with.
+    pub(crate) fn origins(&self) -> Origins {
+        Origins::default().with(Reach {
+            upstream: Arc::new(Mortal::new(&self.upstream, &self.life, self.rules.durable)),
+            slots: Arc::clone(&self.slots),
+            queue_deadline: self.rules.queue_deadline,
+            peer: Arc::new(taskgate::dialect::plain::PlainPeer),
+            rules: ToolRules { patterns: Vec::new(), default: self.rules.policy() },
+            timeouts: Timeouts::default(),
+        })
+    }
+
+    /// Looks at all that earlier lives left behind.
+    pub(crate) async fn recover(&self) {
+        recovery::run(Arc::clone(&self.engine), self.origins(), CancellationToken::new()).await;
+    }
+
+    /// Starts a call at the engine itself, as a client with the extension.
+    pub(crate) fn start(&self) -> CallStream {
+        self.start_as(self.plan(), &Principal::local())
+    }
+
+    fn plan(&self) -> Plan {
+        self.rules.mode.plan(taskgate::task::TakesTasks::AfterGrace, GRACE)
+    }
+
+    pub(crate) fn start_as(&self, plan: Plan, owner: &Principal) -> CallStream {
+        self.engine.call(self.spec(plan, owner))
+    }
+
+    pub(crate) fn spec(&self, plan: Plan, owner: &Principal) -> CallSpec {
+        CallSpec {
+            owner: owner.clone(),
+            maker: taskgate::task::Maker::Stateless,
+            upstream: Arc::clone(&self.upstream) as Arc<dyn Upstream>,
+            slots: Some(Arc::clone(&self.slots)),
+            queue_deadline: self.rules.queue_deadline,
+            peer: Arc::new(taskgate::dialect::plain::PlainPeer),
+            request: taskgate::upstream::UpstreamRequest {
+                method: Arc::from("tools/call"),
+                params: Some(super::script::payload(r#"{"name":"work"}"#)),
+            },
+            context: taskgate::upstream::CallContext {
+                principal: owner.clone(),
+                client: taskgate::upstream::ClientFacts { capabilities: taskgate::wire::Payload::empty_object() },
+                progress: true,
+                log_level: None,
+                timeouts: Timeouts::default(),
+                result_bytes_max: 1 << 20,
+                native_task: taskgate::upstream::NativeTask::Never,
+                forwarded: taskgate::upstream::Forwarded::default(),
+            },
+            tool: Arc::from("work"),
+            policy: self.rules.policy(),
+            plan,
+            idempotency: None,
+            arrived: Instant::now(),
+            is_repeatable: false,
+            questions: Arc::new(|_| Askable::Declared),
+            rounds: Rounds::Allowed,
+            asides: None,
+        }
+    }
+
+    /// How a task stands, by the engine's own view.
+    pub(crate) async fn task(&self, key: &TaskKey) -> Arc<Task> {
+        self.engine.get(key).await.unwrap()
+    }
+
+    /// All calls have ended, and no place is taken any more. Nothing can be called after this.
+    pub(crate) async fn is_idle(&self) {
+        assert_eq!(self.engine.drain(seconds(600)).await, 0, "runners");
+        assert_eq!(self.store.usage().unsettled, 0, "unsettled tasks");
+        assert_eq!(self.engine.places_taken(), 0, "task places");
+        let (mut slots, owner) = (Vec::new(), Principal::local());
+        for _ in 0..self.rules.in_flight_max {
+            slots.push(self.slots.acquire(&owner, Some(Duration::ZERO)).await.expect("every slot is free"));
+        }
+    }
+
+    /// Sends a request, and has the client wait for its answer however long it takes.
+    pub(crate) async fn send(&self, ask: &Ask) -> Answer {
+        Answer::of(self.face.serve(ask.inbound()).await, self.started)
+    }
+
+    /// The same without waiting: dropping what comes back means that the client leaves.
+    pub(crate) fn sending(&self, ask: &Ask) -> impl Future<Output = Answer> + Send + 'static {
+        let (face, started, inbound) = (Arc::clone(&self.face), self.started, ask.inbound());
+        async move { Answer::of(face.serve(inbound).await, started) }
+    }
+
+    /// The same in the background.
+    pub(crate) fn client(&self, ask: &Ask) -> tokio::task::JoinHandle<Answer> {
+        self.clients.spawn(self.sending(ask))
+    }
+
+    /// Sends a call that becomes a task, and returns its handle.
+    pub(crate) async fn handle(&self, ask: &Ask) -> String {
+        let answer = self.send(ask).await.json().await;
+        answer["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {answer}")).to_owned()
+    }
+
+    /// `tasks/get`, as `local`.
+    pub(crate) async fn get(&self, id: &str) -> Value {
+        self.send(&Ask::task("tasks/get", id)).await.json().await["result"].take()
+    }
+
+    /// Polls as a client does, until the task is settled.
+    pub(crate) async fn settled(&self, id: &str) -> Value {
+        loop {
+            let task = self.get(id).await;
+            match task["status"].as_str() {
+                Some("working" | "input_required") => tokio::time::sleep(seconds(1)).await,
+                _ => return task,
+            }
+        }
+    }
+
+    pub(crate) fn age(&self) -> Duration {
+        self.started.elapsed()
+    }
+}
+
+/// One request of a stateless client.
+#[derive(Clone, Debug)]
+pub(crate) struct Ask {
+    id: Value,
+    method: &'static str,
+    params: Value,
+    capabilities: Value,
+    meta: Value,
+    name: Option<String>,
+    principal: Principal,
+    accepted: AcceptedTypes,
+    arrived: Option<Instant>,
+}
+
+impl Ask {
+    pub(crate) fn new(method: &'static str, params: Value) -> Self {
+        Self {
+            id: json!(1),
+            method,
+            params,
+            capabilities: json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } }),
+            meta: json!({}),
+            name: None,
+            principal: Principal::local(),
+            accepted: AcceptedTypes::Both,
+            arrived: None,
+        }
+    }
+
+    /// A call of the tool `work` by a client with the extension.
+    pub(crate) fn call() -> Self {
+        Self::tool("work")
+    }
+
+    /// A call of any tool by such a client.
+    pub(crate) fn tool(name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..Self::new("tools/call", json!({ "name": name, "arguments": {} })) }
+    }
+
+    /// A method of the extension.
+    pub(crate) fn task(method: &'static str, id: &str) -> Self {
+        Self::named(method, "taskId", id)
+    }
+
+    /// A method whose params name something, which the headers repeat.
+    pub(crate) fn named(method: &'static str, member: &str, name: &str) -> Self {
+        Self { name: Some(name.to_owned()), ..Self::new(method, json!({ member: name })) }
+    }
+
+    /// A client that declares these capabilities alone.
+    pub(crate) fn declaring(self, capabilities: Value) -> Self {
+        Self { capabilities, ..self }
+    }
+
+    pub(crate) fn without_extension(self) -> Self {
+        self.declaring(json!({}))
+    }
+
+    /// Wants no answer.
+    pub(crate) fn notification(self) -> Self {
+        self.id(Value::Null)
+    }
+
+    pub(crate) fn id(self, id: impl Into<Value>) -> Self {
+        Self { id: id.into(), ..self }
+    }
+
+    pub(crate) fn arguments(self, arguments: Value) -> Self {
+        self.member("arguments", arguments)
+    }
+
+    /// A further member of `params`.
+    pub(crate) fn member(mut self, name: &str, value: Value) -> Self {
+        self.params[name] = value;
+        self
+    }
+
+    pub(crate) fn principal(self, name: &str) -> Self {
+        Self { principal: Principal::new(name), ..self }
+    }
+
+    pub(crate) fn accepting(self, accepted: AcceptedTypes) -> Self {
+        Self { accepted, ..self }
+    }
+
+    /// A further member of `_meta`.
+    pub(crate) fn saying(mut self, name: &str, value: impl Into<Value>) -> Self {
+        self.meta[name] = value.into();
+        self
+    }
+
+    /// Wants progress under this token.
+    pub(crate) fn token(self, token: impl Into<Value>) -> Self {
+        self.saying("progressToken", token)
+    }
+
+    /// Wants log messages from this level on.
+    pub(crate) fn log_level(mut self, level: &str) -> Self {
+        self.meta["io.modelcontextprotocol/logLevel"] = json!(level);
+        self
+    }
+
+    /// The head was read this long ago.
+    pub(crate) fn arrived_before(self, ago: Duration) -> Self {
+        Self { arrived: Some(Instant::now() - ago), ..self }
+    }
+
+    fn inbound(&self) -> Inbound {
+        let mut params = self.params.clone();
+        params["_meta"] = self.meta.clone();
+        params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
+        params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = self.capabilities.clone();
+        let mut body = json!({ "jsonrpc": "2.0", "method": self.method, "params": params });
+        if !self.id.is_null() {
+            body["id"] = self.id.clone();
+        }
+        let mut headers = HeaderMap::new();
+        let mut put = |name: &'static str, value: &str| {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_str(value).unwrap());
+        };
+        put("mcp-protocol-version", "2026-07-28");
+        put("mcp-method", self.method);
+        if let Some(name) = &self.name {
+            put("mcp-name", name);
+        }
+        Inbound {
+            method: Method::POST,
+            path: "/mcp".to_owned(),
+            query: None,
+            headers,
+            body: Bytes::from(body.to_string()),
+            principal: self.principal.clone(),
+            accepted: self.accepted,
+            received_at: self.arrived.unwrap_or_else(Instant::now),
+            carriage: Carriage::Request,
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! `subscriptions/listen` in front of session servers, over real sockets: what the server pushes reaches those
+//! who asked for it, and the server is asked for no more than that.
+//!
+//! The server and the client are those of the `session_wire` tests.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod listener;
+mod lists;
+mod resources;
+
+use support::scripted as upstream;
+use support::session_client as client;
+
+use std::time::Duration;
+
+/// Nothing here takes long; what takes this long hangs.
+async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_secs(20), future).await.expect("it happens in time")
+}

@@ -1,0 +1,128 @@
+//! List changes, capabilities, lost sessions, shutting down.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::client::Gate;
+use super::in_time;
+use super::listener::{Listener, Streams, TAG, is_get, push, pushing, send};
+
+const TOOLS: &str = "notifications/tools/list_changed";
+const PROMPTS: &str = "notifications/prompts/list_changed";
+const RESOURCES: &str = "notifications/resources/list_changed";
+
+/// MOD-18, MOD-24: what is passed on was asked for, is offered, and bears the id as it was spelt.
+#[tokio::test]
+async fn mod_24_what_the_server_pushes_reaches_those_who_asked_for_it() {
+    let (events, streams) = Streams::new(1);
+    let server = pushing(streams).await;
+    let gate = Gate::before(&server).await;
+    let all = json!({
+        "toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true, "taskId": "x",
+    });
+    let mut both = Listener::open(&gate, json!("l-1"), &all).await;
+    assert_eq!(both.granted, json!({ "toolsListChanged": true, "resourcesListChanged": true }), "no prompts here");
+    let mut one = Listener::open(&gate, json!(7), &json!({ "resourcesListChanged": true })).await;
+    let mut none = Listener::open(&gate, json!(8), &json!({ "toolsListChanged": false })).await;
+    assert_eq!(none.granted, json!({}));
+    for method in [PROMPTS, "notifications/other", "notifications/message", "notifications/progress"] {
+        push(&events[0], method, &json!({ "level": "info", "progressToken": 1, "progress": 1 }));
+    }
+    push(&events[0], "notifications/cancelled", &json!({ "requestId": "l-1" }));
+    events[0].raw("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"roots/list\"}\n\n");
+    push(&events[0], TOOLS, &json!({ "_meta": { "k": 1.5 } }));
+    push(&events[0], RESOURCES, &json!({}));
+    let first = both.next().await.unwrap();
+    let expected = json!({ "jsonrpc": "2.0", "method": TOOLS, "params": { "_meta": { "k": 1.5, TAG: "l-1" } } });
+    assert_eq!(first, expected);
+    let expected = json!({ "jsonrpc": "2.0", "method": RESOURCES, "params": { "_meta": { TAG: 7 } } });
+    assert_eq!(one.next().await.unwrap(), expected);
+    assert_eq!(both.line().await, RESOURCES);
+    assert_eq!(server.world.count("initialize"), 1, "one session for all of one client's streams");
+    in_time(gate.gateway.drain(Duration::ZERO)).await;
+    assert_eq!(none.line().await, "complete", "and nothing before");
+}
+
+/// MOD-12, MOD-17: what can be listened to is declared, and listening changes no list.
+#[tokio::test]
+async fn mod_17_lists_do_not_depend_on_who_listens() {
+    let (events, streams) = Streams::new(1);
+    let server = pushing(streams).await;
+    let gate = Gate::before(&server).await;
+    let discovered = send(&gate, json!(1), "server/discover", &json!({})).await.json().await;
+    let capabilities = &discovered["result"]["capabilities"];
+    assert_eq!(capabilities["tools"], json!({ "listChanged": true }));
+    assert_eq!(capabilities["resources"], json!({ "subscribe": true, "listChanged": true }));
+    let list = async || send(&gate, json!(2), "resources/list", &json!({})).await.text().await;
+    let before = list().await;
+    let mut listener = Listener::open(&gate, json!(3), &json!({ "resourcesListChanged": true })).await;
+    assert_eq!(list().await, before);
+    push(&events[0], RESOURCES, &json!({}));
+    assert_eq!(listener.line().await, RESOURCES);
+    assert_eq!(list().await, before);
+}
+
+/// A server that was restarted pushes nothing into the old session: there is a new one, and nobody knows what
+/// has changed in between.
+#[tokio::test]
+async fn a_lost_session_is_replaced_and_everything_may_have_changed() {
+    let (events, streams) = Streams::new(2);
+    let server = pushing(streams).await;
+    let gate = Gate::before(&server).await;
+    let wishes = json!({ "toolsListChanged": true, "resourceSubscriptions": ["file:///a"] });
+    let mut listener = Listener::open(&gate, json!(1), &wishes).await;
+    // The first stream must have been there: a server may have none, and says so with the same status.
+    events[0].raw(": open\n\n");
+    push(&events[0], TOOLS, &json!({}));
+    assert_eq!(listener.line().await, TOOLS);
+    server.world.forget();
+    events[0].cut();
+    let mut said = [listener.line().await, listener.line().await];
+    said.sort();
+    assert_eq!(said, ["notifications/resources/updated file:///a", TOOLS]);
+    server.world.first(|seen| seen.rpc() == "resources/subscribe").await;
+    server.world.first(|seen| is_get(seen) && seen.header("mcp-session-id") == Some("s-2")).await;
+    assert_eq!(server.world.count("initialize"), 1, "since it forgot everything");
+}
+
+/// MOD-25, T-52.
+#[tokio::test]
+async fn mod_25_a_shutdown_ends_listeners_with_their_result() {
+    let (_events, streams) = Streams::new(1);
+    let server = pushing(streams).await;
+    let gate = Gate::before(&server).await;
+    let mut listener = Listener::open(&gate, json!("bye"), &json!({ "toolsListChanged": true })).await;
+    let last = async {
+        let last = listener.next().await.unwrap();
+        assert_eq!(last["id"], "bye");
+        assert_eq!((&last["result"]["resultType"], &last["result"]["_meta"][TAG]), (&json!("complete"), &json!("bye")));
+        assert_eq!(last["result"]["_meta"]["io.modelcontextprotocol/serverInfo"]["name"], "scripted", "MOD-13");
+        assert!(listener.next().await.is_none(), "nothing follows");
+    };
+    let began = tokio::time::Instant::now();
+    in_time(async { tokio::join!(gate.gateway.drain(Duration::ZERO), last) }).await;
+    assert!(began.elapsed() < Duration::from_secs(10), "a listener does not hold up a shutdown");
+    server.world.first(|seen| seen.method == "DELETE").await;
+}
+
+/// UPC-04: a list goes on as long as there is a cursor, and an empty text is one.
+#[tokio::test]
+async fn upc_04_an_empty_cursor_is_followed_like_any_other() {
+    let server = super::upstream::Server::start(|seen| {
+        let page = |name: &str| json!({ "name": name, "inputSchema": { "type": "object" } });
+        let result = match (seen.rpc(), seen.body["params"]["cursor"].as_str()) {
+            ("tools/list", None) => json!({ "tools": [page("a")], "nextCursor": "" }),
+            ("tools/list", Some("")) => json!({ "tools": [page("b")], "nextCursor": "x" }),
+            ("tools/list", Some(_)) => json!({ "tools": [page("c")], "nextCursor": null }),
+            _ => return None,
+        };
+        Some(super::upstream::answer(seen, &result))
+    })
+    .await;
+    let gate = Gate::before(&server).await;
+    let list = send(&gate, json!(1), "tools/list", &json!({})).await.json().await;
+    let names: Vec<_> = list["result"]["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    assert!(list["result"].get("nextCursor").is_none());
+}

@@ -1,0 +1,10 @@
+//! Suites of one flavour of client each: they write to the socket of its face, and read what comes back.
+
+mod listen_wire;
+mod session_bridge;
+mod session_tasks;
+mod session_wire;
+mod sockets_http;
+mod sse_face;
+mod stateless_pipe;
+mod stateless_wire;

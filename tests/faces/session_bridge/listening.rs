@@ -1,0 +1,261 @@
+//! What the server tells only to those who listen, on the streams of sessions.
+
+use std::sync::Arc;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::client::{Client, Gate, call};
+use super::server::{Stream, ask, discovered, open, stateless};
+use super::speaker::{LISTEN, RESOURCES, Speaker, TOOLS, UPDATED};
+use super::upstream::{Server, answer};
+
+async fn speaking(speaker: &Arc<Speaker>) -> Server {
+    let speaker = Arc::clone(speaker);
+    stateless(move |seen| speaker.reply(seen)).await
+}
+
+async fn session(gate: &Gate) -> Client {
+    open(gate, "2025-06-18", &json!({})).await
+}
+
+async fn stream_of(client: &Client) -> Stream {
+    let reply = client.get(None).await;
+    assert_eq!(reply.status, StatusCode::OK);
+    Stream::of(reply)
+}
+
+/// The method of the next message, and what it is about.
+async fn line(stream: &mut Stream) -> String {
+    let message = stream.next().await.expect("the stream goes on");
+    let method = message["method"].as_str().unwrap();
+    match message["params"]["uri"].as_str() {
+        Some(uri) => format!("{method} {uri}"),
+        None => method.to_owned(),
+    }
+}
+
+async fn subscribe(client: &Client, what: &str, uri: &str) -> Value {
+    ask(client, &format!("resources/{what}"), &json!({ "uri": uri })).await
+}
+
+/// UPC-15, UPC-21, GW-27: one stream for all who may hear the same, from the first to the last of them.
+#[tokio::test]
+async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstream() {
+    let speaker = Speaker::generous();
+    let server = speaking(&speaker).await;
+    let gate = Gate::before(&server).await;
+    let clients = [session(&gate).await, session(&gate).await, session(&gate).await];
+    assert_eq!(speaker.count(), 0, "a client without a stream costs nothing");
+    let (mut first, mut second) = (stream_of(&clients[0]).await, stream_of(&clients[1]).await);
+    let told = speaker.stream(0).await;
+    assert_eq!(told.asked(), &json!({ "toolsListChanged": true, "resourcesListChanged": true }), "what is declared");
+    let header = |name| told.seen.header(name);
+    assert_eq!((header("mcp-method"), header("mcp-session-id")), (Some(LISTEN), None));
+    assert_eq!(header("mcp-protocol-version"), Some("2026-07-28"));
+    // Once the first message was heard both listen: the second one has been here for longer.
+    told.say(TOOLS, &json!({ "_meta": { "k": 1.5 } }));
+    let expected = json!({ "jsonrpc": "2.0", "method": TOOLS, "params": { "_meta": { "k": 1.5 } } });
+    assert_eq!(first.next().await.unwrap(), expected, "and no word of the gateway's own subscription");
+    told.say(RESOURCES, &json!({}));
+    assert_eq!(line(&mut first).await, RESOURCES);
+    while line(&mut second).await != RESOURCES {}
+    assert_eq!(speaker.count(), 1);
+    drop(first);
+    told.say(TOOLS, &json!({}));
+    assert_eq!(line(&mut second).await, TOOLS, "the other one listens on");
+    drop(second);
+    told.events.left().await;
+}
+
+/// GW-27: what is subscribed to becomes what is listened for.
+#[tokio::test]
+async fn subscriptions_are_kept_for_the_sessions_stream_and_change_what_is_listened_for() {
+    let speaker = Speaker::generous();
+    let server = speaking(&speaker).await;
+    let gate = Gate::before(&server).await;
+    let client = session(&gate).await;
+    assert_eq!(subscribe(&client, "subscribe", "file:///a").await["result"], json!({}));
+    assert_eq!(speaker.count(), 0, "nobody could be told");
+    let mut own = stream_of(&client).await;
+    let first = speaker.stream(0).await;
+    assert_eq!(first.asked()["resourceSubscriptions"], json!(["file:///a"]));
+    first.say(UPDATED, &json!({ "uri": "file:///a" }));
+    assert_eq!(line(&mut own).await, format!("{UPDATED} file:///a"));
+    assert_eq!(subscribe(&client, "subscribe", "file:///b").await["result"], json!({}));
+    let second = speaker.stream(1).await;
+    assert_eq!(second.asked()["resourceSubscriptions"], json!(["file:///a", "file:///b"]));
+    second.say(UPDATED, &json!({ "uri": "file:///b", "n": 1 }));
+    assert_eq!(line(&mut own).await, format!("{UPDATED} file:///b"), "nothing else has changed");
+    first.events.left().await;
+    assert_eq!(subscribe(&client, "unsubscribe", "file:///a").await["result"], json!({}));
+    let third = speaker.stream(2).await;
+    assert_eq!(third.asked()["resourceSubscriptions"], json!(["file:///b"]), "no more than somebody wants");
+    for uri in ["file:///a", "file:///c", "file:///b"] {
+        third.say(UPDATED, &json!({ "uri": uri }));
+    }
+    assert_eq!(line(&mut own).await, format!("{UPDATED} file:///b"));
+    assert_eq!(ask(&client, "resources/subscribe", &json!({})).await["error"]["code"], -32602);
+}
+
+/// MOD-24: what is not acknowledged is promised to nobody.
+#[tokio::test]
+async fn mod_24_what_the_server_does_not_grant_is_refused_and_not_told() {
+    let speaker = Speaker::of(|asked| {
+        let uris = asked["resourceSubscriptions"].as_array().cloned().unwrap_or_default();
+        let granted: Vec<_> = uris.into_iter().filter(|uri| uri != "file:///secret").collect();
+        Ok(Some(json!({ "toolsListChanged": true, "promptsListChanged": true, "resourceSubscriptions": granted })))
+    });
+    let server = speaking(&speaker).await;
+    let gate = Gate::before(&server).await;
+    let client = session(&gate).await;
+    let mut own = stream_of(&client).await;
+    speaker.stream(0).await;
+    assert_eq!(subscribe(&client, "subscribe", "file:///secret").await["error"]["code"], -32602);
+    assert_eq!(subscribe(&client, "subscribe", "file:///a").await["result"], json!({}));
+    let told = speaker.stream(2).await;
+    told.say(RESOURCES, &json!({}));
+    told.say("notifications/prompts/list_changed", &json!({}));
+    told.say(UPDATED, &json!({ "uri": "file:///secret" }));
+    told.say("notifications/message", &json!({ "level": "info", "data": 1 }));
+    told.events.raw("data: nonsense\n\n");
+    told.events.message(&json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }));
+    told.events
+        .message(&json!({ "jsonrpc": "2.0", "method": TOOLS, "params": { "_meta": { super::speaker::TAG: "x" } } }));
+    told.say(UPDATED, &json!({ "uri": "file:///a" }));
+    assert_eq!(line(&mut own).await, format!("{UPDATED} file:///a"), "and nothing before");
+}
+
+/// UPC-18: lost, or ended in order (MOD-25), it is opened anew, and nobody knows what has changed in between.
+#[tokio::test]
+async fn upc_18_a_stream_that_ends_is_opened_anew_and_everything_may_have_changed() {
+    for in_order in [true, false] {
+        let speaker = Speaker::generous();
+        let server = speaking(&speaker).await;
+        let gate = Gate::before(&server).await;
+        let client = session(&gate).await;
+        subscribe(&client, "subscribe", "file:///a").await;
+        let mut own = stream_of(&client).await;
+        let first = speaker.stream(0).await;
+        first.say(TOOLS, &json!({}));
+        assert_eq!(line(&mut own).await, TOOLS);
+        match in_order {
+            true => first.events.result(&first.seen, &json!({ "resultType": "complete" })),
+            false => first.events.cut(),
+        }
+        let mut said = [line(&mut own).await, line(&mut own).await, line(&mut own).await];
+        said.sort();
+        assert_eq!(said, [RESOURCES.to_owned(), format!("{UPDATED} file:///a"), TOOLS.to_owned()], "{in_order}");
+        let second = speaker.stream(1).await;
+        assert_ne!(second.seen.id(), first.seen.id());
+        assert_eq!(second.asked(), first.asked());
+        second.say(RESOURCES, &json!({}));
+        assert_eq!(line(&mut own).await, RESOURCES);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_refuses_to_be_listened_to_is_asked_once_and_its_sessions_have_their_streams() {
+    let speaker = Speaker::of(|_| Err(-32601));
+    let server = speaking(&speaker).await;
+    let gate = Gate::before(&server).await;
+    let clients = [session(&gate).await, session(&gate).await];
+    let streams = [stream_of(&clients[0]).await, stream_of(&clients[1]).await];
+    server.world.first(|seen| seen.rpc() == LISTEN).await;
+    assert_eq!(subscribe(&clients[0], "subscribe", "file:///a").await["error"]["code"], -32602);
+    assert_eq!(clients[0].post(call(1)).await.json().await["result"], json!({ "n": 1 }));
+    assert_eq!(server.world.count(LISTEN), 2, "once for lists, once for the resource");
+    drop(streams);
+}
+
+#[tokio::test]
+async fn a_server_that_never_acknowledges_costs_a_bounded_wait_and_no_call() {
+    let speaker = Speaker::of(|_| Ok(None));
+    let server = speaking(&speaker).await;
+    let gate = Gate::before(&server).await;
+    let client = session(&gate).await;
+    let _own = stream_of(&client).await;
+    let stream = speaker.stream(0).await;
+    stream.say(TOOLS, &json!({}));
+    let (answered, called) = tokio::join!(subscribe(&client, "subscribe", "file:///a"), client.post(call(1)));
+    assert_eq!(called.json().await["result"], json!({ "n": 1 }));
+    assert_eq!(answered["error"]["data"]["executed"], "no", "{answered}");
+    stream.events.left().await;
+}
+
+#[tokio::test]
+async fn a_flood_is_read_and_only_what_was_asked_for_is_passed_on() {
+    let speaker = Speaker::generous();
+    let server = speaking(&speaker).await;
+    let gate = Gate::before(&server).await;
+    let client = session(&gate).await;
+    let mut own = stream_of(&client).await;
+    let told = speaker.stream(0).await;
+    for n in 0..900 {
+        told.say(UPDATED, &json!({ "uri": format!("file:///{n}"), "fill": "x".repeat(2_000) }));
+    }
+    told.say(TOOLS, &json!({}));
+    assert_eq!(line(&mut own).await, TOOLS);
+    // Whoever does not read is told what it can take, and holds up nobody.
+    for _ in 0..900 {
+        told.say(RESOURCES, &json!({ "fill": "x".repeat(20_000) }));
+    }
+    assert_eq!(client.post(call(1)).await.json().await["result"], json!({ "n": 1 }));
+    assert_eq!(line(&mut own).await, RESOURCES);
+}
+
+/// LEG-08: nothing is told on two streams.
+#[tokio::test]
+async fn of_several_streams_the_newest_is_told_and_the_end_of_the_session_ends_all() {
+    let speaker = Speaker::generous();
+    let server = speaking(&speaker).await;
+    let gate = Gate::before(&server).await;
+    let client = session(&gate).await;
+    let mut older = stream_of(&client).await;
+    let told = speaker.stream(0).await;
+    told.say(TOOLS, &json!({}));
+    assert_eq!(line(&mut older).await, TOOLS);
+    let mut newer = stream_of(&client).await;
+    // It hears from its own beginning on, whichever stream upstream that is.
+    let mut heard = None;
+    for _ in 0..100 {
+        for n in 0..speaker.count() {
+            speaker.stream(n).await.say(RESOURCES, &json!({}));
+        }
+        let waiting = tokio::time::timeout(std::time::Duration::from_millis(100), newer.next());
+        if let Ok(message) = waiting.await {
+            heard = message;
+            break;
+        }
+    }
+    assert_eq!(heard.unwrap()["method"], RESOURCES);
+    for n in 0..speaker.count() {
+        speaker.stream(n).await.say(TOOLS, &json!({}));
+    }
+    while line(&mut newer).await != TOOLS {}
+    assert_eq!(client.delete().await.status, StatusCode::OK);
+    while newer.next().await.is_some() {}
+    while let Some(message) = older.next().await {
+        assert_ne!(message["method"], TOOLS, "it was the newer one's turn");
+    }
+    told.events.left().await;
+}
+
+/// LEG-07.
+#[tokio::test]
+async fn leg_07_a_server_that_tells_nothing_has_no_stream_for_sessions_without_tasks() {
+    let server = stateless(|seen| {
+        let mut said = discovered();
+        said["capabilities"] = json!({ "tools": {}, "resources": {} });
+        (seen.rpc() == "server/discover").then(|| answer(seen, &said))
+    })
+    .await;
+    let gate = Gate::before(&server).await;
+    let client = session(&gate).await;
+    let reply = client.get(None).await;
+    assert_eq!((reply.status, reply.header("allow")), (StatusCode::METHOD_NOT_ALLOWED, Some("POST, DELETE")));
+    assert_eq!(subscribe(&client, "subscribe", "file:///a").await["error"]["code"], -32601);
+    let newer = open(&gate, "2025-11-25", &json!({})).await;
+    assert_eq!(newer.get(None).await.status, StatusCode::OK, "tasks may have something to say");
+    assert_eq!(server.world.count(LISTEN), 0);
+}

@@ -1,0 +1,197 @@
+//! Questions of a server for which they are answers, put to clients for which they are requests.
+
+use serde_json::{Value, json};
+
+use super::client::{Client, Gate};
+use super::server::{Stream, open, request, stateless};
+use super::upstream::{Server, answer};
+
+const ASKED: &str = "elicitation/create";
+
+/// A server that asks `questions` first, and shows in its result what it was told.
+async fn asking(questions: Value) -> Server {
+    stateless(move |seen| {
+        let params = &seen.body["params"];
+        match (seen.rpc(), params["requestState"].as_str()) {
+            ("tools/call", None) => {
+                let result =
+                    json!({"resultType": "input_required", "inputRequests": questions, "requestState": "s\u{e9}"});
+                Some(answer(seen, &result))
+            }
+            ("tools/call", Some("s\u{e9}")) => {
+                Some(answer(seen, &json!({"content": [], "structuredContent": params["inputResponses"]})))
+            }
+            _ => None,
+        }
+    })
+    .await
+}
+
+fn form(message: &str) -> Value {
+    json!({"method": ASKED, "params": {"mode": "form", "message": message, "requestedSchema": {"type": "object"}}})
+}
+
+async fn begin(client: &Client) -> Stream {
+    Stream::of(client.post(request(1, "tools/call", &json!({"name": "t", "arguments": {}}))).await)
+}
+
+async fn respond(client: &Client, question: &Value, said: &Value) {
+    let mut response = said.clone();
+    response["jsonrpc"] = json!("2.0");
+    response["id"] = question["id"].clone();
+    assert_eq!(client.post(response.to_string()).await.status, 202, "an answer is accepted");
+}
+
+fn told(message: Option<Value>) -> Value {
+    message.unwrap()["result"]["structuredContent"].clone()
+}
+
+/// UPC-14, GW-22.
+#[tokio::test]
+async fn upc_14_questions_go_out_on_the_calls_stream_and_all_answers_go_back_together() {
+    let server = asking(json!({"a": form("first"), "b": form("second")})).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({"elicitation": {"form": {}}})).await;
+    let stranger = open(&gate, "2025-11-25", &json!({"elicitation": {"form": {}}})).await;
+    let mut stream = begin(&client).await;
+    let questions = [stream.next().await.unwrap(), stream.next().await.unwrap()];
+    for question in &questions {
+        assert_eq!(question["method"], ASKED);
+        assert!(question["id"].as_str().unwrap().starts_with("tg:"), "{question}");
+        assert!(question["params"].get("elicitationId").is_none());
+        respond(&stranger, question, &json!({"result": {"action": "decline"}})).await;
+    }
+    for question in &questions {
+        let name = &question["params"]["message"];
+        let said = json!({"result": {"action": "accept", "content": {"name": name}}});
+        respond(&client, question, &said).await;
+        respond(&client, question, &json!({"result": {"action": "decline"}})).await;
+    }
+    let said = |name: &str| json!({"action": "accept", "content": {"name": name}});
+    assert_eq!(told(stream.next().await), json!({"a": said("first"), "b": said("second")}));
+    assert_eq!(stream.next().await, None);
+    assert_eq!(server.world.count("tools/call"), 2);
+}
+
+/// T-48.
+#[tokio::test]
+async fn t_48_an_error_and_what_is_no_answer_are_taken_for_a_refusal() {
+    let server = asking(json!({"k": form("?")})).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-06-18", &json!({"elicitation": {}})).await;
+    for (said, heard) in [
+        (json!({"result": {"action": "decline"}}), "decline"),
+        (json!({"error": {"code": -1, "message": "no"}}), "cancel"),
+        (json!({"result": {"action": "maybe"}}), "cancel"),
+        (json!({"result": {}}), "cancel"),
+    ] {
+        let mut stream = begin(&client).await;
+        let question = stream.next().await.unwrap();
+        assert!(question["params"].get("mode").is_none(), "2025-06-18 knows forms alone");
+        respond(&client, &question, &said).await;
+        assert_eq!(told(stream.next().await), json!({"k": {"action": heard}}), "{said}");
+    }
+}
+
+/// LEG-16, T-51, GW-23: a question that cannot be put ends the call, and says so in the tool's own words.
+#[tokio::test]
+async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_fails_in_words() {
+    let url = json!({"method": ASKED, "params": {"mode": "url", "message": "?", "url": "https://a.example/"}});
+    let stream = "event stream";
+    let (form_needed, url_needed) = ("{\"elicitation\":{}}", "{\"elicitation\":{\"url\":{}}}");
+    for (version, capabilities, accept, question, why) in [
+        ("2025-11-25", json!({}), super::client::BOTH, form("?"), form_needed),
+        ("2025-11-25", json!({"elicitation": {}}), super::client::BOTH, url.clone(), url_needed),
+        ("2025-06-18", json!({"elicitation": {"url": {}}}), super::client::BOTH, url, url_needed),
+        ("2025-11-25", json!({"elicitation": {}}), "application/json", form("?"), stream),
+        ("2025-11-25", json!({}), super::client::BOTH, json!({"method": "roots/list"}), "{\"roots\":{}}"),
+    ] {
+        let server = asking(json!({"k": question})).await;
+        let gate = Gate::before(&server).await;
+        let mut client = open(&gate, version, &capabilities).await;
+        client.accept = accept;
+        let reply = client.post(request(1, "tools/call", &json!({"name": "t"}))).await;
+        let answer = reply.json().await;
+        let text = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
+        assert!(text.contains(why), "{version} {capabilities} {accept}: {answer}");
+        assert_eq!((&answer["id"], &answer["result"]["isError"]), (&json!(1), &json!(true)), "{answer}");
+        assert!(answer["result"].get("structuredContent").is_none(), "T-51: {answer}");
+        assert_eq!(server.world.count("tools/call"), 1, "nothing is answered in the client's name");
+    }
+}
+
+/// GW-23: one question that can be put does not help another that cannot; what is no tool has an error.
+#[tokio::test]
+async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
+    let server = asking(json!({"a": form("?"), "b": {"method": "roots/list"}})).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
+    let failed = client.post(request(1, "tools/call", &json!({"name": "t"}))).await.text().await;
+    assert!(failed.contains("isError") && failed.contains("roots"), "{failed}");
+    assert_eq!(server.world.count("tools/call"), 1);
+    let server = stateless(|seen| {
+        let asks = json!({"resultType": "input_required", "inputRequests": {"k": form("?")}, "requestState": "s"});
+        (seen.rpc() == "prompts/get").then(|| answer(seen, &asks))
+    })
+    .await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({})).await;
+    let answer = client.post(request(1, "prompts/get", &json!({"name": "p"}))).await.json().await;
+    assert_eq!(answer["error"]["code"], -32603, "{answer}");
+    assert!(answer["error"]["message"].as_str().unwrap().contains("elicitation"), "{answer}");
+}
+
+/// T-49.
+#[tokio::test]
+async fn t_49_an_elicitation_by_url_has_the_id_that_2025_11_25_wants() {
+    let url = json!({"method": ASKED, "params": {"mode": "url", "message": "?", "url": "https://a.example/"}});
+    let server = asking(json!({"k": url})).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({"elicitation": {"url": {}}})).await;
+    let mut stream = begin(&client).await;
+    let question = stream.next().await.unwrap();
+    assert_eq!(question["params"]["elicitationId"].as_str().map(str::len), Some(32));
+    respond(&client, &question, &json!({"result": {"action": "accept"}})).await;
+    assert_eq!(told(stream.next().await), json!({"k": {"action": "accept"}}));
+}
+
+/// A question that nobody answers in time is taken back, and refused.
+#[tokio::test]
+async fn a_question_that_nobody_answers_is_taken_back_from_the_client() {
+    let server = asking(json!({"k": form("?")})).await;
+    let gate = Gate::with(server.address, "[upstreams.up.tasks]\ninput_deadline = \"1s\"\n").await;
+    let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
+    let mut stream = begin(&client).await;
+    let question = stream.next().await.unwrap();
+    let back = stream.next().await.unwrap();
+    assert_eq!((&back["method"], &back["params"]["requestId"]), (&json!("notifications/cancelled"), &question["id"]));
+    assert_eq!(told(stream.next().await), json!({"k": {"action": "cancel"}}));
+    respond(&client, &question, &json!({"result": {"action": "accept"}})).await;
+}
+
+/// LEG-14.
+#[tokio::test]
+async fn leg_14_a_call_that_is_cancelled_while_it_asks_is_never_made_again() {
+    let server = asking(json!({"k": form("?")})).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
+    let mut stream = begin(&client).await;
+    let question = stream.next().await.unwrap();
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
+    assert_eq!(client.post(cancel.to_string()).await.status, 202);
+    assert_eq!(stream.next().await, None);
+    respond(&client, &question, &json!({"result": {"action": "accept"}})).await;
+    assert_eq!(server.world.count("tools/call"), 1);
+}
+
+/// T-81: a session that ends takes its calls along.
+#[tokio::test]
+async fn t_81_a_session_that_ends_takes_its_calls_along() {
+    let server = asking(json!({"k": form("?")})).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
+    let mut stream = begin(&client).await;
+    stream.next().await.unwrap();
+    assert_eq!(client.delete().await.status, 200);
+    assert_eq!(stream.next().await, None);
+}

@@ -1,0 +1,107 @@
+//! The life of such a session, and arrays of messages in it.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::client::{Gate, call};
+use super::server::{Stream, ask, open, request, stateless};
+use super::upstream::{Once, Seen};
+
+#[tokio::test]
+async fn another_gateway_with_the_same_key_goes_on_with_the_session() {
+    let server = stateless(|_| None).await;
+    let first = Gate::before(&server).await;
+    let mut client = open(&first, "2025-11-25", &json!({})).await;
+    assert_eq!(client.post(call(1)).await.json().await["result"], json!({"n": 1}));
+    drop(first);
+    let second = Gate::before(&server).await;
+    client.address = second.gateway.address();
+    assert_eq!(client.post(call(2)).await.json().await["result"], json!({"n": 2}));
+    assert_eq!(server.world.count("initialize"), 1, "nobody shakes hands again");
+}
+
+/// LEG-04, LEG-06.
+#[tokio::test]
+async fn leg_06_what_wants_no_answer_is_taken_and_a_session_that_ended_is_unknown() {
+    let server = stateless(|_| None).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-06-18", &json!({})).await;
+    // The server sees each request under an id of the gateway's.
+    assert_eq!(client.post(call(9)).await.status, StatusCode::OK);
+    let made = server.world.first(Seen::is_call).await;
+    let own = format!("{}:0", made.id().rsplit_once(':').unwrap().0);
+    for note in [
+        json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        json!({"jsonrpc": "2.0", "id": own, "result": {}}),
+        json!({"jsonrpc": "2.0", "id": "tg:0", "result": {}}),
+        json!({"jsonrpc": "2.0", "id": 1, "result": {}}),
+    ] {
+        assert_eq!(client.post(note.to_string()).await.verdict().await, "202 ", "{note}");
+    }
+    assert_eq!(server.world.all(|seen| seen.rpc().starts_with("notifications/")).len(), 0);
+    let own_id = json!({"jsonrpc": "2.0", "id": own, "method": "ping"}).to_string();
+    assert_eq!(client.post(own_id).await.verdict().await, format!("200 -32600 id \"{own}\""));
+    assert_eq!(client.delete().await.status, StatusCode::OK);
+    assert_eq!(client.post(call(1)).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(server.world.all(|seen| seen.method == http::Method::DELETE).len(), 0);
+}
+
+/// LEG-12.
+#[tokio::test]
+async fn leg_12_the_messages_of_an_array_are_answered_together() {
+    let server = stateless(|_| None).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-03-26", &json!({})).await;
+    let note = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
+    let ping = json!({"jsonrpc": "2.0", "id": "p", "method": "ping"}).to_string();
+    let opening = request(3, "initialize", &json!({}));
+    let odd = r#"{"jsonrpc":"2.0","id":4,"method":7}"#;
+    let batch = [call(1), note.clone(), ping, call(2), opening, odd.to_owned()].join(",");
+    let reply = client.post(format!("[{batch}]")).await;
+    assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("application/json")));
+    let answers: Vec<Value> = serde_json::from_str(&reply.text().await).unwrap();
+    let told: Vec<_> = answers.iter().map(|one| (&one["id"], &one["result"], &one["error"]["code"])).collect();
+    let (none, one, two, empty) = (Value::Null, json!({"n": 1}), json!({"n": 2}), json!({}));
+    let ids = [json!(1), json!("p"), json!(2), json!(3), json!(4)];
+    let invalid = json!(-32600);
+    assert_eq!(
+        told,
+        [
+            (&ids[0], &one, &none),
+            (&ids[1], &empty, &none),
+            (&ids[2], &two, &none),
+            (&ids[3], &none, &invalid),
+            (&ids[4], &none, &invalid),
+        ]
+    );
+    assert_eq!(client.post(format!("[{note}]")).await.status, StatusCode::ACCEPTED);
+    let newer = open(&gate, "2025-11-25", &json!({})).await;
+    assert_eq!(newer.post(format!("[{note}]")).await.status, StatusCode::BAD_REQUEST);
+    assert_eq!(ask(&newer, "ping", &json!({})).await["result"], json!({}));
+}
+
+/// LEG-12, MOD-22: what is said before the last answer makes a stream of them, progress under each request's token.
+#[tokio::test]
+async fn leg_12_what_comes_before_the_answers_of_an_array_makes_a_stream_of_them() {
+    let (events, once) = Once::events();
+    let script = move |seen: &Seen| {
+        if seen.body["params"]["name"] != "slow" {
+            return None;
+        }
+        let step = json!({"progressToken": seen.body["params"]["_meta"]["progressToken"], "progress": 1.5});
+        events.message(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": step}));
+        events.result(seen, &json!({"content": [], "resultType": "complete"}));
+        once.take()
+    };
+    let server = stateless(script).await;
+    let gate = Gate::before(&server).await;
+    let client = open(&gate, "2025-03-26", &json!({})).await;
+    let slow = request(1, "tools/call", &json!({"name": "slow", "arguments": {}, "_meta": {"progressToken": "p"}}));
+    let ping = json!({"jsonrpc": "2.0", "id": "x", "method": "ping"}).to_string();
+    let mut stream = Stream::of(client.post(format!("[{slow},{ping}]")).await);
+    assert_eq!(stream.next().await.unwrap()["id"], "x", "what is there already comes first");
+    let step = stream.next().await.unwrap();
+    assert_eq!(step["params"], json!({"progressToken": "p", "progress": 1.5}));
+    let last = stream.next().await.unwrap();
+    assert_eq!((&last["id"], &last["result"]), (&json!(1), &json!({"content": []})));
+}

@@ -1,0 +1,206 @@
+//! A server with tasks of its own. Its tools do nothing by themselves: the test says how their tasks stand.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use super::client::Gate;
+use super::in_time;
+use super::talk::RELATED;
+use super::upstream::{Events, Reply, Seen, Server, answer, json_text};
+
+/// One task, or one plain call.
+struct Made {
+    seen: Seen,
+    status: &'static str,
+    end: Value,
+    /// Streams of `tasks/result` that wait, and their ids.
+    waiting: Vec<(Value, Events)>,
+}
+
+#[derive(Default)]
+struct Kept {
+    made: Vec<Made>,
+    /// The stream of the first session.
+    get: Option<Events>,
+    /// How often it was opened.
+    opened: usize,
+    others: Vec<Events>,
+    /// The request that is asked on every stream of `tasks/result`.
+    question: Option<Value>,
+    /// Sessions are not ended.
+    keeps_sessions: bool,
+    /// Nobody is told of any tool.
+    hides_tools: bool,
+}
+
+/// A gateway in front of such a server.
+pub(crate) struct Relay {
+    pub(crate) gate: Gate,
+    pub(crate) server: Server,
+    kept: Arc<Mutex<Kept>>,
+}
+
+/// The upstream's id of its task `n`.
+pub(crate) fn id_of(n: usize) -> String {
+    format!("upstream-{n}")
+}
+
+impl Relay {
+    pub(crate) async fn new() -> Self {
+        let kept = Arc::new(Mutex::new(Kept::default()));
+        let script = Arc::clone(&kept);
+        let server = Server::start(move |seen| serve(&mut script.lock(), seen)).await;
+        let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
+        *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
+        let gate = Gate::with(server.address, "[upstreams.up.tasks]\npoll_interval = \"100ms\"").await;
+        Self { gate, server, kept }
+    }
+
+    /// The upstream's task `n`, once it was made: the request that made it.
+    pub(crate) async fn made(&self, n: usize) -> Seen {
+        self.server.world.nth(n, |seen| seen.is_call() && seen.body["params"]["task"].is_object()).await
+    }
+
+    /// How a task stands from now on.
+    pub(crate) fn stands(&self, n: usize, status: &'static str) {
+        self.kept.lock().made[n].status = status;
+    }
+
+    /// Ends a task with a result or an error.
+    pub(crate) fn end(&self, n: usize, status: &'static str, end: &Value) {
+        let mut kept = self.kept.lock();
+        let made = &mut kept.made[n];
+        (made.status, made.end) = (status, end.clone());
+        for (id, events) in made.waiting.drain(..) {
+            events.message(&message(&id, end, n));
+        }
+    }
+
+    /// Asks something on every stream of `tasks/result`.
+    pub(crate) fn ask(&self, question: Value) {
+        self.kept.lock().question = Some(question);
+    }
+
+    /// Returns once the first session's stream was opened anew.
+    pub(crate) async fn until_reopened(&self) {
+        let opened = self.kept.lock().opened;
+        in_time(async {
+            while self.kept.lock().opened == opened {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+        .await;
+    }
+
+    /// Returns once nobody reads the first session's stream.
+    pub(crate) async fn until_closed(&self) {
+        let stream = self.kept.lock().get.clone().expect("a stream is open");
+        stream.left().await;
+    }
+
+    /// The server refuses to end sessions.
+    pub(crate) fn keep_sessions(&self) {
+        self.kept.lock().keeps_sessions = true;
+    }
+
+    /// The server does not answer who asks for its tools.
+    pub(crate) fn hide_tools(&self) {
+        self.kept.lock().hides_tools = true;
+    }
+
+    /// Says something on the stream of the first session, which is a client's own.
+    pub(crate) fn say(&self, message: &Value) {
+        self.kept.lock().get.as_ref().expect("a stream is open").message(message);
+    }
+}
+
+fn serve(kept: &mut Kept, seen: &Seen) -> Option<Reply> {
+    match (seen.method.as_str(), seen.rpc()) {
+        ("GET", _) => {
+            // One stream for each session, as the SDKs have it.
+            if seen.header("mcp-session-id") == Some("s-1") && kept.get.as_ref().is_some_and(Events::is_open) {
+                return Some(super::upstream::status(409));
+            }
+            let (events, reply) = Events::open();
+            if seen.header("mcp-session-id") == Some("s-1") {
+                kept.get = Some(events);
+                kept.opened += 1;
+            } else {
+                // Of the gateway's own session, which is to stay open.
+                kept.others.push(events);
+            }
+            Some(reply)
+        }
+        ("DELETE", _) if kept.keeps_sessions => Some(super::upstream::status(405)),
+        (_, "tools/list") if kept.hides_tools => {
+            let (events, reply) = Events::open();
+            kept.others.push(events);
+            Some(reply)
+        }
+        (_, "tools/list") => {
+            let tool = |name: &str, support: &str| json!({"name": name, "inputSchema": {"type": "object"}, "execution": {"taskSupport": support}});
+            let tools = [tool("must", "required"), tool("may", "optional"), tool("plain", "forbidden")];
+            Some(answer(seen, &json!({"tools": tools})))
+        }
+        (_, "tools/call") if seen.body["params"]["task"].is_object() => {
+            kept.made.push(Made { seen: seen.clone(), status: "working", end: Value::Null, waiting: Vec::new() });
+            Some(answer(seen, &json!({"task": fields(kept, kept.made.len() - 1)})))
+        }
+        (_, "tools/call") if seen.body["params"]["name"] == "must" => Some(refused(seen, -32601)),
+        (_, "tasks/get" | "tasks/result" | "tasks/cancel") => Some(about(kept, seen)),
+        _ => None,
+    }
+}
+
+fn about(kept: &mut Kept, seen: &Seen) -> Reply {
+    let named = seen.body["params"]["taskId"].as_str().and_then(|id| id.strip_prefix("upstream-")?.parse().ok());
+    // A task belongs to the session that made it.
+    let is_here = |n: &usize| {
+        kept.made.get(*n).is_some_and(|made| made.seen.header("mcp-session-id") == seen.header("mcp-session-id"))
+    };
+    let Some(n) = named.filter(is_here) else { return refused(seen, -32602) };
+    if seen.rpc() == "tasks/cancel" {
+        kept.made[n].status = "cancelled";
+    }
+    if seen.rpc() != "tasks/result" {
+        return answer(seen, &fields(kept, n));
+    }
+    let (events, reply) = Events::open();
+    if let Some(question) = &kept.question {
+        let mut question = question.clone();
+        question["params"]["_meta"][RELATED] = json!({"taskId": id_of(n)});
+        events.message(&question);
+    }
+    let made = &mut kept.made[n];
+    if made.end.is_null() {
+        made.waiting.push((seen.body["id"].clone(), events));
+    } else {
+        events.message(&message(&seen.body["id"], &made.end, n));
+    }
+    reply
+}
+
+fn fields(kept: &Kept, n: usize) -> Value {
+    json!({
+        "taskId": id_of(n), "status": kept.made[n].status, "createdAt": "2026-01-01T00:00:00.000Z",
+        "lastUpdatedAt": "2026-01-01T00:00:00.000Z", "ttl": 60_000, "pollInterval": 50,
+    })
+}
+
+fn message(id: &Value, end: &Value, n: usize) -> Value {
+    let mut message = end.clone();
+    message["jsonrpc"] = json!("2.0");
+    message["id"] = id.clone();
+    if message["result"].is_object() {
+        message["result"]["_meta"][RELATED] = json!({"taskId": id_of(n)});
+    }
+    message
+}
+
+fn refused(seen: &Seen, code: i64) -> Reply {
+    let error = json!({"code": code, "message": "refused"});
+    json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string())
+}

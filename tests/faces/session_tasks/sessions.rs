@@ -1,0 +1,74 @@
+//! Tasks and the session that they were made in: it may be lost, ended, or moved.
+
+use http::StatusCode;
+use serde_json::json;
+
+use super::talk::{Person, Stage};
+
+/// T-31: tasks outlive the session, and the upstream's session lives until they have ended.
+#[tokio::test]
+async fn t_31_the_end_of_a_session_waits_for_its_tasks() {
+    let stage = Stage::new().await;
+    let person = stage.person().await;
+    let other = stage.person().await;
+    let tasks = [person.start().await["taskId"].clone(), person.start().await["taskId"].clone()];
+    let calls = [stage.call().await, stage.call().await];
+    assert_eq!(person.client.delete().await.status, StatusCode::OK);
+    assert_eq!(person.request(1, "tasks/get", &json!({"taskId": tasks[0]})).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(other.task(&tasks[0]).await["status"], "working", "its owner reads it in another session");
+    let [first, second] = calls;
+    first.answer(&json!({"content": []}));
+    second.ask(&json!(0), "roots/list", &json!({}));
+    other.until(&tasks[1], "input_required").await;
+    let deletes = || stage.server.world.all(|seen| seen.method == "DELETE");
+    assert_eq!(deletes().len(), 0, "a task still runs");
+    second.answer(&json!({"content": []}));
+    other.until(&tasks[1], "completed").await;
+    let ended = stage.server.world.first(|seen| seen.method == "DELETE").await;
+    assert_eq!(ended.header("mcp-session-id"), Some("s-1"));
+    assert_eq!(deletes().len(), 1);
+    assert_eq!(other.client.delete().await.status, StatusCode::OK, "nothing runs here");
+    stage.server.world.first(|seen| seen.method == "DELETE" && seen.header("mcp-session-id") == Some("s-2")).await;
+}
+
+/// Design: a lost session is renewed once, and the call that it refused is sent once more.
+#[tokio::test]
+async fn a_call_that_met_a_lost_session_is_sent_once_more_in_a_new_one() {
+    let stage = Stage::new().await;
+    let person = stage.person().await;
+    // Then the server need not be asked for the tool, and the call is what meets the lost session.
+    person.answered("tools/list", &json!({})).await;
+    stage.server.world.forget();
+    let task = person.start().await["taskId"].clone();
+    let call = stage.call().await;
+    assert_eq!(call.seen.header("mcp-session-id"), Some("s-2"));
+    let sent = stage.server.world.all(|seen| seen.is_call());
+    assert_eq!(sent.len(), 2, "once refused, once taken");
+    assert_eq!(sent[0].body["id"], sent[1].body["id"]);
+    call.answer(&json!({"content": []}));
+    person.until(&task, "completed").await;
+    let answer = person.client.post(super::client::call(1));
+    let (reply, arrived) = tokio::join!(answer, async {
+        let arrived = stage.call().await;
+        assert_eq!(arrived.seen.header("mcp-session-id"), Some("s-2"), "the pipe knows it too");
+        arrived.answer(&json!({}));
+    });
+    let () = arrived;
+    assert_eq!(reply.status, StatusCode::OK);
+}
+
+/// A question finds the client in whichever of its sessions it looks after the task.
+#[tokio::test]
+async fn a_question_goes_to_the_session_that_asked_last() {
+    let stage = Stage::new().await;
+    let person = stage.person().await;
+    let task = person.start().await["taskId"].clone();
+    let call = stage.call().await;
+    let other: Person = stage.person().await;
+    let mut own = other.listen().await;
+    assert_eq!(other.task(&task).await["status"], "working");
+    call.ask(&json!(0), "roots/list", &json!({}));
+    let question = own.next_of("roots/list").await;
+    other.respond(&question["id"], &json!({"roots": []})).await;
+    other.until(&task, "working").await;
+}

@@ -1,0 +1,117 @@
+//! What clients are told of a task that nobody asked about: progress, log messages, how it stands.
+
+use serde_json::{Value, json};
+
+use super::talk::{Arrived, RELATED, Stage, Stream};
+
+fn progress(call: &Arrived, progress: u32) {
+    let token = &call.seen.body["params"]["_meta"]["progressToken"];
+    let params =
+        json!({"progressToken": token, "progress": progress, "total": 4, "message": format!("step {progress}")});
+    call.say(&json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params}));
+}
+
+fn with_token(token: &Value) -> Value {
+    json!({"name": "work", "task": {}, "_meta": {"progressToken": token}})
+}
+
+/// L25-27, L25-46, L25-47, T-73: the call's own token, rising, until the end.
+#[tokio::test]
+async fn l25_46_47_progress_bears_the_token_of_the_call_until_the_end() {
+    let stage = Stage::new().await;
+    let person = stage.person().await;
+    let mut own = person.listen().await;
+    let task = person.start_with(&with_token(&json!("mine"))).await["taskId"].clone();
+    let call = stage.call().await;
+    assert_ne!(call.seen.body["params"]["_meta"]["progressToken"], "mine", "upstream it is the gateway's");
+    progress(&call, 1);
+    let first = own.next_of("notifications/progress").await;
+    let expected = json!({
+        "progressToken": "mine", "progress": 1, "total": 4, "message": "step 1", "_meta": {RELATED: {"taskId": task}},
+    });
+    assert_eq!(first["params"], expected);
+    let waiting = person.client.connections.spawn(person.result(4, &task));
+    // Until somebody waits, the session's own stream is told.
+    let mut step = 2;
+    while !waiting.is_finished() {
+        progress(&call, step);
+        step += 1;
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+    }
+    let mut stream = Stream::of(waiting.await.unwrap());
+    let on_result = stream.next().await.unwrap();
+    assert_eq!(
+        (&on_result["method"], &on_result["params"]["progressToken"]),
+        (&json!("notifications/progress"), &json!("mine"))
+    );
+    progress(&call, 1);
+    person.answered("tasks/cancel", &json!({"taskId": task})).await;
+    progress(&call, 1_000_000);
+    let rest = stream.rest().await;
+    let told: Vec<_> = rest.iter().filter(|message| message["method"] == "notifications/progress").collect();
+    assert!(told.iter().all(|message| message["params"]["progress"].as_u64() > Some(1)), "T-73: {told:?}");
+    assert!(told.iter().all(|message| message["params"]["progress"] != 1_000_000), "L25-47");
+    assert_eq!(rest.last().unwrap()["id"], 4);
+}
+
+/// L25-27: log messages too say which task they belong to; without a token there is no progress.
+#[tokio::test]
+async fn l25_27_log_messages_name_the_task_and_progress_needs_a_token() {
+    let stage = Stage::new().await;
+    let person = stage.person().await;
+    let mut own = person.listen().await;
+    let task = person.start().await["taskId"].clone();
+    let call = stage.call().await;
+    progress(&call, 1);
+    let params = json!({"level": "info", "data": {"n": 1}});
+    call.say(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params}));
+    loop {
+        let message = own.next().await.unwrap();
+        assert_ne!(message["method"], "notifications/progress", "there is no token");
+        if message["method"] == "notifications/message" {
+            assert_eq!(message["params"]["_meta"][RELATED], json!({"taskId": task}));
+            assert_eq!(message["params"]["data"], json!({"n": 1}));
+            return;
+        }
+    }
+}
+
+/// L25-31, L25-32.
+#[tokio::test]
+async fn l25_31_32_the_session_is_told_how_its_task_stands() {
+    let stage = Stage::new().await;
+    let person = stage.person().await;
+    let mut own = person.listen().await;
+    let task = person.start().await;
+    let call = stage.call().await;
+    progress(&call, 3);
+    let working = own.next_of("notifications/tasks/status").await;
+    assert_eq!(working["params"]["status"], "working");
+    if working["params"]["statusMessage"].is_null() {
+        assert_eq!(own.next_of("notifications/tasks/status").await["params"]["statusMessage"], "step 3");
+    }
+    call.answer(&json!({"content": []}));
+    let ended = loop {
+        let told = own.next_of("notifications/tasks/status").await;
+        if told["params"]["status"] != "working" {
+            break told;
+        }
+    };
+    let mut keys: Vec<_> = ended["params"].as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    let all = ["createdAt", "lastUpdatedAt", "pollInterval", "status", "statusMessage", "taskId", "ttl"];
+    assert_eq!((keys, &ended["params"]["status"]), (all.to_vec(), &json!("completed")), "L25-31: no _meta");
+    assert_eq!(ended["params"]["createdAt"], task["createdAt"]);
+}
+
+/// A server without a stream of its own: its clients have one all the same, for their tasks.
+#[tokio::test]
+async fn a_session_has_a_stream_for_its_tasks_though_its_server_has_none() {
+    let server = super::upstream::Server::polite().await;
+    let gate = super::client::Gate::before(&server).await;
+    let person = super::talk::Person::meet(&gate, "2025-11-25", &json!({})).await;
+    let mut own = person.listen().await;
+    let task = person.start_with(&json!({"name": "work", "arguments": {"n": 1}, "task": {}})).await;
+    let told = own.next_of("notifications/tasks/status").await;
+    assert_eq!(told["params"]["taskId"], task["taskId"]);
+}

@@ -1,0 +1,391 @@
+//! The session face alone, in paused time: life signs, silence, and whose session it is.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::bytes::Bytes;
+use async_trait::async_trait;
+use futures_util::stream;
+use http::{HeaderMap, HeaderValue, Method, StatusCode};
+use http_body_util::{BodyExt, Full, StreamBody};
+use hyper::body::Frame;
+use parking_lot::Mutex;
+use serde_json::json;
+use taskgate::engine::{AdmissionLimits, Engine};
+use taskgate::face::http::{AcceptedTypes, Carriage, Inbound, Response};
+use taskgate::face::sealed::{KeyRing, Sealer};
+use taskgate::face::session::{SessionFace, SessionServed};
+use taskgate::store::MemoryStore;
+use taskgate::task::{GatewayFault, ManualClock, Mode, Principal, ToolPolicy, ToolRules};
+use taskgate::upstream::conduit::{Conduit, ConduitBody, ConduitRequest, ConduitResponse, Content, OwnSession, Verb};
+use taskgate::upstream::http::Life;
+use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::upstream::{Timeouts, Upstream};
+use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::client::{KEY, call, initialize};
+
+/// A server that answers calls after a while, in pieces that come after a while.
+#[derive(Debug)]
+pub(crate) struct Slow {
+    name: Arc<str>,
+    head_after: Duration,
+    content: Content,
+    pieces: Vec<(Duration, &'static str)>,
+    pub(crate) sent: Mutex<Vec<Bytes>>,
+    makes_streams: bool,
+}
+
+impl Slow {
+    pub(crate) fn new(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Arc<Self> {
+        Arc::new(Self {
+            name: Arc::from("slow"),
+            head_after,
+            content,
+            pieces: pieces.to_vec(),
+            sent: Mutex::default(),
+            makes_streams: false,
+        })
+    }
+
+    /// The same behind another transport.
+    pub(crate) fn made(pieces: &[(Duration, &'static str)]) -> Arc<Self> {
+        let Ok(slow) = Arc::try_unwrap(Self::new(Duration::ZERO, Content::Events, pieces)) else { unreachable!() };
+        Arc::new(Self { makes_streams: true, ..slow })
+    }
+}
+
+#[async_trait]
+impl Conduit for Slow {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        client
+    }
+
+    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+        None
+    }
+
+    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+        let response = |content, body: ConduitBody| ConduitResponse {
+            status: StatusCode::OK,
+            content,
+            retry_after: None,
+            session: Some(HeaderValue::from_static("s-1")),
+            body,
+        };
+        if let Verb::Post(message) | Verb::Note(message) | Verb::PostWith { message, .. } = &request.verb {
+            self.sent.lock().push(message.clone());
+            if message.windows(12).any(|bytes| bytes == b"\"initialize\"") {
+                let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});
+                let text = json!({"jsonrpc": "2.0", "id": 0, "result": result}).to_string();
+                let body = Full::from(text).map_err(|never| match never {}).boxed_unsync();
+                return Ok(response(Content::Json, body));
+            }
+        }
+        tokio::time::sleep(self.head_after).await;
+        let pieces = stream::unfold(self.pieces.clone().into_iter(), |mut pieces| async {
+            let (after, text) = pieces.next()?;
+            tokio::time::sleep(after).await;
+            Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()))), pieces))
+        });
+        Ok(response(self.content, StreamBody::new(pieces).boxed_unsync()))
+    }
+
+    fn makes_streams(&self) -> bool {
+        self.makes_streams
+    }
+
+    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+        unreachable!("no task runs in a session here")
+    }
+}
+
+pub(crate) fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
+    face_with(Arc::<Slow>::clone(conduit), timeouts, true)
+}
+
+pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
+    let in_flight_max = NonZeroUsize::new(10).unwrap();
+    let settings = SlotSettings { in_flight_max, queue_max: 10, queue_deadline: Duration::from_secs(30) };
+    let default = ToolPolicy {
+        mode: Mode::Auto,
+        grace: Duration::from_secs(2),
+        ttl: Duration::from_secs(60),
+        ttl_max: Duration::from_secs(60),
+        keep_result_min: Duration::from_secs(60),
+        poll_interval: Duration::from_secs(1),
+        deadline: Duration::from_secs(3600),
+        early_input: taskgate::task::EarlyInput::Task,
+        after_crash: taskgate::task::AfterCrash::Fail,
+        input_deadline: Duration::from_secs(1800),
+        result_bytes_max: 1 << 20,
+        immediate_response: None,
+        limits: taskgate::task::CallLimits::default(),
+        fallback: taskgate::task::Fallback::Hold,
+    };
+    let limits =
+        AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: 1 << 20 };
+    let store = Arc::new(MemoryStore::new(1 << 20));
+    SessionFace::new(SessionServed {
+        engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
+        conduit,
+        slots: Arc::new(Slots::new(Arc::from("slow"), settings)),
+        queue_deadline: settings.queue_deadline,
+        rules: ToolRules { patterns: Vec::new(), default },
+        timeouts,
+        call_timeouts: timeouts,
+        edited_bytes_max: 1 << 20,
+        life_signs,
+        sealer: Arc::new(Sealer::new(KeyRing::parse(KEY).unwrap())),
+        clock: Arc::new(ManualClock::default()),
+        random: || 7,
+        life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        leaving: CancellationToken::new(),
+        listeners: taskgate::face::stateless::listen::Listeners::new(CancellationToken::new()),
+        pool: None,
+        bridge: None,
+    })
+}
+
+/// One client of the face.
+pub(crate) struct Caller {
+    principal: Principal,
+    session: Option<HeaderValue>,
+    accepted: AcceptedTypes,
+}
+
+impl Caller {
+    pub(crate) async fn open(face: &SessionFace) -> Self {
+        Self::open_as(face, "2025-11-25").await
+    }
+
+    pub(crate) async fn open_as(face: &SessionFace, version: &str) -> Self {
+        let mut caller = Self { principal: Principal::local(), session: None, accepted: AcceptedTypes::Both };
+        let reply = caller.post(face, initialize(version, &json!({}))).await;
+        caller.session = reply.headers().get("mcp-session-id").cloned();
+        caller
+    }
+
+    pub(crate) async fn post(&self, face: &SessionFace, body: String) -> Response {
+        let inbound = self.inbound(body);
+        let message = envelope::read(&inbound.body, ScanLimits::CLIENT).unwrap();
+        face.post(&inbound, message).await
+    }
+
+    /// Takes up a stream.
+    pub(crate) async fn get(&self, face: &SessionFace, last_event: &str) -> Response {
+        let mut inbound = Inbound { method: Method::GET, ..self.inbound(String::new()) };
+        inbound.headers.insert("last-event-id", HeaderValue::from_str(last_event).unwrap());
+        face.get(&inbound).await
+    }
+
+    /// Posts an array of messages.
+    pub(crate) async fn post_all(&self, face: &SessionFace, messages: &[String]) -> Response {
+        let inbound = self.inbound(format!("[{}]", messages.join(",")));
+        let read = messages.iter().map(|text| Bytes::from(text.clone()));
+        let read = read.map(|bytes| (envelope::read(&bytes, ScanLimits::CLIENT), bytes)).collect();
+        face.post_batch(&inbound, read).await
+    }
+
+    fn inbound(&self, body: String) -> Inbound {
+        let mut headers = HeaderMap::new();
+        if let Some(session) = &self.session {
+            headers.insert("mcp-session-id", session.clone());
+        }
+        Inbound {
+            method: Method::POST,
+            path: "/mcp".to_owned(),
+            query: None,
+            headers,
+            body: Bytes::from(body),
+            principal: self.principal.clone(),
+            accepted: self.accepted,
+            received_at: Instant::now(),
+            carriage: Carriage::Request,
+        }
+    }
+}
+
+pub(crate) async fn text(response: Response) -> String {
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// A stream without the names that the gateway gives its events, and without the empty one in front.
+pub(crate) fn without_ids(said: &str) -> String {
+    let is_own = |line: &&str| line.strip_prefix("id: ").is_some_and(|id| id.len() > 33 && id.as_bytes()[32] == b'-');
+    let kept: String = said.split_inclusive('\n').filter(|line| !is_own(line)).collect();
+    kept.strip_prefix("data:\n\n").map_or_else(|| kept.clone(), str::to_owned)
+}
+
+pub(crate) const fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+pub(crate) const RESULT: &str = "{\"jsonrpc\":\"2.0\",\n\"id\":1,\"result\":{\"n\":1.10}}";
+
+/// T-22: a session of somebody else is one that there is not.
+/// LEG-18.
+#[tokio::test(start_paused = true)]
+async fn a_session_is_its_owners_alone() {
+    let conduit = Slow::new(Duration::ZERO, Content::Json, &[(Duration::ZERO, RESULT)]);
+    let face = face(&conduit, Timeouts::default());
+    let mut caller = Caller::open(&face).await;
+    assert_eq!(caller.post(&face, call(1)).await.status(), StatusCode::OK);
+    caller.principal = Principal::new("key:other");
+    assert_eq!(caller.post(&face, call(1)).await.status(), StatusCode::NOT_FOUND);
+}
+
+/// GW-26: silence of any length, a comment every 15 seconds.
+#[tokio::test(start_paused = true)]
+async fn a_silent_call_begins_a_stream_and_answers_in_it() {
+    let pieces = [(Duration::ZERO, &RESULT[..20]), (seconds(1), &RESULT[20..])];
+    let conduit = Slow::new(seconds(50), Content::Json, &pieces);
+    let face = face(&conduit, Timeouts::default());
+    let mut caller = Caller::open(&face).await;
+    let began = Instant::now();
+    let response = caller.post(&face, call(1)).await;
+    assert_eq!(began.elapsed(), seconds(15));
+    assert_eq!(response.headers()["content-type"], "text/event-stream");
+    let event = format!("event: message\ndata: {}\n\n", RESULT.replace('\n', "\ndata: "));
+    assert_eq!(without_ids(&text(response).await), format!(":\n\n:\n\n:\n\n{event}"), "at 15, 30 and 45 seconds");
+    caller.accepted = AcceptedTypes::Json;
+    let response = caller.post(&face, call(1)).await;
+    assert_eq!(text(response).await, RESULT, "a client that takes no stream waits");
+}
+
+const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
+
+#[tokio::test(start_paused = true)]
+async fn comments_stand_between_events_and_never_in_one() {
+    let pieces =
+        [(Duration::ZERO, "data: 1\n\n"), (seconds(31), "data: ha"), (seconds(40), "lf\n\n"), (seconds(16), ANSWER)];
+    let conduit = Slow::new(Duration::ZERO, Content::Events, &pieces);
+    let face = face(&conduit, Timeouts::default());
+    let caller = Caller::open(&face).await;
+    let response = caller.post(&face, call(1)).await;
+    assert_eq!(text(response).await, format!("data: 1\n\n:\n\n:\n\ndata: half\n\n:\n\n{ANSWER}"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_past_its_limit_is_an_error_and_the_upstream_is_told() {
+    let limits = Timeouts { first_byte: Some(seconds(20)), idle: Some(seconds(10)) };
+    for (head_after, pieces) in
+        [(seconds(60), vec![]), (seconds(1), vec![(seconds(0), "data: {}\n\n"), (seconds(60), "")])]
+    {
+        let conduit = Slow::new(head_after, Content::Events, &pieces);
+        let face = face(&conduit, limits);
+        let caller = Caller::open(&face).await;
+        let said = text(caller.post(&face, call(1)).await).await;
+        assert!(said.contains("\"id\":1,\"error\":{\"code\":-32603") && said.contains("upstream_timeout"), "{said}");
+        tokio::time::sleep(seconds(1)).await;
+        let sent = conduit.sent.lock();
+        let last = String::from_utf8(sent.last().unwrap().to_vec()).unwrap();
+        assert!(last.contains("notifications/cancelled") && last.contains("\"requestId\":1"), "{last}");
+    }
+}
+
+pub(crate) fn call_with_token(token: &serde_json::Value) -> String {
+    let params = json!({ "name": "t", "arguments": {}, "_meta": { "progressToken": token } });
+    json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params }).to_string()
+}
+
+/// The values of all progress in a stream, and the stream with `P` in place of those events that are signs.
+pub(crate) fn progress(said: &str) -> (Vec<f64>, String) {
+    let mut values = Vec::new();
+    let mut shown = String::new();
+    for event in said.split_inclusive("\n\n") {
+        let data = event.split_once("data: ").map_or("null", |(_, data)| data);
+        let message: serde_json::Value = serde_json::from_str(data).unwrap_or_default();
+        values.extend(message["params"]["progress"].as_f64());
+        shown.push_str(
+            if event.starts_with("event: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\"") {
+                "P"
+            } else {
+                event
+            },
+        );
+    }
+    (values, shown)
+}
+
+const ONE: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":1.50}}\n\n";
+pub(crate) const ZERO: &str = "id: 7\ndata: {\"jsonrpc\": \"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"\\u0070\",\"progress\":0,\"message\":\"m\"}}\n\n";
+pub(crate) const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
+
+/// MOD-22, GW-26: between whole events, above what was shown and below what comes, none after the
+/// answer.
+#[tokio::test(start_paused = true)]
+async fn silence_shows_as_progress_to_clients_that_want_it() {
+    // Half an event goes on once it shows that it is no question.
+    let (head, tail) = ONE.split_at(ONE.find("\"params\"").unwrap());
+    let pieces = [
+        (seconds(20), ZERO),
+        (seconds(31), head),
+        (seconds(40), tail),
+        (seconds(16), "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n"),
+        (seconds(16), LAST),
+        (seconds(31), ""),
+    ];
+    let conduit = Slow::new(seconds(16), Content::Events, &pieces);
+    let face = face(&conduit, Timeouts::default());
+    let caller = Caller::open(&face).await;
+    let began = Instant::now();
+    let response = caller.post(&face, call_with_token(&json!("p"))).await;
+    assert_eq!(began.elapsed(), seconds(15), "before there is a head");
+    let (values, shown) = progress(&without_ids(&text(response).await));
+    assert!(values.is_sorted_by(|one, next| one < next), "{values:?}");
+    assert_eq!(values.iter().filter(|value| **value == 1.5).count(), 1, "{values:?}");
+    let risen = ZERO.replace("\"progress\":0,", "\"progress\":0");
+    let (before, rest) = shown.split_once("id: 7\n").unwrap();
+    assert!(rest.contains("\"message\":\"m\"") && !rest.contains(&risen), "the event keeps its other members: {rest}");
+    assert_eq!(before, "PP");
+    let (_, rest) = rest.split_once("\n\n").unwrap();
+    assert_eq!(
+        rest,
+        format!("PP{ONE}Pdata: {{\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}}\n\nP{LAST}:\n\n:\n\n")
+    );
+}
+
+/// Servers write comments of their own, some every 15 seconds. A client that waits for progress sees none of them.
+#[tokio::test(start_paused = true)]
+async fn a_comment_of_the_servers_is_no_progress() {
+    let comment = || (seconds(14), ": ping\n\n");
+    let pieces = [(seconds(1), ONE), comment(), comment(), comment(), comment(), (seconds(1), LAST)];
+    let conduit = Slow::new(Duration::ZERO, Content::Events, &pieces);
+    let face = face(&conduit, Timeouts::default());
+    let caller = Caller::open(&face).await;
+    let (_, shown) = progress(&text(caller.post(&face, call_with_token(&json!("p"))).await).await);
+    assert_eq!(shown.matches('P').count(), 3, "at 16, 31 and 46 seconds: {shown}");
+    assert_eq!(shown.matches(": ping\n\n").count(), 4, "they pass all the same: {shown}");
+    let (_, shown) = progress(&text(caller.post(&face, call(1)).await).await);
+    assert!(!shown.contains("\n\n:\n\n"), "without a token a comment is as good as another: {shown}");
+}
+
+/// Nobody is shown what was not asked for.
+#[tokio::test(start_paused = true)]
+async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
+    let conduit = Slow::new(seconds(20), Content::Json, &[(Duration::ZERO, RESULT)]);
+    for (life_signs, token, expected) in [
+        (true, json!("p"), 1),
+        (true, json!(7), 1),
+        (true, json!(null), 0),
+        (true, json!({}), 0),
+        (false, json!("p"), 0),
+    ] {
+        let face = face_with(Arc::<Slow>::clone(&conduit), Timeouts::default(), life_signs);
+        let caller = Caller::open(&face).await;
+        let said = text(caller.post(&face, call_with_token(&token)).await).await;
+        let (values, shown) = progress(&without_ids(&said));
+        assert_eq!((values.len(), shown.contains(":\n\n")), (expected, expected == 0), "{life_signs} {token}");
+    }
+}

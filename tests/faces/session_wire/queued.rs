@@ -1,0 +1,81 @@
+//! Calls that wait for a place at the upstream, and are cancelled before they have one.
+
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::client::{BOTH, Client, Gate, Reply, call};
+use super::upstream::{Events, Once, Seen, Server, in_time};
+
+/// A server whose first call waits for the test, and a gateway that lets one call run at a time.
+async fn crowded() -> (Events, Server, Gate) {
+    let (events, once) = Once::events();
+    let server = Server::start(move |seen| if seen.is_call() { once.take() } else { None }).await;
+    let gate = Gate::with(server.address, "in_flight_max = 1").await;
+    (events, server, gate)
+}
+
+/// Takes the only place.
+async fn hold(client: &Client, events: &Events) -> Reply {
+    events.raw(":\n\n");
+    let mut held = client.post(call(1)).await;
+    held.until("\n\n").await;
+    held
+}
+
+/// Posts a message, and cancels request 2 until that is answered.
+async fn cancelled(client: &Client, body: String) -> Reply {
+    let (poster, cancel) = (client.clone(), json!({"requestId": 2}));
+    let waiting = client.connections.spawn(async move { poster.post(body).await });
+    let notice = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": cancel}).to_string();
+    for _ in 0..100 {
+        assert_eq!(client.post(notice.clone()).await.status, StatusCode::ACCEPTED);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        if waiting.is_finished() {
+            break;
+        }
+    }
+    in_time(waiting).await.unwrap()
+}
+
+fn calls(server: &Server) -> Vec<Value> {
+    server.world.all(Seen::is_call).into_iter().map(|seen| seen.body["id"].clone()).collect()
+}
+
+/// LEG-14: what was cancelled in time is never run, and has no response.
+#[tokio::test]
+async fn leg_14_a_call_that_is_cancelled_while_it_waits_for_a_place_is_never_sent() {
+    for (accept, status) in [(BOTH, StatusCode::OK), ("application/json", StatusCode::ACCEPTED)] {
+        let (events, server, gate) = crowded().await;
+        let client = gate.client().await;
+        let held = hold(&client, &events).await;
+        let mut other = client.clone();
+        other.accept = accept;
+        let reply = cancelled(&other, call(2)).await;
+        assert_eq!((reply.status, reply.text().await), (status, String::new()), "{accept}");
+        drop(events);
+        drop(held);
+        assert_eq!(client.post(call(3)).await.json().await["result"], json!({"n": 3}));
+        assert_eq!(calls(&server), [json!(1), json!(3)], "{accept}");
+    }
+}
+
+/// A session reaches no call of another one.
+#[tokio::test]
+async fn a_cancel_reaches_the_waiting_calls_of_its_own_session_alone() {
+    let (events, server, gate) = crowded().await;
+    let (client, stranger) = (gate.client().await, gate.client().await);
+    let held = hold(&client, &events).await;
+    let poster = client.clone();
+    let waiting = client.connections.spawn(async move { poster.post(call(2)).await });
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}});
+    for _ in 0..10 {
+        assert_eq!(stranger.post(cancel.to_string()).await.status, StatusCode::ACCEPTED);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    drop(events);
+    drop(held);
+    assert_eq!(in_time(waiting).await.unwrap().json().await["result"], json!({"n": 2}));
+    assert_eq!(calls(&server), [json!(1), json!(2)]);
+}

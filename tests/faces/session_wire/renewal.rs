@@ -1,0 +1,121 @@
+//! An upstream that has lost a session gets another one, and the client notices nothing.
+
+use futures_util::future::join_all;
+use http::StatusCode;
+use serde_json::json;
+
+use super::client::{Gate, call};
+use super::upstream::{Once, Seen, Server};
+
+/// Both ways in which servers say that they do not know a session.
+const LOST: [u16; 2] = [404, 400];
+
+#[tokio::test]
+async fn a_restart_of_the_upstream_between_two_calls_goes_unnoticed() {
+    for status in LOST {
+        let server = Server::polite().await;
+        *server.world.lost_status.lock() = Some(status);
+        let gate = Gate::before(&server).await;
+        let client = gate.client().await;
+        for told in [
+            r#"{"jsonrpc":"2.0","id":7,"method":"logging/setLevel","params":{"level":"debug"}}"#,
+            r#"{"jsonrpc":"2.0","id":8,"method":"resources/subscribe","params":{"uri":"x://kept"}}"#,
+            r#"{"jsonrpc":"2.0","id":9,"method":"resources/subscribe","params":{"uri":"x://left"}}"#,
+            r#"{"jsonrpc":"2.0","id":10,"method":"resources/unsubscribe","params":{"uri":"x://left"}}"#,
+        ] {
+            assert_eq!(client.post(told).await.status, StatusCode::OK);
+        }
+        server.world.forget();
+        let reply = client.post(call(1)).await;
+        assert_eq!(reply.json().await["result"], json!({"n": 1}));
+        let all = server.world.all(|_| true);
+        let order: Vec<_> = all.iter().map(|seen| (seen.rpc(), seen.header("mcp-session-id"))).collect();
+        let expected = [
+            ("tools/call", Some("s-1")),
+            ("initialize", None),
+            ("notifications/initialized", Some("s-2")),
+            ("logging/setLevel", Some("s-2")),
+            ("resources/subscribe", Some("s-2")),
+            ("tools/call", Some("s-2")),
+        ];
+        assert_eq!(order, expected, "{status}: refused once, run once");
+        let params = json!({
+            "protocolVersion": "2025-11-25",
+            "capabilities": {"roots": {}, "sampling": {}, "elicitation": {}},
+            "clientInfo": {"name": "raw", "version": "1"},
+        });
+        assert_eq!(all[1].body["params"], params, "as the client introduced itself");
+        assert!(all[1].body["id"].as_str().unwrap().starts_with("tg:"));
+        assert_eq!(all[3].body["params"], json!({"level": "debug"}));
+        assert_eq!(all[4].body["params"], json!({"uri": "x://kept"}));
+        assert_eq!(client.post(call(2)).await.status, StatusCode::OK);
+        assert_eq!(server.world.count("initialize"), 1, "the new session is remembered");
+    }
+}
+
+#[tokio::test]
+async fn fifty_calls_that_wait_share_one_handshake() {
+    let server = Server::polite().await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    server.world.forget();
+    let bodies: Vec<String> = (1..=50).map(call).collect();
+    let replies = join_all(bodies.iter().map(|body| client.post(body.clone()))).await;
+    for (n, reply) in (1..).zip(replies) {
+        assert_eq!(reply.json().await["result"], json!({"n": n}));
+    }
+    assert_eq!(server.world.count("initialize"), 1);
+    let run = server.world.all(|seen| seen.is_call() && seen.header("mcp-session-id") == Some("s-2"));
+    assert_eq!(run.len(), 50, "each tool ran once");
+}
+
+#[tokio::test]
+async fn the_clients_stream_goes_to_the_new_session() {
+    let (events, stream) = Once::events();
+    let server = Server::start(move |seen| (seen.method == "GET").then(|| stream.take()).flatten()).await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    server.world.forget();
+    events.raw("data: {}\n\n");
+    let mut reply = client.get(Some("e-1")).await;
+    assert_eq!(reply.until("\n\n").await, "data: {}\n\n");
+    let gets = server.world.all(|seen| seen.method == "GET");
+    let seen: Vec<_> = gets.iter().map(|seen| (seen.header("mcp-session-id"), seen.header("last-event-id"))).collect();
+    assert_eq!(seen, [(Some("s-1"), Some("e-1")), (Some("s-2"), None)], "event ids belong to their session");
+}
+
+#[tokio::test]
+async fn an_answer_to_a_question_of_a_lost_session_goes_nowhere() {
+    let server = Server::polite().await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    server.world.forget();
+    assert_eq!(client.post(r#"{"jsonrpc":"2.0","id":0,"result":{}}"#).await.status, StatusCode::ACCEPTED);
+    assert_eq!(server.world.count("initialize"), 0);
+    let note = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
+    assert_eq!(client.post(note).await.status, StatusCode::ACCEPTED);
+    let noted = server.world.all(|seen| seen.bytes == note.as_bytes());
+    assert_eq!(noted.last().and_then(|seen| seen.header("mcp-session-id")), Some("s-2"));
+}
+
+#[tokio::test]
+async fn a_session_that_is_lost_again_and_again_is_an_error_and_no_loop() {
+    let server = Server::start(|seen| seen.is_call().then(|| super::upstream::status(404))).await;
+    let gate = Gate::before(&server).await;
+    let reply = gate.client().await.post(call(1)).await;
+    assert_eq!(reply.status, StatusCode::OK);
+    let error = reply.json().await["error"].clone();
+    assert_eq!((&error["code"], &error["data"]["reason"]), (&json!(-32603), &json!("upstream_session_lost")));
+    assert_eq!((server.world.count("initialize"), server.world.count("tools/call")), (2, 2));
+}
+
+#[tokio::test]
+async fn an_ended_session_is_not_opened_anew() {
+    let server = Server::polite().await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client().await;
+    assert_eq!(client.delete().await.status, StatusCode::OK);
+    server.world.forget();
+    assert_eq!(client.post(call(1)).await.status, StatusCode::NOT_FOUND);
+    assert_eq!(server.world.all(|_: &Seen| true).len(), 0);
+}

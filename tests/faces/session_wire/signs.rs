@@ -1,0 +1,252 @@
+//! Signs of life where several requests share a stream, and where a task is waited for; in paused time.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+use taskgate::face::session::SessionFace;
+use taskgate::task::{Answer, GatewayFault};
+use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, Content, OwnSession};
+use taskgate::upstream::{
+    BeginError, CallContext, Exchange, ExchangeEvent, Lost, News, Progress, ResumeToken, ServerFacts, Timeouts,
+    Upstream, UpstreamRequest,
+};
+use taskgate::wire::{Payload, ProtocolVersion, RpcError};
+use tokio::sync::broadcast;
+use tokio::time::{Instant, sleep_until};
+
+use super::client::call;
+use super::face::{Caller, LAST, RESULT, Slow, ZERO, call_with_token, face_with, progress, seconds, text};
+
+const RELATED: &str = "io.modelcontextprotocol/related-task";
+
+/// A server whose calls, made as tasks, say what they have to say at fixed moments.
+#[derive(Debug)]
+struct Timed {
+    inner: Arc<Slow>,
+    name: Arc<str>,
+    events: Vec<(Duration, ExchangeEvent)>,
+}
+
+#[async_trait]
+impl Conduit for Timed {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        client
+    }
+
+    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+        None
+    }
+
+    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+        self.inner.send(request).await
+    }
+
+    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+        Arc::new(Calls { name: Arc::clone(&self.name), events: self.events.clone() })
+    }
+}
+
+#[derive(Debug)]
+struct Calls {
+    name: Arc<str>,
+    events: Vec<(Duration, ExchangeEvent)>,
+}
+
+#[async_trait]
+impl Upstream for Calls {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        unreachable!("nobody asks what the server is")
+    }
+
+    async fn begin(&self, _: UpstreamRequest, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        let now = Instant::now();
+        Ok(Box::new(Steps(self.events.iter().cloned().map(|(after, event)| (now + after, event)).collect())))
+    }
+
+    async fn resume(&self, _: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        unreachable!("nothing is taken up again")
+    }
+
+    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+        unreachable!("nobody listens")
+    }
+
+    async fn close(&self) {}
+}
+
+struct Steps(VecDeque<(Instant, ExchangeEvent)>);
+
+#[async_trait]
+impl Exchange for Steps {
+    async fn next(&mut self) -> ExchangeEvent {
+        sleep_until(self.0[0].0).await;
+        self.0.pop_front().unwrap().1
+    }
+
+    async fn answer(&mut self, _: &Payload, _: Answer) -> Result<(), Lost> {
+        Ok(())
+    }
+
+    async fn cancel(&mut self, _: &str) {}
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        None
+    }
+}
+
+/// A face whose task says 1.5 after 20 seconds, 0.5 after 40, and ends after 58.
+fn face(life_signs: bool) -> SessionFace {
+    let step = |value: f64| {
+        ExchangeEvent::Progress(Progress { progress: Payload::of(&value), total: Some(Payload::of(&9)), message: None })
+    };
+    let result = ExchangeEvent::Returned(Payload::of(&json!({"content": []})));
+    let events = vec![(seconds(20), step(1.5)), (seconds(40), step(0.5)), (seconds(58), result)];
+    let inner = Slow::new(Duration::ZERO, Content::Json, &[]);
+    let timed = Timed { inner, name: Arc::from("timed"), events };
+    face_with(Arc::new(timed), Timeouts::default(), life_signs)
+}
+
+async fn json_of(response: taskgate::face::http::Response) -> Value {
+    serde_json::from_str(&text(response).await).unwrap()
+}
+
+/// The id of a task whose call bears this progress token.
+async fn task(caller: &Caller, face: &SessionFace, token: &Value) -> Value {
+    let mut body: Value = serde_json::from_str(&call_with_token(token)).unwrap();
+    body["params"]["task"] = json!({});
+    let handle = json_of(caller.post(face, body.to_string()).await).await;
+    handle["result"]["task"]["taskId"].clone()
+}
+
+fn wait_for(task: &Value) -> String {
+    json!({"jsonrpc": "2.0", "id": 5, "method": "tasks/result", "params": {"taskId": task}}).to_string()
+}
+
+fn messages(said: &str) -> Vec<Value> {
+    let data = |event: &str| event.lines().filter_map(|line| line.strip_prefix("data: ")).collect::<String>();
+    said.split("\n\n")
+        .map(data)
+        .filter(|data| !data.is_empty())
+        .map(|data| serde_json::from_str(&data).unwrap())
+        .collect()
+}
+
+/// L25-46, L25-47, T-73, GW-26: under the token of the task's call, rising, none after the outcome.
+#[tokio::test(start_paused = true)]
+async fn l25_46_a_silent_task_shows_that_it_lives_under_the_token_of_its_call() {
+    let face = face(true);
+    let caller = Caller::open_as(&face, "2025-11-25").await;
+    let task = task(&caller, &face, &json!("p")).await;
+    let began = Instant::now();
+    let response = caller.post(&face, wait_for(&task)).await;
+    assert_eq!(began.elapsed(), seconds(15));
+    let said = text(response).await;
+    // The handle waited for the outcome for a moment.
+    assert_eq!(began.elapsed(), seconds(58) - Duration::from_millis(100), "no sign outlives the task");
+    let (values, shown) = progress(&said);
+    assert!(values.is_sorted_by(|one, next| one < next), "what rises never falls: {values:?}");
+    assert_eq!(values.len(), 4, "signs at 15, 35 and 50 seconds, 1.5 at 20: {said}");
+    assert!(values[0] > 0.0 && values[0] < 0.1 && values[2] < 1.51, "{values:?}");
+    assert_eq!(values[1].to_string(), "1.5");
+    assert!(shown.starts_with("PPPP") && !shown.contains(":\n\n"), "{shown}");
+    let all = messages(&said);
+    for message in &all[..4] {
+        assert_eq!(message["params"]["progressToken"], "p");
+        assert_eq!(message["params"]["_meta"][RELATED], json!({"taskId": task}));
+    }
+    assert_eq!(all[2]["params"]["total"], 9, "what there is in all is told again");
+    assert_eq!((all.len(), &all[4]["id"]), (5, &json!(5)));
+    let late = text(caller.post(&face, wait_for(&task)).await).await;
+    assert!(!late.contains("notifications/progress"), "{late}");
+}
+
+/// Nobody is shown what was not asked for.
+#[tokio::test(start_paused = true)]
+async fn a_silent_task_whose_call_wants_no_progress_shows_comments() {
+    for (life_signs, token) in [(false, json!("p")), (true, json!(null)), (true, json!({}))] {
+        let face = face(life_signs);
+        let caller = Caller::open_as(&face, "2025-11-25").await;
+        let task = task(&caller, &face, &token).await;
+        let said = text(caller.post(&face, wait_for(&task)).await).await;
+        let real = usize::from(token == "p");
+        assert_eq!((progress(&said).0.len(), said.contains(":\n\n")), (real, true), "{life_signs} {token}: {said}");
+    }
+}
+
+/// LEG-08: no message goes out on two streams.
+#[tokio::test(start_paused = true)]
+async fn leg_08_of_those_who_wait_for_a_task_the_newest_alone_sees_signs() {
+    let face = face(true);
+    let caller = Caller::open_as(&face, "2025-11-25").await;
+    let task = task(&caller, &face, &json!("p")).await;
+    let begin = || async { text(caller.post(&face, wait_for(&task)).await).await };
+    let newer = async {
+        tokio::time::sleep(seconds(1)).await;
+        begin().await
+    };
+    let (older, newer) = tokio::join!(begin(), newer);
+    assert_eq!((progress(&older).0.len(), older.matches(":\n\n").count()), (0, 3), "{older}");
+    assert_eq!((progress(&newer).0.len(), newer.matches(":\n\n").count()), (4, 0), "{newer}");
+}
+
+/// A cancelled task says nothing more of its progress (L25-47).
+#[tokio::test(start_paused = true)]
+async fn l25_47_a_cancelled_task_shows_no_sign() {
+    let face = face(true);
+    let caller = Caller::open_as(&face, "2025-11-25").await;
+    let task = task(&caller, &face, &json!("p")).await;
+    let waiting = async { text(caller.post(&face, wait_for(&task)).await).await };
+    let cancel = json!({"jsonrpc": "2.0", "id": 6, "method": "tasks/cancel", "params": {"taskId": task}});
+    let cancelling = async {
+        tokio::time::sleep(seconds(16)).await;
+        caller.post(&face, cancel.to_string()).await
+    };
+    let (said, _) = tokio::join!(waiting, cancelling);
+    assert_eq!(progress(&said).0.len(), 1, "the one before the cancel: {said}");
+}
+
+/// MOD-22, GW-26: each request of an array under its own token; those without one show nothing.
+#[tokio::test(start_paused = true)]
+async fn requests_of_an_array_show_that_they_live_each_under_its_own_token() {
+    let pieces = [(seconds(20), ZERO), (seconds(20), LAST)];
+    for (life_signs, content, pieces) in [
+        (true, Content::Json, vec![(Duration::ZERO, RESULT)]),
+        (true, Content::Events, pieces.to_vec()),
+        (false, Content::Json, vec![(Duration::ZERO, RESULT)]),
+    ] {
+        let conduit = Slow::new(seconds(40), content, &pieces);
+        let face = face_with(conduit, Timeouts::default(), life_signs);
+        let caller = Caller::open_as(&face, "2025-03-26").await;
+        let two = call_with_token(&json!("p"));
+        let said = text(caller.post_all(&face, &[call(2), two.clone(), two.replace("\"p\"", "\"q\"")]).await).await;
+        let tokens = |token: &str| {
+            let mine = messages(&said).into_iter().filter(|message| message["params"]["progressToken"] == token);
+            mine.map(|message| message["params"]["progress"].as_f64().unwrap()).collect::<Vec<_>>()
+        };
+        let (signs, others) = match (life_signs, content) {
+            (false, _) => (0, 0),
+            // At 15 and 30 seconds, before there is a head.
+            (true, Content::Json) => (2, 2),
+            // The upstream's own zero, in three answers, is below the signs of the first token.
+            (true, Content::Events | Content::Other) => (7, 4),
+        };
+        let (mine, theirs) = (tokens("p"), tokens("q"));
+        if content == Content::Json {
+            assert!(mine.is_sorted_by(|one, next| one < next), "{mine:?}");
+            assert_eq!(said.contains(":\n\n"), !life_signs, "{said}");
+        }
+        assert_eq!((mine.len(), theirs.len()), (signs, others), "{life_signs} {content:?}: {said}");
+        assert_eq!(messages(&said).iter().filter(|message| message["id"] == 1).count(), 3, "{said}");
+    }
+}

@@ -1,0 +1,240 @@
+//! Clients that are newer or older than their upstream.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+
+use super::client::{Client, Gate, call, initialize};
+use super::upstream::{Once, Seen, Server};
+
+/// Asks for `client`, of an upstream that speaks `upstream` alone (`""`: whatever it is asked for). Says what
+/// the upstream was asked for, what the client was told, and the header of a later request.
+async fn handshake(client: &str, upstream: &'static str) -> (String, String, Option<String>) {
+    let server = Server::polite().await;
+    if !upstream.is_empty() {
+        *server.world.introduction.lock() = json!({ "protocolVersion": upstream });
+    }
+    let gate = Gate::before(&server).await;
+    let client = gate.client_of(client).await;
+    assert_eq!(client.post(call(1)).await.status, StatusCode::OK);
+    let asked = server.world.first(|seen| seen.rpc() == "initialize").await;
+    let header = server.world.first(Seen::is_call).await.header("mcp-protocol-version").map(str::to_owned);
+    (asked.body["params"]["protocolVersion"].as_str().unwrap().to_owned(), client.version.unwrap(), header)
+}
+
+/// LEG-02: at most 2025-11-25 is answered.
+#[tokio::test]
+async fn a_version_without_sessions_is_answered_with_the_newest_that_has_them() {
+    for (client, upstream, asked, told, header) in [
+        ("2026-07-28", "", "2025-11-25", "2025-11-25", Some("2025-11-25")),
+        ("2026-06-30", "", "2025-11-25", "2025-11-25", Some("2025-11-25")),
+        ("1999-01-01", "", "2025-11-25", "2025-11-25", Some("2025-11-25")),
+    ] {
+        let expected = (asked.to_owned(), told.to_owned(), header.map(str::to_owned));
+        assert_eq!(handshake(client, upstream).await, expected, "{client} before {upstream}");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_speaks_no_session_version_is_malformed() {
+    let server = Server::polite().await;
+    *server.world.introduction.lock() = json!({ "protocolVersion": "2026-07-28" });
+    let gate = Gate::before(&server).await;
+    let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
+    let error = reply.json().await["error"].clone();
+    assert_eq!((&error["code"], &error["data"]["reason"]), (&json!(-32603), &json!("upstream_malformed")));
+}
+
+/// UPC-22.
+#[tokio::test]
+async fn an_upstream_that_refuses_newer_versions_is_asked_for_its_own() {
+    let server = Server::start(|seen| {
+        let is_newer = seen.body["params"]["protocolVersion"] != "2025-03-26";
+        let error =
+            json!({"code": -32602, "message": "Unsupported", "data": {"supported": ["2025-03-26", "2024-11-05"]}});
+        (seen.rpc() == "initialize" && is_newer).then(|| {
+            super::upstream::json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string())
+        })
+    })
+    .await;
+    let gate = Gate::before(&server).await;
+    let client = gate.client_of("2025-11-25").await;
+    assert_eq!(client.version.as_deref(), Some("2025-11-25"));
+    let asked: Vec<Value> = server
+        .world
+        .all(|seen| seen.rpc() == "initialize")
+        .iter()
+        .map(|seen| seen.body["params"]["protocolVersion"].clone())
+        .collect();
+    assert_eq!(asked, [json!("2025-11-25"), json!("2025-03-26")]);
+    assert_eq!(client.post(call(1)).await.status, StatusCode::OK);
+}
+
+/// LEG-05.
+#[tokio::test]
+async fn only_a_version_that_nobody_knows_is_refused_in_the_header() {
+    let server = Server::polite().await;
+    let gate = Gate::before(&server).await;
+    let mut client = gate.client().await;
+    for (version, status) in [(None, 200), (Some("2025-03-26"), 200), (Some("2025-11-25"), 200), (Some("v9"), 400)] {
+        client.version = version.map(str::to_owned);
+        assert_eq!(client.post(call(1)).await.status.as_u16(), status, "{version:?}");
+    }
+}
+
+/// A kind of client: its version, whether it names it in a header, whether it knows priming events and arrays, and
+/// whether it is offered tasks.
+struct Kind {
+    version: &'static str,
+    names_it: bool,
+    knows_primers: bool,
+    knows_arrays: bool,
+    has_tasks: bool,
+}
+
+/// GW-01: 2024-11-05 too.
+const CLIENTS: [Kind; 4] = [
+    Kind { version: "2024-11-05", names_it: false, knows_primers: false, knows_arrays: false, has_tasks: false },
+    Kind { version: "2025-03-26", names_it: false, knows_primers: false, knows_arrays: true, has_tasks: false },
+    Kind { version: "2025-06-18", names_it: true, knows_primers: false, knows_arrays: false, has_tasks: false },
+    Kind { version: "2025-11-25", names_it: true, knows_primers: true, knows_arrays: false, has_tasks: true },
+];
+
+/// A version of upstreams, and the header with which they want it repeated (UPC-25).
+const UPSTREAMS: [(&str, Option<&str>); 4] = [
+    ("2024-11-05", None),
+    ("2025-03-26", None),
+    ("2025-06-18", Some("2025-06-18")),
+    ("2025-11-25", Some("2025-11-25")),
+];
+
+const PRIMER: &str = "id: 1\nretry: 3000\ndata:\n\n";
+const REST: &str = ": c\n\ndata: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
+const LOG: &str = r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"n":1.10}}"#;
+const RESULT: &str = r#"{"jsonrpc":"2.0","id":1,"result":{"z":1,"a":2}}"#;
+
+/// A client of one kind in front of an upstream of one version, whose first call is answered with `sent`.
+struct Pair {
+    server: Server,
+    client: Client,
+    _gate: Gate,
+}
+
+impl Pair {
+    async fn meet(kind: &Kind, upstream: &str, media: &'static str, sent: &str) -> Self {
+        let (body, stream) = Once::body(media);
+        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        *server.world.introduction.lock() = json!({ "protocolVersion": upstream });
+        for piece in sent.as_bytes().chunks(7) {
+            body.raw(piece.to_vec());
+        }
+        let gate = Gate::before(&server).await;
+        let mut client = gate.client_of(kind.version).await;
+        assert_eq!(client.version.as_deref(), Some(kind.version), "LEG-02");
+        if !kind.names_it {
+            client.version = None;
+        }
+        Self { server, client, _gate: gate }
+    }
+
+    async fn shown(&self) -> String {
+        let reply = self.client.post(call(1)).await;
+        assert_eq!(reply.status, StatusCode::OK);
+        reply.text().await
+    }
+}
+
+fn pairs() -> impl Iterator<Item = (&'static Kind, &'static str, Option<&'static str>, String)> {
+    CLIENTS.iter().flat_map(|kind| {
+        UPSTREAMS.map(|(upstream, header)| (kind, upstream, header, format!("{} before {upstream}", kind.version)))
+    })
+}
+
+/// UPC-25: the upstream is asked for the client's version, and later told its own on every
+/// request, where its version has that header.
+#[tokio::test]
+async fn each_side_hears_of_its_own_version_alone() {
+    for (kind, upstream, header, name) in pairs() {
+        let pair = Pair::meet(kind, upstream, "application/json", RESULT).await;
+        let ready = pair.client.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).await;
+        assert_eq!(ready.status, StatusCode::ACCEPTED, "{name}");
+        assert_eq!(pair.shown().await, RESULT, "{name}");
+        // The server has no such stream. Where there are tasks, they may have something to say on it.
+        let stream = if kind.has_tasks { StatusCode::OK } else { StatusCode::METHOD_NOT_ALLOWED };
+        assert_eq!(pair.client.get(None).await.status, stream, "{name}");
+        assert_eq!(pair.client.delete().await.status, StatusCode::OK, "{name}");
+        let seen = pair.server.world.all(|_| true);
+        assert_eq!(seen[0].body["params"]["protocolVersion"], kind.version, "{name}");
+        let headers: Vec<_> = seen.iter().map(|seen| seen.header("mcp-protocol-version")).collect();
+        assert_eq!(headers, [None, header, header, header, header], "{name}");
+    }
+}
+
+/// T-28: older clients take the empty data for JSON.
+/// LEG-10.
+#[tokio::test]
+async fn priming_events_are_kept_from_clients_that_do_not_know_them() {
+    for (kind, upstream, _, name) in pairs() {
+        let pair = Pair::meet(kind, upstream, "text/event-stream", &format!("{PRIMER}{REST}")).await;
+        let expected = if kind.knows_primers { format!("{PRIMER}{REST}") } else { REST.to_owned() };
+        assert_eq!(pair.shown().await, expected, "{name}");
+    }
+}
+
+/// UPC-26: arrays of a 2025-03-26 server are taken apart for clients that have none. Servers of other
+/// versions send none; what looks like one passes as it is.
+#[tokio::test]
+async fn arrays_reach_only_clients_that_know_them() {
+    let array = format!("[{LOG}, {RESULT}]");
+    let event = format!("id: 7\ndata: {array}\n\n");
+    let split = format!("event: message\ndata: {LOG}\n\nevent: message\ndata: {RESULT}\n\n");
+    let split_event = format!("data: {LOG}\n\nid: 7\ndata: {RESULT}\n\n");
+    for (kind, upstream, _, name) in pairs() {
+        let is_split = upstream == "2025-03-26" && !kind.knows_arrays;
+        for (media, sent, taken_apart) in
+            [("application/json", &array, &split), ("text/event-stream", &event, &split_event)]
+        {
+            let pair = Pair::meet(kind, upstream, media, sent).await;
+            let expected = if is_split { taken_apart } else { sent };
+            assert_eq!(pair.shown().await, *expected, "{name}, {media}");
+        }
+    }
+}
+
+/// UPC-26: whatever the upstream speaks, it is sent no array.
+#[tokio::test]
+async fn arrays_are_taken_from_clients_that_have_them() {
+    for (kind, upstream, _, name) in pairs() {
+        let pair = Pair::meet(kind, upstream, "application/json", RESULT).await;
+        let reply = pair.client.post(format!("[{},{}]", call(2), call(3))).await;
+        let calls = if kind.knows_arrays {
+            assert_eq!(reply.status, StatusCode::OK, "{name}");
+            reply.text().await;
+            2
+        } else {
+            assert_eq!(reply.verdict().await, "400 -32600", "{name}");
+            0
+        };
+        assert_eq!(pair.server.world.count("tools/call"), calls, "{name}");
+    }
+}
+
+/// GW-05: what an older version has no words for is not said to an upstream that speaks it.
+/// LEG-16.
+#[tokio::test]
+async fn an_upstream_is_told_what_its_version_has_words_for() {
+    let said = json!({"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}});
+    let known = json!({"elicitation": {}, "sampling": {"tools": {}}});
+    for (protocol, told) in [("2025-11-25", &said), ("2025-06-18", &known)] {
+        let server = Server::polite().await;
+        let gate = Gate::with(server.address, &format!("protocol = \"{protocol}\"")).await;
+        let mut client = gate.stranger();
+        let reply = client.post(initialize("2025-11-25", &said)).await;
+        client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
+        assert_eq!(reply.json().await["result"]["protocolVersion"], "2025-11-25", "the client's own version");
+        server.world.forget();
+        assert_eq!(client.post(call(1)).await.status, StatusCode::OK);
+        let anew = server.world.first(|seen| seen.rpc() == "initialize").await;
+        assert_eq!(anew.body["params"]["protocolVersion"], protocol);
+        assert_eq!(anew.body["params"]["capabilities"], *told, "{protocol}");
+    }
+}

@@ -1,0 +1,173 @@
+//! How a stream ends, and what becomes of its calls; and a client that does not read.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http::{Method, Response};
+use http_body_util::{BodyExt as _, StreamBody};
+use hyper::body::Frame;
+use serde_json::json;
+use tokio::sync::Notify;
+
+use super::client::{ADA, Gate};
+use super::upstream::{Reply, Seen, Server, answer, in_time, polite};
+
+/// A server whose calls of `held` wait for a word.
+async fn holding() -> (Server, Arc<Notify>) {
+    let word = Arc::new(Notify::new());
+    let heard = Arc::clone(&word);
+    let server = Server::slow(move |seen: Seen, world| {
+        let heard = Arc::clone(&heard);
+        async move {
+            if seen.is_call() && seen.body["params"]["name"] == "held" {
+                heard.notified().await;
+            }
+            Some(polite(&seen, &world))
+        }
+    });
+    (server.await, word)
+}
+
+/// LEG-19: the connection is the session, and its calls end with it.
+#[tokio::test]
+async fn a_stream_that_breaks_cancels_its_calls_and_ends_its_session() {
+    let (server, _word) = holding().await;
+    let gate = Gate::before(server).await;
+    let stream = gate.client("2024-11-05").await;
+    let endpoint = stream.endpoint.clone();
+    stream.call(1, "held", json!({})).await;
+    let call = gate.server.world.first(Seen::is_call).await;
+    let address = stream.address;
+    drop(stream);
+    let world = &gate.server.world;
+    let cancelled = world.first(|seen| seen.rpc() == "notifications/cancelled").await;
+    assert_eq!(cancelled.body["params"]["requestId"], 1);
+    let ended = world.first(|seen| seen.method == Method::DELETE).await;
+    assert_eq!(ended.header("mcp-session-id"), call.header("mcp-session-id"));
+    let ping = || {
+        let request = super::client::request("POST", &endpoint, ADA).header("content-type", "application/json");
+        request.body(r#"{"jsonrpc":"2.0","id":9,"method":"ping"}"#.into()).unwrap()
+    };
+    assert_eq!(super::client::whole(address, ping()).await.0, 404);
+    let mut again = gate.client("2024-11-05").await;
+    again.call(2, "quick", json!({ "n": 2 })).await;
+    assert_eq!(again.message().await["result"]["n"], 2, "a new stream is a new session");
+}
+
+#[tokio::test]
+async fn a_drain_hears_out_a_call_and_then_ends_the_stream() {
+    let (server, word) = holding().await;
+    let gate = Gate::before(server).await;
+    let mut idle = gate.client("2024-11-05").await;
+    let mut busy = gate.client("2024-11-05").await;
+    busy.call(1, "held", json!({ "n": 1 })).await;
+    gate.server.world.first(Seen::is_call).await;
+    let Gate { server: _server, gateway, .. } = gate;
+    let draining = gateway.drain(Duration::ZERO);
+    let watching = async {
+        assert_eq!(idle.text().await, None, "with nothing under way it ends at once");
+        assert!(busy.is_silent().await, "it is waited for");
+        word.notify_one();
+        assert_eq!(busy.message().await["result"]["n"], 1);
+        assert_eq!(busy.text().await, None);
+    };
+    in_time(async { tokio::join!(draining, watching) }).await;
+}
+
+/// F24: what a reload replaces ends once nothing is under way; what it keeps does not notice.
+#[tokio::test]
+async fn a_reload_ends_the_streams_of_an_upstream_that_changed() {
+    let (server, word) = holding().await;
+    let mut gate = Gate::before(server).await;
+    let (mut idle, mut busy) = (gate.client("2024-11-05").await, gate.client("2024-11-05").await);
+    busy.call(1, "held", json!({ "n": 1 })).await;
+    gate.server.world.first(Seen::is_call).await;
+    gate.gateway.reload(gate.config.clone()).unwrap();
+    assert!(idle.is_silent().await, "nothing changed");
+    idle.call(1, "quick", json!({ "n": 3 })).await;
+    assert_eq!(idle.message().await["result"]["n"], 3, "its messages are taken as before");
+    gate.config.upstreams[0].result_bytes_max += 1;
+    gate.gateway.reload(gate.config.clone()).unwrap();
+    assert_eq!(idle.text().await, None);
+    let question = busy.post(r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#).await;
+    assert_eq!(question.0, 202, "what is still open is still found");
+    assert_eq!(busy.message().await["id"], 2);
+    word.notify_one();
+    assert_eq!(busy.message().await["result"]["n"], 1);
+    assert_eq!(busy.text().await, None);
+    let mut again = gate.client("2024-11-05").await;
+    again.call(1, "quick", json!({ "n": 4 })).await;
+    assert_eq!(again.message().await["result"]["n"], 4);
+}
+
+/// Pieces of 64 KiB without end, each counted as it is taken.
+fn flood(seen: &Seen, taken: &Arc<AtomicUsize>) -> Reply {
+    let params = json!({ "level": "info", "data": "x".repeat(64 << 10) });
+    let message = json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params });
+    let event = Bytes::from(format!("data: {message}\n\n"));
+    let pieces = stream::unfold((event, Arc::clone(taken)), |(event, taken)| async move {
+        let n = taken.fetch_add(1, Ordering::Relaxed);
+        // Far more than all buffers on the way hold together.
+        (n < 4_000).then(|| (Ok::<_, io::Error>(Frame::data(event.clone())), (event, taken)))
+    });
+    let mut reply = Response::new(StreamBody::new(pieces).boxed_unsync());
+    reply.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
+    assert!(seen.is_call());
+    reply
+}
+
+/// B158, SEC-11.
+#[tokio::test]
+async fn a_client_that_does_not_read_holds_up_its_server_and_nobody_else() {
+    let taken = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&taken);
+    let server = Server::start(move |seen| {
+        (seen.is_call() && seen.body["params"]["name"] == "flood").then(|| flood(seen, &counted))
+    });
+    let gate = Gate::before(server.await).await;
+    let (slow, mut other) = (gate.client("2024-11-05").await, gate.client("2024-11-05").await);
+    slow.call(1, "flood", json!({})).await;
+    let mut before = 0;
+    in_time(async {
+        loop {
+            tokio::time::sleep(Duration::from_millis(300)).await;
+            let now = taken.load(Ordering::Relaxed);
+            if now > 0 && now == before {
+                return;
+            }
+            before = now;
+        }
+    })
+    .await;
+    assert!(before < 1_000, "{before} pieces were taken from the server");
+    for id in 1..=20 {
+        other.call(id, "quick", json!({ "n": id })).await;
+        assert_eq!(other.message().await["result"]["n"], id);
+    }
+    drop(slow);
+    gate.server.world.first(|seen| seen.method == Method::DELETE).await;
+}
+
+/// A client that POSTs without end and never reads finds its POSTs waiting, and nothing is lost of what was taken.
+#[tokio::test]
+async fn what_was_taken_with_202_is_answered_once_its_client_reads() {
+    let server = Server::start(|seen| {
+        let text = "x".repeat(32 << 10);
+        seen.is_call().then(|| answer(seen, &json!({ "content": [], "text": text })))
+    });
+    let gate = Gate::open(server.await, "").await;
+    let mut stream = gate.client("2024-11-05").await;
+    for id in 1..=300 {
+        stream.call(id, "large", json!({})).await;
+    }
+    let mut ids = Vec::new();
+    for _ in 1..=300 {
+        ids.push(stream.message().await["id"].as_u64().unwrap());
+    }
+    ids.sort_unstable();
+    assert_eq!(ids, (1..=300).collect::<Vec<_>>());
+}

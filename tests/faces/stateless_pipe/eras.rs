@@ -1,0 +1,131 @@
+//! How the gateway finds out what an upstream speaks, and what it costs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::StatusCode;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::client::Gate;
+use super::peers::{VERSION, body, client, gate, introduce, post, server};
+use super::upstream::{Once, Reply, Seen, Server, answer, json_text, status};
+
+fn error(seen: &Seen, code: u16, error: i64, data: &serde_json::Value) -> Reply {
+    let error = json!({"code": error, "message": "m", "data": data});
+    let mut reply = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
+    *reply.status_mut() = StatusCode::from_u16(code).unwrap();
+    reply
+}
+
+/// Whether a stateless call came as it was, after the server answered `server/discover` so.
+async fn is_passed(discover: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> bool {
+    let server = Server::start(move |seen| match seen.rpc() {
+        "server/discover" => Some(discover(seen)),
+        // Otherwise a server of both eras.
+        "initialize" => None,
+        _ => introduce(seen),
+    })
+    .await;
+    let gate = gate(&server).await;
+    let reply = post(&client(&gate), &body("x/y", "")).await;
+    assert_eq!(server.world.count("server/discover"), 1);
+    match server.world.count("x/y") {
+        0 => assert_eq!(reply.verdict().await, "404 -32601 id \"ab\"", "unknown in front of sessions"),
+        _ => assert_eq!(reply.status.as_u16(), 200),
+    }
+    server.world.count("x/y") == 1
+}
+
+/// UPC-22.
+#[tokio::test]
+async fn upc22_the_answer_to_discover_says_the_era() {
+    let none = json!(null);
+    assert!(is_passed(|seen| introduce(seen).unwrap()).await, "a result");
+    assert!(is_passed(|seen| error(seen, 400, -32022, &json!({"supported": [VERSION]}))).await);
+    assert!(is_passed(|seen| error(seen, 400, -32020, &json!({}))).await);
+    assert!(is_passed(|seen| error(seen, 400, -32021, &json!({}))).await);
+    assert!(!is_passed(|seen| error(seen, 400, -32022, &json!({"supported": ["2025-11-25"]}))).await);
+    let legacy = json!({"supportedVersions": ["2025-11-25"], "capabilities": {}});
+    assert!(!is_passed(move |seen| answer(seen, &legacy)).await, "a result of other versions");
+    for code in [200, 400, 404] {
+        assert!(!is_passed(move |seen| error(seen, code, -32601, &json!({}))).await, "{code}");
+    }
+    let odd = none.clone();
+    assert!(!is_passed(move |seen| error(seen, 400, -32600, &odd)).await);
+    for code in [202, 401, 403, 404, 405, 500, 503] {
+        assert!(!is_passed(move |_| status(code)).await, "{code}");
+    }
+    assert!(!is_passed(|_| json_text("<html>")).await);
+}
+
+#[tokio::test]
+async fn an_upstream_that_hangs_costs_three_seconds_once() {
+    // Nothing comes on it, and it does not end.
+    let (_held, once) = Once::events();
+    let server = Server::start(move |seen| if seen.rpc() == "server/discover" { once.take() } else { None }).await;
+    let gate = gate(&server).await;
+    let client = client(&gate);
+    let began = Instant::now();
+    assert_eq!(post(&client, &body("prompts/list", "")).await.status.as_u16(), 200);
+    let first = began.elapsed();
+    assert!((Duration::from_secs(3)..Duration::from_secs(6)).contains(&first), "{first:?}");
+    assert_eq!(post(&client, &body("prompts/list", "")).await.status.as_u16(), 200);
+    assert!(began.elapsed() - first < Duration::from_secs(2), "asked once");
+    assert_eq!((server.world.count("server/discover"), server.world.count("initialize")), (1, 1));
+}
+
+/// UPC-22: another server stands behind the same address.
+#[tokio::test]
+async fn upc22_a_contradiction_is_asked_about_before_the_next_request() {
+    let is_replaced = Arc::new(AtomicBool::new(false));
+    let replaced = Arc::clone(&is_replaced);
+    let server = Server::start(move |seen| match (replaced.load(Ordering::SeqCst), seen.rpc()) {
+        (false, _) => introduce(seen),
+        (true, "initialize" | "notifications/initialized" | "") => None,
+        (true, _) if seen.header("mcp-session-id").is_some() => None,
+        (true, _) => Some(error(seen, 400, -32000, &json!({}))),
+    })
+    .await;
+    let gate = gate(&server).await;
+    let client = client(&gate);
+    let call = body("prompts/list", "");
+    assert_eq!(post(&client, &call).await.status.as_u16(), 200);
+    is_replaced.store(true, Ordering::SeqCst);
+    assert_eq!(post(&client, &call).await.verdict().await, "400 -32000 id \"ab\"");
+    assert_eq!(post(&client, &call).await.status.as_u16(), 200, "in a session now");
+    assert_eq!(server.world.count("initialize"), 1);
+    assert_eq!(server.world.count("server/discover"), 2);
+}
+
+/// A version that the operator fixed is not asked for.
+#[tokio::test]
+async fn a_fixed_version_is_believed() {
+    for (version, passed) in [(VERSION, 1), ("2025-06-18", 0)] {
+        let server = server(|seen| (seen.rpc() == "initialize").then(|| {
+            answer(seen, &json!({"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "n", "version": "1"}}))
+        }))
+        .await;
+        let gate = Gate::with(server.address, &format!("protocol = \"{version}\"")).await;
+        let _ = post(&client(&gate), &body("x/y", "")).await;
+        assert_eq!((server.world.count("server/discover"), server.world.count("x/y")), (0, passed), "{version}");
+    }
+}
+
+/// Each client's era, at a server of both.
+#[tokio::test]
+async fn a_server_of_both_eras_is_spoken_to_in_the_clients() {
+    let server = Server::start(|seen| if seen.rpc() == "initialize" { None } else { introduce(seen) }).await;
+    let gate = gate(&server).await;
+    let session = gate.client().await;
+    assert_eq!(session.post(super::client::call(1)).await.status.as_u16(), 200);
+    assert_eq!(server.world.count("server/discover"), 0, "session clients ask nothing");
+    assert_eq!(
+        post(&client(&gate), &body("tools/call", r#""name":"t","arguments":{"k":1}"#)).await.json().await["result"]["k"],
+        1
+    );
+    let calls = server.world.all(Seen::is_call);
+    let sessions: Vec<_> = calls.iter().map(|seen| seen.header("mcp-session-id").is_some()).collect();
+    assert_eq!(sessions, [true, false]);
+}

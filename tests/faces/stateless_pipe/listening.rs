@@ -1,0 +1,144 @@
+//! Listeners that name tasks, which are the gateway's, and what the server tells, on one stream.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::client::{Client, Gate, Reply};
+use super::in_time;
+use super::peers::{body_of, client, post, server};
+use super::speaker::{LISTEN, Speaker, TAG, TOOLS};
+use super::upstream::{Once, Seen, Server};
+
+const TAKES_TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
+const ALWAYS: &str = "[upstreams.up.tasks]\nmode = \"always\"\npoll_interval = \"100ms\"";
+
+async fn speaking(speaker: &Arc<Speaker>, calls: Option<Arc<Once>>) -> Server {
+    let speaker = Arc::clone(speaker);
+    server(move |seen| match &calls {
+        Some(calls) if seen.is_call() => calls.take(),
+        _ => speaker.reply(seen),
+    })
+    .await
+}
+
+async fn send(client: &Client, method: &str, params: &str) -> Reply {
+    post(client, &body_of(method, TAKES_TASKS, params)).await
+}
+
+/// A stream, message by message.
+struct Listener {
+    reply: Reply,
+    read: String,
+}
+
+impl Listener {
+    async fn open(client: &Client, notifications: &Value) -> Self {
+        let reply = send(client, LISTEN, &format!(r#""notifications":{notifications}"#)).await;
+        assert_eq!((reply.status.as_u16(), reply.header("content-type")), (200, Some("text/event-stream")));
+        Self { reply, read: String::new() }
+    }
+
+    async fn next(&mut self) -> Option<Value> {
+        in_time(async {
+            loop {
+                if let Some((event, rest)) = self.read.split_once("\n\n") {
+                    let data: String = event.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
+                    self.read = rest.to_owned();
+                    if !data.is_empty() {
+                        return Some(serde_json::from_str(&data).unwrap());
+                    }
+                    continue;
+                }
+                self.read.push_str(&self.reply.piece().await?);
+            }
+        })
+        .await
+    }
+
+    /// What the acknowledgement grants; it comes first (MOD-24).
+    async fn granted(&mut self) -> Value {
+        let first = self.next().await.unwrap();
+        assert_eq!(first["method"], "notifications/subscriptions/acknowledged");
+        assert_eq!(first["params"]["_meta"], json!({ TAG: "ab" }));
+        first["params"]["notifications"].clone()
+    }
+}
+
+/// EXT-49, EXT-51, MOD-24, MOD-25.
+#[tokio::test]
+async fn ext_49_tasks_and_what_the_server_tells_come_on_one_stream_under_the_clients_own_id() {
+    let speaker = Speaker::generous();
+    let (calls, once) = Once::events();
+    let server = speaking(&speaker, Some(once)).await;
+    let gate = Gate::with(server.address, ALWAYS).await;
+    let client = client(&gate);
+    let handle = send(&client, "tools/call", r#""name":"t""#).await.json().await["result"].take();
+    let id = handle["taskId"].as_str().unwrap();
+    let seen = server.world.first(Seen::is_call).await;
+    let wishes = json!({
+        "toolsListChanged": true, "promptsListChanged": true, "resourceSubscriptions": ["file:///a"],
+        "taskIds": [id, "x"],
+    });
+    let mut listener = Listener::open(&client, &wishes).await;
+    assert_eq!(listener.granted().await, json!({ "toolsListChanged": true, "taskIds": [id] }), "what is offered");
+    let told = speaker.stream(0).await;
+    assert_eq!(told.asked(), &json!({ "toolsListChanged": true }), "tasks are the gateway's own");
+    assert_ne!(told.seen.id(), "ab");
+    assert_eq!(listener.next().await.unwrap()["params"]["status"], "working", "a snapshot");
+    told.say(TOOLS, &json!({ "_meta": { "k": 1.5 } }));
+    let expected = json!({ "jsonrpc": "2.0", "method": TOOLS, "params": { "_meta": { "k": 1.5, TAG: "ab" } } });
+    assert_eq!(listener.next().await.unwrap(), expected);
+    calls.result(&seen, &json!({ "resultType": "complete", "content": [] }));
+    let settled = listener.next().await.unwrap();
+    assert_eq!(
+        (&settled["params"]["status"], &settled["params"]["_meta"]),
+        (&json!("completed"), &json!({ TAG: "ab" }))
+    );
+    let last = async {
+        let last = listener.next().await.unwrap();
+        assert_eq!((&last["id"], &last["result"]["resultType"]), (&json!("ab"), &json!("complete")));
+        assert!(listener.next().await.is_none());
+    };
+    in_time(async { tokio::join!(gate.gateway.drain(Duration::ZERO), last) }).await;
+    told.events.left().await;
+}
+
+/// MOD-37: a change ends what is kept of a list at once.
+#[tokio::test]
+async fn a_change_that_is_heard_ends_the_gateways_own_tool_list_at_once() {
+    let speaker = Speaker::generous();
+    let server = speaking(&speaker, None).await;
+    let gate = Gate::with(server.address, "").await;
+    let client = client(&gate);
+    let mut listener = Listener::open(&client, &json!({ "toolsListChanged": true, "taskIds": [] })).await;
+    assert_eq!(listener.granted().await, json!({ "toolsListChanged": true, "taskIds": [] }));
+    let call = async || send(&client, "tools/call", r#""name":"t""#).await.json().await;
+    call().await;
+    call().await;
+    assert_eq!(server.world.count("tools/list"), 1, "kept for a moment");
+    speaker.stream(0).await.say(TOOLS, &json!({}));
+    assert_eq!(listener.next().await.unwrap()["method"], TOOLS);
+    call().await;
+    assert_eq!(server.world.count("tools/list"), 2);
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_listened_to_leaves_the_tasks() {
+    let speaker = Speaker::of(|_| Err(-32601));
+    let server = speaking(&speaker, None).await;
+    let gate = Gate::with(server.address, "").await;
+    let mut listener = Listener::open(&client(&gate), &json!({ "toolsListChanged": true, "taskIds": [] })).await;
+    assert_eq!(listener.granted().await, json!({ "taskIds": [] }));
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_acknowledge_is_a_fault_that_may_pass() {
+    let speaker = Speaker::of(|_| Ok(None));
+    let server = speaking(&speaker, None).await;
+    let gate = Gate::with(server.address, "").await;
+    let reply = send(&client(&gate), LISTEN, r#""notifications":{"toolsListChanged":true,"taskIds":[]}"#).await;
+    assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, Some("1")));
+    speaker.stream(0).await.events.left().await;
+}

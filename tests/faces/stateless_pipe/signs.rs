@@ -1,0 +1,238 @@
+//! Signs of life of requests that are passed on; the face alone, in paused time.
+
+use std::io;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::bytes::Bytes;
+use async_trait::async_trait;
+use futures_util::stream;
+use http::{HeaderMap, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+use serde_json::{Value, json};
+use taskgate::engine::{AdmissionLimits, Engine};
+use taskgate::face::http::{AcceptedTypes, Carriage};
+use taskgate::face::sealed::{KeyRing, Sealer};
+use taskgate::face::stateless::listen::Listeners;
+use taskgate::face::stateless::{Piped, Served, StatelessFace, Surroundings};
+use taskgate::store::MemoryStore;
+use taskgate::task::{EarlyInput, GatewayFault, ManualClock, Mode, Principal, ToolPolicy, ToolRules};
+use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, Content, OwnSession};
+use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::upstream::{
+    BeginError, CallContext, Era, Exchange, News, ResumeToken, ServerFacts, Timeouts, Upstream, UpstreamRequest,
+};
+use taskgate::wire::{Message, ProtocolVersion, RpcError, ScanLimits, envelope};
+use tokio::sync::broadcast;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::client::KEY;
+
+/// A server of 2026-07-28 that answers after a while, in pieces that come after a while.
+#[derive(Debug)]
+struct Slow {
+    name: Arc<str>,
+    head_after: Duration,
+    content: Content,
+    pieces: Vec<(Duration, &'static str)>,
+}
+
+#[async_trait]
+impl Conduit for Slow {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    fn version_for(&self, _: ProtocolVersion) -> ProtocolVersion {
+        ProtocolVersion::V2026_07_28
+    }
+
+    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+        None
+    }
+
+    async fn send(&self, _: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+        tokio::time::sleep(self.head_after).await;
+        let pieces = stream::unfold(self.pieces.clone().into_iter(), |mut pieces| async {
+            let (after, text) = pieces.next()?;
+            tokio::time::sleep(after).await;
+            Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()))), pieces))
+        });
+        let body = StreamBody::new(pieces).boxed_unsync();
+        Ok(ConduitResponse { status: StatusCode::OK, content: self.content, retry_after: None, session: None, body })
+    }
+
+    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+        unreachable!("there are no sessions")
+    }
+}
+
+#[async_trait]
+impl Upstream for Slow {
+    fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        unreachable!("it is not asked what it is")
+    }
+
+    async fn begin(&self, _: UpstreamRequest, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        unreachable!("nothing goes to the engine")
+    }
+
+    async fn resume(&self, _: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        unreachable!("nothing is taken up again")
+    }
+
+    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+        unreachable!("nobody listens")
+    }
+
+    async fn era(&self) -> Era {
+        Era::Stateless
+    }
+
+    async fn close(&self) {}
+}
+
+const fn seconds(count: u64) -> Duration {
+    Duration::from_secs(count)
+}
+
+fn policy() -> ToolPolicy {
+    ToolPolicy {
+        after_crash: taskgate::task::AfterCrash::Fail,
+        mode: Mode::Never,
+        grace: seconds(2),
+        ttl: seconds(60),
+        ttl_max: seconds(60),
+        keep_result_min: seconds(60),
+        poll_interval: seconds(1),
+        deadline: seconds(3600),
+        early_input: EarlyInput::Task,
+        input_deadline: seconds(1800),
+        result_bytes_max: 1 << 20,
+        immediate_response: None,
+        limits: taskgate::task::CallLimits::default(),
+        fallback: taskgate::task::Fallback::Hold,
+    }
+}
+
+fn face(slow: Slow, life_signs: bool) -> StatelessFace {
+    let server = Arc::new(slow);
+    let in_flight_max = NonZeroUsize::new(10).unwrap();
+    let settings = SlotSettings { in_flight_max, queue_max: 10, queue_deadline: seconds(30) };
+    let limits =
+        AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
+    let store = Arc::new(MemoryStore::new(1 << 20));
+    let sealer = Arc::new(Sealer::new(KeyRing::parse(KEY).unwrap()));
+    let conduit: Arc<dyn Conduit> = Arc::<Slow>::clone(&server);
+    StatelessFace::new(Served {
+        upstream: server,
+        engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
+        slots: Arc::new(Slots::new(Arc::from("slow"), settings)),
+        queue_deadline: settings.queue_deadline,
+        rules: ToolRules { patterns: Vec::new(), default: policy() },
+        timeouts: Timeouts::default(),
+        call_timeouts: Timeouts::default(),
+        result_bytes_max: 1 << 20,
+        sealer: Arc::clone(&sealer),
+        clock: Arc::new(ManualClock::default()),
+        life_signs,
+        listeners: Listeners::new(CancellationToken::new()),
+    })
+    .with_pipe(Piped {
+        conduit,
+        sealer,
+        clock: Arc::new(ManualClock::default()),
+        leaving: CancellationToken::new(),
+    })
+}
+
+/// What a client of this token reads, and how long it waited for the head.
+async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) -> (String, Duration) {
+    let mut meta = json!({
+        "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+        "io.modelcontextprotocol/clientCapabilities": {},
+    });
+    if !token.is_null() {
+        meta["progressToken"] = token.clone();
+    }
+    let params = json!({"name": "p", "_meta": meta});
+    let body = json!({"jsonrpc": "2.0", "id": 1, "method": "prompts/get", "params": params}).to_string();
+    let body = Bytes::from(body);
+    let Ok(Message::Request(request)) = envelope::read(&body, ScanLimits::CLIENT) else {
+        unreachable!("it is a request")
+    };
+    let mut headers = HeaderMap::new();
+    for (name, value) in [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "prompts/get"), ("mcp-name", "p")] {
+        headers.insert(name, value.parse().unwrap());
+    }
+    let arrived = Instant::now();
+    let (principal, carriage) = (Principal::local(), Carriage::Request);
+    let around = Surroundings { headers: &headers, body: &body, principal, accepted, arrived, carriage };
+    let response = face.serve(&request, around).await;
+    let head = arrived.elapsed();
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    (String::from_utf8(bytes.to_vec()).unwrap(), head)
+}
+
+const RESULT: &str = "{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"resultType\":\"complete\",\"n\":1.10}}";
+const LAST: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
+const ZERO: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":0,\"message\":\"m\"}}\n\n";
+const ONE: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/progress\",\"params\":{\"progressToken\":\"p\",\"progress\":1.50}}\n\n";
+
+/// The events of a stream, with what its progress says.
+fn values(said: &str) -> Vec<f64> {
+    let data = said.lines().filter_map(|line| line.strip_prefix("data: "));
+    data.filter_map(|data| serde_json::from_str::<Value>(data).unwrap()["params"]["progress"].as_f64()).collect()
+}
+
+fn slow(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Slow {
+    Slow { name: Arc::from("slow"), head_after, content, pieces: pieces.to_vec() }
+}
+
+/// MOD-22, GW-26: a server that answers in JSON is silent until it has an answer.
+#[tokio::test(start_paused = true)]
+async fn mod_22_a_silent_server_shows_as_progress_to_a_client_that_wants_progress() {
+    let pieces = [(Duration::ZERO, RESULT)];
+    for (life_signs, token, expected) in
+        [(true, json!("p"), 3), (true, json!(7), 3), (true, json!(null), 0), (false, json!("p"), 0)]
+    {
+        let face = face(slow(seconds(50), Content::Json, &pieces), life_signs);
+        let (said, head) = answered(&face, &token, AcceptedTypes::Both).await;
+        assert_eq!(head, seconds(15), "the head comes before the answer");
+        let values = values(&said);
+        assert_eq!((values.len(), said.matches(":\n\n").count()), (expected, 3 - expected), "{token}: {said}");
+        assert!(values.is_sorted_by(|one, next| one < next), "{values:?}");
+        assert!(said.ends_with(&format!("event: message\ndata: {RESULT}\n\n")), "the answer stays as it came: {said}");
+        let (said, head) = answered(&face, &token, AcceptedTypes::Json).await;
+        assert_eq!((said.as_str(), head), (RESULT, seconds(50)), "a client that takes no stream waits");
+    }
+}
+
+/// MOD-22, T-73: between whole events, below the upstream's own progress, and none after the answer.
+#[tokio::test(start_paused = true)]
+async fn mod_22_signs_stand_between_whole_events_and_below_the_servers_own_progress() {
+    let pieces = [
+        (seconds(0), ZERO),
+        (seconds(16), &ONE[..20]),
+        (seconds(40), &ONE[20..]),
+        (seconds(16), LAST),
+        (seconds(16), ""),
+    ];
+    let face = face(slow(seconds(16), Content::Events, &pieces), true);
+    let (said, head) = answered(&face, &json!("p"), AcceptedTypes::Both).await;
+    assert_eq!(head, seconds(15));
+    let values = values(&said);
+    assert_eq!(values.len(), 7, "15, the server's 0 at 16, 31, 46, 61, its 1.50 at 72, and 87 seconds: {said}");
+    assert!(values.is_sorted_by(|one, next| one < next), "{values:?}");
+    assert!(values[1] > 0.0 && values[1] < 0.1 && values[6] < 1.51, "{values:?}");
+    assert!(said.contains(ONE), "what rises by itself stays as it came: {said}");
+    assert!(said.contains("\"message\":\"m\""), "{said}");
+    assert!(said.ends_with(&format!("{LAST}:\n\n")), "{said}");
+}

@@ -1,0 +1,100 @@
+//! Rounds of questions: the upstream's state goes to the client sealed and comes back as it was.
+
+use serde_json::{Value, json};
+
+use super::client::{Client, Gate};
+use super::peers::{body, client, gate, post, server};
+use super::upstream::{Events, Reply, Seen, Server, answer, json_text};
+
+/// The upstream's own state, in a spelling that must come back.
+const STATE: &str = r#""st\u0061te \/1""#;
+
+/// Asks, and on the retry says what it was given.
+fn asking(seen: &Seen) -> Option<Reply> {
+    if !matches!(seen.rpc(), "tools/call" | "prompts/get" | "resources/read") {
+        return None;
+    }
+    if seen.body["params"].get("inputResponses").is_some() {
+        return Some(answer(seen, &json!({"resultType": "complete", "content": []})));
+    }
+    let id = &seen.body["id"];
+    let result = format!(
+        r#"{{"resultType":"input_required", "inputRequests":{{"k":{{"method":"elicitation/create","params":{{"n":1.10}}}}}},"requestState": {STATE}}}"#
+    );
+    let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#);
+    if seen.rpc() == "prompts/get" {
+        let (events, reply) = Events::open();
+        events.raw(format!("data: {{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\"}}\n\ndata: {text}\n\n"));
+        return Some(reply);
+    }
+    Some(json_text(text))
+}
+
+async fn ask(client: &Client, method: &str, params: &str) -> Value {
+    let text = post(client, &body(method, params)).await.text().await;
+    let last = text.lines().rfind(|line| line.contains("\"result\"")).unwrap_or(&text);
+    serde_json::from_str(last.trim_start_matches("data: ")).unwrap()
+}
+
+async fn world() -> (Server, Gate) {
+    let server = server(asking).await;
+    let gate = gate(&server).await;
+    (server, gate)
+}
+
+/// MOD-28, T-24, UPC-14.
+#[tokio::test]
+async fn mod28_a_state_is_sealed_and_comes_back_byte_for_byte() {
+    let (server, gate) = world().await;
+    let client = client(&gate);
+    for (method, params) in [
+        ("tools/call", r#""name":"t","arguments":{"a":1,"b":2}"#),
+        ("prompts/get", r#""name":"p""#),
+        ("resources/read", r#""uri":"a:b""#),
+    ] {
+        let asked = ask(&client, method, params).await;
+        let sealed = asked["result"]["requestState"].as_str().unwrap().to_owned();
+        assert!(!sealed.contains("state"), "{sealed}");
+        assert_eq!(asked["result"]["inputRequests"]["k"]["params"], json!({"n": 1.1}), "keys and entries stay");
+        let retried = format!(r#"{params},"inputResponses":{{"k":{{"action":"accept"}}}},"requestState":"{sealed}""#);
+        let done = ask(&client, method, &retried).await;
+        assert_eq!(done["result"]["resultType"], "complete", "{done}");
+        let seen = server.world.all(|seen| seen.rpc() == method).pop().unwrap();
+        let text = String::from_utf8(seen.bytes.to_vec()).unwrap();
+        assert!(text.contains(&format!(r#""requestState":{STATE}"#)), "{text}");
+        assert!(text.contains(r#""inputResponses":{"k":{"action":"accept"}}"#), "{text}");
+    }
+}
+
+/// B135, T-24, MOD-28: nothing of it goes upstream.
+#[tokio::test]
+async fn t_24_a_state_of_another_request_is_refused_and_nothing_is_sent() {
+    let (server, gate) = world().await;
+    let client = client(&gate);
+    let asked = ask(&client, "tools/call", r#""name":"t","arguments":{"a":1,"b":2}"#).await;
+    let sealed = asked["result"]["requestState"].as_str().unwrap();
+    let other = if sealed.as_bytes()[40] == b'A' { 'B' } else { 'A' };
+    let forged = format!("{}{other}{}", &sealed[..40], &sealed[41..]);
+    let before = server.world.count("tools/call");
+    for (what, name, arguments, state) in [
+        ("other arguments", "t", r#"{"a":1,"b":3}"#, sealed),
+        ("other tool", "region", r#"{"a":1,"b":2}"#, sealed),
+        ("forged", "t", r#"{"a":1,"b":2}"#, &forged),
+        ("the upstream's own", "t", r#"{"a":1,"b":2}"#, "state /1"),
+    ] {
+        let params =
+            format!(r#""name":"{name}","arguments":{arguments},"inputResponses":{{}},"requestState":"{state}""#);
+        let reply = post(&client, &body("tools/call", &params)).await;
+        assert_eq!(reply.status.as_u16(), 200, "{what}");
+        let error = reply.json().await["error"].take();
+        assert_eq!(
+            (&error["code"], &error["data"]["reason"]),
+            (&json!(-32602), &json!("invalid_request_state")),
+            "{what}"
+        );
+    }
+    assert_eq!(server.world.count("tools/call"), before);
+    let params = format!(r#""requestState":"{sealed}","arguments":{{"b":2, "a":1}},"name":"t","inputResponses":{{}}"#);
+    let done = ask(&client, "tools/call", &params).await;
+    assert_eq!(done["result"]["resultType"], "complete", "the spelling does not matter: {done}");
+}

@@ -1,0 +1,4 @@
+//! Suites that read files of the repository: configurations, and the seeds of the fuzz targets.
+
+mod config;
+mod corpus;

@@ -1,0 +1,102 @@
+//! Where the three tools are listed, and how they are called where the upstream has tools of their names.
+
+use serde_json::{Value, json};
+
+use super::people::{Gate, PAIRS, Person, SESSION, STATELESS, Stage, TOOLS, said};
+
+const OWN: [&str; 3] = ["task_status", "task_result", "task_cancel"];
+
+#[tokio::test]
+async fn the_tools_stand_once_in_a_list_however_many_pages_it_has() {
+    for (client, server) in PAIRS {
+        let what = format!("{client} before {server}");
+        let stage = Stage::of(server, &[]).await;
+        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let person = Person::meet(&gate, client).await;
+        let pages = person.pages().await;
+        let names: Vec<_> = pages.concat().iter().map(|tool| tool["name"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(names, [&["slow", "quick", "last"], OWN.as_slice()].concat(), "{what}");
+        assert_eq!(pages.len(), if (client, server) == (STATELESS, SESSION) { 1 } else { 2 }, "{what}");
+        for tool in &pages.concat()[3..] {
+            let name = tool["name"].as_str().unwrap();
+            assert_eq!(tool["inputSchema"]["required"], json!(["id"]), "{what} {name}");
+            assert_eq!(tool["annotations"]["readOnlyHint"], json!(name != "task_cancel"), "{what} {name}");
+            assert_eq!(tool.get("outputSchema").is_some(), name != "task_result", "{what} {name}");
+            assert_eq!(tool.get("execution"), None, "{what} {name}");
+        }
+        assert!(
+            pages.concat()[..3].iter().all(|tool| tool.get("outputSchema").is_none()),
+            "{what}: no schema fits both"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_name_that_the_upstream_has_stays_its_own_and_all_three_are_prefixed() {
+    for (client, server) in PAIRS {
+        let what = format!("{client} before {server}");
+        let stage = Stage::of(server, &["task_status", "taskgate_task_cancel"]).await;
+        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        // Nobody has listed the tools yet.
+        let person = Person::meet(&gate, client).await;
+        assert_eq!(said(&person.call("task_status", json!({ "id": "x" })).await), "task_status", "{what}");
+        let own = OWN.map(|name| format!("taskgate_taskgate_{name}"));
+        assert_eq!(person.tools().await[5..], own, "{what}");
+        let notice = person.call("slow", json!({})).await;
+        assert!(own.iter().all(|name| said(&notice).contains(name)), "{what}: {notice}");
+        let id = &notice["structuredContent"]["taskId"];
+        let status = person.call(&own[0], json!({ "id": id })).await;
+        assert_eq!(status["structuredContent"]["status"], "working", "{what}: {status}");
+        let upstreams = person.call("taskgate_task_cancel", json!({ "id": id })).await;
+        assert_eq!(said(&upstreams), "taskgate_task_cancel", "{what}");
+        let cancelled = person.call(&own[2], json!({ "id": id })).await;
+        assert_eq!(cancelled["structuredContent"]["status"], "cancelled", "{what}: {cancelled}");
+    }
+}
+
+#[tokio::test]
+async fn names_are_those_that_clients_see() {
+    let keys = format!(
+        "{TOOLS}[[upstreams.up.tools]]\nmatch = \"quick\"\nrename = \"task_status\"\n[[upstreams.up.tools]]\nmatch = \"last\"\nhide = true\n\
+         [[upstreams.up.tools]]\nmatch = \"slow\"\nrename = \"report\"\n"
+    );
+    for (client, server) in PAIRS {
+        let what = format!("{client} before {server}");
+        let stage = Stage::of(server, &[]).await;
+        let gate = Gate::open(&stage.server, "", &keys).await;
+        let person = Person::meet(&gate, client).await;
+        let own = OWN.map(|name| format!("taskgate_{name}"));
+        assert_eq!(
+            person.tools().await,
+            [&["report".to_owned(), "task_status".to_owned()], own.as_slice()].concat(),
+            "{what}"
+        );
+        assert_eq!(said(&person.call("task_status", json!({})).await), "quick", "{what}: the renamed one");
+        let notice = person.call("report", json!({})).await;
+        assert!(said(&notice).starts_with("report takes longer"), "{what}: {notice}");
+    }
+}
+
+/// GW-10: the extension, a handshake that declares tasks, or a call that was made as one.
+#[tokio::test]
+async fn clients_with_tasks_never_see_the_tools() {
+    for server in [SESSION, STATELESS] {
+        let stage = Stage::of(server, &[]).await;
+        let gate = Gate::open(&stage.server, "", TOOLS).await;
+        let extension = json!({ "extensions": { "io.modelcontextprotocol/tasks": {} } });
+        let declares = json!({ "tasks": { "requests": { "elicitation": { "create": {} } } } });
+        for (client, capabilities) in [(STATELESS, extension), (SESSION, declares)] {
+            let person = Person::with(&gate, client, capabilities, None).await;
+            let tools = person.pages().await.concat();
+            let names: Vec<_> = tools.iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+            assert_eq!(names, ["slow", "quick", "last"], "{client} before {server}");
+            assert!(tools.iter().all(|tool| tool.get("outputSchema").is_some()), "{client} before {server}");
+        }
+        let person = Person::meet(&gate, SESSION).await;
+        assert_eq!(person.tools().await.len(), 6, "before {server}: nothing speaks of tasks yet");
+        let call = json!({ "name": "slow", "arguments": {}, "task": {} });
+        let handle: Value = person.ask("tools/call", call).await["result"]["task"].take();
+        assert_eq!(handle["status"], "working", "before {server}: {handle}");
+        assert_eq!(person.tools().await, ["slow", "quick", "last"], "before {server}");
+    }
+}

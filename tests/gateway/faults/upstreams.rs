@@ -1,0 +1,250 @@
+//! F26 to F32, F42 and F43: what becomes of a call when its upstream, or the network in between, fails.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::certificates::{self, Authority};
+use super::client::Gate;
+use super::fault_proxy::{Fault, FaultProxy, Verb};
+use super::stage::{Stage, end, wire};
+use super::upstream::{Server, in_time};
+
+const CALL: &str = "\"tools/call\"";
+
+/// F26: nothing was sent, and everybody learns that.
+#[tokio::test]
+async fn f26_an_upstream_that_refuses_connections_ran_nothing() {
+    let stage = Stage::new(false, "").await;
+    let id = stage.start("before", json!({})).await;
+    assert_eq!(end(&stage.settled(&id).await), "completed");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let closed = listener.local_addr().unwrap();
+    drop(listener);
+    let gate = Gate::with(closed, "[upstreams.up.tasks]\nmode = \"never\"").await;
+    let call = json!({"name": "work", "arguments": {}});
+    let answer = wire().ask(gate.gateway.address(), "tools/call", call).await;
+    let data = answer.json()["error"]["data"].take();
+    assert_eq!(
+        (answer.status, &data["reason"], &data["executed"]),
+        (Some(503), &json!("upstream_unreachable"), &json!("no"))
+    );
+}
+
+/// F28 to F32: what the gateway says of a call that was cut short, what the ledger knows of it.
+#[tokio::test]
+async fn f28_to_f32_a_call_that_is_cut_short_is_never_sent_again_and_its_task_says_what_is_known() {
+    let (drip, delay) = (Duration::from_millis(2), Duration::from_millis(300));
+    let cases = [
+        ("F28 stalls", false, Fault::down(CALL, 0, Verb::Stall), "deadline_exceeded unknown"),
+        ("F29 crashes", false, Fault::down(CALL, 0, Verb::Cut), "upstream_closed unknown"),
+        ("F29 crashes in its answer", false, Fault::down(CALL, 200, Verb::Cut), "upstream_closed unknown"),
+        ("F30 half-closes", false, Fault::down(CALL, 0, Verb::HalfClose), "upstream_closed unknown"),
+        ("F30 half-closes in its answer", false, Fault::down(CALL, 200, Verb::HalfClose), "upstream_closed unknown"),
+        ("F31 resets", false, Fault::down(CALL, 0, Verb::Reset), "upstream_closed unknown"),
+        ("F31 resets in its answer", false, Fault::down(CALL, 200, Verb::Reset), "upstream_closed unknown"),
+        ("F32 drips", false, Fault::down(CALL, 0, Verb::Drip(drip)), "completed"),
+        ("is late", false, Fault::down(CALL, 150, Verb::Delay(delay)), "completed"),
+        ("is cut, and taken up", true, Fault::down(CALL, 200, Verb::Cut), "completed"),
+        ("is reset, and taken up", true, Fault::down(CALL, 250, Verb::Reset), "completed"),
+    ];
+    for (name, is_resumable, fault, expected) in cases {
+        let stage = Stage::new(is_resumable, "deadline = \"4s\"").await;
+        stage.network.set_times(fault, 1);
+        let id = stage.start("n1x", json!({"ms": 60, "steps": 3})).await;
+        in_time(stage.network.strikes()).await;
+        let task = stage.settled(&id).await;
+        assert_eq!(end(&task), expected, "{name}");
+        assert_eq!(stage.calls("n1x"), 1, "{name}: L4");
+        // A held call says it in its answer, under 200: nobody may repeat it by himself.
+        if expected.ends_with("unknown") && fault.verb != Verb::Stall {
+            stage.network.set_times(fault, 1);
+            let answer = stage.call("work_auto", "n2x", json!({"ms": 60, "steps": 3})).await;
+            let data = answer.json()["error"]["data"].take();
+            assert_eq!((answer.status, &data["executed"]), (Some(200), &json!("unknown")), "{name}");
+            assert_eq!(stage.calls("n2x"), 1, "{name}: L4");
+        }
+    }
+}
+
+/// F28: the upstream is told that nobody waits any more.
+#[tokio::test]
+async fn f28_an_upstream_that_never_answers_is_told_at_the_deadline() {
+    let stage = Stage::new(false, "deadline = \"1s\"").await;
+    let id = stage.start("n1x", json!({"ms": 60_000, "steps": 1})).await;
+    assert_eq!(end(&stage.settled(&id).await), "deadline_exceeded unknown");
+    in_time(stage.ledger.desk.reached("told", 1)).await;
+}
+
+/// F42: a tenth of the upstreams hangs, and the others do not notice.
+#[tokio::test]
+async fn f42_an_upstream_that_hangs_with_all_its_places_taken_holds_up_no_other() {
+    let (hanging, well) = (Stage::new(false, "").await, Server::polite().await);
+    hanging.network.set(Some(Fault::down(CALL, 0, Verb::Stall)));
+    let keys = format!(
+        "in_flight_max = 2\nqueue_max = 2\nqueue_deadline = \"20s\"\n[upstreams.up.tasks]\nmode = \"never\"\n\
+         [upstreams.other]\nurl = \"http://{}/mcp\"\npath = \"/other\"\n[upstreams.other.tasks]\nmode = \"never\"",
+        well.address
+    );
+    let gate = Gate::with(hanging.network.address, &keys).await;
+    let address = gate.gateway.address();
+    let (tracker, slow) = (TaskTracker::new(), Arc::new(wire()));
+    for _ in 0..4 {
+        let slow = Arc::clone(&slow);
+        tracker.spawn(async move { slow.ask(address, "tools/call", json!({"name": "work", "arguments": {}})).await });
+    }
+    // One more than has a place or a seat in the queue: it is refused at once, and nothing was sent.
+    let refused = in_time(async {
+        loop {
+            let call = slow.ask(address, "tools/call", json!({"name": "work", "arguments": {}}));
+            // One that found a place or a seat leaves again.
+            match tokio::time::timeout(Duration::from_millis(300), call).await {
+                Ok(answer) if answer.status.is_some() => return answer,
+                Ok(_) | Err(_) => (),
+            }
+        }
+    })
+    .await;
+    assert_eq!(refused.status, Some(503), "{refused:?}");
+    let mut other = super::wire_client::Wire { path: "/other", ..wire() };
+    other.flavour = super::wire_client::Flavour::Core(None);
+    assert!(other.open(address).await);
+    for n in 0..50 {
+        let began = Instant::now();
+        let answer = other.ask(address, "tools/call", json!({"name": "t", "arguments": {"n": n}})).await;
+        assert_eq!(answer.json()["result"]["n"], n, "{answer:?}");
+        assert!(began.elapsed() < Duration::from_secs(1));
+    }
+}
+
+/// F40: certificates are looked at per connection.
+#[tokio::test]
+async fn f40_a_certificate_that_nobody_trusts_costs_new_calls_and_no_held_one() {
+    let (ours, foreign) = (Authority::new(), Authority::new());
+    let slow = |seen: &super::upstream::Seen| {
+        if seen.rpc() == "tools/list" {
+            let tools = json!({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]});
+            return Some(super::upstream::answer(seen, &tools));
+        }
+        seen.is_call().then(|| {
+            let (events, reply) = super::upstream::Events::open();
+            let seen = seen.clone();
+            TaskTracker::new().spawn(async move {
+                let span = seen.body["params"]["arguments"]["ms"].as_u64().unwrap_or_default();
+                tokio::time::sleep(Duration::from_millis(span)).await;
+                events.result(&seen, &json!({"content": []}));
+            });
+            reply
+        })
+    };
+    let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
+    let server = |authority: &Authority| authority.vouch(|_| ()).server(&["http/1.1"], None);
+    let good = Server::start_at(free, Some(server(&ours)), slow).await;
+    let bad = Server::start_at(free, Some(server(&foreign)), slow).await;
+    let network = FaultProxy::start(good.address).await;
+    let folder = tempfile::tempdir().unwrap();
+    let ca = certificates::write(folder.path(), "ca", "CERTIFICATE", ours.certificate());
+    let url = format!("https://localhost:{}/mcp", network.address.port());
+    let keys = format!("[upstreams.up.tls]\nca = \"{}\"\n[upstreams.up.tasks]\nmode = \"never\"", ca.display());
+    let gate = Gate::open("", &url, &keys).await;
+    let address = gate.gateway.address();
+    let call =
+        |ms: u32| async move { wire().ask(address, "tools/call", json!({"name": "t", "arguments": {"ms": ms}})).await };
+    let is_well = |answer: &super::wire_client::Answer| answer.json()["result"]["content"] == json!([]);
+    let first = call(0).await;
+    assert!(is_well(&first), "{first:?}");
+    let held = call(1_500);
+    let others = async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        network.retarget(bad.address);
+        // Connections that are open go on until they are not needed any more.
+        let refused = in_time(async {
+            loop {
+                let answers = futures_util::future::join_all((0..4).map(|_| call(50))).await;
+                if let Some(refused) = answers.into_iter().find(|answer| !is_well(answer)) {
+                    return refused;
+                }
+            }
+        })
+        .await;
+        let data = refused.json()["error"]["data"].take();
+        assert_eq!((&data["reason"], &data["executed"]), (&json!("upstream_tls"), &json!("no")), "{refused:?}");
+        network.retarget(good.address);
+        assert!(is_well(&call(0).await), "it recovers without a restart");
+    };
+    let (held, ()) = tokio::join!(held, others);
+    assert!(is_well(&held), "{held:?}");
+}
+
+/// F43: an answer that comes before the question was read to its end is an answer.
+#[tokio::test]
+async fn f43_an_answer_that_comes_before_all_of_the_request_was_read_is_used() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let tracker = TaskTracker::new();
+    let connections = tracker.clone();
+    tracker.spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            connections.spawn(hasty(stream));
+        }
+    });
+    let gate = Gate::with(address, "[upstreams.up.tasks]\nmode = \"never\"").await;
+    let arguments = json!({"padding": "x".repeat(3 << 20)});
+    let call = json!({"name": "work", "arguments": arguments});
+    let answer = wire().ask(gate.gateway.address(), "tools/call", call).await;
+    assert_eq!(answer.json()["result"]["content"], json!([]), "{:?} {}", answer.status, answer.text);
+}
+
+/// Answers each request once it knows what it is, however much is still to come.
+async fn hasty(mut stream: TcpStream) {
+    let mut read = Vec::new();
+    let mut buffer = [0; 4096];
+    loop {
+        let Ok(count @ 1..) = stream.read(&mut buffer).await else { return };
+        read.extend_from_slice(&buffer[..count]);
+        let text = String::from_utf8_lossy(&read);
+        let member = |name: &str| {
+            let rest = text.split_once(&format!("\"{name}\":"))?.1.trim_start();
+            let end = rest.find([',', '}'])?;
+            Some(rest[..end].to_owned())
+        };
+        let (Some(method), id) = (member("method"), member("id")) else { continue };
+        let result: Value = match method.as_str() {
+            "\"initialize\"" => {
+                json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "h", "version": "1"}})
+            }
+            "\"tools/list\"" => json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]}),
+            "\"tools/call\"" => json!({"content": []}),
+            _ => json!({}),
+        };
+        let (status, body) = match id {
+            Some(id) if method != "\"server/discover\"" => {
+                ("200 OK", format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{result}}}"))
+            }
+            Some(id) => (
+                "400 Bad Request",
+                format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"error\":{{\"code\":-32601,\"message\":\"no\"}}}}"),
+            ),
+            None => ("202 Accepted", String::new()),
+        };
+        let head = format!(
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        if stream.write_all((head + &body).as_bytes()).await.is_err() {
+            return;
+        }
+        if method == "\"tools/call\"" {
+            // What is still on its way is left unread, and the connection open for a while.
+            return tokio::time::sleep(Duration::from_secs(5)).await;
+        }
+        return;
+    }
+}

@@ -1,0 +1,8 @@
+//! Suites of all flavours of clients: what the whole gateway does between them and scripted servers.
+
+mod edges;
+mod fallback;
+mod faults;
+mod gateway_tls;
+mod pairs;
+mod principals;

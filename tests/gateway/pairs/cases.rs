@@ -1,0 +1,302 @@
+//! The cases, and what each must come to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+
+use super::server::{self, Ledger};
+use super::speaker::{self, Ending, Manner, Speaker, Story};
+use super::upstream::Server;
+
+/// The tool that has the only place, where there is but one.
+const HOLDING: &str = "wait";
+/// How long a server may wait for word that nobody wants its answer.
+const TOLD_MAX: Duration = Duration::from_secs(5);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Case {
+    Result,
+    ToolError,
+    RpcError,
+    Slow,
+    CancelQueued,
+    CancelWorking,
+    CancelAsked,
+    CancelSettled,
+    OneQuestion,
+    TwoQuestions,
+    Refused,
+    TimedOut,
+    ClientGone,
+    ServerGone,
+}
+
+impl Case {
+    pub(crate) const ALL: [Self; 14] = [
+        Self::Result,
+        Self::ToolError,
+        Self::RpcError,
+        Self::Slow,
+        Self::CancelQueued,
+        Self::CancelWorking,
+        Self::CancelAsked,
+        Self::CancelSettled,
+        Self::OneQuestion,
+        Self::TwoQuestions,
+        Self::Refused,
+        Self::TimedOut,
+        Self::ClientGone,
+        Self::ServerGone,
+    ];
+
+    pub(crate) const fn title(self) -> &'static str {
+        match self {
+            Self::Result => "result",
+            Self::ToolError => "isError",
+            Self::RpcError => "JSON-RPC error",
+            Self::Slow => "slow",
+            Self::CancelQueued => "cancel while queued",
+            Self::CancelWorking => "cancel while working",
+            Self::CancelAsked => "cancel while asked",
+            Self::CancelSettled => "cancel when settled",
+            Self::OneQuestion => "one question",
+            Self::TwoQuestions => "two questions",
+            Self::Refused => "question refused",
+            Self::TimedOut => "question timed out",
+            Self::ClientGone => "client gone",
+            Self::ServerGone => "server gone",
+        }
+    }
+
+    const fn tool(self) -> &'static str {
+        match self {
+            Self::Result | Self::CancelQueued => "result",
+            Self::ToolError => "tool_error",
+            Self::RpcError => "rpc_error",
+            Self::Slow | Self::CancelSettled | Self::ClientGone => "slow",
+            Self::CancelWorking => "wait",
+            Self::CancelAsked | Self::OneQuestion | Self::Refused | Self::TimedOut => "ask",
+            Self::TwoQuestions => "ask_two",
+            Self::ServerGone => "die",
+        }
+    }
+
+    const fn manner(self) -> Manner {
+        match self {
+            Self::CancelWorking => Manner::Cancelling,
+            Self::CancelQueued => Manner::CancellingQueued,
+            Self::CancelAsked => Manner::CancellingWhenAsked,
+            Self::Refused => Manner::Declining,
+            Self::TimedOut => Manner::Silent,
+            Self::ClientGone => Manner::Leaving,
+            Self::Result
+            | Self::ToolError
+            | Self::RpcError
+            | Self::Slow
+            | Self::CancelSettled
+            | Self::OneQuestion
+            | Self::TwoQuestions
+            | Self::ServerGone => Manner::Patient,
+        }
+    }
+}
+
+/// What came of a case.
+#[derive(Debug)]
+pub(crate) enum Cell {
+    Right(Way),
+    Wrong(String),
+    NotApplicable(&'static str),
+}
+
+/// How the answer travelled.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Way {
+    Plain,
+    Task,
+}
+
+impl Cell {
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::Right(Way::Plain) => "ok".to_owned(),
+            Self::Right(Way::Task) => "ok (task)".to_owned(),
+            Self::Wrong(why) => format!("FAIL {}", why.replace(['|', '\n'], " ")),
+            Self::NotApplicable(why) => format!("n/a: {why}"),
+        }
+    }
+}
+
+/// Why a case says nothing about a pair.
+pub(crate) const fn why_not(client: speaker::Kind, server: server::Kind, case: Case) -> Option<&'static str> {
+    match (client, server, case) {
+        (speaker::Kind::Session | speaker::Kind::Stateless, _, Case::CancelSettled) => Some("no task to cancel"),
+        // In front of a server without sessions it is the gateway that waits.
+        // So it does for a tool that is a task at the server alone.
+        (
+            speaker::Kind::Session,
+            server::Kind::Session | server::Kind::CoreTasks | server::Kind::Gateway,
+            Case::TimedOut,
+        ) => Some("client and server wait for each other as they like"),
+        (speaker::Kind::Stateless, server::Kind::Stateless | server::Kind::ExtensionTasks, Case::TimedOut) => {
+            Some("nothing waits")
+        }
+        (speaker::Kind::Stateless, _, Case::CancelAsked) => Some("whoever stays away only lets the time pass"),
+        _ => None,
+    }
+}
+
+/// What a client must see.
+fn expected(client: speaker::Kind, case: Case) -> Ending {
+    let said = |text: &str| Ending::Result(text.to_owned());
+    match case {
+        Case::Result | Case::Slow | Case::CancelSettled => said("done"),
+        Case::ToolError => Ending::ToolError("it broke".to_owned()),
+        Case::RpcError => Ending::Error(4711),
+        Case::CancelQueued | Case::CancelWorking | Case::CancelAsked => Ending::Cancelled,
+        Case::OneQuestion => said("accept Ada"),
+        Case::TwoQuestions => said("accept Ada, accept Grace"),
+        Case::Refused => said("decline"),
+        Case::TimedOut => said("cancel"),
+        Case::ClientGone => match client {
+            speaker::Kind::Session | speaker::Kind::Stateless => Ending::Left,
+            speaker::Kind::CoreTasks | speaker::Kind::ExtensionTasks => said("done"),
+        },
+        Case::ServerGone => Ending::Error(-32603),
+    }
+}
+
+/// Goes through one case.
+pub(crate) async fn run(
+    case: Case,
+    client: speaker::Kind,
+    kind: server::Kind,
+    speaker: &mut Speaker,
+    ledger: &Arc<Ledger>,
+    upstream: &Server,
+) -> Result<Way, String> {
+    let tool = case.tool();
+    if case == Case::CancelSettled {
+        speaker.cancel_settled().await?;
+        return once(ledger, tool).map(|()| Way::Task);
+    }
+    let story = speaker.call(tool, case.manner()).await?;
+    check_story(case, client, kind, &story)?;
+    once(ledger, tool)?;
+    let must_stop = matches!(case, Case::CancelWorking | Case::CancelAsked)
+        || (case == Case::ClientGone && client == speaker::Kind::Stateless);
+    // A question of a stateless server is its answer: there is nothing left that could be called off.
+    let is_over = case == Case::CancelAsked && kind == server::Kind::Stateless;
+    if must_stop && !is_over {
+        told(ledger, tool).await?;
+    } else if ledger.cancelled(tool) > 0 {
+        return Err("the server was told to stop".to_owned());
+    }
+    no_secrets(upstream)?;
+    Ok(if story.is_task { Way::Task } else { Way::Plain })
+}
+
+/// Cancels a call that waits while another one has the only place.
+pub(crate) async fn run_queued(
+    client: speaker::Kind,
+    kind: server::Kind,
+    (speaker, blocker): (&mut Speaker, &mut Speaker),
+    ledger: &Arc<Ledger>,
+) -> Result<Way, String> {
+    let case = Case::CancelQueued;
+    let holding = blocker.call(HOLDING, Manner::Patient);
+    let cancelling = async {
+        let begun = Instant::now();
+        while ledger.runs(HOLDING) == 0 {
+            if begun.elapsed() > TOLD_MAX {
+                return Err("the first call never began".to_owned());
+            }
+            sleep(Duration::from_millis(20)).await;
+        }
+        let story = speaker.call(case.tool(), case.manner()).await;
+        // Whoever cancels by leaving is told nothing: the gateway has time to see it.
+        sleep(Duration::from_millis(500)).await;
+        ledger.release(HOLDING);
+        let story = story?;
+        check_story(case, client, kind, &story)?;
+        // Whoever waited still would have had the place before this one.
+        let next = speaker.call(Case::ToolError.tool(), Manner::Patient).await?;
+        if next.ending != expected(client, Case::ToolError) {
+            return Err(format!("the next call: {:?}", next.ending));
+        }
+        match (ledger.runs(case.tool()), ledger.cancelled(HOLDING)) {
+            (0, 0) => Ok(if story.is_task { Way::Task } else { Way::Plain }),
+            (0, _) => Err("the server was told to stop what ran".to_owned()),
+            (runs, _) => Err(format!("what was cancelled was run {runs} times")),
+        }
+    };
+    let (held, way) = tokio::join!(holding, cancelling);
+    match held?.ending {
+        Ending::Result(_) => way,
+        other @ (Ending::ToolError(_) | Ending::Error(_) | Ending::Cancelled | Ending::Left) => {
+            Err(format!("the call that had the place: {other:?}"))
+        }
+    }
+}
+
+fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &Story) -> Result<(), String> {
+    let expected = expected(client, case);
+    if story.ending != expected {
+        return Err(format!("{expected:?} expected, not {:?}", story.ending));
+    }
+    let questions = match case {
+        // The client that waits in silence may poll several times; the key stays the same.
+        Case::OneQuestion | Case::CancelAsked | Case::Refused | Case::TimedOut => 1,
+        Case::TwoQuestions => 2,
+        Case::Result
+        | Case::ToolError
+        | Case::RpcError
+        | Case::Slow
+        | Case::CancelQueued
+        | Case::CancelWorking
+        | Case::CancelSettled
+        | Case::ClientGone
+        | Case::ServerGone => 0,
+    };
+    if story.questions != questions {
+        return Err(format!("{questions} questions expected, not {}", story.questions));
+    }
+    let is_task = match client {
+        speaker::Kind::Session | speaker::Kind::Stateless => false,
+        speaker::Kind::CoreTasks => true,
+        // What a server's own task hides until its first poll is no fast answer.
+        speaker::Kind::ExtensionTasks => {
+            let is_fast = matches!(case, Case::Result | Case::ToolError | Case::RpcError | Case::ServerGone);
+            let is_polled =
+                matches!(kind, server::Kind::CoreTasks | server::Kind::CoreRequired | server::Kind::ExtensionTasks);
+            if is_fast && is_polled { story.is_task } else { !is_fast }
+        }
+    };
+    if story.is_task == is_task { Ok(()) } else { Err(format!("a task: {}", story.is_task)) }
+}
+
+/// Nothing is run twice (L4).
+fn once(ledger: &Ledger, tool: &str) -> Result<(), String> {
+    match ledger.runs(tool) {
+        1 => Ok(()),
+        runs => Err(format!("{tool} was run {runs} times")),
+    }
+}
+
+async fn told(ledger: &Ledger, tool: &str) -> Result<(), String> {
+    let begun = Instant::now();
+    while ledger.cancelled(tool) == 0 {
+        if begun.elapsed() > TOLD_MAX {
+            return Err("the server was not told to stop".to_owned());
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
+}
+
+/// What belongs to the client's hop does not show at the server.
+fn no_secrets(upstream: &Server) -> Result<(), String> {
+    let seen = upstream.world.all(|seen| seen.header("authorization").is_some());
+    if seen.is_empty() { Ok(()) } else { Err("the server was sent credentials".to_owned()) }
+}

@@ -1,0 +1,201 @@
+//! What one principal may use, each bound with its answer, and that another one does not feel it.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+use tokio::sync::Semaphore;
+use tokio_util::task::TaskTracker;
+
+use super::gate::{ADA, Answer, Ask, BOB, Gate};
+
+const UNKNOWN: &str = "0123456789abcdef0123456789abcdef";
+
+#[track_caller]
+fn check_wait(answer: &Answer, reason: &str, status: &str) {
+    assert_eq!(answer.summary(), format!("{status} -32603 {reason}"), "{answer:?}");
+    let data = &answer.json()["error"]["data"];
+    assert_eq!((&data["source"], &data["executed"]), (&json!("gateway"), &json!("no")));
+    let is_refused = status != "200";
+    assert_eq!(answer.header("retry-after").is_some(), is_refused, "{answer:?}");
+}
+
+/// B124, SEC-01, L25-62: guessing ids gets nowhere, whichever face it is tried at.
+#[tokio::test]
+async fn b124_after_twenty_unknown_tasks_a_principal_has_to_wait() {
+    let gate = Gate::start().await;
+    let own = gate.task(ADA, "task").await;
+    let foreign = gate.task(BOB, "task").await;
+    let session = gate.session(ADA).await;
+    let get = |id: &str| Ask::new(ADA, "tasks/get", json!({ "taskId": id }));
+    for n in 0..20 {
+        let id = if n % 2 == 0 { UNKNOWN } else { foreign.as_str() };
+        assert_eq!(gate.send(&get(id)).await.summary(), "200 -32602", "{n}");
+    }
+    for id in [UNKNOWN, foreign.as_str()] {
+        check_wait(&gate.send(&get(id)).await, "rate_limited", "429");
+        let params = json!({ "taskId": id });
+        for method in ["tasks/get", "tasks/result", "tasks/cancel"] {
+            let answer = gate.send(&Ask::session(ADA, Some(&session), method, &params)).await;
+            check_wait(&answer, "rate_limited", "200");
+        }
+    }
+    assert_eq!(gate.send(&get(&own)).await.summary(), "200 ok", "what is there is found");
+    let other = Ask::new(BOB, "tasks/get", json!({ "taskId": UNKNOWN }));
+    assert_eq!(gate.send(&other).await.summary(), "200 -32602", "others are not told to wait");
+}
+
+/// B124: looking after tasks of sessions and listening are ways to guess, too.
+#[tokio::test]
+async fn b124_unknown_tasks_count_wherever_a_client_names_them() {
+    let gate = Gate::start().await;
+    let declared = json!({ "tasks": {} });
+    let look = Ask::declaring(ADA, "tasks/get", json!({ "taskId": UNKNOWN }), &declared);
+    let without = gate.send(&look).await.summary();
+    assert!(!without.contains("rate_limited"), "{without}");
+    for n in 1..20 {
+        assert_eq!(gate.send(&look).await.summary(), without, "{n}");
+    }
+    check_wait(&gate.send(&look).await, "rate_limited", "429");
+    let ids = json!([UNKNOWN, "00000000000000000000000000000001"]);
+    let listen = |ids| Ask::new(BOB, "subscriptions/listen", json!({ "notifications": { "taskIds": ids } }));
+    for n in 0..20 {
+        let (first, _) = gate.open(&listen(ids.clone())).await;
+        assert!(first.contains("acknowledged"), "{n}: {first}");
+    }
+    check_wait(&gate.send(&listen(ids)).await, "rate_limited", "429");
+    let own = json!([gate.task(BOB, "held").await]);
+    let (first, _) = gate.open(&listen(own)).await;
+    assert!(first.contains("acknowledged"), "what is there is listened to: {first}");
+}
+
+/// B125: requests of all kinds count, and one principal's are its own.
+#[tokio::test]
+async fn b125_whoever_asks_too_often_is_told_when_to_come_back() {
+    let gate = Gate::start().await;
+    let task = gate.task(ADA, "held").await;
+    let session = gate.session(ADA).await;
+    let poll = Ask::new(ADA, "tasks/get", json!({ "taskId": task }));
+    let ping = Ask::session(ADA, Some(&session), "ping", &json!({}));
+    let note = Ask { body: r#"{"jsonrpc":"2.0","method":"notifications/cancelled"}"#.to_owned(), ..poll.clone() };
+    // At once, so that they are far above the rate however slow this machine is.
+    let asks: Vec<_> = (0..400).map(|n| [&poll, &ping, &poll, &note][n % 4].clone()).collect();
+    let answers = gate.burst(&asks).await;
+    for (kind, fine, refused) in [
+        ([0, 2].as_slice(), "200 ok", "429 -32603 rate_limited"),
+        (&[1], "200 ok", "200 -32603 rate_limited"),
+        (&[3], "202∅", "429∅"),
+    ] {
+        let of_kind = || answers.iter().enumerate().filter(|(n, _)| kind.contains(&(n % 4))).map(|(_, answer)| answer);
+        for answer in of_kind() {
+            assert!([fine, refused].contains(&answer.summary().as_str()), "{kind:?}: {answer:?}");
+            let waits = answer.status() == "429";
+            assert_eq!(answer.header("retry-after"), waits.then_some("1"), "{answer:?}");
+        }
+        assert!(of_kind().any(|answer| answer.summary() == refused), "{kind:?}");
+    }
+    let seen = gate.send(&Ask::new(BOB, "tools/list", json!({}))).await;
+    assert_eq!(seen.summary(), "200 ok");
+}
+
+/// GW-40: results that are kept take room, and each principal has its own.
+#[tokio::test]
+async fn a_principal_that_keeps_too_much_gets_no_further_task() {
+    let gate = Gate::with("stored_bytes_per_principal_max = \"64KiB\"").await;
+    let big = json!({ "text": "x".repeat(20_000) });
+    let mut handles = 0;
+    let refused = loop {
+        let answer = gate.send(&Ask::call(ADA, "task", &big)).await;
+        if answer.status() != "200" {
+            break answer;
+        }
+        handles += 1;
+        assert!(handles < 80, "64KiB are never so much");
+        let id = answer.json()["result"]["taskId"].as_str().unwrap().to_owned();
+        settled(&gate, ADA, &id).await;
+    };
+    check_wait(&refused, "too_much_stored", "429");
+    assert!(handles >= 3, "{handles}");
+    let session = gate.session(ADA).await;
+    let call = json!({ "name": "task", "arguments": {}, "task": {} });
+    let answer = gate.send(&Ask::session(ADA, Some(&session), "tools/call", &call)).await;
+    check_wait(&answer, "too_much_stored", "200");
+    assert_eq!(gate.send(&Ask::call(ADA, "quick", &big)).await.summary(), "200 ok", "plain calls need no room");
+    let made = gate.task(BOB, "task").await;
+    assert_eq!(settled(&gate, BOB, &made).await["status"], "completed");
+}
+
+/// Waits for the end of a task.
+async fn settled(gate: &Gate, key: &'static str, id: &str) -> Value {
+    loop {
+        let seen = gate.send(&Ask::new(key, "tasks/get", json!({ "taskId": id }))).await.json();
+        if seen["result"]["status"] != "working" {
+            return seen["result"].clone();
+        }
+        // No faster than the request rate.
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
+/// T-58: unsettled tasks are counted for each on its own.
+#[tokio::test]
+async fn one_principals_unsettled_tasks_leave_room_for_anothers() {
+    let gate = Gate::with("tasks_per_principal_max = 3").await;
+    for _ in 0..3 {
+        gate.task(ADA, "held").await;
+    }
+    check_wait(&gate.send(&Ask::call(ADA, "held", &json!({}))).await, "too_many_tasks", "429");
+    gate.task(BOB, "held").await;
+}
+
+/// B159.
+#[tokio::test]
+async fn b159_a_principal_has_64_streams() {
+    let gate = Gate::start().await;
+    let listen = |key| Ask::new(key, "subscriptions/listen", json!({ "notifications": {} }));
+    let mut open = Vec::new();
+    for _ in 0..64 {
+        open.push(gate.open(&listen(ADA)).await);
+    }
+    check_wait(&gate.send(&listen(ADA)).await, "too_many_listeners", "429");
+    open.push(gate.open(&listen(BOB)).await);
+    assert!(open.iter().all(|(first, _)| first.contains("acknowledged")));
+}
+
+/// SEC-03, L7: ids are each client's own, so a thousand of them may all be 0 or 1.
+#[tokio::test]
+async fn sec_03_a_thousand_clients_with_two_ids_get_their_own_answers() {
+    let gate = Arc::new(Gate::start().await);
+    let sessions = [(ADA, Arc::<str>::from(gate.session(ADA).await)), (BOB, Arc::from(gate.session(BOB).await))];
+    let (clients, places) = (TaskTracker::new(), Arc::new(Semaphore::new(64)));
+    let mut running = Vec::new();
+    for n in 0..1_000_u32 {
+        let (gate, places, (key, session)) = (Arc::clone(&gate), Arc::clone(&places), sessions[n as usize % 2].clone());
+        running.push(clients.spawn(async move {
+            let _place = places.acquire().await.unwrap();
+            let arguments = json!({ "nonce": format!("{key}-{n}") });
+            let mut ask = match n % 4 {
+                0 | 1 => Ask::call(key, "quick", &arguments),
+                _ => {
+                    let params = json!({ "name": "quick", "arguments": arguments });
+                    Ask::session(key, Some(&session), "tools/call", &params)
+                }
+            };
+            let id = n / 4 % 2;
+            ask.body = ask.body.replacen("\"id\":7", &format!("\"id\":{id}"), 1);
+            let answer = loop {
+                let answer = gate.send(&ask).await;
+                // The request rate holds here too: nothing was sent then.
+                if !answer.summary().ends_with("rate_limited") {
+                    break answer.json();
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+            };
+            assert_eq!(answer["id"], id, "{answer}");
+            assert_eq!(answer["result"]["structuredContent"], arguments, "{answer}");
+        }));
+    }
+    for client in running {
+        client.await.unwrap();
+    }
+    assert_eq!(gate.server.world.count("tools/call"), 1_000, "each once");
+}

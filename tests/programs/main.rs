@@ -1,0 +1,10 @@
+//! Suites that start the program as a user does.
+
+mod cli_call;
+mod descriptors;
+mod operations;
+mod probe;
+mod quick_start;
+mod readme_sessions;
+mod store_start;
+mod wrap;

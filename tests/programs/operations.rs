@@ -1,0 +1,18 @@
+//! The program as operators run it: its tasks looked at and cancelled, its configuration read again, its sockets handed
+//! over, its end. Real processes, real sockets, real signals.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod clock;
+mod handover;
+mod leaving;
+mod long_list;
+mod memory;
+mod operators;
+mod program;
+mod reload;
+mod shutdown;
+mod units;
+mod upstreams;
+
+use support::scripted as upstream;

@@ -1,0 +1,308 @@
+//! The configuration, read again while calls run (F24, F66).
+
+use std::fs;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::program::{Call, Folder, Program, Worker, block, send};
+use super::upstream::in_time;
+
+const APPLIED: &str = "taskgate_config_reloads_total{outcome=\"applied\"}";
+const REJECTED: &str = "taskgate_config_reloads_total{outcome=\"rejected\"}";
+const READ: &str = "the configuration was read again";
+
+/// Sends a plain call in the background and waits until the server has it; `count` calls have come by then.
+async fn held(worker: &Worker, program: &Program, path: &'static str, count: usize) -> tokio::task::JoinHandle<String> {
+    let clients = program.clients;
+    let call = tokio_util::task::TaskTracker::new().spawn(async move {
+        Call::plain(&json!({})).send(clients, path).await.json()["result"]["content"][0]["text"].to_string()
+    });
+    worker.calls(count).await;
+    call
+}
+
+#[tokio::test]
+async fn a_changed_file_is_put_in_force_and_no_held_call_notices() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    let call = held(&worker, &program, "/up/mcp", 1).await;
+    let task = program.task("/up/mcp", "k").await;
+    worker.calls(2).await;
+    assert_eq!(Call::plain(&json!({})).send(program.clients, "/new/mcp").await.status, 404);
+    let before = worker.sessions_opened();
+
+    folder.write(&(block("up", &worker.server) + &block("new", &worker.server)));
+    program.says(READ, 1).await;
+    let fresh = held(&worker, &program, "/new/mcp", 3).await;
+    assert!(program.log().contains("\"opened\":1,\"kept\":1,\"retired\":0"), "{}", program.log());
+    assert_eq!(worker.sessions_opened(), before + 1, "an upstream that is as it was keeps its session");
+    worker.answer_all();
+    for call in [call, fresh] {
+        assert_eq!(in_time(call).await.unwrap(), "\"done\"");
+    }
+    program.until("/up/mcp", &task, "completed").await;
+    assert_eq!((program.counted(APPLIED).await, program.counted(REJECTED).await), (1, 0));
+}
+
+/// B166, F66.
+#[tokio::test]
+async fn a_bad_file_leaves_the_old_one_in_force_and_says_why() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    for (round, (text, why)) in [
+        ("[upstreams.up]\nurl = 7\n", "upstreams.up.url"),
+        ("nonsense", "key with no value"),
+        (
+            "[upstreams.up]\nurl = \"https://localhost:1/mcp\"\n[upstreams.up.tls]\nca = \"nowhere.pem\"\n",
+            "nowhere.pem",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        folder.write_whole(text);
+        program.says("the one in force is kept", round + 1).await;
+        assert!(program.log().lines().last().unwrap().contains(why), "{}", program.log());
+    }
+    assert_eq!(program.counted(REJECTED).await, 3);
+    let call = held(&worker, &program, "/up/mcp", 1).await;
+    worker.answer_all();
+    assert_eq!(in_time(call).await.unwrap(), "\"done\"");
+    // And the next good one is put in force.
+    folder.write(&block("other", &worker.server));
+    program.says(READ, 1).await;
+    assert_eq!(program.counted(APPLIED).await, 1);
+}
+
+/// F66: its tasks finish and are read where they were; nothing new begins; in the end its session is closed.
+#[tokio::test]
+async fn f66_tasks_of_an_upstream_that_is_gone_finish_and_are_read() {
+    let (worker, other, folder) = (Worker::start().await, Worker::start().await, Folder::new());
+    folder.write(&(block("up", &worker.server) + &block("other", &other.server)));
+    let program = Program::serve(&folder).await;
+    let task = program.task("/up/mcp", "k").await;
+    worker.calls(1).await;
+    folder.write(&block("other", &other.server));
+    program.says(READ, 1).await;
+    assert_eq!(Call::plain(&json!({})).send(program.clients, "/up/mcp").await.status, 404);
+    let named = Call::new("tools/call", &json!({"name": "work", "arguments": {}}));
+    assert_eq!(named.send(program.clients, "/up/mcp").await.status, 404);
+    assert_eq!(Call::new("server/discover", &json!({})).send(program.clients, "/up/mcp").await.status, 404);
+    assert_eq!(program.status("/up/mcp", &task).await, "working");
+    assert!(worker.server.world.all(|seen| seen.method == "DELETE").is_empty(), "its session is in use");
+    worker.answer_all();
+    program.until("/up/mcp", &task, "completed").await;
+    worker.server.world.first(|seen| seen.method == "DELETE").await;
+    assert_eq!(program.status("/up/mcp", &task).await, "completed", "and after that too");
+}
+
+/// F24, F66: what is under way ends at the server where it began, what is new begins at the other.
+#[tokio::test]
+async fn f24_an_upstream_that_moved_is_called_at_its_new_place_only_by_new_calls() {
+    let (old, new, folder) = (Worker::start().await, Worker::start().await, Folder::new());
+    folder.write(&block("up", &old.server));
+    let program = Program::serve(&folder).await;
+    let first = held(&old, &program, "/up/mcp", 1).await;
+    let task = program.task("/up/mcp", "k").await;
+    old.calls(2).await;
+    folder.write(&block("up", &new.server));
+    program.says(READ, 1).await;
+    let second = held(&new, &program, "/up/mcp", 1).await;
+    new.answer_all();
+    assert_eq!(in_time(second).await.unwrap(), "\"done\"");
+    assert_eq!(program.status("/up/mcp", &task).await, "working");
+    old.answer_all();
+    assert_eq!(in_time(first).await.unwrap(), "\"done\"");
+    program.until("/up/mcp", &task, "completed").await;
+    assert_eq!((old.server.world.count("tools/call"), new.server.world.count("tools/call")), (2, 1));
+    old.server.world.first(|seen| seen.method == "DELETE").await;
+}
+
+/// F24, F66: one task alone keeps an upstream that was replaced, and the session that it runs in.
+#[tokio::test]
+async fn f24_an_upstream_that_moved_is_not_let_go_of_before_its_last_task_ends() {
+    let (old, new, folder) = (Worker::start().await, Worker::start().await, Folder::new());
+    folder.write(&block("up", &old.server));
+    let program = Program::serve(&folder).await;
+    let task = program.task("/up/mcp", "k").await;
+    old.calls(1).await;
+    folder.write(&block("up", &new.server));
+    program.says(READ, 1).await;
+    let ended = old.server.world.first(|seen| seen.method == "DELETE");
+    assert!(tokio::time::timeout(Duration::from_secs(3), ended).await.is_err(), "it was let go of");
+    assert!(!program.log().contains("sessions were closed"), "{}", program.log());
+    old.answer_all();
+    program.until("/up/mcp", &task, "completed").await;
+    old.server.world.first(|seen| seen.method == "DELETE").await;
+}
+
+/// Rules, bounds and names too; what only a start can change is said.
+#[tokio::test]
+async fn rules_and_bounds_hold_from_the_reload_on_and_addresses_from_the_next_start() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    let host = |name: &'static str| {
+        let mut call = Call::new("tools/call", &json!({"name": "work", "arguments": {}}));
+        call.headers.push(("host", name.to_owned()));
+        call
+    };
+    assert_eq!(host("gate.example").send(program.clients, "/up/mcp").await.status, 403);
+    let text = format!(
+        "[listen]\naddress = \"127.0.0.1:1\"\nallowed_hosts = [\"gate.example\"]\n[admin]\naddress = \"127.0.0.1:0\"\n\
+         [limits]\ntasks_max = 1\ntasks_per_principal_max = 1\n[store]\nkind = \"memory\"\npath = \"{}\"\n{}\
+         [upstreams.up.tasks]\nmode = \"always\"\n",
+        folder.path().join("data").display(),
+        block("up", &worker.server)
+    );
+    folder.write_whole(&text);
+    program.says(READ, 1).await;
+    assert!(program.log().contains("\"key\":\"listen.address\""), "{}", program.log());
+    let first = host("gate.example").send(program.clients, "/up/mcp").await;
+    assert_eq!(first.json()["result"]["resultType"], "task", "{first:?}");
+    let second = host("gate.example").send(program.clients, "/up/mcp").await;
+    assert_eq!((second.status, &second.json()["error"]["data"]["reason"]), (429, &json!("too_many_tasks")));
+
+    assert_eq!(program.counted(APPLIED).await, 1);
+}
+
+/// F66: many signals are few readings, and none of them is lost at the end.
+#[tokio::test]
+async fn f66_many_signals_are_few_readings() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    let call = held(&worker, &program, "/up/mcp", 1).await;
+    for _ in 0..100 {
+        program.signal("HUP");
+    }
+    program.says(READ, 1).await;
+    program.signal("HUP");
+    program.says(READ, 2).await;
+    let read = program.log().matches(READ).count();
+    assert!(read <= 4, "{read} readings");
+    worker.answer_all();
+    assert_eq!(in_time(call).await.unwrap(), "\"done\"");
+}
+
+/// A file beside it that changes, and one that is written anew with what it held, are no change.
+#[tokio::test]
+async fn a_file_that_holds_what_it_held_is_not_read_again() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    for n in 0..3 {
+        fs::write(folder.path().join("notes.txt"), n.to_string()).unwrap();
+        folder.write(&block("up", &worker.server));
+    }
+    folder.write(&(block("up", &worker.server) + "[upstreams.up.tasks]\nttl = \"2h\"\n"));
+    program.says(READ, 1).await;
+    assert_eq!((program.log().matches(READ).count(), program.counted(APPLIED).await), (1, 1));
+}
+
+/// What is likely to be a mistake is said once, not whenever the file is looked at, and again when anything of it changes.
+#[tokio::test]
+async fn warnings_are_told_once_and_again_when_they_differ() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let warning = |ttl: &str| {
+        format!("{}deadline = \"2h\"\n[upstreams.up.tasks]\nttl = \"{ttl}\"\n", block("up", &worker.server))
+    };
+    folder.write(&warning("1h"));
+    let program = Program::serve(&folder).await;
+    let told = |program: &Program| program.log().lines().filter(|line| line.contains("upstreams.up.tasks.ttl")).count();
+    assert_eq!(told(&program), 1, "{}", program.log());
+    for round in 1..=2 {
+        program.signal("HUP");
+        program.says(READ, round).await;
+    }
+    assert_eq!(told(&program), 1, "{}", program.log());
+    folder.write(&warning("30m"));
+    program.says(READ, 3).await;
+    assert_eq!(told(&program), 2, "{}", program.log());
+}
+
+/// A listener that stays open to all must not take whoever comes for the one person at this machine, though the new file
+/// names a loopback address: that holds from the next start on alone.
+#[tokio::test]
+async fn a_reload_takes_no_credentials_away_from_a_listener_that_is_open() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let text = |listen: &str| {
+        let store = folder.path().join("data");
+        let upstream = block("up", &worker.server);
+        format!(
+            "[admin]\naddress = \"127.0.0.1:0\"\n[store]\nkind = \"memory\"\npath = \"{}\"\n{listen}\n{upstream}",
+            store.display()
+        )
+    };
+    folder.write_whole(&text("[listen]\naddress = \"0.0.0.0:0\"\n[auth]\nanonymous = true"));
+    let program = Program::serve(&folder).await;
+    folder.write_whole(&text("[listen]\naddress = \"127.0.0.1:0\""));
+    program.says("the one in force is kept", 1).await;
+    assert!(program.log().contains("other machines can reach 0.0.0.0:"), "{}", program.log());
+    assert_eq!(program.counted(REJECTED).await, 1);
+}
+
+/// However often an upstream's settings change, the calls that run there count.
+#[tokio::test]
+async fn a_changed_upstream_has_no_more_places_than_its_bound() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    let with = |places: u32, deadline: &str| {
+        let block = block("up", &worker.server);
+        folder.write(&format!("{block}in_flight_max = {places}\nqueue_max = 0\ndeadline = \"{deadline}\"\n"));
+    };
+    with(2, "1h");
+    let program = Program::serve(&folder).await;
+    let mut calls = vec![held(&worker, &program, "/up/mcp", 1).await, held(&worker, &program, "/up/mcp", 2).await];
+    let refused = async || {
+        let answer = Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+        assert_eq!(answer.json()["error"]["data"]["reason"], "queue_full", "{answer:?}");
+    };
+    refused().await;
+    for (round, minutes) in (1..).zip(["50m", "40m", "30m"]) {
+        with(2, minutes);
+        program.says(READ, round).await;
+        refused().await;
+    }
+    with(3, "1h");
+    program.says(READ, 4).await;
+    calls.push(held(&worker, &program, "/up/mcp", 3).await);
+    refused().await;
+    worker.answer_all();
+    for call in calls {
+        assert_eq!(in_time(call).await.unwrap(), "\"done\"");
+    }
+}
+
+/// One line for each reason, however often it comes, with the key to write and what was sent, printable and cut.
+#[tokio::test]
+async fn a_refusal_that_a_key_decides_is_told_once_with_that_key() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let program = Program::serve(&folder).await;
+    let long = "x".repeat(3_000);
+    for _ in 0..3 {
+        for (path, header, value) in [
+            ("/up/mcp", "host", "evil.example"),
+            ("/up/mcp", "origin", "http://evil.example/\u{e9}"),
+            (&format!("/{long}"), "x-other", "1"),
+        ] {
+            let status = send(program.clients, "GET", path, &[(header, value)], "").await.status;
+            assert!([403, 404].contains(&status), "{path} {status}");
+        }
+    }
+    program.says("upstreams.NAME.path", 1).await;
+    let log = program.log();
+    for (key, shown) in [
+        ("listen.allowed_hosts", "evil.example"),
+        ("listen.allowed_origins", "http://evil.example/"),
+        ("upstreams.NAME.path", &format!("/{}\u{2026}", "x".repeat(99))),
+    ] {
+        let lines: Vec<_> = log.lines().filter(|line| line.contains(key)).collect();
+        assert_eq!(lines.len(), 1, "{log}");
+        assert!(lines[0].contains("WARN") && lines[0].contains(shown), "{log}");
+    }
+    assert!(!log.contains(&long), "{log}");
+}

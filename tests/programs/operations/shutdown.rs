@@ -1,0 +1,120 @@
+//! The end of the program, by signals (F67).
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::Instant;
+use tokio_util::task::TaskTracker;
+
+use super::program::{Call, Folder, Program, Worker, block};
+use super::upstream::in_time;
+
+/// F67: not ready at once, yet everything is served until balancers have noticed; then what is held ends, then the process.
+#[tokio::test]
+async fn f67_sigterm_refuses_nobody_before_balancers_have_noticed_and_waits_for_calls() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    let mut program = Program::serve(&folder).await;
+    assert_eq!(program.get("/readyz").await.status, 200);
+    let (clients, tracker) = (program.clients, TaskTracker::new());
+    let held = tracker.spawn(async move { Call::plain(&json!({})).send(clients, "/up/mcp").await });
+    worker.calls(1).await;
+    program.signal("TERM");
+    program.says("draining", 1).await;
+    let ready = program.get("/readyz").await;
+    assert_eq!((ready.status, ready.body.as_str()), (503, "draining\n"));
+    assert!(program.get("/").await.body.contains("not ready: draining"));
+    let task = program.task("/up/mcp", "k").await;
+    worker.calls(2).await;
+    assert_eq!(program.status("/up/mcp", &task).await, "working");
+    worker.answer_all();
+    assert_eq!(in_time(held).await.unwrap().json()["result"]["content"][0]["text"], "done");
+    assert_eq!(program.ended().await, Some(0));
+    assert!(program.log().contains("\"connections_cut\":0,\"calls_lost\":0"), "{}", program.log());
+}
+
+/// F25.
+#[tokio::test]
+async fn f25_a_second_signal_ends_at_once_with_0() {
+    let (worker, folder) = (Worker::start().await, Folder::new());
+    folder.write(&block("up", &worker.server));
+    for (first, second) in [("TERM", "TERM"), ("INT", "TERM"), ("TERM", "INT")] {
+        let mut program = Program::serve(&folder).await;
+        let before = worker.server.world.count("tools/call");
+        program.task("/up/mcp", "k").await;
+        worker.calls(before + 1).await;
+        program.signal(first);
+        program.says("draining", 1).await;
+        let asked = Instant::now();
+        program.signal(second);
+        assert_eq!(program.ended().await, Some(0), "{first} {second}");
+        assert!(asked.elapsed() < Duration::from_secs(4), "{first} {second}: neither notice nor drain is waited for");
+        assert!(program.log().contains("ended before the drain was done"));
+    }
+}
+
+/// F67: whatever is held, the process ends when it said it would.
+#[tokio::test]
+async fn f67_a_drain_ends_in_time_with_calls_that_never_end() {
+    let (worker, folder) = (Worker::start().await, Folder::with("[limits]\ndrain_max = \"2s\""));
+    folder.write(&block("up", &worker.server));
+    let mut program = Program::serve(&folder).await;
+    let (clients, tracker) = (program.clients, TaskTracker::new());
+    for n in 0..60 {
+        program.task("/up/mcp", &format!("k{n}")).await;
+    }
+    for _ in 0..60 {
+        // How a call ends that was cut off says nothing.
+        tracker.spawn(async move { Call::plain(&json!({})).send(clients, "/up/mcp").await });
+    }
+    worker.calls(120).await;
+    let asked = Instant::now();
+    program.signal("INT");
+    assert_eq!(program.ended().await, Some(0));
+    let took = asked.elapsed();
+    // Two seconds beyond the deadline are allowed; the rest is for a busy machine.
+    assert!((Duration::from_secs(1)..Duration::from_secs(2 + 2 + 3)).contains(&took), "{took:?}");
+    program.says("\"calls_lost\":120", 1).await;
+}
+
+/// A program ends with the gateway, by the gateway's doing: its calls are told so, as those at other servers are.
+#[tokio::test]
+async fn a_call_at_a_program_that_outlasts_the_drain_is_lost_by_a_restart() {
+    let folder = Folder::new();
+    folder.write_whole(&format!(
+        "[store]\npath = \"{}\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n\
+         [limits]\ndrain_max = \"1s\"\n[upstreams.up]\ncommand = [{:?}, \"demo-server\"]\n\
+         [upstreams.up.tasks]\nmode = \"always\"\n",
+        folder.path().join("data").display(),
+        env!("CARGO_BIN_EXE_taskgate"),
+    ));
+    let mut program = Program::serve(&folder).await;
+    let slow = json!({"name": "slow_report", "arguments": {"seconds": 60, "steps": 60}});
+    let made = Call::new("tools/call", &slow).send(program.clients, "/up/mcp").await;
+    let task = made.json()["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {made:?}")).to_owned();
+    let look = async |program: &Program| {
+        let call = Call::new("tasks/get", &json!({"taskId": task}));
+        let mut answer = call.send(program.clients, "/up/mcp").await.json();
+        assert!(answer["error"].is_null(), "{answer}");
+        answer["result"].take()
+    };
+    // Its program runs: it has told of a step.
+    let mut seen = json!(null);
+    for _ in 0..200 {
+        seen = look(&program).await;
+        if seen["statusMessage"].is_string() {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert!(seen["statusMessage"].is_string(), "{seen}, {}", program.log());
+    program.signal("INT");
+    program.says("\"calls_lost\":1", 1).await;
+    assert_eq!(program.ended().await, Some(0));
+    let is_warning = |line: &str| line.contains("\"calls_lost\":1") && line.contains("WARN");
+    assert!(program.log().lines().any(is_warning), "{}", program.log());
+    let program = Program::serve(&folder).await;
+    let lost = look(&program).await;
+    let data = &lost["error"]["data"];
+    assert_eq!((&data["reason"], &data["executed"]), (&json!("gateway_restart"), &json!("unknown")), "{lost}");
+}

@@ -1,0 +1,49 @@
+//! The units in `deploy/` name what the program has.
+
+use std::path::Path;
+use std::process::Command;
+
+use super::program::Folder;
+
+fn unit(name: &str) -> String {
+    std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)).unwrap()
+}
+
+/// The words behind `key=`, once for each line that has it.
+fn values<'a>(unit: &'a str, key: &str) -> Vec<Vec<&'a str>> {
+    let lines = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    lines.map(|value| value.split(' ').collect()).collect()
+}
+
+#[test]
+fn the_service_starts_what_there_is() {
+    let service = unit("taskgate.service");
+    let commands = values(&service, "ExecStart");
+    assert_eq!(commands.len(), 1);
+    let folder = Folder::new();
+    folder.write("[upstreams.up]\nurl = \"http://127.0.0.1:1/mcp\"\n");
+    for words in commands {
+        assert!(words[0].ends_with("/taskgate"), "{words:?}");
+        let help = Command::new(env!("CARGO_BIN_EXE_taskgate")).args([words[1], "--help"]).output().unwrap();
+        assert!(help.status.success(), "{words:?}");
+        let help = String::from_utf8(help.stdout).unwrap();
+        for option in words.iter().filter(|word| word.starts_with("--")) {
+            assert!(help.contains(option), "{option} is no option of {}", words[1]);
+        }
+    }
+    let file = folder.path().join("taskgate.toml");
+    let checked = Command::new(env!("CARGO_BIN_EXE_taskgate")).arg("check").arg(file).status().unwrap();
+    assert!(checked.success());
+}
+
+#[test]
+fn the_units_belong_together() {
+    let (service, socket) = (unit("taskgate.service"), unit("taskgate.socket"));
+    assert_eq!(values(&service, "Requires"), [["taskgate.socket"]]);
+    assert_eq!(values(&socket, "FileDescriptorName"), [["clients"]]);
+    assert_eq!(values(&service, "Type"), [["notify"]]);
+    assert_eq!(values(&service, "RestartPreventExitStatus"), [["64"]]);
+    assert_eq!(values(&service, "ExecStartPre").len(), 0, "its exit status would not prevent a restart");
+    let address = values(&socket, "ListenStream")[0][0];
+    assert!(address.parse::<std::net::SocketAddr>().unwrap().ip().is_loopback(), "open to all without being asked");
+}

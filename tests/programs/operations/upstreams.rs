@@ -1,0 +1,127 @@
+//! What operators see of upstreams that fail: a line in the log, a counter, their state on the pages.
+
+use std::net::Ipv4Addr;
+
+use http::{HeaderValue, StatusCode};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use super::program::{Call, Folder, Program, send};
+use super::upstream::{Server, status, whole};
+
+const FAILED: &str = "the upstream failed";
+
+/// The lines of the log that say so.
+fn told(program: &Program) -> Vec<Value> {
+    let log = program.log();
+    log.lines().filter(|line| line.contains(FAILED)).map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+async fn state(program: &Program) -> Value {
+    let page = program.get("/readyz?verbose").await;
+    assert_eq!(page.status, 200, "the others are served");
+    page.json()["upstreams"][0].take()
+}
+
+async fn failures(program: &Program, reason: &str) -> u64 {
+    program.counted(&format!("taskgate_upstream_failures_total{{upstream=\"up\",reason=\"{reason}\"}}")).await
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_down_is_told_once_counted_always_and_seen_on_the_pages() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    drop(listener);
+    let folder = Folder::new();
+    folder.write(&format!("[upstreams.up]\nurl = \"http://{address}/s3cret?key=s3cret\"\n"));
+    let program = Program::serve(&folder).await;
+    let before = program.get("/metrics").await.body;
+    assert!(before.contains("taskgate_upstream_failures_total{upstream=\"up\",reason=\"upstream_tls\"} 0"), "{before}");
+    assert_eq!(state(&program).await["state"], "untried");
+    for _ in 0..2 {
+        let answer = Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+        assert_eq!(answer.json()["error"]["data"]["reason"], "upstream_unreachable", "{answer:?}");
+    }
+    program.says(FAILED, 1).await;
+    let told = told(&program);
+    assert_eq!(told.len(), 1, "{}", program.log());
+    let fields = &told[0]["fields"];
+    assert_eq!(
+        (&told[0]["level"], &fields["upstream"], &fields["reason"], &fields["cause"], &fields["address"]),
+        (
+            &json!("WARN"),
+            &json!("up"),
+            &json!("upstream_unreachable"),
+            &json!("connection refused"),
+            &json!(format!("http://{address}"))
+        )
+    );
+    assert!(failures(&program, "upstream_unreachable").await >= 2);
+    let state = state(&program).await;
+    assert_eq!((&state["state"], &state["last_failure"]["cause"]), (&json!("failing"), &json!("connection refused")));
+    let page = program.get("/").await.body;
+    assert!(page.contains("up  failing  http://") && page.contains("connection refused"), "{page}");
+    let page = send(program.admin, "GET", "/", &[("accept", "application/json")], "").await.json();
+    assert_eq!((&page["ready"], &page["upstreams"][0]["state"]), (&json!(true), &json!("failing")));
+    assert!(!program.log().contains("s3cret"), "{}", program.log());
+}
+
+/// Each with its cause, and with nothing that may be a secret.
+#[tokio::test]
+async fn what_an_upstream_answers_instead_is_told_with_its_cause() {
+    let html = || {
+        let mut reply = whole("<html>s3cret</html>");
+        reply.headers_mut().insert("content-type", HeaderValue::from_static("text/html"));
+        reply
+    };
+    let moved = || {
+        let mut reply = status(307);
+        let location = HeaderValue::from_static("https://s3cret:s3cret@other.example/s3cret?key=s3cret");
+        reply.headers_mut().insert("location", location);
+        reply
+    };
+    let ill = move || {
+        let mut reply = html();
+        *reply.status_mut() = StatusCode::BAD_GATEWAY;
+        reply
+    };
+    let mut servers = vec![
+        ("upstream_auth", Server::start(|_| Some(status(401))).await, "HTTP 401"),
+        ("upstream_http_status", Server::start(|_| Some(status(404))).await, "HTTP 404"),
+    ];
+    servers.push(("upstream_malformed", Server::start(move |_| Some(html())).await, "content-type text/html"));
+    servers.push(("upstream_redirect", Server::start(move |_| Some(moved())).await, "Location: https://other.example"));
+    servers.push((
+        "upstream_http_status",
+        Server::start(move |_| Some(ill())).await,
+        "HTTP 502, content-type text/html",
+    ));
+    for (reason, server, cause) in servers {
+        let folder = Folder::new();
+        folder.write(&format!("[upstreams.up]\nurl = \"http://{}/mcp\"\nprotocol = \"2025-06-18\"\n", server.address));
+        let program = Program::serve(&folder).await;
+        Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+        program.says(FAILED, 1).await;
+        let told = told(&program);
+        let found = &told[0]["fields"];
+        assert_eq!(found["reason"], reason, "{cause}: {found}");
+        assert!(found["cause"].as_str().unwrap().contains(cause), "{cause}: {found}");
+        assert!(failures(&program, reason).await >= 1, "{reason}");
+        assert!(!program.log().contains("s3cret"), "{}", program.log());
+    }
+}
+
+/// A program, too; what it says of itself comes from its supervisor.
+#[tokio::test]
+async fn a_program_that_ends_is_told_with_how_it_ended() {
+    let folder = Folder::new();
+    folder.write("[upstreams.up]\ncommand = [\"sh\", \"-c\", \"exit 7\", \"s3cret\"]\n");
+    let program = Program::serve(&folder).await;
+    Call::plain(&json!({})).send(program.clients, "/up/mcp").await;
+    program.says(FAILED, 1).await;
+    let told = told(&program);
+    let fields = &told[0]["fields"];
+    assert_eq!((&fields["reason"], &fields["address"]), (&json!("upstream_closed"), &json!("sh")), "{fields}");
+    assert!(fields["cause"].as_str().unwrap().contains("exit status 7"), "{fields}");
+    assert!(!program.log().contains("s3cret"), "{}", program.log());
+}

@@ -1,0 +1,10 @@
+//! `taskgate wrap` as a program: a host at its pipes, the demo server behind it.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod ends;
+mod host;
+mod talks;
+
+use support::processes;
+use support::served;

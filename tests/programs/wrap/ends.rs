@@ -1,0 +1,157 @@
+//! How it ends, and what is left.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::{Instant, timeout};
+
+use super::host::{Host, alone, demo, greet, in_time, slow, text};
+
+const GRACE: &[&str] = &["--grace", "200ms"];
+
+/// A host in the midst of three calls, one of which became a task.
+async fn busy(options: &[&str], faults: &str) -> Host {
+    let mut host = Host::with(options, &demo(), &[("TASKGATE_DEMO_FAULT", faults)]);
+    host.initialize().await;
+    host.result(1, "tools/call", alone(slow(60.0), true)).await;
+    host.ask(2, "tools/call", slow(60.0)).await;
+    host.ask(3, "tools/call", alone(slow(60.0), false)).await;
+    assert!(host.has_a_server());
+    host
+}
+
+#[tokio::test]
+async fn it_ends_with_its_host_in_the_midst_of_calls_and_leaves_no_process() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("tasks").display().to_string();
+    for options in [vec!["--grace", "200ms"], vec!["--grace", "200ms", "--store", &store]] {
+        for how in ["eof", "-TERM", "-INT", "deaf"] {
+            let mut host = busy(&options, "").await;
+            let began = Instant::now();
+            match how {
+                "eof" => host.leave(),
+                "deaf" => {
+                    host.deafen();
+                    // Nobody reads the answer to this.
+                    host.ask(9, "ping", json!({})).await;
+                }
+                signal => host.signal(signal),
+            }
+            let (status, _) = host.ended().await;
+            assert_eq!(status.code(), Some(0), "{how} {options:?}: {}", host.log());
+            assert!(began.elapsed() < Duration::from_secs(5), "{how} took {:?}", began.elapsed());
+            host.until_nothing_is_left().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_want_to_end_is_gone_soon_too_and_so_is_that_of_a_killed_wrap() {
+    let mut host = busy(GRACE, "stubborn").await;
+    host.leave();
+    assert_eq!(host.ended().await.0.code(), Some(0));
+    host.until_nothing_is_left().await;
+    let mut host = busy(GRACE, "").await;
+    host.signal("-KILL");
+    host.ended().await;
+    host.until_nothing_is_left().await;
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_it_at_once() {
+    let mut host = busy(GRACE, "stubborn").await;
+    host.signal("-TERM");
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    let began = Instant::now();
+    host.signal("-TERM");
+    assert_eq!(host.ended().await.0.code(), Some(0));
+    assert!(began.elapsed() < Duration::from_secs(2), "it took {:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_task_is_found_again_by_the_next_life_with_a_store() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("tasks").display().to_string();
+    let options = ["--grace", "200ms", "--store", &store];
+    let mut host = Host::new(&options);
+    let done = host.result(1, "tools/call", alone(slow(0.5), true)).await;
+    let id = |handle: &serde_json::Value| alone(json!({ "taskId": handle["taskId"] }), true);
+    while host.result(2, "tasks/get", id(&done)).await["status"] == "working" {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let lost = host.result(3, "tools/call", alone(slow(60.0), true)).await;
+    host.leave();
+    assert!(host.ended().await.0.success());
+    let mut host = Host::new(&options);
+    let found = host.result(1, "tasks/get", id(&done)).await;
+    assert!(text(&found["result"]).contains("2 sections"), "{found}");
+    let found = in_time(async {
+        loop {
+            let found = host.result(2, "tasks/get", id(&lost)).await;
+            if found["status"] != "working" {
+                return found;
+            }
+        }
+    })
+    .await;
+    assert_eq!(found["status"], "failed", "its call went with its server: {found}");
+    // Another program has to wait for its turn, and says so.
+    let mut other = Host::new(&options);
+    let (status, said) = other.ended().await;
+    assert_eq!((status.code(), said.as_str()), (Some(75), ""));
+    assert!(other.log().contains(&store), "{}", other.log());
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_be_started_is_named_and_its_exit_status_told() {
+    let missing = ["--", "/nowhere/to-be-found"].map(str::to_owned);
+    let mut host = Host::with(GRACE, &missing, &[("TASKGATE_LOG", "taskgate=debug")]);
+    host.ask(1, "tools/call", alone(greet(), false)).await;
+    let error = host.answer(1).await["error"].take();
+    assert_eq!((&error["data"]["exitStatus"], &error["data"]["executed"]), (&json!(127), &json!("no")), "{error}");
+    assert!(error["message"].as_str().unwrap().contains("127"), "{error}");
+    assert!(host.log().contains("/nowhere/to-be-found cannot be started"), "{}", host.log());
+    host.leave();
+    assert!(host.ended().await.0.success(), "the host hears of it from its calls");
+    // One that ends by itself before it has said anything.
+    let mut host = Host::with(GRACE, &demo(), &[("TASKGATE_DEMO_FAULT", "start")]);
+    let params =
+        json!({ "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "h", "version": "1" } });
+    host.ask(1, "initialize", params).await;
+    assert_eq!(host.answer(1).await["error"]["data"]["exitStatus"], 3);
+}
+
+#[tokio::test]
+async fn a_host_that_floods_and_does_not_read_meets_a_bound() {
+    let mut host = Host::new(GRACE);
+    host.initialize().await;
+    let line = format!("{{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"{}\"}}\n", "x".repeat(20_000));
+    let mut taken = 0;
+    // Until the pipe takes no more.
+    while timeout(Duration::from_secs(2), host.write(&line)).await.is_ok() {
+        taken += line.len();
+        assert!(taken < 64 << 20, "all of a flood is taken");
+    }
+    assert!(host.memory() < 128 << 20, "{} bytes", host.memory());
+    host.deafen();
+    assert_eq!(host.ended().await.0.code(), Some(0));
+    host.until_nothing_is_left().await;
+}
+
+/// A line may be as long as a result: a tool takes what another gave. A longer one costs its own call alone.
+#[tokio::test]
+async fn a_line_that_is_too_long_is_refused_with_its_id_and_the_next_is_heard() {
+    let mut host = Host::new(GRACE);
+    let piece = "x".repeat(1 << 20);
+    host.try_write("{\"jsonrpc\":\"2.0\",\"method\":\"tools/call\",\"params\":{\"name\":\"").await;
+    for _ in 0..40 {
+        host.try_write(&piece).await;
+    }
+    host.try_write("\"},\"id\":9}\n").await;
+    let refused = host.answer(9).await;
+    assert_eq!(refused["error"]["code"], -32600, "{refused}");
+    // The gateway's own to answer: the demo server has a bound of its own.
+    assert_eq!(host.result(2, "ping", json!({ "x": piece.repeat(5) })).await, json!({}));
+    host.leave();
+    assert_eq!(host.ended().await.0.code(), Some(0));
+}

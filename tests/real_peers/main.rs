@@ -1,0 +1,15 @@
+//! Suites with clients and servers of others, unmodified.
+
+mod conformance;
+mod fallback_peers;
+mod listen_peers;
+mod matrix;
+mod native_peers;
+mod native_tasks;
+mod resumed_peers;
+mod session_matrix;
+mod sse_client_peers;
+mod sse_peers;
+mod stateless_matrix;
+mod stdio_peers;
+mod wrap_peers;

@@ -1,0 +1,198 @@
+//! Runs the whole matrix once: each client has a gateway of its own, so that its metrics tell of it alone.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use tokio::time::{interval, timeout};
+
+use super::cases::{Case, Expected, GRACE, POLL_INTERVAL, Way, call};
+use super::cells;
+use super::client::Client;
+use super::gateway::Gateway;
+use super::install::Peers;
+use super::tap::Tap;
+use super::upstream::{Program, Server};
+
+/// How long a cancellation may take to reach the upstream.
+const CANCEL_MAX: Duration = Duration::from_secs(10);
+const LOOK_PERIOD: Duration = Duration::from_millis(50);
+
+/// What no upstream of an older version may be sent, since it is of 2026-07-28. The one question for the era may
+/// hold them, so often.
+const FOREIGN: [(&str, usize); 2] = [("io.modelcontextprotocol/", 4), ("mcp-method", 1)];
+/// That question.
+const PROBE: &str = "\"server/discover\"";
+
+/// What a call says that asks for a task of the upstream's own. The first is the member's name alone, so that it
+/// is not sent in another shape either.
+const ASKS_FOR_TASK: [&str; 2] = ["\"task\"", "\"task\":{\"ttl\":"];
+
+/// The upstreams, in the order of the report.
+const UPSTREAMS: [Program; 4] = [Program::Demo, Program::Everything, Program::FastMcp, Program::FastMcpTasks];
+
+/// What came of one case; the way it went, if it is as it should be. `None` if the upstream has no such tool.
+type Cell = Result<Option<Way>, String>;
+
+/// One client's cases with one upstream.
+#[derive(Debug)]
+pub(crate) struct Row {
+    pub(crate) client: Client,
+    upstream: String,
+    cells: Vec<(Case, Cell)>,
+}
+
+impl cells::Row for Row {
+    const MATRIX: &'static str = "the matrix of real clients and servers";
+    const UPSTREAMS: usize = UPSTREAMS.len();
+
+    async fn run(peers: &Peers) -> Result<Vec<Self>, String> {
+        Box::pin(run(peers)).await
+    }
+
+    fn failures(&self) -> Vec<String> {
+        let place = format!("{} × {}", self.client.title(), self.upstream);
+        let wrong = |(case, cell): &(Case, Cell)| Some((*case, cell.as_ref().err()?.clone()));
+        self.cells
+            .iter()
+            .filter_map(wrong)
+            .map(move |(case, why)| format!("{place} × {}: {why}", case.title()))
+            .collect()
+    }
+}
+
+/// Runs every case of every client with every upstream.
+///
+/// # Errors
+/// If an upstream or a gateway cannot be started.
+async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
+    let [first, second, third, fourth] = UPSTREAMS.map(|program| Server::start(program, peers, "matrix"));
+    let servers: [Server; 4] = tokio::try_join!(first, second, third, fourth)?.into();
+    let rows = Client::ALL.map(|client| rows_of(client, peers, &servers));
+    Ok(futures_util::future::try_join_all(rows).await?.into_iter().flatten().collect())
+}
+
+async fn rows_of(client: Client, peers: &Peers, servers: &[Server]) -> Result<Vec<Row>, String> {
+    let mut taps = Vec::with_capacity(servers.len());
+    let mut config = String::new();
+    for server in servers {
+        let tap = Tap::start(server.address).await?;
+        let (name, url) = (server.program.name(), format!("http://{}/mcp", tap.address()));
+        let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
+        let _ = write!(config, "[upstreams.{name}]\nurl = \"{url}\"\n\n[upstreams.{name}.tasks]\n{tasks}\n\n");
+        if let Some(sampling) = call(name, Case::Sampling) {
+            let (tool, key) = (sampling.tool, "early_input = \"ask-first\"");
+            let _ = write!(config, "[[upstreams.{name}.tools]]\nmatch = \"{tool}\"\n{key}\n\n");
+        }
+        taps.push(tap);
+    }
+    let gateway = Gateway::start(&format!("matrix-gateway-{}", client.name()), &config, servers.len()).await?;
+    let mut rows = Vec::with_capacity(servers.len());
+    for (program, tap) in UPSTREAMS.into_iter().zip(&taps) {
+        let mut cells = Vec::with_capacity(Case::ALL.len());
+        for case in Case::ALL {
+            let bench = Bench { gateway: &gateway, tap, upstream: program.name() };
+            cells.push((case, cell(client, peers, &bench, case).await));
+        }
+        rows.push(Row { client, upstream: program.title(), cells });
+    }
+    Ok(rows)
+}
+
+/// What a case is tried on.
+struct Bench<'a> {
+    gateway: &'a Gateway,
+    tap: &'a Tap,
+    upstream: &'static str,
+}
+
+impl Bench<'_> {
+    /// The sum of a metric of this upstream over the samples that have `label`.
+    async fn metric(&self, name: &str, label: &str) -> Result<f64, String> {
+        let (page, upstream) = (self.gateway.metrics().await?, format!("upstream=\"{}\"", self.upstream));
+        let samples = page.lines().filter(|line| line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{')));
+        let ours = samples.filter(|line| line.contains(&upstream) && line.contains(label));
+        Ok(ours.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum())
+    }
+
+    async fn cancelled_tasks(&self) -> Result<f64, String> {
+        self.metric("taskgate_tasks_settled_total", "outcome=\"cancelled\"").await
+    }
+
+    /// How often the upstream was told of a cancellation: of a plain call, and of a task of its own.
+    fn cancellations(&self) -> [usize; 2] {
+        [self.tap.count("notifications/cancelled"), self.tap.count("\"tasks/cancel\"")]
+    }
+
+    fn tasks_asked_for(&self) -> [usize; 2] {
+        ASKS_FOR_TASK.map(|text| self.tap.count(text))
+    }
+
+    /// Waits until the upstream was told of one more cancellation, and no task of it is left.
+    async fn told(&self, before: [usize; 2]) -> Result<(), String> {
+        let mut looks = interval(LOOK_PERIOD);
+        let told = async {
+            while self.cancellations() == before || self.metric("taskgate_tasks_in_flight", "").await? > 0.0 {
+                looks.tick().await;
+            }
+            Ok(())
+        };
+        timeout(CANCEL_MAX, told).await.unwrap_or_else(|_| Err("the upstream was not told to stop".to_owned()))
+    }
+}
+
+async fn cell(client: Client, peers: &Peers, bench: &Bench<'_>, case: Case) -> Cell {
+    let Some(call) = client.call(bench.upstream, case) else { return Ok(None) };
+    let (told_before, cancelled_before) = (bench.cancellations(), bench.cancelled_tasks().await?);
+    let asked_before = bench.tasks_asked_for();
+    client.make(peers, bench.gateway.url(bench.upstream), call).await?;
+    let is_cancel = call.expected == Expected::Cancelled;
+    if is_cancel {
+        bench.told(told_before).await?;
+    }
+    let cancelled = bench.cancelled_tasks().await? - cancelled_before;
+    let told = grown(told_before, bench.cancellations());
+    let expected = if is_cancel { [usize::from(!call.native), usize::from(call.native)] } else { [0; 2] };
+    #[allow(clippy::float_cmp, reason = "metrics count in whole numbers")]
+    if cancelled != if is_cancel { 1.0 } else { 0.0 } || told != expected {
+        return Err(format!("{cancelled} tasks were cancelled, the upstream was told of {told:?}, not {expected:?}"));
+    }
+    let asked = grown(asked_before, bench.tasks_asked_for());
+    if asked != [usize::from(call.native); 2] {
+        return Err(format!("the upstream was asked for {asked:?} tasks of its own"));
+    }
+    if bench.tap.count("\"tools/call\"") == 0 {
+        return Err("the upstream was not called at all".to_owned());
+    }
+    let probes = bench.tap.count(PROBE);
+    if probes > 1 {
+        return Err(format!("the upstream was asked for its era {probes} times"));
+    }
+    match FOREIGN.into_iter().find(|(text, allowed)| bench.tap.count(text) > allowed * probes) {
+        Some((text, _)) => Err(format!("the upstream was sent `{text}`")),
+        None => Ok(Some(call.way)),
+    }
+}
+
+fn grown(before: [usize; 2], after: [usize; 2]) -> [usize; 2] {
+    [after[0] - before[0], after[1] - before[1]]
+}
+
+/// The report: a row for each client and upstream, a column for each case.
+pub(crate) fn table(rows: &[Row]) -> String {
+    let titles: String = Case::ALL.iter().map(|case| format!(" {} |", case.title())).collect();
+    let mut table = format!("| client | upstream |{titles}\n|---|---|{}\n", "---|".repeat(Case::ALL.len()));
+    for row in rows {
+        let _ = write!(table, "| {} | {} |", row.client.title(), row.upstream);
+        for (case, cell) in &row.cells {
+            let _ = match cell {
+                Ok(None) => write!(table, " - |"),
+                Ok(Some(Way::Plain)) if *case == Case::Cancel => write!(table, " ok (slow call, plain) |"),
+                Ok(Some(Way::Plain)) => write!(table, " ok (plain) |"),
+                Ok(Some(Way::Task)) => write!(table, " ok (task) |"),
+                Err(why) => write!(table, " FAIL {} |", why.replace(['|', '\n'], " ")),
+            };
+        }
+        table.push('\n');
+    }
+    table
+}

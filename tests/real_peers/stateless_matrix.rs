@@ -1,0 +1,67 @@
+//! Real clients of 2026-07-28 through the gateway to a real server of the same, without tasks and with tasks of its
+//! own.
+//!
+//! `TASKGATE_PEERS` names the folder that `tests/peers/setup.sh` filled; without it nothing runs here, and the
+//! output says so.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use super::matrix::cases;
+use super::matrix::client;
+use super::matrix::tap;
+use support::peers::gateway;
+use support::peers::install;
+use support::peers::upstream;
+
+use cases::{Case, GRACE, POLL_INTERVAL};
+use client::Client;
+use gateway::Gateway;
+use install::Peers;
+use tap::Tap;
+use tokio::runtime::Runtime;
+use upstream::{Program, Server};
+
+/// Every case of every client with one server, which has the same tools as the FastMCP server of the matrix.
+async fn failures(peers: &Peers, program: Program) -> Result<Vec<String>, String> {
+    let server = Server::start(program, peers, "stateless-matrix").await?;
+    let tap = Tap::start(server.address).await?;
+    let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
+    let config = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n\n[upstreams.up.tasks]\n{tasks}\n", tap.address());
+    let gateway = Gateway::start(&format!("stateless-matrix-{}", program.name()), &config, 1).await?;
+    let mut failures = Vec::new();
+    for client in Client::ALL {
+        // Its tools ask nothing.
+        for case in [Case::Fast, Case::Slow, Case::Cancel, Case::ToolError, Case::ProtocolError] {
+            let call = client.call("fastmcp", case).expect("every upstream has these");
+            let made = client.make(peers, gateway.url("up"), call).await;
+            let place = format!("{} × {} × {}", client.title(), program.title(), case.title());
+            failures.extend(made.err().map(|why| format!("{place}: {why}")));
+        }
+    }
+    if tap.count("\"tools/call\"") == 0 || tap.count("\"initialize\"") > 0 || tap.count("mcp-session-id") > 0 {
+        failures.push("the upstream was not spoken to in its era".to_owned());
+    }
+    if (tap.count("\"tasks/cancel\"") > 0) != (program == Program::FastMcp4Tasks) {
+        failures.push("a task of the upstream's is cancelled by its name, and only that".to_owned());
+    }
+    Ok(failures)
+}
+
+#[track_caller]
+fn check(program: Program) {
+    let Some(peers) = Peers::find("real clients and a real server of 2026-07-28") else { return };
+    let failures = Runtime::new().unwrap().block_on(failures(&peers, program)).unwrap();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// GW-30: before servers without tasks.
+#[test]
+fn every_client_is_served_in_front_of_a_server_without_tasks() {
+    check(Program::FastMcp4);
+}
+
+/// GW-11: before servers with the extension.
+#[test]
+fn every_client_is_served_in_front_of_a_server_with_tasks_of_its_own() {
+    check(Program::FastMcp4Tasks);
+}

@@ -1,0 +1,232 @@
+//! Clients that make calls, follow their tasks to the end across restarts of the gateway, and write down what they
+//! were told.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+
+use crate::history::{Fact, History, Seen};
+use crate::wire_client::{Answer, Flavour, Wire};
+
+/// How often a task is asked for.
+const POLL: Duration = Duration::from_millis(40);
+
+/// Where the gateway is, while it serves.
+pub type Place = watch::Receiver<Option<SocketAddr>>;
+
+/// One call, and what its client does about it.
+#[derive(Clone, Debug)]
+pub struct Job {
+    pub nonce: String,
+    pub owner: String,
+    pub tool: &'static str,
+    pub arguments: Value,
+    /// Cancels the task so long after its handle.
+    pub cancels_after: Option<Duration>,
+    /// How often the call may reach the upstream.
+    pub calls_max: usize,
+}
+
+/// A handle that somebody holds.
+#[derive(Clone, Debug)]
+struct Handle {
+    task: String,
+    wire: Wire,
+    owner: String,
+}
+
+/// All clients of one history.
+#[derive(Debug)]
+pub struct Crowd {
+    history: Arc<History>,
+    place: Place,
+    handles: Mutex<Vec<Handle>>,
+    /// How many handles were given out so far.
+    pub handed: watch::Sender<usize>,
+}
+
+impl Crowd {
+    pub fn new(history: Arc<History>, place: Place) -> Self {
+        Self { history, place, handles: Mutex::default(), handed: watch::Sender::default() }
+    }
+
+    async fn address(&self) -> SocketAddr {
+        let mut place = self.place.clone();
+        let there = place.wait_for(Option::is_some).await.expect("the gateway's keeper is there");
+        there.expect("it was waited for")
+    }
+
+    async fn ask(&self, wire: &Wire, owner: &str, method: &str, params: Value) -> Answer {
+        let answer = wire.ask(self.address().await, method, params).await;
+        self.history.record(Fact::Read { owner: owner.to_owned(), text: answer.text.clone() });
+        answer
+    }
+
+    /// Makes a call and follows its task until it is settled, at most `patience`. Where no answer came, it is made once
+    /// more as a call of its own.
+    pub async fn run(&self, job: Job, wire: Wire, patience: Duration) {
+        let again = Job { nonce: job.nonce.replace('x', "y"), ..job.clone() };
+        if !self.try_once(job, wire.clone(), patience).await {
+            self.try_once(again, wire, patience).await;
+        }
+    }
+
+    /// Whether there was an answer.
+    async fn try_once(&self, job: Job, mut wire: Wire, patience: Duration) -> bool {
+        // A client without a session opens one first; the gateway may die meanwhile.
+        while !wire.open(self.address().await).await {
+            sleep(POLL).await;
+        }
+        let mut params = json!({"name": job.tool, "arguments": job.arguments});
+        params["arguments"]["nonce"] = json!(job.nonce);
+        if wire.flavour != Flavour::Extension {
+            params["task"] = json!({});
+        }
+        let (nonce, owner) = (job.nonce.clone(), job.owner.clone());
+        self.history.record(Fact::Sends { nonce, owner, calls_max: job.calls_max });
+        let answer = self.ask(&wire, &job.owner, "tools/call", params).await;
+        let Some(handle) = self.take(&job, &wire, &answer) else { return answer.is_whole };
+        let _ = timeout(patience, self.follow(&job, &handle)).await;
+        true
+    }
+
+    /// Writes down how a call was answered; its handle, if that was it.
+    fn take(&self, job: &Job, wire: &Wire, answer: &Answer) -> Option<Handle> {
+        let is_refused = matches!(answer.status, Some(429 | 500..)) || answer.text.contains(r#""executed":"no""#);
+        if is_refused {
+            self.history.record(Fact::Refused { nonce: job.nonce.clone() });
+        }
+        // Half an answer may show the id: then its client may use it.
+        let (_, rest) = answer.text.split_once(r#""taskId":""#)?;
+        let task = rest.get(..32).filter(|_| rest.as_bytes().get(32) == Some(&b'"'))?.to_owned();
+        let message = answer.json();
+        let shown =
+            [&message["result"]["task"], &message["result"]].into_iter().find(|task| task["taskId"].is_string());
+        // Where the times were cut off, an hour is what the configuration says at least.
+        let expires = shown.and_then(|task| {
+            let created = humantime::parse_rfc3339(task["createdAt"].as_str()?).ok()?;
+            let created = created.duration_since(std::time::UNIX_EPOCH).ok()?;
+            let ttl = ["ttlMs", "ttl"].into_iter().find_map(|key| task[key].as_u64())?;
+            Some(self.history.place(created + Duration::from_millis(ttl)))
+        });
+        let expires = expires.unwrap_or_else(|| self.history.now() + Duration::from_secs(1));
+        self.history.record(Fact::Handle { nonce: job.nonce.clone(), task: task.clone(), expires });
+        let handle = Handle { task, wire: wire.clone(), owner: job.owner.clone() };
+        self.handles.lock().push(handle.clone());
+        self.handed.send_modify(|handed| *handed += 1);
+        Some(handle)
+    }
+
+    /// Polls, answers and cancels until the task is settled.
+    async fn follow(&self, job: &Job, handle: &Handle) {
+        let cancel_at = job.cancels_after.map(|span| Instant::now() + span);
+        let mut is_cancelled = false;
+        loop {
+            if !is_cancelled && cancel_at.is_some_and(|at| at <= Instant::now()) {
+                is_cancelled = self.cancel(handle).await;
+            }
+            let Some((seen, task)) = self.poll(handle).await else {
+                sleep(POLL).await;
+                continue;
+            };
+            if seen != Seen::Open {
+                return;
+            }
+            self.respond(job, handle, &task).await;
+            sleep(POLL).await;
+        }
+    }
+
+    /// One look at a task, written down; `None` where there was no answer.
+    async fn poll(&self, handle: &Handle) -> Option<(Seen, Value)> {
+        let asked = self.history.now();
+        let id = json!({"taskId": handle.task});
+        let answer = self.ask(&handle.wire, &handle.owner, "tasks/get", id.clone()).await;
+        let seen = self.seen(handle, &answer).await?;
+        let task = answer.json()["result"].take();
+        self.history.record(Fact::Polled { task: handle.task.clone(), asked, seen: seen.clone() });
+        Some((seen, task))
+    }
+
+    async fn seen(&self, handle: &Handle, answer: &Answer) -> Option<Seen> {
+        if !answer.is_whole {
+            return None;
+        }
+        if let Some(error) = answer.error() {
+            return error.contains("-32602").then_some(Seen::Missing);
+        }
+        let task: Value = serde_json::from_str(answer.result()?).ok()?;
+        let status = task["status"].as_str()?.to_owned();
+        if !["completed", "failed", "cancelled"].contains(&status.as_str()) {
+            return Some(Seen::Open);
+        }
+        let updated = humantime::parse_rfc3339(task["lastUpdatedAt"].as_str()?).ok()?;
+        let updated = self.history.place(updated.duration_since(std::time::UNIX_EPOCH).ok()?);
+        let payload = match &handle.wire.flavour {
+            Flavour::Extension => payload(answer.result()?),
+            Flavour::Core(_) => {
+                let id = json!({"taskId": handle.task});
+                let answer = self.ask(&handle.wire, &handle.owner, "tasks/result", id).await;
+                let whole = answer.result().or_else(|| answer.error()).filter(|_| answer.is_whole)?;
+                // It may expire between the two looks.
+                if whole.contains("-32602") && whole.contains("Task not found") {
+                    return Some(Seen::Missing);
+                }
+                whole.to_owned()
+            }
+        };
+        Some(Seen::Settled { status, payload, updated })
+    }
+
+    /// Answers every question of a task, each with a value that belongs to it alone.
+    async fn respond(&self, job: &Job, handle: &Handle, task: &Value) {
+        let Some(questions) = task["inputRequests"].as_object() else { return };
+        for key in questions.keys() {
+            let (task, value) = (handle.task.clone(), format!("v-{}-{key}", job.nonce));
+            self.history.record(Fact::Answers { task: task.clone(), value: value.clone() });
+            let response = json!({"action": "accept", "content": {"value": value}});
+            let params = json!({"taskId": task, "inputResponses": {key: response}});
+            let answer = self.ask(&handle.wire, &handle.owner, "tasks/update", params).await;
+            if answer.is_whole && answer.result().is_some() {
+                self.history.record(Fact::Answered { task, value });
+            }
+        }
+    }
+
+    /// Whether the cancel was accepted, or the task is settled anyhow.
+    async fn cancel(&self, handle: &Handle) -> bool {
+        let id = json!({"taskId": handle.task});
+        let answer = self.ask(&handle.wire, &handle.owner, "tasks/cancel", id).await;
+        if answer.is_whole && answer.result().is_some() {
+            self.history.record(Fact::Cancelled { task: handle.task.clone() });
+        }
+        answer.is_whole && (answer.result().is_some() || answer.error().is_some())
+    }
+
+    /// Looks once more at every task that was ever handed out.
+    pub async fn look_again(&self) {
+        let handles = self.handles.lock().clone();
+        for handle in &handles {
+            let _ = self.poll(handle).await;
+        }
+    }
+}
+
+/// The bytes of a settled task's result or error.
+fn payload(task: &str) -> String {
+    #[derive(serde::Deserialize)]
+    struct Task<'a> {
+        #[serde(borrow)]
+        result: Option<&'a serde_json::value::RawValue>,
+        #[serde(borrow)]
+        error: Option<&'a serde_json::value::RawValue>,
+    }
+    let task: Option<Task<'_>> = serde_json::from_str(task).ok();
+    let raw = task.and_then(|task| task.result.or(task.error));
+    raw.map(|raw| raw.get().to_owned()).unwrap_or_default()
+}

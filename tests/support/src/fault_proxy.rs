@@ -1,0 +1,302 @@
+//! A TCP proxy in this process that does to connections what networks do: delay, drip, cut, half-close, reset, corrupt,
+//! stall. It passes on bytes unread, but for a mark that says where a fault begins.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::task::TaskTracker;
+
+/// What becomes of a connection from a certain byte on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// The rest comes this much later.
+    Delay(Duration),
+    /// One byte each.
+    Drip(Duration),
+    /// Both sides are closed in order.
+    Cut,
+    /// The receiver is told that no more comes; the other direction goes on.
+    HalfClose,
+    /// Both sides see a reset.
+    Reset,
+    /// One bit of the next byte is another.
+    Corrupt,
+    /// No further byte is read or written.
+    Stall,
+}
+
+/// Which way bytes go: up to the target, or down to whoever connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Up,
+    Down,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub struct Fault {
+    pub way: Way,
+    /// Bytes are counted once this text has gone up on the same connection; from the start where it is empty.
+    pub mark: &'static str,
+    /// So many bytes pass before.
+    pub after: usize,
+    pub verb: Verb,
+}
+
+impl Fault {
+    pub const fn down(mark: &'static str, after: usize, verb: Verb) -> Self {
+        Self { way: Way::Down, mark, after, verb }
+    }
+
+    pub const fn up(mark: &'static str, after: usize, verb: Verb) -> Self {
+        Self { way: Way::Up, mark, after, verb }
+    }
+}
+
+/// Dropping it closes all connections.
+#[derive(Debug)]
+pub struct FaultProxy {
+    pub address: SocketAddr,
+    shared: Arc<Shared>,
+    _stop: DropGuard,
+}
+
+#[derive(Debug)]
+struct Shared {
+    target: Mutex<SocketAddr>,
+    fault: Mutex<Option<Fault>>,
+    /// How many connections may still have the fault.
+    left: AtomicUsize,
+    struck: AtomicUsize,
+    news: Notify,
+}
+
+impl FaultProxy {
+    /// Passes everything on to `target`.
+    pub async fn start(target: SocketAddr) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
+        let left = AtomicUsize::new(usize::MAX);
+        let shared = Arc::new(Shared {
+            target: Mutex::new(target),
+            fault: Mutex::default(),
+            left,
+            struck: AtomicUsize::default(),
+            news: Notify::new(),
+        });
+        let (accepting, connections, ends) = (Arc::clone(&shared), tracker.clone(), stop.clone());
+        let accept = async move {
+            loop {
+                let (client, _) = listener.accept().await.unwrap();
+                let served = connect(client, Arc::clone(&accepting), connections.clone());
+                connections.spawn(ends.clone().run_until_cancelled_owned(served));
+            }
+        };
+        tracker.spawn(stop.clone().run_until_cancelled_owned(accept));
+        Self { address, shared, _stop: stop.drop_guard() }
+    }
+
+    /// The same with a fault from the start.
+    pub async fn with(target: SocketAddr, fault: Fault) -> Self {
+        let proxy = Self::start(target).await;
+        proxy.set(Some(fault));
+        proxy
+    }
+
+    /// New connections go elsewhere; open ones stay.
+    pub fn retarget(&self, target: SocketAddr) {
+        *self.shared.target.lock() = target;
+    }
+
+    /// From now on, for open connections too.
+    pub fn set(&self, fault: Option<Fault>) {
+        *self.shared.fault.lock() = fault;
+        self.shared.left.store(usize::MAX, Ordering::Relaxed);
+    }
+
+    /// From now on, but only until it has struck this often.
+    pub fn set_times(&self, fault: Fault, times: usize) {
+        *self.shared.fault.lock() = Some(fault);
+        self.shared.left.store(times, Ordering::Relaxed);
+    }
+
+    /// How often the fault has struck.
+    pub fn struck(&self) -> usize {
+        self.shared.struck.load(Ordering::Relaxed)
+    }
+
+    /// Waits until the fault has struck. The caller bounds it.
+    pub async fn strikes(&self) {
+        loop {
+            let news = self.shared.news.notified();
+            tokio::pin!(news);
+            news.as_mut().enable();
+            if self.struck() > 0 {
+                return;
+            }
+            news.await;
+        }
+    }
+}
+
+/// What both directions of one connection share.
+#[derive(Debug, Default)]
+struct Connection {
+    /// The mark has gone up.
+    marked: AtomicBool,
+    over: CancellationToken,
+}
+
+async fn connect(client: TcpStream, shared: Arc<Shared>, tracker: TaskTracker) {
+    let target = *shared.target.lock();
+    // A target that is not there closes the client, as it would without a proxy.
+    let Ok(server) = TcpStream::connect(target).await else { return };
+    let _ = (client.set_nodelay(true), server.set_nodelay(true));
+    let connection = Arc::new(Connection::default());
+    let (client_reads, client_writes) = client.into_split();
+    let (server_reads, server_writes) = server.into_split();
+    let up = Pump::new(Way::Up, &shared, &connection).run(client_reads, server_writes);
+    let down = Pump::new(Way::Down, &shared, &connection).run(server_reads, client_writes);
+    let over = connection.over.clone();
+    tracker.spawn(over.clone().run_until_cancelled_owned(up));
+    over.run_until_cancelled_owned(down).await;
+}
+
+/// One direction of one connection.
+struct Pump {
+    way: Way,
+    shared: Arc<Shared>,
+    connection: Arc<Connection>,
+    /// Bytes since the mark.
+    passed: usize,
+    /// The end of what went up, in which a mark may begin.
+    tail: Vec<u8>,
+    has_struck: bool,
+    drip: Option<Duration>,
+}
+
+impl Pump {
+    fn new(way: Way, shared: &Arc<Shared>, connection: &Arc<Connection>) -> Self {
+        Self {
+            way,
+            shared: Arc::clone(shared),
+            connection: Arc::clone(connection),
+            passed: 0,
+            tail: Vec::new(),
+            has_struck: false,
+            drip: None,
+        }
+    }
+
+    async fn run(mut self, mut from: OwnedReadHalf, mut to: OwnedWriteHalf) {
+        let mut buffer = vec![0; 16 * 1024];
+        while let Ok(read @ 1..) = from.read(&mut buffer).await {
+            if self.pass(&mut buffer[..read], &mut to).await.is_none() {
+                if self.connection.over.is_cancelled() {
+                    return reset(&from, to);
+                }
+                // What still comes is thrown away, so that the sender notices nothing.
+                while let Ok(1..) = from.read(&mut buffer).await {}
+                return;
+            }
+        }
+        let _ = to.shutdown().await;
+    }
+
+    /// Passes a piece on; `None` where nothing more may follow it.
+    async fn pass(&mut self, piece: &mut [u8], to: &mut OwnedWriteHalf) -> Option<()> {
+        let start = self.start_in(piece);
+        let fault = *self.shared.fault.lock();
+        let Some((start, fault)) = start.zip(fault.filter(|fault| fault.way == self.way && !self.has_struck)) else {
+            return self.write(piece, to).await;
+        };
+        let left = fault.after.saturating_sub(self.passed);
+        if piece.len() - start <= left {
+            self.passed += piece.len() - start;
+            return self.write(piece, to).await;
+        }
+        let (before, after) = piece.split_at_mut(start + left);
+        self.write(before, to).await?;
+        if !self.strike() {
+            return self.write(after, to).await;
+        }
+        match fault.verb {
+            Verb::Delay(span) => tokio::time::sleep(span).await,
+            Verb::Drip(span) => self.drip = Some(span),
+            Verb::Corrupt => after[0] ^= 1,
+            Verb::HalfClose => {
+                let _ = to.shutdown().await;
+                return None;
+            }
+            Verb::Cut => {
+                let _ = to.shutdown().await;
+                self.connection.over.cancel();
+                // The other direction and this one end at their next step.
+                return std::future::pending().await;
+            }
+            Verb::Reset => {
+                self.connection.over.cancel();
+                return None;
+            }
+            Verb::Stall => return std::future::pending().await,
+        }
+        self.write(after, to).await
+    }
+
+    /// Where in this piece the count of bytes begins, if it has begun.
+    fn start_in(&mut self, piece: &[u8]) -> Option<usize> {
+        let mark = self.shared.fault.lock().map_or("", |fault| fault.mark).as_bytes();
+        if mark.is_empty() || self.connection.marked.load(Ordering::Acquire) {
+            return Some(0);
+        }
+        if self.way == Way::Down {
+            return None;
+        }
+        let old = self.tail.len();
+        self.tail.extend_from_slice(piece);
+        let found = self.tail.windows(mark.len()).position(|window| window == mark);
+        let end = found.map(|at| (at + mark.len()).saturating_sub(old));
+        let keep = self.tail.len().saturating_sub(mark.len() - 1);
+        self.tail.drain(..keep);
+        if end.is_some() {
+            self.connection.marked.store(true, Ordering::Release);
+        }
+        end
+    }
+
+    /// Whether the fault may strike here.
+    fn strike(&mut self) -> bool {
+        let take = |left: usize| left.checked_sub(1);
+        if self.shared.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err() {
+            return false;
+        }
+        self.has_struck = true;
+        self.shared.struck.fetch_add(1, Ordering::Relaxed);
+        self.shared.news.notify_waiters();
+        true
+    }
+
+    async fn write(&self, bytes: &[u8], to: &mut OwnedWriteHalf) -> Option<()> {
+        let Some(span) = self.drip else { return to.write_all(bytes).await.ok() };
+        for byte in bytes {
+            to.write_all(std::slice::from_ref(byte)).await.ok()?;
+            tokio::time::sleep(span).await;
+        }
+        Some(())
+    }
+}
+
+/// Lets go of a connection so that its peers see a reset.
+fn reset(from: &OwnedReadHalf, to: OwnedWriteHalf) {
+    let _ = from.as_ref().set_zero_linger();
+    let _ = to.as_ref().set_zero_linger();
+    to.forget();
+}

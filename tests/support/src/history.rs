@@ -1,0 +1,448 @@
+//! What clients, the upstream and the gateway's process did, on one clock, and the laws that it must keep: L1 to L8.
+//!
+//! Clients write down what they were told, the upstream what reached it and what it sent. [`violations`] reads both
+//! and reports each law that was broken. It knows nothing of HTTP.
+
+#![allow(clippy::wildcard_enum_match_arm, reason = "a law looks at the facts that it is about, and at no others")]
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+/// Reasons for which a task may fail although its answer has arrived (L8).
+const TRUE_REASONS: [&str; 4] = ["deadline_exceeded", "ttl_expired", "store_full", "result_too_large"];
+
+/// How long a call that was sent before a cancel was acknowledged may be on its way to the server's notes. What a test
+/// cannot see at this distance, the engine's scenarios show: no call is begun after the cancel's commit.
+const ON_THE_WAY: Duration = Duration::from_millis(100);
+/// Task times are cut to whole milliseconds.
+const ROUNDING: Duration = Duration::from_millis(2);
+
+/// One thing that happened. Times are counted from the history's beginning.
+#[derive(Clone, Debug)]
+pub enum Fact {
+    /// A client is about to make a call that may reach the upstream this often.
+    Sends {
+        nonce: String,
+        owner: String,
+        calls_max: usize,
+    },
+    /// It was given a handle.
+    Handle {
+        nonce: String,
+        task: String,
+        expires: Duration,
+    },
+    /// It was told that nothing was sent upstream.
+    Refused {
+        nonce: String,
+    },
+    /// It asked for a task at that time, and saw this.
+    Polled {
+        task: String,
+        asked: Duration,
+        seen: Seen,
+    },
+    /// It is about to answer a question of the task; the answer was accepted.
+    Answers {
+        task: String,
+        value: String,
+    },
+    Answered {
+        task: String,
+        value: String,
+    },
+    /// Its cancel was accepted.
+    Cancelled {
+        task: String,
+    },
+    /// Bytes that it read.
+    Read {
+        owner: String,
+        text: String,
+    },
+    /// A call reached the upstream.
+    Called {
+        nonce: String,
+    },
+    /// The upstream asks something, until it does not want to know any more.
+    Asks {
+        nonce: String,
+    },
+    StopsAsking {
+        nonce: String,
+    },
+    /// An answer reached the upstream.
+    Delivered {
+        nonce: String,
+        value: String,
+    },
+    /// Somebody who reads was given the complete answer of the call.
+    Returned {
+        nonce: String,
+        payload: String,
+    },
+    /// The gateway serves; it was killed or ended.
+    Starts,
+    Ends,
+    /// The store takes no writes, or takes them again.
+    StoreFails,
+    StoreHeals,
+}
+
+/// What a poll shows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Seen {
+    /// There is no such task.
+    Missing,
+    Open,
+    /// The result or error, byte for byte, and when the task last changed.
+    Settled {
+        status: String,
+        payload: String,
+        updated: Duration,
+    },
+}
+
+#[derive(Clone, Debug)]
+pub struct Entry {
+    pub at: Duration,
+    pub fact: Fact,
+}
+
+/// Facts in the order in which they were written down.
+#[derive(Debug)]
+pub struct History {
+    began: Instant,
+    /// The wall clock at the beginning, in milliseconds since 1970: what the gateway's times are compared with.
+    wall: Duration,
+    entries: Mutex<Vec<Entry>>,
+}
+
+impl History {
+    pub fn begin(wall: Duration) -> Self {
+        Self { began: Instant::now(), wall, entries: Mutex::default() }
+    }
+
+    pub fn now(&self) -> Duration {
+        self.began.elapsed()
+    }
+
+    /// A time of the wall clock, counted from the beginning.
+    pub fn place(&self, wall: Duration) -> Duration {
+        wall.saturating_sub(self.wall)
+    }
+
+    pub fn record(&self, fact: Fact) {
+        let mut entries = self.entries.lock();
+        entries.push(Entry { at: self.began.elapsed(), fact });
+    }
+
+    pub fn entries(&self) -> Vec<Entry> {
+        self.entries.lock().clone()
+    }
+}
+
+/// A broken law, and what broke it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Violation {
+    pub law: &'static str,
+    pub what: String,
+}
+
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.law, self.what)
+    }
+}
+
+/// What a history is judged by.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// The longest that the gateway may serve until a task that it gave a handle for is settled (L3).
+    pub settle_max: Duration,
+    /// How long before the process ended an accepted answer may have been on its way upstream, so that it is given to
+    /// nobody any more: at most once is promised first (L5).
+    pub on_its_way_max: Duration,
+}
+
+/// Each law that a finished history breaks.
+pub fn violations(entries: &[Entry], bounds: Bounds) -> Vec<Violation> {
+    let mut replay = Replay::new(entries, bounds);
+    replay.handles_last();
+    replay.results_stay();
+    replay.tasks_settle();
+    replay.calls_happen_once();
+    replay.answers_arrive_once();
+    replay.cancels_hold();
+    replay.owners_are_alone();
+    replay.outcomes_are_kept();
+    replay.found
+}
+
+/// A handle that a client holds.
+struct Held<'a> {
+    nonce: &'a str,
+    since: Duration,
+    expires: Duration,
+    /// When it was asked for, when it was answered, what was seen.
+    polls: Vec<(Duration, Duration, &'a Seen)>,
+}
+
+impl Held<'_> {
+    /// The first poll that showed it settled.
+    fn settled(&self) -> Option<(Duration, &Seen)> {
+        let mut settled = self.polls.iter().filter(|(_, _, seen)| matches!(seen, Seen::Settled { .. }));
+        settled.next().map(|(_, at, seen)| (*at, *seen))
+    }
+}
+
+struct Replay<'a> {
+    entries: &'a [Entry],
+    bounds: Bounds,
+    handles: BTreeMap<&'a str, Held<'a>>,
+    found: Vec<Violation>,
+}
+
+impl<'a> Replay<'a> {
+    fn new(entries: &'a [Entry], bounds: Bounds) -> Self {
+        let mut handles: BTreeMap<&str, Held<'_>> = BTreeMap::new();
+        for Entry { at, fact } in entries {
+            if let Fact::Handle { nonce, task, expires } = fact {
+                handles.entry(task).or_insert(Held { nonce, since: *at, expires: *expires, polls: Vec::new() });
+            } else if let Fact::Polled { task, asked, seen } = fact
+                && let Some(held) = handles.get_mut(task.as_str())
+            {
+                held.polls.push((*asked, *at, seen));
+            }
+        }
+        Self { entries, bounds, handles, found: Vec::new() }
+    }
+
+    fn report(&mut self, law: &'static str, what: String) {
+        self.found.push(Violation { law, what });
+    }
+
+    fn end(&self) -> Duration {
+        self.entries.last().map_or(Duration::ZERO, |entry| entry.at)
+    }
+
+    /// How long the gateway served between two moments.
+    fn served(&self, from: Duration, to: Duration) -> Duration {
+        let (mut served, mut since) = (Duration::ZERO, None);
+        for Entry { at, fact } in self.entries {
+            if matches!(fact, Fact::Starts) {
+                since.get_or_insert(*at);
+            } else if matches!(fact, Fact::Ends) {
+                served += overlap((since.take().unwrap_or(*at), *at), (from, to));
+            }
+        }
+        served + since.map_or(Duration::ZERO, |since| overlap((since, to.max(since)), (from, to)))
+    }
+
+    /// Whether the gateway served, and the store wrote, all the time between two moments.
+    fn was_well(&self, from: Duration, to: Duration) -> bool {
+        let mut is_failing = false;
+        for Entry { at, fact } in self.entries.iter().filter(|entry| entry.at <= to) {
+            match fact {
+                Fact::StoreFails => is_failing = true,
+                Fact::StoreHeals => {
+                    if *at >= from {
+                        return false;
+                    }
+                    is_failing = false;
+                }
+                Fact::Ends if *at >= from => return false,
+                _ => (),
+            }
+        }
+        !is_failing && self.served(from, to) + ROUNDING >= to - from
+    }
+
+    /// L1.
+    fn handles_last(&mut self) {
+        let mut found = Vec::new();
+        for (task, held) in &self.handles {
+            let is_gone = |(asked, at, seen): &&(Duration, Duration, &Seen)| {
+                **seen == Seen::Missing && *asked >= held.since && *at < held.expires
+            };
+            if let Some((asked, ..)) = held.polls.iter().find(is_gone) {
+                found.push(format!(
+                    "{task} ({}) was not found at {asked:?}, its handle is of {:?}",
+                    held.nonce, held.since
+                ));
+            }
+        }
+        found.into_iter().for_each(|what| self.report("L1", what));
+    }
+
+    /// L2.
+    fn results_stay(&mut self) {
+        let mut found = Vec::new();
+        for (task, held) in &self.handles {
+            let Some((shown, first)) = held.settled() else { continue };
+            for (asked, at, seen) in held.polls.iter().filter(|(asked, ..)| *asked >= shown) {
+                let is_same = match (first, seen) {
+                    (Seen::Settled { status: a, payload: b, .. }, Seen::Settled { status: c, payload: d, .. }) => {
+                        (a, b) == (c, d)
+                    }
+                    (_, Seen::Missing) => *at >= held.expires,
+                    (_, _) => false,
+                };
+                if !is_same {
+                    found.push(format!("{task} ({}) was {first:?}, and {seen:?} at {asked:?}", held.nonce));
+                }
+            }
+        }
+        found.into_iter().for_each(|what| self.report("L2", what));
+    }
+
+    /// L3.
+    fn tasks_settle(&mut self) {
+        let end = self.end();
+        let mut found = Vec::new();
+        for (task, held) in &self.handles {
+            let until = held.settled().map_or(end, |(at, _)| at).min(held.expires);
+            let served = self.served(held.since, until);
+            if served > self.bounds.settle_max {
+                found.push(format!("{task} ({}) was not settled after {served:?} of service", held.nonce));
+            }
+        }
+        found.into_iter().for_each(|what| self.report("L3", what));
+    }
+
+    /// L4.
+    fn calls_happen_once(&mut self) {
+        let mut calls: BTreeMap<&str, usize> = BTreeMap::new();
+        let (mut allowed, mut refused) = (BTreeMap::new(), BTreeSet::new());
+        for Entry { fact, .. } in self.entries {
+            match fact {
+                Fact::Called { nonce } => *calls.entry(nonce).or_default() += 1,
+                Fact::Sends { nonce, calls_max, .. } => drop(allowed.insert(nonce.as_str(), *calls_max)),
+                Fact::Refused { nonce } => drop(refused.insert(nonce.as_str())),
+                _ => (),
+            }
+        }
+        for (nonce, count) in calls {
+            let max = if refused.contains(nonce) { 0 } else { allowed.get(nonce).copied().unwrap_or_default() };
+            if count > max {
+                self.report("L4", format!("{nonce} reached the upstream {count} times, {max} at most were promised"));
+            }
+        }
+    }
+
+    /// L5.
+    fn answers_arrive_once(&mut self) {
+        let (mut given, mut accepted) = (BTreeSet::new(), Vec::new());
+        let (mut delivered, mut asking) = (BTreeMap::<&str, usize>::new(), BTreeSet::new());
+        let is_at_an_end = |at: Duration| {
+            let near = |end: &Entry| end.at >= at && end.at - at <= self.bounds.on_its_way_max;
+            self.entries.iter().any(|entry| matches!(entry.fact, Fact::Ends) && near(entry))
+        };
+        for Entry { at, fact } in self.entries {
+            match fact {
+                Fact::Answers { value, .. } => drop(given.insert(value.as_str())),
+                Fact::Answered { .. } if is_at_an_end(*at) => (),
+                Fact::Answered { task, value } => accepted.push((task.as_str(), value.as_str())),
+                Fact::Delivered { value, .. } => *delivered.entry(value).or_default() += 1,
+                Fact::Asks { nonce } => drop(asking.insert(nonce.as_str())),
+                Fact::StopsAsking { nonce } => drop(asking.remove(nonce.as_str())),
+                _ => (),
+            }
+        }
+        for (value, count) in &delivered {
+            if *count > 1 {
+                self.report("L5", format!("{value} was delivered {count} times"));
+            }
+            if !given.contains(value) {
+                self.report("L5", format!("{value} was delivered, and nobody gave it"));
+            }
+        }
+        for (task, value) in accepted {
+            let nonce = self.handles.get(task).map(|held| held.nonce);
+            if nonce.is_some_and(|nonce| asking.contains(nonce)) && !delivered.contains_key(value) {
+                self.report("L5", format!("{value} was accepted for {task}, the upstream still asks and never got it"));
+            }
+        }
+    }
+
+    /// L6.
+    fn cancels_hold(&mut self) {
+        let mut found = Vec::new();
+        for Entry { at, fact } in self.entries {
+            let Fact::Cancelled { task } = fact else { continue };
+            let Some(held) = self.handles.get(task.as_str()) else { continue };
+            let is_called = |entry: &&Entry| {
+                entry.at > *at + ON_THE_WAY && matches!(&entry.fact, Fact::Called { nonce } if nonce == held.nonce)
+            };
+            if let Some(late) = self.entries.iter().find(is_called) {
+                found.push(format!("{} was called at {:?}, cancelled at {at:?}", held.nonce, late.at));
+            }
+            for (asked, _, seen) in held.polls.iter().filter(|(asked, ..)| asked >= at) {
+                let is_final = match seen {
+                    Seen::Settled { status, updated, .. } => status == "cancelled" || *updated <= *at + ROUNDING,
+                    Seen::Missing => true,
+                    Seen::Open => false,
+                };
+                if !is_final {
+                    found.push(format!("{task} was cancelled at {at:?}, and {seen:?} at {asked:?}"));
+                }
+            }
+        }
+        found.into_iter().for_each(|what| self.report("L6", what));
+    }
+
+    /// L7.
+    fn owners_are_alone(&mut self) {
+        let mut owners = BTreeMap::new();
+        let mut found = Vec::new();
+        for Entry { fact, .. } in self.entries {
+            if let Fact::Sends { nonce, owner, .. } = fact {
+                owners.insert(nonce.as_str(), owner.as_str());
+            }
+        }
+        for Entry { at, fact } in self.entries {
+            let Fact::Read { owner, text } = fact else { continue };
+            let foreign = owners.iter().find(|(nonce, of)| **of != owner && text.contains(**nonce));
+            if let Some((nonce, of)) = foreign {
+                found.push(format!("{owner} read {nonce} of {of} at {at:?}"));
+            }
+        }
+        found.into_iter().for_each(|what| self.report("L7", what));
+    }
+
+    /// L8.
+    fn outcomes_are_kept(&mut self) {
+        let mut returned: BTreeMap<&str, Vec<(Duration, &str)>> = BTreeMap::new();
+        for Entry { at, fact } in self.entries {
+            if let Fact::Returned { nonce, payload } = fact {
+                returned.entry(nonce).or_default().push((*at, payload));
+            }
+        }
+        let mut found = Vec::new();
+        for (task, held) in &self.handles {
+            let Some((_, Seen::Settled { status, payload, updated })) = held.settled() else { continue };
+            let answers = returned.get(held.nonce).map_or(&[][..], Vec::as_slice);
+            if status == "completed" && !answers.iter().any(|(_, answer)| payload.contains(answer)) {
+                found.push(format!("{task} ({}) shows what the upstream never answered: {payload}", held.nonce));
+            }
+            // What failed before the answer came, or while nobody could store it, was decided otherwise.
+            let is_kept_out = TRUE_REASONS.iter().any(|reason| payload.contains(reason));
+            let in_time = |(sent, _): &&(Duration, &str)| updated >= sent && self.was_well(*sent, *updated);
+            if status == "failed"
+                && !is_kept_out
+                && let Some((sent, _)) = answers.iter().find(in_time)
+            {
+                found.push(format!("{task} ({}) failed, though it was answered at {sent:?}", held.nonce));
+            }
+        }
+        found.into_iter().for_each(|what| self.report("L8", what));
+    }
+}
+
+fn overlap(one: (Duration, Duration), other: (Duration, Duration)) -> Duration {
+    one.1.min(other.1).saturating_sub(one.0.max(other.0))
+}

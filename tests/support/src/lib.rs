@@ -1,0 +1,52 @@
+//! Shares what several test suites need: scripted servers, clients, a gateway in front of them, and what they write down.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+use std::env;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
+
+pub mod alone;
+pub mod certificates;
+pub mod checks;
+pub mod crowd;
+pub mod fault_proxy;
+pub mod history;
+pub mod kind;
+pub mod ledger;
+pub mod pair_client;
+pub mod peers;
+pub mod processes;
+pub mod scripted;
+pub mod served;
+pub mod session_client;
+pub mod speaker;
+pub mod standalone;
+pub mod store_faults;
+pub mod talk;
+pub mod wire_client;
+
+/// The repository's folder.
+pub fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// The folder that all of this build's files lie in: test binaries are in `PROFILE/deps` below it.
+pub fn target_dir() -> PathBuf {
+    let itself = env::current_exe().expect("the path of a test binary");
+    let deps = itself.parent().expect("a test binary lies in a folder");
+    deps.ancestors().nth(2).expect("cargo puts test binaries two folders below the target folder").to_owned()
+}
+
+/// The path of the program, built for this run. Cargo names it; for a test binary that is run by hand it lies beside the
+/// folder of the binary.
+pub fn taskgate() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(|| {
+        env::var("CARGO_BIN_EXE_taskgate").unwrap_or_else(|_| {
+            let itself = env::current_exe().expect("the path of a test binary");
+            let profile = itself.ancestors().nth(2).expect("cargo puts test binaries below the folder of the profile");
+            profile.join("taskgate").display().to_string()
+        })
+    });
+    &PATH
+}

@@ -1,0 +1,491 @@
+//! One client in four kinds. Each goes the whole way of a call as its flavour has it, and is strict on the way.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use http_body_util::Full;
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep};
+
+pub use crate::kind::Kind;
+use crate::session_client::{Client, Gate, Reply};
+
+/// What the person at the client does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Answers every question, and waits for the end.
+    Patient,
+    /// Declines every question.
+    Declining,
+    /// Answers no question.
+    Silent,
+    /// Cancels once the call is under way; before a question, or at it.
+    Cancelling,
+    CancellingWhenAsked,
+    /// Cancels a call that waits for its turn.
+    CancellingQueued,
+    /// Goes away once the call is under way.
+    Leaving,
+}
+
+/// How a call ended for its client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Ending {
+    Result(String),
+    ToolError(String),
+    Error(i64),
+    Cancelled,
+    Left,
+}
+
+/// What a client saw of a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Story {
+    pub ending: Ending,
+    /// Whether there was a handle.
+    pub is_task: bool,
+    pub questions: usize,
+}
+
+/// How long a question may be open, as the gateway is told.
+pub const INPUT_DEADLINE: Duration = Duration::from_secs(2);
+/// How long the slow tool of the server takes; the gateway's grace is shorter.
+pub const SLOW: Duration = Duration::from_millis(1_800);
+
+const EXTENSION: &str = "io.modelcontextprotocol/tasks";
+const RELATED: &str = "io.modelcontextprotocol/related-task";
+const POLL: Duration = Duration::from_millis(40);
+const LONGEST: Duration = Duration::from_secs(15);
+
+pub struct Speaker {
+    kind: Kind,
+    client: Client,
+    next_id: u64,
+    questions: usize,
+    seen_keys: BTreeSet<String>,
+}
+
+impl Speaker {
+    pub async fn new(kind: Kind, gate: &Gate) -> Result<Self, String> {
+        let mut client = gate.stranger();
+        let mut next_id = 1;
+        if kind.is_stateless() {
+            client.version = Some("2026-07-28".to_owned());
+        } else {
+            let params = json!({
+                "protocolVersion": "2025-11-25", "capabilities": {"elicitation": {"form": {}}},
+                "clientInfo": {"name": "raw", "version": "1"},
+            });
+            let opening = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params});
+            let reply = client.post(opening.to_string()).await;
+            client.session = reply.header("mcp-session-id").map(str::to_owned);
+            client.version = Some("2025-11-25".to_owned());
+            let result = reply.json().await;
+            if client.session.is_none() {
+                return Err(format!("no session: {result}"));
+            }
+            if kind == Kind::CoreTasks
+                && !result["result"]["capabilities"]["tasks"]["requests"]["tools"]["call"].is_object()
+            {
+                return Err(format!("tasks are not offered: {result}"));
+            }
+            client.post(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()).await;
+            next_id += 1;
+        }
+        Ok(Self { kind, client, next_id, questions: 0, seen_keys: BTreeSet::new() })
+    }
+
+    /// Goes through one call.
+    pub async fn call(&mut self, tool: &str, manner: Manner) -> Result<Story, String> {
+        let (ending, is_task) = match self.kind {
+            Kind::Session => (self.session_call(tool, manner).await?, false),
+            Kind::Stateless => (self.stateless_call(tool, manner).await?, false),
+            Kind::CoreTasks => (self.core_call(tool, manner).await?, true),
+            Kind::ExtensionTasks => self.extension_call(tool, manner).await?,
+        };
+        Ok(Story { ending, is_task, questions: self.questions })
+    }
+
+    async fn send(&mut self, method: &str, mut params: Value) -> (u64, Reply) {
+        let id = self.next_id;
+        self.next_id += 1;
+        // The server must never see it.
+        let request = self.client.request("POST").header("authorization", "Bearer secret");
+        let mut request = request.header("content-type", "application/json");
+        if self.kind.is_stateless() {
+            let mut capabilities = json!({"elicitation": {"form": {}}});
+            if self.kind.has_tasks() {
+                capabilities["extensions"] = json!({EXTENSION: {}});
+            }
+            params["_meta"] = json!({
+                "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                "io.modelcontextprotocol/clientCapabilities": capabilities,
+            });
+            request = request.header("mcp-method", method);
+            if let Some(name) = params["name"].as_str().or_else(|| params["taskId"].as_str()) {
+                request = request.header("mcp-name", name);
+            }
+        }
+        let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        let reply = self.client.send(request.body(Full::new(body.to_string().into())).unwrap()).await;
+        (id, reply)
+    }
+
+    async fn ask(&mut self, method: &str, params: Value) -> Result<Value, String> {
+        let (id, reply) = self.send(method, params).await;
+        let mut messages = Messages::of(reply);
+        while let Some(message) = messages.next().await? {
+            if message["id"] == id {
+                return Ok(message);
+            }
+        }
+        Err(format!("no answer to {method}"))
+    }
+
+    /// A plain call of a session: everything comes on its stream.
+    async fn session_call(&mut self, tool: &str, manner: Manner) -> Result<Ending, String> {
+        let (client, id) = (self.client.clone(), self.next_id);
+        let cancelling = async {
+            if manner == Manner::CancellingQueued {
+                sleep(Duration::from_millis(300)).await;
+                cancel_request(&client, id).await;
+            }
+        };
+        let sending = self.send("tools/call", json!({"name": tool, "arguments": {}}));
+        let ((_, reply), ()) = tokio::join!(sending, cancelling);
+        match manner {
+            Manner::Leaving => return Ok(Ending::Left),
+            Manner::Cancelling => {
+                sleep(Duration::from_millis(300)).await;
+                cancel_request(&self.client, id).await;
+                return Ok(Ending::Cancelled);
+            }
+            Manner::Patient
+            | Manner::Declining
+            | Manner::Silent
+            | Manner::CancellingWhenAsked
+            | Manner::CancellingQueued => {}
+        }
+        let mut messages = Messages::of(reply);
+        while let Some(message) = messages.next().await? {
+            if message["id"] == id {
+                return ending(&message);
+            }
+            if message["method"] == "elicitation/create" {
+                self.questions += 1;
+                if manner == Manner::CancellingWhenAsked {
+                    cancel_request(&self.client, id).await;
+                    return Ok(Ending::Cancelled);
+                }
+                self.respond(&message, manner).await;
+            }
+        }
+        match manner {
+            // A request that was cancelled has no response.
+            Manner::CancellingQueued => Ok(Ending::Cancelled),
+            Manner::Patient
+            | Manner::Declining
+            | Manner::Silent
+            | Manner::Cancelling
+            | Manner::CancellingWhenAsked
+            | Manner::Leaving => Err("the stream ended without an answer".to_owned()),
+        }
+    }
+
+    async fn respond(&mut self, question: &Value, manner: Manner) {
+        let Some(said) = said(question, manner) else { return };
+        let response = json!({"jsonrpc": "2.0", "id": question["id"], "result": said});
+        let reply = self.client.post(response.to_string()).await;
+        assert_eq!(reply.status.as_u16(), 202, "an answer is accepted");
+    }
+
+    /// A plain call of 2026-07-28: questions are answers, and their answers the next call.
+    async fn stateless_call(&mut self, tool: &str, manner: Manner) -> Result<Ending, String> {
+        let mut params = json!({"name": tool, "arguments": {}});
+        for _ in 0..9 {
+            if matches!(manner, Manner::Leaving | Manner::Cancelling | Manner::CancellingQueued) {
+                let leaving = tokio::time::timeout(Duration::from_millis(400), self.send("tools/call", params)).await;
+                drop(leaving);
+                return Ok(if manner == Manner::Leaving { Ending::Left } else { Ending::Cancelled });
+            }
+            let message = self.ask("tools/call", params.clone()).await?;
+            let result = &message["result"];
+            if result["resultType"] != "input_required" {
+                return ending(&message);
+            }
+            let Some(state) = result["requestState"].as_str() else { return Err(format!("no state: {result}")) };
+            if state.contains("state") || state.contains("upstream") {
+                return Err(format!("the upstream's own state: {state}"));
+            }
+            let mut answers = json!({});
+            for (key, question) in result["inputRequests"].as_object().into_iter().flatten() {
+                self.questions += 1;
+                if !self.seen_keys.insert(key.clone()) {
+                    return Err(format!("{key} was asked twice"));
+                }
+                match said(question, manner) {
+                    Some(said) => answers[key] = said,
+                    None => return self.wait_for_refusals(params, state).await,
+                }
+            }
+            params["inputResponses"] = answers;
+            params["requestState"] = json!(state);
+            if manner == Manner::CancellingWhenAsked {
+                // Whoever comes back and leaves cancels (MOD-20); one that stays away only lets time pass.
+                return Ok(Ending::Cancelled);
+            }
+        }
+        Err("asked without end".to_owned())
+    }
+
+    /// Comes back without answers once the time for them is over.
+    async fn wait_for_refusals(&mut self, mut params: Value, state: &str) -> Result<Ending, String> {
+        sleep(INPUT_DEADLINE * 2).await;
+        params["requestState"] = json!(state);
+        ending(&self.ask("tools/call", params).await?)
+    }
+
+    /// 2025-11-25: a handle at once, its state by polls, questions on the stream of `tasks/result`.
+    async fn core_call(&mut self, tool: &str, manner: Manner) -> Result<Ending, String> {
+        let created = self.ask("tools/call", json!({"name": tool, "arguments": {}, "task": {"ttl": 60_000}})).await?;
+        let task = &created["result"]["task"];
+        let id = own_id(task)?;
+        check_fields(task, &["taskId", "status", "createdAt", "lastUpdatedAt", "ttl"])?;
+        if manner == Manner::Leaving {
+            // Another connection comes back for it: nothing was lost.
+            sleep(Duration::from_millis(200)).await;
+        }
+        if matches!(manner, Manner::Cancelling | Manner::CancellingQueued) {
+            sleep(Duration::from_millis(300)).await;
+            return self.core_cancel(&id).await;
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < LONGEST {
+            let message = self.ask("tasks/get", json!({"taskId": id})).await?;
+            let task = &message["result"];
+            match task["status"].as_str() {
+                Some("working") => sleep(POLL).await,
+                Some("input_required") if manner == Manner::CancellingWhenAsked => {
+                    self.questions += 1;
+                    return self.core_cancel(&id).await;
+                }
+                Some(status @ ("input_required" | "completed" | "failed" | "cancelled")) => {
+                    return self.core_result(&id, status, manner).await;
+                }
+                _ => return Err(format!("tasks/get: {message}")),
+            }
+        }
+        Err("the task never ended".to_owned())
+    }
+
+    async fn core_cancel(&mut self, id: &str) -> Result<Ending, String> {
+        let message = self.ask("tasks/cancel", json!({"taskId": id})).await?;
+        if message["result"]["status"] != "cancelled" || !message["result"]["_meta"][RELATED].is_null() {
+            return Err(format!("tasks/cancel: {message}"));
+        }
+        let again = self.ask("tasks/cancel", json!({"taskId": id})).await?;
+        if again["error"]["code"] == -32602 { Ok(Ending::Cancelled) } else { Err(format!("a second cancel: {again}")) }
+    }
+
+    async fn core_result(&mut self, task: &str, status: &str, manner: Manner) -> Result<Ending, String> {
+        let (id, reply) = self.send("tasks/result", json!({"taskId": task})).await;
+        let mut messages = Messages::of(reply);
+        while let Some(message) = messages.next().await? {
+            if message["id"] == id {
+                let ended = ending(&message)?;
+                let is_related = message["result"]["_meta"][RELATED]["taskId"] == task;
+                if message.get("result").is_some() && !is_related {
+                    return Err(format!("not related to its task: {message}"));
+                }
+                let fits = match &ended {
+                    Ending::Result(_) => status != "failed",
+                    Ending::ToolError(_) | Ending::Error(_) => status != "completed",
+                    Ending::Cancelled | Ending::Left => false,
+                };
+                return if fits { Ok(ended) } else { Err(format!("{status}, but {message}")) };
+            }
+            if message["method"] == "elicitation/create" {
+                self.questions += 1;
+                if message["params"]["_meta"][RELATED]["taskId"] != task {
+                    return Err(format!("a question of no task: {message}"));
+                }
+                self.respond(&message, manner).await;
+            }
+        }
+        Err("tasks/result ended without an answer".to_owned())
+    }
+
+    /// The extension: a plain answer or a handle, questions in `tasks/get`.
+    async fn extension_call(&mut self, tool: &str, manner: Manner) -> Result<(Ending, bool), String> {
+        let created = self.ask("tools/call", json!({"name": tool, "arguments": {}})).await?;
+        let task = &created["result"];
+        if task["resultType"] != "task" {
+            return Ok((ending(&created)?, false));
+        }
+        let id = own_id(task)?;
+        check_fields(task, &["taskId", "status", "createdAt", "lastUpdatedAt", "ttlMs"])?;
+        if manner == Manner::Leaving {
+            sleep(Duration::from_millis(200)).await;
+        }
+        if matches!(manner, Manner::Cancelling | Manner::CancellingQueued) {
+            return Ok((self.extension_cancel(&id).await?, true));
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < LONGEST {
+            let message = self.ask("tasks/get", json!({"taskId": id})).await?;
+            let task = &message["result"];
+            match task["status"].as_str() {
+                Some("working") => {}
+                Some("input_required") if manner == Manner::CancellingWhenAsked => {
+                    self.questions += 1;
+                    return Ok((self.extension_cancel(&id).await?, true));
+                }
+                Some("input_required") => self.update(&id, task, manner).await?,
+                Some("completed" | "failed") => return Ok((ending(&detail(task))?, true)),
+                Some("cancelled") => return Ok((Ending::Cancelled, true)),
+                _ => return Err(format!("tasks/get: {message}")),
+            }
+            sleep(POLL).await;
+        }
+        Err("the task never ended".to_owned())
+    }
+
+    async fn update(&mut self, id: &str, task: &Value, manner: Manner) -> Result<(), String> {
+        let mut answers = json!({});
+        for (key, question) in task["inputRequests"].as_object().into_iter().flatten() {
+            self.questions += usize::from(self.seen_keys.insert(key.clone()));
+            if let Some(said) = said(question, manner) {
+                answers[key] = said;
+            }
+        }
+        if answers.as_object().is_some_and(|answers| !answers.is_empty()) {
+            let ack = self.ask("tasks/update", json!({"taskId": id, "inputResponses": answers})).await?;
+            if ack["result"]["resultType"] != "complete" || ack["result"].get("taskId").is_some() {
+                return Err(format!("tasks/update: {ack}"));
+            }
+        }
+        Ok(())
+    }
+
+    async fn extension_cancel(&mut self, id: &str) -> Result<Ending, String> {
+        for _ in 0..2 {
+            let ack = self.ask("tasks/cancel", json!({"taskId": id})).await?;
+            if ack["result"]["resultType"] != "complete" {
+                return Err(format!("tasks/cancel: {ack}"));
+            }
+        }
+        let task = self.ask("tasks/get", json!({"taskId": id})).await?;
+        if task["result"]["status"] == "cancelled" { Ok(Ending::Cancelled) } else { Err(format!("cancelled: {task}")) }
+    }
+
+    /// Cancels what has ended: nothing changes, and each flavour says so in its way.
+    pub async fn cancel_settled(&mut self) -> Result<(), String> {
+        let call = |task: bool| {
+            if task {
+                json!({"name": "slow", "arguments": {}, "task": {}})
+            } else {
+                json!({"name": "slow", "arguments": {}})
+            }
+        };
+        let created = self.ask("tools/call", call(self.kind == Kind::CoreTasks)).await?;
+        let task = if self.kind == Kind::CoreTasks { &created["result"]["task"] } else { &created["result"] };
+        let id = own_id(task)?;
+        sleep(SLOW * 2).await;
+        let ack = self.ask("tasks/cancel", json!({"taskId": id})).await?;
+        let is_right = match self.kind {
+            Kind::CoreTasks => ack["error"]["code"] == -32602,
+            Kind::ExtensionTasks => ack["result"]["resultType"] == "complete",
+            Kind::Session | Kind::Stateless => false,
+        };
+        let after = self.ask("tasks/get", json!({"taskId": id})).await?;
+        if is_right && after["result"]["status"] == "completed" { Ok(()) } else { Err(format!("{ack}, then {after}")) }
+    }
+}
+
+async fn cancel_request(client: &Client, id: u64) {
+    let notice = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}});
+    client.post(notice.to_string()).await;
+}
+
+/// Nothing of the upstream's shows in a handle.
+fn own_id(task: &Value) -> Result<String, String> {
+    match task["taskId"].as_str() {
+        Some(id) if !id.contains("upstream") => Ok(id.to_owned()),
+        _ => Err(format!("no task of the gateway: {task}")),
+    }
+}
+
+fn check_fields(task: &Value, names: &[&str]) -> Result<(), String> {
+    let missing: Vec<_> = names.iter().filter(|name| task.get(**name).is_none()).collect();
+    if missing.is_empty() { Ok(()) } else { Err(format!("{missing:?} are missing in {task}")) }
+}
+
+/// What a person says to a question.
+fn said(question: &Value, manner: Manner) -> Option<Value> {
+    let text = question["params"]["message"].as_str().unwrap_or_default();
+    let name = if text.contains("first") { "Ada" } else { "Grace" };
+    match manner {
+        Manner::Declining => Some(json!({"action": "decline"})),
+        Manner::Silent => None,
+        Manner::Patient
+        | Manner::Cancelling
+        | Manner::CancellingWhenAsked
+        | Manner::CancellingQueued
+        | Manner::Leaving => Some(json!({"action": "accept", "content": {"name": name}})),
+    }
+}
+
+/// The outcome that a settled task shows, as a response would.
+fn detail(task: &Value) -> Value {
+    match task.get("error") {
+        Some(error) => json!({"error": error}),
+        None => json!({"result": task["result"]}),
+    }
+}
+
+fn ending(message: &Value) -> Result<Ending, String> {
+    if let Some(code) = message["error"]["code"].as_i64() {
+        return Ok(Ending::Error(code));
+    }
+    let result = &message["result"];
+    let Some(text) = result["content"][0]["text"].as_str() else { return Err(format!("no result: {message}")) };
+    Ok(if result["isError"] == true { Ending::ToolError(text.to_owned()) } else { Ending::Result(text.to_owned()) })
+}
+
+/// The messages of an answer, JSON or stream.
+struct Messages {
+    reply: Option<Reply>,
+    is_stream: bool,
+    rest: String,
+}
+
+impl Messages {
+    fn of(reply: Reply) -> Self {
+        let is_stream = reply.header("content-type").is_some_and(|media| media.starts_with("text/event-stream"));
+        Self { reply: Some(reply), is_stream, rest: String::new() }
+    }
+
+    async fn next(&mut self) -> Result<Option<Value>, String> {
+        if !self.is_stream {
+            let Some(reply) = self.reply.take() else { return Ok(None) };
+            let status = reply.status;
+            let text = reply.try_text().await.ok_or("the answer broke off")?;
+            return serde_json::from_str(&text).map(Some).map_err(|_| format!("{status}: no JSON: {text}"));
+        }
+        loop {
+            if let Some(end) = self.rest.find("\n\n") {
+                let event: String = self.rest.drain(..end + 2).collect();
+                let data: String = event.lines().filter_map(|line| line.strip_prefix("data:")).collect();
+                if !data.trim().is_empty() {
+                    return serde_json::from_str(&data).map(Some).map_err(|_| format!("no JSON: {data}"));
+                }
+                continue;
+            }
+            let Some(reply) = &mut self.reply else { return Ok(None) };
+            match reply.piece().await {
+                Some(piece) => self.rest.push_str(&piece),
+                None => self.reply = None,
+            }
+        }
+    }
+}

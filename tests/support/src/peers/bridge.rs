@@ -1,0 +1,84 @@
+//! A Unix socket in front of a URL, for rmcp: of its two HTTP clients the one for Unix sockets is built on hyper,
+//! so it is the one that is linked. Connections are passed on byte for byte, and can be read along.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use tempfile::TempDir;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixListener};
+use tokio::task::JoinSet;
+use url::Url;
+
+/// What is kept of one connection: these tests say less on one.
+const HEARD_BYTES_MAX: usize = 1 << 20;
+
+/// What was said on one connection by both ends, in the order in which it passed.
+type Heard = Arc<Mutex<Vec<u8>>>;
+
+/// Passes connections on. Dropping it cuts them.
+#[derive(Debug)]
+pub struct Bridge {
+    dir: TempDir,
+    heard: Arc<Mutex<Vec<Heard>>>,
+    _running: JoinSet<()>,
+}
+
+impl Bridge {
+    /// Leads to the host of `url`.
+    ///
+    /// # Errors
+    /// If the socket cannot be made.
+    pub fn to(url: &str) -> Result<Self, String> {
+        let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let url = Url::parse(url).map_err(|error| error.to_string())?;
+        let to = url.socket_addrs(|| None).map_err(|error| error.to_string())?;
+        let listener = UnixListener::bind(socket_in(dir.path())).map_err(|error| error.to_string())?;
+        let heard: Arc<Mutex<Vec<Heard>>> = Arc::default();
+        let all = Arc::clone(&heard);
+        let mut running = JoinSet::new();
+        running.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((client, _)) = listener.accept().await {
+                let (to, heard) = (to.clone(), Heard::default());
+                all.lock().push(Arc::clone(&heard));
+                connections.spawn(async move {
+                    let Ok(gateway) = TcpStream::connect(&*to).await else { return };
+                    let (from_client, to_client) = client.into_split();
+                    let (from_gateway, to_gateway) = gateway.into_split();
+                    tokio::join!(pass(from_client, to_gateway, &heard), pass(from_gateway, to_client, &heard));
+                });
+            }
+        });
+        Ok(Self { dir, heard, _running: running })
+    }
+
+    pub fn socket(&self) -> PathBuf {
+        socket_in(self.dir.path())
+    }
+
+    /// What was said on each connection.
+    pub fn heard(&self) -> Vec<String> {
+        self.heard.lock().iter().map(|heard| String::from_utf8_lossy(&heard.lock()).into_owned()).collect()
+    }
+}
+
+fn socket_in(dir: &Path) -> PathBuf {
+    dir.join("gateway.sock")
+}
+
+async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, heard: &Heard) {
+    let mut chunk = vec![0; 16 << 10];
+    while let Ok(length @ 1..) = from.read(&mut chunk).await {
+        {
+            let mut heard = heard.lock();
+            let room = HEARD_BYTES_MAX.saturating_sub(heard.len()).min(length);
+            heard.extend_from_slice(&chunk[..room]);
+        }
+        if to.write_all(&chunk[..length]).await.is_err() {
+            return;
+        }
+    }
+    let _ = to.shutdown().await;
+}

@@ -1,0 +1,120 @@
+//! The gateway as a user runs it: the program with a configuration file.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Empty};
+use hyper_util::client::legacy::Client;
+use hyper_util::rt::TokioExecutor;
+use tempfile::TempDir;
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::process::Child;
+
+const METRICS_MAX: Duration = Duration::from_secs(10);
+
+/// A gateway in front of some upstreams, on free ports of this machine.
+#[derive(Debug)]
+pub struct Gateway {
+    setup: Setup,
+    running: Running,
+}
+
+#[derive(Debug)]
+struct Running {
+    urls: Vec<String>,
+    admin: String,
+    child: Child,
+}
+
+/// What a gateway is started with, each time.
+#[derive(Debug)]
+struct Setup {
+    name: String,
+    upstreams: String,
+    count: usize,
+    /// Holds its configuration, and all that it keeps.
+    dir: TempDir,
+}
+
+impl Gateway {
+    /// Starts a gateway. `upstreams` is the part of its configuration that names them, and holds `count` of them.
+    ///
+    /// # Errors
+    /// If it does not say where it listens.
+    pub async fn start(name: &str, upstreams: &str, count: usize) -> Result<Self, String> {
+        let dir = tempfile::tempdir().map_err(|error| format!("no folder for {name}: {error}"))?;
+        let setup = Setup { name: name.to_owned(), upstreams: upstreams.to_owned(), count, dir };
+        let running = setup.launch("127.0.0.1:0").await?;
+        Ok(Self { setup, running })
+    }
+
+    /// Lets it crash, and starts it again at the same address with what it kept.
+    ///
+    /// # Errors
+    /// As [`Gateway::start`].
+    pub async fn restart(&mut self) -> Result<(), String> {
+        self.running.child.kill().await?;
+        let authority = self.running.urls.first().and_then(|url| url.split('/').nth(2)).map(str::to_owned);
+        let authority = authority.ok_or_else(|| format!("{} serves nothing", self.setup.name))?;
+        self.running = self.setup.launch(&authority).await?;
+        Ok(())
+    }
+
+    /// Asks it to shut down at once, without time for balancers to notice.
+    ///
+    /// # Errors
+    /// If it cannot be asked.
+    pub fn interrupt(&self) -> Result<(), String> {
+        self.running.child.interrupt()
+    }
+
+    /// Where the upstream `name` is served.
+    ///
+    /// # Panics
+    /// If the configuration has no such upstream.
+    pub fn url(&self, name: &str) -> &str {
+        let path = format!("/{name}/mcp");
+        self.running.urls.iter().find(|url| url.ends_with(&path)).expect("the gateway serves every upstream")
+    }
+
+    /// The page of metrics.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub async fn metrics(&self) -> Result<String, String> {
+        let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+        let uri = format!("{}/metrics", self.running.admin)
+            .parse()
+            .map_err(|error| format!("{}: {error}", self.running.admin))?;
+        let page = async {
+            let response = client.get(uri).await.map_err(|error| error.to_string())?;
+            response.into_body().collect().await.map_err(|error| error.to_string())
+        };
+        let page = timeout(METRICS_MAX, page).await.map_err(|_| "no metrics in time".to_owned())??;
+        String::from_utf8(page.to_bytes().to_vec()).map_err(|error| error.to_string())
+    }
+}
+
+impl Setup {
+    async fn launch(&self, address: &str) -> Result<Running, String> {
+        let file = self.dir.path().join("taskgate.toml");
+        let (listen, store) = (format!("address = \"{address}\""), self.dir.path().join("data"));
+        let admin = "address = \"127.0.0.1:0\"";
+        let own = format!(
+            "[listen]\n{listen}\n\n[admin]\n{admin}\n\n[store]\npath = \"{}\"\nephemeral = true\n\n",
+            store.display()
+        );
+        std::fs::write(&file, own + &self.upstreams).map_err(|error| format!("{}: {error}", file.display()))?;
+        let mut command = Command::new(crate::taskgate());
+        command.arg("serve").arg("--config").arg(&file);
+        let mut child = Child::start(&self.name, command)?;
+        let mut urls = Vec::with_capacity(self.count);
+        for _ in 0..self.count {
+            urls.push(child.line("serving ").await?);
+        }
+        let admin = child.line("admin ").await?;
+        Ok(Running { urls, admin, child })
+    }
+}

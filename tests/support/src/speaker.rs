@@ -1,0 +1,99 @@
+//! A server of 2026-07-28 that can be listened to: it acknowledges what its manner allows, and says what a test says.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::scripted::{Events, Reply, Seen, in_time, json_text};
+
+pub const LISTEN: &str = "subscriptions/listen";
+pub const TAG: &str = "io.modelcontextprotocol/subscriptionId";
+pub const TOOLS: &str = "notifications/tools/list_changed";
+pub const RESOURCES: &str = "notifications/resources/list_changed";
+pub const UPDATED: &str = "notifications/resources/updated";
+
+/// What is granted of the member `notifications`; `Err` is a refusal with this code.
+type Manner = dyn Fn(&Value) -> Result<Option<Value>, i64> + Send + Sync;
+
+pub struct Speaker {
+    streams: Mutex<Vec<Stream>>,
+    opened: Notify,
+    manner: Box<Manner>,
+}
+
+/// One stream that somebody listens to.
+#[derive(Clone)]
+pub struct Stream {
+    pub seen: Seen,
+    pub events: Events,
+}
+
+impl Speaker {
+    /// Grants whatever is asked for.
+    pub fn generous() -> Arc<Self> {
+        Self::of(|asked| Ok(Some(asked.clone())))
+    }
+
+    /// `Ok(None)` never acknowledges.
+    pub fn of(manner: impl Fn(&Value) -> Result<Option<Value>, i64> + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self { streams: Mutex::default(), opened: Notify::new(), manner: Box::new(manner) })
+    }
+
+    /// What a script answers: nothing, unless it is asked to be listened to.
+    pub fn reply(&self, seen: &Seen) -> Option<Reply> {
+        if seen.rpc() != LISTEN {
+            return None;
+        }
+        let granted = match (self.manner)(&seen.body["params"]["notifications"]) {
+            Ok(granted) => granted,
+            Err(code) => {
+                let error = json!({"code": code, "message": "no"});
+                return Some(json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string()));
+            }
+        };
+        let (events, reply) = Events::open();
+        let stream = Stream { seen: seen.clone(), events };
+        if let Some(granted) = granted {
+            stream.say("notifications/subscriptions/acknowledged", &json!({ "notifications": granted }));
+        }
+        self.streams.lock().push(stream);
+        self.opened.notify_waiters();
+        Some(reply)
+    }
+
+    /// The n-th stream, waiting for it.
+    pub async fn stream(&self, n: usize) -> Stream {
+        let found = async {
+            loop {
+                let opened = self.opened.notified();
+                tokio::pin!(opened);
+                opened.as_mut().enable();
+                if let Some(stream) = self.streams.lock().get(n).cloned() {
+                    return stream;
+                }
+                opened.await;
+            }
+        };
+        in_time(found).await
+    }
+
+    pub fn count(&self) -> usize {
+        self.streams.lock().len()
+    }
+}
+
+impl Stream {
+    /// What was asked for.
+    pub fn asked(&self) -> &Value {
+        &self.seen.body["params"]["notifications"]
+    }
+
+    /// Says something, tagged as it must be.
+    pub fn say(&self, method: &str, params: &Value) {
+        let mut params = params.clone();
+        params["_meta"][TAG] = self.seen.body["id"].clone();
+        self.events.message(&json!({"jsonrpc": "2.0", "method": method, "params": params}));
+    }
+}

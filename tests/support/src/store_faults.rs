@@ -1,0 +1,81 @@
+//! What a store does wrong when a test wants it to: it fails, dawdles, or does what it was asked and says that it did
+//! not; by method, as often as the test says.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use taskgate::store::StoreError;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Method {
+    Insert,
+    Load,
+    Replace,
+    Remove,
+    Sweep,
+    Overdue,
+    Page,
+    Unsettled,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreFault {
+    /// Nothing happens, and an error says so.
+    Fails,
+    /// It happens, later.
+    Delays(Duration),
+    /// It happens, and an error says that it did not; of an insert, that nobody knows.
+    AppliesAndFails,
+}
+
+/// The fault of each method, and how often it is still to strike.
+#[derive(Debug, Default)]
+pub struct StoreFaults(Mutex<HashMap<Method, (StoreFault, usize)>>);
+
+impl StoreFaults {
+    /// The next calls of a method, so many of them, go wrong like this.
+    pub fn strike(&self, method: Method, fault: StoreFault, times: usize) {
+        self.0.lock().insert(method, (fault, times));
+    }
+
+    /// All is well again.
+    pub fn heal(&self) {
+        self.0.lock().clear();
+    }
+
+    fn next(&self, method: Method) -> Option<StoreFault> {
+        let mut faults = self.0.lock();
+        let (fault, left) = faults.get_mut(&method).filter(|(_, left)| *left > 0)?;
+        *left -= 1;
+        Some(*fault)
+    }
+
+    /// Has the store do something, as well as it is allowed to.
+    ///
+    /// # Errors
+    /// The store's own, and `Io` where the fault says so.
+    pub async fn with<T>(
+        &self,
+        method: Method,
+        done: impl Future<Output = Result<T, StoreError>> + Send,
+    ) -> Result<T, StoreError> {
+        let failed = || StoreError::Io(io::Error::other(format!("{method:?} fails on purpose")));
+        match self.next(method) {
+            None => done.await,
+            Some(StoreFault::Fails) => Err(failed()),
+            Some(StoreFault::Delays(span)) => {
+                tokio::time::sleep(span).await;
+                done.await
+            }
+            Some(StoreFault::AppliesAndFails) => {
+                done.await?;
+                Err(match (method, failed()) {
+                    (Method::Insert, StoreError::Io(cause)) => StoreError::Unsure(cause),
+                    (_, failed) => failed,
+                })
+            }
+        }
+    }
+}

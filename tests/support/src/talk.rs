@@ -1,0 +1,229 @@
+//! What the tests speak with: a gateway, a client that knows tasks, a server whose calls are the test's to answer.
+
+use http::StatusCode;
+use serde_json::{Value, json};
+use tokio::sync::{Mutex, mpsc};
+
+use crate::scripted::in_time;
+use crate::scripted::{Events, Seen, Server};
+use crate::session_client::{Client, Gate, Reply};
+
+pub const RELATED: &str = "io.modelcontextprotocol/related-task";
+
+/// A call that has arrived at the server, and its stream.
+pub struct Arrived {
+    pub seen: Seen,
+    pub events: Events,
+}
+
+impl Arrived {
+    pub fn say(&self, message: &Value) {
+        self.events.raw(event(message));
+    }
+
+    /// Answers the call and ends its stream.
+    pub fn answer(self, result: &Value) {
+        self.say(&json!({"jsonrpc": "2.0", "id": self.seen.body["id"], "result": result}));
+    }
+
+    pub fn log(&self) {
+        let params = json!({"level": "info", "data": 1});
+        self.say(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": params}));
+    }
+
+    pub fn ask(&self, id: &Value, method: &str, params: &Value) {
+        self.say(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+    }
+}
+
+pub fn event(message: &Value) -> String {
+    format!("event: message\ndata: {message}\n\n")
+}
+
+/// A gateway in front of a server that answers no call and no GET by itself.
+pub struct Stage {
+    pub gate: Gate,
+    pub server: Server,
+    calls: Mutex<mpsc::Receiver<Arrived>>,
+    gets: Mutex<mpsc::Receiver<Arrived>>,
+}
+
+impl Stage {
+    pub async fn new() -> Self {
+        Self::with("").await
+    }
+
+    /// `keys` stand in the upstream's section.
+    pub async fn with(keys: &str) -> Self {
+        let (call, calls) = mpsc::channel(100);
+        let (get, gets) = mpsc::channel(100);
+        let tools = json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]});
+        let server = Server::start(move |seen| {
+            if seen.rpc() == "tools/list" {
+                return Some(crate::scripted::answer(seen, &tools));
+            }
+            let to = match (seen.is_call(), seen.method == "GET") {
+                (true, _) => &call,
+                (false, true) => &get,
+                (false, false) => return None,
+            };
+            let (events, reply) = Events::open();
+            // Nobody takes them once the test is over.
+            let _ = to.try_send(Arrived { seen: seen.clone(), events });
+            Some(reply)
+        })
+        .await;
+        let gate = Gate::with(server.address, keys).await;
+        Self { gate, server, calls: Mutex::new(calls), gets: Mutex::new(gets) }
+    }
+
+    /// The next call at the server.
+    pub async fn call(&self) -> Arrived {
+        in_time(async { self.calls.lock().await.recv().await.unwrap() }).await
+    }
+
+    /// The next GET at the server.
+    pub async fn get(&self) -> Arrived {
+        in_time(async { self.gets.lock().await.recv().await.unwrap() }).await
+    }
+
+    /// A client that can be asked anything.
+    pub async fn person(&self) -> Person {
+        let capabilities = json!({"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}});
+        Person::meet(&self.gate, "2025-11-25", &capabilities).await
+    }
+}
+
+/// A client with a session.
+#[derive(Clone)]
+pub struct Person {
+    pub client: Client,
+}
+
+impl Person {
+    pub async fn meet(gate: &Gate, version: &str, capabilities: &Value) -> Self {
+        let mut client = gate.stranger();
+        let reply = client.post(crate::session_client::initialize(version, capabilities)).await;
+        assert_eq!(reply.status, StatusCode::OK);
+        client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
+        client.version = Some(version.to_owned());
+        Self { client }
+    }
+
+    /// Sends a request; the answer with its head.
+    pub async fn request(&self, id: u32, method: &str, params: &Value) -> Reply {
+        let body = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+        self.client.post(body.to_string()).await
+    }
+
+    /// The answer to a request that is answered at once.
+    pub async fn answered(&self, method: &str, params: &Value) -> Value {
+        let reply = self.request(77, method, params).await;
+        assert_eq!(reply.status, StatusCode::OK, "{method}: errors of sessions are HTTP 200");
+        assert_eq!(reply.header("content-type"), Some("application/json"), "{method}");
+        let answer = reply.json().await;
+        assert_eq!(answer["id"], 77, "{answer}");
+        answer
+    }
+
+    /// Calls a tool as a task; the handle.
+    pub async fn start(&self) -> Value {
+        self.start_with(&json!({"name": "work", "arguments": {}, "task": {}})).await
+    }
+
+    pub async fn start_with(&self, params: &Value) -> Value {
+        self.answered("tools/call", params).await["result"]["task"].clone()
+    }
+
+    pub async fn task(&self, id: &Value) -> Value {
+        self.answered("tasks/get", &json!({"taskId": id})).await["result"].clone()
+    }
+
+    /// Polls until the task has this status.
+    pub async fn until(&self, id: &Value, status: &str) -> Value {
+        let polled = async {
+            loop {
+                let task = self.task(id).await;
+                if task["status"] == status {
+                    return task;
+                }
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+            }
+        };
+        in_time(polled).await
+    }
+
+    /// Begins to wait for an outcome; returns with the stream's first message at hand, or a life sign.
+    pub fn result(&self, id: u32, task: &Value) -> impl Future<Output = Reply> + use<> {
+        let (person, params) = (self.clone(), json!({"taskId": task}));
+        async move { person.request(id, "tasks/result", &params).await }
+    }
+
+    /// Sends a response to a question.
+    pub async fn respond(&self, id: &Value, result: &Value) {
+        let body = json!({"jsonrpc": "2.0", "id": id, "result": result});
+        assert_eq!(self.client.post(body.to_string()).await.status, StatusCode::ACCEPTED);
+    }
+
+    /// The session's own stream.
+    pub async fn listen(&self) -> Stream {
+        let reply = self.client.get(None).await;
+        assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("text/event-stream")));
+        Stream::of(reply)
+    }
+}
+
+/// An event stream, read message by message.
+pub struct Stream {
+    reply: Reply,
+    read: String,
+}
+
+impl Stream {
+    pub fn of(reply: Reply) -> Self {
+        Self { reply, read: String::new() }
+    }
+
+    /// The next message; `None` at the end. Comments are passed over.
+    pub async fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some((event, rest)) = self.read.split_once("\n\n") {
+                let data = event.lines().find_map(|line| line.strip_prefix("data: ").map(str::to_owned));
+                self.read = rest.to_owned();
+                match data {
+                    Some(data) => return Some(serde_json::from_str(&data).unwrap()),
+                    None => continue,
+                }
+            }
+            let piece = self.reply.piece().await?;
+            self.read.push_str(&piece);
+        }
+    }
+
+    /// Reads until the beginning of an event is there.
+    pub async fn begun(&mut self, text: &str) {
+        while !self.read.ends_with(text) {
+            let piece = self.reply.piece().await.expect("the stream goes on");
+            self.read.push_str(&piece);
+        }
+    }
+
+    /// The next message with this method; others are passed over.
+    pub async fn next_of(&mut self, method: &str) -> Value {
+        loop {
+            let message = self.next().await.expect("the stream goes on");
+            if message["method"] == method {
+                return message;
+            }
+        }
+    }
+
+    /// All that is left.
+    pub async fn rest(mut self) -> Vec<Value> {
+        let mut rest = Vec::new();
+        while let Some(message) = self.next().await {
+            rest.push(message);
+        }
+        rest
+    }
+}

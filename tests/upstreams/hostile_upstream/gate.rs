@@ -1,0 +1,248 @@
+//! A gateway with one upstream for each act, and the three kinds of clients.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use metrics_exporter_prometheus::PrometheusBuilder;
+use serde_json::{Value, json};
+use taskgate::app::Gateway;
+use taskgate::config;
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::server::{Act, Server};
+
+/// Nothing here takes long; what takes this long hangs.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The most of a result that is kept.
+pub(crate) const RESULT_BYTES_MAX: usize = 64 << 10;
+
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future).await.expect("it happens in time")
+}
+
+pub(crate) struct Gate {
+    pub(crate) server: Server,
+    pub(crate) gateway: Gateway,
+    _folder: TempDir,
+}
+
+impl Gate {
+    /// Calls of clients with tasks become tasks at once, and run two seconds at most.
+    pub(crate) async fn before(acts: Vec<Act>) -> Self {
+        Self::with(acts, "2s").await
+    }
+
+    pub(crate) async fn with(acts: Vec<Act>, deadline: &str) -> Self {
+        Self::set(acts, &format!("deadline = \"{deadline}\"")).await
+    }
+
+    /// `keys` stand in the section of each upstream.
+    pub(crate) async fn set(acts: Vec<Act>, keys: &str) -> Self {
+        let count = acts.len();
+        let server = Server::start(acts).await;
+        let mut text = format!(
+            "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
+             [limits]\nresult_bytes_max = \"{RESULT_BYTES_MAX}\"\n"
+        );
+        for n in 0..count {
+            write!(
+                text,
+                "[upstreams.u{n}]\nurl = \"http://{}/{n}\"\npath = \"/{n}\"\nprotocol = \"2025-11-25\"\n\
+                 {keys}\n[upstreams.u{n}.tasks]\nmode = \"always\"\n",
+                server.address
+            )
+            .unwrap();
+        }
+        let mut config = config::parse("test.toml", &text, &|_| None).unwrap().config;
+        let folder = tempfile::tempdir().unwrap();
+        config.folder = folder.path().to_path_buf();
+        let metrics = PrometheusBuilder::new().build_recorder().handle();
+        let gateway = in_time(Gateway::start(config, metrics)).await.unwrap();
+        Self { server, gateway, _folder: folder }
+    }
+
+    pub(crate) async fn connect(&self, ask: &Ask) -> TcpStream {
+        let mut stream = TcpStream::connect(self.gateway.address()).await.unwrap();
+        stream.write_all(ask.0.as_bytes()).await.unwrap();
+        stream
+    }
+
+    pub(crate) async fn send(&self, ask: &Ask) -> Answer {
+        let mut stream = self.connect(ask).await;
+        let mut bytes = Vec::new();
+        // A connection that is cut may end in any way.
+        let _ = in_time(stream.read_to_end(&mut bytes)).await;
+        Answer::of(&bytes)
+    }
+
+    /// What a client without tasks sees.
+    pub(crate) async fn plain(&self, row: usize) -> Answer {
+        self.send(&Ask::modern(row, "tools/call", json!({ "name": "t", "arguments": {} }), &json!({}))).await
+    }
+
+    /// What a client with tasks gets first.
+    pub(crate) async fn handle(&self, row: usize) -> Answer {
+        self.send(&Ask::modern(row, "tools/call", json!({ "name": "t", "arguments": {} }), &with_tasks())).await
+    }
+
+    pub(crate) async fn get(&self, row: usize, id: &str) -> Value {
+        let seen = self.send(&Ask::modern(row, "tasks/get", json!({ "taskId": id }), &with_tasks())).await;
+        seen.json()["result"].clone()
+    }
+
+    /// How the task of such a client stands in the end.
+    pub(crate) async fn task(&self, row: usize) -> String {
+        self.task_within(row, PATIENCE).await
+    }
+
+    pub(crate) async fn task_within(&self, row: usize, patience: Duration) -> String {
+        let handle = self.handle(row).await;
+        let Some(id) = handle.json()["result"]["taskId"].as_str().map(str::to_owned) else { return handle.summary() };
+        let settled = async {
+            loop {
+                let task = self.get(row, &id).await;
+                if task["status"] != "working" {
+                    return task;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let task = tokio::time::timeout(patience, settled).await.expect("it settles in time");
+        let status = task["status"].as_str().unwrap();
+        match task.get("error") {
+            Some(error) => format!("{status} {}", words(error)),
+            None => format!("{status} {}", task["result"]["structuredContent"]),
+        }
+    }
+
+    /// What a session client sees. Its session is its own, and opened for this.
+    pub(crate) async fn piped(&self, row: usize) -> Answer {
+        let session = match self.session(row).await {
+            Ok(session) => session,
+            Err(answer) => return answer,
+        };
+        let call =
+            json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": { "name": "t", "arguments": {} } });
+        self.send(&Ask::session(row, Some(&session), &call)).await
+    }
+
+    pub(crate) async fn session(&self, row: usize) -> Result<String, Answer> {
+        let params = json!({
+            "protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": { "name": "raw", "version": "1" },
+        });
+        let initialize = json!({ "jsonrpc": "2.0", "id": 7, "method": "initialize", "params": params });
+        let opened = self.send(&Ask::session(row, None, &initialize)).await;
+        opened.header("mcp-session-id").map(str::to_owned).ok_or(opened)
+    }
+}
+
+fn with_tasks() -> Value {
+    json!({ "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } })
+}
+
+/// One request, as it is written.
+pub(crate) struct Ask(String);
+
+impl Ask {
+    fn new(row: usize, headers: &str, body: &str) -> Self {
+        Self(format!(
+            "POST /{row} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Accept: application/json, text/event-stream\r\n{headers}Content-Length: {}\r\n\r\n{body}",
+            body.len()
+        ))
+    }
+
+    pub(crate) fn modern(row: usize, method: &str, mut params: Value, capabilities: &Value) -> Self {
+        params["_meta"] = json!({
+            "io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": capabilities,
+        });
+        let name = params["name"].as_str().or_else(|| params["taskId"].as_str()).unwrap_or_default();
+        let headers = format!("MCP-Protocol-Version: 2026-07-28\r\nMcp-Method: {method}\r\nMcp-Name: {name}\r\n");
+        let body = json!({ "jsonrpc": "2.0", "id": 7, "method": method, "params": params }).to_string();
+        Self::new(row, &headers, &body)
+    }
+
+    pub(crate) fn session(row: usize, session: Option<&str>, body: &Value) -> Self {
+        let session = session.map(|id| format!("Mcp-Session-Id: {id}\r\n")).unwrap_or_default();
+        Self::new(row, &session, &body.to_string())
+    }
+}
+
+#[derive(Debug)]
+pub(crate) struct Answer {
+    pub(crate) head: String,
+    pub(crate) body: Vec<u8>,
+    /// Whether it ended as its head announced.
+    is_whole: bool,
+}
+
+impl Answer {
+    fn of(bytes: &[u8]) -> Self {
+        let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
+            return Self { head: String::new(), body: bytes.to_vec(), is_whole: false };
+        };
+        let head = String::from_utf8(bytes[..end].to_vec()).unwrap();
+        let mut answer = Self { head, body: bytes[end + 4..].to_vec(), is_whole: true };
+        if answer.header("transfer-encoding") == Some("chunked") {
+            (answer.body, answer.is_whole) = dechunked(&answer.body);
+        } else if let Some(length) = answer.header("content-length") {
+            answer.is_whole = length.parse() == Ok(answer.body.len());
+        }
+        answer
+    }
+
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+        let mut fields = self.head.lines().filter_map(|line| line.split_once(": "));
+        fields.find_map(|(found, value)| (found == name).then_some(value))
+    }
+
+    /// The message, or the last one of a stream.
+    pub(crate) fn json(&self) -> Value {
+        let text = String::from_utf8_lossy(&self.body);
+        let last = text.rsplit("data: ").next().unwrap_or_default();
+        serde_json::from_str(last.trim()).unwrap_or_default()
+    }
+
+    /// `200 fine {"a":1}`, `200 -32603 upstream_closed unknown`, `cut`; `as it came` where there is no message in it.
+    pub(crate) fn summary(&self) -> String {
+        if !self.is_whole {
+            return "cut".to_owned();
+        }
+        let status = self.head.split(' ').nth(1).unwrap_or_default();
+        let message = self.json();
+        match (message.get("error"), message.get("result")) {
+            (Some(error), None) => format!("{status} {}", words(error)),
+            (None, Some(result)) => format!("{status} fine {}", result["structuredContent"]),
+            (Some(_), Some(_)) | (None, None) => format!("{status} as it came"),
+        }
+    }
+}
+
+/// `-32603 upstream_http_status unknown 503 7000ms`.
+fn words(error: &Value) -> String {
+    let data = &error["data"];
+    let mut words = error["code"].to_string();
+    for member in ["reason", "executed"] {
+        words += &data[member].as_str().map(|word| format!(" {word}")).unwrap_or_default();
+    }
+    words += &data["httpStatus"].as_u64().map(|status| format!(" {status}")).unwrap_or_default();
+    words + &data["retryAfterMs"].as_u64().map(|wait| format!(" {wait}ms")).unwrap_or_default()
+}
+
+/// The body, and whether its last chunk came.
+fn dechunked(mut bytes: &[u8]) -> (Vec<u8>, bool) {
+    let mut body = Vec::new();
+    while let Some(end) = bytes.windows(2).position(|two| two == b"\r\n") {
+        let Ok(size) = usize::from_str_radix(std::str::from_utf8(&bytes[..end]).unwrap_or_default(), 16) else { break };
+        if size == 0 {
+            return (body, true);
+        }
+        let Some(chunk) = bytes.get(end + 2..end + 2 + size) else { break };
+        body.extend_from_slice(chunk);
+        bytes = bytes.get(end + 2 + size + 2..).unwrap_or_default();
+    }
+    (body, false)
+}

@@ -1,0 +1,288 @@
+//! The table: what the upstream says to `tools/call`, and what three clients see.
+
+use super::gate::{Gate, RESULT_BYTES_MAX};
+use super::server::Act;
+
+const JSON: &str = "Content-Type: application/json\r\n";
+
+/// An answer under any status line and header fields, with the right length.
+fn says(status: &str, fields: &str, body: &str) -> Act {
+    Act::SaysOn(format!("HTTP/1.1 {status}\r\n{fields}Content-Length: {{len}}\r\n\r\n{body}").into_bytes())
+}
+
+fn json(body: &str) -> Act {
+    says("200 OK", JSON, body)
+}
+
+/// The head of an event stream that ends with its connection, and what comes on it.
+fn events(text: &str) -> Vec<u8> {
+    format!("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n{text}").into_bytes()
+}
+
+fn result(id: &str, n: u32) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[],"structuredContent":{{"n":{n}}}}}}}"#)
+}
+
+fn fine() -> String {
+    result("{id}", 1)
+}
+
+fn event(message: &str) -> String {
+    format!("data: {message}\n\n")
+}
+
+/// What is done, and what a plain call, a task and a session client's call come to.
+type Row = (&'static str, Act, [String; 3]);
+
+/// The same error for all three: at HTTP 200, and of the task.
+fn alike(name: &'static str, act: Act, error: &str) -> Row {
+    let (at_once, task) = (format!("200 {error}"), format!("failed {error}"));
+    (name, act, [at_once.clone(), task, at_once])
+}
+
+fn row(name: &'static str, act: Act, expected: [&str; 3]) -> Row {
+    (name, act, expected.map(str::to_owned))
+}
+
+const FINE: [&str; 3] = ["200 fine {\"n\":1}", "completed {\"n\":1}", "200 fine {\"n\":1}"];
+const MALFORMED: &str = "-32603 upstream_malformed unknown";
+const MALFORMED_RUN: &str = "-32603 upstream_malformed yes";
+
+fn heads() -> Vec<Row> {
+    let page = "Content-Type: text/html\r\n";
+    let challenge = "WWW-Authenticate: Bearer realm=\"theirs\"\r\n";
+    let lost = "-32603 upstream_session_lost no";
+    let status = |name, act, rest| alike(name, act, &format!("-32603 upstream_http_status unknown {rest}"));
+    let encoded = format!("{JSON}Content-Encoding: gzip\r\n");
+    let decorated =
+        format!("{JSON}Set-Cookie: a=b\r\nServer: x\r\nAlt-Svc: h3=\":1\"\r\nAccess-Control-Allow-Origin: *\r\n");
+    vec![
+        status("U01 500", says("500 Oops", page, "<p>"), "500"),
+        status("U01 502", says("502 Oops", page, "<p>"), "502"),
+        status("U01 504", says("504 Oops", JSON, "{}"), "504"),
+        status("U02 503", says("503 Busy", "Retry-After: 7\r\n", ""), "503 7000ms"),
+        status("U02 429", says("429 Busy", "Retry-After: 3\r\n", ""), "429 3000ms"),
+        alike("U03 401", says("401 Who", challenge, ""), "-32603 upstream_auth unknown 401"),
+        alike("U03 403", says("403 No", challenge, ""), "-32603 upstream_auth unknown 403"),
+        row(
+            "U04",
+            says("404 Gone", "", ""),
+            [&format!("503 {lost}"), &format!("failed {lost}"), &format!("200 {lost}")],
+        ),
+        alike(
+            "U05",
+            says("307 There", "Location: http://127.0.0.1:9/\r\n", ""),
+            "-32603 upstream_redirect unknown 307",
+        ),
+        alike("U06 html", says("200 OK", page, "<p>"), MALFORMED),
+        alike("U06 no type", says("200 OK", "", "{}"), MALFORMED),
+        alike("U16", says("200 OK", &encoded, &fine()), MALFORMED),
+        row("U40", says("200 OK", &decorated, &fine()), FINE),
+    ]
+}
+
+fn bodies() -> Vec<Row> {
+    let (plain, task) = ("200 -32603 upstream_malformed yes", "failed -32603 upstream_malformed yes");
+    let deep =
+        format!(r#"{{"jsonrpc":"2.0","id":{{id}},"result":{{"a":{}{}}}}}"#, "[".repeat(10_000), "]".repeat(10_000));
+    let big = format!(
+        r#"{{"jsonrpc":"2.0","id":{{id}},"result":{{"content":[],"a":"{}"}}}}"#,
+        "x".repeat(2 * RESULT_BYTES_MAX)
+    );
+    let (large, large_task) = ("200 -32603 result_too_large yes", "failed -32603 result_too_large yes");
+    let announced = format!("HTTP/1.1 200 OK\r\n{JSON}Content-Length: 1073741824\r\n\r\n").into_bytes();
+    let short = format!("HTTP/1.1 200 OK\r\n{JSON}Content-Length: 1000\r\n\r\n{}", fine()).into_bytes();
+    let piped = |name, body: &str| row(name, json(body), [plain, task, "200 as it came"]);
+    vec![
+        piped("U07 truncated", r#"{"jsonrpc":"2.0","id":"#),
+        piped("U07 none", ""),
+        piped("U07 no JSON", "<html>"),
+        row(
+            "U08 id twice",
+            json(r#"{"jsonrpc":"2.0","id":{id},"id":{id},"result":{"structuredContent":{"n":1}}}"#),
+            [plain, task, "200 fine {\"n\":1}"],
+        ),
+        // It may be an error with a question in it, so it is read before it goes on.
+        alike(
+            "U08 both",
+            json(r#"{"jsonrpc":"2.0","id":{id},"result":{},"error":{"code":1,"message":"m"}}"#),
+            MALFORMED_RUN,
+        ),
+        piped("U08 neither", r#"{"jsonrpc":"2.0","id":{id}}"#),
+        piped("U08 batch", r#"[{"jsonrpc":"2.0","id":{id},"result":{}}]"#),
+        row("U12", json(&big), [large, large_task, "200 fine null"]),
+        // What never shows what it is was not begun, and gets an error of its own.
+        row("U12 announced", Act::Says(announced), [large, large_task, "200 -32603 upstream_closed unknown"]),
+        row(
+            "U14 short",
+            Act::Says(short),
+            ["200 -32603 upstream_closed unknown", "failed -32603 upstream_closed unknown", "cut"],
+        ),
+        piped("U27", &deep),
+        row(
+            "U28 surrogate",
+            json(r#"{"jsonrpc":"2.0","id":{id},"result":{"content":[],"\ud800":1}}"#),
+            [plain, task, "200 as it came"],
+        ),
+        row(
+            "U28 key twice",
+            json(r#"{"jsonrpc":"2.0","id":{id},"result":{"a":1,"a":2,"structuredContent":{"n":1}}}"#),
+            [plain, task, "200 fine {\"n\":1}"],
+        ),
+    ]
+}
+
+fn framing() -> Vec<Row> {
+    let garbled = |name, bytes: Vec<u8>| alike(name, Act::Says(bytes), MALFORMED);
+    let field = |n: usize| format!("x-{n}: {}\r\n", "y".repeat(700));
+    let fields: String = (0..99).map(field).collect();
+    let many: String = (0..101).map(|n| format!("x-{n}: y\r\n")).collect();
+    let continues = "HTTP/1.1 100 Continue\r\n\r\n".repeat(17);
+    let with = |lines: &str| format!("HTTP/1.1 200 OK\r\n{JSON}{lines}\r\n{}", fine()).into_bytes();
+    vec![
+        garbled("U13 64 KiB", with(&fields)),
+        garbled("U13 101 fields", with(&many)),
+        garbled("U13 1xx", [continues.into_bytes(), with("Connection: close\r\n")].concat()),
+        garbled("U14 NUL", with("a: b\0c\r\n")),
+        garbled("U14 bare CR", with("a: b\rc\r\n")),
+        row(
+            "U14 CL and TE",
+            Act::Says(with("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n")),
+            [
+                "200 -32603 upstream_closed unknown",
+                "failed -32603 upstream_closed unknown",
+                "200 -32603 upstream_closed unknown",
+            ],
+        ),
+        garbled("U14 two lengths", with("Content-Length: 5\r\nContent-Length: 6\r\n")),
+        garbled("no HTTP", b"\x16\x03\x01\0\0".to_vec()),
+    ]
+}
+
+fn streams() -> Vec<Row> {
+    let fine = event(&fine());
+    let odd = event("{nonsense");
+    let wrong_ids = [result("99", 2), result("\"{id}\"", 3), result("null", 4)].map(|text| event(&text)).concat();
+    let late = ["200 -32603 deadline_exceeded unknown", "failed -32603 deadline_exceeded unknown"];
+    let closed = ["200 -32603 upstream_closed unknown", "failed -32603 upstream_closed unknown"];
+    let malformed = ["200 -32603 upstream_malformed unknown", "failed -32603 upstream_malformed unknown"];
+    let large = ["200 -32603 result_too_large yes", "failed -32603 result_too_large yes"];
+    let mixed = "\u{feff}: hello\r\nid: 1\r\rdata: {\"jsonrpc\":\"2.0\",\ndata: \"id\":{id},\r\ndata: \"result\":{\"content\":[],\"structuredContent\":{\"n\":1}}}\r\n\r\n";
+    let with = |[plain, task]: [&'static str; 2], piped| [plain, task, piped];
+    vec![
+        row("U09 wrong ids first", Act::Says(events(&(wrong_ids.clone() + &fine))), FINE),
+        row("U09 wrong ids alone", Act::Stays(events(&wrong_ids)), with(late, "200 -32603 deadline_exceeded unknown")),
+        row(
+            "U10",
+            Act::Says(events(&(fine.clone() + &event(&result("{id}", 2))))),
+            ["200 fine {\"n\":1}", "completed {\"n\":1}", "200 fine {\"n\":2}"],
+        ),
+        row("U17", Act::Endless(events("data: "), vec![b'x'; 4096]), with(large, "cut")),
+        row(
+            "U18",
+            Act::Endless(events(""), b": still here\n\n".to_vec()),
+            with(late, "200 -32603 deadline_exceeded unknown"),
+        ),
+        row("U19 one", Act::Says(events(&(odd.clone() + &fine))), FINE),
+        row("U19 ten", Act::Says(events(&(odd.repeat(10) + &fine))), FINE),
+        row("U19 eleven", Act::Says(events(&(odd.repeat(11) + &fine))), with(malformed, "200 fine {\"n\":1}")),
+        row("U20", Act::Says(events(mixed)), ["200 fine {\"n\":1}", "completed {\"n\":1}", "200 as it came"]),
+        row("U21", Act::Says(events("id: a\0b\nretry: 0\n: x\n\n")), with(closed, closed[0])),
+        row("U22", Act::Says(events("")), with(closed, closed[0])),
+        row("U22 cut", Act::Says(events("data: {\"jsonrpc\"")), with(closed, "cut")),
+        row(
+            "U22, U23 resumed",
+            Act::Resumed(events("id: e-1\nretry: 100\ndata:\n\n"), events(&(wrong_ids + &fine))),
+            ["200 fine {\"n\":1}", "completed {\"n\":1}", "200 as it came"],
+        ),
+        row("U30", Act::Says(events(&(event(r#"{"jsonrpc":"2.0","id":1,"method":"tools/dance"}"#) + &fine))), FINE),
+    ]
+}
+
+fn floods() -> Vec<Row> {
+    let progress: String = (0..10_000)
+        .map(|n| event(&format!(r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{{id}},"progress":{n}}}}}"#)))
+        .collect();
+    let fine = event(&fine());
+    vec![row("U25", Act::Says(events(&(progress + &fine))), FINE)]
+}
+
+fn handshakes() -> Vec<Row> {
+    let introduced = r#"{"jsonrpc":"2.0","id":{id},"result":{"protocolVersion":"2025-11-25","capabilities":{"tools":{}},"serverInfo":{"name":"h","version":"1"}}}"#;
+    let named = |id: &str| {
+        let fields = format!("{JSON}Mcp-Session-Id: {id}\r\n");
+        Act::AtHandshake(format!("HTTP/1.1 200 OK\r\n{fields}Connection: close\r\n\r\n{introduced}").into_bytes())
+    };
+    let malformed =
+        ["503 -32603 upstream_malformed no", "503 -32603 upstream_malformed no", "200 -32603 upstream_malformed no"];
+    vec![
+        row("U39 blank inside", named("a b"), malformed),
+        row("U39 no ASCII", named("caf\u{e9}"), malformed),
+        row("U39 too long", named(&"x".repeat(1025)), malformed),
+    ]
+}
+
+async fn check(rows: Vec<Row>, deadline: &str) {
+    let acts = rows.iter().map(|(_, act, _)| act.clone()).collect();
+    let gate = Gate::with(acts, deadline).await;
+    let mut wrong = Vec::new();
+    for (row, (name, act, expected)) in rows.iter().enumerate() {
+        // One after the other where the upstream could not tell whose stream is taken up.
+        let (plain, task, piped) = if matches!(act, Act::Resumed(..)) {
+            (gate.plain(row).await, gate.task(row).await, gate.piped(row).await)
+        } else {
+            tokio::join!(gate.plain(row), gate.task(row), gate.piped(row))
+        };
+        for answer in [&plain, &piped] {
+            for field in
+                ["www-authenticate", "set-cookie", "server", "alt-svc", "access-control-allow-origin", "location"]
+            {
+                assert_eq!(answer.header(field), None, "{name}: {field} is theirs");
+            }
+        }
+        for ((found, expected), client) in
+            [plain.summary(), task, piped.summary()].iter().zip(expected).zip(["plain", "task", "pipe"])
+        {
+            if found != expected {
+                wrong.push(format!("{name}, {client}: {found}, not {expected}"));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// U01 to U06, U16, U40.
+#[tokio::test]
+async fn heads_that_refuse_or_cannot_be_read() {
+    check(heads(), "2s").await;
+}
+
+/// U07, U08, U12, U14, U27, U28: answers in JSON. What the pipe does not keep it does not judge.
+#[tokio::test]
+async fn bodies_that_are_no_answer() {
+    check(bodies(), "2s").await;
+}
+
+/// U13, U14: HTTP that is none.
+#[tokio::test]
+async fn http_that_is_none() {
+    check(framing(), "2s").await;
+}
+
+/// U09, U10, U17 to U25, U30: event streams.
+#[tokio::test]
+async fn event_streams_that_go_wrong() {
+    check(streams(), "2s").await;
+}
+
+/// U25: more progress than anybody wants.
+#[tokio::test]
+async fn floods_that_are_survived() {
+    check(floods(), "1m").await;
+}
+
+/// U39, and the answers to the handshake that are none.
+#[tokio::test]
+async fn handshakes_that_fail() {
+    check(handshakes(), "2s").await;
+}

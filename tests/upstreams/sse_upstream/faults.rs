@@ -1,0 +1,173 @@
+//! Servers that break off, refuse and mislead: what is lost is said to be lost, and the next call finds a new session.
+
+use serde_json::json;
+use tokio_util::task::TaskTracker;
+
+use super::client::{Client, fault, text};
+use super::gate::in_time;
+use super::scripted::Server;
+use super::server::{Sse, both};
+
+const SSE: &str = "transport = \"sse\"\n";
+
+async fn silent(client: &Client) -> serde_json::Value {
+    client.call(9, "silent", json!({})).await
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_in_mid_call_loses_the_call_and_the_next_one_opens_another() {
+    let sse = Sse::start().await;
+    let gate = sse.gate(SSE).await;
+    for (round, client) in both(&gate).await.into_iter().enumerate() {
+        let calling = TaskTracker::new().spawn({
+            let client = client.clone();
+            async move { silent(&client).await }
+        });
+        sse.world().nth(round, |seen| seen.is_call() && seen.body["params"]["name"] == "silent").await;
+        let before = sse.streams();
+        sse.cut();
+        let lost = in_time(calling).await.unwrap();
+        assert_eq!(
+            (&fault(&lost)["reason"], &fault(&lost)["executed"]),
+            (&json!("upstream_closed"), &json!("unknown"))
+        );
+        assert_eq!(text(&client.call(2, "echo", json!({ "text": "back" })).await), "back");
+        assert_eq!(sse.streams(), before + 1, "a new session");
+    }
+}
+
+/// A task is not sent again either: whether it ran nobody knows.
+#[tokio::test]
+async fn a_stream_that_breaks_fails_the_tasks_that_ran_over_it() {
+    let sse = Sse::start().await;
+    let gate = sse.gate("transport = \"sse\"\n[upstreams.up.tasks]\nmode = \"always\"\n").await;
+    let client = Client::stateless(&gate).with_tasks();
+    let handle = client.call(1, "silent", json!({})).await;
+    let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
+    sse.world().first(|seen| seen.is_call()).await;
+    sse.cut();
+    let task = in_time(async {
+        loop {
+            let (task, _) = client.ask(2, "tasks/get", json!({ "taskId": id })).await.answer().await;
+            if task["result"]["status"] != "working" {
+                return task;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    assert_eq!(task["result"]["status"], "failed", "{task}");
+    assert_eq!(task["result"]["error"]["data"]["executed"], "unknown", "{task}");
+    assert_eq!(sse.world().count("tools/call"), 1);
+}
+
+/// SEC-09, U41.
+#[tokio::test]
+async fn sec_09_u41_an_endpoint_of_another_origin_is_refused_and_nothing_is_sent_there() {
+    let (sse, other) = (Sse::start().await, Server::polite().await);
+    sse.habits(|habits| habits.endpoint = Some(format!("http://{}/message", other.address)));
+    for keys in [SSE, "", "transport = \"sse\"\nforward_authorization = false\n"] {
+        let gate = sse.gate(keys).await;
+        let refused = Client::try_session(&gate).await.unwrap_err();
+        assert_eq!(fault(&refused)["reason"], "upstream_redirect", "{refused}");
+        assert_eq!(fault(&refused)["executed"], "no", "{refused}");
+        let refused = Client::stateless(&gate).call(1, "echo", json!({})).await;
+        assert_eq!(fault(&refused)["reason"], "upstream_redirect", "{refused}");
+        assert!(gate.log().contains("names another origin"), "{}", gate.log());
+    }
+    assert!(other.world.all(|_| true).is_empty());
+    // It comes to its senses.
+    sse.habits(|habits| habits.endpoint = Some("message".to_owned()));
+    let gate = sse.gate(SSE).await;
+    assert_eq!(text(&Client::session(&gate).await.call(1, "echo", json!({ "text": "hi" })).await), "hi");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_never_comes_is_waited_for_within_a_bound() {
+    let sse = Sse::start().await;
+    sse.habits(|habits| habits.endpoint = None);
+    let gate = sse.gate(SSE).await;
+    let began = tokio::time::Instant::now();
+    let refused = Client::try_session(&gate).await.unwrap_err();
+    assert_eq!((&fault(&refused)["reason"], &fault(&refused)["executed"]), (&json!("upstream_timeout"), &json!("no")));
+    assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_stream_that_is_refused_or_is_none_is_no_session() {
+    for (code, reason) in [(401, "upstream_auth"), (404, "upstream_http_status"), (503, "upstream_http_status")] {
+        let sse = Sse::start().await;
+        sse.habits(|habits| habits.get = Some(code));
+        let gate = sse.gate(SSE).await;
+        let refused = Client::try_session(&gate).await.unwrap_err();
+        assert_eq!(
+            (&fault(&refused)["reason"], &fault(&refused)["executed"]),
+            (&json!(reason), &json!("no")),
+            "{code}"
+        );
+    }
+    let sse = Sse::start().await;
+    sse.habits(|habits| habits.get = Some(204));
+    let gate = sse.gate(SSE).await;
+    let refused = Client::try_session(&gate).await.unwrap_err();
+    assert_eq!(fault(&refused)["reason"], "upstream_malformed", "{refused}");
+}
+
+/// U17.
+#[tokio::test]
+async fn u17_a_giant_event_is_a_result_that_is_too_large() {
+    let sse = Sse::start().await;
+    let gate = sse.gate(SSE).await;
+    for client in both(&gate).await {
+        let lost = client.call(1, "giant", json!({})).await;
+        assert_eq!(fault(&lost)["reason"], "result_too_large", "{lost}");
+        assert_eq!(fault(&lost)["executed"], "yes", "{lost}");
+        assert_eq!(text(&client.call(2, "echo", json!({ "text": "on" })).await), "on");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_post_fails_its_call_and_says_whether_it_ran() {
+    for (code, executed) in [(400, "no"), (403, "no"), (413, "no"), (422, "no"), (500, "unknown"), (308, "unknown")] {
+        let sse = Sse::start().await;
+        let gate = sse.gate(SSE).await;
+        for (round, client) in both(&gate).await.into_iter().enumerate() {
+            sse.habits(|habits| habits.refuses = Some((code, round * 2 + 1)));
+            let refused = client.call(1, "echo", json!({ "text": "hi" })).await;
+            assert_eq!(fault(&refused)["executed"], executed, "{code} {refused}");
+            assert_eq!(fault(&refused)["httpStatus"], code, "{refused}");
+            assert_eq!(text(&client.call(2, "echo", json!({ "text": "on" })).await), "on", "{code}");
+            assert_eq!(sse.streams(), round + 1, "the session goes on");
+        }
+    }
+}
+
+/// UPC-17.
+#[tokio::test]
+async fn upc17_a_post_that_is_refused_with_404_is_sent_once_more_in_a_new_session() {
+    let sse = Sse::start().await;
+    let gate = sse.gate(SSE).await;
+    for (round, client) in both(&gate).await.into_iter().enumerate() {
+        assert_eq!(text(&client.call(1, "echo", json!({ "text": "hi" })).await), "hi");
+        sse.habits(|habits| habits.refuses = Some((404, round * 3 + 2)));
+        let before = sse.streams();
+        assert_eq!(text(&client.call(2, "echo", json!({ "text": "again" })).await), "again");
+        assert_eq!(sse.streams(), before + 1);
+    }
+}
+
+#[tokio::test]
+async fn what_nobody_can_take_is_dropped_and_a_question_to_nobody_refused() {
+    let sse = Sse::start().await;
+    let gate = sse.gate(SSE).await;
+    let client = Client::session(&gate).await;
+    assert_eq!(text(&client.call(1, "echo", json!({ "text": "hi" })).await), "hi");
+    sse.say(&json!({ "jsonrpc": "2.0", "id": "stray", "result": {} }));
+    sse.say(&json!(7));
+    sse.say(&json!({ "jsonrpc": "2.0", "id": "p", "method": "ping" }));
+    let pong = sse.world().first(|seen| seen.body["id"] == "p").await;
+    assert_eq!(pong.body["result"], json!({}));
+    assert_eq!(text(&client.call(2, "echo", json!({ "text": "on" })).await), "on");
+    assert_eq!(gate.dropped("foreign_response").await, 1);
+    assert_eq!(gate.dropped("malformed_event").await, 1);
+}

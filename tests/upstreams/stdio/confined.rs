@@ -1,0 +1,82 @@
+//! What a program is given, and what it is not.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::json;
+
+use super::client::{Client, fault, text};
+use super::gate::{Gate, command_line, demo, environ};
+
+/// SEC-10: no variable of the gateway's own but three reaches a program.
+#[tokio::test]
+async fn sec_10_a_program_has_the_variables_that_are_written_and_three_more() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("token");
+    fs::write(&file, "from a file\n").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
+    let upstream = demo("", dir.path().to_str().unwrap());
+    let gate = Gate::start(dir, &format!("{upstream}env_files = {{ TOKEN = {file:?} }}\n")).await;
+    let _client = Client::session(&gate).await;
+    let programs = gate.programs();
+    let variables = environ(programs[0]);
+    assert!(variables.contains(&"TOKEN=from a file".to_owned()), "{variables:?}");
+    let allowed = ["PATH", "HOME", "LANG", "MARK", "TASKGATE_DEMO_FAULT", "TOKEN"];
+    for variable in &variables {
+        assert!(allowed.contains(&variable.split('=').next().unwrap()), "{variable}");
+    }
+}
+
+/// SEC-10: a limit that is written is the program's.
+#[tokio::test]
+async fn sec_10_a_program_has_the_limits_that_are_written_and_gains_no_privileges() {
+    let gate = Gate::with("", "descriptors_max = 128\nmemory_max = \"4GiB\"\n").await;
+    let client = Client::session(&gate).await;
+    assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    let id = gate.programs()[0];
+    let limits = fs::read_to_string(format!("/proc/{id}/limits")).unwrap();
+    let limit = |name: &str| {
+        let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().next().unwrap().to_owned()
+    };
+    assert_eq!(limit("Max open files"), "128");
+    assert_eq!(limit("Max data size"), (4_u64 << 30).to_string());
+    assert_eq!(limit("Max core file size"), "0");
+    let status = fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    assert!(status.lines().any(|line| line == "NoNewPrivs:\t1"), "{status}");
+}
+
+/// SEC-10: there is no shell between.
+#[tokio::test]
+async fn sec_10_arguments_reach_a_program_as_they_are_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let touched = dir.path().join("touched");
+    let word = format!("$(touch {0}); `touch {0}` && touch {0} | cat", touched.display());
+    let upstream =
+        demo("", dir.path().to_str().unwrap()).replace("[\"demo-server\"]", &format!("[\"demo-server\", {word:?}]"));
+    let gate = Gate::start(dir, &upstream).await;
+    let error = Client::try_session(&gate).await.unwrap_err();
+    // The demo server takes no such argument, and shows that it was one.
+    assert_eq!(fault(&error)["exitStatus"], 64, "{error}");
+    assert!(gate.log().contains("unexpected argument '$(touch"), "{}", gate.log());
+    assert!(!touched.exists());
+}
+
+/// SEC-10: a program is in a group of its own, so that stopping it reaches all that it has started.
+#[tokio::test]
+async fn sec_10_what_a_program_has_started_ends_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let upstream = demo("", dir.path().to_str().unwrap());
+    let program = env!("CARGO_BIN_EXE_taskgate");
+    let upstream = upstream.replace(
+        &format!("command = {program:?}\nargs = [\"demo-server\"]"),
+        &format!("command = [\"sh\", \"-c\", \"sleep 600 & sleep 601 & exec {program} demo-server\"]"),
+    );
+    let gate = Gate::start(dir, &upstream).await;
+    let client = Client::session(&gate).await;
+    let sleeping =
+        gate.processes().into_iter().filter(|id| command_line(*id).first().is_some_and(|word| word == "sleep"));
+    assert_eq!(sleeping.count(), 2);
+    client.leave().await;
+    gate.until_processes(0).await;
+}

@@ -1,0 +1,162 @@
+//! Programs that are bad servers.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::client::{Client, fault, text};
+use super::gate::{Gate, command_line, demo};
+
+/// F45.
+#[tokio::test]
+async fn f45_a_program_that_ends_in_mid_call_says_how_and_is_started_again() {
+    let gate = Gate::new().await;
+    let client = Client::session(&gate).await;
+    let other = Client::session(&gate).await;
+    let slow = json!({ "name": "slow_report", "arguments": { "seconds": 2, "steps": 1 } });
+    let mut running = other.ask(1, "tools/call", slow).await;
+    for (how, key, number) in [("exit", "exitStatus", 7), ("abort", "exitSignal", 6)] {
+        let broken = client.call(2, "broken", json!({ "how": how, "code": 7 })).await;
+        let data = fault(&broken);
+        assert_eq!((&data["reason"], &data["executed"]), (&json!("upstream_closed"), &json!("unknown")), "{broken}");
+        assert_eq!(data[key], number, "{broken}");
+        assert!(broken["error"]["message"].as_str().unwrap().contains(&number.to_string()), "{broken}");
+        assert_eq!(text(&client.call(3, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    }
+    // Another client has another process, which went on.
+    assert!(text(&running.answer().await.0).contains("1 sections"));
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_a_program_that_is_killed_fails_the_calls_and_tasks_of_stateless_clients() {
+    let gate = Gate::with("", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
+    let client = Client::stateless(&gate);
+    let slow = json!({ "seconds": 60, "steps": 1 });
+    let handle = client.clone().with_tasks().call(1, "slow_report", slow.clone()).await;
+    let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}"));
+    let killing = async {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for program in gate.programs() {
+            std::process::Command::new("kill").args(["-KILL", &program.to_string()]).status().unwrap();
+        }
+    };
+    let (lost, ()) = tokio::join!(client.call(2, "slow_report", slow), killing);
+    assert_eq!(fault(&lost)["exitSignal"], 9, "{lost}");
+    let task = client.clone().with_tasks().ask(3, "tasks/get", json!({ "taskId": id })).await.answer().await.0;
+    assert_eq!(task["result"]["status"], "failed", "{task}");
+    assert_eq!(task["result"]["error"]["data"]["exitSignal"], 9, "{task}");
+    assert_eq!(text(&client.call(4, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_a_program_that_ends_at_once_fails_the_handshake_and_is_not_started_over_and_over() {
+    let gate = Gate::with("start", "").await;
+    let error = Client::try_session(&gate).await.unwrap_err();
+    let data = fault(&error);
+    assert_eq!((&data["executed"], &data["exitStatus"]), (&json!("no"), &json!(3)), "{error}");
+    let stateless = Client::stateless(&gate).call(1, "greet", json!({ "name": "Ada" })).await;
+    assert_eq!(fault(&stateless)["executed"], "no", "{stateless}");
+    let mut told_to_wait = false;
+    for _ in 0..12 {
+        let error = Client::try_session(&gate).await.unwrap_err();
+        told_to_wait |= fault(&error)["retryAfterMs"].as_u64().is_some_and(|wait| wait > 0);
+    }
+    assert!(told_to_wait, "{}", gate.log());
+    gate.until_processes(0).await;
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_a_program_that_does_not_exist_is_an_upstream_that_cannot_be_reached() {
+    let dir = tempfile::tempdir().unwrap();
+    let gate = Gate::start(dir, "command = \"taskgate-no-such-program\"\n").await;
+    let error = Client::try_session(&gate).await.unwrap_err();
+    assert_eq!((&fault(&error)["executed"], &fault(&error)["exitStatus"]), (&json!("no"), &json!(127)), "{error}");
+    assert!(gate.log().contains("taskgate-no-such-program cannot be started"), "{}", gate.log());
+    let warned = "key `upstreams.up.command`: taskgate-no-such-program: is not found in PATH";
+    assert!(gate.log().contains(warned), "{}", gate.log());
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_a_flood_on_standard_error_holds_up_nothing_and_is_logged_in_part() {
+    let gate = Gate::new().await;
+    let client = Client::session(&gate).await;
+    let answer = client.call(1, "broken", json!({ "how": "stderr" })).await;
+    assert_eq!(answer["error"]["code"], -32602, "{answer}");
+    let logged = gate.log().matches("of a flood").count();
+    assert!((1..1_000).contains(&logged), "{logged}");
+    assert!(gate.dropped("stderr_line").await > 10_000);
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_what_is_no_message_is_passed_over_and_counted() {
+    let gate = Gate::with("noise", "").await;
+    let client = Client::session(&gate).await;
+    let answer = client.call(1, "broken", json!({ "how": "noise" })).await;
+    assert_eq!(answer["error"]["code"], -32602, "{answer}");
+    assert_eq!(text(&client.call(2, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    assert_eq!(gate.dropped("stray_line").await, 2);
+    assert_eq!(gate.dropped("malformed_event").await, 3);
+    assert!(gate.log().contains("starting up ..."), "{}", gate.log());
+}
+
+#[tokio::test]
+async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
+    let gate = Gate::new().await;
+    let client = Client::session(&gate).await;
+    let answer = client.call(1, "broken", json!({ "how": "wrong_id" })).await;
+    assert_eq!(answer["error"]["code"], -32602, "{answer}");
+    assert_eq!(gate.dropped("foreign_response").await, 1);
+}
+
+/// Programs write there what they were called with.
+#[tokio::test]
+async fn what_a_program_writes_to_its_standard_error_is_logged_for_those_alone_who_look_for_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let upstream = demo("", dir.path().to_str().unwrap());
+    let gate = Gate::logging(dir, &upstream, "info").await;
+    let client = Client::session(&gate).await;
+    client.call(1, "broken", json!({ "how": "stderr" })).await;
+    client.leave().await;
+    gate.until_processes(0).await;
+    assert!(!gate.log().contains("of a flood"), "{}", gate.log());
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_a_line_that_is_too_large_ends_its_process_and_the_next_call_has_another() {
+    let gate = Gate::new().await;
+    let client = Client::session(&gate).await;
+    let slow = json!({ "name": "slow_report", "arguments": { "seconds": 60, "steps": 1 } });
+    let mut running = client.ask(3, "tools/call", slow).await;
+    let answer = client.call(1, "flood", json!({ "bytes": 2 << 20 })).await;
+    for answer in [answer, running.answer().await.0] {
+        let data = fault(&answer);
+        assert_eq!((&data["reason"], &data["executed"]), (&json!("result_too_large"), &json!("unknown")), "{answer}");
+    }
+    assert_eq!(text(&client.call(2, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+}
+
+/// F45.
+#[tokio::test]
+async fn f45_what_a_program_left_behind_does_not_hide_its_end_and_ends_with_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let (program, mark) = (env!("CARGO_BIN_EXE_taskgate"), dir.path().display().to_string());
+    // In a group of its own, and with the program's output.
+    let script = format!("setsid sleep 100 & exec {program} demo-server");
+    let upstream = format!("command = \"sh\"\nargs = [\"-c\", {script:?}]\nenv = {{ MARK = {mark:?} }}\n");
+    let gate = Gate::start(dir, &upstream).await;
+    let client = Client::session(&gate).await;
+    let broken = client.call(1, "broken", json!({ "how": "exit", "code": 7 })).await;
+    let data = fault(&broken);
+    assert_eq!((&data["reason"], &data["exitStatus"]), (&json!("upstream_closed"), &json!(7)), "{broken}");
+    assert_eq!(text(&client.call(2, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    let left: Vec<u32> = gate.programs().into_iter().filter(|id| command_line(*id)[0] == "sleep").collect();
+    assert_eq!(left.len(), 1, "what the first has left behind went with it");
+    client.leave().await;
+    gate.until_processes(0).await;
+}

@@ -1,0 +1,127 @@
+//! Streamable HTTP upstreams over real sockets, against a scripted server.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod answers;
+mod calls;
+mod sessions;
+mod stateless;
+mod task_life;
+mod task_server;
+mod tasks;
+
+use support::scripted as server;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use taskgate::task::Principal;
+use taskgate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
+use taskgate::upstream::{
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, NativeTask, Timeouts, Upstream, UpstreamRequest,
+};
+use taskgate::wire::Payload;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use url::Url;
+
+use server::in_time;
+
+fn upstream(url: &Url) -> HttpUpstream {
+    let settings = HttpUpstreamSettings {
+        name: Arc::from("scripted"),
+        url: url.clone(),
+        transport: HttpTransport::Auto,
+        event_bytes_max: 32 << 20,
+        protocol: None,
+        connect_max: Duration::from_secs(5),
+        tls: UpstreamTlsFiles::default(),
+        credential: None,
+    };
+    upstream_of(settings)
+}
+
+fn upstream_of(settings: HttpUpstreamSettings) -> HttpUpstream {
+    let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    HttpUpstream::new(settings, life).unwrap()
+}
+
+fn context() -> CallContext {
+    CallContext {
+        principal: Principal::local(),
+        client: ClientFacts { capabilities: Payload::of(&json!({"elicitation": {}})) },
+        progress: true,
+        log_level: None,
+        timeouts: Timeouts::default(),
+        result_bytes_max: 1024 * 1024,
+        native_task: NativeTask::Never,
+        forwarded: taskgate::upstream::Forwarded::default(),
+    }
+}
+
+fn call(arguments: &Value) -> UpstreamRequest {
+    UpstreamRequest {
+        method: Arc::from("tools/call"),
+        params: Some(Payload::of(&json!({"name": "slow", "arguments": arguments}))),
+    }
+}
+
+async fn begin(upstream: &HttpUpstream) -> Box<dyn Exchange> {
+    try_begin(upstream, call(&json!({})), context()).await.unwrap()
+}
+
+async fn try_begin(
+    upstream: &HttpUpstream,
+    request: UpstreamRequest,
+    context: CallContext,
+) -> Result<Box<dyn Exchange>, BeginError> {
+    in_time(upstream.begin(request, context)).await
+}
+
+async fn next(exchange: &mut Box<dyn Exchange>) -> ExchangeEvent {
+    in_time(exchange.next()).await
+}
+
+/// An event as one line, so that sequences compare at a glance.
+fn line(event: &ExchangeEvent) -> String {
+    let text = |payload: &Payload| payload.as_str().to_owned();
+    match event {
+        ExchangeEvent::Progress(progress) => format!(
+            "progress {} of {} {}",
+            progress.progress.as_str(),
+            progress.total.as_ref().map_or("?", Payload::as_str),
+            progress.message.as_deref().unwrap_or("-"),
+        ),
+        ExchangeEvent::Status(words) => format!("status {words}"),
+        ExchangeEvent::Log(params) => format!("log {}", text(params)),
+        ExchangeEvent::Asked { ask, method, params } => {
+            format!("asked {} {method} {}", text(ask), params.as_ref().map_or("-", Payload::as_str))
+        }
+        ExchangeEvent::Withdrawn { ask } => format!("withdrawn {}", text(ask)),
+        ExchangeEvent::Returned(result) => format!("returned {}", text(result)),
+        ExchangeEvent::Faulted(error) => format!("faulted {} {}", error.code, error.message),
+        ExchangeEvent::Cancelled => "cancelled".to_owned(),
+        ExchangeEvent::Lost(lost) => format!("lost {:?} {:?}", lost.0.reason, lost.0.executed),
+    }
+}
+
+/// All events up to the last, as lines.
+async fn lines(exchange: &mut Box<dyn Exchange>) -> Vec<String> {
+    let mut lines = Vec::new();
+    loop {
+        let event = next(exchange).await;
+        lines.push(line(&event));
+        match event {
+            ExchangeEvent::Returned(_)
+            | ExchangeEvent::Faulted(_)
+            | ExchangeEvent::Cancelled
+            | ExchangeEvent::Lost(_) => return lines,
+            ExchangeEvent::Progress(_)
+            | ExchangeEvent::Status(_)
+            | ExchangeEvent::Log(_)
+            | ExchangeEvent::Asked { .. }
+            | ExchangeEvent::Withdrawn { .. } => (),
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! A server of 2026-07-28 as exchanges: rounds of questions, tasks of its own, headers, loss.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, UpstreamTlsFiles};
+use taskgate::upstream::{Answer, Era, EraUpstream, Exchange, ExchangeEvent, Upstream, UpstreamRequest};
+use taskgate::wire::{Payload, ProtocolVersion, RpcError};
+use tokio::time::Instant;
+
+use super::server::{Events, Reply, Seen, Server, answer as result, json_text, status};
+use super::{call, context, in_time, line, lines, next, upstream_of};
+
+fn upstream(server: &Server) -> EraUpstream {
+    let settings = HttpUpstreamSettings {
+        name: Arc::from("scripted"),
+        url: server.url(),
+        transport: HttpTransport::Auto,
+        event_bytes_max: 32 << 20,
+        protocol: Some(ProtocolVersion::V2026_07_28),
+        connect_max: Duration::from_secs(5),
+        tls: UpstreamTlsFiles::default(),
+        credential: None,
+    };
+    Arc::new(upstream_of(settings)).for_stateless_clients()
+}
+
+async fn begin(upstream: &EraUpstream) -> Box<dyn Exchange> {
+    in_time(upstream.begin(call(&json!({"n": 1})), context())).await.unwrap()
+}
+
+/// A server whose answers to `tools/call` and `tasks/*` come in this order; the last one goes on for ever.
+async fn answering(replies: Vec<(&'static str, Value)>) -> Server {
+    let count = AtomicUsize::new(0);
+    Server::slow(move |seen: Seen, _| {
+        let at = count.fetch_add(1, Ordering::SeqCst).min(replies.len() - 1);
+        let (method, answer) = &replies[at];
+        assert_eq!(seen.rpc(), *method, "request {at}");
+        let reply = match answer.get("error").filter(|_| answer.get("taskId").is_none()) {
+            Some(error) => {
+                let text = json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string();
+                let mut reply = json_text(text);
+                *reply.status_mut() = http::StatusCode::BAD_REQUEST;
+                reply
+            }
+            None => result(&seen, answer),
+        };
+        async move { Some(reply) }
+    })
+    .await
+}
+
+fn question(state: Option<&str>, keys: &[&str]) -> Value {
+    let entry = json!({"method": "elicitation/create", "params": {"message": "m"}});
+    let requests: serde_json::Map<_, _> = keys.iter().map(|key| ((*key).to_owned(), entry.clone())).collect();
+    let mut result = json!({"resultType": "input_required", "inputRequests": requests});
+    if let Some(state) = state {
+        result["requestState"] = json!(state);
+    }
+    result
+}
+
+async fn answer(exchange: &mut Box<dyn Exchange>, ask: &str, answer: Value) {
+    exchange.answer(&Payload::of(ask), Answer::Result(Payload::of(&answer))).await.unwrap();
+}
+
+/// UPC-14, MOD-27: one question per key; the retry has them all, another id, and the state if there was one.
+#[tokio::test]
+async fn upc14_a_round_is_retried_once_all_of_it_is_answered() {
+    let done = json!({"resultType": "complete", "content": []});
+    let rounds = vec![
+        ("tools/call", question(Some("s é"), &["a", "b"])),
+        ("tools/call", question(None, &["a"])),
+        ("tools/call", done),
+    ];
+    let server = answering(rounds).await;
+    let mut exchange = begin(&upstream(&server)).await;
+    for asked in
+        ["asked \"1/a\" elicitation/create {\"message\":\"m\"}", "asked \"1/b\" elicitation/create {\"message\":\"m\"}"]
+    {
+        assert_eq!(line(&next(&mut exchange).await), asked);
+    }
+    answer(&mut exchange, "1/b", json!({"action": "accept", "n": 2})).await;
+    let early = tokio::time::timeout(Duration::from_millis(50), exchange.next()).await;
+    assert!(early.is_err(), "half a round is not retried");
+    answer(&mut exchange, "1/a", json!({"action": "decline"})).await;
+    assert!(
+        line(&next(&mut exchange).await).starts_with("asked \"2/a\""),
+        "a key of another round is another question"
+    );
+    answer(&mut exchange, "2/a", json!({"action": "accept"})).await;
+    assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[],"resultType":"complete"}"#]);
+    let calls = server.world.all(Seen::is_call);
+    let params = |at: usize| &calls[at].body["params"];
+    assert_eq!(params(1)["inputResponses"], json!({"a": {"action": "decline"}, "b": {"action": "accept", "n": 2}}));
+    assert_eq!(params(1)["requestState"], "s é");
+    assert_eq!((params(2).get("requestState"), &params(2)["arguments"]), (None, &json!({"n": 1})));
+    assert_ne!(calls[0].id(), calls[1].id());
+    let capabilities = &params(2)["_meta"]["io.modelcontextprotocol/clientCapabilities"];
+    assert_eq!(
+        capabilities,
+        &json!({"elicitation": {}, "extensions": {"io.modelcontextprotocol/tasks": {}}}),
+        "UPC-21"
+    );
+}
+
+/// UPC-14, T-54: rounds without a question are gone through at a growing pace, and not for ever.
+#[tokio::test]
+async fn upc14_rounds_without_questions_are_paced() {
+    let silent = || ("tools/call", json!({"resultType": "input_required", "requestState": "s"}));
+    let server = answering(vec![silent(), silent(), ("tools/call", json!({"content": []}))]).await;
+    let began = Instant::now();
+    let mut exchange = begin(&upstream(&server)).await;
+    assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
+    assert!(began.elapsed() >= Duration::from_millis(750), "250 ms and 500 ms");
+}
+
+/// T-48: an answer that is an error cannot be expressed.
+#[tokio::test]
+async fn t_48_a_refused_sampling_ends_the_call() {
+    let asks = json!({"resultType": "input_required", "inputRequests": {"s": {"method": "sampling/createMessage", "params": {}}}});
+    let server = answering(vec![("tools/call", asks)]).await;
+    let mut exchange = begin(&upstream(&server)).await;
+    next(&mut exchange).await;
+    let refusal = Answer::Error(RpcError::new(-1, "not today"));
+    exchange.answer(&Payload::of("1/s"), refusal).await.unwrap();
+    assert_eq!(lines(&mut exchange).await, ["faulted -1 not today"]);
+}
+
+/// UPC-09: what a result may be.
+#[tokio::test]
+async fn upc09_results_of_types_that_they_may_not_have_are_malformed() {
+    for (answer, last) in [
+        (json!({"content": []}), r#"returned {"content":[]}"#),
+        (json!({"resultType": "soon"}), "lost UpstreamMalformed Yes"),
+        (json!({"resultType": 7}), "lost UpstreamMalformed Yes"),
+        (json!({"resultType": "input_required"}), "lost UpstreamMalformed Unknown"),
+        (json!({"resultType": "task"}), "lost UpstreamMalformed Yes"),
+        (question(None, &[""; 0]), "lost UpstreamMalformed Unknown"),
+    ] {
+        let server = answering(vec![("tools/call", answer.clone())]).await;
+        assert_eq!(lines(&mut begin(&upstream(&server)).await).await, [last], "{answer}");
+    }
+    let server = answering(vec![("prompts/list", json!({"resultType": "task", "taskId": "x"}))]).await;
+    let request = UpstreamRequest { method: Arc::from("prompts/list"), params: None };
+    let mut exchange = in_time(upstream(&server).begin(request, context())).await.unwrap();
+    assert_eq!(lines(&mut exchange).await, ["lost UpstreamMalformed Yes"], "a task answers a call alone");
+}
+
+fn task(status: &str, more: &Value) -> Value {
+    let mut task = json!({"resultType": "complete", "taskId": "up", "status": status, "pollIntervalMs": 50});
+    for (key, value) in more.as_object().unwrap() {
+        task[key] = value.clone();
+    }
+    task
+}
+
+fn handle() -> (&'static str, Value) {
+    ("tools/call", task("working", &json!({"resultType": "task"})))
+}
+
+/// UPC-01, UPC-10, UPC-11, UPC-12: the upstream's own task from its handle to its result.
+#[tokio::test]
+async fn upc11_a_tasks_questions_are_asked_once_and_answered_under_their_keys() {
+    let asks = |keys: &[&str]| {
+        let requests = question(None, keys)["inputRequests"].take();
+        ("tasks/get", task("input_required", &json!({"inputRequests": requests})))
+    };
+    let ack = ("tasks/update", json!({"resultType": "complete"}));
+    let result = json!({"resultType": "complete", "content": [], "n": 1});
+    let server = answering(vec![
+        handle(),
+        ("tasks/get", task("working", &json!({"statusMessage": "half"}))),
+        asks(&["a", "b"]),
+        ack.clone(),
+        // The upstream has not seen to it yet, and asks no more for the other one.
+        asks(&["a"]),
+        ("tasks/get", task("completed", &json!({"result": result}))),
+    ])
+    .await;
+    let upstream = upstream(&server);
+    let mut exchange = begin(&upstream).await;
+    assert_eq!(line(&next(&mut exchange).await), "status half");
+    let token = exchange.resume_token().unwrap();
+    assert_eq!(token.0.as_str(), r#"{"task":"up"}"#, "UPC-13");
+    next(&mut exchange).await;
+    assert!(matches!(next(&mut exchange).await, ExchangeEvent::Asked { .. }));
+    answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
+    let rest = lines(&mut exchange).await;
+    assert_eq!(rest, ["withdrawn \"0/b\"", r#"returned {"content":[],"n":1,"resultType":"complete"}"#]);
+    let update = server.world.first(|seen| seen.rpc() == "tasks/update").await;
+    assert_eq!(update.body["params"]["inputResponses"], json!({"a": {"action": "accept"}}), "in part");
+    assert_eq!(update.header("mcp-name"), Some("up"));
+    assert_eq!(exchange.resume_token(), None);
+}
+
+/// UPC-09, EXT-24, EXT-30: how a task of the upstream's may end, and that trouble passes.
+#[tokio::test]
+async fn a_task_of_the_upstreams_ends_as_it_says() {
+    let get = |answer: Value| ("tasks/get", answer);
+    let unknown = json!({"error": {"code": -32602, "message": "no such task"}});
+    let trouble = json!({"error": {"code": -32603, "message": "later"}});
+    let error = json!({"error": {"code": -7, "message": "broke", "data": 1}});
+    for (polls, last) in [
+        (vec![get(task("failed", &error))], "faulted -7 broke"),
+        (vec![get(task("cancelled", &json!({})))], "cancelled"),
+        (vec![get(unknown)], "lost UpstreamSessionLost Unknown"),
+        (vec![get(task("completed", &json!({})))], "lost UpstreamMalformed Yes"),
+        (vec![get(task("odd", &json!({}))), get(trouble), get(task("failed", &error))], "faulted -7 broke"),
+    ] {
+        let server = answering([vec![handle()], polls].concat()).await;
+        assert_eq!(lines(&mut begin(&upstream(&server)).await).await, [last]);
+    }
+}
+
+/// UPC-13: another life watches on.
+#[tokio::test]
+async fn upc13_a_task_is_taken_up_by_its_token() {
+    let server = answering(vec![("tasks/get", task("completed", &json!({"result": {"content": []}})))]).await;
+    let token = taskgate::upstream::ResumeToken(Payload::of(&json!({"task": "up"})));
+    let mut exchange = in_time(upstream(&server).resume(token, context())).await.unwrap();
+    assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[]}"#]);
+}
+
+/// F11, F14: what another life was asked keeps its name, and an answer from there goes out only if the task still asks.
+#[tokio::test]
+async fn f14_an_answer_from_another_life_goes_to_a_task_that_still_asks() {
+    let asks = |keys: &[&str]| {
+        let requests = question(None, keys)["inputRequests"].take();
+        ("tasks/get", task("input_required", &json!({"inputRequests": requests})))
+    };
+    let done = ("tasks/get", task("completed", &json!({"result": {"content": []}})));
+    let replies = vec![asks(&["a", "b"]), ("tasks/update", json!({"resultType": "complete"})), done];
+    let server = answering(replies).await;
+    let token = taskgate::upstream::ResumeToken(Payload::of(&json!({"task": "up"})));
+    let mut exchange = in_time(upstream(&server).resume(token, context())).await.unwrap();
+    answer(&mut exchange, "0/a", json!({"action": "accept"})).await;
+    answer(&mut exchange, "0/gone", json!({"action": "accept"})).await;
+    let events = lines(&mut exchange).await;
+    assert!(events[0].starts_with("asked \"0/b\""), "{events:?}");
+    assert_eq!(events.last().unwrap(), r#"returned {"content":[]}"#);
+    let update = server.world.first(|seen| seen.rpc() == "tasks/update").await;
+    assert_eq!(update.body["params"]["inputResponses"], json!({"a": {"action": "accept"}}));
+}
+
+/// UPC-06: a task is cancelled by its name; a call without one by letting go of it (MOD-20).
+#[tokio::test]
+async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
+    let server = answering(vec![handle(), ("tasks/get", task("working", &json!({"statusMessage": "m"})))]).await;
+    let cancelled = Server::slow(|seen: Seen, _| async move {
+        Some(match seen.rpc() {
+            "tools/call" => result(&seen, &handle().1),
+            "tasks/get" => result(&seen, &task("working", &json!({"statusMessage": "m"}))),
+            _ => result(&seen, &json!({"resultType": "complete"})),
+        })
+    })
+    .await;
+    drop(server);
+    let mut exchange = begin(&upstream(&cancelled)).await;
+    next(&mut exchange).await;
+    in_time(exchange.cancel("enough")).await;
+    let cancel = cancelled.world.first(|seen| seen.rpc() == "tasks/cancel").await;
+    assert_eq!((&cancel.body["params"]["taskId"], cancel.header("mcp-name")), (&json!("up"), Some("up")));
+    assert_eq!(line(&next(&mut exchange).await), "lost UpstreamClosed Unknown");
+
+    let (events, held) = Events::open();
+    let held = parking_lot::Mutex::new(Some(held));
+    let silent = Server::slow(move |_, _| {
+        let reply: Option<Reply> = held.lock().take();
+        async move { Some(reply.unwrap_or_else(|| status(500))) }
+    })
+    .await;
+    let mut exchange = begin(&upstream(&silent)).await;
+    silent.world.first(Seen::is_call).await;
+    in_time(exchange.cancel("enough")).await;
+    in_time(events.left()).await;
+    assert_eq!(silent.world.all(|_| true).len(), 1, "nothing is said");
+}
+
+/// T-30, UPC-18: a stream that is lost is lost, whatever it said before.
+#[tokio::test]
+async fn t_30_a_lost_stream_is_an_end_and_nothing_is_sent_again() {
+    let server = Server::answering(|seen| {
+        let (events, reply) = Events::open();
+        let progress = json!({"progressToken": seen.token(), "progress": 0.5, "total": 1});
+        events.numbered("7", &json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}));
+        reply
+    })
+    .await;
+    let mut exchange = begin(&upstream(&server)).await;
+    assert_eq!(lines(&mut exchange).await, ["progress 0.5 of 1 -", "lost UpstreamClosed Unknown"]);
+    assert_eq!(server.world.all(|_| true).len(), 1);
+}
+
+/// UPC-15, UPC-16: a mismatch of headers has the tool list read again, and the call is sent once more.
+#[tokio::test]
+async fn upc16_a_mismatch_refreshes_the_tool_list_and_retries_once() {
+    let schema = json!({"properties": {"n": {"type": "integer", "x-mcp-header": "N"}}});
+    let list = json!({"resultType": "complete", "tools": [{"name": "slow", "inputSchema": schema}]});
+    let mismatch = || ("tools/call", json!({"error": {"code": -32020, "message": "mismatch"}}));
+    let done = ("tools/call", json!({"content": []}));
+    let server = answering(vec![mismatch(), ("tools/list", list.clone()), done]).await;
+    assert_eq!(lines(&mut begin(&upstream(&server)).await).await, [r#"returned {"content":[]}"#]);
+    let calls = server.world.all(Seen::is_call);
+    assert_eq!((calls[0].header("mcp-param-n"), calls[1].header("mcp-param-n")), (None, Some("1")));
+    let server = answering(vec![mismatch(), ("tools/list", list), mismatch()]).await;
+    assert_eq!(lines(&mut begin(&upstream(&server)).await).await, ["faulted -32020 mismatch"], "once");
+}
+
+/// UPC-22: a server without sessions says so where it is asked for one.
+#[tokio::test]
+async fn upc22_a_refused_handshake_names_the_era() {
+    let server = Server::slow(|seen: Seen, _| async move {
+        let refuse = |code: u16, data: &Value| {
+            let error = json!({"code": -32022, "message": "m", "data": data});
+            let mut reply = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
+            *reply.status_mut() = http::StatusCode::from_u16(code).unwrap();
+            reply
+        };
+        Some(match seen.rpc() {
+            // No verdict.
+            "server/discover" => status(503),
+            "initialize" => refuse(400, &json!({"supported": ["2026-07-28"]})),
+            _ => result(&seen, &json!({"content": []})),
+        })
+    })
+    .await;
+    let upstream = Arc::new(super::upstream(&server.url())).for_stateless_clients();
+    assert_eq!(in_time(upstream.era()).await, Era::Session, "for this once");
+    assert_eq!(lines(&mut begin(&upstream).await).await, [r#"returned {"content":[]}"#]);
+    assert_eq!(in_time(upstream.era()).await, Era::Stateless);
+}

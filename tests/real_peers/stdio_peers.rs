@@ -54,10 +54,9 @@ impl Reached {
     }
 }
 
-/// Where the peers are; `None`, with a word about it, where nobody installed them.
-fn folder() -> Option<PathBuf> {
-    Peers::find("real servers over stdio and streamable HTTP")?;
-    Some(PathBuf::from(std::env::var_os("TASKGATE_PEERS")?).canonicalize().unwrap())
+/// `None`, with a word about it, where nobody installed them.
+fn folder() -> Option<Peers> {
+    Peers::find("real servers over stdio and streamable HTTP")
 }
 
 fn node(peers: &Path, package: &str, arguments: &[&str]) -> Reached {

@@ -6,9 +6,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+use support::peers::install::Peers;
 use support::processes;
 
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -21,14 +21,9 @@ use tokio::time::timeout;
 
 const PATIENCE: Duration = Duration::from_secs(150);
 
-/// Where the peers are; `None`, with a word about it, where nobody installed them.
-fn peers() -> Option<PathBuf> {
-    let found = std::env::var_os("TASKGATE_PEERS").map(PathBuf::from);
-    if found.is_none() {
-        // Past the harness, which shows nothing of tests that pass.
-        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("SKIPPED: TASKGATE_PEERS is not set\n"));
-    }
-    found.map(|folder| folder.canonicalize().unwrap())
+/// `None`, with a word about it, where nobody installed them.
+fn peers() -> Option<Peers> {
+    Peers::find("real hosts in front of `taskgate wrap`")
 }
 
 /// One server, and what is called there.

@@ -18,7 +18,11 @@ use sources::{Named, Sources};
 
 /// The names of all tests that passed, without their modules.
 fn passed(log: &str) -> BTreeSet<&str> {
-    let names = log.lines().filter_map(|line| line.strip_prefix("test ")?.strip_suffix(" ... ok"));
+    let names = log.lines().filter_map(|line| {
+        let (name, rest) = line.strip_prefix("test ")?.split_once(" ... ok")?;
+        // Behind it may stand how long it took.
+        (rest.is_empty() || rest.starts_with(" <")).then_some(name)
+    });
     names.map(|name| name.rsplit("::").next().unwrap_or(name)).collect()
 }
 

@@ -1,12 +1,11 @@
 //! Real servers and real clients as programs, and `taskgate probe` in front of one.
 
-use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
-use std::path::PathBuf;
 use std::process::Stdio;
 use std::time::Duration;
 
 use serde_json::Value;
+use support::peers::install;
 use taskgate::config;
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
@@ -14,23 +13,18 @@ use tokio::process::{Child, Command};
 use super::gate::in_time;
 
 /// The folder that they are installed in.
-pub(crate) struct Peers(PathBuf);
+pub(crate) struct Peers(install::Peers);
 
 impl Peers {
     /// `None`, with a word about it, where nobody installed them.
     pub(crate) fn find() -> Option<Self> {
-        let found = std::env::var_os("TASKGATE_PEERS").map(PathBuf::from);
-        if found.is_none() {
-            // Past the harness, which shows nothing of tests that pass.
-            let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("SKIPPED: TASKGATE_PEERS is not set\n"));
-        }
-        found.map(|folder| Self(folder.canonicalize().unwrap()))
+        install::Peers::find("real servers and clients over HTTP+SSE").map(Self)
     }
 
     /// A program of theirs, which runs in the folder.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.0.join(words[0]));
-        command.args(&words[1..]).current_dir(&self.0).stdin(Stdio::null()).kill_on_drop(true);
+        command.args(&words[1..]).current_dir(&*self.0).stdin(Stdio::null()).kill_on_drop(true);
         command
     }
 

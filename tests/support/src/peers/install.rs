@@ -1,9 +1,13 @@
-//! Where the real peers are installed, and which versions they have.
+//! Where the real peers are installed, which versions they have, and how many tests may run them at a time.
 
+use std::cell::RefCell;
 use std::ffi::OsStr;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
 use std::{env, io};
 
+use parking_lot::{Condvar, Mutex};
 use tokio::process::Command;
 
 /// Names the folder that `tests/peers/setup.sh` filled. Without it there are no real peers.
@@ -12,14 +16,63 @@ const NPM: &str = include_str!("../../../peers/package.json");
 const PY_MODERN: &str = include_str!("../../../peers/requirements-modern.txt");
 const PY_LEGACY: &str = include_str!("../../../peers/requirements-legacy.txt");
 
-/// The installed peers.
+/// How many tests of a process may have peers at a time. Their interpreters are idle most of the time, so these are more
+/// than the smallest machine has cores; the limits on what peers may take allow for so many.
+const TESTS_MAX: usize = 4;
+
+static RUNNING: Mutex<usize> = Mutex::new(0);
+static ENDED: Condvar = Condvar::new();
+
+thread_local! {
+    /// A test that looks for peers again goes on in its turn: a second one could be waited for by all that have the first.
+    static TURN: RefCell<Weak<Turn>> = const { RefCell::new(Weak::new()) };
+}
+
+/// One of the [`TESTS_MAX`] places, until it is dropped.
+#[derive(Debug)]
+struct Turn;
+
+impl Turn {
+    /// Waits until a place is free; this blocks the thread, which is the test's own.
+    fn take() -> Arc<Self> {
+        TURN.with_borrow_mut(|last| {
+            last.upgrade().unwrap_or_else(|| {
+                let mut running = RUNNING.lock();
+                ENDED.wait_while(&mut running, |running| *running >= TESTS_MAX);
+                *running += 1;
+                let turn = Arc::new(Self);
+                *last = Arc::downgrade(&turn);
+                turn
+            })
+        })
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        *RUNNING.lock() -= 1;
+        ENDED.notify_one();
+    }
+}
+
+/// The installed peers, for as long as a test runs them. As a path it is the folder that they are in.
 #[derive(Clone, Debug)]
 pub struct Peers {
     dir: PathBuf,
+    _turn: Arc<Turn>,
+}
+
+impl Deref for Peers {
+    type Target = Path;
+
+    fn deref(&self) -> &Path {
+        &self.dir
+    }
 }
 
 impl Peers {
-    /// `None` if no peers are asked for: then `what` is left out, and the run says so.
+    /// `None` if no peers are asked for: then `what` is left out, and the run says so. Waits while too many other tests of
+    /// this process have peers.
     ///
     /// # Panics
     /// If the folder is named but is not there.
@@ -34,7 +87,7 @@ impl Peers {
         };
         let dir = Path::new(&dir).canonicalize();
         let dir = dir.unwrap_or_else(|error| panic!("{VARIABLE}: {error}; run tests/peers/setup.sh first"));
-        Some(Self { dir })
+        Some(Self { dir, _turn: Turn::take() })
     }
 
     /// Runs `program`, a path inside the folder, in that folder.
@@ -72,4 +125,24 @@ impl Pins {
 /// What stands behind `start` at the beginning of a line, up to `end`.
 fn found(list: &'static str, start: &str, end: char) -> Option<&'static str> {
     list.lines().find_map(|line| line.strip_prefix(start)?.split(end).next())
+}
+
+#[test]
+fn a_test_has_one_turn_and_others_wait_for_it() {
+    let first = Turn::take();
+    assert!(Arc::ptr_eq(&first, &Turn::take()), "it is the same thread");
+    let others: Vec<_> = (0..3 * TESTS_MAX)
+        .map(|_| {
+            std::thread::spawn(|| {
+                let _turn = Turn::take();
+                let running = *RUNNING.lock();
+                std::thread::yield_now();
+                running
+            })
+        })
+        .collect();
+    let most = others.into_iter().map(|other| other.join().unwrap()).max();
+    assert!(most.is_some_and(|most| (2..=TESTS_MAX).contains(&most)), "{most:?} at a time");
+    drop(first);
+    assert_eq!(*RUNNING.lock(), 0);
 }

@@ -2,10 +2,14 @@
 
 use std::{env, fs};
 
+use parking_lot::Mutex;
+
 use crate::target_dir;
 
 /// The page that shows the tables.
 const PAGE: &str = "docs/compatibility.md";
+
+static WRITING: Mutex<()> = Mutex::new(());
 
 /// Writes `table` to `target/reports/NAME.md` and compares it with what stands in `docs/compatibility.md` between
 /// `<!-- NAME -->` and `<!-- /NAME -->`, if it has such a place. `UPDATE_GOLDEN=1` rewrites that instead.
@@ -16,6 +20,8 @@ pub fn publish(name: &str, table: &str) {
     let dir = target_dir().join("reports");
     fs::create_dir_all(&dir).unwrap();
     fs::write(dir.join(format!("{name}.md")), table).unwrap();
+    // Other suites of this process write other tables into it.
+    let _alone = WRITING.lock();
     let page = crate::repository().join(PAGE);
     let text = fs::read_to_string(&page).unwrap();
     let Some(updated) = replaced(&text, name, table) else { return };

@@ -214,6 +214,12 @@ pub fn concerns_a_task(text: &Bytes) -> bool {
     })
 }
 
+/// The task that a message of the upstream's names as its cause.
+#[must_use]
+pub fn related_task(params: &Object) -> Option<String> {
+    params.get_object(META)?.get_object(RELATED_TASK)?.get_string("taskId")
+}
+
 /// Whether an error is the one of requests about tasks that are unknown, or not in the right state (L25-37, L25-41).
 #[must_use]
 pub const fn is_about_the_task(error: &RpcError) -> bool {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use super::Session;
 use super::calls::Call;
-use super::route::{Note, read, related_task};
+use super::route::{Note, read};
+use crate::dialect::relay_core_2025_11_25::related_task;
 use crate::upstream::ExchangeEvent;
 use crate::upstream::conduit::{Ear, Fit};
 use crate::wire::envelope::Params;
@@ -27,7 +28,7 @@ impl Ear for Session {
 impl Session {
     /// The call that a task is that of.
     fn meant(&self, params: &Params, fit: Fit) -> Option<Arc<Call>> {
-        self.of_task(&related_task(params)?, fit)
+        self.of_task(&related_task(params.object()?)?, fit)
     }
 
     fn of_task(&self, task: &str, fit: Fit) -> Option<Arc<Call>> {
@@ -37,7 +38,7 @@ impl Session {
     }
 
     fn hear_request(self: Arc<Self>, request: Request, fit: Fit) -> Option<Request> {
-        let call = match related_task(&request.params) {
+        let call = match request.params.object().and_then(related_task) {
             None if fit == Fit::OnlyOne => self.calls.only(),
             _ => self.meant(&request.params, fit),
         };

@@ -75,7 +75,7 @@ impl Session {
 
     /// Takes a request that came on the session's stream.
     pub(super) fn ask(self: &Arc<Self>, request: Request) {
-        let call = match related_task(&request.params) {
+        let call = match request.params.object().and_then(relay::related_task) {
             Some(task) => self.calls.by_task(&task),
             None => self.calls.only(),
         };
@@ -186,11 +186,6 @@ fn progress(params: &Object) -> Option<(Payload, Progress)> {
         message: params.get_lossy("message").map(Arc::from),
     };
     Some((params.get(meta::PROGRESS_TOKEN)?, progress))
-}
-
-/// The upstream's task that a request names as its cause.
-pub(super) fn related_task(params: &Params) -> Option<String> {
-    params.object()?.get_object(meta::META)?.get_object(meta::RELATED_TASK)?.get_string("taskId")
 }
 
 /// Params of a question, without the upstream's id of the task that asks.

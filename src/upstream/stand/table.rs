@@ -16,6 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
+use crate::dialect::relay_core_2025_11_25::related_task;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::carrier::{BrokenOff, Pieces};
 use crate::upstream::http::post::Purpose;
@@ -292,7 +293,7 @@ impl Table {
 
     /// Takes a question to the call that it names, else to the only one, else to the stream for what belongs to none.
     pub(super) fn ask(&mut self, request: &Request, text: &Bytes) -> Result<(), NotTaken> {
-        let names_a_task = related_task(request.params.object()).is_some();
+        let names_a_task = request.params.object().and_then(related_task).is_some();
         let id = match self.related(request.params.object()) {
             None if names_a_task => None,
             None => self.only().map(|call| call.queue.clone()),
@@ -386,7 +387,7 @@ impl Table {
 
     /// The request that waits for the task which is named.
     fn related(&self, params: Option<&Object>) -> Option<&Call> {
-        let task = related_task(params)?;
+        let task = related_task(params?)?;
         self.calls.values().find(|call| call.task.as_ref() == Some(&task))
     }
 
@@ -405,10 +406,6 @@ impl Table {
             },
         }
     }
-}
-
-fn related_task(params: Option<&Object>) -> Option<String> {
-    params?.get_object(meta::META)?.get_object(meta::RELATED_TASK)?.get_string("taskId")
 }
 
 #[cfg(test)]

@@ -286,7 +286,8 @@ impl Exchange for HttpExchange {
     async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
         // An answer to what was taken back or answered already has nowhere to go.
         let Some(id) = RequestId::from_payload(ask).filter(|_| self.link.call.is_open(ask)) else { return Ok(()) };
-        let answer = match self.link.call.task.get() {
+        let named = self.link.call.related(ask);
+        let answer = match named.as_ref().or_else(|| self.link.call.task.get()) {
             Some(task) => peer::related(answer, task),
             None => answer,
         };

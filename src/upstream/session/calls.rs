@@ -39,6 +39,8 @@ struct Questions {
     /// By the upstream's id. Those that are no longer open stay, so that a replay is not asked again.
     asked: HashMap<Payload, Question>,
     open: usize,
+    /// The tasks that open ones named as their cause, which their answers name too.
+    related: HashMap<Payload, Arc<str>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +113,15 @@ impl Call {
         Ok(())
     }
 
+    /// Notes the task that an open question named as its cause.
+    pub(crate) fn relate(&self, ask: &Payload, task: Arc<str>) {
+        self.questions.lock().related.insert(ask.clone(), task);
+    }
+
+    pub(crate) fn related(&self, ask: &Payload) -> Option<Arc<str>> {
+        self.questions.lock().related.get(ask).cloned()
+    }
+
     pub(crate) fn is_open(&self, ask: &Payload) -> bool {
         self.questions.lock().asked.get(ask) == Some(&Question::Open)
     }
@@ -118,6 +129,7 @@ impl Call {
     /// Closes a question; whether it was open.
     pub(crate) fn close(&self, ask: &Payload) -> bool {
         let mut questions = self.questions.lock();
+        questions.related.remove(ask);
         let was = questions.asked.get_mut(ask).map(|question| std::mem::replace(question, Question::Closed));
         let was_open = was == Some(Question::Open);
         questions.open -= usize::from(was_open);

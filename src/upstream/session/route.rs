@@ -122,6 +122,9 @@ impl Session {
         }
         match call.ask(&request.id) {
             Ok(()) => {
+                if let Some(task) = request.params.object().and_then(relay::related_task) {
+                    call.relate(request.id.payload(), Arc::from(task));
+                }
                 if let Some(patience) = Patience::of(&request.id, &request.params) {
                     patience.keep(self, call);
                 }

@@ -1,6 +1,6 @@
 //! Makes the gateway's own requests beside a call, in the session of that call.
 //!
-//! What the upstream says to the call on their streams reaches the call.
+//! What the upstream says to the call on their streams reaches the call. A stream that breaks off is taken up again.
 
 use std::time::Duration;
 
@@ -17,6 +17,9 @@ use crate::wire::{Payload, envelope};
 
 /// How long an upstream may be silent where it has nothing to wait for.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// How long a stream may be taken up again whose answer is there already: the request may as well be made again.
+const TAKE_UP_MAX: Duration = Duration::from_secs(2);
 
 /// Whether an answer may take its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +44,7 @@ impl From<GatewayFault> for Trouble {
 
 impl Link {
     /// Makes a request that is safe to repeat. Where the upstream has forgotten the session, the call moves to
-    /// another one and the request is made once more there. A stream that breaks off is not taken up again.
+    /// another one and the request is made once more there.
     ///
     /// # Errors
     /// If there is no answer. The fault speaks of this request, not of the call.
@@ -71,11 +74,11 @@ impl Link {
         let message = envelope::request(&id, method, Some(params));
         let handed_over = HandedOver::default();
         let head = session.post_beside(message, &handed_over);
-        let (response, idle) = match patience {
-            Patience::Endless => (head.await?, None),
+        let (response, idle, take_up_max) = match patience {
+            Patience::Endless => (head.await?, None, SILENCE_MAX),
             Patience::Short => {
                 let head = tokio::time::timeout(SILENCE_MAX, head).await;
-                (head.map_err(|_| Break::Idle.into_fault())??, Some(SILENCE_MAX))
+                (head.map_err(|_| Break::Idle.into_fault())??, Some(SILENCE_MAX), TAKE_UP_MAX)
             }
         };
         let limits = ReadLimits { idle, ..self.limits };
@@ -84,12 +87,17 @@ impl Link {
         let awaited = Awaited { id: &id, limits, point: &point };
         match reply::open(response, addressee, limits).await {
             Ok(Reply::Json(body)) => Ok(self.read(body, &awaited).await?),
-            Ok(Reply::Events(mut events)) => match self.hear(&mut events, &awaited, &mut 0).await? {
-                Heard::Said(said) => {
-                    self.drain(events);
-                    Ok(said)
+            Ok(Reply::Events(mut events)) => loop {
+                match self.hear(&mut events, &awaited, &mut 0).await? {
+                    Heard::Said(said) => {
+                        self.drain(events);
+                        return Ok(said);
+                    }
+                    Heard::Broke { .. } => {
+                        let pause = point.lock().pause();
+                        events = Box::pin(self.reopen(&awaited, take_up_max, pause)).await?;
+                    }
                 }
-                Heard::Broke { .. } => Err(Break::Closed.into_fault().into()),
             },
             Err(Refusal::Rpc(error)) => Ok(Err(error)),
             Err(Refusal::Gateway(fault)) => Err(fault.into()),

@@ -245,7 +245,7 @@ impl Link {
                     }
                     let broken = Instant::now();
                     let first = self.point.lock().pause();
-                    events = match Box::pin(self.reopen(patience, first)).await {
+                    events = match Box::pin(self.reopen(&awaited, patience, first)).await {
                         Ok(events) => events,
                         // What could not be read may well have been the answer.
                         Err(fault) if malformed > 0 => {
@@ -268,16 +268,21 @@ impl Link {
         let _ = self.head.set(());
         // The stream broke with an earlier life of the process: only what the server asked for is waited for.
         let first = self.point.lock().retry.unwrap_or_default();
-        let events = Box::pin(self.reopen(RESUME_WINDOW, first)).await?;
+        let events = Box::pin(self.reopen(&self.awaited(), RESUME_WINDOW, first)).await?;
         self.follow(events).await
     }
 
-    /// Opens the stream again after its last event, at first after `pause`, as often as it takes within `patience`
+    /// Opens a stream again after its last event, at first after `pause`, as often as it takes within `patience`
     /// (T-29).
-    async fn reopen(&self, patience: Duration, mut pause: Duration) -> Result<EventStream, GatewayFault> {
+    pub(super) async fn reopen(
+        &self,
+        awaited: &Awaited<'_>,
+        patience: Duration,
+        mut pause: Duration,
+    ) -> Result<EventStream, GatewayFault> {
         let until = Instant::now() + patience;
         loop {
-            let point = self.point.lock().clone();
+            let point = awaited.point.lock().clone();
             let resumable = point.last_event.as_ref().filter(|_| Instant::now() < until);
             let Some(last_event) = resumable else { return Err(Break::Closed.into_fault()) };
             tokio::time::sleep(pause).await;
@@ -288,7 +293,7 @@ impl Link {
             let head = tokio::time::timeout(RESUME_WINDOW, session.hop.carrier.send(&get, &handed_over));
             if let Ok(Ok(response)) = head.await
                 && let Ok(Reply::Events(events)) =
-                    reply::open(response, Addressee::Request(&self.call.id), self.limits).await
+                    reply::open(response, Addressee::Request(awaited.id), awaited.limits).await
             {
                 return Ok(events);
             }

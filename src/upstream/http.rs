@@ -193,6 +193,17 @@ impl HttpUpstream {
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())
     }
 
+    /// Opens this client's session, and waits until its own stream is heard, if it has one: some servers lose what they
+    /// say before. For `max` at most, since some send no head before the first event. Cancel safe.
+    ///
+    /// # Errors
+    /// If no handshake succeeds.
+    pub async fn listened(&self, context: &CallContext, max: Duration) -> Result<(), BeginError> {
+        let session = self.pool.session(&key(context)).await?;
+        let _ = tokio::time::timeout(max, session.listened()).await;
+        Ok(())
+    }
+
     fn home(&self, context: &CallContext) -> Home {
         Home::Pool { pool: Arc::clone(&self.pool), key: key(context) }
     }

@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::{Semaphore, SetOnce, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -92,6 +92,8 @@ pub(crate) struct Session {
     replies: Arc<Semaphore>,
     level: LogLevel,
     subscriptions: Subscriptions,
+    /// Set once its own stream is open, or is known not to be had.
+    listened: SetOnce<()>,
     /// A task that may be taken up later was let go in it.
     has_orphan: AtomicBool,
     /// Ends the session's own stream, and tells those who listen that nothing more will come.
@@ -116,6 +118,7 @@ impl Session {
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
             level: LogLevel::default(),
             subscriptions: Subscriptions::default(),
+            listened: SetOnce::new(),
             has_orphan: AtomicBool::new(false),
             over: hop.stop.child_token(),
         })
@@ -133,6 +136,11 @@ impl Session {
 
     pub(crate) fn subscribe(&self) -> broadcast::Receiver<News> {
         self.news.subscribe()
+    }
+
+    /// Waits until what the upstream says on the session's own stream is heard, if it has one. Cancel safe.
+    pub(crate) async fn listened(&self) {
+        self.listened.wait().await;
     }
 
     /// Cancelled once nothing more will be heard in this session.

@@ -73,7 +73,7 @@ impl Listener {
                 spell = self.listen() => spell,
             };
             vain = match spell {
-                Spell::Refused => return,
+                Spell::Refused => return self.listened(),
                 // Whoever listens must know, and the next call needs a session that the upstream knows.
                 Spell::Lost => return over.cancel(),
                 Spell::Vain => vain.saturating_add(1),
@@ -113,8 +113,17 @@ impl Listener {
             Ok(Reply::Json(_)) | Err(Refusal::Gateway(_) | Refusal::Rpc(_)) => return Spell::Refused,
         };
         self.was_open = true;
+        self.listened();
         let heard = self.follow(events).await;
         if heard || opened.elapsed() >= USEFUL_AFTER { Spell::Useful } else { Spell::Vain }
+    }
+
+    /// Notes that it is known whether there is such a stream.
+    fn listened(&self) {
+        if let Some(session) = self.session.upgrade() {
+            // Set already where the stream was opened before.
+            let _ = session.listened.set(());
+        }
     }
 
     /// Passes on what comes until the stream ends; whether anything came.

@@ -24,6 +24,6 @@ pub mod supervisor;
 pub use era::{Era, EraUpstream};
 pub use exchange::{
     Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Listening, Lost, NativeTask, News, Progress,
-    ResumeToken, SUBSCRIBE_MAX, ServerFacts, Timeouts, Upstream, UpstreamRequest,
+    ResumeToken, SUBSCRIBE_MAX, ServerFacts, TaskNews, Timeouts, Unanswered, Upstream, UpstreamRequest,
 };
 pub use forwarding::{Forwarded, Forwarding};

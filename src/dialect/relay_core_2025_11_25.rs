@@ -3,6 +3,7 @@
 //!
 //! The wire's words end here: whoever drives such a task reads [`Standing`] and never a status.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,6 +84,8 @@ pub struct PeerTask {
     /// The upstream's own id, never shown to clients (T-67).
     pub id: Arc<str>,
     pub standing: Standing,
+    /// The upstream's word for that, for whoever shows it.
+    pub word: Cow<'static, str>,
     /// What the upstream says about it, fit to be shown.
     pub message: Option<Arc<str>>,
     /// How long it is kept from its creation; `None` for ever.
@@ -115,10 +118,12 @@ pub enum Created {
     Malformed,
 }
 
-/// The params of a call that asks for a task, which is to be kept as long as the call may run.
+/// The params of a call that asks for a task, which is to be kept as long as the call may run; without a `ttl` as long
+/// as the upstream likes.
 #[must_use]
-pub fn augmented(params: &Object, ttl: Duration) -> Payload {
-    params.edit().set("task", ObjectWriter::new().number("ttl", millis(ttl)).finish()).finish()
+pub fn augmented(params: &Object, ttl: Option<Duration>) -> Payload {
+    let wish = ttl.iter().fold(ObjectWriter::new(), |wish, ttl| wish.number("ttl", millis(*ttl)));
+    params.edit().set("task", wish.finish()).finish()
 }
 
 /// Reads the result of a call that asked for a task.
@@ -142,16 +147,19 @@ pub fn polled(result: &Payload) -> Option<PeerTask> {
 
 fn described(task: &Object) -> Option<PeerTask> {
     let id = task.get_string("taskId").filter(|id| (1..=TASK_ID_BYTES_MAX).contains(&id.len()))?;
-    let standing = match task.get_string("status")?.as_str() {
-        "working" => Standing::Working,
-        "input_required" => Standing::Asking,
-        "completed" | "failed" => Standing::Done,
-        "cancelled" => Standing::Cancelled,
-        _ => Standing::Unknown,
+    let word = task.get_string("status")?;
+    let (standing, word) = match word.as_str() {
+        "working" => (Standing::Working, Cow::Borrowed("working")),
+        "input_required" => (Standing::Asking, Cow::Borrowed("input_required")),
+        "completed" => (Standing::Done, Cow::Borrowed("completed")),
+        "failed" => (Standing::Done, Cow::Borrowed("failed")),
+        "cancelled" => (Standing::Cancelled, Cow::Borrowed("cancelled")),
+        _ => (Standing::Unknown, Cow::Owned(word)),
     };
     Some(PeerTask {
         id: Arc::from(id),
         standing,
+        word,
         message: task.get_lossy("statusMessage").and_then(|words| status_text(&words)),
         ttl: span(task, "ttl"),
         poll_interval: span(task, "pollInterval"),

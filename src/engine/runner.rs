@@ -403,6 +403,8 @@ impl Runner {
         match event {
             ExchangeEvent::Progress(progress) => self.progressed(progress).await,
             ExchangeEvent::Status(words) => self.stated(words),
+            // Told to those who watch it alone.
+            ExchangeEvent::Task(_) => Next::Continue,
             ExchangeEvent::Log(log) => self.logged(log).await,
             ExchangeEvent::Asked { ask, method, params } => self.asked(ask, method, params).await,
             ExchangeEvent::Withdrawn { ask } => self.withdrawn(ask).await,

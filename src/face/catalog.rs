@@ -294,6 +294,7 @@ impl Catalog {
                 }
                 ExchangeEvent::Progress(_)
                 | ExchangeEvent::Status(_)
+                | ExchangeEvent::Task(_)
                 | ExchangeEvent::Log(_)
                 | ExchangeEvent::Withdrawn { .. } => (),
             }

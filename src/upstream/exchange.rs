@@ -1,6 +1,7 @@
 //! Defines one client request in progress at an upstream: a stream of events, and a way to answer.
 
 use std::any::Any;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -127,6 +128,15 @@ pub trait Exchange: Send {
     /// upstream was told, or cannot be.
     async fn cancel(&mut self, reason: &str);
 
+    /// Asks the upstream to cancel its own task, and goes on: how the task ends comes as events. Where there is no such
+    /// task, nothing is asked. Dropping the future leaves open whether the upstream was asked.
+    ///
+    /// # Errors
+    /// If the upstream refuses, or cannot be asked; the exchange itself goes on.
+    async fn cancel_task(&mut self) -> Result<(), Unanswered> {
+        Ok(())
+    }
+
     /// What it takes to go on after a restart, where the transport can.
     fn resume_token(&self) -> Option<ResumeToken>;
 }
@@ -161,23 +171,37 @@ pub struct CallContext {
 /// owner sees the same events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NativeTask {
-    /// As a plain call.
+    /// Nothing is asked for. A server of 2026-07-28 is told all the same that it may make one.
     #[default]
     Never,
+    /// As a plain call: no server is told that it may make one.
+    Undeclared,
     /// As a task if the upstream declared that it makes tasks of such calls, else as a plain call.
     WhereServed {
         /// How long the call may run: the upstream is asked to keep the task for so long.
         deadline: Duration,
     },
+    /// The same for as long as the upstream likes to keep it, and its owner hears how the task goes: [`TaskNews`].
+    Watched,
 }
 
 impl NativeTask {
     #[must_use]
     pub const fn deadline(self) -> Option<Duration> {
         match self {
-            Self::Never => None,
+            Self::Never | Self::Undeclared | Self::Watched => None,
             Self::WhereServed { deadline } => Some(deadline),
         }
+    }
+
+    /// Whether the upstream is asked for a task where it declared that it makes them.
+    #[must_use]
+    pub const fn is_wanted(self) -> bool {
+        matches!(self, Self::WhereServed { .. } | Self::Watched)
+    }
+
+    pub(super) const fn is_watched(self) -> bool {
+        matches!(self, Self::Watched)
     }
 }
 
@@ -221,6 +245,9 @@ pub enum ExchangeEvent {
     Progress(Progress),
     /// What the upstream says of how its own task stands, fit to be shown. No number belongs to it.
     Status(Arc<str>),
+    /// How the upstream's own task goes, for owners that [watch](NativeTask::Watched) it. All that counts for the call
+    /// comes in the other events too.
+    Task(TaskNews),
     /// `notifications/message`: its params, verbatim but for the upstream's id of its task.
     Log(Payload),
     /// The upstream asks something; answer it by its `ask`.
@@ -241,6 +268,35 @@ pub enum ExchangeEvent {
     Cancelled,
     /// There will be no answer. Final.
     Lost(Lost),
+}
+
+impl ExchangeEvent {
+    /// Whether no other event follows.
+    #[must_use]
+    pub const fn is_final(&self) -> bool {
+        matches!(self, Self::Returned(_) | Self::Faulted(_) | Self::Cancelled | Self::Lost(_))
+    }
+}
+
+/// What is known of an upstream's own task.
+#[derive(Clone, Debug)]
+pub enum TaskNews {
+    /// The upstream made a task of the call: its handle, verbatim.
+    Made(Payload),
+    /// The upstream's word for how the task stands, unread, and what it says besides, fit to be shown. Told where
+    /// either changed, and with the first answer after none.
+    Stands { word: Cow<'static, str>, message: Option<Arc<str>> },
+    /// A request about the task has no answer of use. It is made again, unless the last event follows.
+    Unanswered(Unanswered),
+}
+
+/// Why a request about an upstream's own task is of no use.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Unanswered {
+    #[error("the upstream refused it: {}", .0.message)]
+    Refused(RpcError),
+    #[error(transparent)]
+    Lost(#[from] Lost),
 }
 
 /// `notifications/progress`, less its token. Number texts are kept as they came.

@@ -82,7 +82,10 @@ async fn follow(exchange: &mut Box<dyn Exchange>, answer: &Answer) -> Course {
                 in_time(exchange.answer(&ask, answer.clone())).await.unwrap();
             }
             ExchangeEvent::Status(words) => course.words.push(words.to_string()),
-            ExchangeEvent::Progress(_) | ExchangeEvent::Log(_) | ExchangeEvent::Withdrawn { .. } => (),
+            ExchangeEvent::Progress(_)
+            | ExchangeEvent::Task(_)
+            | ExchangeEvent::Log(_)
+            | ExchangeEvent::Withdrawn { .. } => (),
             ExchangeEvent::Returned(result) => {
                 let result: Value = result.read().unwrap();
                 course.text = result["content"][0]["text"].as_str().unwrap_or_default().to_owned();

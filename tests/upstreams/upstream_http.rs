@@ -94,6 +94,7 @@ fn line(event: &ExchangeEvent) -> String {
             progress.message.as_deref().unwrap_or("-"),
         ),
         ExchangeEvent::Status(words) => format!("status {words}"),
+        ExchangeEvent::Task(news) => format!("task {news:?}"),
         ExchangeEvent::Log(params) => format!("log {}", text(params)),
         ExchangeEvent::Asked { ask, method, params } => {
             format!("asked {} {method} {}", text(ask), params.as_ref().map_or("-", Payload::as_str))
@@ -119,6 +120,7 @@ async fn lines(exchange: &mut Box<dyn Exchange>) -> Vec<String> {
             | ExchangeEvent::Lost(_) => return lines,
             ExchangeEvent::Progress(_)
             | ExchangeEvent::Status(_)
+            | ExchangeEvent::Task(_)
             | ExchangeEvent::Log(_)
             | ExchangeEvent::Asked { .. }
             | ExchangeEvent::Withdrawn { .. } => (),

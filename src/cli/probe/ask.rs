@@ -336,10 +336,7 @@ impl Asking<'_> {
     }
 
     async fn in_time<T>(&self, asked: impl Future<Output = Result<T, BeginError>>) -> Result<T, Why> {
-        match tokio::time::timeout_at(self.until, asked).await {
-            Ok(answer) => answer.map_err(Why::from),
-            Err(_) => Err(Why::Late),
-        }
+        tokio::time::timeout_at(self.until, asked).await.map_err(|_| Why::Late)?.map_err(Why::from)
     }
 
     fn upstream(&self, transport: Transport, protocol: Option<ProtocolVersion>) -> Result<Arc<HttpUpstream>, Why> {
@@ -410,6 +407,7 @@ impl Asking<'_> {
                 ExchangeEvent::Cancelled => return Err(Why::Unusable("the server cancelled it".to_owned())),
                 ExchangeEvent::Progress(_)
                 | ExchangeEvent::Status(_)
+                | ExchangeEvent::Task(_)
                 | ExchangeEvent::Log(_)
                 | ExchangeEvent::Withdrawn { .. }
                 | ExchangeEvent::Asked { .. } => (),
@@ -453,7 +451,10 @@ impl Asking<'_> {
                     // If it does not arrive, the call ends by its time.
                     let _ = tokio::time::timeout_at(self.until, exchange.answer(&ask, refusal)).await;
                 }
-                ExchangeEvent::Status(_) | ExchangeEvent::Log(_) | ExchangeEvent::Withdrawn { .. } => (),
+                ExchangeEvent::Status(_)
+                | ExchangeEvent::Task(_)
+                | ExchangeEvent::Log(_)
+                | ExchangeEvent::Withdrawn { .. } => (),
             }
         }
     }

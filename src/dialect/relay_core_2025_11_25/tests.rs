@@ -50,8 +50,15 @@ fn a_tool_is_called_as_a_task_only_where_it_says_so() {
     }
 }
 
-fn task(standing: Standing) -> PeerTask {
-    PeerTask { id: Arc::from("u-1"), standing, message: None, ttl: None, poll_interval: None }
+fn task(standing: Standing, word: &'static str) -> PeerTask {
+    PeerTask {
+        id: Arc::from("u-1"),
+        standing,
+        word: Cow::Borrowed(word),
+        message: None,
+        ttl: None,
+        poll_interval: None,
+    }
 }
 
 /// GW-14.
@@ -67,7 +74,7 @@ fn every_status_has_its_standing() {
         ("Working", Standing::Unknown),
     ] {
         let text = format!(r#"{{"taskId":"u-1","status":"{status}","ttl":null}}"#);
-        assert_eq!(polled(&payload(&text)), Some(task(standing)), "{status}");
+        assert_eq!(polled(&payload(&text)), Some(task(standing, status)), "{status}");
     }
 }
 
@@ -113,8 +120,11 @@ fn a_handle_is_told_from_an_ordinary_result() {
     fn check(text: &str, expected: &Created) {
         assert_eq!(&created(&payload(text)), expected, "{text}");
     }
-    check(r#"{"task":{"taskId":"u-1","status":"working"}}"#, &Created::Task(task(Standing::Working)));
-    check(r#"{"task":{"taskId":"u-1","status":"input_required"}}"#, &Created::Task(task(Standing::Asking)));
+    check(r#"{"task":{"taskId":"u-1","status":"working"}}"#, &Created::Task(task(Standing::Working, "working")));
+    check(
+        r#"{"task":{"taskId":"u-1","status":"input_required"}}"#,
+        &Created::Task(task(Standing::Asking, "input_required")),
+    );
     for plain in [
         r#"{"content":[]}"#,
         r#"{"content":[],"task":{"taskId":"u-1","status":"working"}}"#,
@@ -146,7 +156,7 @@ fn words_for_the_model_are_the_first_status_message_where_there_is_no_other() {
 fn requests_about_tasks_are_written_as_the_flavour_wants_them() {
     let params = object(r#"{"name":"t","arguments":{"n":1.10},"_meta":{"k":1}}"#);
     assert_eq!(
-        augmented(&params, Duration::from_millis(1_800_007)).as_str(),
+        augmented(&params, Some(Duration::from_millis(1_800_007))).as_str(),
         r#"{"name":"t","arguments":{"n":1.10},"_meta":{"k":1},"task":{"ttl":1800007}}"#
     );
     assert_eq!(params_of("a\"b").as_str(), r#"{"taskId":"a\"b"}"#, "UPC-03: nothing else stands there");

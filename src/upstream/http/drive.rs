@@ -120,6 +120,8 @@ pub(super) struct Link {
     /// When the call began, and when its time is over where that is known.
     pub(super) began: Instant,
     pub(super) deadline: Option<Instant>,
+    /// Whether its owner hears how the upstream's task goes.
+    pub(super) is_watched: bool,
     pub(super) point: Mutex<StreamPoint>,
     /// Set once the head of the answer is there: the upstream knows of the call.
     pub(super) head: SetOnce<()>,
@@ -144,6 +146,7 @@ impl Link {
             limits: ReadLimits { bytes_max: context.result_bytes_max, idle: context.timeouts.idle },
             began,
             deadline: context.native_task.deadline().and_then(|deadline| began.checked_add(deadline)),
+            is_watched: context.native_task.is_watched(),
             point: Mutex::default(),
             head: SetOnce::new(),
         })

@@ -10,16 +10,19 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::aside::Patience;
 use super::client::HandedOver;
 use super::drive::{Home, Link, Start};
 use super::resume::{self, At};
-use crate::dialect::relay_core_2025_11_25::{self as peer, PeerTasks};
+use crate::dialect::relay_core_2025_11_25::{self as peer, PeerTasks, Standing};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{Call, Native};
 use crate::upstream::session::{Hop, Session};
-use crate::upstream::{Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, UpstreamRequest};
+use crate::upstream::{
+    Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, Unanswered, UpstreamRequest,
+};
 use crate::wire::envelope::Params;
 use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
 
@@ -110,13 +113,10 @@ impl HttpExchange {
         let is_call = *request.method == *method::TOOLS_CALL;
         let params = located(request.params);
         // A call asks for a task only where the upstream declared that it takes that (UPC-05).
-        let native = context.native_task.deadline().filter(|_| is_call && session.tasks.calls);
-        let asked = if native.is_some() { Native::Asked } else { Native::Never };
+        let is_native = context.native_task.is_wanted() && is_call && session.tasks.calls;
+        let asked = if is_native { Native::Asked } else { Native::Never };
         let params = with_token(params, context.progress.then_some(&id));
-        let params = match native {
-            Some(deadline) => with_task(params, deadline),
-            None => params,
-        };
+        let params = if is_native { with_task(params, context.native_task.deadline()) } else { params };
         let message = envelope::request(&id, &request.method, params.as_ref());
         let (call, queue) = Call::new(id, asked);
         let link = Link::new(call, session, home, context);
@@ -239,8 +239,8 @@ fn located(params: Option<Payload>) -> Params {
     }
 }
 
-/// Asks for a task that is kept as long as the call may run.
-fn with_task(params: Option<Payload>, deadline: Duration) -> Option<Payload> {
+/// Asks for a task that is kept as long as the call may run, where that is known.
+fn with_task(params: Option<Payload>, deadline: Option<Duration>) -> Option<Payload> {
     let params = params.unwrap_or_else(Payload::empty_object);
     Some(Object::of(&params).map_or_else(|| params.clone(), |params| peer::augmented(&params, deadline)))
 }
@@ -308,6 +308,21 @@ impl Exchange for HttpExchange {
         if matches!(self.state, State::Running(_)) {
             self.end(ExchangeEvent::Lost(Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
         }
+    }
+
+    async fn cancel_task(&mut self) -> Result<(), Unanswered> {
+        let Some(task) = self.link.call.task.get().filter(|_| matches!(self.state, State::Running(_))) else {
+            return Ok(());
+        };
+        let said =
+            self.link.aside(method::TASKS_CANCEL, &peer::params_of(task), Patience::Short).await.map_err(Lost)?;
+        // How the task ends otherwise is asked for; soon, whatever the answer.
+        self.link.call.hint.notify_one();
+        let stands = peer::polled(&said.map_err(Unanswered::Refused)?);
+        if stands.is_some_and(|task| task.standing == Standing::Cancelled) {
+            self.end(ExchangeEvent::Cancelled);
+        }
+        Ok(())
     }
 
     fn resume_token(&self) -> Option<ResumeToken> {

@@ -4,6 +4,7 @@
 //! Polls are what counts. Notifications only make one come sooner (UPC-02), and a stream of `tasks/result` is
 //! held open while the upstream has questions, because some put them nowhere else (UPC-07).
 
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,8 +17,8 @@ use super::hear::Said;
 use super::pace::{Pace, dice};
 use crate::dialect::relay_core_2025_11_25::{self as peer, Created, PeerTask, Standing};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::ExchangeEvent;
-use crate::wire::{Payload, RpcError, method};
+use crate::upstream::{ExchangeEvent, Lost, TaskNews, Unanswered};
+use crate::wire::{Object, Payload, RpcError, method};
 
 /// Answers in a row that are no answers, after which the upstream is given up.
 const MALFORMED_MAX: u32 = 5;
@@ -44,6 +45,8 @@ struct Course<'a> {
     params: Payload,
     pace: Pace,
     message: Option<Arc<str>>,
+    /// The word and the message that were told last, unless a poll failed since.
+    shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
     /// Answers in a row that are none, to polls and to requests for the outcome.
     odd_polls: u32,
     odd_outcomes: u32,
@@ -53,7 +56,14 @@ impl Link {
     /// Goes on after the answer to a call that asked for a task.
     pub(super) async fn maybe_relay(&self, said: Said) -> Result<ExchangeEvent, GatewayFault> {
         match said.as_ref().map(peer::created) {
-            Ok(Created::Task(task)) => self.relay(Some(task)).await,
+            Ok(Created::Task(task)) => {
+                if self.is_watched
+                    && let Some(handle) = said.ok().as_ref().and_then(Object::of).and_then(|result| result.get("task"))
+                {
+                    self.call.tell(ExchangeEvent::Task(TaskNews::Made(handle))).await;
+                }
+                self.relay(Some(task)).await
+            }
             Ok(Created::Malformed) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             // A server may pass over the wish for a task (T-46).
             Ok(Created::Plain) | Err(_) => Ok(last(said)),
@@ -70,7 +80,8 @@ impl Link {
         let Some(id) = self.call.task.get().cloned() else { return Err(lost()) };
         let params = peer::params_of(&id);
         let pace = Pace::new(self.began, self.deadline);
-        Course { link: self, id, params, pace, message: None, odd_polls: 0, odd_outcomes: 0 }.run(made).await
+        let shown = None;
+        Course { link: self, id, params, pace, message: None, shown, odd_polls: 0, odd_outcomes: 0 }.run(made).await
     }
 
     /// Has the upstream cancel the call's task, where it serves that (UPC-06). Best effort.
@@ -157,15 +168,18 @@ impl Course<'_> {
     async fn judge(&mut self, polled: Polled) -> Result<Option<Standing>, GatewayFault> {
         match polled {
             Ok(Ok(task)) => Ok(self.learn(&task).await),
-            Ok(Err(error)) if peer::is_about_the_task(&error) => Err(lost()),
-            Ok(Err(_)) => {
-                self.pace.failed(Instant::now());
+            Ok(Err(error)) if peer::is_about_the_task(&error) => {
+                self.failed(Unanswered::Refused(error)).await;
+                Err(lost())
+            }
+            Ok(Err(error)) => {
+                self.failed(Unanswered::Refused(error)).await;
                 Ok(None)
             }
             Err(fault) => {
                 self.odd_polls += u32::from(fault.reason == Reason::UpstreamMalformed);
                 // The task was made, whatever became of the request about it.
-                self.survive(GatewayFault { executed: Executed::Unknown, ..fault }, self.odd_polls)
+                self.survive(GatewayFault { executed: Executed::Unknown, ..fault }, self.odd_polls).await
             }
         }
     }
@@ -180,15 +194,32 @@ impl Course<'_> {
                 self.link.call.tell(ExchangeEvent::Status(Arc::clone(message))).await;
             }
         }
+        if self.link.is_watched {
+            let shown = (task.word.clone(), task.message.clone());
+            if self.shown.as_ref() != Some(&shown) {
+                let (word, message) = shown.clone();
+                self.shown = Some(shown);
+                self.link.call.tell(ExchangeEvent::Task(TaskNews::Stands { word, message })).await;
+            }
+        }
         if task.standing == Standing::Unknown {
             self.link.session().hop.dropped("unknown_status");
         }
         Some(task.standing)
     }
 
-    /// Lets a request about the task fail, unless a repetition would fail too; `odd` counts answers of no use.
-    fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
+    /// Takes note of a request about the task that is of no use.
+    async fn failed(&mut self, why: Unanswered) {
         self.pace.failed(Instant::now());
+        if self.link.is_watched {
+            self.shown = None;
+            self.link.call.tell(ExchangeEvent::Task(TaskNews::Unanswered(why))).await;
+        }
+    }
+
+    /// Lets a request about the task fail, unless a repetition would fail too; `odd` counts answers of no use.
+    async fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
+        self.failed(Unanswered::Lost(Lost(fault))).await;
         let is_final = match fault.reason {
             Reason::UpstreamAuth | Reason::ResultTooLarge => true,
             Reason::UpstreamMalformed => odd >= MALFORMED_MAX,
@@ -240,7 +271,7 @@ impl Course<'_> {
             Ok(said) => Ok(Some(last(said))),
             Err(fault) => {
                 self.odd_outcomes += u32::from(fault.reason == Reason::UpstreamMalformed);
-                self.survive(GatewayFault { executed: Executed::Yes, ..fault }, self.odd_outcomes)
+                self.survive(GatewayFault { executed: Executed::Yes, ..fault }, self.odd_outcomes).await
             }
         }
     }

@@ -55,6 +55,8 @@ impl Course {
             let result = self.line.call(&said, Some(&self.events), handed_over).await?;
             let round = match told(&request.method, &result)? {
                 Told::Complete => return Ok(result),
+                // Nobody said that there may be one (UPC-09).
+                Told::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
                 Told::Task(handle) => return Box::pin(self.follow(&handle)).await,
                 Told::Asks(round) => round,
             };

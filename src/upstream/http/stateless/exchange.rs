@@ -14,7 +14,9 @@ use super::task::{self, TaskSlot};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::exchange::Class;
-use crate::upstream::{Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, UpstreamRequest};
+use crate::upstream::{
+    Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, Unanswered, UpstreamRequest,
+};
 use crate::wire::{Payload, method};
 
 /// Events that wait for whoever owns the exchange.
@@ -136,6 +138,13 @@ impl Exchange for StatelessExchange {
             if let Some(id) = self.task.get() {
                 task::cancel(&self.line, &id).await;
             }
+        }
+    }
+
+    async fn cancel_task(&mut self) -> Result<(), Unanswered> {
+        match self.task.get().filter(|_| matches!(self.state, State::Running(_))) {
+            Some(id) => task::ask_to_cancel(&self.line, &id).await,
+            None => Ok(()),
         }
     }
 

@@ -18,7 +18,7 @@ use crate::upstream::http::reply::{self, Addressee, Break, EventStream, ReadLimi
 use crate::upstream::mirrored::{self, Annotations, Mirrored};
 use crate::upstream::own_ids;
 use crate::upstream::session::{Hop, route};
-use crate::upstream::{CallContext, ExchangeEvent, Forwarded, Lost};
+use crate::upstream::{CallContext, ExchangeEvent, Forwarded, Lost, NativeTask};
 use crate::wire::fault::HEADER_MISMATCH;
 use crate::wire::meta::{
     CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION,
@@ -123,6 +123,10 @@ pub(super) struct Line {
     annotated: Arc<Annotated>,
     /// What the client can be asked, plus the extension, which the gateway itself has (UPC-21).
     capabilities: Payload,
+    /// Whether the extension is declared, without which the server may make no task.
+    pub(super) takes_tasks: bool,
+    /// Whether the owner of the exchange hears how the server's task goes.
+    pub(super) is_watched: bool,
     log_level: Option<Arc<str>>,
     first_byte: Option<Duration>,
     forwarded: Forwarded,
@@ -132,11 +136,19 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(hop: Arc<Hop>, eras: Arc<Eras>, annotated: Arc<Annotated>, context: &CallContext) -> Self {
+        let (takes_tasks, capabilities) = match context.native_task {
+            NativeTask::Undeclared => (false, context.client.capabilities.clone()),
+            NativeTask::Never | NativeTask::WhereServed { .. } | NativeTask::Watched => {
+                (true, with_extension(&context.client.capabilities))
+            }
+        };
         Self {
             hop,
             eras,
             annotated,
-            capabilities: with_extension(&context.client.capabilities),
+            capabilities,
+            takes_tasks,
+            is_watched: context.native_task.is_watched(),
             log_level: context.log_level.clone(),
             first_byte: context.timeouts.first_byte,
             forwarded: context.forwarded.clone(),

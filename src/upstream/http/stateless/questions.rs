@@ -192,6 +192,7 @@ mod tests {
             ExchangeEvent::Withdrawn { ask } => format!("withdrawn {}", ask.as_str()),
             ExchangeEvent::Progress(_)
             | ExchangeEvent::Status(_)
+            | ExchangeEvent::Task(_)
             | ExchangeEvent::Cancelled
             | ExchangeEvent::Log(_)
             | ExchangeEvent::Returned(_)

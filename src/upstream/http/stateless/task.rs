@@ -1,5 +1,6 @@
 //! Follows a task that the upstream made of a call, until it settles (UPC-01).
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,9 +10,9 @@ use tokio::time::Instant;
 
 use super::course::Course;
 use super::line::{Ending, Line, Said, malformed};
-use crate::dialect::faults::reason_key;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::{ExchangeEvent, ResumeToken};
+use crate::upstream::http::pace::dice;
+use crate::upstream::{ExchangeEvent, Lost, ResumeToken, TaskNews, Unanswered};
 use crate::wire::object::ObjectWriter;
 use crate::wire::words::status_text;
 use crate::wire::{Object, Payload, RpcError, fault, method};
@@ -54,11 +55,26 @@ pub(super) fn resumed(token: &ResumeToken) -> Option<Arc<str>> {
 
 /// Asks the upstream to end a task. Best effort, within five seconds (UPC-06).
 pub(super) async fn cancel(line: &Line, id: &str) {
-    let said = Said::new(method::TASKS_CANCEL, Some(Payload::of(&json!({ "taskId": id }))));
-    let told = tokio::time::timeout(CANCEL_MAX, line.answer(&said, None)).await;
-    if !matches!(told, Ok(Ok(_))) {
+    let told = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
+    if !matches!(told, Ok(Ok(()))) {
         line.hop.dropped("cancel_failed");
     }
+}
+
+/// The same for whoever wants to know what came of it.
+pub(super) async fn ask_to_cancel(line: &Line, id: &str) -> Result<(), Unanswered> {
+    let said = Said::new(method::TASKS_CANCEL, Some(Payload::of(&json!({ "taskId": id }))));
+    asked(line, &said).await.map(drop)
+}
+
+/// Makes a request about a task.
+async fn asked(line: &Line, said: &Said) -> Result<Payload, Unanswered> {
+    let late = Err(Ending::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
+    let answer = tokio::time::timeout(REQUEST_MAX, line.answer(said, None)).await.unwrap_or(late);
+    answer.map_err(|ending| match ending {
+        Ending::Faulted(error) => Unanswered::Refused(error),
+        Ending::Lost(fault) => Unanswered::Lost(Lost(fault)),
+    })
 }
 
 /// The watch over one task.
@@ -68,6 +84,8 @@ struct Watch {
     /// Requests that failed in a row.
     failures: u32,
     message: Option<String>,
+    /// The word and the message that were told last, unless a request failed since.
+    shown: Option<(String, Option<String>)>,
 }
 
 impl Course {
@@ -79,6 +97,9 @@ impl Course {
         self.questions.of_task();
         let mut watch = Watch::new(&id);
         self.task.put(&id);
+        if self.line.is_watched {
+            self.tell(ExchangeEvent::Task(TaskNews::Made(handle.payload().clone()))).await;
+        }
         watch.note(handle, self).await;
         // A handle says how things stand but holds neither questions nor a result.
         let at_once = handle.get_string("status").is_some_and(|status| status != "working");
@@ -100,7 +121,7 @@ impl Course {
             if let Some(responses) = self.questions.responses() {
                 let params =
                     ObjectWriter::new().text("taskId", &watch.id).member("inputResponses", &responses).finish();
-                match watch.ask(&self.line, method::TASKS_UPDATE, params).await? {
+                match watch.ask(self, method::TASKS_UPDATE, params).await? {
                     Some(_) => self.questions.taken(),
                     None => {
                         due = Instant::now() + watch.pause();
@@ -109,7 +130,7 @@ impl Course {
                 }
             }
             let params = Payload::of(&json!({ "taskId": &*watch.id }));
-            if let Some(result) = watch.ask(&self.line, method::TASKS_GET, params).await?
+            if let Some(result) = watch.ask(self, method::TASKS_GET, params).await?
                 && let Some(settled) = self.look(&mut watch, &result).await?
             {
                 return Ok(settled);
@@ -170,7 +191,7 @@ impl Course {
 
 impl Watch {
     fn new(id: &Arc<str>) -> Self {
-        Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None }
+        Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, shown: None }
     }
 
     /// Takes note of what a task says of itself besides its status.
@@ -182,6 +203,14 @@ impl Watch {
             self.interval = interval.clamp(POLL_MIN, POLL_MAX);
         }
         let message = task.get_lossy("statusMessage").filter(|message| !message.is_empty());
+        if course.line.is_watched {
+            let shown = (task.get_string("status").unwrap_or_default(), message.clone());
+            if self.shown.as_ref() != Some(&shown) {
+                self.shown = Some(shown.clone());
+                let (word, message) = (Cow::Owned(shown.0), shown.1.as_deref().and_then(status_text));
+                course.tell(ExchangeEvent::Task(TaskNews::Stands { word, message })).await;
+            }
+        }
         if message.is_some() && message != self.message {
             let words = message.as_deref().and_then(status_text);
             self.message = message;
@@ -194,40 +223,31 @@ impl Watch {
     /// Time to the next poll: a little more than the upstream asks for, so that many watchers spread, and
     /// twice as much for each failure (UPC-01).
     fn pause(&self) -> Duration {
-        let mut random = [0];
-        let _ = getrandom::fill(&mut random);
         let pause = self.interval.saturating_mul(2_u32.saturating_pow(self.failures.min(16))).min(POLL_MAX);
-        pause + pause * u32::from(random[0]) / 2_560
+        pause + pause / 10 * u32::from(dice()) / u32::from(u8::MAX)
     }
 
     /// Makes a request about the task; `None` if it failed in a way that may pass.
     ///
     /// # Errors
     /// If the upstream does not know the task: then nobody ever learns how it ended.
-    async fn ask(&mut self, line: &Line, name: &str, params: Payload) -> Result<Option<Payload>, Ending> {
-        let said = Said::new(name, Some(params));
-        match tokio::time::timeout(REQUEST_MAX, line.answer(&said, None)).await {
-            Ok(Ok(result)) => {
+    async fn ask(&mut self, course: &Course, name: &str, params: Payload) -> Result<Option<Payload>, Ending> {
+        let why = match asked(&course.line, &Said::new(name, Some(params))).await {
+            Ok(result) => {
                 self.failures = 0;
                 return Ok(Some(result));
             }
-            Ok(Err(Ending::Faulted(error))) if error.code == fault::INVALID_PARAMS => {
-                return Err(Ending::Lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)));
-            }
-            Ok(Err(Ending::Faulted(error))) => {
-                tracing::debug!(code = error.code, method = name, "an upstream task cannot be looked at");
-            }
-            Ok(Err(Ending::Lost(fault))) => {
-                tracing::debug!(
-                    reason = reason_key(fault.reason),
-                    method = name,
-                    "an upstream task cannot be looked at"
-                );
-            }
-            Err(_) => tracing::debug!(method = name, "an upstream task cannot be looked at in time"),
-        }
+            Err(why) => why,
+        };
+        let is_unknown = matches!(&why, Unanswered::Refused(error) if error.code == fault::INVALID_PARAMS);
+        tracing::debug!(%why, method = name, "an upstream task cannot be looked at");
         self.failures += 1;
-        Ok(None)
+        if course.line.is_watched {
+            self.shown = None;
+            course.tell(ExchangeEvent::Task(TaskNews::Unanswered(why))).await;
+        }
+        let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
+        if is_unknown { Err(Ending::Lost(lost)) } else { Ok(None) }
     }
 }
 

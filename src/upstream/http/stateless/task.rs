@@ -121,9 +121,10 @@ impl Course {
             if let Some(responses) = self.questions.responses() {
                 let params =
                     ObjectWriter::new().text("taskId", &watch.id).member("inputResponses", &responses).finish();
-                match watch.ask(self, method::TASKS_UPDATE, params).await? {
-                    Some(_) => self.questions.taken(),
-                    None => {
+                match watch.ask(self, method::TASKS_UPDATE, params).await {
+                    // Refused is what is of no use any more, and all of it where the task is gone: the poll tells.
+                    Ok(Some(_)) | Err(_) => self.questions.taken(),
+                    Ok(None) => {
                         due = Instant::now() + watch.pause();
                         continue;
                     }

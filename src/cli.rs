@@ -4,13 +4,12 @@
 //! offered.
 
 pub mod call;
-pub mod client;
 pub mod flavour;
+mod follow;
 mod printable;
 pub mod probe;
 mod question;
-mod session;
-mod stateless;
+mod server;
 mod talk;
 pub mod tasks;
 mod terminal;
@@ -35,12 +34,13 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::cause::Chain;
 use crate::demo::{self, DemoServer};
 use crate::task::{Clock as _, SystemClock};
+use crate::upstream::http::credential::secret_value;
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{app, config, tls};
 use call::{Call, Input, Retry, Wait};
-use client::Credential;
 use flavour::Flavour;
 use printable::printable_lines;
 use terminal::Terminal;
@@ -329,17 +329,18 @@ async fn call(arguments: CallArguments) -> ExitCode {
         Ok(_) => return refuse("the tool's arguments must be a JSON object"),
         Err(error) => return refuse(format_args!("the tool's arguments are {error}")),
     };
-    let roots = match ca.as_deref().map(tls::read_roots).transpose() {
-        Ok(roots) => roots,
-        Err(error) => return refuse(client::chain(&error)),
-    };
-    let Ok(credential) = key.as_deref().map(Credential::bearer).transpose() else {
+    if let Err(error) = ca.as_deref().map(tls::read_roots).transpose() {
+        return refuse(Chain(&error));
+    }
+    let authorization = key.map(|key| secret_value(&format!("Bearer {}", key.trim())));
+    if authorization.as_ref().is_some_and(Option::is_none) {
         return refuse("the key has characters that no header can carry");
-    };
+    }
+    let authorization = authorization.flatten();
     let wait = if no_wait { Wait::ForTheHandle } else { Wait::ToTheEnd };
     let input = if no_input { Input::Declined } else { Input::Asked };
     let call =
-        Call { tool, arguments, flavour, idempotency_key, wait, input, retry: Retry::default(), roots, credential };
+        Call { tool, arguments, flavour, idempotency_key, wait, input, retry: Retry::default(), ca, authorization };
     // One that cancels and one that leaves: more would tell nothing new.
     let (sender, mut interrupts) = mpsc::channel(2);
     let tracker = TaskTracker::new();
@@ -370,7 +371,7 @@ async fn operate(order: TasksOrder, admin: &url::Url) -> anyhow::Result<ExitCode
         }
         Err(error @ tasks::AskError::Address) => Ok(refuse(error)),
         Err(error) => {
-            say(client::chain(&error));
+            say(Chain(&error));
             Ok(ExitCode::from(UNAVAILABLE))
         }
     }

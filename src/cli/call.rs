@@ -1,19 +1,19 @@
 //! `taskgate call`: calls a tool and sees it through, as a plain answer or as a task of either flavour.
 //!
-//! What is to be done stands here, and how it ended. Who does it is [`super::flavour`]; what all flavours share
-//! while they do it is in `talk`.
+//! What is to be done stands here, and how it ended. [`super::flavour`] says with which tasks, `follow` does it, and `server`
+//! is what it is done with: the upstream that the gateway itself has.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use rustls::RootCertStore;
-use serde_json::{Value, json};
+use http::HeaderValue;
 use tokio::sync::mpsc;
 
-use super::client::{Credential, Endpoint, chain};
 use super::flavour::{self, Flavour};
-use super::talk::Talk;
+use super::server::CalledServer;
+use super::talk::{NoResult, Talk};
 use super::ui::Ui;
-use crate::wire::{Payload, meta};
+use crate::wire::Payload;
 
 /// One call to make.
 #[derive(Debug)]
@@ -29,18 +29,9 @@ pub struct Call {
     pub input: Input,
     pub retry: Retry,
     /// Whom to trust instead of the system's authorities.
-    pub roots: Option<RootCertStore>,
-    /// What to show the server, if it asks who comes.
-    pub credential: Option<Credential>,
-}
-
-impl Call {
-    /// Adds what belongs to every request for the call, whatever the flavour.
-    pub(super) fn mark(&self, meta: &mut Value) {
-        if let Some(key) = &self.idempotency_key {
-            meta[meta::IDEMPOTENCY_KEY] = json!(key);
-        }
-    }
+    pub ca: Option<PathBuf>,
+    /// What to show the server, if it asks who comes; marked as sensitive.
+    pub authorization: Option<HeaderValue>,
 }
 
 /// How long to stay with a call that became a task.
@@ -60,11 +51,12 @@ pub enum Input {
     Declined,
 }
 
-/// How often to try again when the server cannot be reached: the task outlives a restart, so does the wait.
+/// How often to try again when the server cannot be reached: the task outlives a restart, so does the wait. Polls have
+/// pauses of their own.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
     pub attempts_max: u32,
-    /// The first pause; each further one is twice as long.
+    /// The first pause between wishes to cancel; each further one is twice as long.
     pub pause: Duration,
     pub pause_max: Duration,
 }
@@ -123,15 +115,15 @@ impl Verdict {
 /// running.
 pub async fn run(url: &url::Url, call: &Call, ui: &mut dyn Ui, interrupts: &mut mpsc::Receiver<()>) -> Verdict {
     let mut talk = Talk::new(call, ui, interrupts);
-    let ended = match Endpoint::new(url, call.roots.clone(), call.credential.clone()) {
-        Ok(endpoint) => Box::pin(flavour::run(endpoint, &mut talk)).await,
-        Err(error) => Err(error),
+    let ended = match CalledServer::new(url, call) {
+        Ok(server) => Box::pin(flavour::run(&server, &mut talk)).await,
+        Err(lost) => Err(lost),
     };
     match ended {
         Ok(Verdict::Returned | Verdict::ToolFailed) if talk.declined => Verdict::Declined,
         Ok(verdict) => verdict,
-        Err(error) => {
-            talk.note(&chain(&error));
+        Err(NoResult(why)) => {
+            talk.note(&why);
             Verdict::Lost
         }
     }

@@ -1,24 +1,14 @@
-//! The flavours of tasks, from a client's side, and which of them a call is made with.
-//!
-//! Each flavour is one file that knows no other; here alone they stand side by side.
-
-mod core;
-mod extension;
-mod none;
-
-use std::time::Duration;
+//! Chooses the flavour of tasks that a call is made with: the one that is asked for, or the best that the server offers.
 
 use clap::ValueEnum;
 
 use super::call::{Call, Verdict};
-use super::client::{ClientError, Endpoint};
-use super::session::Session;
-use super::stateless::Stateless;
-use super::talk::Talk;
-use crate::wire::{Object, ProtocolVersion};
-
-/// How long a server may take to say which era it is of. One that stays silent is an old one (UPC-22).
-const DISCOVER_MAX: Duration = Duration::from_secs(10);
+use super::follow;
+use super::server::CalledServer;
+use super::talk::{NoResult, Talk};
+use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use crate::upstream::{NativeTask, ServerFacts};
+use crate::wire::{Object, meta};
 
 /// A flavour of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -31,110 +21,81 @@ pub enum Flavour {
     None,
 }
 
+/// What a call is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallWay {
+    pub(super) flavour: Flavour,
+    pub(super) in_session: bool,
+}
+
+impl CallWay {
+    const EXTENSION: Self = Self { flavour: Flavour::Extension, in_session: false };
+    const STATELESS: Self = Self { flavour: Flavour::None, in_session: false };
+
+    /// What is said of tasks.
+    pub(super) const fn native_task(self) -> NativeTask {
+        match self.flavour {
+            Flavour::Extension | Flavour::Core => NativeTask::Watched,
+            Flavour::None => NativeTask::Undeclared,
+        }
+    }
+}
+
 /// Makes the call in the flavour that it asks for, or in the best that the server offers: the extension, then the
 /// tasks of 2025-11-25, then none.
 ///
 /// # Errors
-/// See [`ClientError`].
-pub(super) async fn run(endpoint: Endpoint, talk: &mut Talk<'_>) -> Result<Verdict, ClientError> {
-    let Ok(opened) = talk.or_interrupt(Box::pin(open(endpoint, talk.call))).await else {
+/// If the server cannot be reached or understood.
+pub(super) async fn run(server: &CalledServer, talk: &mut Talk<'_>) -> Result<Verdict, NoResult> {
+    let Ok(way) = talk.or_interrupt(Box::pin(open(server, talk.call))).await else {
         return Ok(talk.cancelled("cancelled"));
     };
-    let opened = opened?;
-    match (talk.call.flavour, opened.flavour()) {
+    let way = way?;
+    match (talk.call.flavour, way.flavour) {
         (None, Flavour::Extension) => talk.note("flavour: extension"),
         (None, Flavour::Core) => talk.note("flavour: core"),
         (None, Flavour::None) => talk.note("flavour: none"),
         (Some(Flavour::Core), Flavour::None) => talk.note("the server offers no task for this tool: a plain call"),
         (Some(_), _) => (),
     }
-    match opened {
-        Opened::Extension(client) => extension::run(&client, talk).await,
-        Opened::Core(session) => core::run(session, talk).await,
-        Opened::Stateless(client) => none::call(&client, talk).await,
-        Opened::Session(session) => none::call_in_session(session, talk).await,
-    }
+    follow::run(server, way, talk).await
 }
 
-/// What the call is made with.
-enum Opened {
-    Extension(Stateless),
-    Core(Session),
-    /// A plain call of 2026-07-28.
-    Stateless(Stateless),
-    /// A plain call in a session.
-    Session(Session),
-}
-
-impl Opened {
-    const fn flavour(&self) -> Flavour {
-        match self {
-            Self::Extension(_) => Flavour::Extension,
-            Self::Core(_) => Flavour::Core,
-            Self::Stateless(_) | Self::Session(_) => Flavour::None,
-        }
-    }
-}
-
-async fn open(endpoint: Endpoint, call: &Call) -> Result<Opened, ClientError> {
+async fn open(server: &CalledServer, call: &Call) -> Result<CallWay, NoResult> {
     match call.flavour {
         // Needs no look around: a server without it answers plainly, or says that it is of another era.
-        Some(Flavour::Extension) => Ok(Opened::Extension(extension::client(endpoint))),
-        Some(Flavour::Core) => open_session(endpoint, call).await,
-        Some(Flavour::None) => match discover(&endpoint).await? {
-            Some(_) => Ok(Opened::Stateless(none::client(endpoint))),
-            None => Session::open(endpoint).await.map(Opened::Session),
+        Some(Flavour::Extension) => Ok(CallWay::EXTENSION),
+        Some(Flavour::Core) => open_session(server, call).await,
+        Some(Flavour::None) => match server.discover().await? {
+            Some(_) => Ok(CallWay::STATELESS),
+            None => server.open_session().await.map(|_| CallWay { flavour: Flavour::None, in_session: true }),
         },
-        None => match discover(&endpoint).await? {
-            Some(discovered) if extension::is_offered(&discovered) => {
-                Ok(Opened::Extension(extension::client(endpoint)))
-            }
+        None => match server.discover().await? {
+            Some(discovered) if has_extension(&discovered) => Ok(CallWay::EXTENSION),
             // A server of both eras may have the tasks of the older one.
-            Some(_) => match open_session(endpoint.clone(), call).await {
-                Ok(Opened::Core(session)) => Ok(Opened::Core(session)),
-                Ok(Opened::Session(session)) => {
-                    session.end().await;
-                    Ok(Opened::Stateless(none::client(endpoint)))
+            Some(_) => match open_session(server, call).await {
+                Ok(way) if way.flavour == Flavour::Core => Ok(way),
+                Ok(_) => {
+                    server.end_session().await;
+                    Ok(CallWay::STATELESS)
                 }
-                Ok(Opened::Extension(_) | Opened::Stateless(_)) | Err(_) => {
-                    Ok(Opened::Stateless(none::client(endpoint)))
-                }
+                Err(_) => Ok(CallWay::STATELESS),
             },
-            None => open_session(endpoint, call).await,
+            None => open_session(server, call).await,
         },
     }
 }
 
-/// Opens a session, and finds out whether the tool can be called as a task in it.
-async fn open_session(endpoint: Endpoint, call: &Call) -> Result<Opened, ClientError> {
-    let mut session = Session::open(endpoint).await?;
-    match core::is_offered(&mut session, &call.tool).await? {
-        true => Ok(Opened::Core(session)),
-        false => Ok(Opened::Session(session)),
-    }
+/// Opens a session, and finds out whether the tool can be called as a task in it (UPC-05).
+async fn open_session(server: &CalledServer, call: &Call) -> Result<CallWay, NoResult> {
+    let facts = server.open_session().await?;
+    let takes_tasks = PeerTasks::of(facts.version, &facts.capabilities).calls
+        && server.tool(true, NativeTask::Never, &call.tool).await?.is_some_and(|tool| tool.takes_tasks);
+    Ok(CallWay { flavour: if takes_tasks { Flavour::Core } else { Flavour::None }, in_session: true })
 }
 
-/// What a server of 2026-07-28 says of itself; `None` for one of sessions alone. The fallback hangs on no
-/// particular code (UPC-22), only on an answer or on silence.
-async fn discover(endpoint: &Endpoint) -> Result<Option<Object>, ClientError> {
-    let client = none::client(endpoint.clone());
-    match client.discover(DISCOVER_MAX).await {
-        Ok(reply) => Ok(reply.outcome.ok().filter(speaks_stateless)),
-        Err(ClientError::Unreachable(error)) if error.is_connect() => Err(ClientError::Unreachable(error)),
-        Err(error @ (ClientError::Tls(_) | ClientError::Address(_))) => Err(error),
-        Err(
-            ClientError::Unreachable(_)
-            | ClientError::Broken(_)
-            | ClientError::Late(_)
-            | ClientError::Status { .. }
-            | ClientError::Refused { .. }
-            | ClientError::Unintelligible(_),
-        ) => Ok(None),
-    }
-}
-
-fn speaks_stateless(discovered: &Object) -> bool {
-    let versions = discovered.get("supportedVersions");
-    let versions = versions.and_then(|versions| versions.read::<Vec<String>>().ok()).unwrap_or_default();
-    versions.iter().any(|version| version == ProtocolVersion::V2026_07_28.as_str())
+/// Whether a server of 2026-07-28 offers the extension.
+fn has_extension(facts: &ServerFacts) -> bool {
+    let extensions = Object::of(&facts.capabilities).and_then(|own| own.get_object("extensions"));
+    extensions.is_some_and(|all| all.has_object(meta::TASKS_EXTENSION))
 }

@@ -1,29 +1,24 @@
 //! What every flavour does in the same way while a call is under way: shows, prints, asks, hears of Ctrl-C.
 
-use std::time::Duration;
-
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
 use super::call::{Call, Input, Verdict};
-use super::client::{ClientError, Reply, chain};
 use super::question::{self, Question};
 use super::ui::{Status, Ui};
 use crate::wire::{Object, RpcError};
 
-/// The longest that a call is waited for.
-pub(super) const CALL_MAX: Duration = Duration::from_secs(2 * 60 * 60);
-/// The longest that a request may take that is no call.
-pub(super) const REQUEST_MAX: Duration = Duration::from_secs(30);
-/// How long a task may take to settle once its cancellation was asked for.
-pub(super) const CANCEL_MAX: Duration = Duration::from_secs(30);
-/// Between two polls, where the server does not say.
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// What a server may ask for between two polls; outside of it the nearer end counts.
-const POLL_INTERVAL_MIN: Duration = Duration::from_millis(20);
-const POLL_INTERVAL_MAX: Duration = Duration::from_secs(60);
+/// Why there is no result, in words: the server cannot be reached or understood.
+#[derive(Debug)]
+pub(super) struct NoResult(pub(super) String);
+
+impl NoResult {
+    pub(super) fn unintelligible(why: &str) -> Self {
+        Self(format!("the server's answer cannot be understood: {why}"))
+    }
+}
 
 /// The user's side of one call.
 pub(super) struct Talk<'a> {
@@ -93,31 +88,11 @@ impl<'a> Talk<'a> {
         Verdict::Cancelled
     }
 
-    /// How long to wait before a request is repeated that may be, or the end of it.
-    ///
-    /// # Errors
-    /// The error itself where a repetition is of no use.
-    pub(super) fn again(&mut self, attempt: u32, failed: Result<Reply, ClientError>) -> Result<Duration, Failed> {
-        let retry = self.call.retry;
-        let (wait, why) = match failed {
-            Ok(Reply { busy: Some(wait), .. }) if attempt < retry.attempts_max => {
-                (wait, "the server is busy".to_owned())
-            }
-            Ok(Reply { outcome, .. }) => return Err(Failed::Answered(outcome)),
-            Err(error) => match error.retry_after() {
-                Some(wait) if attempt < retry.attempts_max => (wait, chain(&error)),
-                Some(_) | None => return Err(Failed::Lost(error)),
-            },
-        };
-        self.ui.note(&format!("{why}; trying again"));
-        Ok(wait.max(retry.pause_after(attempt)))
-    }
-
     /// Prints a tool's result: text as text, anything else as the JSON it is, on a terminal without what nobody can read.
-    pub(super) fn print(&mut self, result: &Object) -> Result<Verdict, ClientError> {
+    pub(super) fn print(&mut self, result: &Object) -> Result<Verdict, NoResult> {
         let content = result.get("content");
         let blocks: Vec<&RawValue> = match &content {
-            Some(content) => content.read().map_err(|_| ClientError::Unintelligible("content is no list"))?,
+            Some(content) => content.read().map_err(|_| NoResult::unintelligible("content is no list"))?,
             None => Vec::new(),
         };
         for block in &blocks {
@@ -156,13 +131,6 @@ fn media_in_words(block: &str) -> Option<String> {
         .then(|| format!("[{kind}, {mime_type}, {bytes} bytes; stdout elsewhere has it as JSON]"))
 }
 
-/// A request that is not to be repeated: its answer after all, or why there is none.
-#[derive(Debug)]
-pub(super) enum Failed {
-    Answered(Result<Object, RpcError>),
-    Lost(ClientError),
-}
-
 /// A content block that is text; any other fails to be read.
 #[derive(Deserialize)]
 struct TextBlock {
@@ -180,12 +148,6 @@ enum Kind {
 pub(super) fn words(error: &RpcError) -> String {
     let data = error.data.as_ref().map(|data| format!(" {}", data.as_str())).unwrap_or_default();
     format!("error {}: {}{data}", error.code, error.message)
-}
-
-/// How long to wait before the next poll, given what the server asks for.
-pub(super) fn poll_interval(asked_ms: Option<u64>) -> Duration {
-    let asked = asked_ms.map_or(POLL_INTERVAL, Duration::from_millis);
-    asked.clamp(POLL_INTERVAL_MIN, POLL_INTERVAL_MAX)
 }
 
 /// Waits for `what`, unless the user interrupts it.

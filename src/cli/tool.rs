@@ -1,6 +1,7 @@
 //! The one tool that is called, as `tools/list` describes it.
 
-use crate::upstream::mirrored::{self, Annotations, Mirrored};
+use crate::dialect::relay_core_2025_11_25::TaskSupport;
+use crate::upstream::mirrored::{self, Annotations};
 use crate::wire::{Object, Payload};
 
 /// Pages of a tool list that are read. A server that has more of them goes round in circles.
@@ -18,8 +19,8 @@ pub(super) enum Search {
 /// What this client has to know of a tool.
 #[derive(Debug)]
 pub(super) struct Tool {
-    /// Arguments to be repeated in headers; `None` if their annotations break the rules.
-    pub(super) mirrored: Option<Vec<Mirrored>>,
+    /// Whether it may be called at all: annotations that break the rules forbid it.
+    pub(super) is_callable: bool,
     /// Whether a call may become a task of 2025-11-25: `optional` and `required` ask for nothing else of a client.
     pub(super) takes_tasks: bool,
 }
@@ -29,20 +30,10 @@ pub(super) fn search(page: &Object, name: &str) -> Search {
     let tools = page.get("tools").filter(|tools| tools.as_str().starts_with('['));
     let mut tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool));
     if let Some(tool) = tools.find(|tool| tool.get_str("name").as_deref() == Some(name)) {
-        return Search::Found(Tool::read(&tool));
+        let annotations = tool.get("inputSchema").as_ref().map(mirrored::read);
+        let is_callable = !matches!(annotations, Some(Annotations::Stripped { .. }));
+        return Search::Found(Tool { is_callable, takes_tasks: TaskSupport::of(&tool) != TaskSupport::Forbidden });
     }
     // An empty cursor is one (UPC-04).
     page.get("nextCursor").filter(|cursor| cursor.as_str() != "null").map_or(Search::Missing, Search::Next)
-}
-
-impl Tool {
-    fn read(tool: &Object) -> Self {
-        let mirrored = match tool.get("inputSchema").as_ref().map(mirrored::read) {
-            Some(Annotations::Valid(mirrored)) => Some(mirrored),
-            Some(Annotations::Stripped { .. }) => None,
-            None => Some(Vec::new()),
-        };
-        let support = tool.get_object("execution").and_then(|execution| execution.get_string("taskSupport"));
-        Self { mirrored, takes_tasks: matches!(support.as_deref(), Some("optional" | "required")) }
-    }
 }

@@ -1,7 +1,8 @@
 //! What the user sees and says, whatever terminal there is or is not.
 
 use async_trait::async_trait;
-use serde::Deserialize;
+
+use crate::upstream;
 
 /// Where the user looks and types. Implementations keep what a server says from controlling a terminal.
 #[async_trait]
@@ -32,11 +33,20 @@ pub struct Status<'a> {
 }
 
 /// Progress as a server reports it.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
     pub progress: f64,
     pub total: Option<f64>,
     pub message: Option<String>,
+}
+
+impl Progress {
+    /// Reads what an upstream told; `None` if its numbers are out of reach.
+    pub(super) fn of(told: &upstream::Progress) -> Option<Self> {
+        let total = told.total.as_ref().and_then(|total| total.read().ok());
+        let message = told.message.as_deref().map(str::to_owned);
+        Some(Self { progress: told.progress.read().ok()?, total, message })
+    }
 }
 
 /// So many of so many.

@@ -358,7 +358,7 @@ impl Asking<'_> {
                     credential,
                 };
                 let made = HttpUpstream::new(settings, self.life.clone());
-                made.map_err(|error| Why::Unusable(super::super::client::chain(&error)))?
+                made.map_err(|error| Why::Unusable(crate::cause::Chain(&error).to_string()))?
             }
             Target::Command(words) => HttpUpstream::stdio(program(name, words, protocol), self.life.clone()),
         };

@@ -40,7 +40,11 @@ fn handle() -> Step {
 }
 
 fn offering() -> Step {
-    initialized(json!({ "tasks": { "requests": { "tools": { "call": {} } }, "cancel": {} } }))
+    Step::Result(json!({
+        "protocolVersion": "2025-11-25",
+        "capabilities": { "tasks": { "requests": { "tools": { "call": {} } }, "cancel": {} } },
+        "serverInfo": { "name": "s", "version": "1" },
+    }))
 }
 
 fn tools(support: Option<&str>) -> Step {
@@ -81,12 +85,18 @@ async fn a_task_is_polled_and_its_result_fetched() {
     ends(of([handle(), Step::Error(200, error(-32602))]), Verdict::Faulted, &[], &[GET, DELETE]).await;
 }
 
+/// An answer to a question of the task, which names it (UPC-08).
+fn of_the_task(mut answer: Value) -> Value {
+    answer["_meta"] = json!({ "io.modelcontextprotocol/related-task": { "taskId": "t1" } });
+    answer
+}
+
 /// UPC-07: the stream of `tasks/result` is where questions come, so it is opened for them.
 #[tokio::test]
 async fn a_question_of_a_task_is_answered_on_the_stream_that_it_needs() {
     let script = [handle(), asks(), Step::Ask(question(), text("done"))];
     let run = ends(of(script).typing(["y", ""]), Verdict::Returned, &["done"], &[GET, RESULT, ANSWER, DELETE]).await;
-    assert_eq!(run.answers(), [accepted()]);
+    assert_eq!(run.answers(), [of_the_task(accepted())]);
 }
 
 /// A server may ask on the session's own stream and never say `input_required` (FastMCP 3.4).
@@ -94,19 +104,35 @@ async fn a_question_of_a_task_is_answered_on_the_stream_that_it_needs() {
 async fn a_question_of_a_task_may_come_on_the_sessions_own_stream() {
     let script = [handle(), Step::AskElsewhere(question(), task("completed")), Step::Result(text("done"))];
     let run = ends(of(script).typing(["n", ""]), Verdict::Returned, &["done"], &[GET, ANSWER, RESULT, DELETE]).await;
-    assert_eq!(run.answers(), [json!({ "action": "accept", "content": { "ok": false } })]);
+    assert_eq!(run.answers(), [of_the_task(json!({ "action": "accept", "content": { "ok": false } }))]);
 }
 
 #[tokio::test]
 async fn a_lost_answer_of_a_poll_or_a_result_is_asked_for_again() {
     for lost in [Step::Drop, Step::Page(502), Step::Page(503)] {
-        let script = [handle(), lost.clone(), is("completed"), lost, Step::Result(text("done"))];
-        ends(of(script), Verdict::Returned, &["done"], &[GET, GET, RESULT, RESULT, DELETE]).await;
+        let script = [handle(), lost.clone(), is("completed"), lost, is("completed"), Step::Result(text("done"))];
+        ends(of(script), Verdict::Returned, &["done"], &[GET, GET, RESULT, GET, RESULT, DELETE]).await;
     }
     let script = [handle(), is("completed"), Step::Pause(text("done"))];
     ends(of(script), Verdict::Returned, &["done"], &[GET, RESULT, DELETE]).await;
     // The task may still run, so its session is left alone.
-    ends(of([handle(), Step::Page(404)]), Verdict::Lost, &[], &[GET]).await;
+    ends(of([handle(), Step::Page(400)]), Verdict::Lost, &[], &[GET]).await;
+}
+
+#[tokio::test]
+async fn a_task_outlives_the_session_that_the_server_forgot() {
+    let script = [handle(), Step::Page(404), offering(), is("completed"), Step::Result(text("done"))];
+    let methods = [GET, INITIALIZE, INITIALIZED, GET, RESULT, DELETE];
+    ends(of(script), Verdict::Returned, &["done"], &methods).await;
+}
+
+/// 2025-11-25 alone has these tasks, whatever a server declares in other versions.
+#[tokio::test]
+async fn a_session_of_another_version_has_no_tasks() {
+    let script =
+        [initialized(json!({ "tasks": { "requests": { "tools": { "call": {} } } } })), Step::Result(text("plain"))];
+    let methods = [INITIALIZE, INITIALIZED, CALL, DELETE];
+    check(Scenario::of(Some(Flavour::Core), script), Verdict::Returned, &["plain"], &methods).await;
 }
 
 /// UPC-06.

@@ -240,13 +240,13 @@ async fn polls_are_repeated_while_the_server_is_away() {
 #[tokio::test]
 async fn a_tasks_questions_are_answered_by_updates_each_once() {
     let both = json!({ "a": elicit(question()), "b": elicit(question()) });
-    let script =
-        [handle(), asking(both.clone()), acknowledged(), acknowledged(), asking(both), completed(text("done"))];
+    let (again, last) = (asking(both.clone()), completed(text("done")));
+    let script = [handle(), asking(both), acknowledged(), again.clone(), acknowledged(), again, last];
     let run = of(script).typing(["perhaps", "y", "", "n", "d"]).run().await;
-    assert_eq!(run.methods(), [CALL, GET, UPDATE, UPDATE, GET, GET]);
+    assert_eq!(run.methods(), [CALL, GET, UPDATE, GET, UPDATE, GET, GET]);
     assert_eq!((run.verdict, run.user.output.clone()), (Verdict::Declined, vec!["done".to_owned()]));
     let seen = run.server.seen.lock();
-    let answers: Vec<_> = [2, 3].map(|at: usize| seen[at].message["params"]["inputResponses"].clone()).into();
+    let answers: Vec<_> = [2, 4].map(|at: usize| seen[at].message["params"]["inputResponses"].clone()).into();
     assert_eq!(answers, [json!({ "a": accepted() }), json!({ "b": { "action": "decline" } })]);
     assert_eq!(seen[2].headers["mcp-name"], "t1");
     assert_eq!(seen[2].message["params"]["taskId"], "t1");

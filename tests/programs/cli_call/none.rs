@@ -119,7 +119,7 @@ async fn progress_of_a_call_in_a_session_is_shown() {
     let step = Step::Stream(vec![progress(1), progress(3)], text("done"));
     let run = in_session(step, |scenario| scenario, Verdict::Returned, &[]).await;
     let shown = ("calling".to_owned(), Some("half".to_owned()), Some(Steps { done: 1, total: 4 }));
-    assert_eq!(run.user.shown.last(), Some(&shown), "the token of the call is 1, that of nothing is 3");
+    assert_eq!(run.user.shown.last(), Some(&shown), "what bears the token of nothing is not shown");
 }
 
 #[tokio::test]

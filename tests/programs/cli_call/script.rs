@@ -39,7 +39,7 @@ pub(crate) async fn bounded<F: Future>(what: F) -> F::Output {
 pub(crate) enum Step {
     Result(Value),
     Error(u16, Value),
-    /// Progress notifications, then this result, as a stream.
+    /// Progress notifications, then this result, as a stream. A token of 1 stands for the request's own.
     Stream(Vec<Value>, Value),
     /// Asks this on the request's own stream, waits for the answer, and gives this result.
     Ask(Value, Value),
@@ -181,6 +181,7 @@ async fn answer(script: Arc<Script>, tracker: TaskTracker, request: Request<Inco
     }
     let body = String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap();
     let message: Value = serde_json::from_str(&body).unwrap();
+    let token = message["params"]["_meta"]["progressToken"].clone();
     let (id, is_request) = (message["id"].clone(), message["id"] != Value::Null && message["method"] != Value::Null);
     if message["method"] == Value::Null {
         script.answered.notify_one();
@@ -190,7 +191,7 @@ async fn answer(script: Arc<Script>, tracker: TaskTracker, request: Request<Inco
         return respond(202, "text/plain", []);
     }
     let step = script.steps.lock().pop_front().unwrap_or(Step::Hang);
-    perform(script, tracker, id, step).await
+    perform(script, tracker, (id, token), step).await
 }
 
 /// The session's own stream, or the rest of one that was paused.
@@ -207,7 +208,7 @@ fn listen(script: &Script, headers: &HeaderMap) -> Answer {
     reply(200, "text/event-stream", receiver)
 }
 
-async fn perform(script: Arc<Script>, tracker: TaskTracker, id: Value, step: Step) -> Answer {
+async fn perform(script: Arc<Script>, tracker: TaskTracker, (id, token): (Value, Value), step: Step) -> Answer {
     let result = |result: Value| json!({ "jsonrpc": "2.0", "id": id, "result": result });
     let ask =
         |params: &Value| json!({ "jsonrpc": "2.0", "id": "q1", "method": "elicitation/create", "params": params });
@@ -219,7 +220,12 @@ async fn perform(script: Arc<Script>, tracker: TaskTracker, id: Value, step: Ste
             respond(status, "application/json", [body.to_string()])
         }
         Step::Stream(progress, value) => {
-            let messages = progress.into_iter().map(|params| notify("notifications/progress", params));
+            let messages = progress.into_iter().map(|mut params| {
+                if params["progressToken"] == 1 {
+                    params["progressToken"] = token.clone();
+                }
+                notify("notifications/progress", params)
+            });
             respond(200, "text/event-stream", messages.chain([result(value)]).map(|message| event(&message)))
         }
         Step::Ask(params, value) => {
@@ -344,8 +350,8 @@ impl Scenario {
             wait: self.wait,
             input: self.input,
             retry: Retry { attempts_max: 3, pause: Duration::from_millis(1), pause_max: Duration::from_millis(2) },
-            roots: None,
-            credential: None,
+            ca: None,
+            authorization: None,
         };
         let (cues, typed) = (self.cues.iter().copied().collect(), self.typed.into());
         let (shown, notes, output) = (Vec::new(), Vec::new(), Vec::new());

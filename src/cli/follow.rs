@@ -1,0 +1,433 @@
+//! Makes a call and follows it to its end: shows how it goes on, puts its questions, cancels it where the user wants that.
+//!
+//! All flavours are one loop over the events of an exchange; how a task is polled is the exchange's.
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::call::{Call, Verdict, Wait};
+use super::flavour::{CallWay, Flavour};
+use super::server::{CalledServer, may_pass, object};
+use super::talk::{Interrupted, NoResult, Talk, interrupted, words};
+use super::ui::{self, Status, Steps};
+use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskNews, Unanswered};
+use crate::wire::{Object, Payload, RpcError, fault, method};
+
+/// The longest that a call is waited for which becomes no task.
+const CALL_MAX: Duration = Duration::from_secs(2 * 60 * 60);
+/// How long a task may take to settle once its cancellation was asked for.
+const CANCEL_MAX: Duration = Duration::from_secs(30);
+/// How often a server may ask within one call that is no task; official clients stop there too (GW-06).
+const ROUNDS_MAX: usize = 10;
+/// Events put aside while the user is asked something. Beyond it those are lost that only inform.
+const LATER_MAX: usize = 256;
+
+/// Makes the call and follows it. Its session ends with it, unless a task may still run in it.
+///
+/// # Errors
+/// If the server cannot be reached or understood.
+pub(super) async fn run(server: &CalledServer, way: CallWay, talk: &mut Talk<'_>) -> Result<Verdict, NoResult> {
+    talk.calling();
+    let Ok(begun) = talk.or_interrupt(begin(server, way, talk.call)).await else {
+        return Ok(talk.cancelled("cancelled"));
+    };
+    let exchange = begun?;
+    let ended = Follower::new(server, way, talk, exchange).follow().await;
+    let is_over = match &ended {
+        Ok(ended) => ended.is_over,
+        Err(_) => way.flavour != Flavour::Core,
+    };
+    if is_over {
+        server.end_session().await;
+    }
+    ended.map(|ended| ended.verdict)
+}
+
+/// Sends the call. Without a session the tool is looked up first where it has arguments: some have to be repeated in
+/// headers.
+async fn begin(server: &CalledServer, way: CallWay, call: &Call) -> Result<Box<dyn Exchange>, NoResult> {
+    let native = way.native_task();
+    let has_arguments = || Object::of(&call.arguments).is_some_and(|arguments| arguments.keys().next().is_some());
+    if !way.in_session
+        && has_arguments()
+        && server.tool(false, native, &call.tool).await?.is_some_and(|tool| !tool.is_callable)
+    {
+        let why = "the tool's x-mcp-header annotations break the rules, so it must not be called";
+        return Err(NoResult::unintelligible(why));
+    }
+    server.begin(way.in_session, native, call).await
+}
+
+/// How a call ended, and whether the server is done with it.
+struct CallConclusion {
+    verdict: Verdict,
+    is_over: bool,
+}
+
+impl CallConclusion {
+    const fn over(verdict: Verdict) -> Self {
+        Self { verdict, is_over: true }
+    }
+
+    const fn left(verdict: Verdict) -> Self {
+        Self { verdict, is_over: false }
+    }
+}
+
+/// The task that the call became.
+struct Task {
+    id: String,
+    /// The server's word for how it stands, and what it says besides; `None` before it said anything.
+    stands: Option<(Cow<'static, str>, Option<Arc<str>>)>,
+}
+
+const WORKING: Cow<'static, str> = Cow::Borrowed("working");
+
+/// A question that waits to be put.
+struct PendingQuestion {
+    ask: Payload,
+    method: Arc<str>,
+    params: Option<Payload>,
+}
+
+struct Follower<'t, 'a> {
+    server: &'t CalledServer,
+    way: CallWay,
+    talk: &'t mut Talk<'a>,
+    exchange: Box<dyn Exchange>,
+    task: Option<Task>,
+    asked: VecDeque<PendingQuestion>,
+    /// What happened while the user was asked something.
+    later: VecDeque<ExchangeEvent>,
+    /// How often the server asked.
+    rounds: usize,
+    /// Requests about the task in a row that were of no use.
+    failures: u32,
+    /// What a request about the task was refused with: the task is gone, unless it is heard of again.
+    refused: Option<RpcError>,
+    /// The user wanted to leave before there was a task that can be cancelled.
+    wants_out: bool,
+    /// Once the user wants to leave: when to give up waiting for the server's word.
+    leave_at: Option<Instant>,
+    late_at: Instant,
+}
+
+/// What ends a wait of the loop.
+enum Step {
+    Interrupted,
+    GivenUp,
+    Late,
+    Event(ExchangeEvent),
+}
+
+impl<'t, 'a> Follower<'t, 'a> {
+    fn new(server: &'t CalledServer, way: CallWay, talk: &'t mut Talk<'a>, exchange: Box<dyn Exchange>) -> Self {
+        Self {
+            server,
+            way,
+            talk,
+            exchange,
+            task: None,
+            asked: VecDeque::new(),
+            later: VecDeque::new(),
+            rounds: 0,
+            failures: 0,
+            refused: None,
+            wants_out: false,
+            leave_at: None,
+            late_at: Instant::now() + CALL_MAX,
+        }
+    }
+
+    async fn follow(&mut self) -> Result<CallConclusion, NoResult> {
+        loop {
+            let flow = match self.asked.pop_front() {
+                Some(asked) => self.put(asked).await?,
+                None => match self.step().await {
+                    Step::Event(event) => self.take(event).await?,
+                    Step::Interrupted => self.interrupted().await,
+                    Step::GivenUp => ControlFlow::Break(self.left()),
+                    Step::Late => {
+                        return Err(NoResult(format!("no answer within {}", humantime::format_duration(CALL_MAX))));
+                    }
+                },
+            };
+            if let ControlFlow::Break(ended) = flow {
+                return Ok(ended);
+            }
+        }
+    }
+
+    async fn step(&mut self) -> Step {
+        let (leave_at, late_at) = (self.leave_at, self.late_at);
+        let given_up = async {
+            match leave_at {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        let is_plain = self.task.is_none();
+        let event = async {
+            match self.later.pop_front() {
+                Some(event) => event,
+                None => self.exchange.next().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            () = interrupted(self.talk.interrupts) => Step::Interrupted,
+            () = given_up => Step::GivenUp,
+            event = event => Step::Event(event),
+            () = sleep_until(late_at), if is_plain => Step::Late,
+        }
+    }
+
+    async fn take(&mut self, event: ExchangeEvent) -> Result<ControlFlow<CallConclusion>, NoResult> {
+        match event {
+            ExchangeEvent::Progress(progress) => self.show_progress(&progress),
+            ExchangeEvent::Task(TaskNews::Made(handle)) => return self.made(&handle).await,
+            ExchangeEvent::Task(TaskNews::Stands { word, message }) => self.stands(word, message),
+            ExchangeEvent::Task(TaskNews::Unanswered(why)) => return self.unanswered(&why),
+            ExchangeEvent::Asked { ask, method, params } => {
+                self.rounds += usize::from(self.task.is_none() && !self.way.in_session);
+                if self.rounds == ROUNDS_MAX {
+                    return Err(NoResult::unintelligible("it asks again and again"));
+                }
+                self.asked.push_back(PendingQuestion { ask, method, params });
+            }
+            ExchangeEvent::Withdrawn { ask } => self.asked.retain(|asked| asked.ask != ask),
+            ExchangeEvent::Returned(result) => {
+                return self.talk.print(&object(&result)?).map(CallConclusion::over).map(ControlFlow::Break);
+            }
+            // The error that a cancelled task has for a result.
+            ExchangeEvent::Faulted(_) if self.leave_at.is_some() && self.way.in_session => {
+                return Ok(self.cancelled());
+            }
+            ExchangeEvent::Faulted(error) => {
+                return Ok(ControlFlow::Break(CallConclusion::over(self.talk.fault(&error))));
+            }
+            ExchangeEvent::Cancelled => return Ok(self.cancelled()),
+            ExchangeEvent::Lost(lost) => match self.refused.take() {
+                Some(error) => return Ok(ControlFlow::Break(CallConclusion::over(self.talk.fault(&error)))),
+                None => return Err(self.server.lost(&lost.0)),
+            },
+            ExchangeEvent::Status(_) | ExchangeEvent::Log(_) => (),
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    async fn made(&mut self, handle: &Payload) -> Result<ControlFlow<CallConclusion>, NoResult> {
+        let id = object(handle)?.get_string("taskId");
+        let id = id.ok_or_else(|| NoResult::unintelligible("the task lacks an id"))?;
+        self.task = Some(Task { id, stands: None });
+        Ok(match self.talk.call.wait {
+            _ if self.wants_out => self.cancel().await,
+            Wait::ForTheHandle => {
+                self.talk.ui.output(handle.as_str());
+                ControlFlow::Break(CallConclusion::left(Verdict::Returned))
+            }
+            Wait::ToTheEnd => ControlFlow::Continue(()),
+        })
+    }
+
+    fn stands(&mut self, word: Cow<'static, str>, message: Option<Arc<str>>) {
+        self.failures = 0;
+        if let Some(error) = self.refused.take() {
+            // The task is not gone.
+            self.talk.note(&format!("the server refused the answer: {}", words(&error)));
+        }
+        let is_shown = match &*word {
+            // Without a session its result came with it.
+            "completed" | "failed" => self.way.in_session && self.leave_at.is_none(),
+            "cancelled" => !self.way.in_session || self.leave_at.is_none(),
+            _ => self.leave_at.is_none(),
+        };
+        let stands = Some((word, message));
+        let Some(task) = self.task.as_mut().filter(|task| task.stands != stands) else { return };
+        task.stands = stands;
+        if is_shown {
+            self.show();
+        }
+    }
+
+    /// Deals with a request about the task that is of no use. The exchange makes it again; how often, is said here.
+    fn unanswered(&mut self, why: &Unanswered) -> Result<ControlFlow<CallConclusion>, NoResult> {
+        self.failures += 1;
+        let is_enough = self.failures >= self.talk.call.retry.attempts_max;
+        match why {
+            Unanswered::Refused(error) if error.code == fault::INVALID_PARAMS => {
+                self.refused = Some(error.clone());
+                return Ok(ControlFlow::Continue(()));
+            }
+            Unanswered::Refused(error) if is_enough => {
+                return Ok(ControlFlow::Break(CallConclusion::left(self.talk.fault(error))));
+            }
+            Unanswered::Lost(lost) if is_enough || !may_pass(&lost.0) => return Err(self.server.lost(&lost.0)),
+            Unanswered::Refused(_) | Unanswered::Lost(_) => (),
+        }
+        let why = self.why(why);
+        self.talk.note(&format!("{why}; trying again"));
+        Ok(ControlFlow::Continue(()))
+    }
+
+    fn why(&self, why: &Unanswered) -> String {
+        match why {
+            Unanswered::Refused(error) => words(error),
+            Unanswered::Lost(lost) => self.server.lost(&lost.0).0,
+        }
+    }
+
+    /// Puts a question to the user and hands the answer over. Once the call is to be cancelled nobody is asked.
+    async fn put(&mut self, asked: PendingQuestion) -> Result<ControlFlow<CallConclusion>, NoResult> {
+        if *asked.method != *method::ELICIT {
+            if !self.way.in_session {
+                return Err(NoResult::unintelligible("it asks for what this client never offered"));
+            }
+            let unknown = RpcError::new(fault::METHOD_NOT_FOUND, format!("unknown method: {}", asked.method));
+            let answered = self.exchange.answer(&asked.ask, Answer::Error(unknown)).await;
+            if let Err(error) = answered {
+                tracing::debug!(%error, "an answer was not taken");
+            }
+            return Ok(ControlFlow::Continue(()));
+        }
+        if self.leave_at.is_some() || self.wants_out {
+            return Ok(ControlFlow::Continue(()));
+        }
+        let Ok(answer) = self.asking(&asked).await else { return Ok(self.interrupted().await) };
+        let Some(answer) = answer else {
+            self.talk.note("the question was withdrawn");
+            return Ok(ControlFlow::Continue(()));
+        };
+        if let Err(lost) = self.exchange.answer(&asked.ask, Answer::Result(answer)).await {
+            let why = self.server.lost(&lost.0).0;
+            self.talk.note(&format!("the answer may be lost: {why}"));
+        }
+        if let Some(task) = &mut self.task {
+            // It works again, until it says otherwise.
+            task.stands = Some((WORKING, None));
+            if self.way.in_session {
+                self.show();
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Asks the user; `None` once nobody waits for the answer any more. What else happens is put aside.
+    async fn asking(&mut self, asked: &PendingQuestion) -> Result<Option<Payload>, Interrupted> {
+        let params = asked.params.as_ref().and_then(Object::of);
+        let asking = self.talk.ask(params.as_ref());
+        tokio::pin!(asking);
+        loop {
+            if self.later.back().is_some_and(ExchangeEvent::is_final) {
+                return Ok(None);
+            }
+            tokio::select! {
+                biased;
+                event = self.exchange.next() => match event {
+                    ExchangeEvent::Withdrawn { ask } if ask == asked.ask => return Ok(None),
+                    ExchangeEvent::Withdrawn { ask } => self.asked.retain(|asked| asked.ask != ask),
+                    ExchangeEvent::Asked { ask, method, params } => self.asked.push_back(PendingQuestion { ask, method, params }),
+                    // A server that is away asks on.
+                    ExchangeEvent::Task(TaskNews::Unanswered(Unanswered::Lost(_))) | ExchangeEvent::Log(_) => (),
+                    event @ (ExchangeEvent::Progress(_)
+                    | ExchangeEvent::Status(_)
+                    | ExchangeEvent::Task(_)
+                    | ExchangeEvent::Returned(_)
+                    | ExchangeEvent::Faulted(_)
+                    | ExchangeEvent::Cancelled
+                    | ExchangeEvent::Lost(_)) => {
+                        if event.is_final() || self.later.len() < LATER_MAX {
+                            self.later.push_back(event);
+                        }
+                    }
+                },
+                answer = &mut asking => return answer.map(|answer| Some(Payload::of(&answer))),
+            }
+        }
+    }
+
+    /// Cancels the call, or leaves it where that was asked for before.
+    async fn interrupted(&mut self) -> ControlFlow<CallConclusion> {
+        if self.leave_at.is_some() {
+            return ControlFlow::Break(self.left());
+        }
+        if self.task.is_some() {
+            return self.cancel().await;
+        }
+        if self.way.flavour == Flavour::Core {
+            // A task is cancelled by its id alone, so that is waited for (UPC-06).
+            if std::mem::replace(&mut self.wants_out, true) {
+                let verdict = self.talk.cancelled("left before the task had an id; it may still run");
+                return ControlFlow::Break(CallConclusion::left(verdict));
+            }
+            return ControlFlow::Continue(());
+        }
+        // Whoever presses again does not wait for the server.
+        let _ = self.talk.or_interrupt(self.exchange.cancel("the user pressed Ctrl-C")).await;
+        ControlFlow::Break(CallConclusion::over(self.talk.cancelled("cancelled")))
+    }
+
+    /// Asks for the task's cancellation. Whether that worked shows in what follows.
+    async fn cancel(&mut self) -> ControlFlow<CallConclusion> {
+        self.leave_at = Some(Instant::now() + CANCEL_MAX);
+        let task_id = self.task.as_ref().map(|task| task.id.as_str());
+        self.talk.ui.status(&Status { task_id, word: "cancelling", message: None, steps: None });
+        let retry = self.talk.call.retry;
+        for attempt in 1.. {
+            let Ok(asked) = self.talk.or_interrupt(self.exchange.cancel_task()).await else {
+                return ControlFlow::Break(self.left());
+            };
+            match asked {
+                Ok(()) => break,
+                Err(Unanswered::Refused(error)) => {
+                    self.talk.note(&format!("the server refused to cancel: {}", words(&error)));
+                    break;
+                }
+                Err(why @ Unanswered::Lost(lost)) => {
+                    let why = self.why(&why);
+                    if attempt >= retry.attempts_max || !may_pass(&lost.0) {
+                        self.talk.note(&format!("the cancellation may be lost: {why}"));
+                        break;
+                    }
+                    self.talk.note(&format!("{why}; trying again"));
+                    if self.talk.or_interrupt(sleep(retry.pause_after(attempt))).await.is_err() {
+                        return ControlFlow::Break(self.left());
+                    }
+                }
+            }
+        }
+        ControlFlow::Continue(())
+    }
+
+    fn cancelled(&mut self) -> ControlFlow<CallConclusion> {
+        ControlFlow::Break(CallConclusion::over(self.talk.cancelled("the task was cancelled")))
+    }
+
+    /// Leaves the task behind.
+    fn left(&mut self) -> CallConclusion {
+        let task_id = self.task.as_ref().map(|task| task.id.as_str()).unwrap_or_default();
+        CallConclusion::left(self.talk.left(task_id))
+    }
+
+    fn show(&mut self) {
+        let Some(Task { id, stands: Some((word, message)) }) = &self.task else { return };
+        let message = message.as_deref();
+        self.talk.ui.status(&Status { task_id: Some(id), word, message, steps: message.and_then(Steps::find) });
+    }
+
+    fn show_progress(&mut self, told: &Progress) {
+        let Some(progress) = ui::Progress::of(told) else { return };
+        let (task_id, word) = match &self.task {
+            Some(Task { id, stands: Some((word, _)) }) => (Some(id.as_str()), &**word),
+            Some(Task { id, stands: None }) => (Some(id.as_str()), "working"),
+            None => (None, "calling"),
+        };
+        let (message, steps) = (progress.message.as_deref(), Steps::of(&progress));
+        self.talk.ui.status(&Status { task_id, word, message, steps });
+    }
+}

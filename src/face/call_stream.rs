@@ -1,3 +1,122 @@
-//! Shows a call to the client that waits for it: what is said before the answer, signs of life, the answer.
+//! Shows a call to the client that waits for it: messages before the answer, signs of life, and the answer.
+//!
+//! Whoever follows a call, or anything else that a client hears of on a stream, implements [`CallMessages`]. [`respond`]
+//! answers in one piece where the answer comes first, and as an event stream from the first message or sign of life on.
 
+pub(super) mod answer;
 pub mod silence;
+
+use std::io;
+
+use bytes::Bytes;
+use futures_util::stream;
+use http_body_util::{BodyExt, StreamBody};
+use hyper::body::Frame;
+
+use super::answer::{Addressee, event_stream};
+use super::http::{Response, ResponseBody};
+use crate::wire::framing::{sse_comment, sse_message};
+use answer::{Answer, unanswered};
+use silence::Silence;
+
+/// What a client is told next.
+pub(super) enum CallMessage {
+    /// Progress, a log message, a question or the like, as it stands on a stream. To a stream they are all alike.
+    Event(Bytes),
+    /// The last of all.
+    Answer(Answer),
+}
+
+impl CallMessage {
+    /// A message before the answer.
+    pub(super) fn event(message: &Bytes) -> Self {
+        Self::Event(sse_message(message))
+    }
+}
+
+/// What one client is told, in order. Dropping it means that the client left.
+pub(super) trait CallMessages: Send + 'static {
+    /// Whether silence shows signs of life. What comes out of a replay buffer holds its own.
+    const IS_SIGNED: bool = true;
+
+    /// The next message; `None` where nothing follows, not even an answer. Cancel safe.
+    fn next(&mut self) -> impl Future<Output = Option<CallMessage>> + Send;
+
+    /// What breaks a silence, as it stands on a stream.
+    fn sign(&mut self) -> impl Future<Output = Bytes> + Send {
+        std::future::ready(sse_comment())
+    }
+}
+
+/// Answers as soon as there is an answer, or begins an event stream where something comes before it and the client takes
+/// one.
+pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addressee) -> Response {
+    let takes_stream = addressee.accepted.takes_stream();
+    let silence = Silence::begin();
+    let first = loop {
+        let message = match takes_stream {
+            true => silence.wait(messages.next()).await,
+            false => Some(messages.next().await),
+        };
+        match message {
+            Some(Some(CallMessage::Event(event))) if takes_stream => break event,
+            Some(Some(CallMessage::Event(_))) => (),
+            Some(Some(CallMessage::Answer(answer))) => return answer.into_response(&addressee),
+            Some(None) => return unanswered(addressee.accepted).into_response(&addressee),
+            None => break messages.sign().await,
+        }
+    };
+    event_stream(stream(messages, addressee, Some(first)))
+}
+
+/// A stream whose head is given: `first`, if anything, and what follows, the answer last.
+pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: Option<Bytes>) -> ResponseBody {
+    let stream = MessageStream { left: Rest::Messages(messages), addressee, first, silence: Silence::begin() };
+    let frames = stream::unfold(Box::new(stream), |mut stream| async move { Some((stream.next().await?, stream)) });
+    StreamBody::new(frames).boxed_unsync()
+}
+
+struct MessageStream<M> {
+    left: Rest<M>,
+    addressee: Addressee,
+    first: Option<Bytes>,
+    silence: Silence,
+}
+
+/// What is left of a stream.
+enum Rest<M> {
+    Messages(M),
+    Answer(ResponseBody),
+    Nothing,
+}
+
+impl<M: CallMessages> MessageStream<M> {
+    async fn next(&mut self) -> Option<io::Result<Frame<Bytes>>> {
+        if let Rest::Messages(messages) = &mut self.left {
+            let message = match self.first.take() {
+                Some(first) => Some(Some(CallMessage::Event(first))),
+                None if M::IS_SIGNED => self.silence.wait(messages.next()).await,
+                None => Some(messages.next().await),
+            };
+            let event = match message {
+                None => messages.sign().await,
+                Some(Some(CallMessage::Event(event))) => event,
+                Some(Some(CallMessage::Answer(answer))) => {
+                    self.left = answer.into_events(&self.addressee).map_or(Rest::Nothing, Rest::Answer);
+                    return self.rest().await;
+                }
+                Some(None) => return None,
+            };
+            self.silence.broken();
+            return Some(Ok(Frame::data(event)));
+        }
+        self.rest().await
+    }
+
+    async fn rest(&mut self) -> Option<io::Result<Frame<Bytes>>> {
+        match &mut self.left {
+            Rest::Answer(body) => body.frame().await,
+            Rest::Messages(_) | Rest::Nothing => None,
+        }
+    }
+}

@@ -98,6 +98,14 @@ pub enum AcceptedTypes {
     Neither,
 }
 
+impl AcceptedTypes {
+    /// Whether an answer may be an event stream.
+    #[must_use]
+    pub const fn takes_stream(self) -> bool {
+        matches!(self, Self::EventStream | Self::Both)
+    }
+}
+
 /// One path that is served.
 #[async_trait]
 pub trait Endpoint: Send + Sync {

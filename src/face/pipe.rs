@@ -8,7 +8,6 @@ mod batch;
 pub(super) mod body;
 pub(super) mod edit;
 mod inject;
-pub(super) mod late;
 mod meter;
 mod notes;
 mod paused;
@@ -29,6 +28,8 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::answer::bare;
+use super::call_stream::answer::{Answer, Late, status, unanswered};
+use super::call_stream::respond;
 use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
 use super::session::bridge::held::{self, Whose};
@@ -47,7 +48,7 @@ use crate::wire::{Object, Payload, RequestId, meta, method};
 pub(super) use batch::{Item, post_batch};
 use body::{Answered, Form, Pace, PipeBody, in_time};
 use edit::{Arrays, Edits, ToolList};
-use late::{Answer, respond, respond_along, several, status};
+use inject::OwnStream;
 pub(super) use meter::Meter;
 use notes::{Kind, note};
 use paused::Pause;
@@ -147,7 +148,7 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
             let signs = request.signs().filter(|_| shared.served.life_signs);
             let whose = Whose { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
             let piping = Piping { shared: Arc::clone(shared), session, request, signs: signs.clone() };
-            held::respond(shared, whose, Box::pin(piping.run(accepted)), addressee, signs).await
+            held::respond(shared, whose, Late { answering: Box::pin(piping.run(accepted)), signs }, addressee).await
         }
         // On the heap, so that the future of a request is no larger than a request needs.
         Parcel::Notification(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Notification)).await),
@@ -166,11 +167,7 @@ pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Opti
     let opening = async move {
         leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
     };
-    let addressee = addressee(None, AcceptedTypes::Both);
-    match own {
-        Some(own) => respond_along(Box::pin(opening), addressee, own).await,
-        None => respond(Box::pin(opening), addressee, None).await,
-    }
+    respond(OwnStream { answering: Box::pin(opening), own }, addressee(None, AcceptedTypes::Both)).await
 }
 
 async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Answer {
@@ -243,7 +240,7 @@ impl Piping {
         let (slot, timeouts, deadline) = match &request.tool {
             Some(tool) => {
                 let Some(slot) = place(&shared, &session, &request.id).await? else {
-                    return Ok(late::unanswered(accepted));
+                    return Ok(unanswered(accepted));
                 };
                 let deadline = Instant::now() + served.rules.policy_of(tool).deadline;
                 (Some(slot), served.call_timeouts.of_tool(served.rules.limits_of(tool)), Some(deadline))
@@ -371,7 +368,7 @@ impl Call {
             if messages.is_empty() {
                 return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
             }
-            return Ok(several(messages, accepted, &self.id));
+            return Ok(read::several(messages, accepted, &self.id));
         }
         // What was said before the answer has nowhere to go.
         let answer = in_time(self, read::answer(response, &self.id, bytes_max), None, deadline).await?;

@@ -1,11 +1,66 @@
-//! Progress of one call towards its client: values that only rise, and signs of life between them.
+//! Writes what a client is told of a call before its answer: progress, which only rises, signs of life between it, and log
+//! messages.
 //!
 //! A sign of life is the last value plus next to nothing, so that the upstream's own progress still rises above it.
 
 use bytes::Bytes;
 
+use crate::dialect::negotiate::LogLevel;
+use crate::upstream::Progress;
+use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Payload, envelope, meta, method};
+use crate::wire::{Object, Payload, envelope, meta, method};
+
+/// What one client is told of a call before its answer, but for questions.
+#[derive(Debug)]
+pub struct CallNotices {
+    /// Where progress is shown, if the client wants any.
+    pub progress: Option<Rising>,
+    /// Whether silence shows as progress, where the client wants any, and not as a comment.
+    pub life_signs: bool,
+    pub logs: LogFilter,
+}
+
+/// Which log messages a client is told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFilter {
+    None,
+    /// Those of this level and above.
+    From(LogLevel),
+    All,
+}
+
+impl CallNotices {
+    /// Shows that the call lives, as it stands on a stream: to clients that let progress reset their timers as progress,
+    /// to balancers and all others as a comment.
+    #[must_use]
+    pub fn sign(&mut self) -> Bytes {
+        match &mut self.progress {
+            Some(rising) if self.life_signs => sse_message(&rising.sign()),
+            Some(_) | None => sse_comment(),
+        }
+    }
+
+    /// Progress under the client's own token, rising only (MOD-22, T-73).
+    #[must_use]
+    pub fn progress(&mut self, progress: &Progress) -> Option<Bytes> {
+        let rising = self.progress.as_mut()?;
+        let value = rising.real(&progress.progress, progress.total.as_ref())?;
+        Some(rising.notification(&value, progress.message.as_deref()))
+    }
+
+    /// A log message, unless the client set no level, or one above it (MOD-23).
+    #[must_use]
+    pub fn log(&self, log: &Payload) -> Option<Bytes> {
+        let level = || Object::of(log)?.get_string("level").as_deref().and_then(LogLevel::parse);
+        let is_wanted = match self.logs {
+            LogFilter::None => false,
+            LogFilter::From(wanted) => level().is_some_and(|level| level >= wanted),
+            LogFilter::All => true,
+        };
+        is_wanted.then(|| envelope::notification(method::LOG_MESSAGE, Some(log)))
+    }
+}
 
 /// By how much a sign of life rises: far less than any progress means, and 240 an hour stay so.
 const STEP: f64 = 1e-9;

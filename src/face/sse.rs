@@ -19,6 +19,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{accepted, bare, event_stream, too_often};
+use super::call_stream::stream;
 use super::duplex::{self, Spoken};
 use super::endpoint::unreadable;
 use super::http::{AcceptedTypes, Endpoint, Inbound, Response};
@@ -119,7 +120,8 @@ impl SseEndpoint {
             message_bytes_max: served.result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
         served.life.tracker.spawn(duplex::serve_until(client, spoken, outgoing, served.leaving.clone()));
-        event_stream(Events::new(framing::sse_endpoint(&address), said, place).into_body())
+        let address = framing::sse_endpoint(&address);
+        event_stream(stream(Events::new(said, place), addressee(None, inbound.accepted), Some(address)))
     }
 
     /// Takes a message for a stream: 202 once it will be looked at, whatever becomes of it.

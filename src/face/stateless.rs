@@ -27,7 +27,7 @@ use super::fallback::FallbackDesk;
 use super::http::{AcceptedTypes, Carriage, Response};
 use super::misses::Misses;
 use super::rewrite::{own_identity, short_identity};
-use super::rising::Rising;
+use super::rising::{CallNotices, LogFilter, Rising};
 use super::sealed::Sealer;
 use super::stream::{CallView, Promotable};
 use super::{headers, mirrored, named, sized};
@@ -412,15 +412,20 @@ impl StatelessFace {
 
     /// How the events of a call are shown to the client that waits for it.
     fn view<D: FaceDialect + 'static>(&self, inquiry: Inquiry<'_>, promotable: Promotable, words: D) -> CallView<D> {
-        let rounds = self.seal_for(&inquiry);
-        let mut view = CallView::new(inquiry.addressee, inquiry.method, self.identity(), words);
-        view.uri = (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten();
-        view.progress = inquiry.said.progress_token.map(Rising::new);
-        view.life_signs = self.served.life_signs;
-        view.log_level = inquiry.said.log_level;
-        view.promotable = promotable;
-        view.rounds = rounds;
-        view
+        CallView {
+            rounds: self.seal_for(&inquiry),
+            method: inquiry.method.to_owned(),
+            uri: (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten(),
+            server_info: self.identity(),
+            notices: CallNotices {
+                progress: inquiry.said.progress_token.map(Rising::new),
+                life_signs: self.served.life_signs,
+                logs: inquiry.said.log_level.map_or(LogFilter::None, LogFilter::From),
+            },
+            promotable,
+            dialect: words,
+            addressee: inquiry.addressee,
+        }
     }
 
     fn context(&self, inquiry: &Inquiry<'_>, timeouts: Timeouts) -> CallContext {

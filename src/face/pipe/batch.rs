@@ -8,22 +8,24 @@ use bytes::Bytes;
 use futures_util::future::join_all;
 use futures_util::stream::{self, BoxStream, StreamExt};
 use http::{HeaderValue, StatusCode, header};
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::{BodyExt, BodyStream, StreamBody};
 use hyper::body::Frame;
 
 use super::body::{Form, Pace, PipeBody};
-use super::late::{self, Answer};
+use super::edit::Gated;
 use super::{Call, Kind, Parcel, PipedRequest, Piping, note, notes, read};
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
-use crate::face::answer::{bare, event_stream};
+use crate::face::answer::{Addressee, bare, event_stream};
+use crate::face::call_stream;
+use crate::face::call_stream::answer::{Answer, AnswerContent, Late};
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
 use crate::face::session::bridge::said::Saying;
 use crate::face::session::sessions::Session;
 use crate::face::session::{Shared, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{EventGate, Passage, Primers, Whole, sse_message};
-use crate::wire::{ProtocolVersion, RequestId, RpcError, envelope};
+use crate::wire::{ProtocolVersion, RequestId, envelope};
 
 /// A message of an array, or what is wrong with it. `None` is one that was for the gateway itself.
 pub(in crate::face) type Item = Result<Option<Parcel>, (Option<RequestId>, Complaint)>;
@@ -101,8 +103,8 @@ async fn array(
     bytes_max: usize,
 ) -> Response {
     let answers = pipings.map(|piping| async move {
-        let id = piping.request.id.clone();
-        message(piping.run(AcceptedTypes::Json).await, &id, bytes_max).await
+        let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Json);
+        message(piping.run(AcceptedTypes::Json).await, &addressee, bytes_max).await
     });
     let driven = join_all(driven.into_iter().map(last));
     let (answers, driven) = futures_util::join!(join_all(answers), driven);
@@ -128,16 +130,18 @@ async fn last(mut said: Driven) -> Option<Bytes> {
 }
 
 /// One answer as a message.
-async fn message(answer: Answer, id: &RequestId, bytes_max: usize) -> Bytes {
-    let error = |error: &RpcError| envelope::error(Some(id), error);
-    match answer {
-        Answer::Json(body) => read::whole(body, bytes_max).await.unwrap_or_else(|fault| error(&gateway_error(&fault))),
-        Answer::Error(refused) | Answer::Refused(_, refused) => error(&refused),
-        Answer::Fault(fault) => error(&gateway_error(&fault)),
-        Answer::Events(_) | Answer::Status(_) => {
-            error(&gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
+async fn message(answer: Answer, addressee: &Addressee, bytes_max: usize) -> Bytes {
+    let fault = match answer.written(addressee) {
+        AnswerContent::Message(message) => return message,
+        AnswerContent::Json(body) => match read::whole(body, bytes_max).await {
+            Ok(message) => return message,
+            Err(fault) => fault,
+        },
+        AnswerContent::Events(_) | AnswerContent::Nothing => {
+            GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)
         }
-    }
+    };
+    envelope::error(addressee.id.as_ref(), &gateway_error(&fault))
 }
 
 /// One answer as whole events, so that those of several answers can stand between each other. Each shows its
@@ -145,39 +149,29 @@ async fn message(answer: Answer, id: &RequestId, bytes_max: usize) -> Bytes {
 fn events(piping: Piping) -> BoxStream<'static, io::Result<Bytes>> {
     let bytes_max = piping.shared.served.edited_bytes_max;
     let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
-    let (id, signs) = (piping.request.id.clone(), piping.signs.clone());
+    let (whole, signs) = (addressee.clone(), piping.signs.clone());
     let answering = async move {
-        match piping.run(AcceptedTypes::Both).await {
-            events @ Answer::Events(_) => events,
-            other @ (Answer::Json(_)
-            | Answer::Error(_)
-            | Answer::Refused(..)
-            | Answer::Fault(_)
-            | Answer::Status(_)) => Answer::Json(full_body(message(other, &id, bytes_max).await)),
+        let answer = piping.run(AcceptedTypes::Both).await;
+        if matches!(answer, Answer::Events(_)) {
+            return answer;
         }
+        Answer::Json(full_body(message(answer, &whole, bytes_max).await))
     };
-    whole_events(late::waiting(Box::pin(answering), addressee, signs), bytes_max).boxed()
+    let late = Late { answering: Box::pin(answering), signs };
+    whole_events(call_stream::stream(late, addressee, None), bytes_max).boxed()
 }
 
+/// Nothing but events: comments, and whatever else says nothing, have no place among others.
 fn whole_events(body: ResponseBody, bytes_max: usize) -> impl futures_util::Stream<Item = io::Result<Bytes>> {
     let gate = EventGate::new(Primers::Withhold, Whole::Messages, bytes_max);
-    stream::unfold((body, gate), |(mut body, mut gate)| async move {
+    // What breaks off in the middle of an event has no place either.
+    let body = StreamBody::new(BodyStream::new(body).take_while(|frame| std::future::ready(frame.is_ok())));
+    stream::unfold(Gated::new(body, gate), |mut events| async move {
         loop {
-            // What breaks off in the middle of an event has no place among others.
-            let piece = read::next(&mut body).await.ok().flatten()?;
-            let Ok(passages) = gate.feed(&piece) else {
-                return Some((Err(io::Error::other("an event is too large")), (body, gate)));
-            };
-            let events: Vec<Bytes> = passages
-                .into_iter()
-                .filter_map(|passage| match passage {
-                    Passage::Event(event) => Some(event),
-                    // Comments, and whatever else says nothing.
-                    Passage::Through(_) => None,
-                })
-                .collect();
-            if !events.is_empty() {
-                return Some((Ok(Bytes::from(events.concat())), (body, gate)));
+            match events.next().await? {
+                Ok(Passage::Event(event)) => return Some((Ok(event), events)),
+                Ok(Passage::Through(_)) => (),
+                Err(error) => return Some((Err(error), events)),
             }
         }
     })

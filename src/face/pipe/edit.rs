@@ -2,6 +2,7 @@
 //! client must not be asked. Everything else goes by untouched.
 
 use std::collections::VecDeque;
+use std::future::poll_fn;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -120,15 +121,12 @@ pub(in crate::face) fn edited_events(
     gate: EventGate,
     edit: impl Fn(Bytes) -> Bytes + Send + Unpin + 'static,
 ) -> ConduitBody {
-    ConduitBody::new(EditedEvents { source, gate, edit, ready: VecDeque::new() })
+    ConduitBody::new(EditedEvents { events: Gated::new(source, gate), edit })
 }
 
 struct EditedEvents<E> {
-    source: ConduitBody,
-    gate: EventGate,
+    events: Gated<ConduitBody>,
     edit: E,
-    /// What one piece of the source became.
-    ready: VecDeque<Bytes>,
 }
 
 impl<E: Fn(Bytes) -> Bytes + Send + Unpin> Body for EditedEvents<E> {
@@ -137,24 +135,51 @@ impl<E: Fn(Bytes) -> Bytes + Send + Unpin> Body for EditedEvents<E> {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = self.get_mut();
+        let bytes = match ready!(this.events.poll_next(cx)) {
+            Some(Ok(Passage::Through(bytes))) => bytes,
+            Some(Ok(Passage::Event(event))) => (this.edit)(event),
+            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+            None => return Poll::Ready(this.events.gate.finish().map(|rest| Ok(Frame::data(rest)))),
+        };
+        Poll::Ready(Some(Ok(Frame::data(bytes))))
+    }
+}
+
+/// An event stream, cut by a gate into what passes and events as a whole.
+pub(in crate::face) struct Gated<B> {
+    source: B,
+    gate: EventGate,
+    /// What one piece of the source became.
+    ready: VecDeque<Passage>,
+}
+
+impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> Gated<B> {
+    pub(in crate::face) const fn new(source: B, gate: EventGate) -> Self {
+        Self { source, gate, ready: VecDeque::new() }
+    }
+
+    /// What comes next; `None` at the end of the source.
+    ///
+    /// Fails as the source does, and where the gate refuses an event.
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Passage>>> {
         loop {
-            if let Some(bytes) = this.ready.pop_front() {
-                return Poll::Ready(Some(Ok(Frame::data(bytes))));
+            if let Some(passage) = self.ready.pop_front() {
+                return Poll::Ready(Some(Ok(passage)));
             }
-            let piece = match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
+            let piece = match ready!(Pin::new(&mut self.source).poll_frame(cx)) {
                 Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
                 Some(Err(error)) => return Poll::Ready(Some(Err(error))),
-                None => return Poll::Ready(this.gate.finish().map(|rest| Ok(Frame::data(rest)))),
+                None => return Poll::Ready(None),
             };
-            let passages = match this.gate.feed(&piece) {
-                Ok(passages) => passages,
+            match self.gate.feed(&piece) {
+                Ok(passages) => self.ready.extend(passages),
                 Err(error) => return Poll::Ready(Some(Err(io::Error::other(error)))),
-            };
-            let edit = &this.edit;
-            this.ready.extend(passages.into_iter().map(|passage| match passage {
-                Passage::Through(bytes) => bytes,
-                Passage::Event(event) => edit(event),
-            }));
+            }
         }
+    }
+
+    /// The same. Cancel safe.
+    pub(in crate::face) async fn next(&mut self) -> Option<io::Result<Passage>> {
+        poll_fn(|cx| self.poll_next(cx)).await
     }
 }

@@ -6,22 +6,46 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 
+use crate::face::call_stream::answer::Answer;
+use crate::face::call_stream::{CallMessage, CallMessages};
 use crate::face::http::ResponseBody;
 use crate::face::session::streams::SessionStream;
 use crate::wire::framing::{SseDecoder, sse_message};
 
-/// An event stream with the messages of `own` in it, `first` in front of them. Ends with the stream.
-pub(super) fn injected(source: ResponseBody, own: SessionStream, first: Option<Bytes>) -> ResponseBody {
-    Injected { source, own, first, position: SseDecoder::of_nothing() }.boxed_unsync()
+/// The session's own stream on its way: the answer to its request, and what the gateway says meanwhile and between its
+/// events.
+pub(super) struct OwnStream {
+    pub(super) answering: BoxFuture<'static, Answer>,
+    pub(super) own: Option<SessionStream>,
 }
 
+impl CallMessages for OwnStream {
+    async fn next(&mut self) -> Option<CallMessage> {
+        tokio::select! {
+            biased;
+            answer = &mut self.answering => Some(CallMessage::Answer(match (answer, self.own.take()) {
+                (Answer::Events(source), Some(own)) => {
+                    Answer::Events(Injected { source, own, position: SseDecoder::of_nothing() }.boxed_unsync())
+                }
+                (answer, _) => answer,
+            })),
+            Some(message) = next(self.own.as_mut()) => Some(CallMessage::event(&message)),
+        }
+    }
+}
+
+async fn next(own: Option<&mut SessionStream>) -> Option<Bytes> {
+    Some(own?.next().await)
+}
+
+/// An event stream with the messages of `own` in it. Ends with the stream.
 struct Injected {
     source: ResponseBody,
     own: SessionStream,
-    first: Option<Bytes>,
     position: SseDecoder,
 }
 
@@ -33,7 +57,7 @@ impl Body for Injected {
         let this = self.get_mut();
         // In the middle of an event the source goes on first, and wakes this when it does.
         if this.position.is_between_events()
-            && let Poll::Ready(message) = this.first.take().map_or_else(|| this.own.poll(cx), Poll::Ready)
+            && let Poll::Ready(message) = this.own.poll(cx)
         {
             // Without an id: what the client takes up again is the source's alone.
             return Poll::Ready(Some(Ok(Frame::data(sse_message(&message)))));

@@ -11,11 +11,14 @@ use http::StatusCode;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 
+use crate::dialect::faults::gateway_error;
+use crate::face::call_stream::answer::Answer;
+use crate::face::http::{AcceptedTypes, full_body};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{Binding, ConduitBody, ConduitResponse, Content, fault_in};
 use crate::upstream::http::reply::names_lost_session;
 use crate::wire::envelope::{EnvelopeError, Response};
-use crate::wire::framing::SseDecoder;
+use crate::wire::framing::{SseDecoder, sse_message};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 
 /// Largest error body that is looked into under a refusing status.
@@ -154,9 +157,20 @@ fn answer_in(text: &Bytes, id: &RequestId) -> Option<Response> {
     })
 }
 
-/// Whether a message is the answer to the request `id`.
-pub(super) fn is_answer(message: &Bytes, id: &RequestId) -> bool {
-    answer_in(message, id).is_some()
+/// An answer that was read whole. Several messages in one array become several events, or the answer
+/// alone for a client that takes no stream.
+pub(super) fn several(mut messages: Vec<Bytes>, accepted: AcceptedTypes, id: &RequestId) -> Answer {
+    if messages.len() == 1 {
+        return Answer::Json(full_body(messages.swap_remove(0)));
+    }
+    if accepted == AcceptedTypes::Json {
+        return match messages.into_iter().find(|message| answer_in(message, id).is_some()) {
+            Some(answer) => Answer::Json(full_body(answer)),
+            None => Answer::Error(gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes))),
+        };
+    }
+    let events: Vec<Bytes> = messages.iter().map(sse_message).collect();
+    Answer::Events(full_body(events.concat().into()))
 }
 
 /// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that

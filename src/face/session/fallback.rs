@@ -15,10 +15,11 @@ use super::{Shared, addressee, bridge, native};
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainPeer;
 use crate::face::answer::TaskMissed;
+use crate::face::call_stream::answer::{Answer, Late};
+use crate::face::call_stream::respond;
 use crate::face::catalog::Catalog;
 use crate::face::fallback::{Answered, Errand, FallbackDesk, run};
-use crate::face::http::{Inbound, Response, full_body};
-use crate::face::pipe::late::{Answer, respond};
+use crate::face::http::{Inbound, Response};
 use crate::face::pipe::signs::Signs;
 use crate::task::{Principal, ToolRules};
 use crate::upstream::Upstream;
@@ -147,13 +148,8 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Reques
     };
     let token = request.params.object().and_then(progress_token).filter(|_| shared.served.life_signs);
     let signs = token.map(|token| Signs::new(request.id.clone(), token));
-    let answering = async move {
-        match waiting.await {
-            Ok(result) => Answer::Json(full_body(envelope::result(&request.id, &result))),
-            Err(error) => Answer::Error(error),
-        }
-    };
-    respond(Box::pin(answering), addressee, signs).await
+    let answering = async move { Answer::from(waiting.await) };
+    respond(Late { answering: Box::pin(answering), signs }, addressee).await
 }
 
 async fn errand(shared: &Shared, owner: &Principal, tool: FallbackTool, request: &Request) -> Errand {

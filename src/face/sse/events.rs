@@ -1,54 +1,32 @@
-//! What is written on one stream: the address first, then messages as they come, and comments while none does.
+//! Writes the messages of one stream as they come.
 
-use std::io;
-
-use bytes::Bytes;
-use futures_util::stream;
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Frame;
 use tokio::sync::mpsc;
 
 use super::super::duplex::{Held, Said, Spoken};
 use super::streams::Place;
-use crate::face::call_stream::silence::Silence;
-use crate::face::http::ResponseBody;
-use crate::wire::framing::{sse_comment, sse_message};
+use crate::face::call_stream::{CallMessage, CallMessages};
 
 /// One open stream. Dropped, as its connection ends, it gives its place back, and nobody receives what is said on it.
 pub(super) struct Events {
-    address: Option<Bytes>,
     said: mpsc::Receiver<Said>,
     /// The room of the message that is being written.
     writing: Option<Held>,
-    silence: Silence,
     _place: Place<mpsc::Sender<Spoken>>,
 }
 
 impl Events {
-    pub(super) fn new(address: Bytes, said: mpsc::Receiver<Said>, place: Place<mpsc::Sender<Spoken>>) -> Self {
-        Self { address: Some(address), said, writing: None, silence: Silence::begin(), _place: place }
+    pub(super) const fn new(said: mpsc::Receiver<Said>, place: Place<mpsc::Sender<Spoken>>) -> Self {
+        Self { said, writing: None, _place: place }
     }
+}
 
-    pub(super) fn into_body(self) -> ResponseBody {
-        let frames = stream::unfold(Box::new(self), |mut events| async move {
-            let bytes = events.next().await?;
-            events.silence.broken();
-            Some((Ok::<_, io::Error>(Frame::data(bytes)), events))
-        });
-        StreamBody::new(frames).boxed_unsync()
-    }
-
-    /// The next bytes; `None` once nothing will be said any more.
-    async fn next(&mut self) -> Option<Bytes> {
-        if let Some(address) = self.address.take() {
-            return Some(address);
-        }
+impl CallMessages for Events {
+    async fn next(&mut self) -> Option<CallMessage> {
         // What was given out before is written: nothing more is asked for until it is.
         self.writing = None;
-        let Some(said) = self.silence.wait(self.said.recv()).await else { return Some(sse_comment()) };
-        let (text, held) = said?.into_parts();
+        let (text, held) = self.said.recv().await?.into_parts();
         self.writing = Some(held);
-        Some(sse_message(&text))
+        Some(CallMessage::event(&text))
     }
 }
 
@@ -56,18 +34,24 @@ impl Events {
 mod tests {
     use std::sync::Arc;
 
+    use bytes::Bytes;
+    use http_body_util::BodyExt;
     use tokio::time::Instant;
 
     use super::super::streams::{Key, Table};
     use super::*;
     use crate::face::call_stream::silence::LIFE_SIGN as SIGN;
+    use crate::face::call_stream::stream;
+    use crate::face::http::{AcceptedTypes, ResponseBody};
+    use crate::face::session::addressee;
     use crate::task::Principal;
 
     fn open() -> (mpsc::Sender<Said>, ResponseBody) {
         let key = Key { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
         let place = Arc::<Table<mpsc::Sender<Spoken>>>::default().open(key, || mpsc::channel(1).0).unwrap();
         let (saying, said) = mpsc::channel(4);
-        (saying, Events::new(Bytes::from_static(b"address"), said, place).into_body())
+        let first = Some(Bytes::from_static(b"address"));
+        (saying, stream(Events::new(said, place), addressee(None, AcceptedTypes::EventStream), first))
     }
 
     async fn next(body: &mut ResponseBody) -> Option<Bytes> {

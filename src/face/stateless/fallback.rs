@@ -10,12 +10,12 @@ use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::engine::CallStream;
 use crate::face::answer::TaskMissed;
+use crate::face::call_stream;
+use crate::face::call_stream::answer::{Answer, Late};
 use crate::face::fallback::{Errand, FallbackDesk, run};
-use crate::face::http::full_body;
-use crate::face::pipe::late::{Answer, respond};
 use crate::face::pipe::signs::Signs;
 use crate::task::{Mode, TakesTasks, ToolPolicy};
-use crate::wire::{Object, envelope, method};
+use crate::wire::{Object, method};
 
 /// How long a call waits to learn which names are the upstream's, as for sessions.
 const LOOK_MAX: Duration = Duration::from_secs(3);
@@ -87,15 +87,10 @@ impl StatelessFace {
             }
             Errand::Later(waiting) => waiting,
         };
-        let id = inquiry.request.id.clone();
         let token = inquiry.said.progress_token.clone().filter(|_| self.served.life_signs);
-        let signs = token.map(|token| Signs::new(id.clone(), token));
-        let answering = async move {
-            match waiting.await {
-                Ok(result) => Answer::Json(full_body(envelope::result(&id, &result))),
-                Err(error) => Answer::Error(error),
-            }
-        };
-        Some(respond(Box::pin(answering), inquiry.addressee.clone(), signs).await)
+        let signs = token.map(|token| Signs::new(inquiry.request.id.clone(), token));
+        let answering = async move { Answer::from(waiting.await) };
+        let late = Late { answering: Box::pin(answering), signs };
+        Some(call_stream::respond(late, inquiry.addressee.clone()).await)
     }
 }

@@ -11,11 +11,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures_util::stream;
 use http::StatusCode;
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Frame;
-use tokio::time::sleep_until;
 use tokio_util::sync::CancellationToken;
 
 use super::{Inquiry, StatelessFace, not_begun};
@@ -23,13 +19,12 @@ use crate::dialect::Complaint;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::{Subscription, Wishes};
 use crate::face::answer::{bare, event_stream, missed};
-use crate::face::call_stream::silence::Silence;
+use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::ear::{Ear, Heard};
-use crate::face::http::{AcceptedTypes, Response};
+use crate::face::http::Response;
 use crate::task::{Executed, GatewayFault, Reason, TakesTasks};
 use crate::upstream::BeginError;
 use crate::wire::Payload;
-use crate::wire::framing::{sse_comment, sse_message};
 use places::Place;
 pub use places::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, Listeners};
 use watched::Watched;
@@ -61,11 +56,15 @@ impl StatelessFace {
         let addressee = &inquiry.addressee;
         match Box::pin(self.begin_to_listen(inquiry)).await {
             // However many they were: a client that comes back may name all that it ever had.
-            Ok(listening) if listening.watched.has_missed() => {
-                self.misses.note(&inquiry.principal);
-                missed(listening.respond())
+            Ok(listening) => {
+                let has_missed = listening.watched.has_missed();
+                let response = event_stream(stream(listening, addressee.clone(), None));
+                if has_missed {
+                    self.misses.note(&inquiry.principal);
+                    return missed(response);
+                }
+                response
             }
-            Ok(listening) => listening.respond(),
             Err(NoStream::Complaint(complaint)) => addressee.complaint(&complaint),
             Err(NoStream::Fault(fault)) => addressee.fault(&fault),
             Err(NoStream::NotAcceptable) => bare(StatusCode::NOT_ACCEPTABLE),
@@ -73,9 +72,8 @@ impl StatelessFace {
     }
 
     async fn begin_to_listen(&self, inquiry: &Inquiry<'_>) -> Result<Listen, NoStream> {
-        match inquiry.addressee.accepted {
-            AcceptedTypes::EventStream | AcceptedTypes::Both => (),
-            AcceptedTypes::Json | AcceptedTypes::Neither => return Err(NoStream::NotAcceptable),
+        if !inquiry.addressee.accepted.takes_stream() {
+            return Err(NoStream::NotAcceptable);
         }
         let Some(id) = inquiry.addressee.id.clone() else { return Err(NoStream::Fault(INTERNAL)) };
         if Wishes::speak_of_tasks(inquiry.params) && inquiry.said.takes_tasks() == TakesTasks::No {
@@ -100,7 +98,6 @@ impl StatelessFace {
             granted,
             ear,
             watched,
-            silence: Silence::begin(),
             ending: Some(listeners.ending().clone()),
             server_info: self.identity(),
             _place: place,
@@ -136,41 +133,29 @@ struct Listen {
     watched: Watched,
     /// What is to be said next; bounded by what was granted.
     due: VecDeque<Bytes>,
-    silence: Silence,
     /// Ends the stream in order; `None` once it has.
     ending: Option<CancellationToken>,
     server_info: Payload,
     _place: Place,
 }
 
-impl Listen {
-    fn respond(self) -> Response {
-        let frames = stream::unfold(Box::new(self), |mut listen| async move {
-            let bytes = listen.next().await?;
-            listen.silence.broken();
-            Some((Ok(Frame::data(bytes)), listen))
-        });
-        event_stream(StreamBody::new(frames).boxed_unsync())
-    }
-
-    /// The next bytes of the stream; `None` after its end.
-    async fn next(&mut self) -> Option<Bytes> {
+impl CallMessages for Listen {
+    async fn next(&mut self) -> Option<CallMessage> {
         loop {
             let ending = self.ending.as_ref()?;
             if let Some(message) = self.due.pop_front() {
-                return Some(sse_message(&message));
+                return Some(CallMessage::event(&message));
             }
             let heard = tokio::select! {
                 () = ending.cancelled() => {
                     self.ending = None;
-                    return Some(sse_message(&self.subscription.ended(&self.server_info)));
+                    return Some(CallMessage::event(&self.subscription.ended(&self.server_info)));
                 }
                 snapshot = self.watched.next() => {
                     self.due.extend(self.subscription.task(&snapshot));
                     continue;
                 }
                 heard = self.ear.next() => heard,
-                () = sleep_until(self.silence.ends_at()) => return Some(sse_comment()),
             };
             match heard {
                 Heard::News((name, params)) => {

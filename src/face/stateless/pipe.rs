@@ -23,10 +23,11 @@ use self::edit::{Aim, Asker, Edits, Sniffed};
 use super::{Inquiry, StatelessFace};
 use crate::dialect::Complaint;
 use crate::dialect::faults::{failure_error, reason_key};
+use crate::face::call_stream::answer::{Answer, Late};
+use crate::face::call_stream::respond;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, Response, full_body};
 use crate::face::pipe::body::{Answered, Form, Pace, PipeBody, in_time};
-use crate::face::pipe::late::{Answer, respond};
 use crate::face::pipe::read::{self, Judged};
 use crate::face::pipe::signs::Signs;
 use crate::face::sealed::{Sealer, StateContent};
@@ -161,7 +162,7 @@ impl StatelessFace {
         };
         let addressee = inquiry.addressee.clone();
         let accepted = addressee.accepted;
-        respond(Box::pin(passing.run(accepted)), addressee, signs).await
+        respond(Late { answering: Box::pin(passing.run(accepted)), signs }, addressee).await
     }
 
     /// What silence is broken with, where the client wants progress (GW-26). A subscription makes none.

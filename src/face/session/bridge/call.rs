@@ -20,7 +20,6 @@ use super::said::Said;
 use super::{Session, Shared};
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::negotiate::LogLevel;
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::reintroduction::{failed_result, not_askable, session_error, session_result};
 use crate::dialect::{Complaint, FaceDialect, PeerDialect, Reply};
@@ -30,15 +29,15 @@ use crate::face::fallback::FallbackDesk;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::pipe::tool_of;
 use crate::face::rewrite;
-use crate::face::rising::Rising;
+use crate::face::rising::{CallNotices, LogFilter, Rising};
 use crate::face::sized;
 use crate::metric;
 use crate::task::{Executed, Failure, GatewayFault, Maker, Outcome, Plan, Principal, Reason, TakesTasks, Task};
 use crate::upstream::{NativeTask, Upstream, UpstreamRequest};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::fault::INTERNAL_ERROR;
-use crate::wire::framing::{sse_comment, sse_message};
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, envelope, method};
+use crate::wire::framing::sse_message;
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
 
 /// Who makes a request, and what it takes for an answer.
 pub(in crate::face::session) struct Caller {
@@ -53,7 +52,7 @@ impl Caller {
     }
 
     const fn takes_stream(&self) -> bool {
-        matches!(self.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both)
+        self.accepted.takes_stream()
     }
 }
 
@@ -134,6 +133,12 @@ pub(in crate::face::session) fn begin_on(
     };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.sessions.level(session).filter(|_| caller.takes_stream());
+    // Without one a server with sessions says what it likes.
+    let logs = match (level, way.speech) {
+        (Some(level), _) => LogFilter::From(level),
+        (None, Speech::Stateless) => LogFilter::None,
+        (None, Speech::Sessions) => LogFilter::All,
+    };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
     let (words, said) = shared.desk.logs.begin((shared.served.random)());
     let mut driver = Driver {
@@ -143,8 +148,7 @@ pub(in crate::face::session) fn begin_on(
         uri: params.filter(|_| request.method == method::RESOURCES_READ).and_then(|params| params.get_string("uri")),
         nonce: session.token.nonce,
         version,
-        rising: token.map(Rising::new),
-        level,
+        notices: CallNotices { progress: token.map(Rising::new), life_signs: shared.served.life_signs, logs },
         words,
         takes_stream: caller.takes_stream(),
         began: Instant::now(),
@@ -181,8 +185,7 @@ pub(super) struct Driver {
     uri: Option<String>,
     pub(super) nonce: u128,
     pub(super) version: ProtocolVersion,
-    rising: Option<Rising>,
-    level: Option<LogLevel>,
+    notices: CallNotices,
     words: Writer,
     takes_stream: bool,
     began: Instant,
@@ -223,11 +226,10 @@ impl Driver {
             false => (served.timeouts, served.edited_bytes_max),
         };
         let mut context = client.context(&caller.principal, timeouts, bytes_max);
-        context.progress = self.rising.is_some();
-        match self.speech {
-            Speech::Stateless => context.log_level = self.level.map(|level| Arc::from(level.as_str())),
-            // The level of a session is the client's own affair.
-            Speech::Sessions => (),
+        context.progress = self.notices.progress.is_some();
+        // The level of a session is the client's own affair.
+        if let (Speech::Stateless, LogFilter::From(level)) = (self.speech, self.notices.logs) {
+            context.log_level = Some(Arc::from(level.as_str()));
         }
         context.native_task = way.native;
         let peer = Arc::new(PlainPeer);
@@ -302,13 +304,8 @@ impl Driver {
                 continue;
             };
             let message = match event {
-                Some(CallEvent::Progress(progress)) => self.rising.as_mut().and_then(|rising| {
-                    let value = rising.real(&progress.progress, progress.total.as_ref())?;
-                    Some(rising.notification(&value, progress.message.as_deref()))
-                }),
-                Some(CallEvent::Log(log)) => {
-                    self.wants(&log).then(|| envelope::notification(method::LOG_MESSAGE, Some(&log)))
-                }
+                Some(CallEvent::Progress(progress)) => self.notices.progress(&progress),
+                Some(CallEvent::Log(log)) => self.notices.log(&log),
                 Some(CallEvent::StaysPlain) => None,
                 Some(CallEvent::InputRequired { task, .. }) => return Heard::Asked(task),
                 Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => return Heard::Over(self.ending(outcome)),
@@ -326,15 +323,6 @@ impl Driver {
                 silence.broken();
             }
         }
-    }
-
-    /// Whether the session's level lets a log message through. Without one a server with sessions says what it likes.
-    fn wants(&self, log: &Payload) -> bool {
-        if self.speech == Speech::Sessions && self.level.is_none() {
-            return true;
-        }
-        let level = Object::of(log).and_then(|log| log.get_string("level")).as_deref().and_then(LogLevel::parse);
-        matches!((self.level, level), (Some(wanted), Some(level)) if level >= wanted)
     }
 
     /// The answer to a call that goes on as a task, for a client that knows none. What the task asks from now on goes
@@ -402,10 +390,7 @@ impl Driver {
 
     /// Breaks a silence: by progress where the client lets that reset its timers, else by a comment.
     pub(super) async fn life_sign(&mut self) {
-        let sign = match &mut self.rising {
-            Some(rising) if self.shared.served.life_signs => sse_message(&rising.sign()),
-            Some(_) | None => sse_comment(),
-        };
+        let sign = self.notices.sign();
         self.say(sign).await;
     }
 }

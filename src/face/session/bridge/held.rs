@@ -11,19 +11,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::future::BoxFuture;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
 use super::Shared;
-use super::log::{Unheard, Word, Writer, event_id};
+use super::log::{Unheard, Word, Writer};
 use super::said::{Said, can_resume};
 use crate::face::answer::{Addressee, event_stream};
+use crate::face::call_stream::answer::{Answer, Late};
 use crate::face::call_stream::silence::Silence;
-use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
-use crate::face::pipe::late::{self, Answer};
+use crate::face::call_stream::{self, CallMessages as _};
+use crate::face::http::{Response, ResponseBody, empty_body, full_body};
+use crate::face::pipe::edit::Gated;
 use crate::face::pipe::read::{self, Resumed};
-use crate::face::pipe::signs::Signs;
 use crate::face::sealed::SessionToken;
 use crate::face::session::in_flight::RequestStage;
 use crate::wire::ProtocolVersion;
@@ -48,22 +48,20 @@ pub(in crate::face) struct Whose {
 pub(in crate::face) async fn respond(
     shared: &Arc<Shared>,
     whose: Whose,
-    mut answering: BoxFuture<'static, Answer>,
+    mut late: Late,
     addressee: Addressee,
-    signs: Option<Signs>,
 ) -> Response {
-    let takes_stream = matches!(addressee.accepted, AcceptedTypes::EventStream | AcceptedTypes::Both);
-    if !whose.is_call || !takes_stream || !can_resume(whose.token.client_version) {
-        return late::respond(answering, addressee, signs).await;
+    if !whose.is_call || !addressee.accepted.takes_stream() || !can_resume(whose.token.client_version) {
+        return call_stream::respond(late, addressee).await;
     }
-    match Silence::begin().wait(&mut answering).await {
+    match Silence::begin().wait(&mut late.answering).await {
         Some(Answer::Events(body)) if shared.served.conduit.makes_streams() => {
             Box::pin(begin_made(shared, whose, body, addressee)).await
         }
         Some(answer) => answer.into_response(&addressee),
         None => {
-            let first = signs.as_ref().map_or_else(sse_comment, Signs::sign);
-            let source = Source::Answer { answering, signs, addressee: addressee.clone() };
+            let first = late.sign().await;
+            let source = Source::Answer(late, addressee.clone());
             Box::pin(begin(shared, whose, (Some(first), source), addressee)).await
         }
     }
@@ -71,7 +69,7 @@ pub(in crate::face) async fn respond(
 
 /// Where what is said comes from.
 enum Source {
-    Answer { answering: BoxFuture<'static, Answer>, signs: Option<Signs>, addressee: Addressee },
+    Answer(Late, Addressee),
     Events(Events),
 }
 
@@ -106,26 +104,23 @@ async fn begin(
     (first, source): (Option<Bytes>, Source),
     addressee: Addressee,
 ) -> Response {
-    let (words, reader) = shared.desk.logs.begin((shared.served.random)());
+    let Some(id) = &addressee.id else { return event_stream(empty_body()) };
+    let (words, mut reader) = shared.desk.logs.begin((shared.served.random)());
     let stream = reader.stream();
-    let mut said = Said::new(reader);
-    let opening = match token.client_version >= ProtocolVersion::V2025_11_25 {
-        // Older clients would read the empty data as JSON.
-        true => Bytes::from(format!("id: {}\ndata:\n\n", event_id(stream, 0))),
-        false => Bytes::new(),
-    };
     let first = match first {
         Some(first) => {
             words.say(first, Unheard::Kept).await;
-            said.next().await
+            match reader.next().await {
+                Some(Word::Event(event, number)) => (event, number),
+                Some(Word::Last(..) | Word::Rest(_)) | None => return event_stream(empty_body()),
+            }
         }
         // The head goes out with something.
-        None if opening.is_empty() => Some(Word::Event(sse_comment(), None)),
-        None => Some(Word::Event(Bytes::new(), None)),
+        None if token.client_version < ProtocolVersion::V2025_11_25 => (sse_comment(), None),
+        None => (Bytes::new(), None),
     };
-    let Some((id, first)) = addressee.id.clone().zip(first) else { return event_stream(empty_body()) };
-    said.keep(shared, token.nonce, id.clone());
-    let held = shared.in_flight.enter(token.nonce, &id, RequestStage::Held);
+    let held = shared.in_flight.enter(token.nonce, id, RequestStage::Held);
+    let response = Said::new(reader).begin(shared, &token, addressee, first);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {
@@ -141,37 +136,31 @@ async fn begin(
     };
     let stop = shared.served.life.stop.clone();
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(pumping));
-    said.stream(Some((opening, first)), Some(id), Some(stream))
+    response
 }
 
 /// Writes down what is said, to its end.
 async fn pump(words: &Writer, source: Source, shared: &Shared) {
-    let makes_streams = shared.served.conduit.makes_streams();
     let mut events = match source {
         Source::Events(events) => events,
-        Source::Answer { mut answering, signs, addressee } => {
+        Source::Answer(mut late, addressee) => {
             let answer = loop {
-                match Silence::begin().wait(&mut answering).await {
+                match Silence::begin().wait(&mut late.answering).await {
                     Some(answer) => break answer,
-                    None => {
-                        let sign = signs.as_ref().map_or_else(sse_comment, Signs::sign);
-                        words.say(sign, Unheard::Dropped).await;
-                    }
-                }
+                    None => words.say(late.sign().await, Unheard::Dropped).await,
+                };
             };
-            match answer {
-                Answer::Events(body) if makes_streams => Events::of(body),
+            let Answer::Events(body) = answer else {
+                if let Some(event) = answer.into_events(&addressee) {
+                    keep(words, event).await;
+                }
+                return;
+            };
+            if !shared.served.conduit.makes_streams() {
                 // From here on it is the upstream's, with event ids or without.
-                Answer::Events(body) => return words.hand_over(body).await,
-                answer @ (Answer::Json(_)
-                | Answer::Error(_)
-                | Answer::Refused(..)
-                | Answer::Fault(_)
-                | Answer::Status(_)) => match answer.into_events(&addressee) {
-                    Some(event) => return keep(words, event).await,
-                    None => return,
-                },
+                return words.hand_over(body).await;
             }
+            Events::of(body)
         }
     };
     while let Some(Ok(event)) = events.next().await {
@@ -206,34 +195,17 @@ async fn keep(words: &Writer, mut event: ResponseBody) {
 }
 
 /// A stream, event by event, comments among them.
-struct Events {
-    body: ResponseBody,
-    gate: EventGate,
-    ready: VecDeque<Bytes>,
-}
+struct Events(Gated<ResponseBody>);
 
 impl Events {
     /// Whoever made the stream has bounded its events.
     fn of(body: ResponseBody) -> Self {
-        Self { body, gate: EventGate::new(Primers::Pass, Whole::Messages, usize::MAX), ready: VecDeque::new() }
+        Self(Gated::new(body, EventGate::new(Primers::Pass, Whole::Messages, usize::MAX)))
     }
 
     /// The next event or comment; `None` at the end. Cancel safe.
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Some(Ok(event));
-            }
-            let piece = match self.body.frame().await? {
-                Ok(frame) => frame.into_data().unwrap_or_default(),
-                Err(error) => return Some(Err(error)),
-            };
-            match self.gate.feed(&piece) {
-                Ok(passages) => self.ready.extend(passages.into_iter().map(|passage| match passage {
-                    Passage::Through(bytes) | Passage::Event(bytes) => bytes,
-                })),
-                Err(error) => return Some(Err(io::Error::other(error))),
-            }
-        }
+        let passage = self.0.next().await?;
+        Some(passage.map(|(Passage::Through(bytes) | Passage::Event(bytes))| bytes))
     }
 }

@@ -7,36 +7,32 @@
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
-use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use futures_util::{FutureExt, stream};
 use http::{Method, StatusCode};
-use http_body_util::{BodyExt, StreamBody};
-use hyper::body::Frame;
-use tokio::time::{sleep_until, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::super::sessions::{Session, Telling};
-use super::super::{Shared, not_allowed};
+use super::super::{Shared, addressee, not_allowed};
 use super::client::Client;
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::reintroduction::session_error;
 use crate::dialect::subscriptions::{List, Wishes, untagged_notification};
 use crate::face::answer::{bare, event_stream};
-use crate::face::call_stream::silence::Silence;
+use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::ear::{Ear, Heard};
 use crate::face::headers;
-use crate::face::http::{Inbound, Response};
+use crate::face::http::{AcceptedTypes, Inbound, Response};
 use crate::face::session::streams::{SessionStream, Turn};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::{BeginError, CallContext, Upstream};
 use crate::wire::envelope::Request;
-use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{Payload, RpcError, envelope, method};
 
 /// How long the server may take to say what it tells.
@@ -94,18 +90,18 @@ pub(in crate::face::session) async fn get(shared: &Arc<Shared>, session: Session
         return bare(StatusCode::TOO_MANY_REQUESTS);
     };
     shared.meter.streams.increment(1);
-    let listen = Listen {
+    let mut listen = Listen {
         ear: Ear::deaf(&way.upstream, way.context),
         wanted: Wishes::default(),
         tells,
         own,
         due: VecDeque::new(),
-        silence: Silence::begin(),
         leaving: shared.served.leaving.clone(),
         shared: Arc::clone(shared),
         session,
     };
-    listen.respond()
+    listen.attend();
+    event_stream(stream(listen, addressee(None, AcceptedTypes::Both), None))
 }
 
 /// One open stream.
@@ -120,21 +116,10 @@ struct Listen {
     own: SessionStream,
     /// What is to be said next; bounded by what is wanted.
     due: VecDeque<Bytes>,
-    silence: Silence,
     leaving: CancellationToken,
 }
 
 impl Listen {
-    fn respond(mut self) -> Response {
-        self.attend();
-        let frames = stream::unfold(Box::new(self), |mut listen| async move {
-            let bytes = listen.next().await?;
-            listen.silence.broken();
-            Some((Ok::<_, io::Error>(Frame::data(bytes)), listen))
-        });
-        event_stream(StreamBody::new(frames).boxed_unsync())
-    }
-
     /// Wants what the session wants now, if it is this stream's turn.
     fn attend(&mut self) {
         self.wanted = match self.own.turn() {
@@ -149,17 +134,18 @@ impl Listen {
         };
         self.ear.change(self.wanted.clone());
     }
+}
 
-    /// The next bytes of the stream; `None` at its end.
-    async fn next(&mut self) -> Option<Bytes> {
+impl CallMessages for Listen {
+    async fn next(&mut self) -> Option<CallMessage> {
         loop {
             if let Some(message) = self.due.pop_front() {
-                return Some(sse_message(&message));
+                return Some(CallMessage::event(&message));
             }
             let heard = tokio::select! {
                 () = self.leaving.cancelled() => return None,
                 news = self.own.news() => match news {
-                    Some(message) => return Some(sse_message(&message)),
+                    Some(message) => return Some(CallMessage::event(&message)),
                     None if self.own.turn() == Turn::Over => return None,
                     None => {
                         self.attend();
@@ -167,7 +153,6 @@ impl Listen {
                     }
                 },
                 heard = self.ear.next() => heard,
-                () = sleep_until(self.silence.ends_at()) => return Some(sse_comment()),
             };
             match heard {
                 Heard::News((name, params)) => {

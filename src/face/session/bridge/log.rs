@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::call::Ending;
+use super::call::{Ending, fault};
 use crate::face::http::ResponseBody;
+use crate::task::Reason;
 use crate::wire::framing::read_event;
 use crate::wire::{Payload, RequestId};
 
@@ -245,12 +246,6 @@ impl Reader {
         self.log.stream
     }
 
-    /// Whether whoever wrote is gone without having said the last of all.
-    pub(super) fn is_orphan(&self) -> bool {
-        let state = self.state.borrow();
-        state.is_closed && state.last.is_none() && !state.is_unwanted
-    }
-
     /// The next word; `None` where nothing follows, or another reader took over. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Word> {
         let own = self.own;
@@ -283,7 +278,13 @@ impl Reader {
                     // It bears the number after all others; whoever has seen that has seen it all.
                     let number = state.next;
                     let is_new = state.read <= number;
-                    word = state.last.clone().filter(|_| is_new).map(|last| Word::Last(last, number));
+                    word = match &state.last {
+                        Some(last) => is_new.then(|| Word::Last(last.clone(), number)),
+                        None if state.is_unwanted => None,
+                        // Whoever wrote is gone without a word, by a bug or with the process. Behind all others, however
+                        // many there were.
+                        None => Some(Word::Last(fault(Reason::Internal), u64::MAX)),
+                    };
                 }
             }
         });

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::overheard::{Reader, sift_for, sifted};
+use crate::face::call_stream::answer::Answer;
 use crate::face::pipe::TakenUp;
-use crate::face::pipe::late::Answer;
 use crate::face::session::Shared;
 use crate::face::session::sessions::Session;
 use crate::upstream::conduit::{ConduitResponse, Content};

@@ -1,0 +1,186 @@
+//! Writes the answer to a request: in one piece, or as the last event of a stream whose head is given.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use futures_util::future::BoxFuture;
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::{Body, Frame};
+
+use super::{CallMessage, CallMessages};
+use crate::dialect::Complaint;
+use crate::dialect::faults::gateway_error;
+use crate::face::answer::{Addressee, bare, event_stream};
+use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
+use crate::face::pipe::signs::Signs;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::framing::{sse_comment, sse_message};
+use crate::wire::{Payload, RpcError, envelope};
+
+/// What became of a request.
+pub(in crate::face) enum Answer {
+    /// As one message.
+    Json(ResponseBody),
+    Events(ResponseBody),
+    Result(Payload),
+    Error(RpcError),
+    /// An error that the upstream gave under a status of its own.
+    Refused(StatusCode, RpcError),
+    /// A refusal of the request itself.
+    Complaint(Complaint),
+    /// A fault of the gateway, for clients that take a status which means that it may be repeated.
+    Fault(GatewayFault),
+    /// A status alone, for a stream that there is not.
+    Status(Response),
+}
+
+impl Answer {
+    pub(in crate::face) fn into_response(self, addressee: &Addressee) -> Response {
+        match self {
+            Self::Json(body) if addressee.accepted == AcceptedTypes::EventStream => {
+                event_stream(OneEvent::new(body).boxed_unsync())
+            }
+            Self::Json(body) => {
+                let mut response = Response::new(body);
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                response
+            }
+            Self::Events(body) => event_stream(body),
+            Self::Result(result) => addressee.result(result),
+            Self::Error(error) => addressee.error(StatusCode::OK, &error),
+            Self::Complaint(complaint) => addressee.complaint(&complaint),
+            Self::Refused(status, error) => addressee.error(status, &error),
+            Self::Fault(fault) => addressee.fault(&fault),
+            Self::Status(response) => response,
+        }
+    }
+
+    /// What it is where the head of an event stream is given already.
+    pub(in crate::face) fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
+        match self.written(addressee) {
+            AnswerContent::Message(message) => Some(full_body(sse_message(&message))),
+            AnswerContent::Json(body) => Some(OneEvent::new(body).boxed_unsync()),
+            AnswerContent::Events(body) => Some(body),
+            AnswerContent::Nothing => None,
+        }
+    }
+
+    /// The answer without the head that it would have by itself.
+    pub(in crate::face) fn written(self, addressee: &Addressee) -> AnswerContent {
+        let error = match (self, &addressee.id) {
+            (Self::Json(body), _) => return AnswerContent::Json(body),
+            (Self::Events(body), _) => return AnswerContent::Events(body),
+            (Self::Status(_), _) => return AnswerContent::Nothing,
+            (Self::Result(result), Some(id)) => return AnswerContent::Message(envelope::result(id, &result)),
+            // No request is without.
+            (Self::Result(_), None) => gateway_error(&GatewayFault::new(Reason::Internal, Executed::Unknown)),
+            (Self::Error(error) | Self::Refused(_, error), _) => error,
+            (Self::Complaint(complaint), _) => complaint.to_error(addressee.version),
+            (Self::Fault(fault), _) => gateway_error(&fault),
+        };
+        AnswerContent::Message(envelope::error(addressee.id.as_ref(), &error))
+    }
+}
+
+/// An answer without a head.
+pub(in crate::face) enum AnswerContent {
+    Message(Bytes),
+    /// One message as it comes.
+    Json(ResponseBody),
+    Events(ResponseBody),
+    Nothing,
+}
+
+impl From<Result<Payload, RpcError>> for Answer {
+    fn from(ending: Result<Payload, RpcError>) -> Self {
+        ending.map_or_else(Self::Error, Self::Result)
+    }
+}
+
+/// An answer that is on its way, and how silence is broken meanwhile.
+pub(in crate::face) struct Late {
+    pub(in crate::face) answering: BoxFuture<'static, Answer>,
+    pub(in crate::face) signs: Option<Signs>,
+}
+
+impl CallMessages for Late {
+    async fn next(&mut self) -> Option<CallMessage> {
+        Some(CallMessage::Answer((&mut self.answering).await))
+    }
+
+    async fn sign(&mut self) -> Bytes {
+        self.signs.as_ref().map_or_else(sse_comment, Signs::sign)
+    }
+}
+
+/// What answers a request that was cancelled: there is no response (LEG-14), but HTTP wants one.
+pub(in crate::face) fn unanswered(accepted: AcceptedTypes) -> Answer {
+    match accepted {
+        AcceptedTypes::Json => status(StatusCode::ACCEPTED),
+        AcceptedTypes::EventStream | AcceptedTypes::Both | AcceptedTypes::Neither => Answer::Events(empty_body()),
+    }
+}
+
+/// Any answer of the gateway's own where a status is all there is to say.
+pub(in crate::face) fn status(status: StatusCode) -> Answer {
+    Answer::Status(bare(status))
+}
+
+/// A JSON body as one event, piece by piece. Line ends in it, which only JSON's whitespace has, become
+/// several lines of data that read back as the same JSON.
+struct OneEvent {
+    source: ResponseBody,
+    at: Part,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Head,
+    Data,
+    Over,
+}
+
+impl OneEvent {
+    const fn new(source: ResponseBody) -> Self {
+        Self { source, at: Part::Head }
+    }
+}
+
+impl Body for OneEvent {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        if this.at == Part::Over {
+            return Poll::Ready(None);
+        }
+        let frame = match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
+            Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
+            Some(Err(error)) => return Poll::Ready(Some(Err(error))),
+            None => {
+                this.at = Part::Over;
+                return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"\n\n")))));
+            }
+        };
+        let is_first = std::mem::replace(&mut this.at, Part::Data) == Part::Head;
+        if !is_first && memchr::memchr2(b'\r', b'\n', &frame).is_none() {
+            return Poll::Ready(Some(Ok(Frame::data(frame))));
+        }
+        let mut out = BytesMut::with_capacity(frame.len() + 32);
+        if is_first {
+            out.extend_from_slice(b"event: message\ndata: ");
+        }
+        for (at, line) in frame.split(|byte| *byte == b'\r' || *byte == b'\n').enumerate() {
+            if at > 0 {
+                out.extend_from_slice(b"\ndata: ");
+            }
+            out.extend_from_slice(line);
+        }
+        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
+    }
+}

@@ -4,6 +4,12 @@
 //! answers in one piece where the answer comes first, and as an event stream from the first message or sign of life on.
 
 pub(super) mod answer;
+pub mod engine_call;
+pub mod progress;
+pub(super) mod replay;
+pub(super) mod replay_buffer;
+pub(super) mod resumable;
+pub(super) mod signs;
 pub mod silence;
 
 use std::io;

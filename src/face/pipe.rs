@@ -13,7 +13,6 @@ mod notes;
 mod paused;
 pub(super) mod read;
 mod sieve;
-pub(super) mod signs;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,9 +29,10 @@ use tracing::Instrument;
 use super::answer::bare;
 use super::call_stream::answer::{Answer, Late, status, unanswered};
 use super::call_stream::respond;
+use super::call_stream::resumable::{self, Whose};
+use super::call_stream::signs::Signs;
 use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
-use super::session::bridge::held::{self, Whose};
 use super::session::in_flight::RequestStage;
 use super::session::native;
 use super::session::sessions::{Session, Telling};
@@ -55,7 +55,6 @@ use paused::Pause;
 pub(super) use paused::Paused;
 use read::Judged;
 use sieve::{Opened, Sieve};
-use signs::Signs;
 
 /// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
@@ -148,7 +147,8 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel,
             let signs = request.signs().filter(|_| shared.served.life_signs);
             let whose = Whose { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
             let piping = Piping { shared: Arc::clone(shared), session, request, signs: signs.clone() };
-            held::respond(shared, whose, Late { answering: Box::pin(piping.run(accepted)), signs }, addressee).await
+            resumable::respond(shared, whose, Late { answering: Box::pin(piping.run(accepted)), signs }, addressee)
+                .await
         }
         // On the heap, so that the future of a request is no larger than a request needs.
         Parcel::Notification(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Notification)).await),

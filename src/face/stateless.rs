@@ -22,14 +22,14 @@ use tokio_util::sync::CancellationToken;
 
 use self::pipe::Pipe;
 use super::answer::Addressee;
+use super::call_stream::engine_call::{CallView, Promotable};
+use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackDesk;
 use super::http::{AcceptedTypes, Carriage, Response};
 use super::misses::Misses;
 use super::rewrite::{own_identity, short_identity};
-use super::rising::{CallNotices, LogFilter, Rising};
 use super::sealed::Sealer;
-use super::stream::{CallView, Promotable};
 use super::{headers, mirrored, named, sized};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, stateless_result};
@@ -418,7 +418,7 @@ impl StatelessFace {
             uri: (inquiry.method == method::RESOURCES_READ).then(|| inquiry.params.get_string("uri")).flatten(),
             server_info: self.identity(),
             notices: CallNotices {
-                progress: inquiry.said.progress_token.map(Rising::new),
+                progress: inquiry.said.progress_token.map(MonotonicProgress::new),
                 life_signs: self.served.life_signs,
                 logs: inquiry.said.log_level.map_or(LogFilter::None, LogFilter::From),
             },

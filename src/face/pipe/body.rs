@@ -12,8 +12,8 @@ use tokio::time::{Instant, Sleep};
 
 use super::Call;
 use super::paused::{EVENT_BYTES_MAX, Pause, Resumable, Tail};
-use super::signs::Signs;
 use crate::dialect::faults::gateway_error;
+use crate::face::call_stream::signs::Signs;
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{ConduitBody, fault_in};

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
-use super::bridge::said::Saying;
 use super::known::ServerTools;
 use super::sessions::Session;
 use super::{Shared, batch_item, bridge, fallback, native, vet};
+use crate::face::call_stream::replay::Saying;
 use crate::face::http::{Inbound, Response};
 use crate::face::pipe;
 use crate::upstream::own_ids::is_own;

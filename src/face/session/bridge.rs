@@ -5,15 +5,12 @@
 //! are answers, as requests on the call's own stream ([`round`]). What belongs to no request goes out on the session's own
 //! stream ([`mod@listen`]). What of this is known in memory alone is at the [`desk`]. The session itself is in its id, like any other: it outlives the gateway.
 
-pub(super) mod call;
+pub(in crate::face) mod call;
 pub(super) mod client;
 mod desk;
-pub(in crate::face) mod held;
 mod introduce;
 mod listen;
-mod log;
 mod round;
-pub(in crate::face) mod said;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -45,11 +42,11 @@ use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as An
 use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
+use crate::face::call_stream::replay::{Said, Saying};
 use call::Caller;
 pub(in crate::face) use desk::Desk;
 pub(super) use introduce::introduce;
 pub(super) use listen::get;
-use said::{Said, Saying};
 
 /// What it takes to serve sessions in front of a server without any.
 pub struct Bridge {

@@ -347,7 +347,7 @@ impl Shared {
     /// Plain calls end with their session: nobody is left who could have their answers (T-81).
     pub(super) fn is_ended(&self, session: &Session) {
         self.streams.end(session.token.nonce);
-        self.desk.logs.forget(session.token.nonce);
+        self.desk.replays.forget(session.token.nonce);
         self.in_flight.end_session(session.token.nonce);
         self.sessions.ended(session.token.nonce);
     }

@@ -15,13 +15,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::bridge::call::{self, Caller, Speech, Way};
 use super::bridge::client::Client;
-use super::bridge::said::{self, Said};
 use super::in_flight::RequestStage;
 use super::sessions::Session;
 use super::tasks::Asking;
 use super::{Shared, addressee, refuse};
 use crate::dialect::plain::PlainPeer;
 use crate::dialect::relay_core_2025_11_25::{PeerTasks, TaskSupport};
+use crate::face::call_stream::replay::{self, Said};
 use crate::face::catalog::Catalog;
 use crate::face::http::{Inbound, Response};
 use crate::face::pipe;
@@ -133,7 +133,7 @@ pub(super) async fn drive(
 /// The rest of a stream that the gateway made, where this event was one of it; every other event is the server's own.
 pub(super) fn take_up(shared: &Shared, session: &Session, last_event: Option<&HeaderValue>) -> Option<Response> {
     let event = last_event?.to_str().ok()?;
-    said::take_up(shared, session, event)
+    replay::take_up(shared, session, event)
 }
 
 impl Shared {

@@ -32,11 +32,11 @@ use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply, inputs
 use crate::engine::apply::record_shown;
 use crate::engine::{Aside, Askable, CallEnd, CallEvent, CallSpec, Rounds, TaskError};
 use crate::face::answer::{Addressee, bare};
+use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::http::{AcceptedTypes, Response};
 use crate::face::misses::Misses;
 use crate::face::named;
 use crate::face::refused::Refused;
-use crate::face::rising::Rising;
 use crate::metric;
 use crate::task::{
     Answer, Executed, Failure, GatewayFault, InputKey, Maker, Outcome, Phase, Principal, Reason, TakesTasks, Task,
@@ -173,7 +173,7 @@ impl Shared {
             return refuse(&addressee, &Complaint::UnknownTool);
         }
         let native = self.native_task(&asking, &call.tool).await;
-        let rising = progress_token(params).map(|token| Arc::new(Mutex::new(Rising::new(token))));
+        let rising = progress_token(params).map(|token| Arc::new(Mutex::new(MonotonicProgress::new(token))));
         let spec = CallSpec { idempotency, ..self.spec(&asking, &call, params, native, rising.clone()) };
         let dialect = CoreTasks::with_immediate_response(spec.policy.immediate_response.clone());
         let is_named = spec.idempotency.is_some();
@@ -411,7 +411,7 @@ impl Shared {
 }
 
 /// Progress of the upstream's as the client is to see it; what falls back is left out (T-73).
-fn shown(task: TaskId, rising: &mut Rising, progress: &Progress) -> Option<Bytes> {
+fn shown(task: TaskId, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
     let step = Step { progress: &value, total: progress.total.as_ref(), message: progress.message.as_deref() };
     Some(messages::progress(task, rising.token(), step))

@@ -8,8 +8,8 @@ use crate::cause::Chain;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{Complaint, inputs};
 use crate::engine::{Askable, CallEnd, CallEvent, Questions, Retry, Rounds, TaskError};
+use crate::face::call_stream::engine_call::RoundSeal;
 use crate::face::sealed::{StateContent, StateScope};
-use crate::face::stream::RoundSeal;
 use crate::task::model::LINGER;
 use crate::task::{
     EarlyInput, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Reason, Shown, TakesTasks,

@@ -14,9 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::super::in_flight::Entry;
 use super::super::tasks::{Support, progress_token};
 use super::client::Client;
-use super::log::{Unheard, Writer};
 use super::round::Next;
-use super::said::Said;
 use super::{Session, Shared};
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::gateway_error;
@@ -24,12 +22,14 @@ use crate::dialect::plain::PlainPeer;
 use crate::dialect::reintroduction::{failed_result, not_askable, session_error, session_result};
 use crate::dialect::{Complaint, FaceDialect, PeerDialect, Reply};
 use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, Questions, Rounds};
+use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
+use crate::face::call_stream::replay::Said;
+use crate::face::call_stream::replay_buffer::{Unheard, Writer};
 use crate::face::call_stream::silence::Silence;
 use crate::face::fallback::FallbackDesk;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::pipe::tool_of;
 use crate::face::rewrite;
-use crate::face::rising::{CallNotices, LogFilter, Rising};
 use crate::face::sized;
 use crate::metric;
 use crate::task::{Executed, Failure, GatewayFault, Maker, Outcome, Plan, Principal, Reason, TakesTasks, Task};
@@ -57,9 +57,9 @@ impl Caller {
 }
 
 /// How a request is answered.
-pub(super) type Ending = Result<Payload, RpcError>;
+pub(in crate::face) type Ending = Result<Payload, RpcError>;
 
-pub(super) fn fault(reason: Reason) -> Ending {
+pub(in crate::face) fn fault(reason: Reason) -> Ending {
     Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }
 
@@ -140,7 +140,7 @@ pub(in crate::face::session) fn begin_on(
         (None, Speech::Sessions) => LogFilter::All,
     };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
-    let (words, said) = shared.desk.logs.begin((shared.served.random)());
+    let (words, said) = shared.desk.replays.begin((shared.served.random)());
     let mut driver = Driver {
         shared: Arc::clone(shared),
         engine: Arc::clone(&shared.served.engine),
@@ -148,7 +148,11 @@ pub(in crate::face::session) fn begin_on(
         uri: params.filter(|_| request.method == method::RESOURCES_READ).and_then(|params| params.get_string("uri")),
         nonce: session.token.nonce,
         version,
-        notices: CallNotices { progress: token.map(Rising::new), life_signs: shared.served.life_signs, logs },
+        notices: CallNotices {
+            progress: token.map(MonotonicProgress::new),
+            life_signs: shared.served.life_signs,
+            logs,
+        },
         words,
         takes_stream: caller.takes_stream(),
         began: Instant::now(),
@@ -281,7 +285,7 @@ impl Driver {
                 true
             }
         };
-        self.shared.desk.logs.answered((self.nonce, self.words.stream()));
+        self.shared.desk.replays.answered((self.nonce, self.words.stream()));
         if !is_heard {
             let upstream = Arc::clone(self.shared.served.conduit.name());
             metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "client_gone").increment(1);

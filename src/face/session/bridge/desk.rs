@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-use super::log::Logs;
+use crate::face::call_stream::replay_buffer::ReplayBuffers;
 use crate::task::{Answer, InputKey};
 
 /// Questions that wait; those above are refused in the client's name.
@@ -18,7 +18,7 @@ const QUESTIONS_MAX: usize = 16_384;
 pub(in crate::face) struct Desk {
     questions: Mutex<HashMap<String, Waiting>>,
     /// What calls say, for clients that lost their streams.
-    pub(in crate::face::session) logs: Logs,
+    pub(in crate::face) replays: ReplayBuffers,
 }
 
 #[derive(Debug)]

@@ -25,6 +25,7 @@ use crate::dialect::faults::gateway_error;
 use crate::dialect::reintroduction::session_error;
 use crate::dialect::subscriptions::{List, Wishes, untagged_notification};
 use crate::face::answer::{bare, event_stream};
+use crate::face::call_stream::replay::take_up;
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::ear::{Ear, Heard};
 use crate::face::headers;
@@ -72,7 +73,7 @@ impl Way {
 /// stream says that (LEG-08).
 pub(in crate::face::session) async fn get(shared: &Arc<Shared>, session: Session, inbound: &Inbound) -> Response {
     if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
-        let taken_up = last_event.to_str().ok().and_then(|event| super::said::take_up(shared, &session, event));
+        let taken_up = last_event.to_str().ok().and_then(|event| take_up(shared, &session, event));
         // Not 404, which says that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }

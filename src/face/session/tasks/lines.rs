@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, mpsc};
 
 use crate::engine::watch::WAITERS_MAX;
-use crate::face::rising::Rising;
+use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::session::streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
 use crate::task::{InputKey, TaskKey};
 
@@ -45,7 +45,7 @@ struct State {
 }
 
 /// The progress of a task's call, under the token of that call.
-pub(super) type Shown = Arc<Mutex<Rising>>;
+pub(super) type Shown = Arc<Mutex<MonotonicProgress>>;
 
 /// Why nobody can wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,16 +8,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::answer::Addressee;
-use super::call_stream::answer::Answer;
-use super::call_stream::{CallMessage, CallMessages, respond};
-use super::http::Response;
-use super::rising::CallNotices;
-use super::sealed::{Sealer, StateContent, StateScope, StateToken};
+use super::answer::Answer;
+use super::progress::CallNotices;
+use super::{CallMessage, CallMessages, respond};
 use crate::dialect::faults::{failure_error, with_uri};
 use crate::dialect::lifecycle::{server_meta, stateless_result};
 use crate::dialect::{Complaint, FaceDialect, Reply, inputs};
 use crate::engine::{CallEnd, CallEvent, CallStream};
+use crate::face::answer::Addressee;
+use crate::face::http::Response;
+use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task};
 use crate::wire::{Payload, RpcError, fault, method};
 

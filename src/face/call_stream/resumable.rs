@@ -14,9 +14,8 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
-use super::Shared;
-use super::log::{Unheard, Word, Writer};
-use super::said::{Said, can_resume};
+use super::replay::{Said, can_resume};
+use super::replay_buffer::{Unheard, Word, Writer};
 use crate::face::answer::{Addressee, event_stream};
 use crate::face::call_stream::answer::{Answer, Late};
 use crate::face::call_stream::silence::Silence;
@@ -25,6 +24,7 @@ use crate::face::http::{Response, ResponseBody, empty_body, full_body};
 use crate::face::pipe::edit::Gated;
 use crate::face::pipe::read::{self, Resumed};
 use crate::face::sealed::SessionToken;
+use crate::face::session::Shared;
 use crate::face::session::in_flight::RequestStage;
 use crate::wire::ProtocolVersion;
 use crate::wire::framing::{EventGate, Passage, Primers, Whole, read_event, sse_comment};
@@ -105,7 +105,7 @@ async fn begin(
     addressee: Addressee,
 ) -> Response {
     let Some(id) = &addressee.id else { return event_stream(empty_body()) };
-    let (words, mut reader) = shared.desk.logs.begin((shared.served.random)());
+    let (words, mut reader) = shared.desk.replays.begin((shared.served.random)());
     let stream = reader.stream();
     let first = match first {
         Some(first) => {
@@ -131,7 +131,7 @@ async fn begin(
                 () = words.deserted(DESERTED_MAX) => tracing::debug!("nobody came back for a call"),
             }
             words.close();
-            shared.desk.logs.answered((nonce, stream));
+            shared.desk.replays.answered((nonce, stream));
         }
     };
     let stop = shared.served.life.stop.clone();

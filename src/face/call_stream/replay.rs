@@ -3,22 +3,22 @@
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 
-use super::super::addressee;
-use super::call::Ending;
-use super::log::{Reader, Word, event_id, read_event_id};
-use super::{Session, Shared};
+use super::replay_buffer::{Reader, Word, event_id, read_event_id};
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, event_stream};
 use crate::face::call_stream::answer::{Answer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
 use crate::face::http::{AcceptedTypes, Response};
 use crate::face::sealed::SessionToken;
+use crate::face::session::bridge::call::Ending;
+use crate::face::session::sessions::Session;
+use crate::face::session::{Shared, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::sse_message;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
 
 /// The client's end of a call. Dropping it leaves the call alone.
-pub(in crate::face::session) struct Said {
+pub(in crate::face) struct Said {
     words: Reader,
     /// Whether its events bear names.
     is_named: bool,
@@ -35,7 +35,7 @@ pub(in crate::face) enum Saying {
 }
 
 impl Saying {
-    pub(in crate::face::session) fn last(id: &RequestId, ending: &Ending) -> Self {
+    pub(in crate::face) fn last(id: &RequestId, ending: &Ending) -> Self {
         Self::Last(last_message(Some(id), ending))
     }
 
@@ -48,12 +48,12 @@ impl Saying {
 }
 
 impl Said {
-    pub(super) const fn new(words: Reader) -> Self {
+    pub(in crate::face) const fn new(words: Reader) -> Self {
         Self { words, is_named: false, request: None }
     }
 
     /// The whole answer: JSON where nothing comes before it in time.
-    pub(in crate::face::session) async fn respond(
+    pub(in crate::face) async fn respond(
         mut self,
         shared: &Shared,
         session: &Session,
@@ -68,7 +68,7 @@ impl Said {
     }
 
     /// Begins the stream with its first event. From here on it can be taken up, where there are names for that.
-    pub(super) fn begin(
+    pub(in crate::face) fn begin(
         mut self,
         shared: &Shared,
         token: &SessionToken,
@@ -78,7 +78,7 @@ impl Said {
         let mut opening = Vec::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
             self.is_named = true;
-            shared.desk.logs.keep(token.nonce, id, &self.words);
+            shared.desk.replays.keep(token.nonce, id, &self.words);
             if token.client_version >= ProtocolVersion::V2025_11_25 {
                 // Older clients would read the empty data as JSON.
                 opening = format!("id: {}\ndata:\n\n", event_id(self.words.stream(), 0)).into_bytes();
@@ -100,7 +100,7 @@ impl Said {
     }
 
     /// All that is said, the answer last; a request that was cancelled has none.
-    pub(in crate::face::session) fn sayings(self, id: RequestId) -> impl Stream<Item = Saying> + Send {
+    pub(in crate::face) fn sayings(self, id: RequestId) -> impl Stream<Item = Saying> + Send {
         stream::unfold((Some(self), id), |(said, id)| async move {
             let mut said = said?;
             Some(match said.words.next().await? {
@@ -130,14 +130,14 @@ impl CallMessages for Said {
 }
 
 /// Whether streams of this version have event ids. There is no other way to a version before but streams without.
-pub(super) fn can_resume(version: ProtocolVersion) -> bool {
+pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
     version >= ProtocolVersion::V2025_03_26
 }
 
 /// Takes up the stream of a call from behind this event (LEG-09); `None` for one that is not kept, or never was.
-pub(in crate::face::session) fn take_up(shared: &Shared, session: &Session, last_event: &str) -> Option<Response> {
+pub(in crate::face) fn take_up(shared: &Shared, session: &Session, last_event: &str) -> Option<Response> {
     let (stream, number) = read_event_id(last_event)?;
-    let (request, words) = shared.desk.logs.take_up((session.token.nonce, stream), number)?;
+    let (request, words) = shared.desk.replays.take_up((session.token.nonce, stream), number)?;
     let said = Said { words, is_named: true, request: Some(request) };
     Some(event_stream(call_stream::stream(said, addressee(None, AcceptedTypes::EventStream), None)))
 }

@@ -15,7 +15,7 @@ use crate::wire::{Object, Payload, envelope, meta, method};
 #[derive(Debug)]
 pub struct CallNotices {
     /// Where progress is shown, if the client wants any.
-    pub progress: Option<Rising>,
+    pub progress: Option<MonotonicProgress>,
     /// Whether silence shows as progress, where the client wants any, and not as a comment.
     pub life_signs: bool,
     pub logs: LogFilter,
@@ -67,7 +67,7 @@ const STEP: f64 = 1e-9;
 
 /// What was shown under one progress token.
 #[derive(Clone, Debug)]
-pub struct Rising {
+pub struct MonotonicProgress {
     token: Payload,
     total: Option<Payload>,
     /// The upstream's last value, and the last that the client saw.
@@ -75,7 +75,7 @@ pub struct Rising {
     shown: Option<f64>,
 }
 
-impl Rising {
+impl MonotonicProgress {
     /// Nothing was shown yet under this token, which is repeated exactly as it is spelt.
     #[must_use]
     pub const fn new(token: Payload) -> Self {
@@ -152,7 +152,7 @@ impl Rising {
 mod tests {
     use super::*;
 
-    fn real(rising: &mut Rising, text: &str) -> Option<String> {
+    fn real(rising: &mut MonotonicProgress, text: &str) -> Option<String> {
         let value = Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), crate::wire::ScanLimits::CLIENT).unwrap();
         rising.real(&value, None).map(|shown| shown.as_str().to_owned())
     }
@@ -164,7 +164,7 @@ mod tests {
     /// MOD-22, T-73.
     #[test]
     fn mod_22_signs_rise_and_real_progress_rises_above_them_as_it_is_spelt() {
-        let mut rising = Rising::new(Payload::of("t"));
+        let mut rising = MonotonicProgress::new(Payload::of("t"));
         let first = rising.sign();
         assert!(value(&first) > 0.0 && value(&rising.sign()) > value(&first) && rising.is_ahead());
         // It may begin with 0, which signs stand above already.

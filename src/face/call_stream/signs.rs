@@ -8,7 +8,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use crate::face::rising::Rising;
+use super::progress::MonotonicProgress;
 use crate::wire::framing::{SseEvent, sse_comment, sse_message, with_data};
 use crate::wire::{Message, Notification, Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
@@ -20,7 +20,7 @@ const EVENT_BYTES_MAX: usize = 16 * 1024;
 pub(in crate::face) struct Signs(Arc<Mutex<Watch>>);
 
 struct Watch {
-    rising: Rising,
+    rising: MonotonicProgress,
     id: RequestId,
     /// Whether progress has no place any more, or nobody can tell.
     is_over: bool,
@@ -29,7 +29,7 @@ struct Watch {
 impl Signs {
     /// For the call `id`, whose progress bears `token`.
     pub(in crate::face) fn new(id: RequestId, token: Payload) -> Self {
-        Self(Arc::new(Mutex::new(Watch { rising: Rising::new(token), id, is_over: false })))
+        Self(Arc::new(Mutex::new(Watch { rising: MonotonicProgress::new(token), id, is_over: false })))
     }
 
     /// The next sign, to be written between two events.
@@ -41,7 +41,7 @@ impl Signs {
     /// Looks at bytes that pass with the `events` that end in them, `None` once one was too large, and tells whether they
     /// say anything: a comment shows that the connection lives, but a client that waits for progress never sees it.
     /// `is_whole` says that they begin and end between two events.
-    pub(super) fn pass(&self, bytes: Bytes, events: Option<&[SseEvent]>, is_whole: bool) -> (Bytes, bool) {
+    pub(in crate::face) fn pass(&self, bytes: Bytes, events: Option<&[SseEvent]>, is_whole: bool) -> (Bytes, bool) {
         let mut watch = self.0.lock();
         let is_looked_into = |events: &&[SseEvent]| events.iter().all(|event| event.data.len() <= EVENT_BYTES_MAX);
         let Some(events) = events.filter(is_looked_into).filter(|_| !watch.is_over) else {

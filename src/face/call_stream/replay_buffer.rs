@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::call::{Ending, fault};
 use crate::face::http::ResponseBody;
+use crate::face::session::bridge::call::{Ending, fault};
 use crate::task::Reason;
 use crate::wire::framing::read_event;
 use crate::wire::{Payload, RequestId};
@@ -32,7 +32,7 @@ const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
 
 /// One call's messages.
 #[derive(Debug)]
-struct Log {
+struct ReplayBuffer {
     /// What its events are called by.
     stream: u128,
     state: watch::Sender<State>,
@@ -72,7 +72,7 @@ struct Event {
 
 /// What becomes of what nobody is there to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Unheard {
+pub(in crate::face) enum Unheard {
     /// Whoever takes up the stream hears it, unless it is a comment.
     Kept,
     Dropped,
@@ -80,7 +80,7 @@ pub(super) enum Unheard {
 
 /// What a reader gets.
 #[derive(Debug)]
-pub(super) enum Word {
+pub(in crate::face) enum Word {
     /// An event or a comment, as it stands in a stream; the number of an event that can be named.
     Event(Bytes, Option<u64>),
     /// The answer. Nothing follows.
@@ -89,7 +89,7 @@ pub(super) enum Word {
     Rest(ResponseBody),
 }
 
-impl Log {
+impl ReplayBuffer {
     fn new(stream: u128, bytes: Arc<AtomicUsize>) -> Arc<Self> {
         // Zero is the number of the stream's beginning.
         Arc::new(Self { stream, state: watch::Sender::new(State { next: 1, ..State::default() }), bytes })
@@ -157,7 +157,7 @@ impl Log {
     }
 }
 
-impl Drop for Log {
+impl Drop for ReplayBuffer {
     fn drop(&mut self) {
         self.bytes.fetch_sub(self.state.borrow().size, Ordering::Relaxed);
     }
@@ -175,27 +175,27 @@ impl State {
 
 /// The driver's end. Dropping it says that nothing follows.
 #[derive(Debug)]
-pub(super) struct Writer(Arc<Log>);
+pub(in crate::face) struct Writer(Arc<ReplayBuffer>);
 
 impl Writer {
     /// What the events of the stream are called by.
-    pub(super) fn stream(&self) -> u128 {
+    pub(in crate::face) fn stream(&self) -> u128 {
         self.0.stream
     }
 
     /// Says something, once the reader has room. False if nobody is there to read it. Cancel safe.
-    pub(super) async fn say(&self, text: Bytes, unheard: Unheard) -> bool {
+    pub(in crate::face) async fn say(&self, text: Bytes, unheard: Unheard) -> bool {
         self.0.say(text, unheard).await
     }
 
     /// Says the last of all. False if nobody is there to read it.
-    pub(super) fn finish(&self, ending: Ending) -> bool {
+    pub(in crate::face) fn finish(&self, ending: Ending) -> bool {
         self.0.finish(ending)
     }
 
     /// Says that this follows, and nothing else. Returns once somebody reads it. Cancel safe, but for [`Writer::close`],
     /// which takes it back.
-    pub(super) async fn hand_over(&self, rest: ResponseBody) {
+    pub(in crate::face) async fn hand_over(&self, rest: ResponseBody) {
         self.0.state.send_modify(|state| {
             *state.rest.get_mut() = Some(rest);
             (state.is_closed, state.is_unwanted) = (true, true);
@@ -205,7 +205,7 @@ impl Writer {
     }
 
     /// Returns once nobody was there to read for so long. Cancel safe.
-    pub(super) async fn deserted(&self, patience: Duration) {
+    pub(in crate::face) async fn deserted(&self, patience: Duration) {
         let mut state = self.0.state.subscribe();
         loop {
             // The other end of this is held here.
@@ -218,7 +218,7 @@ impl Writer {
     }
 
     /// Says that nothing follows, because its client wants nothing or has it all.
-    pub(super) fn close(&self) {
+    pub(in crate::face) fn close(&self) {
         self.0.state.send_modify(|state| {
             *state.rest.get_mut() = None;
             (state.is_closed, state.is_unwanted) = (true, true);
@@ -234,20 +234,20 @@ impl Drop for Writer {
 
 /// The client's end. Dropping it means that the client left, or lost its stream.
 #[derive(Debug)]
-pub(super) struct Reader {
-    log: Arc<Log>,
+pub(in crate::face) struct Reader {
+    log: Arc<ReplayBuffer>,
     own: u64,
     state: watch::Receiver<State>,
 }
 
 impl Reader {
     /// What the events of the stream are called by.
-    pub(super) fn stream(&self) -> u128 {
+    pub(in crate::face) fn stream(&self) -> u128 {
         self.log.stream
     }
 
     /// The next word; `None` where nothing follows, or another reader took over. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<Word> {
+    pub(in crate::face) async fn next(&mut self) -> Option<Word> {
         let own = self.own;
         let is_due = |state: &State| state.reader != Some(own) || state.unread() > 0 || state.is_over();
         self.state.wait_for(is_due).await.ok()?;
@@ -305,7 +305,7 @@ impl Drop for Reader {
 
 /// The streams that can be taken up again.
 #[derive(Debug, Default)]
-pub(in crate::face::session) struct Logs {
+pub(in crate::face) struct ReplayBuffers {
     kept: Mutex<Kept>,
     bytes: Arc<AtomicUsize>,
 }
@@ -323,20 +323,20 @@ struct Stream {
     id: u128,
     /// The request that is answered on it.
     request: RequestId,
-    log: Arc<Log>,
+    log: Arc<ReplayBuffer>,
     is_answered: bool,
 }
 
-impl Logs {
-    /// A call's log, which cannot be taken up before it is [`Logs::keep`]t.
-    pub(super) fn begin(&self, stream: u128) -> (Writer, Reader) {
-        let log = Log::new(stream, Arc::clone(&self.bytes));
+impl ReplayBuffers {
+    /// A call's log, which cannot be taken up before it is [`ReplayBuffers::keep`]t.
+    pub(in crate::face) fn begin(&self, stream: u128) -> (Writer, Reader) {
+        let log = ReplayBuffer::new(stream, Arc::clone(&self.bytes));
         let reader = log.read_after(0);
         (Writer(log), reader)
     }
 
     /// Keeps a log whose client learns the stream's id now.
-    pub(super) fn keep(&self, nonce: u128, request: RequestId, reader: &Reader) {
+    pub(in crate::face) fn keep(&self, nonce: u128, request: RequestId, reader: &Reader) {
         let (log, id) = (&reader.log, reader.log.stream);
         let mut kept = self.kept.lock();
         let streams = kept.by_session.entry(nonce).or_default();
@@ -349,14 +349,14 @@ impl Logs {
     }
 
     /// Takes note that a call may have its answer.
-    pub(super) fn answered(&self, (nonce, id): (u128, u128)) {
+    pub(in crate::face) fn answered(&self, (nonce, id): (u128, u128)) {
         let mut kept = self.kept.lock();
         self.settle(&mut kept, (nonce, id));
         self.tidy(&mut kept);
     }
 
     /// The stream that a client names, from the event after `number` on.
-    pub(super) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, Reader)> {
+    pub(in crate::face) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, Reader)> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);
         let stream = kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?;
@@ -364,7 +364,7 @@ impl Logs {
     }
 
     /// Forgets the streams of a session that has ended.
-    pub(in crate::face::session) fn forget(&self, nonce: u128) {
+    pub(in crate::face) fn forget(&self, nonce: u128) {
         self.kept.lock().by_session.remove(&nonce);
     }
 
@@ -399,12 +399,12 @@ impl Logs {
 }
 
 /// How an event of a stream is called: by its stream, so that nothing of another one is ever replayed.
-pub(super) fn event_id(stream: u128, number: u64) -> String {
+pub(in crate::face) fn event_id(stream: u128, number: u64) -> String {
     format!("{stream:032x}-{number}")
 }
 
 /// The stream and number in such a name.
-pub(super) fn read_event_id(text: &str) -> Option<(u128, u64)> {
+pub(in crate::face) fn read_event_id(text: &str) -> Option<(u128, u64)> {
     let (stream, number) = text.split_once('-')?;
     Some((u128::from_str_radix(stream, 16).ok().filter(|_| stream.len() == 32)?, number.parse().ok()?))
 }
@@ -424,7 +424,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_was_not_heard_is_said_to_whoever_takes_the_stream_up() {
-        let logs = Logs::default();
+        let logs = ReplayBuffers::default();
         let (writer, mut first) = logs.begin(7);
         logs.keep(1, RequestId::number(5), &first);
         for said in ["a", ": sign", "b"] {
@@ -452,7 +452,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_kept_has_bounds_and_an_end() {
-        let logs = Logs::default();
+        let logs = ReplayBuffers::default();
         let begin = |stream: u128| {
             let (writer, reader) = logs.begin(stream);
             logs.keep(1, RequestId::number(0), &reader);
@@ -485,7 +485,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn answers_are_few_however_small_they_are_and_however_many_sessions_they_are_of() {
-        let logs = Logs::default();
+        let logs = ReplayBuffers::default();
         for stream in 0..=ANSWERED_MAX as u128 {
             let (writer, reader) = logs.begin(stream);
             logs.keep(stream, RequestId::number(0), &reader);

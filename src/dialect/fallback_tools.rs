@@ -295,7 +295,7 @@ impl FaceDialect for FallbackTools {
     /// Reads the params of a call of one of the tools.
     fn decode(&self, _: &str, params: &Object) -> Result<Command, Complaint> {
         let named = params.get_str("name").and_then(|name| FallbackTool::named(&name));
-        let tool = named.ok_or(Complaint::UnknownTool)?.tool;
+        let tool = named.ok_or_else(|| Complaint::unknown_tool(Some(params)))?.tool;
         let asked = Asked::read(tool, params.get_object("arguments").as_ref());
         let id = asked.map_err(|why| Complaint::Params(Cow::Borrowed(why)))?.id.ok_or(Complaint::UnknownTask)?;
         Ok(match tool {

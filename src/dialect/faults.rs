@@ -1,12 +1,13 @@
 //! Gives every error its JSON-RPC code and its public words; no other file does.
 //!
 //! Every refusal is either a [`Complaint`] about the request itself or a [`GatewayFault`] about its
-//! fate. Words never repeat what a client or an upstream sent, but for method and header names.
+//! fate. Words never repeat what a client or an upstream sent, but for names of methods, headers, members and tools; what a
+//! client chose freely among them is bounded and without control characters.
 
 use std::borrow::Cow;
 
 use crate::task::{Executed, Exit, Failure, GatewayFault, Reason};
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault, method};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault, method, words};
 
 /// What is wrong with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +27,8 @@ pub enum Complaint {
     /// A parameter of a known method.
     Params(Cow<'static, str>),
     UnknownMethod(String),
-    UnknownTool,
+    /// By the name that was asked for, fit to be repeated; see [`Complaint::unknown_tool`].
+    UnknownTool(String),
     UnknownTask,
     /// A `requestState` that was not given out for this request, or has expired (B135).
     State,
@@ -46,6 +48,14 @@ pub enum Complaint {
 }
 
 impl Complaint {
+    /// The call with these params is of a tool that is not there.
+    #[must_use]
+    pub fn unknown_tool(params: Option<&Object>) -> Self {
+        Self::UnknownTool(
+            params.and_then(|params| params.get_str("name")).map(|tool| words::name(&tool)).unwrap_or_default(),
+        )
+    }
+
     /// The error object. `version` is the request's: the draft name of 2026-07-28 has another code for
     /// missing capabilities (T-80).
     #[must_use]
@@ -67,7 +77,8 @@ impl Complaint {
                     error
                 }
             }
-            Self::UnknownTool => RpcError::new(fault::INVALID_PARAMS, "Unknown tool"),
+            Self::UnknownTool(name) if name.is_empty() => RpcError::new(fault::INVALID_PARAMS, "Unknown tool"),
+            Self::UnknownTool(name) => RpcError::new(fault::INVALID_PARAMS, format!("Unknown tool: {name}")),
             Self::UnknownTask => RpcError::new(fault::INVALID_PARAMS, "Task not found"),
             Self::State => RpcError::new(fault::INVALID_PARAMS, "Invalid params: requestState is not valid here")
                 .with_data(&RefusedData { reason: "invalid_request_state" }),
@@ -83,7 +94,7 @@ impl Complaint {
                 message: "Missing required client capability".to_owned(),
                 data: Some(Payload::of(&RequiredCapabilities { required_capabilities: required })),
             },
-            Self::Version { requested } => RpcError::new(fault::UNSUPPORTED_VERSION, "Unsupported protocol version")
+            Self::Version { requested } => RpcError::new(fault::UNSUPPORTED_VERSION, unsupported_version())
                 .with_data(&SupportedVersions { supported: &supported(), requested }),
         }
     }
@@ -98,6 +109,17 @@ struct RefusedData {
 struct RequiredCapabilities<'a> {
     #[serde(rename = "requiredCapabilities")]
     required_capabilities: &'a Payload,
+}
+
+/// The data names the versions of this kind of request alone, so the words name the others.
+fn unsupported_version() -> String {
+    let in_sessions = ProtocolVersion::ALL.into_iter().filter(|version| !version.is_stateless());
+    let in_sessions: Vec<_> = in_sessions.map(ProtocolVersion::as_str).collect();
+    format!(
+        "Unsupported protocol version; requests without a session are served in {}, sessions (`initialize`) in {}",
+        supported().join(", "),
+        in_sessions.join(", ")
+    )
 }
 
 fn supported() -> [&'static str; 1] {
@@ -121,11 +143,11 @@ struct SupportedVersions<'a> {
 pub fn gateway_error(fault: &GatewayFault) -> RpcError {
     let words = match fault.exit {
         None => match fault.http_status {
-            Some(status) => format!("{} (HTTP {status})", words(fault.reason)),
-            None => words(fault.reason).to_owned(),
+            Some(status) => format!("{} (HTTP {status})", sentence(fault.reason)),
+            None => sentence(fault.reason).to_owned(),
         },
-        Some(Exit::Code(code)) => format!("{} (its process ended with exit status {code})", words(fault.reason)),
-        Some(Exit::Signal(signal)) => format!("{} (its process was ended by signal {signal})", words(fault.reason)),
+        Some(Exit::Code(code)) => format!("{} (its process ended with exit status {code})", sentence(fault.reason)),
+        Some(Exit::Signal(signal)) => format!("{} (its process was ended by signal {signal})", sentence(fault.reason)),
     };
     let (exit_status, exit_signal) = match fault.exit {
         None => (None, None),
@@ -276,7 +298,7 @@ const fn executed_key(executed: Executed) -> &'static str {
     }
 }
 
-const fn words(reason: Reason) -> &'static str {
+const fn sentence(reason: Reason) -> &'static str {
     match reason {
         Reason::UpstreamUnreachable => "The upstream server cannot be reached",
         Reason::UpstreamTls => "The upstream server does not speak TLS, or its certificate was not accepted",
@@ -297,15 +319,21 @@ const fn words(reason: Reason) -> &'static str {
             "The gateway ended again and again while the tool was running; the call is not taken up any more"
         }
         Reason::TooManyWaiters => "Too many requests wait for this task",
-        Reason::TooMuchStored => "Your tasks and their results take as much room as they may",
+        Reason::TooMuchStored => {
+            "Your tasks and their results take as much room as they may (`stored_bytes_per_principal_max`)"
+        }
         Reason::RateLimited => "There are too many requests",
-        Reason::TooManyTasks => "There are too many unfinished tasks",
+        Reason::TooManyTasks => {
+            "There are too many unfinished tasks (`tasks_per_principal_max`, or `tasks_max` for all)"
+        }
         Reason::TooManyListeners => "There are too many open streams of notifications",
         Reason::StoreFull => "The task store is full",
         Reason::StoreFailed => "The task store failed",
         Reason::StoreCorrupt => "What was stored of the task is damaged",
-        Reason::QueueFull => "Too many calls wait for this upstream server",
-        Reason::QueueDeadline => "The call waited too long for a place at the upstream server",
+        Reason::QueueFull => {
+            "Too many calls wait for this upstream server (`queue_max`, or `processes_max` of a program)"
+        }
+        Reason::QueueDeadline => "The call waited too long for a place at the upstream server (`queue_deadline`)",
         Reason::Draining => "The gateway is shutting down",
         Reason::Internal => "The gateway failed",
     }
@@ -325,7 +353,7 @@ mod tests {
         check(&Complaint::UnknownTask, r#"{"code":-32602,"message":"Task not found"}"#);
         check(
             &Complaint::Version { requested: "v9".to_owned() },
-            r#"{"code":-32022,"message":"Unsupported protocol version","data":{"supported":["2026-07-28"],"requested":"v9"}}"#,
+            r#"{"code":-32022,"message":"Unsupported protocol version; requests without a session are served in 2026-07-28, sessions (`initialize`) in 2024-11-05, 2025-03-26, 2025-06-18, 2025-11-25","data":{"supported":["2026-07-28"],"requested":"v9"}}"#,
         );
         check(
             &Complaint::Capability(Payload::empty_object()),
@@ -343,6 +371,9 @@ mod tests {
             &Complaint::Misnamed,
             r#"{"code":-32602,"message":"Invalid params: the idempotency key belongs to another call","data":{"reason":"idempotency_mismatch"}}"#,
         );
+        let params = Object::of(&Payload::of(&serde_json::json!({ "name": "re\u{1b}port" })));
+        check(&Complaint::unknown_tool(params.as_ref()), r#"{"code":-32602,"message":"Unknown tool: report"}"#);
+        check(&Complaint::unknown_tool(None), r#"{"code":-32602,"message":"Unknown tool"}"#);
         check(&Complaint::UnknownMethod("x".to_owned()), r#"{"code":-32601,"message":"Method not found: x"}"#);
     }
 

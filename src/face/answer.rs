@@ -54,7 +54,7 @@ impl Addressee {
             | Complaint::Version { .. } => StatusCode::BAD_REQUEST,
             Complaint::UnknownMethod(_) => StatusCode::NOT_FOUND,
             Complaint::Params(_)
-            | Complaint::UnknownTool
+            | Complaint::UnknownTool(_)
             | Complaint::UnknownTask
             | Complaint::State
             | Complaint::Misnamed

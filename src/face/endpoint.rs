@@ -239,7 +239,7 @@ pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, Complaint)
             };
             (id, complaint)
         }
-        EnvelopeError::Shape { what, id } => (id, Complaint::NotARequest(Cow::Borrowed(what))),
+        EnvelopeError::Shape { what, id } => (id, Complaint::NotARequest(what)),
         EnvelopeError::Batch => (None, Complaint::NotARequest(Cow::Borrowed("a batch is not accepted here"))),
     }
 }

@@ -157,8 +157,8 @@ impl Namer {
     }
 }
 
-fn unknown_tool() -> RpcError {
-    Complaint::UnknownTool.to_error(ProtocolVersion::NEWEST_SESSION)
+fn unknown_tool(params: Option<&Object>) -> RpcError {
+    Complaint::unknown_tool(params).to_error(ProtocolVersion::NEWEST_SESSION)
 }
 
 /// An upstream whose tools have other names.
@@ -180,13 +180,16 @@ impl Upstream for NamedUpstream {
 
     async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
         match &*request.method {
-            method::TOOLS_CALL => match self.namer.called(request.params.as_ref().and_then(Object::of).as_ref()) {
-                Called::As(_, params) => {
-                    self.inner.begin(UpstreamRequest { params: Some(params), ..request }, context).await
+            method::TOOLS_CALL => {
+                let params = request.params.as_ref().and_then(Object::of);
+                match self.namer.called(params.as_ref()) {
+                    Called::As(_, params) => {
+                        self.inner.begin(UpstreamRequest { params: Some(params), ..request }, context).await
+                    }
+                    Called::AsItIs => self.inner.begin(request, context).await,
+                    Called::Unknown => Ok(Box::new(Refused(unknown_tool(params.as_ref())))),
                 }
-                Called::AsItIs => self.inner.begin(request, context).await,
-                Called::Unknown => Ok(Box::new(Refused)),
-            },
+            }
             method::TOOLS_LIST => {
                 let inner = self.inner.begin(request, context).await?;
                 Ok(Box::new(Listing { inner, namer: Arc::clone(&self.namer) }))
@@ -236,12 +239,12 @@ impl Upstream for NamedUpstream {
 }
 
 /// The call of a tool that clients do not know: nothing is sent.
-struct Refused;
+struct Refused(RpcError);
 
 #[async_trait]
 impl Exchange for Refused {
     async fn next(&mut self) -> ExchangeEvent {
-        ExchangeEvent::Faulted(unknown_tool())
+        ExchangeEvent::Faulted(self.0.clone())
     }
 
     async fn answer(&mut self, _: &Payload, _: Answer) -> Result<(), Lost> {
@@ -297,7 +300,7 @@ enum Going {
     /// Under another name.
     Renamed(String, Bytes),
     /// To no tool.
-    Nowhere(RequestId),
+    Nowhere(RequestId, RpcError),
     /// A tool list is wanted.
     ForList(Bytes),
 }
@@ -322,7 +325,7 @@ impl NamedConduit {
                 Going::Renamed(own, envelope::request(&request.id, &request.method, Some(&params)))
             }
             Called::AsItIs => Going::On(bytes),
-            Called::Unknown => Going::Nowhere(request.id.clone()),
+            Called::Unknown => Going::Nowhere(request.id.clone(), unknown_tool(request.params.object())),
         }
     }
 }
@@ -368,7 +371,7 @@ impl Conduit for NamedConduit {
                 }
                 self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await
             }
-            Going::Nowhere(id) => Ok(refusal(&id)),
+            Going::Nowhere(id, error) => Ok(refusal(&id, &error)),
             Going::ForList(message) => {
                 let response = self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await?;
                 Arc::clone(&self.namer).answer(response).await
@@ -389,12 +392,12 @@ impl Conduit for NamedConduit {
     }
 }
 
-fn refusal(id: &RequestId) -> ConduitResponse {
+fn refusal(id: &RequestId, error: &RpcError) -> ConduitResponse {
     ConduitResponse {
         status: StatusCode::OK,
         content: Content::Json,
         retry_after: None,
         session: None,
-        body: full_body(envelope::error(Some(id), &unknown_tool())),
+        body: full_body(envelope::error(Some(id), error)),
     }
 }

@@ -316,7 +316,8 @@ impl StatelessFace {
         let context = self.context(inquiry, self.served.timeouts);
         let list = self.catalog.list_with(&tool, &context).await;
         let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
-        let mirrored_arguments = list.mirrored(&tool).ok_or_else(|| refuse(&Complaint::UnknownTool))?;
+        let mirrored_arguments =
+            list.mirrored(&tool).ok_or_else(|| refuse(&Complaint::unknown_tool(Some(inquiry.params))))?;
         if inquiry.carriage == Carriage::Request {
             mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;

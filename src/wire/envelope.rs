@@ -15,7 +15,7 @@ use bytes::{Bytes, BytesMut};
 
 use super::payload::write_string;
 use super::scan::{self, Member, Place};
-use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method};
+use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method, words};
 
 pub use batch::{is_batch, read_batch, split_batch};
 pub use glimpse::{Glimpse, asked_in, glimpse};
@@ -92,7 +92,7 @@ pub enum EnvelopeError {
     Scan { error: ScanError, id: Option<RequestId> },
     /// Well-formed JSON that is no JSON-RPC message; `what` names the member.
     #[error("{what}")]
-    Shape { what: &'static str, id: Option<RequestId> },
+    Shape { what: Cow<'static, str>, id: Option<RequestId> },
     /// A top-level array.
     #[error("a batch is not accepted here")]
     Batch,
@@ -111,10 +111,14 @@ pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> 
     match text[outline.root.start] {
         b'{' => (),
         b'[' => return Err(EnvelopeError::Batch),
-        _ => return Err(EnvelopeError::Shape { what: "a message is an object", id: None }),
+        _ => return Err(EnvelopeError::Shape { what: Cow::Borrowed("a message is an object"), id: None }),
+    }
+    if let Some(unknown) = &parts.unknown {
+        let what = format!("an envelope has the unknown member `{unknown}`");
+        return Err(EnvelopeError::Shape { what: Cow::Owned(what), id: parts.usable_id() });
     }
     let told = parts.tell_apart(&outline.members);
-    told.map_err(|what| EnvelopeError::Shape { what, id: parts.usable_id() })
+    told.map_err(|what| EnvelopeError::Shape { what: Cow::Borrowed(what), id: parts.usable_id() })
 }
 
 /// Where the members of an envelope stand.
@@ -127,7 +131,8 @@ struct Parts<'t> {
     params: Option<Range<usize>>,
     result: Option<Range<usize>>,
     error: Option<Range<usize>>,
-    has_unknown: bool,
+    /// The first member that no envelope has, as it may be repeated.
+    unknown: Option<String>,
 }
 
 impl<'t> Parts<'t> {
@@ -140,11 +145,12 @@ impl<'t> Parts<'t> {
             params: None,
             result: None,
             error: None,
-            has_unknown: false,
+            unknown: None,
         };
         for member in members.iter().filter(|member| member.place == Place::Root) {
             let raw = std::str::from_utf8(&text[member.key.clone()]).expect("scanned text is UTF-8");
-            let part = match member.decode(raw).as_ref() {
+            let key = member.decode(raw);
+            let part = match key.as_ref() {
                 "jsonrpc" => &mut parts.jsonrpc,
                 "id" => &mut parts.id,
                 "method" => &mut parts.method,
@@ -152,7 +158,7 @@ impl<'t> Parts<'t> {
                 "result" => &mut parts.result,
                 "error" => &mut parts.error,
                 _ => {
-                    parts.has_unknown = true;
+                    parts.unknown.get_or_insert_with(|| words::name(&key));
                     continue;
                 }
             };
@@ -168,9 +174,6 @@ impl<'t> Parts<'t> {
 
     /// The message, or what is wrong with it.
     fn tell_apart(&self, members: &[Member]) -> Result<Message, &'static str> {
-        if self.has_unknown {
-            return Err("an envelope has an unknown member");
-        }
         let version = self.jsonrpc.clone().and_then(|span| self.string(span));
         if version.as_deref() != Some("2.0") {
             return Err("`jsonrpc` is not \"2.0\"");

@@ -6,6 +6,8 @@ use super::{Object, Payload};
 
 /// Longest status text that is kept, in bytes (U26).
 pub const STATUS_BYTES_MAX: usize = 1024;
+/// Longest name that is repeated in a sentence, in bytes.
+pub const NAME_BYTES_MAX: usize = 128;
 
 /// Makes an upstream's words fit to be a status line: no control or bidirectional-override
 /// characters, at most [`STATUS_BYTES_MAX`] bytes, cut between characters. `None` if nothing is left.
@@ -19,6 +21,21 @@ pub fn status_text(words: &str) -> Option<Arc<str>> {
         text.push(c);
     }
     (!text.is_empty()).then(|| Arc::from(text))
+}
+
+/// A name that somebody else chose, fit to stand in a sentence: without control and bidirectional-override characters, and
+/// no longer than [`NAME_BYTES_MAX`] and a sign that it was cut.
+#[must_use]
+pub fn name(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len().min(NAME_BYTES_MAX));
+    for c in text.chars().filter(|c| !is_hidden(*c)) {
+        if shown.len() + c.len_utf8() > NAME_BYTES_MAX {
+            shown.push('…');
+            break;
+        }
+        shown.push(c);
+    }
+    shown
 }
 
 /// The first text block of a tool's result. Takes time in proportion to the result.
@@ -49,5 +66,12 @@ mod tests {
         let cut = status_text(&long).unwrap();
         assert_eq!(cut.len(), STATUS_BYTES_MAX);
         assert!(cut.chars().all(|c| c == 'é'));
+    }
+
+    #[test]
+    fn a_name_in_a_sentence_is_short_and_plain() {
+        assert_eq!(name("ad\u{1b}[31mmin\u{202e}\n"), "ad[31mmin");
+        assert_eq!(name(&"é".repeat(64)), "é".repeat(64));
+        assert_eq!(name(&"é".repeat(65)), format!("{}…", "é".repeat(64)));
     }
 }

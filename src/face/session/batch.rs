@@ -31,7 +31,7 @@ pub(super) async fn post(
         if let Ok(Message::Request(request)) = &read
             && let Some(hidden) = Box::pin(shared.hidden(&session, &inbound.principal, request, &mut asked)).await
         {
-            driven.push(stream::iter([Saying::Last(hidden.message(&request.id))]).boxed());
+            driven.push(stream::iter([Saying::Last(hidden.message(request))]).boxed());
             continue;
         }
         match read {

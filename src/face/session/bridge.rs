@@ -128,7 +128,7 @@ pub(super) async fn post_batch(
         if let Ok(Message::Request(request)) = &read
             && let Some(hidden) = Box::pin(shared.hidden(&session, &inbound.principal, request, &mut asked)).await
         {
-            answers.insert(place, hidden.message(&request.id));
+            answers.insert(place, hidden.message(request));
             continue;
         }
         match batch_answer(shared, &session, read, &caller) {

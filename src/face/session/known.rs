@@ -22,7 +22,7 @@ use crate::face::catalog::Catalog;
 use crate::face::http::{Inbound, Response};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::Request;
-use crate::wire::{Object, ProtocolVersion, RequestId, RpcError, envelope, method};
+use crate::wire::{Object, ProtocolVersion, RpcError, envelope, method};
 
 /// Sessions whose tools are remembered; the one used longest ago falls out.
 const SESSIONS_MAX: usize = 1_024;
@@ -161,18 +161,18 @@ impl Hidden {
     pub(super) fn answer(self, request: &Request, inbound: &Inbound) -> Response {
         let addressee = addressee(Some(&request.id), inbound.accepted);
         match self {
-            Self::Unknown => refuse(&addressee, &Complaint::UnknownTool),
+            Self::Unknown => refuse(&addressee, &Complaint::unknown_tool(request.params.object())),
             Self::Untold => addressee.error(http::StatusCode::OK, &untold()),
         }
     }
 
     /// The answer as a message of an array.
-    pub(super) fn message(self, id: &RequestId) -> Bytes {
+    pub(super) fn message(self, request: &Request) -> Bytes {
         let error = match self {
-            Self::Unknown => Complaint::UnknownTool.to_error(ProtocolVersion::V2025_03_26),
+            Self::Unknown => Complaint::unknown_tool(request.params.object()).to_error(ProtocolVersion::V2025_03_26),
             Self::Untold => untold(),
         };
-        envelope::error(Some(id), &error)
+        envelope::error(Some(&request.id), &error)
     }
 }
 

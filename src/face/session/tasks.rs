@@ -162,7 +162,7 @@ impl Shared {
         let addressee = addressee(Some(&call.request.id), asking.accepted);
         self.note_tasks(&asking.session);
         let Some(params) = call.request.params.object() else {
-            return refuse(&addressee, &Complaint::UnknownTool);
+            return refuse(&addressee, &Complaint::unknown_tool(None));
         };
         let names = named::Names::of(asking.principal, Some(asking.session.token.nonce));
         let idempotency = match named::read(asking.headers, params, names, self.served.conduit.name(), &call.tool) {
@@ -170,7 +170,7 @@ impl Shared {
             Err(complaint) => return refuse(&addressee, &complaint),
         };
         if !Box::pin(self.may_begin(&asking.session, asking.principal, &call.tool)).await {
-            return refuse(&addressee, &Complaint::UnknownTool);
+            return refuse(&addressee, &Complaint::unknown_tool(Some(params)));
         }
         let native = self.native_task(&asking, &call.tool).await;
         let rising = progress_token(params).map(|token| Arc::new(Mutex::new(MonotonicProgress::new(token))));

@@ -1,5 +1,7 @@
 //! Reads arrays of messages, which 2025-03-26 alone has (LEG-12).
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 
 use super::{EnvelopeError, Message, read};
@@ -38,7 +40,7 @@ pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Res
     let array = text.slice(outline.root);
     let spans: Vec<_> = walk::items(&array).take(messages_max.saturating_add(1)).collect();
     if spans.is_empty() {
-        return Err(EnvelopeError::Shape { what: "a batch is empty", id: None });
+        return Err(EnvelopeError::Shape { what: Cow::Borrowed("a batch is empty"), id: None });
     }
     if spans.len() > messages_max {
         return Err(refused(ScanError::TooManyNodes { at: spans[messages_max].start }));

@@ -11,7 +11,7 @@ fn read_text(text: &str) -> Result<Message, EnvelopeError> {
 fn check_refused(text: &str, expected: &str, echoed: Option<&str>) {
     let (kind, id) = match read_text(text).expect_err(text) {
         EnvelopeError::Scan { error, id } => (format!("{error:?}"), id),
-        EnvelopeError::Shape { what, id } => (what.to_owned(), id),
+        EnvelopeError::Shape { what, id } => (what.into_owned(), id),
         EnvelopeError::Batch => ("batch".to_owned(), None),
     };
     assert!(kind.contains(expected), "{text}: {kind}");

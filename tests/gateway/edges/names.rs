@@ -22,9 +22,9 @@ async fn every_kind_of_client_lists_and_calls_tools_by_the_operators_names() {
             ("make_report", "generate_report"),
             ("make_map", "generate_map"),
             ("plain", "plain"),
-            ("generate_report", "-32602 Unknown tool"),
-            ("admin_drop", "-32602 Unknown tool"),
-            ("region", "-32602 Unknown tool"),
+            ("generate_report", "-32602 Unknown tool: generate_report"),
+            ("admin_drop", "-32602 Unknown tool: admin_drop"),
+            ("region", "-32602 Unknown tool: region"),
         ] {
             assert_eq!(person.call(tool).await, expected, "{client} {kind} {tool}");
         }
@@ -105,9 +105,10 @@ async fn no_other_spelling_of_a_hidden_name_reaches_the_server() {
         let gate = Gate::with(server.address, RULES).await;
         let person = Person::meet(&gate, client).await;
         for tool in spellings {
-            assert_eq!(person.call(tool).await, "-32602 Unknown tool", "{client} {kind} {tool:?}");
+            let expected = format!("-32602 Unknown tool: {}", tool);
+            assert_eq!(person.call(tool).await, expected, "{client} {kind} {tool:?}");
             let task = json!({"name": tool, "arguments": {}, "task": {}});
-            assert_eq!(said(&person.ask("tools/call", task).await), "-32602 Unknown tool", "{client} {kind} {tool:?}");
+            assert_eq!(said(&person.ask("tools/call", task).await), expected, "{client} {kind} {tool:?}");
         }
         let older = gate.client_of("2025-03-26").await;
         let params = json!({"name": spellings[0], "arguments": {}});
@@ -154,7 +155,7 @@ async fn a_call_of_no_tool_gets_no_handle_though_it_asks_for_a_task() {
         let person = Person::meet(&gate, SESSION).await;
         for tool in ["nobody", if rules.is_empty() { "nothing" } else { "admin_drop" }] {
             let answer = person.ask("tools/call", json!({"name": tool, "arguments": {}, "task": {}})).await;
-            assert_eq!(said(&answer), "-32602 Unknown tool", "{kind} {tool}");
+            assert_eq!(said(&answer), format!("-32602 Unknown tool: {tool}"), "{kind} {tool}");
         }
         assert_eq!(server.world.count("tools/call"), 0, "{kind}");
         let answer = person.ask("tools/call", json!({"name": "plain", "arguments": {}, "task": {}})).await;

@@ -18,6 +18,7 @@ use tokio_util::sync::CancellationToken;
 use super::answer::Addressee;
 use super::http::Response;
 use crate::dialect::PeerDialect;
+use crate::dialect::faults::reason_key;
 use crate::dialect::peer::{Refusal, Refused};
 use crate::dialect::relay_core_2025_11_25::TaskSupport;
 use crate::metric;
@@ -133,7 +134,7 @@ impl ToolList {
 /// Why there is no list.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum CatalogError {
-    #[error("the upstream gave no tool list: {:?}", .0.reason)]
+    #[error("the upstream gave no tool list: {}", reason_key(.0.reason))]
     Gateway(GatewayFault),
     #[error("the upstream refused to list its tools: {}", .0.message)]
     Upstream(RpcError),

@@ -22,6 +22,7 @@ use super::fallback::Fallback;
 use super::http::client::{HandedOver, HttpClient};
 use super::http::post::Outgoing;
 use super::standing::{Standing, Trouble};
+use crate::dialect::faults::reason_key;
 use crate::task::{GatewayFault, Reason};
 
 /// The way to one upstream.
@@ -88,7 +89,7 @@ impl Carrier {
 
 /// Why an answer broke off, where a stand knows more than that it did; the inside of an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
-#[error("the answer broke off: {:?}", .0.reason)]
+#[error("the answer broke off: {}", reason_key(.0.reason))]
 pub(crate) struct BrokenOff(pub(crate) GatewayFault);
 
 impl BrokenOff {

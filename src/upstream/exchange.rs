@@ -11,6 +11,7 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 use super::{Era, Forwarded};
+use crate::dialect::faults::reason_key;
 use crate::dialect::subscriptions::Wishes;
 pub use crate::task::Answer;
 use crate::task::{CallLimits, GatewayFault, Principal};
@@ -309,13 +310,13 @@ pub struct Progress {
 
 /// Why an exchange ends without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the upstream gave no answer: {:?}", .0.reason)]
+#[error("the upstream gave no answer: {}", reason_key(.0.reason))]
 pub struct Lost(pub GatewayFault);
 
 /// Why an exchange did not begin; nothing was sent.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum BeginError {
-    #[error("the upstream cannot be called: {:?}", .0.reason)]
+    #[error("the upstream cannot be called: {}", reason_key(.0.reason))]
     Gateway(GatewayFault),
     /// The upstream refused the handshake with a JSON-RPC error.
     #[error("the upstream refused the handshake: {}", .0.message)]

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 use super::line::{Ending, Events, Line, Said, malformed};
 use super::questions::Questions;
 use super::task::TaskSlot;
+use crate::dialect::faults::reason_key;
 use crate::task::{Executed, Reason};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::{Answer, ExchangeEvent};
@@ -157,7 +158,8 @@ fn told(name: &str, result: &Payload) -> Result<Told, Ending> {
         "input_required" if may_ask(name) => Ok(Told::Asks(object)),
         "task" if name == method::TOOLS_CALL => Ok(Told::Task(object)),
         _ => {
-            tracing::warn!(method = name, reason = ?Reason::UpstreamMalformed, "a result is of a type that it may not have");
+            let reason = reason_key(Reason::UpstreamMalformed);
+            tracing::warn!(method = name, reason, "a result is of a type that it may not have");
             Err(malformed(Executed::Yes))
         }
     }

@@ -56,6 +56,8 @@ pub use wrap::wrap;
 
 /// A configuration with mistakes, in itself or in a file that it names (`EX_USAGE`).
 pub const EXIT_CONFIG: u8 = 64;
+/// What is asked for is not there: a server that nobody reaches, a program that is not installed (`EX_UNAVAILABLE`).
+pub const EXIT_UNAVAILABLE: u8 = 69;
 
 /// How long before the end of a drain the streams of those who listen are ended.
 const FAREWELL: Duration = Duration::from_secs(1);

@@ -48,8 +48,8 @@ use wrap::WrapArguments;
 
 /// A mistake in the command line or in a configuration file (`EX_USAGE`).
 const USAGE: u8 = 64;
-/// The other side cannot be reached (`EX_UNAVAILABLE`).
-const UNAVAILABLE: u8 = 69;
+/// The other side cannot be reached.
+const UNAVAILABLE: u8 = app::EXIT_UNAVAILABLE;
 /// Something else went wrong (`EX_SOFTWARE`).
 const SOFTWARE: u8 = 70;
 const CONFIG_VARIABLE: &str = "TASKGATE_CONFIG";
@@ -99,6 +99,9 @@ enum Command {
     /// to it over stdin and stdout. Slow calls become tasks for hosts that know tasks, and are held for all others.
     ///
     /// Ends with its host, and the server with it. Logs go to stderr.
+    ///
+    /// Exit codes: 0 if the host or a signal ended it, 64 for a mistake in the command line, 69 if the program is not found,
+    /// 70 for something else, 74 and 75 if the store cannot be used or is open elsewhere.
     #[command(
         override_usage = "taskgate wrap [OPTIONS] -- COMMAND [ARGUMENT]...\n       taskgate wrap [OPTIONS] --url URL"
     )]

@@ -1,5 +1,6 @@
 //! Runs the gateway between one host and one server: standard input and output on the host's side, no listeners.
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,9 +44,15 @@ const PAGE: usize = 100;
 ///
 /// # Errors
 /// If the store cannot be had, or the host wrote what cannot be read. What is wrong with a file or a store is printed,
-/// and ends with the code that [`super::serve`] has for it.
+/// and ends with the code that [`super::serve`] has for it; a program that is not there ends with
+/// [`EXIT_UNAVAILABLE`](super::EXIT_UNAVAILABLE).
 pub async fn wrap(config: Config) -> anyhow::Result<ExitCode> {
     telemetry::install_logs(LogFormat::Auto)?;
+    let programs = config.upstreams.iter().filter_map(|upstream| upstream.server.stdio());
+    if let Some(missing) = programs.filter_map(|program| program.find_program().err()).next() {
+        writeln!(io::stderr(), "taskgate: {missing}").context("cannot print the mistake")?;
+        return Ok(ExitCode::from(super::EXIT_UNAVAILABLE));
+    }
     // Listening for signals begins before anything is started: none may be missed.
     let mut signals = Signals::new()?;
     let body_bytes_max = config.listen.body_bytes_max.get();

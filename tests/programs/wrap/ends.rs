@@ -1,5 +1,7 @@
 //! How it ends, and what is left.
 
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
 
 use serde_json::json;
@@ -103,14 +105,36 @@ async fn a_task_is_found_again_by_the_next_life_with_a_store() {
 }
 
 #[tokio::test]
+async fn a_program_that_is_not_there_is_named_and_ends_it() {
+    for (program, words) in [
+        ("/nowhere/to-be-found", "/nowhere/to-be-found: is not found\n"),
+        (
+            "taskgate-no-such-program",
+            "taskgate-no-such-program: is not found in PATH; install it, or write the path of its file\n",
+        ),
+    ] {
+        let mut host = Host::with(GRACE, &["--", program].map(str::to_owned), &[]);
+        let (status, said) = host.ended().await;
+        assert_eq!((status.code(), said.as_str()), (Some(69), ""));
+        assert_eq!(host.log(), format!("taskgate: {words}"));
+    }
+}
+
+#[tokio::test]
 async fn a_program_that_cannot_be_started_is_named_and_its_exit_status_told() {
-    let missing = ["--", "/nowhere/to-be-found"].map(str::to_owned);
-    let mut host = Host::with(GRACE, &missing, &[("TASKGATE_LOG", "taskgate=debug")]);
+    // It is there and may be run, but what is to run it is not.
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    fs::write(&script, "#!/nowhere/to-be-found\n").unwrap();
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o700)).unwrap();
+    let script = script.display().to_string();
+    let wrapped = ["--".to_owned(), script.clone()];
+    let mut host = Host::with(GRACE, &wrapped, &[("TASKGATE_LOG", "taskgate=debug")]);
     host.ask(1, "tools/call", alone(greet(), false)).await;
     let error = host.answer(1).await["error"].take();
     assert_eq!((&error["data"]["exitStatus"], &error["data"]["executed"]), (&json!(127), &json!("no")), "{error}");
     assert!(error["message"].as_str().unwrap().contains("127"), "{error}");
-    assert!(host.log().contains("/nowhere/to-be-found cannot be started"), "{}", host.log());
+    assert!(host.log().contains(&format!("{script} cannot be started")), "{}", host.log());
     host.leave();
     assert!(host.ended().await.0.success(), "the host hears of it from its calls");
     // One that ends by itself before it has said anything.

@@ -36,7 +36,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::cause::Chain;
 use crate::demo::{self, DemoServer};
-use crate::task::{Clock as _, SystemClock};
 use crate::upstream::http::credential::secret_value;
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{app, config, tls};
@@ -260,17 +259,9 @@ fn hint(error: &clap::Error) -> Option<&'static str> {
 /// Prints mistakes as they are, so that the text is the one that `serve` refuses the file with. The files that a
 /// good configuration names are read too; none is made.
 fn check(file: &Path) -> ExitCode {
-    match config::load(file, &|name| env::var(name).ok()) {
+    match app::files::load(file) {
         Ok(loaded) => {
-            let files = app::files::check(&loaded.config, SystemClock.now());
-            if let Err(mistakes) = files {
-                write_line(mistakes);
-                return ExitCode::from(USAGE);
-            }
             for warning in &loaded.warnings {
-                write_line(format_args!("warning: {warning}"));
-            }
-            for warning in app::programs::warnings(&loaded.config) {
                 write_line(format_args!("warning: {warning}"));
             }
             if let Some(folder) = app::tasks::in_use(&loaded.config) {

@@ -21,7 +21,7 @@ use toml::de::DeTable;
 use url::Url;
 
 use error::Report;
-pub use error::{ConfigError, Mistake};
+pub use error::{ConfigError, Findings, Mistake};
 pub use section::Takes;
 use section::{Source, Unknown};
 
@@ -184,15 +184,20 @@ impl Config {
     }
 }
 
-/// Reads the file at `path`. `env` looks up `${VAR}`.
+/// Reads the file at `path`. `env` looks up `${VAR}`, `look` looks at what the configuration names, mistakes in the file or
+/// not: where something is wrong with a value, a default stands in its place.
 ///
 /// # Errors
-/// Every mistake in the file; or the one that it cannot be read.
-pub fn load(path: &Path, env: &dyn Fn(&str) -> Option<String>) -> Result<Loaded, ConfigError> {
+/// Every mistake in the file and in what it names; or the one that it cannot be read.
+pub fn load(
+    path: &Path,
+    env: &dyn Fn(&str) -> Option<String>,
+    look: &dyn Fn(&Config) -> Findings,
+) -> Result<Loaded, ConfigError> {
     let name = path.display().to_string();
     let bytes = read_bounded(path).map_err(|error| refused(&name, None, format!("cannot be read: {error}")))?;
     match std::str::from_utf8(&bytes) {
-        Ok(text) => parse(&name, text, env),
+        Ok(text) => parse_and(&name, text, env, look),
         // Too large comes first: a cut may go through a character.
         Err(_) if bytes.len() > FILE_BYTES_MAX => Err(too_large(&name)),
         Err(error) => {
@@ -207,6 +212,15 @@ pub fn load(path: &Path, env: &dyn Fn(&str) -> Option<String>) -> Result<Loaded,
 /// # Errors
 /// Every mistake in the text. Where it is not TOML, only that: anything else would follow from it.
 pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Loaded, ConfigError> {
+    parse_and(name, text, env, &|_| Findings::default())
+}
+
+fn parse_and(
+    name: &str,
+    text: &str,
+    env: &dyn Fn(&str) -> Option<String>,
+    look: &dyn Fn(&Config) -> Findings,
+) -> Result<Loaded, ConfigError> {
     if text.len() > FILE_BYTES_MAX {
         return Err(too_large(name));
     }
@@ -226,12 +240,13 @@ pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Re
         return Err(source.report.into_error());
     }
     let raw = raw::read(source.root(tree.get_ref()));
-    let Source { mut report, unknown, .. } = source;
+    let Source { mut report, unknown, lines, .. } = source;
     let known: Vec<String> = known_keys().into_keys().collect();
     for key in &unknown {
         report.mistake(&key.place, advice(key, &known));
     }
     let config = resolve::resolve(&raw, &mut report);
+    report.seen(look(&config), &lines);
     Ok(Loaded { warnings: report.into_result()?, config })
 }
 

@@ -59,6 +59,24 @@ pub enum TlsFileError {
     NotValidYet { path: PathBuf },
 }
 
+impl TlsFileError {
+    /// The file that is to blame.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::Unreadable { path, .. }
+            | Self::Secret { path, .. }
+            | Self::TooLarge { path }
+            | Self::NoCertificate { path }
+            | Self::BadCertificate { path }
+            | Self::NoKey { path }
+            | Self::Mismatch { key: path, .. }
+            | Self::Expired { path }
+            | Self::NotValidYet { path } => path,
+        }
+    }
+}
+
 /// The crypto library that all TLS runs on.
 #[must_use]
 pub fn provider() -> Arc<CryptoProvider> {

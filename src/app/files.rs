@@ -1,17 +1,18 @@
 //! Checks the files that a configuration names before anything starts: every mistake at once.
 
+use std::env;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::api_key_files::{self, ApiKeyFileError};
 use super::keys::{self, KeyFileError};
-use super::tasks;
-use crate::config::Config;
+use super::{programs, tasks};
+use crate::config::{self, Config, ConfigError, Findings, Loaded};
 use crate::server::api_keys::{ApiKeys, AuthSettings, KeyRing};
 use crate::server::{Callers, OnePerson};
 use crate::store::OpenError;
-use crate::task::{Principal, Timestamp};
-use crate::tls::{TlsFileError, read_roots};
+use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
+use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::upstream::http::credential::CredentialError;
 use crate::upstream::stand::stdio::{self, VariableFileError};
 
@@ -57,6 +58,18 @@ impl From<KeyFileError> for FileMistakes {
     }
 }
 
+/// Reads a configuration and looks at every file, folder and program that it names. Makes none, and logs nothing.
+///
+/// # Errors
+/// Every mistake in the file and in what it names, each with its line.
+pub fn load(file: &Path) -> Result<Loaded, ConfigError> {
+    config::load(file, &|name| env::var(name).ok(), &|config| {
+        let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
+        let mistakes = wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect();
+        Findings { mistakes, warnings: programs::warnings(config).collect() }
+    })
+}
+
 /// Reads every file that is there to be read. Makes none.
 ///
 /// # Errors
@@ -64,8 +77,10 @@ impl From<KeyFileError> for FileMistakes {
 pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     let mut wrong = Vec::new();
     let mut note = |key: String, outcome: Result<(), FileError>| wrong.extend(outcome.err().map(|error| (key, error)));
-    if let Some(identity) = &config.listen.tls {
-        note("listen.tls".to_owned(), identity.read(now).map(drop).map_err(FileError::from));
+    if let Some(identity) = &config.listen.tls
+        && let Err(error) = identity.read(now)
+    {
+        note(at_fault("listen.tls", identity, &error), Err(error.into()));
     }
     note("store.path".to_owned(), keys::read(&config.folder).map(drop).map_err(FileError::from));
     note("store.path".to_owned(), tasks::check(config).map_err(FileError::from));
@@ -88,12 +103,20 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
         if let Some(ca) = &tls.ca {
             note(format!("{table}.ca"), read_roots(ca).map(drop).map_err(FileError::from));
         }
-        if let Some(identity) = &tls.identity {
-            note(table, identity.read(now).map(drop).map_err(FileError::from));
+        if let Some(identity) = &tls.identity
+            && let Err(error) = identity.read(now)
+        {
+            note(at_fault(&table, identity, &error), Err(error.into()));
         }
     }
     wrong.extend(api_keys(&config.auth).err().map(|mistakes| mistakes.0).into_iter().flatten());
     if wrong.is_empty() { Ok(()) } else { Err(FileMistakes(wrong)) }
+}
+
+/// The key that names the file of an identity which is to blame.
+fn at_fault(table: &str, identity: &IdentityFiles, error: &TlsFileError) -> String {
+    let key = if *error.path() == identity.key { "key" } else { "certificate" };
+    format!("{table}.{key}")
 }
 
 /// The keys of those who may come; none where nobody needs one.

@@ -14,11 +14,11 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 
 use super::descriptors::{Connections, Shortage};
-use super::files::FileMistakes;
+use super::files::{self, FileMistakes};
 use super::sockets::{SocketError, Sockets};
 use super::watch::Reloads;
 use super::{EXIT_CONFIG, Gateway, manager, tasks};
-use crate::config::{self, Config, ConfigError, StoreSettings};
+use crate::config::{Config, ConfigError, StoreSettings};
 use crate::demo::DemoServer;
 use crate::server::StartError;
 use crate::store::OpenError;
@@ -149,11 +149,10 @@ impl Warned {
     }
 }
 
-/// Reads the file. Logs nothing.
+/// Reads the file and looks at what it names. Logs nothing.
 pub(super) fn configured(file: &Path) -> Result<Read, ConfigError> {
-    let loaded = config::load(file, &|name| std::env::var(name).ok())?;
-    let of_the_file = loaded.warnings.iter().map(ToString::to_string);
-    let warnings = of_the_file.chain(super::programs::warnings(&loaded.config)).collect();
+    let loaded = files::load(file)?;
+    let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
     Ok(Read { config: loaded.config, warnings, shortage: None })
 }
 

@@ -5,9 +5,9 @@
 use crate::config::Config;
 
 /// What is likely to be a mistake, each with the key of the configuration that names it.
-pub fn warnings(config: &Config) -> impl Iterator<Item = String> {
+pub fn warnings(config: &Config) -> impl Iterator<Item = (String, String)> {
     config.upstreams.iter().filter_map(|upstream| {
         let error = upstream.server.stdio()?.find_program().err()?;
-        Some(format!("key `upstreams.{}.command`: {error}", upstream.name))
+        Some((format!("upstreams.{}.command", upstream.name), error.to_string()))
     })
 }

@@ -148,7 +148,9 @@ impl Reloads {
                 manager::tell_ready();
             }
             Err(mistakes) => {
-                if self.is_news(why, reload::fingerprint_of(&file)) {
+                // Some may be in files that it names.
+                let seen = [reload::fingerprint_of(&file), mistakes.to_string().into_bytes()].concat();
+                if self.is_news(why, seen) {
                     count("rejected");
                     tracing::error!(%mistakes, "the configuration has mistakes; the one in force is kept");
                 }

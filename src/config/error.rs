@@ -2,7 +2,7 @@
 //!
 //! Knows nothing of keys or values; [`super::section`] and [`super::resolve`] find the mistakes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -52,6 +52,16 @@ impl fmt::Display for ConfigError {
 
 impl std::error::Error for ConfigError {}
 
+/// What a look at what a configuration names found: files, folders and programs. Each with the full path of the key that
+/// names it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Findings {
+    /// What is of no use.
+    pub mistakes: Vec<(String, String)>,
+    /// What is likely to be of none.
+    pub warnings: Vec<(String, String)>,
+}
+
 /// Where a value stands in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
@@ -92,6 +102,24 @@ impl Report {
         self.warnings.push(found);
     }
 
+    /// Notes what was found outside the file at what its keys name. Beside mistakes in the file itself only what the file
+    /// says counts: a default may be none once they are mended.
+    pub(super) fn seen(&mut self, seen: Findings, lines: &BTreeMap<String, usize>) {
+        let is_clean = self.mistakes.is_empty();
+        let is_store_blamed = self.blamed.iter().any(|key| key.starts_with("store"));
+        for (key, message) in seen.mistakes {
+            let follows = !lines.contains_key(&key) || (key.starts_with("store") && is_store_blamed);
+            if is_clean || !follows {
+                let found = self.found(line_of(&key, lines), Some(key), message);
+                self.mistakes.push(found);
+            }
+        }
+        for (key, message) in seen.warnings {
+            let found = self.found(line_of(&key, lines), Some(key), message);
+            self.warnings.push(found);
+        }
+    }
+
     /// Whether a mistake was found at this very key: then nothing follows from its value or its absence.
     pub(super) fn blames(&self, key: &str) -> bool {
         self.blamed.contains(key)
@@ -112,6 +140,12 @@ impl Report {
     pub(super) fn into_error(self) -> ConfigError {
         ConfigError { mistakes: in_order(self.mistakes) }
     }
+}
+
+/// The line of a key, or where it is not written that of the nearest table around it that is.
+fn line_of(key: &str, lines: &BTreeMap<String, usize>) -> Option<usize> {
+    let around = std::iter::successors(Some(key), |inner| inner.rsplit_once('.').map(|(outer, _)| outer));
+    around.filter_map(|key| lines.get(key)).copied().next()
 }
 
 /// Sorts by line and drops repetitions: a value that several `[[tools]]` blocks inherit is checked with each of them.

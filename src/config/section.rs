@@ -26,6 +26,8 @@ pub(super) struct Source<'a> {
     pub(super) report: Report,
     /// Every key that was asked for, present or not, and what it takes.
     pub(super) known: BTreeMap<String, Takes>,
+    /// The line of every key that was asked for and is there, tables included.
+    pub(super) lines: BTreeMap<String, usize>,
     pub(super) unknown: Vec<Unknown>,
 }
 
@@ -52,12 +54,18 @@ pub(super) struct Unknown {
 impl<'a> Source<'a> {
     pub(super) fn new(text: &'a str, env: Environment<'a>, report: Report) -> Self {
         let line_ends = text.match_indices('\n').map(|(at, _)| at).collect();
-        Self { line_ends, env, report, known: BTreeMap::new(), unknown: Vec::new() }
+        Self { line_ends, env, report, known: BTreeMap::new(), lines: BTreeMap::new(), unknown: Vec::new() }
     }
 
     /// The line that a byte of the text stands in, from 1.
     pub(super) fn line_at(&self, byte: usize) -> usize {
         1 + self.line_ends.partition_point(|end| *end < byte)
+    }
+
+    /// Notes where a key stands.
+    fn written(&mut self, line: usize, key: String) -> Place {
+        self.lines.insert(key.clone(), line);
+        Place { line, key }
     }
 
     /// The outermost table.
@@ -161,7 +169,7 @@ impl<'s, 'a> Section<'s, 'a> {
         let mut all = Vec::new();
         for (name, value) in table {
             let line = self.source.line_at(name.span().start);
-            let place = Place { line, key: join(&place.key, name.get_ref()) };
+            let place = self.source.written(line, join(&place.key, name.get_ref()));
             if let Some(read) = self.text(&place, value, kind) {
                 all.push(Placed { value: (name.get_ref().clone().into_owned(), read), place });
             }
@@ -247,7 +255,7 @@ impl<'s, 'a> Section<'s, 'a> {
         let header = format!("[[{}]]", place.key);
         let mut all = Vec::new();
         for (index, item) in items.iter().enumerate() {
-            let place = Place { line: self.line_of(item), key: format!("{}[{index}]", place.key) };
+            let place = self.source.written(self.line_of(item), format!("{}[{index}]", place.key));
             if let Some(table) = self.table_in(&place, item, &header) {
                 all.push(read(Section { source: self.source, table: Some(table), place, known: Vec::new() }));
             }
@@ -263,7 +271,7 @@ impl<'s, 'a> Section<'s, 'a> {
         let mut all = Vec::new();
         for (name, value) in table {
             let line = self.source.line_at(name.span().start);
-            let place = Place { line, key: join(&place.key, name.get_ref()) };
+            let place = self.source.written(line, join(&place.key, name.get_ref()));
             if let Some(table) = self.table_in(&place, value, &format!("[{}]", place.key)) {
                 all.push(read(
                     name.get_ref(),
@@ -296,7 +304,7 @@ impl<'s, 'a> Section<'s, 'a> {
         self.source.known.insert(path.clone(), takes);
         let (written, value) = self.table?.get_key_value(key)?;
         let line = self.source.line_at(written.span().start);
-        Some((Place { line, key: path }, value))
+        Some((self.source.written(line, path), value))
     }
 
     fn line_of(&self, value: &Spanned<DeValue<'_>>) -> usize {

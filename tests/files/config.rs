@@ -355,7 +355,7 @@ fn files_that_are_missing_too_large_or_not_text_are_refused() {
         if name != "missing.toml" {
             fs::write(&path, content).unwrap();
         }
-        let refused = config::load(&path, &env).err().map(|error| error.to_string());
+        let refused = config::load(&path, &env, &|_| Default::default()).err().map(|error| error.to_string());
         let expected = refusal.map(|text| folder.path().join(text).display().to_string());
         assert_eq!(refused, expected, "{name}");
     }

@@ -205,17 +205,34 @@ fn files_of_no_use_end_the_start_with_64() {
                 tls = { ca = \"none.pem\", certificate = \"old.pem\", key = \"old.key\" }\n";
     std::fs::write(folder.path().join("gate.toml"), text).unwrap();
     let expected = "\
-        key `listen.tls`: other.key: is not the key of the certificate in good.pem\n\
-        key `store.path`: data/seal.key: others than its owner may use it (mode 0644); change that to 0600, and the \
+        gate.toml:6: key `store.path`: data/seal.key: others than its owner may use it (mode 0644); change that to 0600, and the \
         key if they may have read it\n\
-        key `upstreams.a.tls.ca`: none.pem: cannot be read: No such file or directory (os error 2)\n\
-        key `upstreams.a.tls`: old.pem: the certificate has expired; write a newer one\n";
+        gate.toml:10: key `listen.tls.key`: other.key: is not the key of the certificate in good.pem\n\
+        gate.toml:13: key `upstreams.a.tls.ca`: none.pem: cannot be read: No such file or directory (os error 2)\n\
+        gate.toml:13: key `upstreams.a.tls.certificate`: old.pem: the certificate has expired; write a newer one\n";
+    let beside = [
+        expected,
+        "gate.toml:14: key `upstreams.a.ttl`: unknown key here; it belongs to [upstreams.NAME.tasks] or \
+        [[upstreams.NAME.tools]]\n",
+    ]
+    .concat();
     for arguments in [&["check", "gate.toml"][..], &["serve", "--config", "gate.toml"]] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
-        let output = command.args(arguments).env("TASKGATE_LOG", "error").current_dir(folder.path()).output().unwrap();
-        assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{arguments:?}");
-        assert_eq!(output.status.code(), Some(64), "{arguments:?}");
+        check(folder.path(), arguments, expected);
     }
+    let more = [text, "ttl = \"1h\"\n[upstreams.b]\ncommand = \"true\"\ncwd = \"nowhere\"\n"].concat();
+    std::fs::write(folder.path().join("gate.toml"), more).unwrap();
+    let beside = [&beside, "gate.toml:17: key `upstreams.b.cwd`: nowhere: is no folder\n"].concat();
+    for arguments in [&["check", "gate.toml"][..], &["serve", "--config", "gate.toml"]] {
+        check(folder.path(), arguments, &beside);
+    }
+}
+
+#[track_caller]
+fn check(folder: &Path, arguments: &[&str], expected: &str) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_taskgate"));
+    let output = command.args(arguments).env("TASKGATE_LOG", "error").current_dir(folder).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stderr), expected, "{arguments:?}");
+    assert_eq!(output.status.code(), Some(64), "{arguments:?}");
 }
 
 /// F65, B170: a certificate that was replaced is shown as soon as the configuration is read again; a bad one never.

@@ -56,7 +56,7 @@ async fn b172_a_store_of_no_use_is_said_by_check_and_serve_alike() {
     ] {
         for arguments in [CHECK, SERVE] {
             let output = run(home.path(), arguments, folder, ANYWHERE);
-            let said = format!("key `store.path`: {said}");
+            let said = format!("gate.toml:6: key `store.path`: {said}");
             assert!(text(&output).lines().any(|line| line == said), "{arguments:?}: {}", text(&output));
             assert_eq!(output.status.code(), Some(64), "{arguments:?} {folder}");
         }
@@ -101,7 +101,7 @@ async fn b171_a_store_that_stays_open_ends_the_start_with_75() {
 #[test]
 fn b171_a_store_in_memory_has_to_be_meant() {
     let home = tempfile::tempdir_in("/dev/shm").unwrap();
-    let said = "key `store.path`: data: is in memory (tmpfs), where no promise can be kept; name a folder on a local disk, or \
+    let said = "gate.toml:6: key `store.path`: data: is in memory (tmpfs), where no promise can be kept; name a folder on a local disk, or \
                 write `ephemeral = true` in [store] if tasks may be lost";
     for arguments in [CHECK, SERVE] {
         let output = run(home.path(), arguments, "data", "");

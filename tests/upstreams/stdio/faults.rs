@@ -75,7 +75,7 @@ async fn f45_a_program_that_does_not_exist_is_an_upstream_that_cannot_be_reached
     let error = Client::try_session(&gate).await.unwrap_err();
     assert_eq!((&fault(&error)["executed"], &fault(&error)["exitStatus"]), (&json!("no"), &json!(127)), "{error}");
     assert!(gate.log().contains("taskgate-no-such-program cannot be started"), "{}", gate.log());
-    let warned = "key `upstreams.up.command`: taskgate-no-such-program: is not found in PATH";
+    let warned = ": key `upstreams.up.command`: taskgate-no-such-program: is not found in PATH";
     assert!(gate.log().contains(warned), "{}", gate.log());
 }
 

@@ -122,6 +122,12 @@ impl StatelessRequest {
         missing(&self.capabilities, questions)
     }
 
+    /// What this request declares of its client.
+    #[must_use]
+    pub const fn declared(&self) -> &Object {
+        &self.capabilities
+    }
+
     /// Whether any of these capabilities (a `ClientCapabilities` object) was not declared.
     #[must_use]
     pub fn lacks(&self, required: &Payload) -> bool {

@@ -24,6 +24,9 @@ pub enum FramingError {
     /// Its beginning passed as one thing, and then it turned out that readers may take it for another.
     #[error("one message reads as two")]
     TwoMessagesInOne,
+    /// Most of it passed as an answer, and then it turned out that it asks something.
+    #[error("an answer asks something after it went into length")]
+    AsksTooLate,
 }
 
 /// Writes one `message` event with one JSON text. No id: streams that the gateway makes for

@@ -9,6 +9,7 @@ mod eras;
 mod life;
 mod listening;
 mod peers;
+mod questions;
 mod signs;
 mod states;
 mod tasks;

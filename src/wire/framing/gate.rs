@@ -137,7 +137,8 @@ impl EventGate {
     }
 
     /// Lets go of an event that is kept once it has `bytes_max` bytes and nothing in them is of interest:
-    /// then it goes on as it comes, however large it is.
+    /// then it goes on as it comes, however large it is. A result that may hold questions is of interest, too; one that
+    /// shows them only later is an error.
     #[must_use]
     pub const fn sniffing(mut self, bytes_max: usize, is_of_interest: fn(&[u8]) -> bool) -> Self {
         self.sniff = Some(Sniff { bytes_max, is_of_interest });
@@ -166,7 +167,7 @@ impl EventGate {
             self.after_return = is_return && line_end + 1 == bytes.len();
             let piece_end = (line_end + 1 + usize::from(has_feed)).min(bytes.len());
             self.line += line_end - at;
-            if self.whole == Whole::Asking {
+            if self.whole == Whole::Asking || self.sniff.is_some() {
                 self.look(&bytes[at..line_end])?;
             }
             if self.state != State::Passing {
@@ -265,8 +266,14 @@ impl EventGate {
     /// Looks at what is next of the line under way.
     fn look(&mut self, bytes: &[u8]) -> Result<(), FramingError> {
         self.look.pass(bytes);
-        let is_late = self.state == State::Passing && self.look.glance.shows() != Shows::Harmless;
-        if is_late { Err(FramingError::TwoMessagesInOne) } else { Ok(()) }
+        let is_passing = self.state == State::Passing;
+        if self.whole == Whole::Asking && is_passing && self.look.glance.shows() != Shows::Harmless {
+            return Err(FramingError::TwoMessagesInOne);
+        }
+        if self.sniff.is_some() && is_passing && self.look.glance.has_requests() {
+            return Err(FramingError::AsksTooLate);
+        }
+        Ok(())
     }
 
     /// What was kept of an event that turns out to be of no interest.
@@ -280,7 +287,7 @@ impl EventGate {
             return Some(Passage::Through(self.held.split().freeze()));
         }
         let sniff = self.sniff.filter(|sniff| self.state == State::Keeping && self.held.len() >= sniff.bytes_max)?;
-        if self.is_of_interest || (sniff.is_of_interest)(&self.held) {
+        if self.is_of_interest || self.look.glance.has_requests() || (sniff.is_of_interest)(&self.held) {
             self.is_of_interest = true;
             return None;
         }

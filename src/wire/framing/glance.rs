@@ -1,5 +1,6 @@
 //! Reads of a message that passes by whether it is an answer or may ask its reader something, and its id. Reads the
-//! names of the envelope's members, the method and the id, keeps nothing else, and needs one pass over the bytes.
+//! names of the envelope's members and of the result's, the method and the id, keeps nothing else, and needs one pass
+//! over the bytes.
 //!
 //! What it cannot tell for sure it calls [`Shows::Asking`]: then somebody reads the whole message strictly.
 
@@ -12,6 +13,8 @@ use crate::wire::{Payload, RequestId, ScanLimits, method};
 const NAME_BYTES_MAX: usize = 24;
 /// Longest id that is kept, as it is written.
 const ID_BYTES_MAX: usize = 256;
+/// The member of a result that holds questions, where a server asks by its result (2026-07-28).
+const REQUESTS: &[u8] = b"inputRequests";
 /// The methods of a server that ask something of the user or of the client's own resources.
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
@@ -45,6 +48,12 @@ pub struct Glance {
     expects_method: bool,
     /// Whether it is that of `id`.
     expects_id: bool,
+    /// Whether it is that of `result`.
+    expects_result: bool,
+    /// Whether the object behind `result` is under way.
+    in_result: bool,
+    /// Whether a name, and not a value, comes next in that object.
+    expects_member: bool,
     /// The id as it is written, quotes and all.
     id: SmallVec<[u8; 24]>,
     /// It is no object and no array, so no message.
@@ -53,6 +62,7 @@ pub struct Glance {
     is_error: bool,
     is_method: bool,
     is_asking: bool,
+    has_requests: bool,
 }
 
 /// A string under way.
@@ -61,6 +71,8 @@ enum Text {
     Name,
     Method,
     Id,
+    /// The name of a member of the result.
+    Member,
     Other,
 }
 
@@ -81,6 +93,12 @@ impl Glance {
     #[must_use]
     pub const fn has_method(&self) -> bool {
         self.is_method
+    }
+
+    /// Whether its result may hold questions: a member so called, in whatever case, or one whose name is escaped.
+    #[must_use]
+    pub const fn has_requests(&self) -> bool {
+        self.has_requests
     }
 
     /// Its id, once it has gone by whole; `None` if it has none that may be echoed.
@@ -110,6 +128,7 @@ impl Glance {
                         (1, true) => Text::Name,
                         (1, false) if self.expects_method => Text::Method,
                         (1, false) if self.expects_id => Text::Id,
+                        (2, _) if self.in_result && self.expects_member => Text::Member,
                         _ => Text::Other,
                     };
                     self.keep(text, b"\"");
@@ -118,6 +137,10 @@ impl Glance {
                 }
                 b'{' | b'[' => {
                     self.is_asking |= self.depth == 0 && *byte == b'[';
+                    if self.depth == 1 {
+                        self.in_result = self.expects_result && *byte == b'{';
+                        self.expects_member = true;
+                    }
                     self.depth += 1;
                     self.expects_name = self.depth == 1;
                 }
@@ -127,8 +150,11 @@ impl Glance {
                 _ if self.depth == 0 => self.is_other = true,
                 b',' if self.depth == 1 => {
                     (self.expects_name, self.expects_method, self.expects_id) = (true, false, false);
+                    self.expects_result = false;
                 }
                 b':' if self.depth == 1 => self.expects_name = false,
+                b',' if self.depth == 2 => self.expects_member = true,
+                b':' if self.depth == 2 => self.expects_member = false,
                 b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' if self.expects_id && self.depth == 1 => {
                     self.keep(Text::Id, &[*byte]);
                 }
@@ -189,11 +215,13 @@ impl Glance {
                 self.is_error |= name.eq_ignore_ascii_case(b"error");
                 self.expects_method = name.eq_ignore_ascii_case(b"method");
                 self.expects_id = name == b"id" && self.id.is_empty();
+                self.expects_result = name.eq_ignore_ascii_case(b"result");
                 let is_answer = self.is_answer || self.is_error;
                 self.is_asking |= (self.expects_method || is_answer) && self.is_method;
                 self.is_asking |= (self.expects_method || self.is_error) && self.is_answer;
                 self.is_asking |= self.expects_method && self.is_error;
             }
+            Text::Member => self.has_requests |= self.is_escaped || name.eq_ignore_ascii_case(REQUESTS),
             Text::Method => {
                 self.is_method = true;
                 self.is_asking |= QUESTIONS.iter().any(|question| question.as_bytes() == name);
@@ -246,6 +274,26 @@ mod tests {
         check(r#"{"id":1,"error":{"code":-32042,"data":{"method":"roots/list"}}}"#, Shows::Failing);
         for text in ["", "   ", "{", r#"{"id":1,"params":{"method":"roots/list"}}"#, r#"{"method":{"roots/list":1}}"#] {
             check(text, Shows::Nothing);
+        }
+    }
+
+    #[test]
+    fn a_result_that_may_hold_questions_is_told_from_others() {
+        for (text, has_requests) in [
+            (r#"{"id":1,"result":{"a":[{"inputRequests":1}],"inputRequests":{}}}"#, true),
+            (r#"{"RESULT" : { "INPUTrequests" : {}}}"#, true),
+            (r#"{"result":{"\u0069nputRequests":{}}}"#, true),
+            (r#"{"result":{"resultType":"inputRequests","a":{"inputRequests":1},"b":["inputRequests"]}}"#, false),
+            (r#"{"result":["inputRequests",{"inputRequests":1}]}"#, false),
+            (r#"{"params":{"inputRequests":{}},"inputRequests":{},"error":{"inputRequests":1}}"#, false),
+            (r#"{"result":{},"x":{"inputRequests":{}}}"#, false),
+        ] {
+            for cut in 0..=text.len() {
+                let mut glance = Glance::default();
+                glance.feed(&text.as_bytes()[..cut]);
+                glance.feed(&text.as_bytes()[cut..]);
+                assert_eq!(glance.has_requests(), has_requests, "{text} cut at {cut}");
+            }
         }
     }
 

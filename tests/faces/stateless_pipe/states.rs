@@ -3,11 +3,14 @@
 use serde_json::{Value, json};
 
 use super::client::{Client, Gate};
-use super::peers::{body, client, gate, post, server};
+use super::peers::{body_of, client, gate, post, server};
 use super::upstream::{Events, Reply, Seen, Server, answer, json_text};
 
 /// The upstream's own state, in a spelling that must come back.
 const STATE: &str = r#""st\u0061te \/1""#;
+
+/// What the client can be asked.
+const DECLARED: &str = r#"{"elicitation":{}}"#;
 
 /// Asks, and on the retry says what it was given.
 fn asking(seen: &Seen) -> Option<Reply> {
@@ -31,7 +34,7 @@ fn asking(seen: &Seen) -> Option<Reply> {
 }
 
 async fn ask(client: &Client, method: &str, params: &str) -> Value {
-    let text = post(client, &body(method, params)).await.text().await;
+    let text = post(client, &body_of(method, DECLARED, params)).await.text().await;
     let last = text.lines().rfind(|line| line.contains("\"result\"")).unwrap_or(&text);
     serde_json::from_str(last.trim_start_matches("data: ")).unwrap()
 }
@@ -84,7 +87,7 @@ async fn t_24_a_state_of_another_request_is_refused_and_nothing_is_sent() {
     ] {
         let params =
             format!(r#""name":"{name}","arguments":{arguments},"inputResponses":{{}},"requestState":"{state}""#);
-        let reply = post(&client, &body("tools/call", &params)).await;
+        let reply = post(&client, &body_of("tools/call", DECLARED, &params)).await;
         assert_eq!(reply.status.as_u16(), 200, "{what}");
         let error = reply.json().await["error"].take();
         assert_eq!(

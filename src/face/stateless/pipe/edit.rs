@@ -3,27 +3,37 @@
 //! Everything else leaves as it came.
 
 use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
 
 use super::about_us;
+use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::plain::PlainPeer;
 use crate::face::fallback::FallbackDesk;
 use crate::face::pipe::edit::{edited_event, edited_events};
 use crate::face::pipe::read::{self, Resumed};
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
+use crate::metric;
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
 use crate::upstream::conduit::ConduitBody;
-use crate::wire::framing::{EventGate, Primers, Whole};
-use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method};
+use crate::wire::framing::{EventGate, FramingError, Glance, Primers, Whole};
+use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope, fault, method};
 
 /// How much of an answer is looked at for what has to be edited. An answer that asks names what it asks for
 /// before it goes into length, so whatever shows nothing by then goes on as it comes, however large it is.
 /// Should one slip through all the same, its state is of no use to anybody: it does not open.
 const SNIFF_BYTES_MAX: usize = 256 * 1024;
+
+/// Why an answer with questions is none that goes on (U31, U32).
+const NOT_TO_BE_ASKED: &str = "the server asks something that no client is to be shown";
 
 /// What stands in an answer that asks, or in an error about the gateway's own request.
 const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];
@@ -90,7 +100,7 @@ impl Edits {
             }
             Aim::Other => text,
         };
-        if !is_of_interest(&text) {
+        if !is_of_interest(&text) && !has_requests(&text) {
             return text;
         }
         let Ok(Message::Response(response)) = envelope::read(&text, ScanLimits::UPSTREAM) else { return text };
@@ -102,10 +112,15 @@ impl Edits {
                 Some(about_us) => envelope::error(Some(&self.id), &about_us),
                 None => text,
             },
-            (Ok(_), Some(result)) => match self.sealed(result) {
-                None => text,
-                Some(Ok(sealed)) => envelope::result(&self.id, &sealed),
-                Some(Err(fault)) => envelope::error(Some(&self.id), &gateway_error(&fault)),
+            (Ok(_), Some(result)) => match (self.unfit(result), self.sealed(result)) {
+                (Some(instead), _) => {
+                    let upstream = Arc::clone(&self.asker.upstream);
+                    metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
+                    envelope::error(Some(&self.id), &instead)
+                }
+                (None, None) => text,
+                (None, Some(Ok(sealed))) => envelope::result(&self.id, &sealed),
+                (None, Some(Err(fault))) => envelope::error(Some(&self.id), &gateway_error(&fault)),
             },
             (Ok(_), None) => text,
         }
@@ -114,6 +129,35 @@ impl Edits {
     /// What the client is told instead of an error, if anything.
     pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
         about_us(error, |required| self.said.lacks(required))
+    }
+
+    /// What the client is told in place of a result that asks what it must not be shown (U31, U32): which capability it
+    /// lacks (MOD-10), or that there is no such question. `None` for every other result.
+    fn unfit(&self, result: &Object) -> Option<RpcError> {
+        let mut undeclared = Vec::new();
+        // There are readers for which the case of a name means nothing.
+        for (_, requests) in result.entries().filter(|(name, _)| name.eq_ignore_ascii_case("inputRequests")) {
+            let Some(requests) = Object::of(&requests) else { continue };
+            for (_, question) in requests.entries() {
+                match self.judge(&question) {
+                    Fitness::Fits => (),
+                    Fitness::Undeclared => undeclared.push(question),
+                    Fitness::Unfit => return Some(RpcError::new(fault::INTERNAL_ERROR, NOT_TO_BE_ASKED)),
+                }
+            }
+        }
+        let missing = self.said.missing(&undeclared)?;
+        Some(Complaint::Capability(missing).to_error(self.said.version))
+    }
+
+    fn judge(&self, question: &Payload) -> Fitness {
+        let Some(asked) = Object::of(question) else { return Fitness::Unfit };
+        let Some(name) = asked.get_string("method") else { return Fitness::Unfit };
+        match PlainPeer::forbidden(self.said.declared(), &name, asked.get("params").as_ref()) {
+            None => Fitness::Fits,
+            Some(_) if self.said.missing([question]).is_some() => Fitness::Undeclared,
+            Some(_) => Fitness::Unfit,
+        }
     }
 
     /// A result that asks, with its state sealed (T-24); `None` for every other one, and where there is none.
@@ -149,24 +193,40 @@ impl Edits {
         if self.aim != Aim::Other {
             return read::whole(body, bytes_max).await.map(Sniffed::Whole);
         }
-        let (mut pieces, mut length) = (VecDeque::new(), 0);
+        let (mut pieces, mut glance, mut length) = (VecDeque::new(), Glance::default(), 0);
         while length < SNIFF_BYTES_MAX {
             match read::next(&mut body).await? {
                 Some(piece) => {
                     length += piece.len();
+                    glance.feed(&piece);
                     pieces.push_back(piece);
                 }
                 None if pieces.len() == 1 => return Ok(Sniffed::Whole(pieces.pop_front().unwrap_or_default())),
                 None => return Ok(Sniffed::Whole(joined(&pieces))),
             }
         }
-        let is_through = !is_of_interest(&joined(&pieces));
-        let whole = ConduitBody::new(Resumed { pieces, rest: body });
-        if is_through {
-            return Ok(Sniffed::Through(whole));
+        if !is_of_interest(&joined(&pieces)) && !glance.has_requests() {
+            let rest = ConduitBody::new(RestOfAnswer { rest: body, glance });
+            return Ok(Sniffed::Through(ConduitBody::new(Resumed { pieces, rest })));
         }
-        read::whole(whole, bytes_max).await.map(Sniffed::Whole)
+        read::whole(ConduitBody::new(Resumed { pieces, rest: body }), bytes_max).await.map(Sniffed::Whole)
     }
+}
+
+/// Whether a client of these capabilities may be shown a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fitness {
+    Fits,
+    /// It would have to declare more.
+    Undeclared,
+    /// Nobody may be.
+    Unfit,
+}
+
+fn has_requests(text: &[u8]) -> bool {
+    let mut glance = Glance::default();
+    glance.feed(text);
+    glance.has_requests()
 }
 
 fn is_of_interest(text: &[u8]) -> bool {
@@ -177,4 +237,35 @@ fn joined(pieces: &VecDeque<Bytes>) -> Bytes {
     let mut whole = Vec::with_capacity(pieces.iter().map(Bytes::len).sum());
     pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
     whole.into()
+}
+
+/// The rest of an answer whose beginning has passed. It breaks off where it turns out to ask something.
+struct RestOfAnswer {
+    rest: ConduitBody,
+    glance: Glance,
+}
+
+impl Body for RestOfAnswer {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.rest).poll_frame(cx));
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
+            this.glance.feed(data);
+            if this.glance.has_requests() {
+                return Poll::Ready(Some(Err(io::Error::other(FramingError::AsksTooLate))));
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.rest.size_hint()
+    }
 }

@@ -1,0 +1,108 @@
+//! What no client is to be shown is kept from those without sessions, too, where their server has none either: questions
+//! stand in results there.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::client::{Client, Gate};
+use super::peers::{body_of, client, gate, post, server};
+use super::upstream::{Events, Reply, Seen, Server, json_text};
+
+/// Stands in every question.
+const MARK: &str = "must-not-be-shown";
+const MODES: &str = r#"{"elicitation":{"form":{},"url":{}}}"#;
+
+const URL: &str = r#"{"method":"elicitation/create","params":{"mode":"url","message":"must-not-be-shown","elicitationId":"e","url":"URL"}}"#;
+const FORM: &str = r#"{"method":"elicitation/create","params":{"message":"must-not-be-shown"}}"#;
+const SAMPLE: &str =
+    r#"{"method":"sampling/createMessage","params":{"messages":[],"systemPrompt":"must-not-be-shown"}}"#;
+
+fn page(url: &str) -> String {
+    URL.replace("URL", url)
+}
+
+/// Results that ask, what their client declares, and the code of what it is told instead.
+fn bad() -> Vec<(&'static str, String, i64)> {
+    let requests = |questions: &str| format!(r#"{{"resultType":"input_required","inputRequests":{questions}}}"#);
+    let one = |question: &str| requests(&format!(r#"{{"k":{question}}}"#));
+    let mut all = vec![
+        ("{}", one(FORM), -32021),
+        ("{}", one(SAMPLE), -32021),
+        ("{}", one(r#"{"method":"roots/list","params":{"_meta":{"m":"must-not-be-shown"}}}"#), -32021),
+        (r#"{"elicitation":{}}"#, one(&page("https://a.example/")), -32021),
+        (r#"{"elicitation":{"url":{}}}"#, one(FORM), -32021),
+        (MODES, requests(&format!(r#"{{"a":{FORM},"b":{SAMPLE}}}"#)), -32021),
+        (MODES, one(r#"{"method":"custom/question","params":{"m":"must-not-be-shown"}}"#), -32603),
+        (MODES, one(r#"["must-not-be-shown"]"#), -32603),
+        // Written so that a search for names would not find them.
+        ("{}", format!(r#"{{"\u0069nputRequests":{{"k":{FORM}}}}}"#), -32021),
+        ("{}", format!(r#"{{"InputRequests":{{"k":{FORM}}},"resultType":"complete"}}"#), -32021),
+    ];
+    for url in ["javascript:alert(1)", "file:///etc/passwd", "https://bank@evil.example/", r"https://a.example/\n"] {
+        all.push((MODES, one(&page(url)), -32603));
+    }
+    all
+}
+
+async fn world(result: String, as_events: bool) -> (Server, Gate) {
+    let server = server(move |seen: &Seen| {
+        let text = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, seen.body["id"]);
+        (seen.rpc() == "resources/read").then(|| said(&text, as_events))
+    })
+    .await;
+    let gate = gate(&server).await;
+    (server, gate)
+}
+
+fn said(text: &str, as_events: bool) -> Reply {
+    if !as_events {
+        return json_text(text.to_owned());
+    }
+    let (events, reply) = Events::open();
+    events.raw(format!("data: {text}\n\n"));
+    reply
+}
+
+async fn read(client: &Client, capabilities: &str) -> String {
+    post(client, &body_of("resources/read", capabilities, r#""uri":"a:b""#)).await.text().await
+}
+
+#[tokio::test]
+async fn u31_u32_a_client_without_a_session_is_not_shown_them_by_a_server_without_any() {
+    let mut wrong = String::new();
+    for as_events in [false, true] {
+        for (declared, result, code) in bad() {
+            let (_server, gate) = world(result.clone(), as_events).await;
+            let shown = read(&client(&gate), declared).await;
+            let data = shown.lines().find_map(|line| line.strip_prefix("data: ")).unwrap_or(&shown);
+            let told: Value = serde_json::from_str(data).unwrap_or_default();
+            if shown.contains(MARK) || told["error"]["code"] != json!(code) {
+                let _ = writeln!(wrong, "{declared} {result}: {shown}");
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+/// What goes into length first passes, and breaks off where it asks after all.
+#[tokio::test]
+async fn u31_u32_an_answer_that_asks_after_its_beginning_has_passed_breaks_off() {
+    for as_events in [false, true] {
+        let result = format!(r#"{{"pad":"{}","inputRequests":{{"k":{FORM}}}}}"#, "x".repeat(1 << 20));
+        let (_server, gate) = world(result, as_events).await;
+        let reply = post(&client(&gate), &body_of("resources/read", "{}", r#""uri":"a:b""#)).await;
+        assert_eq!(reply.try_text().await, None, "as events: {as_events}");
+    }
+}
+
+#[tokio::test]
+async fn what_may_be_asked_passes_byte_for_byte() {
+    for as_events in [false, true] {
+        let asked = page("https://a.example/");
+        let result = format!(r#"{{"resultType":"input_required" ,"inputRequests":{{"k":{FORM}, "l":{asked}}}}}"#);
+        let (_server, gate) = world(result.clone(), as_events).await;
+        let shown = read(&client(&gate), MODES).await;
+        assert!(shown.contains(&result), "{shown}");
+    }
+}

@@ -329,7 +329,7 @@ impl Call {
         match response.content {
             Content::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             Content::Json if edits.tool_list.is_none() && edits.arrays == Arrays::Pass => {
-                let opening = sieve::opened(response.body, edited_bytes_max);
+                let opening = sieve::opened(response.body);
                 match in_time(&self, opening, None, pace.deadline).await? {
                     Opened::Plain(body) => {
                         Ok(Answer::Json(PipeBody::new(body, Form::Json, pace, Some(self)).boxed_unsync()))

@@ -194,11 +194,14 @@ pub(super) enum Opened {
     Odd(ConduitBody),
 }
 
+/// Largest part of a JSON body in front of the member that shows what it is: blanks, an id, members of nobody.
+const LEAD_BYTES_MAX: usize = 64 * 1024;
+
 /// Looks at a JSON body as far as it takes to know what it is.
 ///
 /// # Errors
-/// If it breaks before, or does not show itself within `bytes_max`.
-pub(super) async fn opened(mut body: ConduitBody, bytes_max: usize) -> Result<Opened, GatewayFault> {
+/// If it breaks before, or does not show itself within [`LEAD_BYTES_MAX`]: no more of it is held.
+pub(super) async fn opened(mut body: ConduitBody) -> Result<Opened, GatewayFault> {
     let (mut pieces, mut glance, mut length) = (VecDeque::new(), Glance::default(), 0);
     let mut shows = Shows::Nothing;
     while shows == Shows::Nothing {
@@ -206,7 +209,7 @@ pub(super) async fn opened(mut body: ConduitBody, bytes_max: usize) -> Result<Op
         length += piece.len();
         shows = glance.feed(&piece);
         pieces.push_back(piece);
-        if shows == Shows::Nothing && length > bytes_max {
+        if shows == Shows::Nothing && length > LEAD_BYTES_MAX {
             return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
         }
     }

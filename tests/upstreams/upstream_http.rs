@@ -4,6 +4,7 @@
 
 mod answers;
 mod calls;
+mod kept;
 mod sessions;
 mod stateless;
 mod task_life;
@@ -29,7 +30,11 @@ use url::Url;
 use server::in_time;
 
 fn upstream(url: &Url) -> HttpUpstream {
-    let settings = HttpUpstreamSettings {
+    upstream_of(settings(url))
+}
+
+fn settings(url: &Url) -> HttpUpstreamSettings {
+    HttpUpstreamSettings {
         name: Arc::from("scripted"),
         url: url.clone(),
         transport: HttpTransport::Auto,
@@ -38,8 +43,7 @@ fn upstream(url: &Url) -> HttpUpstream {
         connect_max: Duration::from_secs(5),
         tls: UpstreamTlsFiles::default(),
         credential: None,
-    };
-    upstream_of(settings)
+    }
 }
 
 fn upstream_of(settings: HttpUpstreamSettings) -> HttpUpstream {

@@ -474,10 +474,10 @@ async fn one_principal_with_many_capabilities_leaves_sessions_to_others() {
     let more = open("key:ada", 768).await.err();
     let full = |error: &BeginError| matches!(error, BeginError::Gateway(fault) if fault.reason == Reason::QueueFull);
     assert!(more.as_ref().is_some_and(full), "{more:?}");
-    open("key:bob", 0).await.expect("there is one for another");
+    news.push(in_time(upstream.notifications(&of("key:bob", 0))).await.expect("there is one for another"));
     // A third one fills what is left, and a fourth gets what the first only listens in.
     for number in 0..255 {
-        open("key:carol", number).await.expect("there is room");
+        news.push(in_time(upstream.notifications(&of("key:carol", number))).await.expect("there is room"));
     }
     let first = of("key:ada", 0);
     let _held = lines(&mut try_begin(&upstream, call(&json!({})), first).await.unwrap()).await;

@@ -21,6 +21,9 @@ type Heard = Arc<parking_lot::Mutex<Vec<(usize, Value)>>>;
 struct Noting {
     heard: Heard,
     opened: Arc<std::sync::atomic::AtomicUsize>,
+    /// Connections with these numbers are not opened before they are let.
+    held_up: Vec<usize>,
+    let_go: CancellationToken,
 }
 
 #[derive(Debug)]
@@ -35,6 +38,9 @@ struct Silent;
 impl Wire for Noting {
     async fn open(&self, _: &Forwarded) -> Result<Opened, GatewayFault> {
         let number = self.opened.fetch_add(1, Ordering::SeqCst);
+        if self.held_up.contains(&number) {
+            self.let_go.cancelled().await;
+        }
         let sender = Sender { number, heard: Arc::clone(&self.heard) };
         Ok(Opened { sender: Arc::new(sender), receiver: Box::new(Silent) })
     }
@@ -102,5 +108,31 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
     tokio::time::timeout(std::time::Duration::from_secs(10), told).await.unwrap();
     let (number, said) = heard.lock().last().cloned().unwrap();
     assert_eq!((number, &said["params"]["requestId"]), (2, &json!(1)));
+    life.stop.cancel();
+}
+
+/// A connection that is slow to open is waited for by those of its principal alone, and opened once.
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_another_principals_connection() {
+    let wire = Noting { held_up: vec![1], ..Noting::default() };
+    let (heard, opened, let_go) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened), wire.let_go.clone());
+    let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let stand = WireStand::new(Arc::new(Standing::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
+    let send = async |principal: &str| stand.send(&post(principal, method::TOOLS_CALL), &HandedOver::default()).await;
+    let first = send("ada").await.unwrap();
+    let others = async {
+        while opened.load(Ordering::SeqCst) < 2 {
+            tokio::task::yield_now().await;
+        }
+        // One that has a connection, and one that has none.
+        let others = [send("ada").await.unwrap(), send("eve").await.unwrap()];
+        let_go.cancel();
+        others
+    };
+    let all = async { tokio::join!(send("bob"), send("bob"), others) };
+    let (one, two, others) = tokio::time::timeout(std::time::Duration::from_secs(60), all).await.unwrap();
+    let numbers: Vec<_> = heard.lock().iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers, [0, 0, 2, 1, 1]);
+    drop((first, one.unwrap(), two.unwrap(), others));
     life.stop.cancel();
 }

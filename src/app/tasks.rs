@@ -61,20 +61,25 @@ async fn watch(disk: &DiskStore, readiness: &Readiness) {
     loop {
         tell(*health.borrow_and_update(), readiness);
         // The thread that would tell of it is the one that waits for the disk.
-        let waited = disk.waited();
-        if is_slow != (waited > WAIT_MAX) {
-            is_slow = !is_slow;
-            if is_slow {
-                tracing::warn!(?waited, "the task store takes long to write: the gateway is not ready");
-                readiness.block(STORE_SLOW);
-            } else {
-                tracing::info!("the task store writes again");
-                readiness.clear(STORE_SLOW);
-            }
-        }
+        tell_pace(disk.waited(), &mut is_slow, readiness);
         if let Ok(Err(_)) = tokio::time::timeout(WAIT_POLL, health.changed()).await {
             return;
         }
+    }
+}
+
+/// Says whether writes wait too long, whenever that changes.
+fn tell_pace(waited: Duration, is_slow: &mut bool, readiness: &Readiness) {
+    if *is_slow == (waited > WAIT_MAX) {
+        return;
+    }
+    *is_slow = !*is_slow;
+    if *is_slow {
+        tracing::warn!(?waited, "the task store takes long to write: the gateway is not ready");
+        readiness.block(STORE_SLOW);
+    } else {
+        tracing::info!("the task store writes again");
+        readiness.clear(STORE_SLOW);
     }
 }
 
@@ -148,11 +153,27 @@ pub(super) const fn exit_code(error: &OpenError) -> u8 {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
+    #[test]
+    fn a_store_in_which_a_write_waits_long_is_not_ready_until_it_writes_again() {
+        let (readiness, mut is_slow) = (Readiness::new(), false);
+        let mut after = |waited| {
+            tell_pace(waited, &mut is_slow, &readiness);
+            readiness.reasons()
+        };
+        assert!(after(WAIT_MAX).is_empty());
+        let beyond = WAIT_MAX + WAIT_POLL;
+        assert_eq!(after(beyond), [STORE_SLOW]);
+        assert_eq!(after(beyond + WAIT_POLL), [STORE_SLOW]);
+        assert!(after(Duration::ZERO).is_empty());
+        assert_eq!(after(beyond), [STORE_SLOW], "as often as it happens");
+    }
+
     /// F59: the system's own count, which goes on while the machine sleeps.
+    #[cfg(target_os = "linux")]
     #[test]
     fn f59_the_time_of_a_sleep_counts() {
         // In hundredths of a second.

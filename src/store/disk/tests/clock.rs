@@ -91,3 +91,51 @@ async fn an_operator_resets_the_time_that_the_store_goes_by() {
     store.close().await;
     assert!(open(&folder).await.last_seen() < wrong);
 }
+
+/// What a start says of the clock.
+fn said(shown: Option<Timestamp>, seen: Timestamp, longest: Duration) -> String {
+    let log = Captured::default();
+    let into = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || into.clone()).finish();
+    tracing::subscriber::with_default(subscriber, || clock::Judged::new(shown, seen, longest, LONG));
+    String::from_utf8(log.0.lock().clone()).unwrap()
+}
+
+#[derive(Clone, Default)]
+struct Captured(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The operator hears of a clock that is off by more than a day, in which direction, and what there is to do.
+#[test]
+fn a_clock_that_is_off_is_said_in_words_that_fit() {
+    let nothing_seen = Timestamp::from_millis(0);
+    for (shown, seen, longest, words) in [
+        (Some(START), START.after(DAY * 2), DAY, "tasks.reset-clock"),
+        (Some(START.after(DAY * 9)), START, DAY, "nothing is freed for now"),
+        (Some(START.after(DAY * 9)), START, DAY * 10, "last used more than a day ago"),
+        (Some(START.after(DAY * 9)), START, Duration::ZERO, "last used more than a day ago"),
+    ] {
+        let said = said(shown, seen, longest);
+        assert!(said.contains("WARN") && said.contains(words), "{words}: {said:?}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+    }
+    for (shown, seen) in [
+        (Some(START), START),
+        (Some(START), START.after(DAY)),
+        (Some(START.after(DAY)), START),
+        (Some(START.after(DAY * 9)), nothing_seen),
+        (None, START),
+    ] {
+        assert_eq!(said(shown, seen, DAY), "");
+    }
+}

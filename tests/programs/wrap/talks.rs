@@ -112,7 +112,14 @@ async fn a_cancelled_call_is_cancelled_at_the_server_and_not_answered() {
         host.find(|message| message["params"]["progressToken"] == "p").await;
         host.note("notifications/cancelled", json!({ "requestId": 2 })).await;
         host.until_nothing_is_left().await;
-        assert_eq!(text(&host.result(3, "tools/call", params(greet())).await), "Hello, Ada!", "by a new one");
+        // Its end may not have come through when the next call is sent: that one is told of it, and the one after served.
+        host.ask(3, "tools/call", params(greet())).await;
+        let mut next = host.answer(3).await;
+        if next["error"]["data"]["reason"] == "upstream_closed" {
+            host.ask(4, "tools/call", params(greet())).await;
+            next = host.answer(4).await;
+        }
+        assert_eq!(text(&next["result"]), "Hello, Ada!", "by a new one");
         if is_alone {
             assert!(host.aside().iter().all(|message| message["id"] != 2), "{:?}", host.aside());
         }

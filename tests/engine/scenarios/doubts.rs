@@ -157,6 +157,42 @@ async fn a_task_that_recovery_settled_at_the_second_try_is_counted_once() {
     }
 }
 
+/// The log has what the store's own error wraps, and which task it was.
+#[tokio::test(start_paused = true)]
+async fn a_failing_store_is_logged_with_the_cause_and_the_task() {
+    let log = Log::default();
+    let into = log.clone();
+    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || into.clone()).finish();
+    let _logged = tracing::subscriber::set_default(subscriber);
+    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(5), "done"));
+    world.store.faults.strike(Method::Insert, StoreFault::Fails, 1);
+    assert_eq!(world.send(&Ask::call()).await.status, 503);
+    let id = world.handle(&Ask::call()).await;
+    tokio::time::sleep(seconds(1)).await;
+    world.store.faults.strike(Method::Replace, StoreFault::Fails, 1);
+    assert_eq!(world.settled(&id).await["status"], "completed");
+    let log = String::from_utf8(log.0.lock().clone()).unwrap();
+    let told = |cause: &str| log.lines().find(|line| line.contains(cause)).unwrap_or_else(|| panic!("{cause}: {log}"));
+    told("Insert fails on purpose");
+    let reference = taskgate::task::Reference::of(&key(&id)).to_string();
+    assert!(told("Replace fails on purpose").contains(&reference), "{log}");
+    world.is_idle().await;
+}
+
+#[derive(Clone, Default)]
+struct Log(std::sync::Arc<parking_lot::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Nothing runs at the upstream while an outcome waits for the store, so nobody waits for its place.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_free_once_the_upstream_is_done_whatever_the_store_does() {

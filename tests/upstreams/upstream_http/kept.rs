@@ -115,7 +115,7 @@ async fn kept(upstream: Arc<dyn Upstream>, is_there: impl Fn(&Task) -> bool) -> 
     };
     let mut watcher = engine.watchers().watch(&key).unwrap();
     in_time(async {
-        while !is_there(&*engine.get(&key).await.unwrap()) {
+        while !is_there(&engine.get(&key).await.unwrap()) {
             watcher.changed().await;
         }
     })
@@ -152,7 +152,7 @@ fn check(task: Task, what: &str) {
                 held.extend([("ask", question.ask), ("request", question.request)]);
             }
         }
-        other => panic!("{what}: {other:?}"),
+        other @ (Phase::Queued | Phase::Working | Phase::Settled(_)) => panic!("{what}: {other:?}"),
     }
     if let Some(call) = task.recovery.call {
         held.extend([("params", call.params), ("capabilities", call.capabilities)]);
@@ -173,8 +173,10 @@ fn asked(task: &Task) -> bool {
     matches!(task.phase, Phase::AwaitingInput(_))
 }
 
-/// The kinds of what is stored, and what a task that has it looks like.
-const KINDS: [(&str, fn(&Task) -> bool); 3] = [("result", settled), ("error", settled), ("question", asked)];
+/// What is stored, and what a task that has it looks like.
+type Kind = (&'static str, fn(&Task) -> bool);
+
+const KINDS: [Kind; 3] = [("result", settled), ("error", settled), ("question", asked)];
 
 fn http(url: &url::Url, transport: HttpTransport) -> Arc<dyn Upstream> {
     let mut settings = settings(url);

@@ -97,20 +97,20 @@ fn said(shown: Option<Timestamp>, seen: Timestamp, longest: Duration) -> String 
     let log = Captured::default();
     let into = log.clone();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || into.clone()).finish();
-    tracing::subscriber::with_default(subscriber, || clock::Judged::new(shown, seen, longest, LONG));
+    tracing::subscriber::with_default(subscriber, || Judged::new(shown, seen, longest, LONG));
     String::from_utf8(log.0.lock().clone()).unwrap()
 }
 
 #[derive(Clone, Default)]
 struct Captured(Arc<Mutex<Vec<u8>>>);
 
-impl std::io::Write for Captured {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+impl io::Write for Captured {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
+    fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }

@@ -14,7 +14,7 @@ step = @printf '\n==== %s\n' "$(1)"
 
 LOG := $(TARGET)/reports/tests.log
 
-.PHONY: test setup fmt lint unit rules doc deny bench sessions audit fuzz soak
+.PHONY: test setup fmt lint unit rules doc deny bench instructions sessions audit fuzz soak
 
 test: setup fmt lint unit rules doc deny
 	$(call step,all checks passed)
@@ -76,6 +76,10 @@ deny:
 # tables go to docs/benchmarks.md.
 bench:
 	@cargo bench --locked
+
+# Instructions of a request, counted by valgrind: see the head of benches/gateway/counted.rs.
+instructions:
+	@cargo bench --locked --bench gateway -- --instructions
 
 # Records the terminal sessions of docs/command-line.md anew; `unit` compares them.
 sessions:

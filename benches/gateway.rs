@@ -7,6 +7,8 @@
 
 #[path = "gateway/bare.rs"]
 mod bare;
+#[path = "gateway/counted.rs"]
+mod counted;
 #[path = "gateway/creates.rs"]
 mod creates;
 #[path = "gateway/held.rs"]
@@ -51,6 +53,7 @@ fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.first().map(String::as_str) {
         Some(parts::PART) => serve(&arguments[1..]),
+        _ if arguments.iter().any(|argument| argument == "--instructions") => count(wanted(&arguments)),
         // Without the flag that `cargo bench` adds it is a trial: does everything start and answer?
         _ if arguments.iter().any(|argument| argument == "--bench") => measure(plan::Size::FULL, wanted(&arguments)),
         _ => measure(plan::Size::TRIAL, wanted(&arguments)),
@@ -63,15 +66,22 @@ fn wanted(arguments: &[String]) -> &str {
     arguments.iter().find(|argument| !argument.starts_with('-')).map_or("", String::as_str)
 }
 
-/// The load comes from one thread, so that the measured process has a core of its own on a machine of two.
 fn measure(size: plan::Size, wanted: &str) -> anyhow::Result<()> {
+    let is_whole = size == plan::Size::FULL && wanted.is_empty();
+    until_ended(async { report::publish(&plan::run(size, wanted).await?, is_whole) })
+}
+
+fn count(wanted: &str) -> anyhow::Result<()> {
+    until_ended(counted::run(wanted))
+}
+
+/// The load comes from one thread, so that the measured process has a core of its own on a machine of two.
+fn until_ended(run: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     let runtime = Builder::new_current_thread().enable_all().build().context("cannot start a runtime")?;
     runtime.block_on(async {
         let mut end = signal(SignalKind::terminate())?;
         tokio::select! {
-            measured = tokio::time::timeout(RUN_MAX, plan::run(size, wanted)) => {
-                report::publish(&measured.context("the run takes too long")??, size == plan::Size::FULL && wanted.is_empty())
-            }
+            done = tokio::time::timeout(RUN_MAX, run) => done.context("the run takes too long")?,
             // The parts are killed when the plan is dropped, so that none stays behind.
             _ = tokio::signal::ctrl_c() => bail!("interrupted"),
             _ = end.recv() => bail!("ended"),

@@ -13,13 +13,16 @@ use tokio::io::{AsyncBufReadExt, BufReader, Lines};
 use tokio::net::TcpStream;
 use tokio::process::{Child, ChildStdout, Command};
 
+use crate::counted;
+
 /// First argument of this program where it is to be one of its own parts.
 pub(crate) const PART: &str = "part";
 
 /// Where the parts write their logs.
 const LOG: &str = "bench.log";
 
-const START_MAX: Duration = Duration::from_secs(20);
+/// Under valgrind a start takes long.
+const START_MAX: Duration = Duration::from_secs(60);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 /// How often another port is tried where one was taken.
 const NGINX_ATTEMPTS: usize = 5;
@@ -31,6 +34,8 @@ const WITH_MANY_FILES: &str = r#"ulimit -n "$(ulimit -H -n)" && exec "$0" "$@""#
 #[derive(Debug)]
 pub(crate) struct Part {
     pub(crate) address: SocketAddr,
+    /// `None` where it had ended before it could be asked.
+    pub(crate) pid: Option<u32>,
     process: PathBuf,
     _child: Child,
     /// Kept open, as the part may go on writing.
@@ -49,8 +54,25 @@ impl Part {
 
     /// The gateway with a configuration file.
     pub(crate) async fn gateway(config: &Path) -> anyhow::Result<Self> {
-        let program = Path::new(env!("CARGO_BIN_EXE_taskgate"));
-        Self::start(program, &[OsStr::new("serve"), OsStr::new("--config"), config.as_os_str()]).await
+        Self::start(&gateway_program(), &[OsStr::new("serve"), OsStr::new("--config"), config.as_os_str()]).await
+    }
+
+    /// The same under valgrind, which writes its counts to files that begin with `to`.
+    pub(crate) async fn counted_gateway(config: &Path, to: &Path) -> anyhow::Result<Self> {
+        Self::counted(&gateway_program(), &[OsStr::new("serve"), OsStr::new("--config"), config.as_os_str()], to).await
+    }
+
+    /// One of this program's own parts under valgrind.
+    pub(crate) async fn counted_own(arguments: &[&str], to: &Path) -> anyhow::Result<Self> {
+        let program = std::env::current_exe().context("this program has no path")?;
+        let arguments: Vec<&OsStr> = std::iter::once(PART).chain(arguments.iter().copied()).map(OsStr::new).collect();
+        Self::counted(&program, &arguments, to).await
+    }
+
+    async fn counted(program: &Path, arguments: &[&OsStr], to: &Path) -> anyhow::Result<Self> {
+        let words = counted::command(program, to);
+        let words: Vec<&OsStr> = words[1..].iter().map(OsStr::new).chain(arguments.iter().copied()).collect();
+        Self::start(Path::new("valgrind"), &words).await
     }
 
     /// nginx as a reverse proxy with one process; `None` where there is none on `PATH`, or it does not start.
@@ -77,7 +99,15 @@ impl Part {
             let ends_at = tokio::time::Instant::now() + START_MAX;
             while child.try_wait()?.is_none() && tokio::time::Instant::now() < ends_at {
                 if TcpStream::connect(address).await.is_ok() {
-                    return Ok(Some(Self { address, process, _child: child, output: None, _folder: Some(folder) }));
+                    let pid = child.id();
+                    return Ok(Some(Self {
+                        address,
+                        pid,
+                        process,
+                        _child: child,
+                        output: None,
+                        _folder: Some(folder),
+                    }));
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
@@ -110,6 +140,7 @@ impl Part {
         let address = tokio::time::timeout(START_MAX, serving).await.context("it does not get to serve")??;
         Ok(Self {
             address,
+            pid: Some(pid),
             process: PathBuf::from(format!("/proc/{pid}")),
             _child: child,
             output: Some(output),
@@ -188,8 +219,13 @@ http {{
     )
 }
 
+/// The gateway that is measured: another one than that of this build where `TASKGATE_BENCH_PROGRAM` names it.
+pub(crate) fn gateway_program() -> PathBuf {
+    std::env::var_os("TASKGATE_BENCH_PROGRAM").map_or_else(|| env!("CARGO_BIN_EXE_taskgate").into(), PathBuf::from)
+}
+
 /// All parts of a run append to one file.
-fn log() -> anyhow::Result<File> {
+pub(crate) fn log() -> anyhow::Result<File> {
     let path = crate::report::folder()?.join(LOG);
     File::options().create(true).append(true).open(&path).with_context(|| format!("cannot write {}", path.display()))
 }

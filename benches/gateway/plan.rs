@@ -122,12 +122,12 @@ enum Server {
 }
 
 /// A `tools/call` through a server, next to the same through the bare proxy.
-struct Row {
-    what: &'static str,
+pub(crate) struct Row {
+    pub(crate) what: &'static str,
     server: Server,
     caller: Caller,
     protocol: Protocol,
-    tool: &'static str,
+    pub(crate) tool: &'static str,
 }
 
 impl Row {
@@ -142,6 +142,24 @@ impl Row {
     const fn at(self, server: Server) -> Self {
         Self { server, ..self }
     }
+
+    /// The request for the gateway, and the one for the bare proxy: that one passes it on to the path that it names.
+    pub(crate) async fn requests(&self, gateway: &Part) -> anyhow::Result<(Vec<u8>, Vec<u8>)> {
+        let same = |request: Vec<u8>| (request.clone(), request);
+        Ok(match self.caller {
+            Caller::Stateless => same(messages::call(PLAIN, Client::Plain, self.tool)),
+            Caller::Session => same(messages::session_call(PLAIN, &open_session(gateway).await?, self.tool)),
+            Caller::Piped => (
+                messages::call(STATELESS, Client::Plain, self.tool),
+                messages::call(upstream::STATELESS, Client::Plain, self.tool),
+            ),
+        })
+    }
+}
+
+/// The rows whose instructions are counted: those of the gateway over HTTP/1.1 with answers of a common size.
+pub(crate) fn counted_rows() -> impl Iterator<Item = &'static Row> {
+    ROWS.iter().filter(|row| row.server == Server::Gateway && row.protocol == Protocol::Http1 && row.tool != HUGE)
 }
 
 const ROWS: [Row; 10] = [
@@ -220,16 +238,7 @@ async fn compare_calls(
             Protocol::Http1 => &proxy,
             Protocol::Http2 => &proxy_http2,
         };
-        let request = match row.caller {
-            Caller::Stateless => messages::call(PLAIN, Client::Plain, row.tool),
-            Caller::Piped => messages::call(STATELESS, Client::Plain, row.tool),
-            Caller::Session => messages::session_call(PLAIN, &open_session(gateway).await?, row.tool),
-        };
-        // The bare proxy passes a request on to the path that it names.
-        let to_peer = match row.caller {
-            Caller::Stateless | Caller::Session => request.clone(),
-            Caller::Piped => messages::call(upstream::STATELESS, Client::Plain, row.tool),
-        };
+        let (request, to_peer) = row.requests(gateway).await?;
         let at_peer = call_of(row, &to_peer, peer).await?;
         let at_server = call_of(row, &request, server).await?;
         ensure!(row.caller == Caller::Stateless || at_peer.answer == at_server.answer, "the pipe changed an answer");
@@ -262,8 +271,12 @@ fn config(upstream: SocketAddr) -> anyhow::Result<NamedTempFile> {
 /// The same with another store.
 pub(crate) fn config_with(upstream: SocketAddr, store: &str) -> anyhow::Result<NamedTempFile> {
     let mut file = NamedTempFile::with_suffix(".toml").context("no room for a configuration")?;
-    write!(
-        file,
+    file.write_all(config_text(upstream, store).as_bytes())?;
+    Ok(file)
+}
+
+pub(crate) fn config_text(upstream: SocketAddr, store: &str) -> String {
+    format!(
         r#"listen.address = "127.0.0.1:0"
 admin.address = "127.0.0.1:0"
 {store}
@@ -284,8 +297,7 @@ protocol = "2026-07-28"
 in_flight_max = 10_000
 "#,
         stateless = upstream::STATELESS,
-    )?;
-    Ok(file)
+    )
 }
 
 /// Warms both sides up, then lets them take turns, so that whatever else happens on the machine meets both.
@@ -328,7 +340,7 @@ pub(crate) fn median(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 /// A settled task at the gateway, and the same answer in the bare server: both then say the same bytes.
-async fn polls_of(tool: &str, tasks: &Part, gateway: &Part) -> anyhow::Result<(Question, Question)> {
+pub(crate) async fn polls_of(tool: &str, tasks: &Part, gateway: &Part) -> anyhow::Result<(Question, Question)> {
     let mut line = Line::connect(gateway.address).await?;
     let task = create(&mut line, tool).await?;
     let poll = messages::poll(TASKS, &task);
@@ -360,7 +372,7 @@ pub(crate) async fn create(line: &mut Line, tool: &str) -> anyhow::Result<String
 }
 
 /// What a call is answered with by one side, once it has been found right.
-async fn call_of(row: &Row, request: &[u8], part: &Part) -> anyhow::Result<Question> {
+pub(crate) async fn call_of(row: &Row, request: &[u8], part: &Part) -> anyhow::Result<Question> {
     let mut line = Line::connect_with(part.address, row.protocol).await?;
     let answer = line.ask(request).await?.to_vec();
     let message = answer.strip_prefix(b"event: message\ndata: ").unwrap_or(&answer);

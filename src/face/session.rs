@@ -219,9 +219,9 @@ impl SessionFace {
             Ok(Sorted::Weighed(request)) => Box::pin(native::post(&self.shared, session, request, inbound)).await,
             Ok(Sorted::Errand(request)) => Box::pin(fallback::post(&self.shared, session, request, inbound)).await,
             Ok(Sorted::Bridged(message)) => Box::pin(bridge::post(&self.shared, session, message, inbound)).await,
-            Ok(Sorted::Call(call)) => self.shared.call(asking(session), call).await,
-            Ok(Sorted::Method(request)) => self.shared.task_method(asking(session), &request).await,
-            Ok(Sorted::Answer(response)) => self.shared.take_answer(&inbound.principal, response).await,
+            Ok(Sorted::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
+            Ok(Sorted::Method(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
+            Ok(Sorted::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.principal, response)).await,
             Ok(Sorted::Nothing) => accepted(),
             Err(complaint) => refuse(&addressee, &complaint),
         }

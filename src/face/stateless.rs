@@ -235,17 +235,18 @@ impl StatelessFace {
         if self.pipe.is_none() || is_about_tasks { Era::Session } else { self.served.upstream.era().await }
     }
 
+    /// Each on the heap, so that the future of a request is no larger than what it asks for.
     async fn dispatch(&self, inquiry: Inquiry<'_>) -> Response {
         if let (Era::Stateless, Some(pipe)) = (inquiry.era, &self.pipe) {
-            return self.pass(pipe, inquiry).await;
+            return Box::pin(self.pass(pipe, inquiry)).await;
         }
         match inquiry.method {
-            method::DISCOVER => self.discover(&inquiry).await,
-            method::TOOLS_LIST => self.list_tools(&inquiry).await,
-            method::TOOLS_CALL => self.call_tool(inquiry).await,
+            method::DISCOVER => Box::pin(self.discover(&inquiry)).await,
+            method::TOOLS_LIST => Box::pin(self.list_tools(&inquiry)).await,
+            method::TOOLS_CALL => Box::pin(self.call_tool(inquiry)).await,
             method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => self.task(&inquiry).await,
-            method::LISTEN => self.listen(&inquiry).await,
-            _ => self.relay(inquiry).await,
+            method::LISTEN => Box::pin(self.listen(&inquiry)).await,
+            _ => Box::pin(self.relay(inquiry)).await,
         }
     }
 

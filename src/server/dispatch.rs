@@ -21,6 +21,8 @@ use crate::task::principal::Principal;
 pub struct Routes {
     exact: HashMap<String, Arc<dyn Endpoint>>,
     below: Vec<(String, Arc<dyn Endpoint>)>,
+    /// Whether any of them forwards credentials.
+    forward_authorization: bool,
 }
 
 impl Routes {
@@ -32,6 +34,7 @@ impl Routes {
     /// The same routes and one more; a path given twice belongs to the last.
     #[must_use]
     pub fn with(mut self, path: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
+        self.forward_authorization |= endpoint.forwards_authorization();
         self.exact.insert(path.into(), endpoint);
         self
     }
@@ -40,6 +43,7 @@ impl Routes {
     /// prefixes the first holds.
     #[must_use]
     pub fn below(mut self, prefix: impl Into<String>, endpoint: Arc<dyn Endpoint>) -> Self {
+        self.forward_authorization |= endpoint.forwards_authorization();
         self.below.push((prefix.into(), endpoint));
         self
     }
@@ -80,7 +84,8 @@ impl Dispatch {
 
     /// Whether the credential of a request for `path` goes on to the server behind.
     pub(super) fn forwards_authorization(&self, path: &str) -> bool {
-        self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards_authorization())
+        self.0.routes.forward_authorization
+            && self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards_authorization())
     }
 
     pub(super) async fn answer(&self, request: Request<Incoming>, principal: Principal) -> Response {

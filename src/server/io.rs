@@ -278,16 +278,18 @@ impl RequestLine {
 
     /// Makes a `#` in a request line a byte that none may have, so that it is refused as malformed, which it is (RFC
     /// 9112, 3.2): the parser would leave it out with all behind it, and serve another path than was asked for (B56).
-    fn spoil_fragment(&mut self, read: &mut [u8]) {
-        for byte in read {
-            *self = match (*self, *byte) {
-                (Self::Over, _) => return,
-                (Self::Before, b'\r' | b'\n') => Self::Before,
-                (Self::Within, b'\n') => Self::Over,
-                (Self::Before | Self::Within, _) => Self::Within,
-            };
-            if *self == Self::Within && *byte == b'#' {
-                *byte = 0;
+    fn spoil_fragment(&mut self, mut read: &mut [u8]) {
+        if *self == Self::Before {
+            let Some(begin) = read.iter().position(|byte| !matches!(byte, b'\r' | b'\n')) else { return };
+            (*self, read) = (Self::Within, &mut read[begin..]);
+        }
+        while *self == Self::Within {
+            let Some(at) = memchr::memchr2(b'\n', b'#', read) else { return };
+            if read[at] == b'\n' {
+                *self = Self::Over;
+            } else {
+                read[at] = 0;
+                read = &mut read[at + 1..];
             }
         }
     }

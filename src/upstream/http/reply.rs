@@ -126,7 +126,11 @@ pub(crate) fn is_json(headers: &HeaderMap) -> bool {
 
 /// Whether the body is of one media type, whatever its parameters.
 fn is_media(headers: &HeaderMap, media: &str) -> bool {
-    let text = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let Some(value) = headers.get(CONTENT_TYPE) else { return false };
+    if value.as_bytes() == media.as_bytes() {
+        return true;
+    }
+    let text = value.to_str().unwrap_or_default();
     text.split(';').next().is_some_and(|essence| essence.trim().eq_ignore_ascii_case(media))
 }
 

@@ -63,7 +63,6 @@ pub(crate) const fn is_unlike_http(status: StatusCode) -> bool {
 /// What is wrong with the head of an answer, as far as the upstream is to blame and not one request.
 pub(super) fn of_head<B: Body>(url: &http::Uri, outgoing: &Outgoing, response: &Response<B>) -> Option<Trouble> {
     let (status, headers) = (response.status(), response.headers());
-    let is_json = reply::is_json(headers);
     if status.is_success() {
         let is_odd = status == StatusCode::OK
             && outgoing.method() == Method::POST
@@ -77,6 +76,7 @@ pub(super) fn of_head<B: Body>(url: &http::Uri, outgoing: &Outgoing, response: &
     if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
         return Some(Trouble::new(Reason::UpstreamAuth, format!("HTTP {}", status.as_u16())));
     }
+    let is_json = reply::is_json(headers);
     let is_ill = matches!(Health::of_head(response, is_json, None), Health::Ill(_));
     // Streams are a matter of taste, and so is the end of a session.
     let is_of_use = outgoing.method() == Method::POST;

@@ -69,12 +69,17 @@ impl State {
 
     /// Takes a place if there is one for this owner.
     pub(super) fn take(&mut self, owner: &Principal) -> bool {
-        let is_free = self.taken < self.max && !self.has_share(owner);
-        if is_free {
-            self.taken += 1;
-            *self.held.entry(owner.clone()).or_default() += 1;
+        if self.taken >= self.max {
+            return false;
         }
-        is_free
+        let share = share(owner, self.max);
+        match self.held.entry(owner.clone()) {
+            Entry::Occupied(held) if *held.get() >= share => return false,
+            Entry::Occupied(mut held) => *held.get_mut() += 1,
+            Entry::Vacant(held) => drop(held.insert(1)),
+        }
+        self.taken += 1;
+        true
     }
 
     pub(super) fn give_back(&mut self, owner: &Principal) {

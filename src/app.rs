@@ -197,6 +197,8 @@ impl Gateway {
     /// it is over, upstream sessions are closed. Dropping the future ends everything at once.
     pub async fn drain(self, notice: Duration) {
         self.readiness.block(DRAINING);
+        // Told once it is true: whoever reads the log finds the gateway not ready.
+        tracing::info!("draining; a second signal ends at once");
         crate::failpoint::hit("draining");
         let plan = DrainPlan { notice, max: self.drain_max };
         let leave = async {

@@ -85,7 +85,6 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         }
     };
     let notice = if are_kept { Duration::ZERO } else { notice };
-    tracing::info!("draining; a second signal ends at once");
     manager::tell_stopping(notice + gateway.drain_max);
     tokio::select! {
         () = gateway.drain(notice) => (),

@@ -168,7 +168,9 @@ async fn upc_23_a_tool_list_is_kept_for_its_principal_alone() {
     assert!(ada.starts_with("of-s-") && bob.starts_with("of-s-") && ada != bob, "{ada} {bob}");
     assert_eq!((own(ADA).await, own(BOB).await), (ada.clone(), bob), "each its own");
     assert_eq!(gate.server.world.count("tools/list"), 2, "and from memory");
-    let unknown = gate.send(&Ask::call(BOB, "nowhere", &json!({}))).await;
+    // A name of the same length, as the answer repeats it.
+    let mut nowhere = gate.send(&Ask::call(BOB, &"x".repeat(ada.len()), &json!({}))).await;
+    nowhere.body = nowhere.body.replace(&"x".repeat(ada.len()), &ada);
     let foreign = gate.send(&Ask::call(BOB, &ada, &json!({}))).await;
-    check_alike("a tool of another's list", &foreign, &unknown, "200 -32602");
+    check_alike("a tool of another's list", &foreign, &nowhere, "200 -32602");
 }

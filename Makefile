@@ -13,11 +13,42 @@ DENY := $(TOOLS)/bin/cargo-deny
 step = @printf '\n==== %s\n' "$(1)"
 
 LOG := $(TARGET)/reports/tests.log
+CHECK_LOG := $(TARGET)/reports/check.log
 
-.PHONY: test setup fmt lint unit rules doc deny bench instructions sessions audit fuzz soak
+# The harness says how long each test took to whoever is told that it may use what is not stable. Only the tests are told,
+# not the compiler.
+TIMED := --config 'target."cfg(all())".runner = ["env", "RUSTC_BOOTSTRAP=1"]'
+TIMES := -Z unstable-options --report-time
 
-test: setup fmt lint unit rules doc deny
+WORKING := complexity durability engine files tidy
+# Binaries whose tests mostly wait for timers, sockets and processes: more of them than there are cores run at a time.
+WAITING := faces gateway upstreams programs
+WAITING_THREADS ?= 4
+# Their number is bounded by `Peers` itself; what waits for its turn takes a thread.
+PEERS_THREADS ?= 24
+
+# $(1) is where what the tests print goes.
+define run_tests
+	@mkdir -p "$(TARGET)/reports"
+	{
+		cargo test --locked --workspace --no-run
+		cargo test --locked --workspace $(TIMED) --lib --bins $(addprefix --test ,$(WORKING)) -- $(TIMES)
+		cargo test --locked --workspace $(TIMED) $(addprefix --test ,$(WAITING)) -- $(TIMES) --test-threads $(WAITING_THREADS)
+		cargo test --locked --workspace $(TIMED) --test real_peers -- $(TIMES) --test-threads $(PEERS_THREADS)
+		cargo test --locked --doc
+	} 2>&1 | tee "$(1)"
+endef
+
+.PHONY: test check setup fmt lint unit rules doc deny seconds bench instructions sessions audit fuzz soak
+
+test: setup fmt lint unit rules doc deny seconds
 	$(call step,all checks passed)
+
+# For every edit: what runs without peers. Tests that need them say that they were left out.
+check: fmt
+	$(call step,tests without peers)
+	$(call run_tests,$(CHECK_LOG))
+	@tests/seconds.sh "$(CHECK_LOG)"
 
 setup:
 	$(call step,setup: compiler)
@@ -56,8 +87,12 @@ lint:
 # Tests that meet real peers fail, and are not skipped, once TASKGATE_PEERS is set.
 unit:
 	$(call step,tests)
-	@mkdir -p "$(TARGET)/reports"
-	TASKGATE_PEERS="$(PEERS)" cargo test --workspace --locked 2>&1 | tee "$(LOG)"
+	@export TASKGATE_PEERS="$(PEERS)"
+	$(call run_tests,$(LOG))
+
+seconds:
+	$(call step,seconds of each suite)
+	@tests/seconds.sh "$(LOG)"
 
 # Whether the test that holds each rule of docs/rules.md ran.
 rules:

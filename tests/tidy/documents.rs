@@ -13,7 +13,7 @@ const FOLDERS: [&str; 8] = ["src/", "tests/", "benches/", "config/", "deploy/", 
 
 /// The pages that describe the program as it is now; the changelog describes what it was, too.
 fn pages() -> Vec<String> {
-    let mut pages = vec!["README.md".to_owned(), "ARCHITECTURE.md".to_owned()];
+    let mut pages = vec!["README.md".to_owned(), "ARCHITECTURE.md".to_owned(), "tests/README.md".to_owned()];
     pages.extend(files_under("docs").into_iter().filter(|path| path.ends_with(".md")));
     assert!(pages.len() >= 10, "only {} pages were seen", pages.len());
     pages
@@ -130,6 +130,29 @@ fn the_map_has_one_line_for_each_module() {
         assert_eq!(lines, 1, "the map in ARCHITECTURE.md has one line for each module; `{path}` has {lines}");
     }
     assert!(modules >= 100, "only {modules} modules were seen");
+}
+
+/// Whoever looks for a suite, or for the place of a new test, finds it there.
+#[test]
+fn every_suite_has_a_line_in_the_index_of_tests() {
+    let index = read("tests/README.md");
+    let mut suites = 0;
+    for main in files_under("tests").iter().filter(|path| path.ends_with("/main.rs")) {
+        let binary = main.trim_start_matches("tests/").trim_end_matches("/main.rs");
+        let text = read(main);
+        let modules = text.lines().filter_map(|line| line.strip_prefix("mod ")?.strip_suffix(';'));
+        // A binary with tests of its own is one suite.
+        let is_one = text.contains("#[test]");
+        let names: Vec<String> =
+            if is_one { vec![binary.to_owned()] } else { modules.map(|name| format!("{binary}/{name}")).collect() };
+        for name in names {
+            suites += 1;
+            let start = format!("| `{name}` |");
+            let lines = index.lines().filter(|line| line.starts_with(&start)).count();
+            assert_eq!(lines, 1, "tests/README.md has one line for each suite; `{name}` has {lines}");
+        }
+    }
+    assert!(suites >= 40, "only {suites} suites were seen");
 }
 
 #[test]

@@ -176,6 +176,6 @@ fn the_column_of_tests_is_written_anew_where_it_no_longer_holds() {
 
 #[test]
 fn only_tests_that_passed_have_run() {
-    let log = "test a::b::first ... ok\ntest second ... FAILED\ntest third ... ignored\ntest result: ok. 3 passed\n";
-    assert_eq!(passed(log), BTreeSet::from(["first"]));
+    let log = "test a::b::first ... ok\ntest timed ... ok <0.012s>\ntest fifth ... okay\ntest second ... FAILED\ntest third ... ignored\ntest result: ok. 3 passed\n";
+    assert_eq!(passed(log), BTreeSet::from(["first", "timed"]));
 }

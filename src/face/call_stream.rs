@@ -9,7 +9,6 @@ pub mod progress;
 pub(super) mod replay;
 pub(super) mod replay_buffer;
 pub(super) mod resumable;
-pub(super) mod signs;
 pub mod silence;
 
 use std::io;

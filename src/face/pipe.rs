@@ -28,9 +28,9 @@ use tracing::Instrument;
 
 use super::answer::bare;
 use super::call_stream::answer::{Answer, Late, status, unanswered};
+use super::call_stream::progress::Signs;
 use super::call_stream::respond;
 use super::call_stream::resumable::{self, Whose};
-use super::call_stream::signs::Signs;
 use super::http::{AcceptedTypes, Response, full_body};
 use super::rewrite;
 use super::session::in_flight::RequestStage;

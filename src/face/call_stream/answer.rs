@@ -15,7 +15,7 @@ use super::{CallMessage, CallMessages};
 use crate::dialect::Complaint;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
-use crate::face::call_stream::signs::Signs;
+use crate::face::call_stream::progress::Signs;
 use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{sse_comment, sse_message};

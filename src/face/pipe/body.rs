@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep};
 use super::Call;
 use super::paused::{EVENT_BYTES_MAX, Pause, Resumable, Tail};
 use crate::dialect::faults::gateway_error;
-use crate::face::call_stream::signs::Signs;
+use crate::face::call_stream::progress::Signs;
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::conduit::{ConduitBody, fault_in};

@@ -12,7 +12,7 @@ use crate::engine::CallStream;
 use crate::face::answer::TaskMissed;
 use crate::face::call_stream;
 use crate::face::call_stream::answer::{Answer, Late};
-use crate::face::call_stream::signs::Signs;
+use crate::face::call_stream::progress::Signs;
 use crate::face::fallback::{Errand, FallbackDesk, run};
 use crate::task::{Mode, TakesTasks, ToolPolicy};
 use crate::wire::{Object, method};

@@ -20,6 +20,7 @@ use crate::dialect::subscriptions::Wishes;
 use crate::task::{Executed, GatewayFault, Principal, Reason, ShownAs, ToolNames};
 use crate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, Content, OwnSession, Verb};
 use crate::upstream::mirrored::encode;
+use crate::upstream::standing::Standing;
 use crate::upstream::{
     Answer, BeginError, CallContext, Era, Exchange, ExchangeEvent, Listening, Lost, News, ResumeToken, ServerFacts,
     Upstream, UpstreamRequest,
@@ -377,6 +378,10 @@ impl Conduit for NamedConduit {
                 Arc::clone(&self.namer).answer(response).await
             }
         }
+    }
+
+    fn standing(&self) -> Option<&Standing> {
+        self.inner.standing()
     }
 
     fn makes_streams(&self) -> bool {

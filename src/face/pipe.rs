@@ -31,7 +31,7 @@ use super::call_stream::answer::{Answer, Late, status, unanswered};
 use super::call_stream::progress::Signs;
 use super::call_stream::respond;
 use super::call_stream::resumable::{self, Whose};
-use super::http::{AcceptedTypes, Response, full_body};
+use super::http::{AcceptedTypes, Response};
 use super::rewrite;
 use super::session::in_flight::RequestStage;
 use super::session::native;
@@ -43,6 +43,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::Forwarded;
 use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
 use crate::upstream::limits::Slot;
+use crate::upstream::standing::{Mark, Standing};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Object, Payload, RequestId, meta, method};
 pub(super) use batch::{Item, post_batch};
@@ -295,13 +296,15 @@ pub(super) struct Call {
     began: Instant,
     /// The place that a `tools/call` holds.
     slot: Option<Slot>,
+    mark: Mark,
 }
 
 impl Call {
     fn begin(shared: Arc<Shared>, session: Session, id: RequestId, slot: Option<Slot>) -> Self {
         let counter = if slot.is_some() { &shared.meter.calls } else { &shared.meter.requests };
         counter.increment(1);
-        Self { shared, session, id, began: Instant::now(), slot }
+        let mark = shared.served.conduit.standing().map(Standing::mark).unwrap_or_default();
+        Self { shared, session, id, began: Instant::now(), slot, mark }
     }
 
     /// Sends the request. A session that the upstream has lost is opened anew, and the request sent once
@@ -362,25 +365,20 @@ impl Call {
         deadline: Option<Instant>,
     ) -> Result<Answer, GatewayFault> {
         let bytes_max = self.shared.served.edited_bytes_max;
-        if response.content != Content::Events {
-            let text = in_time(self, read::whole(response.body, bytes_max), None, deadline).await?;
-            let messages = edits.text(text);
-            if messages.is_empty() {
-                return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
-            }
-            return Ok(read::several(messages, accepted, &self.id));
-        }
-        // What was said before the answer has nowhere to go.
-        let answer = in_time(self, read::answer(response, &self.id, bytes_max), None, deadline).await?;
-        let text = match &answer.outcome {
-            Ok(result) => envelope::result(&self.id, result),
-            Err(error) => envelope::error(Some(&self.id), error),
+        let reading = async {
+            let text = if response.content == Content::Events {
+                // What was said before the answer has nowhere to go.
+                let answer = read::answer(response, &self.id, bytes_max).await?;
+                match &answer.outcome {
+                    Ok(result) => envelope::result(&self.id, result),
+                    Err(error) => envelope::error(Some(&self.id), error),
+                }
+            } else {
+                read::whole(response.body, bytes_max).await?
+            };
+            read::several(edits.text(text), accepted, &self.id)
         };
-        let mut messages = edits.text(text);
-        if messages.is_empty() {
-            return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
-        }
-        Ok(Answer::Json(full_body(messages.swap_remove(0))))
+        in_time(self, reading, None, deadline).await
     }
 }
 
@@ -391,6 +389,13 @@ impl Answered for Call {
 
     fn is_resumable(&self) -> bool {
         true
+    }
+
+    fn ended(&self, fault: &GatewayFault) {
+        let is_wanted = || self.shared.in_flight.is_wanted(self.session.token.nonce, &self.id);
+        if let Some(standing) = self.shared.served.conduit.standing().filter(|_| is_wanted()) {
+            standing.ended(self.mark, fault);
+        }
     }
 
     /// What holds no place needs nothing to be kept.

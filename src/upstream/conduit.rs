@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
 use super::carrier::BrokenOff;
+use super::standing::Standing;
 use super::{Forwarded, Upstream};
 use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
@@ -41,6 +42,11 @@ pub trait Conduit: Send + Sync + std::fmt::Debug {
     /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an
     /// answer.
     async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault>;
+
+    /// Where whoever ends a request without its answer says so, if anywhere.
+    fn standing(&self) -> Option<&Standing> {
+        None
+    }
 
     /// Whether event streams of answers are the gateway's own making, out of what came over another transport. Nothing
     /// of them is known to the server then: if they are to be taken up again, that is the gateway's affair.

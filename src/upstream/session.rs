@@ -25,17 +25,17 @@ use tokio_util::task::TaskTracker;
 
 use super::carrier::{AnswerBody, Carrier};
 use super::http::client::HandedOver;
-use super::http::exchange::Latencies;
+use super::http::exchange::{Class, Latencies};
 use super::http::post::Credentials;
 use super::http::reply;
 use super::probe::VersionChoice;
-use super::{News, ServerFacts};
+use super::{ExchangeEvent, Lost, News, ServerFacts};
 use crate::dialect::relay_core_2025_11_25::PeerTasks;
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
 use crate::upstream::Forwarded;
-use crate::upstream::standing::Standing;
+use crate::upstream::standing::{Mark, Standing};
 use crate::wire::{Payload, ProtocolVersion};
 use calls::Calls;
 use level::LogLevel;
@@ -63,6 +63,16 @@ pub(crate) struct Hop {
 }
 
 impl Hop {
+    /// Notes how an exchange ended, unless its owner ended it.
+    pub(crate) fn ended(&self, class: Class, since: Mark, last: &ExchangeEvent) {
+        // What another life began may have ended with that life.
+        if let ExchangeEvent::Lost(Lost(fault)) = last
+            && class != Class::Resumed
+        {
+            self.standing.ended(since, fault);
+        }
+    }
+
     /// Counts something of the upstream's that nobody can use.
     pub(crate) fn dropped(&self, reason: &'static str) {
         let upstream = Arc::clone(&self.name);

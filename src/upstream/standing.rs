@@ -1,11 +1,12 @@
 //! Keeps what is wrong with an upstream: whether it answered the last time, and if not, why. Every transport reports
-//! here and nowhere else, and operators read it: a line in the log, a counter, the pages of the operators' listener.
+//! here and nowhere else, and so does whoever ends a request that has no answer. Operators read it: a line in the log, a
+//! counter, the pages of the operators' listener.
 //!
 //! Nothing here may hold a credential: an address is shown without user info, path and query, since servers are known
 //! that have keys in each of them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::time::Duration;
 
 use metrics::Counter;
@@ -29,6 +30,10 @@ const REASONS: [Reason; 8] = [
     Reason::UpstreamClosed,
     Reason::UpstreamTimeout,
 ];
+
+/// What a transport finds out, or whoever reads an answer. Silence is for the reader alone to find, all else for the
+/// transport.
+const FOUND_BY_BOTH: [Reason; 2] = [Reason::UpstreamMalformed, Reason::UpstreamClosed];
 
 /// How long a reason is not told of again.
 const TOLD_FOR: Duration = Duration::from_secs(60);
@@ -59,17 +64,28 @@ impl Trouble {
         let cause = match (fault.exit, fault.http_status) {
             (Some(exit), _) => format!("its process ended {exit}"),
             (None, Some(status)) => format!("HTTP {status}"),
+            (None, None) if fault.reason == Reason::UpstreamMalformed => "an answer that is not MCP".to_owned(),
+            (None, None) if fault.reason == Reason::UpstreamClosed => {
+                "it ended the connection, or a stream without the answer".to_owned()
+            }
+            (None, None) if fault.reason == Reason::UpstreamTimeout => "it was silent for too long".to_owned(),
             (None, None) => reason_key(fault.reason).replace('_', " "),
         };
         Self::new(fault.reason, cause)
     }
 }
 
+/// What transports had told of an upstream when a request began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Mark([u32; FOUND_BY_BOTH.len()]);
+
 /// How one upstream stands.
 pub struct Standing {
     name: Arc<str>,
     address: Arc<str>,
     failures: [Counter; REASONS.len()],
+    /// How often transports have told of what others find out as well.
+    told_by_transports: [AtomicU32; FOUND_BY_BOTH.len()],
     /// Looked at for each answer, so that a good one after another costs nothing.
     now: AtomicU8,
     state: Mutex<State>,
@@ -133,6 +149,7 @@ impl Standing {
             name: Arc::clone(name),
             address: Arc::from(address),
             failures: REASONS.map(counter),
+            told_by_transports: Default::default(),
             now: AtomicU8::new(UNTRIED),
             state: Mutex::default(),
         }
@@ -142,9 +159,34 @@ impl Standing {
         &self.name
     }
 
-    /// Notes a failure: counts it, and logs it unless the same reason was logged a moment ago. What is no fault of the
-    /// upstream's is passed over.
-    pub(crate) fn failed(&self, mut trouble: Trouble) {
+    /// Notes a failure that a transport has found: counts it, and logs it unless the same reason was logged a moment ago.
+    /// What is no fault of the upstream's is passed over.
+    pub(crate) fn failed(&self, trouble: Trouble) {
+        if let Some(at) = FOUND_BY_BOTH.iter().position(|reason| *reason == trouble.reason) {
+            self.told_by_transports[at].fetch_add(1, Ordering::Relaxed);
+        }
+        self.note(trouble);
+    }
+
+    /// What transports have told until now, for whoever begins a request.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark(self.told_by_transports.each_ref().map(|told| told.load(Ordering::Relaxed)))
+    }
+
+    /// Notes that a request ended with this fault in place of its answer, unless a transport has told the reason since
+    /// the request began: the transport knew the cause, and tells once of what ends many requests. Reasons that only
+    /// transports find are theirs to tell.
+    pub(crate) fn ended(&self, since: Mark, fault: &GatewayFault) {
+        let is_to_be_told = match FOUND_BY_BOTH.iter().position(|reason| *reason == fault.reason) {
+            Some(at) => self.told_by_transports[at].load(Ordering::Relaxed) == since.0[at],
+            None => fault.reason == Reason::UpstreamTimeout,
+        };
+        if is_to_be_told {
+            self.note(Trouble::of(fault));
+        }
+    }
+
+    fn note(&self, mut trouble: Trouble) {
         let Some(at) = REASONS.iter().position(|reason| *reason == trouble.reason) else { return };
         self.failures[at].increment(1);
         let end = (0..=CAUSE_BYTES_MAX.min(trouble.cause.len())).rfind(|end| trouble.cause.is_char_boundary(*end));
@@ -227,6 +269,7 @@ impl Standings {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::Executed;
 
     fn state(standing: &Standing) -> (&'static str, Option<&'static str>) {
         let look = standing.look();
@@ -246,6 +289,31 @@ mod tests {
         assert_eq!(state(&standing), ("ok", Some("upstream_unreachable")));
         standing.failed(Trouble::new(Reason::QueueFull, "not its fault"));
         assert_eq!(state(&standing), ("ok", Some("upstream_unreachable")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_a_request_is_noted_unless_a_transport_has_told_the_reason_meanwhile() {
+        let standing = Standing::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        let ended = |mark, reason| standing.ended(mark, &GatewayFault::new(reason, Executed::Unknown));
+        let cause = || standing.last().map(|last| last.cause);
+        let (before, malformed) = (standing.mark(), Reason::UpstreamMalformed);
+        ended(before, Reason::UpstreamHttpStatus);
+        ended(before, Reason::DeadlineExceeded);
+        assert_eq!(state(&standing), ("untried", None), "a transport tells of the one, and the other is no failure");
+        ended(before, malformed);
+        assert_eq!(cause().as_deref(), Some("an answer that is not MCP"));
+        ended(before, Reason::UpstreamClosed);
+        ended(before, malformed);
+        assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "another request is another failure");
+        standing.failed(Trouble::new(malformed, "content-type text/html"));
+        ended(before, malformed);
+        assert_eq!(cause().as_deref(), Some("content-type text/html"), "the transport knew the cause");
+        ended(before, Reason::UpstreamClosed);
+        assert_eq!(state(&standing).1, Some("upstream_closed"), "of that it has told nothing");
+        ended(standing.mark(), malformed);
+        assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "it told of what was before");
+        ended(before, Reason::UpstreamTimeout);
+        assert_eq!(state(&standing), ("failing", Some("upstream_timeout")));
     }
 
     #[tokio::test(start_paused = true)]

@@ -3,5 +3,6 @@
 mod demo_server;
 mod hostile_upstream;
 mod sse_upstream;
+mod standing;
 mod stdio;
 mod upstream_http;

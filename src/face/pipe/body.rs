@@ -40,6 +40,9 @@ pub(in crate::face) enum Form {
 pub(in crate::face) trait Answered: Send + Unpin {
     fn id(&self) -> &RequestId;
 
+    /// Notes that it ends with this in place of its answer.
+    fn ended(&self, fault: &GatewayFault);
+
     /// Tells the upstream that nobody waits any more, where dropping its body does not.
     fn cancel(&self, reason: Reason);
 
@@ -189,6 +192,9 @@ impl<C: Answered> PipeBody<C> {
     /// something that cannot be completed.
     fn end_with(&mut self, fault: &GatewayFault) -> Result<Frame<Bytes>, io::Error> {
         self.is_over = true;
+        if let Some(call) = &self.call {
+            call.ended(fault);
+        }
         match self.call.take().filter(|_| self.is_between_events()) {
             Some(call) => {
                 let error = envelope::error(Some(call.id()), &gateway_error(fault));
@@ -244,7 +250,8 @@ impl<C: Answered> PipeBody<C> {
     }
 }
 
-/// Waits for something of the upstream's, within its limits; past them it is told that nobody waits.
+/// Waits for something of the upstream's, within its limits; past them it is told that nobody waits. Notes a failure as
+/// the end of the request.
 pub(in crate::face) async fn in_time<T>(
     call: &impl Answered,
     waiting: impl Future<Output = Result<T, GatewayFault>>,
@@ -254,15 +261,13 @@ pub(in crate::face) async fn in_time<T>(
     let silent = silence_max.map(|max| (Instant::now() + max, Reason::UpstreamTimeout));
     let late = deadline.map(|deadline| (deadline, Reason::DeadlineExceeded));
     let Some((end, reason)) = [silent, late].into_iter().flatten().min_by_key(|(end, _)| *end) else {
-        return waiting.await;
+        return waiting.await.inspect_err(|fault| call.ended(fault));
     };
-    match tokio::time::timeout_at(end, waiting).await {
-        Ok(outcome) => outcome,
-        Err(_) => {
-            call.cancel(reason);
-            Err(GatewayFault::new(reason, Executed::Unknown))
-        }
-    }
+    let outcome = tokio::time::timeout_at(end, waiting).await.unwrap_or_else(|_| {
+        call.cancel(reason);
+        Err(GatewayFault::new(reason, Executed::Unknown))
+    });
+    outcome.inspect_err(|fault| call.ended(fault))
 }
 
 impl<C: Answered> Body for PipeBody<C> {

@@ -29,7 +29,11 @@ pub(super) async fn cancel(shared: &Arc<Shared>, session: &Session, id: &Request
     shared.in_flight.cancel(session.token.nonce, id, RequestStage::Held);
     match shared.in_flight.cancel(session.token.nonce, id, RequestStage::Queued) {
         true => StatusCode::ACCEPTED,
-        false => note(shared, session, bytes, Kind::Notification).await,
+        false => {
+            // Before the upstream hears of it, and ends the request.
+            shared.in_flight.take_back(session.token.nonce, id);
+            note(shared, session, bytes, Kind::Notification).await
+        }
     }
 }
 

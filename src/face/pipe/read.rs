@@ -11,7 +11,6 @@ use http::StatusCode;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 
-use crate::dialect::faults::gateway_error;
 use crate::face::call_stream::answer::Answer;
 use crate::face::http::{AcceptedTypes, full_body};
 use crate::task::{Executed, GatewayFault, Reason};
@@ -159,18 +158,27 @@ fn answer_in(text: &Bytes, id: &RequestId) -> Option<Response> {
 
 /// An answer that was read whole. Several messages in one array become several events, or the answer
 /// alone for a client that takes no stream.
-pub(super) fn several(mut messages: Vec<Bytes>, accepted: AcceptedTypes, id: &RequestId) -> Answer {
+///
+/// # Errors
+/// `UpstreamMalformed` if there is nothing that can be passed on.
+pub(super) fn several(
+    mut messages: Vec<Bytes>,
+    accepted: AcceptedTypes,
+    id: &RequestId,
+) -> Result<Answer, GatewayFault> {
+    let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+    if messages.is_empty() {
+        return Err(malformed);
+    }
     if messages.len() == 1 {
-        return Answer::Json(full_body(messages.swap_remove(0)));
+        return Ok(Answer::Json(full_body(messages.swap_remove(0))));
     }
     if accepted == AcceptedTypes::Json {
-        return match messages.into_iter().find(|message| answer_in(message, id).is_some()) {
-            Some(answer) => Answer::Json(full_body(answer)),
-            None => Answer::Error(gateway_error(&GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes))),
-        };
+        let answer = messages.into_iter().find(|message| answer_in(message, id).is_some()).ok_or(malformed)?;
+        return Ok(Answer::Json(full_body(answer)));
     }
     let events: Vec<Bytes> = messages.iter().map(sse_message).collect();
-    Answer::Events(full_body(events.concat().into()))
+    Ok(Answer::Events(full_body(events.concat().into())))
 }
 
 /// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that

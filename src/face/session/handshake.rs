@@ -328,6 +328,8 @@ impl Shared {
             self.is_ended(session);
             return bare(StatusCode::OK);
         }
+        // Before the upstream hears of it, and ends what runs in it.
+        self.in_flight.take_leave(session.token.nonce);
         let had_id = binding.session.is_some();
         let ended = ConduitRequest { binding, verb: Verb::Delete, forwarded: session.forwarded.clone() };
         // Without an id the upstream has nothing that could be ended.

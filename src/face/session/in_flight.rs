@@ -1,17 +1,21 @@
 //! Registers the requests of sessions that can be cancelled in this process, by session and request id.
 
 use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
+use super::recent::Recent;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::RequestId;
 
 /// Calls of the engine's that are under way; those above are refused. Requests of the other kinds are bounded by the
 /// places at the upstream, and in its queue.
 const CALLS_MAX: usize = 16_384;
+/// Requests and sessions that are remembered as given up.
+const UNWANTED_MAX: usize = 1_024;
 
 /// What a request is to the gateway meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,8 +31,19 @@ pub(in crate::face) enum RequestStage {
 type Key = (u128, RequestId, RequestStage);
 
 /// By the session's nonce, so that no session reaches into another.
-#[derive(Debug, Default)]
-pub(in crate::face) struct InFlight(Mutex<Requests>);
+#[derive(Debug)]
+pub(in crate::face) struct InFlight {
+    requests: Mutex<Requests>,
+    /// What clients want no more of those requests that have no entry: most are passed on and answered at once, and an
+    /// entry would cost each of them more than the few that are cancelled.
+    unwanted: Recent<()>,
+}
+
+impl Default for InFlight {
+    fn default() -> Self {
+        Self { requests: Mutex::default(), unwanted: Recent::new(UNWANTED_MAX) }
+    }
+}
 
 #[derive(Debug, Default)]
 struct Requests {
@@ -49,7 +64,7 @@ impl Requests {
 impl InFlight {
     /// Takes up a request, which can be cancelled from here on until the entry is dropped.
     pub(in crate::face) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId, stage: RequestStage) -> Entry {
-        self.add(&mut self.0.lock(), (nonce, id.clone(), stage))
+        self.add(&mut self.requests.lock(), (nonce, id.clone(), stage))
     }
 
     /// The same for a call of the engine's.
@@ -57,7 +72,7 @@ impl InFlight {
     /// # Errors
     /// `QueueFull`: nothing was sent.
     pub(super) fn drive(self: &Arc<Self>, nonce: u128, id: &RequestId) -> Result<Entry, GatewayFault> {
-        let mut requests = self.0.lock();
+        let mut requests = self.requests.lock();
         if requests.driven >= CALLS_MAX {
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
         }
@@ -75,24 +90,46 @@ impl InFlight {
 
     /// Cancels a request; false if none of this id is at this stage: its answer may just have gone out.
     pub(in crate::face) fn cancel(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> bool {
-        let requests = self.0.lock();
+        let requests = self.requests.lock();
         let found = requests.find(nonce, id, stage);
         found.inspect(|cancelled| cancelled.cancel()).is_some()
     }
 
+    /// Remembers that a client takes back a request that was passed on without an entry.
+    pub(in crate::face) fn take_back(&self, nonce: u128, id: &RequestId) {
+        self.unwanted.insert(passed_on(nonce, id), ());
+    }
+
+    /// Remembers that a client wants nothing more of its session.
+    pub(super) fn take_leave(&self, nonce: u128) {
+        self.unwanted.insert(nonce, ());
+    }
+
+    /// Whether a client still waits for a request that was passed on without an entry, as far as it is remembered.
+    pub(in crate::face) fn is_wanted(&self, nonce: u128, id: &RequestId) -> bool {
+        !self.unwanted.contains(nonce) && !self.unwanted.contains(passed_on(nonce, id))
+    }
+
     /// Whether a request is at this stage.
     pub(super) fn knows(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> bool {
-        self.0.lock().find(nonce, id, stage).is_some()
+        self.requests.lock().find(nonce, id, stage).is_some()
     }
 
     /// Cancels what a session has under way. What waits for a place is left: it meets the end of its session there.
     pub(super) fn end_session(&self, nonce: u128) {
-        for (of, stage, cancelled) in self.0.lock().all.values() {
+        for (of, stage, cancelled) in self.requests.lock().all.values() {
             if *of == nonce && *stage != RequestStage::Queued {
                 cancelled.cancel();
             }
         }
     }
+}
+
+/// Requests of other sessions have other keys, whatever their ids: a nonce is random.
+fn passed_on(nonce: u128, id: &RequestId) -> u128 {
+    let mut hasher = DefaultHasher::new();
+    id.hash(&mut hasher);
+    nonce ^ u128::from(hasher.finish())
 }
 
 /// A request under way.
@@ -113,7 +150,7 @@ impl Entry {
 
 impl Drop for Entry {
     fn drop(&mut self) {
-        let mut requests = self.in_flight.0.lock();
+        let mut requests = self.in_flight.requests.lock();
         requests.all.remove(&self.number);
         requests.driven -= usize::from(self.key.2 == RequestStage::Driven);
         if requests.by_id.get(&self.key) == Some(&self.number) {
@@ -127,7 +164,7 @@ mod tests {
     use super::*;
 
     fn is_empty(in_flight: &InFlight) -> bool {
-        let requests = in_flight.0.lock();
+        let requests = in_flight.requests.lock();
         requests.by_id.is_empty() && requests.all.is_empty() && requests.driven == 0
     }
 
@@ -146,6 +183,18 @@ mod tests {
         assert!(again.cancelled().is_cancelled(), "the older one took only its own entry along");
         drop(again);
         assert!(is_empty(&in_flight));
+    }
+
+    #[test]
+    fn what_a_client_takes_back_is_remembered_for_it_alone() {
+        let in_flight = InFlight::default();
+        let (id, other) = (RequestId::number(1), RequestId::text("1"));
+        in_flight.take_back(1, &id);
+        let wanted = [(1, &id), (1, &other), (2, &id)].map(|(nonce, id)| in_flight.is_wanted(nonce, id));
+        assert_eq!(wanted, [false, true, true]);
+        in_flight.take_leave(2);
+        let wanted = [(1, &other), (2, &id), (2, &other)].map(|(nonce, id)| in_flight.is_wanted(nonce, id));
+        assert_eq!(wanted, [true, false, false], "a session ends with all its requests");
     }
 
     #[test]

@@ -37,6 +37,7 @@ use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse
 use crate::upstream::era::contradicts;
 use crate::upstream::limits::{Slot, Slots};
 use crate::upstream::mirrored::PARAM_PREFIX;
+use crate::upstream::standing::{Mark, Standing};
 use crate::upstream::{Forwarded, Forwarding, Timeouts, Upstream};
 use crate::wire::framing::sse_message;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
@@ -263,7 +264,8 @@ struct Passing {
 /// A request that is at the upstream: its place and its time.
 struct Call {
     id: RequestId,
-    upstream: Arc<str>,
+    conduit: Arc<dyn Conduit>,
+    mark: Mark,
     began: Instant,
     class: &'static str,
     is_stream: bool,
@@ -285,13 +287,20 @@ impl Answered for Call {
         !self.is_stream
     }
 
+    /// A client that takes its request back drops it with its answer, so it is waited for here.
+    fn ended(&self, fault: &GatewayFault) {
+        if let Some(standing) = self.conduit.standing() {
+            standing.ended(self.mark, fault);
+        }
+    }
+
     /// Nothing to be said: the request is dropped with its answer.
     fn cancel(&self, _: Reason) {}
 }
 
 impl Drop for Call {
     fn drop(&mut self) {
-        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(&self.upstream), "class" => self.class)
+        metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(self.conduit.name()), "class" => self.class)
             .record(self.began.elapsed());
     }
 }
@@ -321,7 +330,8 @@ impl Passing {
         pipe.count(if slot.is_some() { "call" } else { kind });
         let call = Call {
             id: self.edits.id.clone(),
-            upstream: Arc::clone(pipe.piped.conduit.name()),
+            conduit: Arc::clone(&pipe.piped.conduit),
+            mark: pipe.piped.conduit.standing().map(Standing::mark).unwrap_or_default(),
             began: Instant::now(),
             class: if slot.is_some() { "call" } else { "other" },
             is_stream,

@@ -13,6 +13,7 @@ use super::reply;
 use crate::task::GatewayFault;
 use crate::upstream::Upstream;
 use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, OwnSession, Verb};
+use crate::upstream::standing::Standing;
 use crate::wire::{ProtocolVersion, RpcError};
 
 #[async_trait]
@@ -39,6 +40,10 @@ impl Conduit for HttpUpstream {
             session: response.headers().get(SESSION_ID).cloned(),
             body: response.into_body().boxed_unsync(),
         })
+    }
+
+    fn standing(&self) -> Option<&Standing> {
+        Some(&self.hop.standing)
     }
 
     fn makes_streams(&self) -> bool {

@@ -20,6 +20,7 @@ use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{Call, Native};
 use crate::upstream::session::{Hop, Session};
+use crate::upstream::standing::Mark;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, Unanswered, UpstreamRequest,
 };
@@ -43,6 +44,7 @@ pub(super) struct HttpExchange {
     /// When a connection took the call.
     sent: Instant,
     class: Class,
+    mark: Mark,
 }
 
 /// What an exchange is counted as.
@@ -129,6 +131,7 @@ impl HttpExchange {
             began,
             sent: began,
             class: if is_call { Class::Call } else { Class::Other },
+            mark: hop.standing.mark(),
         };
         exchange.hand_over(&handed_over).await?;
         exchange.sent = Instant::now();
@@ -166,7 +169,7 @@ impl HttpExchange {
         }
         let state = State::Running(Box::pin(Arc::clone(&link).run(start)));
         let now = Instant::now();
-        Ok(Self { state, link, queue, began: now, sent: now, class: Class::Resumed })
+        Ok(Self { state, link, queue, began: now, sent: now, class: Class::Resumed, mark: hop.standing.mark() })
     }
 
     /// Runs the call until a connection has taken it. An end before that is a beginning that failed.
@@ -177,6 +180,7 @@ impl HttpExchange {
             _ = handed_over.wait() => return Ok(()),
             last = drive => last,
         };
+        self.note(&last);
         if let ExchangeEvent::Lost(Lost(fault)) = last
             && !handed_over.initialized()
         {
@@ -184,6 +188,11 @@ impl HttpExchange {
         }
         self.end(last);
         Ok(())
+    }
+
+    /// Notes an end that was not asked for here.
+    fn note(&self, last: &ExchangeEvent) {
+        self.link.session().hop.ended(self.class, self.mark, last);
     }
 
     fn end(&mut self, last: ExchangeEvent) {
@@ -279,6 +288,7 @@ impl Exchange for HttpExchange {
                     last = drive => last,
                 },
             };
+            self.note(&last);
             self.end(last);
         }
     }

@@ -171,3 +171,60 @@ async fn what_nobody_can_take_is_dropped_and_a_question_to_nobody_refused() {
     assert_eq!(gate.dropped("foreign_response").await, 1);
     assert_eq!(gate.dropped("malformed_event").await, 1);
 }
+
+/// One stream is one failure, whatever ran over it.
+#[tokio::test]
+async fn a_stream_that_ends_is_one_failure_of_the_upstream() {
+    let keys = format!("{SSE}[upstreams.up.tasks]\nmode = \"always\"\n");
+    let sse = Sse::start().await;
+    let gate = sse.gate(&keys).await;
+    let client = Client::session(&gate).await;
+    let running = client.start(1, "tools/call", json!({ "name": "silent", "arguments": {} })).await;
+    sse.world().first(|seen| seen.is_call()).await;
+    let other = client.start(2, "tools/call", json!({ "name": "silent", "arguments": {} })).await;
+    sse.world().nth(1, |seen| seen.is_call()).await;
+    sse.end();
+    for running in [running, other] {
+        let (lost, _) = running.reply().await.answer().await;
+        assert_eq!(fault(&lost)["reason"], "upstream_closed", "{lost}");
+    }
+    assert_eq!(gate.failures("upstream_closed").await, 1, "of two calls in the pipe");
+    let sse = Sse::start().await;
+    let gate = sse.gate(&keys).await;
+    let client = Client::stateless(&gate);
+    let task = client.task(1, "silent", json!({})).await;
+    sse.world().first(|seen| seen.is_call()).await;
+    sse.end();
+    let task = client.settled(&task).await;
+    assert_eq!(task["error"]["data"]["reason"], "upstream_closed", "{task}");
+    assert_eq!(gate.failures("upstream_closed").await, 1, "of a task");
+    assert_eq!(gate.standing().await["state"], "failing");
+}
+
+#[tokio::test]
+async fn events_that_nobody_can_read_as_the_answer_are_failures_of_the_upstream() {
+    let sse = Sse::start().await;
+    let gate = sse.gate(&format!("{SSE}[upstreams.up.tasks]\nmode = \"always\"\n")).await;
+    let unreadable = json!({ "text": "{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":[broken}" });
+    let answer = Client::session(&gate).await.call(1, "broken", unreadable.clone()).await;
+    assert_eq!(fault(&answer)["reason"], "upstream_malformed", "{answer}");
+    assert_eq!(gate.failures("upstream_malformed").await, 1, "of a call in the pipe");
+    let client = Client::stateless(&gate);
+    let task = client.settled(&client.task(1, "broken", unreadable).await).await;
+    assert_eq!(task["error"]["data"]["reason"], "upstream_malformed", "{task}");
+    assert_eq!(gate.failures("upstream_malformed").await, 2, "of a task");
+}
+
+/// Cancelled as soon as the server has it: nothing has come for it, nor is its stream held by the gateway.
+#[tokio::test]
+async fn a_call_that_its_client_takes_back_is_no_failure_of_the_upstream() {
+    let sse = Sse::start().await;
+    let gate = sse.gate(SSE).await;
+    let client = Client::session(&gate).await;
+    let running = client.start(1, "tools/call", json!({ "name": "silent", "arguments": {} })).await;
+    sse.world().first(|seen| seen.is_call()).await;
+    client.note("notifications/cancelled", json!({ "requestId": 1 })).await;
+    let mut reply = running.reply().await;
+    while reply.next().await.is_some() {}
+    assert_eq!(gate.failures("upstream_closed").await, 0, "{}", gate.log());
+}

@@ -71,6 +71,11 @@ impl Sse {
         self.state.streams.lock().iter().for_each(Events::cut);
     }
 
+    /// Ends all streams in order.
+    pub(crate) fn end(&self) {
+        self.state.streams.lock().clear();
+    }
+
     pub(crate) fn say(&self, message: &Value) {
         self.state.streams.lock().iter().for_each(|stream| stream.raw(format!("event: message\ndata: {message}\n\n")));
     }

@@ -7,6 +7,8 @@ use serde_json::json;
 use super::client::{Client, fault, text};
 use super::gate::{Gate, command_line, demo};
 
+const ALWAYS_TASKS: &str = "[upstreams.up.tasks]\nmode = \"always\"\n";
+
 /// F45.
 #[tokio::test]
 async fn f45_a_program_that_ends_in_mid_call_says_how_and_is_started_again() {
@@ -124,6 +126,80 @@ async fn what_a_program_writes_to_its_standard_error_is_logged_for_those_alone_w
     client.leave().await;
     gate.until_processes(0).await;
     assert!(!gate.log().contains("of a flood"), "{}", gate.log());
+}
+
+/// A program whose tool says what nobody can read in place of its answer.
+const UNREADABLE: &str = r#"
+while read -r line; do
+    id=$(printf %s "$line" | sed -nE 's/.*"id":("[^"]*"|[0-9]+)[,}].*/\1/p')
+    says() { printf '{"jsonrpc":"2.0","id":%s,%s}\n' "$id" "$1"; }
+    case $line in
+        *'"initialize"'*) says '"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"odd","version":"1"}}' ;;
+        *'"tools/list"'*) says '"result":{"tools":[{"name":"work","inputSchema":{"type":"object"}}]}' ;;
+        *'"tools/call"'*) says '"result":[broken' ;;
+        *'"id"'*) says '"error":{"code":-32601,"message":"Method not found"}' ;;
+    esac
+done
+"#;
+
+#[tokio::test]
+async fn a_line_that_nobody_can_read_as_the_answer_is_a_failure_of_the_upstream() {
+    let upstream = format!("command = \"sh\"\nargs = [\"-c\", {UNREADABLE:?}]\n{ALWAYS_TASKS}");
+    let gate = Gate::start(tempfile::tempdir().unwrap(), &upstream).await;
+    let answer = Client::session(&gate).await.call(1, "work", json!({})).await;
+    assert_eq!(fault(&answer)["reason"], "upstream_malformed", "{answer}");
+    assert_eq!(gate.failures("upstream_malformed").await, 1, "of a call in the pipe");
+    let client = Client::stateless(&gate);
+    let task = client.settled(&client.task(2, "work", json!({})).await).await;
+    assert_eq!(task["error"]["data"]["reason"], "upstream_malformed", "{task}");
+    assert_eq!(gate.failures("upstream_malformed").await, 2, "of a task");
+    let standing = gate.standing().await;
+    let last = &standing["last_failure"];
+    assert_eq!(
+        (&standing["state"], &last["reason"], &last["cause"]),
+        (&json!("failing"), &json!("upstream_malformed"), &json!("an answer that is not MCP"))
+    );
+    assert_eq!(gate.log().matches("an answer that is not MCP").count(), 1, "{}", gate.log());
+    assert_eq!((gate.failures("upstream_closed").await, gate.failures("upstream_timeout").await), (0, 0));
+}
+
+#[tokio::test]
+async fn silence_is_a_failure_of_the_upstream() {
+    let gate = Gate::with("", &format!("call_idle_max = \"300ms\"\n{ALWAYS_TASKS}")).await;
+    let slow = json!({ "seconds": 60, "steps": 1 });
+    for (before, client) in [(0, Client::session(&gate).await), (1, Client::stateless(&gate))] {
+        let answer = client.call(1, "slow_report", slow.clone()).await;
+        assert_eq!(fault(&answer)["reason"], "upstream_timeout", "{answer}");
+        assert_eq!(gate.failures("upstream_timeout").await, before + 1);
+    }
+    let client = Client::stateless(&gate);
+    let task = client.settled(&client.task(2, "slow_report", slow).await).await;
+    assert_eq!(task["error"]["data"]["reason"], "upstream_timeout", "{task}");
+    assert_eq!(gate.failures("upstream_timeout").await, 3, "of a task");
+    assert_eq!(gate.standing().await["last_failure"]["cause"], "it was silent for too long");
+    assert_eq!((gate.failures("upstream_closed").await, gate.failures("upstream_malformed").await), (0, 0));
+}
+
+#[tokio::test]
+async fn what_a_client_ends_itself_is_no_failure_of_the_upstream() {
+    let gate = Gate::with("", ALWAYS_TASKS).await;
+    let slow = json!({ "seconds": 60, "steps": 1 });
+    let client = Client::session(&gate).await;
+    let params = json!({ "name": "slow_report", "arguments": slow });
+    let mut taken_back = client.ask(1, "tools/call", params.clone()).await;
+    client.note("notifications/cancelled", json!({ "requestId": 1 })).await;
+    while taken_back.next().await.is_some() {}
+    let mut left = client.ask(2, "tools/call", params).await;
+    client.leave().await;
+    while left.next().await.is_some() {}
+    let client = Client::stateless(&gate).with_tasks();
+    let task = client.task(3, "slow_report", slow).await;
+    client.ask(4, "tasks/cancel", json!({ "taskId": task })).await.answer().await;
+    assert_eq!(client.settled(&task).await["status"], "cancelled");
+    // What is said of a call is said before another one of the same client is answered.
+    assert_eq!(text(&Client::stateless(&gate).call(5, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    let failures = [gate.failures("upstream_closed").await, gate.failures("upstream_timeout").await];
+    assert_eq!(failures, [0, 0], "{}", gate.log());
 }
 
 /// F45.

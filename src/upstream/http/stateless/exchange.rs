@@ -14,6 +14,7 @@ use super::task::{self, TaskSlot};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::exchange::Class;
+use crate::upstream::standing::Mark;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, Unanswered, UpstreamRequest,
 };
@@ -32,6 +33,7 @@ pub(super) struct StatelessExchange {
     state: State,
     began: Instant,
     class: Class,
+    mark: Mark,
 }
 
 enum State {
@@ -77,7 +79,8 @@ impl StatelessExchange {
         let task = TaskSlot::default();
         let questions = Questions::default();
         let course = Course { line: line.clone(), events, answers: answered, questions, task: task.clone() };
-        Self { line, queue, answers, task, state: State::Running(run(course)), began: Instant::now(), class }
+        let (mark, began) = (line.hop.standing.mark(), Instant::now());
+        Self { line, queue, answers, task, state: State::Running(run(course)), began, class, mark }
     }
 
     /// Runs the request until a connection has taken it. An end before that is a beginning that failed.
@@ -88,6 +91,7 @@ impl StatelessExchange {
             _ = handed_over.wait() => return Ok(()),
             last = course => last,
         };
+        self.line.hop.ended(self.class, self.mark, &last);
         if let ExchangeEvent::Lost(Lost(fault)) = last
             && !handed_over.initialized()
         {
@@ -118,6 +122,7 @@ impl Exchange for StatelessExchange {
                     last = course => last,
                 },
             };
+            self.line.hop.ended(self.class, self.mark, &last);
             self.end(last);
         }
     }

@@ -1,6 +1,7 @@
 //! Clients with and without a session, that show each message as it comes.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Request, Response};
@@ -77,6 +78,13 @@ impl Reply {
 
 /// A request that waits for the head of its answer.
 pub struct Asking(tokio::task::JoinHandle<Reply>);
+
+impl Asking {
+    /// Waits for the head of the answer.
+    pub async fn reply(mut self) -> Reply {
+        in_time(&mut self.0).await.unwrap()
+    }
+}
 
 impl Drop for Asking {
     fn drop(&mut self) {
@@ -232,6 +240,28 @@ impl Client {
         let reply = self.ask(id, method, params).await;
         let body = in_time(reply.response.collect()).await.unwrap();
         String::from_utf8(body.to_bytes().into()).unwrap()
+    }
+
+    /// Calls a tool as a task: its id.
+    pub async fn task(&self, id: u32, tool: &str, arguments: Value) -> String {
+        let handle = self.clone().with_tasks().call(id, tool, arguments).await;
+        handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned()
+    }
+
+    /// The task once it is settled.
+    pub async fn settled(&self, task: &str) -> Value {
+        let client = self.clone().with_tasks();
+        in_time(async {
+            loop {
+                let mut reply = client.ask(9, "tasks/get", json!({ "taskId": task })).await;
+                let (mut found, _) = reply.answer().await;
+                if found["result"]["status"] != "working" {
+                    return found["result"].take();
+                }
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await
     }
 
     /// Sends what wants no answer.

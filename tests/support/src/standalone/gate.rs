@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use std::time::Duration;
 
+use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, ChildStderr, Command};
@@ -87,10 +88,25 @@ impl Gate {
         self.log.borrow().clone()
     }
 
-    /// The sum of a counter of the upstream's, over what it is counted by.
+    /// How many things of the upstream's were dropped for this reason.
     pub async fn dropped(&self, reason: &str) -> u64 {
+        self.counted("taskgate_upstream_dropped_total", reason).await
+    }
+
+    /// How often the upstream failed for this reason.
+    pub async fn failures(&self, reason: &str) -> u64 {
+        self.counted("taskgate_upstream_failures_total", reason).await
+    }
+
+    /// What operators read of the upstream: its state, and its last failure.
+    pub async fn standing(&self) -> Value {
+        let page = super::client::get(self.admin, "/readyz?verbose").await;
+        serde_json::from_str::<Value>(&page).unwrap()["upstreams"][0].take()
+    }
+
+    async fn counted(&self, counter: &str, reason: &str) -> u64 {
         let page = super::client::get(self.admin, "/metrics").await;
-        let is_meant = |line: &&str| line.starts_with("taskgate_upstream_dropped_total") && line.contains(reason);
+        let is_meant = |line: &&str| line.starts_with(counter) && line.contains(reason);
         page.lines().filter(is_meant).filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
     }
 

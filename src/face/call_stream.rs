@@ -1,6 +1,6 @@
 //! Shows a call to the client that waits for it: messages before the answer, signs of life, and the answer.
 //!
-//! Whoever follows a call, or anything else that a client hears of on a stream, implements [`CallMessages`]. [`respond`]
+//! Whoever follows a call, or anything else that a client hears of on a stream, implements `CallMessages`. `respond`
 //! answers in one piece where the answer comes first, and as an event stream from the first message or sign of life on.
 
 pub(super) mod answer;

@@ -16,7 +16,7 @@ use support::served;
 use support::session_client as client;
 
 use std::fmt::Write as _;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cases::{Case, Cell};
@@ -25,7 +25,7 @@ use served::Served;
 use speaker::Speaker;
 use tokio::runtime::Runtime;
 
-const KEYS: &str = "[upstreams.up.tasks]\ngrace = \"700ms\"\npoll_interval = \"100ms\"\ninput_deadline = \"2s\"\n";
+const KEYS: &str = "[upstreams.up.tasks]\ngrace = \"2s\"\npoll_interval = \"100ms\"\ninput_deadline = \"4s\"\n";
 
 /// What came of one case of a pair.
 struct Row {
@@ -49,14 +49,15 @@ async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
                 let inner = if is_gateway { Some(Served::before(&url, KEYS).await) } else { None };
                 let gate = Gate::open("", inner.as_ref().map_or(&url, |inner| &inner.url), &keys).await;
                 let run = async {
-                    let mut speaker = Speaker::new(client, &gate).await?;
+                    let begun = Arc::clone(&ledger);
+                    let mut speaker = Speaker::new(client, &gate, move |tool| begun.runs(tool)).await?;
                     if is_queued {
-                        let mut blocker = Speaker::new(client, &gate).await?;
+                        let mut blocker = Speaker::new(client, &gate, |_| 0).await?;
                         return cases::run_queued(client, kind, (&mut speaker, &mut blocker), &ledger).await;
                     }
                     cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await
                 };
-                match tokio::time::timeout(Duration::from_secs(30), run).await {
+                match tokio::time::timeout(Duration::from_secs(60), run).await {
                     Ok(Ok(way)) => Cell::Right(way),
                     Ok(Err(why)) => Cell::Wrong(why),
                     Err(_) => Cell::Wrong("it took too long".to_owned()),

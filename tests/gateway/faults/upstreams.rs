@@ -55,7 +55,9 @@ async fn f28_to_f32_a_call_that_is_cut_short_is_never_sent_again_and_its_task_sa
         ("is reset, and taken up", true, Fault::down(CALL, 250, Verb::Reset), "completed"),
     ];
     for (name, is_resumable, fault, expected) in cases {
-        let stage = Stage::new(is_resumable, "deadline = \"4s\"").await;
+        // Only what never answers is to meet it: a busy machine drips slowly, too.
+        let deadline = if fault.verb == Verb::Stall { "4s" } else { "60s" };
+        let stage = Stage::new(is_resumable, &format!("deadline = \"{deadline}\"")).await;
         stage.network.set_times(fault, 1);
         let id = stage.start("n1x", json!({"ms": 60, "steps": 3})).await;
         in_time(stage.network.strikes()).await;

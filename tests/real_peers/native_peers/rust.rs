@@ -1,5 +1,6 @@
 //! rmcp's server with tasks, in front of every kind of client.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -18,7 +19,9 @@ fn said(text: &str) -> Ending {
 async fn call(kind: Kind, tool: &str, manner: Manner) -> (Story, [usize; 3]) {
     let server = RustServer::start().await;
     let gate = Gate::with(server.address, KEYS).await;
-    let mut speaker = in_time(Speaker::new(kind, &gate)).await.unwrap();
+    let ledger = Arc::clone(&server.ledger);
+    let runs = move |_: &str| ledger.runs.load(Ordering::SeqCst);
+    let mut speaker = in_time(Speaker::new(kind, &gate, runs)).await.unwrap();
     let story = in_time(speaker.call(tool, manner)).await.unwrap_or_else(|error| panic!("{kind:?} {tool}: {error}"));
     if story.ending == Ending::Cancelled {
         let told = async {

@@ -1,6 +1,7 @@
 //! One client in four kinds. Each goes the whole way of a call as its flavour has it, and is strict on the way.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::Full;
@@ -48,14 +49,14 @@ pub struct Story {
 }
 
 /// How long a question may be open, as the gateway is told.
-pub const INPUT_DEADLINE: Duration = Duration::from_secs(2);
+pub const INPUT_DEADLINE: Duration = Duration::from_secs(4);
 /// How long the slow tool of the server takes; the gateway's grace is shorter.
-pub const SLOW: Duration = Duration::from_millis(1_800);
+pub const SLOW: Duration = Duration::from_millis(3_500);
 
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 const RELATED: &str = "io.modelcontextprotocol/related-task";
 const POLL: Duration = Duration::from_millis(40);
-const LONGEST: Duration = Duration::from_secs(15);
+const LONGEST: Duration = Duration::from_secs(30);
 
 pub struct Speaker {
     kind: Kind,
@@ -63,10 +64,31 @@ pub struct Speaker {
     next_id: u64,
     questions: usize,
     seen_keys: BTreeSet<String>,
+    runs: Runs,
+}
+
+/// How often the server has begun to run a tool, as the server tells it.
+type Runs = Arc<dyn Fn(&str) -> usize + Send + Sync>;
+
+/// Until the server runs the tool.
+async fn under_way(runs: &Runs, tool: &str) -> Result<(), String> {
+    let begun = Instant::now();
+    while runs(tool) == 0 {
+        if begun.elapsed() > LONGEST {
+            return Err(format!("{tool} was never begun"));
+        }
+        sleep(POLL).await;
+    }
+    Ok(())
 }
 
 impl Speaker {
-    pub async fn new(kind: Kind, gate: &Gate) -> Result<Self, String> {
+    /// A client before this gate. `runs` tells it when a call is under way, so that whoever cancels or leaves does so then.
+    pub async fn new(
+        kind: Kind,
+        gate: &Gate,
+        runs: impl Fn(&str) -> usize + Send + Sync + 'static,
+    ) -> Result<Self, String> {
         let mut client = gate.stranger();
         let mut next_id = 1;
         if kind.is_stateless() {
@@ -92,7 +114,7 @@ impl Speaker {
             client.post(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()).await;
             next_id += 1;
         }
-        Ok(Self { kind, client, next_id, questions: 0, seen_keys: BTreeSet::new() })
+        Ok(Self { kind, client, next_id, questions: 0, seen_keys: BTreeSet::new(), runs: Arc::new(runs) })
     }
 
     /// Goes through one call.
@@ -156,7 +178,7 @@ impl Speaker {
         match manner {
             Manner::Leaving => return Ok(Ending::Left),
             Manner::Cancelling => {
-                sleep(Duration::from_millis(300)).await;
+                under_way(&self.runs, tool).await?;
                 cancel_request(&self.client, id).await;
                 return Ok(Ending::Cancelled);
             }
@@ -204,9 +226,7 @@ impl Speaker {
         let mut params = json!({"name": tool, "arguments": {}});
         for _ in 0..9 {
             if matches!(manner, Manner::Leaving | Manner::Cancelling | Manner::CancellingQueued) {
-                let leaving = tokio::time::timeout(Duration::from_millis(400), self.send("tools/call", params)).await;
-                drop(leaving);
-                return Ok(if manner == Manner::Leaving { Ending::Left } else { Ending::Cancelled });
+                return self.leave(tool, params, manner).await;
             }
             let message = self.ask("tools/call", params.clone()).await?;
             let result = &message["result"];
@@ -238,6 +258,28 @@ impl Speaker {
         Err("asked without end".to_owned())
     }
 
+    /// Sends a call and closes its connection: once the tool runs, or while the call waits for its turn.
+    async fn leave(&mut self, tool: &str, params: Value, manner: Manner) -> Result<Ending, String> {
+        let runs = Arc::clone(&self.runs);
+        let time_to_go = async {
+            if manner == Manner::CancellingQueued {
+                sleep(Duration::from_millis(400)).await;
+                return Ok(());
+            }
+            under_way(&runs, tool).await
+        };
+        // The answer's head may come before.
+        let calling = async {
+            let _reply = self.send("tools/call", params).await;
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            gone = time_to_go => gone?,
+            () = calling => {}
+        }
+        Ok(if manner == Manner::Leaving { Ending::Left } else { Ending::Cancelled })
+    }
+
     /// Comes back without answers once the time for them is over.
     async fn wait_for_refusals(&mut self, mut params: Value, state: &str) -> Result<Ending, String> {
         sleep(INPUT_DEADLINE * 2).await;
@@ -255,8 +297,12 @@ impl Speaker {
             // Another connection comes back for it: nothing was lost.
             sleep(Duration::from_millis(200)).await;
         }
+        match manner {
+            Manner::Cancelling => under_way(&self.runs, tool).await?,
+            Manner::CancellingQueued => sleep(Duration::from_millis(300)).await,
+            Manner::Patient | Manner::Declining | Manner::Silent | Manner::CancellingWhenAsked | Manner::Leaving => {}
+        }
         if matches!(manner, Manner::Cancelling | Manner::CancellingQueued) {
-            sleep(Duration::from_millis(300)).await;
             return self.core_cancel(&id).await;
         }
         let begun = Instant::now();
@@ -390,7 +436,13 @@ impl Speaker {
         let created = self.ask("tools/call", call(self.kind == Kind::CoreTasks)).await?;
         let task = if self.kind == Kind::CoreTasks { &created["result"]["task"] } else { &created["result"] };
         let id = own_id(task)?;
-        sleep(SLOW * 2).await;
+        let begun = Instant::now();
+        while self.ask("tasks/get", json!({"taskId": id})).await?["result"]["status"] == "working" {
+            if begun.elapsed() > LONGEST {
+                return Err("the task never ended".to_owned());
+            }
+            sleep(POLL).await;
+        }
         let ack = self.ask("tasks/cancel", json!({"taskId": id})).await?;
         let is_right = match self.kind {
             Kind::CoreTasks => ack["error"]["code"] == -32602,

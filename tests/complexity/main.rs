@@ -26,6 +26,10 @@ const WANTED: &str = "TASKGATE_FAMILIES";
 /// Processes that count at the same time.
 const AT_ONCE: usize = 2;
 
+/// How often a family is counted before its cost is held to grow too fast; the least that each size took is what counts.
+/// What else the gateway does on the measured thread (a timer that is due, a list that is fetched again) only ever adds.
+const TRIES: usize = 3;
+
 /// Unit costs may differ by so much between small and large inputs.
 const RATIO_MAX: u64 = 3;
 
@@ -42,15 +46,15 @@ fn no_cost_grows_faster_than_its_input() {
     }
     let wanted = std::env::var(WANTED).unwrap_or_default();
     let chosen: Vec<&Family> = FAMILIES.iter().filter(|family| family.name.contains(&wanted)).collect();
-    let shares: Vec<Vec<&Family>> =
-        (0..AT_ONCE).map(|share| chosen.iter().skip(share).step_by(AT_ONCE).copied().collect()).collect();
-    let mut counts = BTreeMap::new();
-    std::thread::scope(|scope| {
-        let running: Vec<_> = shares.iter().map(|share| scope.spawn(|| run(share))).collect();
-        for share in running {
-            counts.extend(share.join().unwrap());
+    let mut counts = measured(&chosen);
+    for _ in 1..TRIES {
+        let again: Vec<&Family> =
+            chosen.iter().filter(|family| !is_proportionate(family, counts[family.name])).copied().collect();
+        for (name, counted) in measured(&again) {
+            let known = counts[name];
+            counts.insert(name, std::array::from_fn(|size| known[size].min(counted[size])));
         }
-    });
+    }
     let mut wrong = Vec::new();
     let mut report = String::new();
     for family in chosen {
@@ -63,6 +67,16 @@ fn no_cost_grows_faster_than_its_input() {
     }
     let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("{report}"));
     assert!(wrong.is_empty(), "the cost of these grows faster than their input:\n{}", wrong.concat());
+}
+
+/// What families take, counted by several processes.
+fn measured(families: &[&Family]) -> BTreeMap<&'static str, Counts> {
+    let shares: Vec<Vec<&Family>> =
+        (0..AT_ONCE).map(|share| families.iter().skip(share).step_by(AT_ONCE).copied().collect()).collect();
+    std::thread::scope(|scope| {
+        let running: Vec<_> = shares.iter().map(|share| scope.spawn(|| run(share))).collect();
+        running.into_iter().flat_map(|share| share.join().unwrap()).collect()
+    })
 }
 
 /// Runs families under valgrind in one process.

@@ -28,29 +28,29 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, ServerSettings, UpstreamConfig};
-use crate::dialect::plain::PlainPeer;
-use crate::engine::recovery::{self, Origins, Reach};
+use crate::dialect::plain::PlainUpstream;
+use crate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
-use crate::face::naming::Namer;
-use crate::face::operators::{Kept, Operators, Situation};
+use crate::face::naming::ToolRenamer;
+use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
 use crate::face::rates::Rates;
 use crate::face::sealed::Sealer;
 use crate::face::session::{Bridge, SessionFace, SessionServed};
-use crate::face::sse::{SseServed, Streams};
-use crate::face::stateless::listen::Listeners;
-use crate::face::stateless::{Piped, Served, StatelessFace};
+use crate::face::sse::{SseServed, SseStreams};
+use crate::face::stateless::listen::ListenPermits;
+use crate::face::stateless::{PipeServed, StatelessFace, StatelessServed};
 use crate::server::admin::{self, Readiness};
-use crate::server::{self, DrainPlan, Limits, Routes, Running, Site};
+use crate::server::{self, DrainPlan, ListenerLimits, ListenerSpec, Routes, RunningListener};
 use crate::store::DiskStore;
 use crate::task::{Clock as _, SystemClock};
-use crate::upstream::http::{HttpUpstream, Life};
-use crate::upstream::limits::SlotsByName;
-use crate::upstream::standing::{Standing, Standings};
+use crate::upstream::http::{SessionUpstream, TaskScope};
+use crate::upstream::limits::CallPermitsByName;
+use crate::upstream::standing::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
 pub use program::serve;
-use reload::{Gone, Opened, Retired};
+use reload::{ClosingUpstream, RetiredUpstreams, ServedUpstream};
 use sockets::Sockets;
 pub use wrap::wrap;
 
@@ -71,18 +71,18 @@ const DRAINING: &str = "draining";
 /// A gateway at work. Dropping it ends everything at once; [`Gateway::drain`] is the polite way.
 #[derive(Debug)]
 pub struct Gateway {
-    clients: Running,
-    admin: Running,
-    parts: Parts,
+    clients: RunningListener,
+    admin: RunningListener,
+    parts: GatewayParts,
     /// Where tasks rest, if that has to be closed.
     disk: Option<Arc<DiskStore>>,
-    upstreams: Vec<Opened>,
+    upstreams: Vec<ServedUpstream>,
     /// How they stand, for operators.
-    standings: Standings,
+    standings: UpstreamHealthList,
     /// Upstreams that are served no more, and have calls still.
-    retired: Retired,
+    retired: RetiredUpstreams,
     /// Where tasks of such upstreams are still to be had.
-    gone: Vec<Gone>,
+    gone: Vec<ClosingUpstream>,
     /// What was in force at the start, for what only a start can change.
     started: Config,
     /// What is in force.
@@ -113,12 +113,12 @@ impl Gateway {
         files::check(&config, SystemClock.now())?;
         let callers = files::callers(&config)?;
         let sealer = Arc::new(sealer(&config.folder)?);
-        let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         // Ends what is in the background if something below cannot be had.
         let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
-        let tasks::Opened { store, disk, clock } = tasks::open(&config, &life, &readiness).await?;
+        let tasks::OpenedStore { store, disk, clock } = tasks::open(&config, &life, &readiness).await?;
         let limits = config.store.limits();
         let engine = Engine::new(
             store,
@@ -133,26 +133,32 @@ impl Gateway {
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         let leaving = CancellationToken::new();
         let ending = CancellationToken::new();
-        let listeners = Listeners::new(ending.clone());
-        let (rates, streams) = (Arc::default(), Streams::default());
+        let listeners = ListenPermits::new(ending.clone());
+        let (rates, streams) = (Arc::default(), SseStreams::default());
         let slots = Arc::default();
-        let parts = Parts { engine, slots, life, sealer, leaving, listeners, rates, streams };
-        let retired = Retired::default();
+        let parts = GatewayParts { engine, slots, life, sealer, leaving, listeners, rates, streams };
+        let retired = RetiredUpstreams::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
-        let mut origins = Origins::default();
+        let mut origins = UpstreamBindings::default();
         for one in config.upstreams {
-            let (opened, reach) = Opened::new(one, &parts)?;
+            let (opened, reach) = ServedUpstream::new(one, &parts)?;
             upstreams.push(opened);
             origins = origins.with(reach);
         }
         let (routes, gone) = (reload::routes(&upstreams, &[]), Vec::new());
         let drain_max = config.listen.drain_max;
-        let standings = Standings::default();
-        standings.set(upstreams.iter().map(Opened::standing).collect());
+        let standings = UpstreamHealthList::default();
+        standings.set(upstreams.iter().map(ServedUpstream::standing).collect());
         let mut site = admin::site(config.admin, readiness.clone(), standings.clone(), metrics);
         site.routes = operators(site.routes, &parts.engine, &readiness, &standings);
         let admin = server::start_on(site, sockets.admin).await?;
-        let site = Site { name: "clients", settings: config.listen, limits: Limits::default(), callers, routes };
+        let site = ListenerSpec {
+            name: "clients",
+            settings: config.listen,
+            limits: ListenerLimits::default(),
+            callers,
+            routes,
+        };
         let clients = server::start_on(site, sockets.clients).await?;
         readiness.clear(STARTING);
         unless_started.disarm();
@@ -255,14 +261,18 @@ async fn finish(
 }
 
 /// Adds what operators see of the tasks.
-fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, standings: &Standings) -> Routes {
+fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, standings: &UpstreamHealthList) -> Routes {
     let (of, readiness, standings) = (Arc::clone(engine), readiness.clone(), standings.clone());
     let standing = move || {
         let (usage, reasons) = (of.usage(), readiness.reasons());
-        let tasks =
-            Kept { kept: usage.tasks, bytes: usage.bytes, unsettled: usage.unsettled, places_taken: of.places_taken() };
+        let tasks = TaskTotals {
+            kept: usage.tasks,
+            bytes: usage.bytes,
+            unsettled: usage.unsettled,
+            places_taken: of.places_taken(),
+        };
         let version = env!("CARGO_PKG_VERSION");
-        Situation { version, ready: reasons.is_empty(), reasons, tasks, upstreams: standings.looks() }
+        ProcessStatus { version, ready: reasons.is_empty(), reasons, tasks, upstreams: standings.looks() }
     };
     let operators = Arc::new(Operators::new(Arc::clone(engine), Box::new(standing)));
     routes
@@ -273,13 +283,13 @@ fn operators(routes: Routes, engine: &Arc<Engine>, readiness: &Readiness, standi
 
 /// What all upstreams share.
 #[derive(Clone, Debug)]
-struct Parts {
+struct GatewayParts {
     rates: Arc<Rates>,
-    streams: Streams,
-    listeners: Arc<Listeners>,
+    streams: SseStreams,
+    listeners: Arc<ListenPermits>,
     engine: Arc<Engine>,
-    slots: Arc<SlotsByName>,
-    life: Life,
+    slots: Arc<CallPermitsByName>,
+    life: TaskScope,
     sealer: Arc<Sealer>,
     leaving: CancellationToken,
 }
@@ -299,20 +309,23 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
 }
 
 /// Puts together what serves one upstream.
-fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, UpstreamEndpoint, Arc<Standing>)> {
+fn open(
+    config: UpstreamConfig,
+    parts: &GatewayParts,
+) -> anyhow::Result<(UpstreamBinding, UpstreamEndpoint, Arc<UpstreamHealth>)> {
     let slots = Arc::new(parts.slots.of(&config.name, config.slots));
-    let namer = Namer::new(config.names, Arc::clone(&config.name), config.result_bytes_max);
+    let namer = ToolRenamer::new(config.names, Arc::clone(&config.name), config.result_bytes_max);
     let is_certain = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {
-        ServerSettings::Http(http) => HttpUpstream::new(http, parts.life.clone())
+        ServerSettings::Http(http) => SessionUpstream::new(http, parts.life.clone())
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
-        ServerSettings::Stdio(stdio) => HttpUpstream::stdio(stdio, parts.life.clone()),
+        ServerSettings::Stdio(stdio) => SessionUpstream::stdio(stdio, parts.life.clone()),
     });
     let standing = http.standing();
-    let conduit = Namer::conduit(namer.as_ref(), Arc::<HttpUpstream>::clone(&http));
+    let conduit = ToolRenamer::conduit(namer.as_ref(), Arc::<SessionUpstream>::clone(&http));
     let eras = http.for_stateless_clients();
-    let stateless = Namer::upstream(namer.as_ref(), eras.stateless());
-    let upstream = Namer::upstream(namer.as_ref(), Arc::new(eras));
+    let stateless = ToolRenamer::upstream(namer.as_ref(), eras.stateless());
+    let upstream = ToolRenamer::upstream(namer.as_ref(), Arc::new(eras));
     let bridge = Bridge { stateless, eras: Arc::clone(&upstream), is_certain };
     let session = SessionFace::new(SessionServed {
         engine: Arc::clone(&parts.engine),
@@ -330,25 +343,25 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
         listeners: Arc::clone(&parts.listeners),
-        pool: Some(Namer::upstream(namer.as_ref(), http)),
+        pool: Some(ToolRenamer::upstream(namer.as_ref(), http)),
         bridge: Some(bridge),
     })
     .with_forwarding(config.forwarding.clone());
-    let piped = Piped {
+    let piped = PipeServed {
         conduit,
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
         leaving: parts.leaving.clone(),
     };
-    let reach = Reach {
+    let reach = UpstreamBinding {
         upstream: Arc::clone(&upstream),
         slots: Arc::clone(&slots),
         queue_deadline: config.slots.queue_deadline,
-        peer: Arc::new(PlainPeer),
+        peer: Arc::new(PlainUpstream),
         rules: config.rules.clone(),
         timeouts: config.call_timeouts,
     };
-    let face = StatelessFace::new(Served {
+    let face = StatelessFace::new(StatelessServed {
         upstream,
         engine: Arc::clone(&parts.engine),
         slots: Arc::clone(&slots),
@@ -368,7 +381,7 @@ fn open(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Reach, Upstrea
 }
 
 /// What serves one upstream's clients of the older transport.
-fn older(config: &UpstreamConfig, parts: &Parts) -> SseServed {
+fn older(config: &UpstreamConfig, parts: &GatewayParts) -> SseServed {
     SseServed {
         upstream: Arc::clone(&config.name),
         path: Arc::from(config.path.as_str()),

@@ -8,9 +8,9 @@ const DEPTH_MAX: usize = 16;
 
 /// Writes an error, and behind it each cause that says something new: `the store failed: disk I/O error`.
 #[derive(Clone, Copy)]
-pub struct Chain<'a>(pub &'a (dyn Error + 'static));
+pub struct CauseChain<'a>(pub &'a (dyn Error + 'static));
 
-impl fmt::Display for Chain<'_> {
+impl fmt::Display for CauseChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut said = self.0.to_string();
         f.write_str(&said)?;
@@ -29,7 +29,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-impl fmt::Debug for Chain<'_> {
+impl fmt::Debug for CauseChain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -43,7 +43,7 @@ mod tests {
 
     #[derive(Debug, thiserror::Error)]
     #[error("{words}")]
-    struct Layer {
+    struct LayeredError {
         words: &'static str,
         #[source]
         cause: Option<Box<dyn Error + Send + Sync>>,
@@ -51,10 +51,10 @@ mod tests {
 
     #[test]
     fn every_cause_is_said_once() {
-        let deepest = Layer { words: "disk I/O error", cause: None };
+        let deepest = LayeredError { words: "disk I/O error", cause: None };
         let middle = io::Error::other(deepest);
-        let outer = Layer { words: "the store failed", cause: Some(middle.into()) };
-        let whole = Layer { words: "the store did not do it", cause: Some(Box::new(outer)) };
-        assert_eq!(Chain(&whole).to_string(), "the store did not do it: the store failed: disk I/O error");
+        let outer = LayeredError { words: "the store failed", cause: Some(middle.into()) };
+        let whole = LayeredError { words: "the store did not do it", cause: Some(Box::new(outer)) };
+        assert_eq!(CauseChain(&whole).to_string(), "the store did not do it: the store failed: disk I/O error");
     }
 }

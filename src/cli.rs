@@ -34,12 +34,12 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::cause::Chain;
+use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
 use crate::upstream::http::credential::secret_value;
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{app, config, tls};
-use call::{Call, Input, Retry, Wait};
+use call::{CallCommand, QuestionPolicy, RetryPolicy, Wait};
 use flavour::Flavour;
 use printable::printable_lines;
 use terminal::Terminal;
@@ -57,13 +57,13 @@ const KEY_VARIABLE: &str = "TASKGATE_KEY";
 /// A reverse proxy that turns slow MCP tool calls into tasks.
 #[derive(Debug, Parser)]
 #[command(name = "taskgate", version)]
-struct Arguments {
+struct CommandLine {
     #[command(subcommand)]
-    command: Option<Command>,
+    command: Option<CliCommand>,
 }
 
 #[derive(Debug, Subcommand)]
-enum Command {
+enum CliCommand {
     /// Runs the gateway; also what `taskgate` alone does.
     #[command(after_long_help = SERVE_EXIT_CODES, after_help = SERVE_EXIT_CODES)]
     Serve {
@@ -112,7 +112,7 @@ enum Command {
     ///
     /// Exit codes: 0; with --call 1 if the tool failed and 2 for a JSON-RPC error; 64 for a mistake in the command line;
     /// 69 if nothing there speaks MCP, or the call has no answer.
-    Probe(probe::Arguments),
+    Probe(probe::ProbeArguments),
     /// Shows the tasks of a running gateway, and cancels them.
     ///
     /// A task is named by the short digest that `list` and the log show, or by its id; ids, arguments and results are never
@@ -122,7 +122,7 @@ enum Command {
     /// gateway cannot be reached.
     Tasks {
         #[command(subcommand)]
-        order: TasksOrder,
+        order: TasksSubcommand,
         /// Where the gateway's admin listener is.
         #[arg(long, global = true, value_name = "URL", default_value = "http://127.0.0.1:9090")]
         admin: url::Url,
@@ -130,7 +130,7 @@ enum Command {
 }
 
 #[derive(Debug, Subcommand)]
-enum TasksOrder {
+enum TasksSubcommand {
     /// The newest tasks.
     List {
         /// Only those of this upstream.
@@ -210,7 +210,7 @@ struct CallArguments {
 
 /// Runs the command that `arguments` (the program's name first) ask for, to its end.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let command = match Arguments::try_parse_from(arguments) {
+    let command = match CommandLine::try_parse_from(arguments) {
         Ok(arguments) => arguments.command,
         Err(error) => {
             // Help and version are "errors" too, for stdout; there is nowhere to report a failure to print.
@@ -221,19 +221,19 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             return if error.use_stderr() { ExitCode::from(USAGE) } else { ExitCode::SUCCESS };
         }
     };
-    let serve = || Command::Serve { file: None, config: env::var_os(CONFIG_VARIABLE).map(PathBuf::from) };
+    let serve = || CliCommand::Serve { file: None, config: env::var_os(CONFIG_VARIABLE).map(PathBuf::from) };
     let ended = match command.unwrap_or_else(serve) {
-        Command::Serve { file, config } => app::serve(file.or(config)).await,
-        Command::Check { file } => Ok(check(&file)),
-        Command::DemoServer { listen: Some(address) } => demo_server(address).await,
-        Command::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
+        CliCommand::Serve { file, config } => app::serve(file.or(config)).await,
+        CliCommand::Check { file } => Ok(check(&file)),
+        CliCommand::DemoServer { listen: Some(address) } => demo_server(address).await,
+        CliCommand::DemoServer { listen: None } => demo::serve_stdio(tokio::io::stdin(), tokio::io::stdout())
             .await
             .context("the demo server cannot go on")
             .map(|()| ExitCode::SUCCESS),
-        Command::Call(arguments) => Ok(call(arguments).await),
-        Command::Wrap(arguments) => wrap::run(arguments).await,
-        Command::Probe(arguments) => probe::command::run(arguments).await,
-        Command::Tasks { order, admin } => operate(order, &admin).await,
+        CliCommand::Call(arguments) => Ok(call(arguments).await),
+        CliCommand::Wrap(arguments) => wrap::run(arguments).await,
+        CliCommand::Probe(arguments) => probe::command::run(arguments).await,
+        CliCommand::Tasks { order, admin } => operate(order, &admin).await,
     };
     ended.unwrap_or_else(|error| {
         say(format_args!("{error:#}"));
@@ -324,7 +324,7 @@ async fn call(arguments: CallArguments) -> ExitCode {
         Err(error) => return refuse(format_args!("the tool's arguments are {error}")),
     };
     if let Err(error) = ca.as_deref().map(tls::read_roots).transpose() {
-        return refuse(Chain(&error));
+        return refuse(CauseChain(&error));
     }
     let authorization = key.map(|key| secret_value(&format!("Bearer {}", key.trim())));
     if authorization.as_ref().is_some_and(Option::is_none) {
@@ -332,9 +332,18 @@ async fn call(arguments: CallArguments) -> ExitCode {
     }
     let authorization = authorization.flatten();
     let wait = if no_wait { Wait::ForTheHandle } else { Wait::ToTheEnd };
-    let input = if no_input { Input::Declined } else { Input::Asked };
-    let call =
-        Call { tool, arguments, flavour, idempotency_key, wait, input, retry: Retry::default(), ca, authorization };
+    let input = if no_input { QuestionPolicy::Declined } else { QuestionPolicy::Asked };
+    let call = CallCommand {
+        tool,
+        arguments,
+        flavour,
+        idempotency_key,
+        wait,
+        input,
+        retry: RetryPolicy::default(),
+        ca,
+        authorization,
+    };
     // One that cancels and one that leaves: more would tell nothing new.
     let (sender, mut interrupts) = mpsc::channel(2);
     let tracker = TaskTracker::new();
@@ -343,29 +352,31 @@ async fn call(arguments: CallArguments) -> ExitCode {
     ExitCode::from(call::run(&url, &call, &mut ui, &mut interrupts).await.exit_code())
 }
 
-async fn operate(order: TasksOrder, admin: &url::Url) -> anyhow::Result<ExitCode> {
+async fn operate(order: TasksSubcommand, admin: &url::Url) -> anyhow::Result<ExitCode> {
     let order = match order {
-        TasksOrder::List { upstream, state, reason, limit } => tasks::Order::List { upstream, state, reason, limit },
-        TasksOrder::Show { reference } => tasks::Order::Show(reference),
-        TasksOrder::Cancel { reference } => tasks::Order::Cancel(reference),
+        TasksSubcommand::List { upstream, state, reason, limit } => {
+            tasks::TasksCommand::List { upstream, state, reason, limit }
+        }
+        TasksSubcommand::Show { reference } => tasks::TasksCommand::Show(reference),
+        TasksSubcommand::Cancel { reference } => tasks::TasksCommand::Cancel(reference),
     };
     match tasks::run(admin, &order).await {
-        Ok(tasks::Outcome::Done(text)) => {
+        Ok(tasks::TasksOutput::Done(text)) => {
             io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             Ok(ExitCode::SUCCESS)
         }
-        Ok(tasks::Outcome::Part(text)) => {
+        Ok(tasks::TasksOutput::Part(text)) => {
             io::stdout().write_all(text.as_bytes()).context("cannot print the answer")?;
             say("there are more; --limit says how many are shown");
             Ok(ExitCode::SUCCESS)
         }
-        Ok(tasks::Outcome::Refused(why)) => {
+        Ok(tasks::TasksOutput::Refused(why)) => {
             say(why);
             Ok(ExitCode::FAILURE)
         }
-        Err(error @ tasks::AskError::Address) => Ok(refuse(error)),
+        Err(error @ tasks::AdminRequestError::Address) => Ok(refuse(error)),
         Err(error) => {
-            say(Chain(&error));
+            say(CauseChain(&error));
             Ok(ExitCode::from(UNAVAILABLE))
         }
     }
@@ -393,13 +404,13 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        Arguments::command().debug_assert();
+        CommandLine::command().debug_assert();
     }
 
     #[test]
     fn commands_that_are_not_built_are_not_offered() {
         let offered: Vec<_> =
-            Arguments::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
+            CommandLine::command().get_subcommands().map(|command| command.get_name().to_owned()).collect();
         assert_eq!(offered, ["serve", "check", "demo-server", "call", "wrap", "probe", "tasks"]);
     }
 

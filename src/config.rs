@@ -20,22 +20,22 @@ use std::sync::Arc;
 use toml::de::DeTable;
 use url::Url;
 
-use error::Report;
+use error::MistakeCollector;
 pub use error::{ConfigError, Findings, Mistake};
-pub use section::Takes;
-use section::{Source, Unknown};
+pub use section::KeyContent;
+use section::{ConfigSource, UnknownKey};
 
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
 use crate::task::{ToolNames, ToolRules};
 use crate::upstream::http::HttpUpstreamSettings;
-use crate::upstream::limits::SlotSettings;
+use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::stand::stdio::StdioUpstreamSettings;
-use crate::upstream::{Forwarding, Timeouts};
+use crate::upstream::{ForwardingRules, Timeouts};
 use crate::wire::ProtocolVersion;
 pub use resolve::GRACE_MAX;
-pub use wrap::Wrapped;
+pub use wrap::WrappedServer;
 
 /// Larger files are refused unread (B166).
 pub const FILE_BYTES_MAX: usize = 1 << 20;
@@ -95,12 +95,12 @@ pub struct UpstreamConfig {
     /// The path that the transport of 2024-11-05 is served at, as `path`.
     pub sse_path: String,
     pub server: ServerSettings,
-    pub slots: SlotSettings,
+    pub slots: CallPermitSettings,
     pub rules: ToolRules,
     /// By which names clients know its tools.
     pub names: ToolNames,
     /// Which headers of clients go on to it.
-    pub forwarding: Forwarding,
+    pub forwarding: ForwardingRules,
     /// Largest answer that is read for methods other than `tools/call`.
     pub result_bytes_max: usize,
     /// For methods other than `tools/call`.
@@ -150,7 +150,7 @@ impl ServerSettings {
 
 /// A configuration without mistakes.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct LoadedConfig {
     pub config: Config,
     /// What is allowed but hardly meant, in the order of the lines.
     pub warnings: Vec<Mistake>,
@@ -193,7 +193,7 @@ pub fn load(
     path: &Path,
     env: &dyn Fn(&str) -> Option<String>,
     look: &dyn Fn(&Config) -> Findings,
-) -> Result<Loaded, ConfigError> {
+) -> Result<LoadedConfig, ConfigError> {
     let name = path.display().to_string();
     let bytes = read_bounded(path).map_err(|error| refused(&name, None, format!("cannot be read: {error}")))?;
     match std::str::from_utf8(&bytes) {
@@ -211,7 +211,7 @@ pub fn load(
 ///
 /// # Errors
 /// Every mistake in the text. Where it is not TOML, only that: anything else would follow from it.
-pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<Loaded, ConfigError> {
+pub fn parse(name: &str, text: &str, env: &dyn Fn(&str) -> Option<String>) -> Result<LoadedConfig, ConfigError> {
     parse_and(name, text, env, &|_| Findings::default())
 }
 
@@ -220,12 +220,12 @@ fn parse_and(
     text: &str,
     env: &dyn Fn(&str) -> Option<String>,
     look: &dyn Fn(&Config) -> Findings,
-) -> Result<Loaded, ConfigError> {
+) -> Result<LoadedConfig, ConfigError> {
     if text.len() > FILE_BYTES_MAX {
         return Err(too_large(name));
     }
     let (tree, broken) = DeTable::parse_recoverable(text);
-    let mut source = Source::new(text, env, Report::new(name));
+    let mut source = ConfigSource::new(text, env, MistakeCollector::new(name));
     if !broken.is_empty() && text.trim_start().starts_with('{') {
         let message = "this is JSON, and a configuration is TOML: write [upstreams.NAME], and below it `command = [...]` \
                        or `url = \"...\"`";
@@ -240,14 +240,14 @@ fn parse_and(
         return Err(source.report.into_error());
     }
     let raw = raw::read(source.root(tree.get_ref()));
-    let Source { mut report, unknown, lines, .. } = source;
+    let ConfigSource { mut report, unknown, lines, .. } = source;
     let known: Vec<String> = known_keys().into_keys().collect();
     for key in &unknown {
         report.mistake(&key.place, advice(key, &known));
     }
     let config = resolve::resolve(&raw, &mut report);
     report.seen(look(&config), &lines);
-    Ok(Loaded { warnings: report.into_result()?, config })
+    Ok(LoadedConfig { warnings: report.into_result()?, config })
 }
 
 /// What the TOML parser says, with the name of a key that stands there twice.
@@ -260,16 +260,16 @@ fn broken_message(error: &toml::de::Error, text: &str) -> String {
 
 /// Every key that a file may have, and what it takes; `NAME` stands for an upstream's name.
 #[must_use]
-pub fn known_keys() -> BTreeMap<String, Takes> {
+pub fn known_keys() -> BTreeMap<String, KeyContent> {
     let every_table = "[[auth.api_keys]]\n[upstreams.NAME]\n[[upstreams.NAME.tools]]";
     let (tree, _) = DeTable::parse_recoverable(every_table);
-    let mut source = Source::new(every_table, &|_| None, Report::new(""));
+    let mut source = ConfigSource::new(every_table, &|_| None, MistakeCollector::new(""));
     raw::read(source.root(tree.get_ref()));
     source.known.into_iter().map(|(key, takes)| (key.replace("[0]", ""), takes)).collect()
 }
 
 /// What to say of an unknown key: where it belongs, what it is close to, or what its table has.
-fn advice(unknown: &Unknown, known: &[String]) -> String {
+fn advice(unknown: &UnknownKey, known: &[String]) -> String {
     let suffix = format!(".{}", unknown.key);
     let header = |table: &str| {
         if table.ends_with(".tools") || table == "auth.api_keys" {
@@ -295,7 +295,7 @@ fn advice(unknown: &Unknown, known: &[String]) -> String {
 }
 
 /// What other programs' keys are called here.
-fn meant(unknown: &Unknown) -> Option<&'static str> {
+fn meant(unknown: &UnknownKey) -> Option<&'static str> {
     let is_upstream = unknown.siblings.contains(&"deadline");
     match unknown.key.as_str() {
         "timeout" | "timeout_ms" | "request_timeout" if is_upstream => {

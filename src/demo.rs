@@ -25,7 +25,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use session::Sessions;
+use session::DemoSessions;
 pub use stdio::serve as serve_stdio;
 
 /// Connections at one time; more wait to be accepted.
@@ -46,9 +46,9 @@ pub struct DemoServer {
 
 /// What all connections share.
 #[derive(Debug)]
-struct Shared {
+struct DemoState {
     local_addr: SocketAddr,
-    sessions: Sessions,
+    sessions: DemoSessions,
     tracker: TaskTracker,
     cancel: CancellationToken,
 }
@@ -62,8 +62,8 @@ impl DemoServer {
     pub async fn start(address: SocketAddr, tracker: &TaskTracker, cancel: CancellationToken) -> io::Result<Self> {
         let listener = TcpListener::bind(address).await?;
         let local_addr = listener.local_addr()?;
-        let sessions = Sessions::new(cancel.clone());
-        let shared = Arc::new(Shared { local_addr, sessions, tracker: tracker.clone(), cancel });
+        let sessions = DemoSessions::new(cancel.clone());
+        let shared = Arc::new(DemoState { local_addr, sessions, tracker: tracker.clone(), cancel });
         tracker.spawn(accept(listener, shared));
         Ok(Self { local_addr })
     }
@@ -75,7 +75,7 @@ impl DemoServer {
     }
 }
 
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<DemoState>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let serving = async {
         loop {
@@ -94,7 +94,7 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     shared.cancel.run_until_cancelled(serving).await;
 }
 
-async fn serve(stream: TcpStream, shared: Arc<Shared>, _place: OwnedSemaphorePermit) {
+async fn serve(stream: TcpStream, shared: Arc<DemoState>, _place: OwnedSemaphorePermit) {
     let service = service_fn(|request| {
         let shared = Arc::clone(&shared);
         async move { Ok::<_, Infallible>(http::answer(&shared, request).await) }

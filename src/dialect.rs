@@ -18,6 +18,6 @@ pub mod reintroduction;
 pub mod relay_core_2025_11_25;
 pub mod subscriptions;
 
-pub use face::{Command, FaceDialect, Reply};
-pub use faults::Complaint;
-pub use peer::PeerDialect;
+pub use face::{FaceDialect, TaskCommand, TaskReply};
+pub use faults::RequestError;
+pub use peer::UpstreamDialect;

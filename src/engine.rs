@@ -21,10 +21,13 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-pub use admission::{Admission, AdmissionLimits};
+pub use admission::{AdmissionLimits, TaskAdmission};
 pub use apply::TaskError;
-pub use call::{Aside, Asides, Askable, CallEnd, CallEvent, CallSpec, CallStream, Questions, Retry, Rounds};
-pub use watch::Watchers;
+pub use call::{
+    Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RoundRetry, RoundSupport, TaskNotice,
+    TaskNoticeSink,
+};
+pub use watch::ChangeSubscribers;
 
 use crate::store::TaskStore;
 use crate::task::{Clock, Principal, Summary, Task, TaskId, TaskKey, Timestamp};
@@ -37,12 +40,12 @@ pub struct Engine {
     store: Arc<dyn TaskStore>,
     clock: Arc<dyn Clock>,
     draw_bits: Box<DrawBits>,
-    admission: Arc<Admission>,
-    watchers: Watchers,
+    admission: Arc<TaskAdmission>,
+    watchers: ChangeSubscribers,
     live: runner::LiveRunners,
     runners: TaskTracker,
-    changes: change::Changes,
-    doubts: doubt::Doubts,
+    changes: change::RunningChanges,
+    doubts: doubt::DoubtfulWrites,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
 }
@@ -65,12 +68,12 @@ impl Engine {
             store,
             clock,
             draw_bits,
-            admission: Arc::new(Admission::new(limits)),
-            watchers: Watchers::default(),
+            admission: Arc::new(TaskAdmission::new(limits)),
+            watchers: ChangeSubscribers::default(),
             live: runner::LiveRunners::default(),
             runners: TaskTracker::new(),
-            changes: change::Changes::default(),
-            doubts: doubt::Doubts::default(),
+            changes: change::RunningChanges::default(),
+            doubts: doubt::DoubtfulWrites::default(),
             leaving: CancellationToken::new(),
         })
     }
@@ -92,7 +95,7 @@ impl Engine {
     ///
     /// `None` if nobody runs the call any more, or too many come back for it at once: see [`Engine::held`].
     #[must_use]
-    pub fn retry(&self, key: &TaskKey, retry: Retry) -> Option<CallStream> {
+    pub fn retry(&self, key: &TaskKey, retry: RoundRetry) -> Option<CallStream> {
         let (seat, stream) = CallStream::new();
         self.live.retry(key, seat, retry).then_some(stream)
     }
@@ -120,7 +123,7 @@ impl Engine {
 
     /// Those who wait for changes of tasks.
     #[must_use]
-    pub const fn watchers(&self) -> &Watchers {
+    pub const fn watchers(&self) -> &ChangeSubscribers {
         &self.watchers
     }
 
@@ -148,19 +151,19 @@ impl Engine {
 }
 
 /// A place in one owner's tasks: between the one that was created then and has this id, and the next.
-pub type Place = (Timestamp, TaskId);
+pub type TaskCursor = (Timestamp, TaskId);
 
 /// Some of one owner's tasks.
 #[derive(Clone, Debug)]
-pub struct Page {
+pub struct TaskPage {
     pub tasks: Vec<Summary>,
     /// Where the next page begins, if there is one.
-    pub next: Option<Place>,
+    pub next: Option<TaskCursor>,
 }
 
 /// What a cancel did.
 #[derive(Clone, Debug)]
-pub struct Cancelled {
+pub struct CancelResult {
     pub task: Arc<Task>,
     /// It came too late to change anything.
     pub was_settled: bool,

@@ -77,13 +77,13 @@ mod armed {
 
     /// The point that the environment names.
     #[derive(Debug)]
-    pub(super) struct Armed {
+    pub(super) struct ArmedFailpoint {
         name: String,
         nth: u32,
         visits: AtomicU32,
     }
 
-    impl Armed {
+    impl ArmedFailpoint {
         /// `None` for what is not `name:n` with a positive `n`.
         pub(super) fn parse(text: &str) -> Option<Self> {
             let (name, nth) = text.split_once(':')?;
@@ -100,14 +100,14 @@ mod armed {
     /// Counts a visit; whether what the environment wants to go wrong here does.
     #[must_use]
     pub fn strikes(name: &str) -> bool {
-        static STRIKE: OnceLock<Option<Armed>> = OnceLock::new();
-        let armed = STRIKE.get_or_init(|| Armed::parse(&std::env::var("TASKGATE_STRIKE").ok()?)).as_ref();
+        static STRIKE: OnceLock<Option<ArmedFailpoint>> = OnceLock::new();
+        let armed = STRIKE.get_or_init(|| ArmedFailpoint::parse(&std::env::var("TASKGATE_STRIKE").ok()?)).as_ref();
         armed.is_some_and(|armed| armed.name == name && armed.visits.fetch_add(1, Ordering::Relaxed) + 1 >= armed.nth)
     }
 
-    fn armed() -> Option<&'static Armed> {
-        static ARMED: OnceLock<Option<Armed>> = OnceLock::new();
-        ARMED.get_or_init(|| Armed::parse(&std::env::var("TASKGATE_FAILPOINT").ok()?)).as_ref()
+    fn armed() -> Option<&'static ArmedFailpoint> {
+        static ARMED: OnceLock<Option<ArmedFailpoint>> = OnceLock::new();
+        ARMED.get_or_init(|| ArmedFailpoint::parse(&std::env::var("TASKGATE_FAILPOINT").ok()?)).as_ref()
     }
 
     /// Whether the environment names this point.
@@ -135,13 +135,13 @@ mod tests {
     #[cfg(debug_assertions)]
     #[test]
     fn only_the_named_visit_to_the_named_point_is_due() {
-        use super::armed::Armed;
+        use super::armed::ArmedFailpoint;
 
-        let armed = Armed::parse("sweeping:2").unwrap();
+        let armed = ArmedFailpoint::parse("sweeping:2").unwrap();
         let visits = ["sweeping", "draining", "sweeping", "sweeping"].map(|name| armed.visit(name));
         assert_eq!(visits, [false, false, true, false]);
         for wrong in ["", "sweeping", "sweeping:", "sweeping:0", "sweeping:x"] {
-            assert!(Armed::parse(wrong).is_none(), "{wrong}");
+            assert!(ArmedFailpoint::parse(wrong).is_none(), "{wrong}");
         }
     }
 }

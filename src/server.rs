@@ -34,8 +34,8 @@ use crate::tls::IdentityFiles;
 pub use dispatch::Routes;
 pub use drain::{DrainPlan, Drained};
 pub(crate) use host::is_loopback;
-pub use listener::{Running, Site, StartError, start, start_on};
-pub use principal::{Callers, OnePerson};
+pub use listener::{ListenerSpec, RunningListener, StartError, start, start_on};
+pub use principal::{Authenticator, LocalUser};
 
 /// The client listener, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +65,7 @@ pub struct AdminSettings {
 ///
 /// Not configuration: an operator has no reason to change these. Tests shorten them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct ListenerLimits {
     /// From the accept to the end of the TLS handshake.
     pub handshake_deadline: Duration,
     /// How often the certificate's files are looked at.
@@ -98,7 +98,7 @@ pub struct Limits {
     pub control_window: Duration,
 }
 
-impl Default for Limits {
+impl Default for ListenerLimits {
     fn default() -> Self {
         Self {
             handshake_deadline: Duration::from_secs(10),

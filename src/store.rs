@@ -7,6 +7,6 @@ pub mod memory;
 pub mod record;
 pub mod tasks;
 
-pub use disk::{DiskSettings, DiskStore, Health, OpenError};
+pub use disk::{DiskSettings, DiskStore, OpenError, StoreHealth};
 pub use memory::MemoryStore;
-pub use tasks::{Listed, Newest, Revision, StoreError, StoreLimits, Stored, TaskStore, Usage};
+pub use tasks::{NewestCursor, Revision, StoreError, StoreLimits, StoredTask, SummaryPage, TaskStore, Usage};

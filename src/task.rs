@@ -14,18 +14,19 @@ pub mod summary;
 pub mod time;
 pub mod transition;
 
-pub use digest::Reference;
+pub use digest::ShortReference;
 pub use id::{TaskId, TaskKey};
 
 pub use model::{
-    Answer, Attempt, Digest, Executed, Exit, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome,
-    Phase, Question, Reason, Recovery, Shown, StoredCall, Task,
+    Answer, Attempt, CallOrigin, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
+    Phase, ProcessExit, Question, Reason, Recovery, StoredCall, Task, TaskVisibility,
 };
-pub use names::{NamePattern, Naming, ShownAs, ToolNames};
+pub use names::{NamePattern, NameRule, PublishedName, ToolNames};
 pub use policy::{
-    AfterCrash, CallLimits, EarlyInput, Fallback, Mode, Plan, TTL_MAX_ANONYMOUS, TakesTasks, ToolPolicy, ToolRules,
+    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, HandleSupport, Plan, TTL_MAX_ANONYMOUS, TaskMode, ToolPolicy,
+    ToolRules,
 };
 pub use principal::Principal;
-pub use summary::{Standing, Summary};
+pub use summary::{Summary, SummaryPhase};
 pub use time::{Clock, ManualClock, SteadyClock, SystemClock, Timestamp};
 pub use transition::{Effect, Event, transition};

@@ -174,13 +174,13 @@ pub fn in_words(error: &RustlsError) -> String {
 
 /// What is wrong with a certificate itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Invalid {
+enum CertificateDefect {
     Unreadable,
     Expired,
     NotYet,
 }
 
-impl Invalid {
+impl CertificateDefect {
     fn at(self, path: &Path) -> TlsFileError {
         let path = path.to_owned();
         match self {
@@ -195,17 +195,17 @@ impl Invalid {
 ///
 /// The verification of peers looks at the time before it looks for an issuer. Asked to trust nobody, it
 /// therefore complains of the time if that is wrong, and of something else if it is right.
-fn check_validity(certificate: &CertificateDer<'_>, now: Timestamp) -> Result<(), Invalid> {
-    let parsed = ParsedCertificate::try_from(certificate).map_err(|_| Invalid::Unreadable)?;
+fn check_validity(certificate: &CertificateDer<'_>, now: Timestamp) -> Result<(), CertificateDefect> {
+    let parsed = ParsedCertificate::try_from(certificate).map_err(|_| CertificateDefect::Unreadable)?;
     let now = UnixTime::since_unix_epoch(Duration::from_millis(now.as_millis()));
     let algorithms = provider().signature_verification_algorithms.all;
     match verify_server_cert_signed_by_trust_anchor(&parsed, &RootCertStore::empty(), &[], now, algorithms) {
         Err(RustlsError::InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. })) => {
-            Err(Invalid::Expired)
+            Err(CertificateDefect::Expired)
         }
         Err(RustlsError::InvalidCertificate(
             CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
-        )) => Err(Invalid::NotYet),
+        )) => Err(CertificateDefect::NotYet),
         Ok(()) | Err(_) => Ok(()),
     }
 }
@@ -221,7 +221,7 @@ mod tests {
     use base64::engine::general_purpose::STANDARD;
     use rcgen::{CertificateParams, KeyPair};
 
-    struct Pair {
+    struct PemPair {
         certificate: String,
         key: String,
     }
@@ -230,10 +230,10 @@ mod tests {
         format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", STANDARD.encode(der))
     }
 
-    fn pair() -> Pair {
+    fn pair() -> PemPair {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(["localhost".to_owned()]).unwrap().self_signed(&key).unwrap();
-        Pair { certificate: pem("CERTIFICATE", certificate.der()), key: pem("PRIVATE KEY", key.serialized_der()) }
+        PemPair { certificate: pem("CERTIFICATE", certificate.der()), key: pem("PRIVATE KEY", key.serialized_der()) }
     }
 
     /// What comes of two files with these contents, with the names of the files alone.
@@ -289,7 +289,7 @@ mod tests {
     /// B168, SEC-24: as every other secret.
     #[test]
     fn b168_a_private_key_is_its_owners_alone() {
-        let Pair { certificate, key } = pair();
+        let PemPair { certificate, key } = pair();
         let now = SystemClock.now();
         for (mode, expected) in [(0o600, "fine"), (0o400, "fine"), (0o640, "0640"), (0o644, "0644"), (0o604, "0604")] {
             let found = outcome_of_mode(&certificate, &key, mode, now);
@@ -304,7 +304,7 @@ mod tests {
     /// B170: valid from the first of January 1975 to the end of 4095, as the certificate says.
     #[test]
     fn a_certificate_is_good_while_it_is_valid() {
-        let Pair { certificate, key } = pair();
+        let PemPair { certificate, key } = pair();
         let year = 31_556_952_000;
         for (years_since_1970, expected) in [
             (4, "a.pem: the certificate is not valid yet; write one that is, or set the clock"),

@@ -23,7 +23,8 @@ pub mod supervisor;
 
 pub use era::{Era, EraUpstream};
 pub use exchange::{
-    Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Listening, Lost, NativeTask, News, Progress,
-    ResumeToken, SUBSCRIBE_MAX, ServerFacts, TaskNews, Timeouts, Unanswered, Upstream, UpstreamRequest,
+    Answer, BeginError, CallContext, ClientFacts, Exchange, ExchangeError, ExchangeEvent, NotificationSubscription,
+    Progress, ResumeToken, SUBSCRIBE_MAX, ServerFacts, ServerNotification, TaskRequestError, Timeouts, Upstream,
+    UpstreamRequest, UpstreamTaskEvent, UpstreamTaskMode,
 };
-pub use forwarding::{Forwarded, Forwarding};
+pub use forwarding::{ForwardedHeaders, ForwardingRules};

@@ -7,8 +7,8 @@ use std::time::Duration;
 use futures_util::future::try_join_all;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
 use taskgate::task::{
-    Attempt, Clock as _, InputKey, Maker, Origin, Outcome, Phase, Principal, Recovery, Shown, StoredCall, SystemClock,
-    Task, TaskId, TaskKey,
+    Attempt, CallOrigin, ClientKind, Clock as _, InputKey, Outcome, Phase, Principal, Recovery, StoredCall,
+    SystemClock, Task, TaskId, TaskKey, TaskVisibility,
 };
 use taskgate::wire::Payload;
 
@@ -45,8 +45,8 @@ pub(crate) fn live(number: usize) -> Task {
     let params = serde_json::json!({"name": "small", "arguments": {"text": "x".repeat(TEXT_BYTES)}});
     Task {
         key: TaskKey { owner: Principal::local(), id: id(number) },
-        shown: Shown::Handle,
-        origin: Origin { upstream: Arc::from("tasks"), tool: Arc::from("small"), maker: Maker::Stateless },
+        shown: TaskVisibility::Handle,
+        origin: CallOrigin { upstream: Arc::from("tasks"), tool: Arc::from("small"), maker: ClientKind::Stateless },
         created_at: now,
         updated_at: now,
         ttl: Duration::from_secs(86_400),

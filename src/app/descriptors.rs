@@ -4,7 +4,7 @@ use std::num::NonZeroUsize;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::program::Read;
+use super::program::PreparedConfig;
 use crate::config::Config;
 
 /// What a connection takes: itself, and one on the other side. A call takes one towards its upstream; its client's
@@ -15,16 +15,16 @@ const RESERVE: usize = 256;
 
 /// How many connections the configuration of the start names, and how many there are places for. Only a start decides that.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Connections {
+pub(super) struct ConnectionCapacity {
     named: NonZeroUsize,
     in_force: NonZeroUsize,
 }
 
-impl Connections {
+impl ConnectionCapacity {
     /// Sees to it that there are descriptors for all connections and calls that the configuration allows: the limit of
     /// the process is raised as far as it may be, and where that is not enough the configuration is cut down to it,
     /// with a warning.
-    pub(super) fn provide(read: &mut Read) -> Self {
+    pub(super) fn provide(read: &mut PreparedConfig) -> Self {
         let named = read.config.listen.connections_max;
         read.shortage = provide(&mut read.config);
         Self { named, in_force: read.config.listen.connections_max }
@@ -32,7 +32,7 @@ impl Connections {
 
     /// The same for a configuration that is read while the gateway serves. Where it names as many connections as the one
     /// of the start, those stay as they are, whatever would be left for them now.
-    pub(super) fn keep(self, read: &mut Read) {
+    pub(super) fn keep(self, read: &mut PreparedConfig) {
         let named = read.config.listen.connections_max;
         read.shortage = provide(&mut read.config);
         if named == self.named {
@@ -43,13 +43,13 @@ impl Connections {
 
 /// That there are fewer descriptors than the configuration has use for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shortage {
+pub(super) struct DescriptorShortage {
     granted: usize,
     wanted: usize,
     connections_max: NonZeroUsize,
 }
 
-impl Shortage {
+impl DescriptorShortage {
     /// Logs it.
     pub(super) fn tell(self) {
         let Self { granted, wanted, connections_max } = self;
@@ -63,14 +63,14 @@ impl Shortage {
 }
 
 /// Cuts the configuration down to what the process may open; what there is to say of it.
-fn provide(config: &mut Config) -> Option<Shortage> {
+fn provide(config: &mut Config) -> Option<DescriptorShortage> {
     let wanted = wanted(config);
     let granted = raise(wanted);
     if granted >= needed(config) {
         return None;
     }
     fit(config, granted);
-    Some(Shortage { granted, wanted, connections_max: config.listen.connections_max })
+    Some(DescriptorShortage { granted, wanted, connections_max: config.listen.connections_max })
 }
 
 fn calls(config: &Config) -> usize {

@@ -7,9 +7,9 @@ use std::path::{Path, PathBuf};
 use super::api_key_files::{self, ApiKeyFileError};
 use super::keys::{self, KeyFileError};
 use super::{programs, tasks};
-use crate::config::{self, Config, ConfigError, Findings, Loaded};
-use crate::server::api_keys::{ApiKeys, AuthSettings, KeyRing};
-use crate::server::{Callers, OnePerson};
+use crate::config::{self, Config, ConfigError, Findings, LoadedConfig};
+use crate::server::api_keys::{ApiKeyRing, ApiKeys, AuthSettings};
+use crate::server::{Authenticator, LocalUser};
 use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
@@ -62,7 +62,7 @@ impl From<KeyFileError> for FileMistakes {
 ///
 /// # Errors
 /// Every mistake in the file and in what it names, each with its line.
-pub fn load(file: &Path) -> Result<Loaded, ConfigError> {
+pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &|config| {
         let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
         let mistakes = wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect();
@@ -139,12 +139,12 @@ pub fn api_keys(auth: &AuthSettings) -> Result<ApiKeys, FileMistakes> {
 ///
 /// # Errors
 /// As [`api_keys`].
-pub fn callers(config: &Config) -> Result<Callers, FileMistakes> {
+pub fn callers(config: &Config) -> Result<Authenticator, FileMistakes> {
     Ok(match &config.auth {
         AuthSettings::Everyone(principal) if *principal == Principal::local() => {
-            Callers::OnePerson(OnePerson::new(&config.listen.allowed_hosts))
+            Authenticator::OnePerson(LocalUser::new(&config.listen.allowed_hosts))
         }
-        AuthSettings::Everyone(principal) => Callers::Everyone(principal.clone()),
-        keys @ AuthSettings::ApiKeys(_) => Callers::KeyHolders(KeyRing::new(api_keys(keys)?)),
+        AuthSettings::Everyone(principal) => Authenticator::Everyone(principal.clone()),
+        keys @ AuthSettings::ApiKeys(_) => Authenticator::KeyHolders(ApiKeyRing::new(api_keys(keys)?)),
     })
 }

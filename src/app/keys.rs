@@ -1,14 +1,14 @@
 //! Makes the sealing key's file at the first start, and reads it at each further one.
 //!
 //! Several gateways may share the folder and start at the same time; all end up with the same key. What
-//! is in the file: [`KeyRing`].
+//! is in the file: [`SealingKeys`].
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use crate::face::sealed::{KEY_LEN, KeyError, KeyRing};
+use crate::face::sealed::{KEY_LEN, KeyError, SealingKeys};
 use crate::secret_file::{self, SecretFileError};
 
 /// The file's name in the gateway's own folder.
@@ -53,7 +53,7 @@ impl KeyFileError {
 ///
 /// # Errors
 /// If there is a file and it is not what it should be.
-pub fn read(folder: &Path) -> Result<Option<KeyRing>, KeyFileError> {
+pub fn read(folder: &Path) -> Result<Option<SealingKeys>, KeyFileError> {
     let path = folder.join(FILE_NAME);
     let text = match secret_file::read(&path, "key", FILE_BYTES_MAX) {
         Ok(text) => text,
@@ -65,7 +65,7 @@ pub fn read(folder: &Path) -> Result<Option<KeyRing>, KeyFileError> {
         }
     };
     // Bytes that are no text are no hex digits either.
-    match KeyRing::parse(&String::from_utf8_lossy(&text)) {
+    match SealingKeys::parse(&String::from_utf8_lossy(&text)) {
         Ok(ring) => Ok(Some(ring)),
         Err(source) => Err(KeyFileError::Content { path, source }),
     }
@@ -75,7 +75,7 @@ pub fn read(folder: &Path) -> Result<Option<KeyRing>, KeyFileError> {
 ///
 /// # Errors
 /// As [`read`], and if the file cannot be made.
-pub fn read_or_make(folder: &Path) -> Result<KeyRing, KeyFileError> {
+pub fn read_or_make(folder: &Path) -> Result<SealingKeys, KeyFileError> {
     if let Some(ring) = read(folder)? {
         return Ok(ring);
     }
@@ -90,10 +90,10 @@ pub fn read_or_make(folder: &Path) -> Result<KeyRing, KeyFileError> {
 
 /// A key for this process alone.
 #[must_use]
-pub fn ephemeral() -> KeyRing {
+pub fn ephemeral() -> SealingKeys {
     let mut key = [0; KEY_LEN];
     getrandom::fill(&mut key).expect("the operating system gives random bytes");
-    KeyRing::ephemeral(key)
+    SealingKeys::ephemeral(key)
 }
 
 /// Makes the file `path` with a new key, unless somebody else makes it first.
@@ -165,7 +165,7 @@ mod tests {
             barrier.wait();
             read_or_make(&folder).unwrap()
         };
-        let rings: Vec<KeyRing> = thread::scope(|scope| {
+        let rings: Vec<SealingKeys> = thread::scope(|scope| {
             let starting: Vec<_> = (0..8).map(|_| scope.spawn(start)).collect();
             starting.into_iter().map(|one| one.join().unwrap()).collect()
         });

@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use super::descriptors::{Connections, Shortage};
+use super::descriptors::{ConnectionCapacity, DescriptorShortage};
 use super::files::{self, FileMistakes};
 use super::sockets::{SocketError, Sockets};
-use super::watch::Reloads;
+use super::watch::ReloadTrigger;
 use super::{EXIT_CONFIG, Gateway, manager, tasks};
 use crate::config::{Config, ConfigError, StoreSettings};
 use crate::demo::DemoServer;
@@ -48,15 +48,15 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::from(EXIT_CONFIG));
             }
         },
-        None => (Read::plain(quick_start(&demo_tracker, &demo_stop).await?), true),
+        None => (PreparedConfig::plain(quick_start(&demo_tracker, &demo_stop).await?), true),
     };
-    let connections = Connections::provide(&mut read);
-    let mut warned = Warned::default();
+    let connections = ConnectionCapacity::provide(&mut read);
+    let mut warned = ReportedWarnings::default();
     warned.tell(&read);
     let config = read.config;
     // Listening for signals begins before the listeners: none may be missed.
     let mut signals = Signals::new()?;
-    let mut reloads = Reloads::new(file, &config, warned, connections)?;
+    let mut reloads = ReloadTrigger::new(file, &config, warned, connections)?;
     if matches!(config.store, StoreSettings::Memory(_)) {
         tracing::warn!("the task store is in memory: tasks and their results are lost when the gateway ends");
     }
@@ -108,15 +108,15 @@ pub(super) fn refused(error: anyhow::Error) -> anyhow::Result<ExitCode> {
 }
 
 /// A configuration, and what is to be said of it.
-pub(super) struct Read {
+pub(super) struct PreparedConfig {
     pub(super) config: Config,
     /// In the order in which they are told.
     pub(super) warnings: Vec<String>,
     /// Where descriptors are provided for it.
-    pub(super) shortage: Option<Shortage>,
+    pub(super) shortage: Option<DescriptorShortage>,
 }
 
-impl Read {
+impl PreparedConfig {
     const fn plain(config: Config) -> Self {
         Self { config, warnings: Vec::new(), shortage: None }
     }
@@ -125,14 +125,14 @@ impl Read {
 /// The warnings that were told last. The same ones are not told again: files are looked at whenever anything in their
 /// folder changes, and that may be the log.
 #[derive(Debug, Default)]
-pub(super) struct Warned {
+pub(super) struct ReportedWarnings {
     texts: Vec<String>,
-    shortage: Option<Shortage>,
+    shortage: Option<DescriptorShortage>,
 }
 
-impl Warned {
+impl ReportedWarnings {
     /// Logs what is to be said of a configuration, unless it is what was said last.
-    pub(super) fn tell(&mut self, read: &Read) {
+    pub(super) fn tell(&mut self, read: &PreparedConfig) {
         if self.texts != read.warnings {
             for warning in &read.warnings {
                 tracing::warn!("{warning}");
@@ -149,10 +149,10 @@ impl Warned {
 }
 
 /// Reads the file and looks at what it names. Logs nothing.
-pub(super) fn configured(file: &Path) -> Result<Read, ConfigError> {
+pub(super) fn configured(file: &Path) -> Result<PreparedConfig, ConfigError> {
     let loaded = files::load(file)?;
     let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-    Ok(Read { config: loaded.config, warnings, shortage: None })
+    Ok(PreparedConfig { config: loaded.config, warnings, shortage: None })
 }
 
 /// The built-in configuration, with the demo server that it is about.

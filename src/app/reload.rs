@@ -13,10 +13,10 @@ use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::sockets::check_reach;
-use super::{Gateway, Parts, files, older, open};
+use super::{Gateway, GatewayParts, files, older, open};
 use crate::config::{Config, UpstreamConfig};
 use crate::engine::AdmissionLimits;
-use crate::engine::recovery::Reach;
+use crate::engine::recovery::UpstreamBinding;
 use crate::face::closing::ClosingEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::sse::{SseEndpoint, SseServed};
@@ -26,8 +26,8 @@ use crate::task::{Clock as _, SystemClock};
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
 use crate::upstream::http::credential::Credential;
-use crate::upstream::limits::Slots;
-use crate::upstream::standing::Standing;
+use crate::upstream::limits::CallPermits;
+use crate::upstream::standing::UpstreamHealth;
 
 /// How often an upstream that is served no more is looked at.
 const RETIRING: Duration = Duration::from_millis(500);
@@ -43,17 +43,17 @@ pub(super) type Fingerprint = Vec<u8>;
 
 /// One upstream that is served.
 #[derive(Debug)]
-pub(super) struct Opened {
+pub(super) struct ServedUpstream {
     config: UpstreamConfig,
     /// Of the files that were read for it.
     files: Fingerprint,
     pub(super) upstream: Arc<dyn Upstream>,
-    standing: Arc<Standing>,
+    standing: Arc<UpstreamHealth>,
     endpoint: Arc<UpstreamEndpoint>,
     /// What its clients of the older transport are served with.
     older: SseServed,
     /// Held by whatever may still call the upstream.
-    slots: Arc<Slots>,
+    slots: Arc<CallPermits>,
     /// How many hold them while nobody does.
     idle: usize,
     /// Ends its clients' own streams.
@@ -62,12 +62,12 @@ pub(super) struct Opened {
     stop: DropGuard,
 }
 
-impl Opened {
+impl ServedUpstream {
     /// Opens an upstream. Nothing is sent to it yet.
     ///
     /// # Errors
     /// If its address or its files are of no use.
-    pub(super) fn new(config: UpstreamConfig, parts: &Parts) -> anyhow::Result<(Self, Reach)> {
+    pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Self, UpstreamBinding)> {
         let mut own = parts.clone();
         own.leaving = parts.leaving.child_token();
         own.life.stop = parts.life.stop.child_token();
@@ -92,7 +92,7 @@ impl Opened {
     }
 
     /// How it stands.
-    pub(super) fn standing(&self) -> Arc<Standing> {
+    pub(super) fn standing(&self) -> Arc<UpstreamHealth> {
         Arc::clone(&self.standing)
     }
 
@@ -105,7 +105,7 @@ impl Opened {
     fn let_go(
         &self,
         (holders, why): (usize, &'static str),
-        retired: &Retired,
+        retired: &RetiredUpstreams,
         life: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
         let (upstream, retired, life) = (Arc::clone(&self.upstream), retired.clone(), life.clone());
@@ -136,16 +136,16 @@ async fn paused(is_over: &(impl Fn() -> bool + Sync)) -> bool {
 
 /// What is left of an upstream whose path nobody else has: clients may ask for their tasks there.
 #[derive(Debug)]
-pub(super) struct Gone {
-    opened: Opened,
+pub(super) struct ClosingUpstream {
+    opened: ServedUpstream,
     endpoint: Arc<ClosingEndpoint>,
 }
 
 /// Upstreams that are served no more and not let go of. Clones share the list.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Retired(Arc<Mutex<Vec<Arc<dyn Upstream>>>>);
+pub(super) struct RetiredUpstreams(Arc<Mutex<Vec<Arc<dyn Upstream>>>>);
 
-impl Retired {
+impl RetiredUpstreams {
     pub(super) fn all(&self) -> Vec<Arc<dyn Upstream>> {
         self.0.lock().clone()
     }
@@ -161,7 +161,7 @@ impl Retired {
 
 /// What a reading changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Changes {
+pub struct ReloadSummary {
     /// Upstreams that are new, or are not what they were.
     pub opened: usize,
     /// Upstreams that go on as they were.
@@ -174,7 +174,7 @@ pub struct Changes {
     pub need_restart: Vec<&'static str>,
 }
 
-impl Changes {
+impl ReloadSummary {
     /// Whether everything is as before.
     #[must_use]
     pub fn is_none(&self) -> bool {
@@ -189,18 +189,19 @@ impl Gateway {
     /// # Errors
     /// If a file that it names is of no use, an upstream cannot be opened, or anybody could come who is not asked for
     /// credentials. Then nothing is changed.
-    pub fn reload(&mut self, config: Config) -> anyhow::Result<Changes> {
+    pub fn reload(&mut self, config: Config) -> anyhow::Result<ReloadSummary> {
         files::check(&config, SystemClock.now())?;
         check_reach(self.clients.local_addr(), &config)?;
         let callers = files::callers(&config)?;
         let mut fresh = Vec::new();
         for one in &config.upstreams {
             let is_kept = self.upstreams.iter().any(|opened| opened.is(one));
-            fresh.push(if is_kept { None } else { Some(Opened::new(one.clone(), &self.parts)?.0) });
+            fresh.push(if is_kept { None } else { Some(ServedUpstream::new(one.clone(), &self.parts)?.0) });
         }
         // Nothing below can fail.
         let mut before = std::mem::take(&mut self.upstreams);
-        let mut changes = Changes { need_restart: config.need_restart(&self.started), ..Changes::default() };
+        let mut changes =
+            ReloadSummary { need_restart: config.need_restart(&self.started), ..ReloadSummary::default() };
         for (one, fresh) in config.upstreams.iter().zip(fresh) {
             let kept = || before.iter().position(|opened| opened.config == *one).map(|at| before.swap_remove(at));
             match fresh.map_or_else(kept, |fresh| {
@@ -217,7 +218,7 @@ impl Gateway {
         changes.kept = self.upstreams.len() - changes.opened;
         changes.retired = before.len();
         self.retire(before);
-        self.standings.set(self.upstreams.iter().map(Opened::standing).collect());
+        self.standings.set(self.upstreams.iter().map(ServedUpstream::standing).collect());
         let limits = config.store.limits();
         self.parts.engine.set_limits(AdmissionLimits {
             tasks_max: limits.tasks_max,
@@ -231,10 +232,10 @@ impl Gateway {
 
     /// Lets go of upstreams that are served no more, each once its last call has ended. Where nobody else has its path,
     /// its tasks are still to be had there.
-    fn retire(&mut self, before: Vec<Opened>) {
+    fn retire(&mut self, before: Vec<ServedUpstream>) {
         // A stream holds the endpoint for as long as its client likes: it ends once nothing is under way on it.
         before.iter().for_each(|one| one.older.leaving.cancel());
-        let is_served = |one: &Opened| self.upstreams.iter().any(|other| other.config.path == one.config.path);
+        let is_served = |one: &ServedUpstream| self.upstreams.iter().any(|other| other.config.path == one.config.path);
         let (replaced, gone): (Vec<_>, Vec<_>) = before.into_iter().partition(is_served);
         let (come_back, still_gone) =
             std::mem::take(&mut self.gone).into_iter().partition(|one| is_served(&one.opened));
@@ -249,15 +250,15 @@ impl Gateway {
                  after that"
             );
             life.tracker.spawn(opened.let_go((3, "it is served no more"), &self.retired, &life.stop));
-            self.gone.push(Gone { opened, endpoint });
+            self.gone.push(ClosingUpstream { opened, endpoint });
         }
         let too_many = self.gone.len().saturating_sub(GONE_MAX);
-        let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: Gone| one.opened);
+        let forgotten = self.gone.drain(..too_many).chain(come_back).map(|one: ClosingUpstream| one.opened);
         for opened in replaced.into_iter().chain(forgotten) {
             let over = opened.let_go((1, "it was replaced"), &self.retired, &life.stop);
             life.tracker.spawn(async move {
                 // By name: what is not named is not moved in here, and what holds the places counts.
-                let Opened { leaving, endpoint, slots, stop, .. } = opened;
+                let ServedUpstream { leaving, endpoint, slots, stop, .. } = opened;
                 // Its clients' own streams end, and are opened again at what is served now.
                 drop(leaving);
                 over.await;
@@ -279,7 +280,7 @@ impl Gateway {
 }
 
 /// Who is served where.
-pub(super) fn routes(upstreams: &[Opened], gone: &[Gone]) -> Routes {
+pub(super) fn routes(upstreams: &[ServedUpstream], gone: &[ClosingUpstream]) -> Routes {
     let routes = gone.iter().fold(Routes::new(), |routes, one| {
         routes.with(one.opened.config.path.clone(), Arc::<ClosingEndpoint>::clone(&one.endpoint))
     });

@@ -8,9 +8,9 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::config::{Config, StoreSettings};
 use crate::server::admin::Readiness;
-use crate::store::{DiskSettings, DiskStore, Health, MemoryStore, OpenError, TaskStore, disk};
+use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, TaskStore, disk};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
-use crate::upstream::http::Life;
+use crate::upstream::http::TaskScope;
 
 /// The store cannot be read, a file of it is damaged, or its disk has no room to bring it up (`EX_IOERR`).
 const EXIT_IO: u8 = 74;
@@ -29,7 +29,7 @@ const WAIT_MAX: Duration = Duration::from_secs(5);
 const WAIT_POLL: Duration = Duration::from_millis(500);
 
 /// A store at work, and the clock that its tasks go by.
-pub(super) struct Opened {
+pub(super) struct OpenedStore {
     pub(super) store: Arc<dyn TaskStore>,
     /// The same, where it has to be closed.
     pub(super) disk: Option<Arc<DiskStore>>,
@@ -40,10 +40,10 @@ pub(super) struct Opened {
 ///
 /// # Errors
 /// See [`OpenError`].
-pub(super) async fn open(config: &Config, life: &Life, readiness: &Readiness) -> Result<Opened, OpenError> {
+pub(super) async fn open(config: &Config, life: &TaskScope, readiness: &Readiness) -> Result<OpenedStore, OpenError> {
     let Some(settings) = settings(config) else {
         let store = Arc::new(MemoryStore::new(config.store.limits().stored_bytes_max));
-        return Ok(Opened { store, disk: None, clock: steady(SystemClock.now()) });
+        return Ok(OpenedStore { store, disk: None, clock: steady(SystemClock.now()) });
     };
     let disk = DiskStore::open(settings).await?;
     let clock = steady(SystemClock.now().max(disk.last_seen()));
@@ -51,7 +51,7 @@ pub(super) async fn open(config: &Config, life: &Life, readiness: &Readiness) ->
     life.tracker.spawn(async move {
         stop.run_until_cancelled(watch(&watched, &readiness)).await;
     });
-    Ok(Opened { store: Arc::<DiskStore>::clone(&disk), disk: Some(disk), clock })
+    Ok(OpenedStore { store: Arc::<DiskStore>::clone(&disk), disk: Some(disk), clock })
 }
 
 /// Says whether new tasks are taken, whenever that changes.
@@ -100,13 +100,13 @@ fn since_boot() -> Duration {
 }
 
 /// Says whether new tasks are taken.
-fn tell(health: Health, readiness: &Readiness) {
+fn tell(health: StoreHealth, readiness: &Readiness) {
     let why = match health {
-        Health::Good => None,
-        Health::Full => Some(STORE_FULL),
-        Health::Failing => Some(STORE_FAILING),
-        Health::Damaged => Some(STORE_DAMAGED),
-        Health::Ended => Some(STORE_ENDED),
+        StoreHealth::Good => None,
+        StoreHealth::Full => Some(STORE_FULL),
+        StoreHealth::Failing => Some(STORE_FAILING),
+        StoreHealth::Damaged => Some(STORE_DAMAGED),
+        StoreHealth::Ended => Some(STORE_ENDED),
     };
     for reason in [STORE_FULL, STORE_FAILING, STORE_DAMAGED, STORE_ENDED] {
         if Some(reason) == why { readiness.block(reason) } else { readiness.clear(reason) }

@@ -12,8 +12,8 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::descriptors::Connections;
-use super::program::{Warned, configured};
+use super::descriptors::ConnectionCapacity;
+use super::program::{ReportedWarnings, configured};
 use super::reload::{self, Fingerprint};
 use super::{Gateway, manager};
 use crate::config::Config;
@@ -28,7 +28,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Why the configuration is to be read again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Why {
+pub(super) enum ReloadCause {
     /// An operator wants it.
     Asked,
     /// Something changed where the files are.
@@ -37,7 +37,7 @@ pub(super) enum Why {
 
 /// Tells when the configuration is to be read again, and does it.
 #[derive(Debug)]
-pub(super) struct Reloads {
+pub(super) struct ReloadTrigger {
     /// `None` in the quick start.
     file: Option<PathBuf>,
     hangups: Signal,
@@ -47,12 +47,12 @@ pub(super) struct Reloads {
     watched: Vec<PathBuf>,
     /// What the files held when they were read last.
     seen: Fingerprint,
-    warned: Warned,
-    connections: Connections,
+    warned: ReportedWarnings,
+    connections: ConnectionCapacity,
     last: Option<Instant>,
 }
 
-impl Reloads {
+impl ReloadTrigger {
     /// Begins to watch. From now on SIGHUP does not end the process.
     ///
     /// # Errors
@@ -60,8 +60,8 @@ impl Reloads {
     pub(super) fn new(
         file: Option<PathBuf>,
         config: &Config,
-        warned: Warned,
-        connections: Connections,
+        warned: ReportedWarnings,
+        connections: ConnectionCapacity,
     ) -> anyhow::Result<Self> {
         let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
         let (sender, changes) = mpsc::channel(1);
@@ -104,10 +104,10 @@ impl Reloads {
 
     /// Waits until the configuration is to be read again. Cancel safe, but for the reason of a reading that was waited
     /// for.
-    pub(super) async fn next(&mut self) -> Why {
+    pub(super) async fn next(&mut self) -> ReloadCause {
         let mut why = tokio::select! {
-            Some(()) = self.hangups.recv() => Why::Asked,
-            Some(()) = self.changes.recv() => Why::Changed,
+            Some(()) = self.hangups.recv() => ReloadCause::Asked,
+            Some(()) = self.changes.recv() => ReloadCause::Changed,
             else => std::future::pending().await,
         };
         let settled = Instant::now() + SETTLE;
@@ -116,14 +116,14 @@ impl Reloads {
         while self.changes.try_recv().is_ok() {}
         let more = std::future::poll_fn(|context| std::task::Poll::Ready(self.hangups.poll_recv(context)));
         if matches!(more.await, std::task::Poll::Ready(Some(()))) {
-            why = Why::Asked;
+            why = ReloadCause::Asked;
         }
         self.last = Some(Instant::now());
         why
     }
 
     /// Reads the configuration again and puts it in force, or keeps the one that is and says why.
-    pub(super) fn carry_out(&mut self, why: Why, gateway: &mut Gateway) {
+    pub(super) fn carry_out(&mut self, why: ReloadCause, gateway: &mut Gateway) {
         let Some(file) = self.file.clone() else {
             tracing::info!("the quick start has no configuration to be read again");
             return;
@@ -159,10 +159,10 @@ impl Reloads {
     }
 
     /// Whether files that hold this are to be looked at.
-    fn is_news(&mut self, why: Why, seen: Fingerprint) -> bool {
+    fn is_news(&mut self, why: ReloadCause, seen: Fingerprint) -> bool {
         let is_other = seen != self.seen;
         self.seen = seen;
-        is_other || why == Why::Asked
+        is_other || why == ReloadCause::Asked
     }
 }
 

@@ -11,22 +11,22 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
 use super::program::{Signals, refused};
-use super::reload::Opened;
-use super::{Parts, files, random_bits, sealer, tasks};
+use super::reload::ServedUpstream;
+use super::{GatewayParts, files, random_bits, sealer, tasks};
 use crate::config::{Config, StoreSettings};
-use crate::engine::recovery::{self, Origins};
+use crate::engine::recovery::{self, UpstreamBindings};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
-use crate::face::duplex::Client;
+use crate::face::duplex::StreamClient;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::sealed::Sealer;
-use crate::face::sse::Streams;
-use crate::face::stateless::listen::Listeners;
+use crate::face::sse::SseStreams;
+use crate::face::stateless::listen::ListenPermits;
 use crate::face::stdio;
 use crate::server::admin::Readiness;
 use crate::store::DiskStore;
 use crate::task::{Clock as _, Principal, SystemClock};
 use crate::telemetry::{self, LogFormat};
-use crate::upstream::http::Life;
+use crate::upstream::http::TaskScope;
 
 /// What a message may be larger by than the result in it.
 const ENVELOPE_BYTES: usize = 64 * 1024;
@@ -56,7 +56,7 @@ pub async fn wrap(config: Config) -> anyhow::Result<ExitCode> {
     // Listening for signals begins before anything is started: none may be missed.
     let mut signals = Signals::new()?;
     let body_bytes_max = config.listen.body_bytes_max.get();
-    let wrapping = match Wrapping::start(config).await {
+    let wrapping = match WrappedGateway::start(config).await {
         Ok(wrapping) => wrapping,
         Err(error) => return refused(error),
     };
@@ -84,10 +84,10 @@ pub async fn wrap(config: Config) -> anyhow::Result<ExitCode> {
 }
 
 /// A gateway without listeners.
-struct Wrapping {
-    parts: Parts,
+struct WrappedGateway {
+    parts: GatewayParts,
     disk: Option<Arc<DiskStore>>,
-    upstream: Opened,
+    upstream: ServedUpstream,
     path: String,
     /// Of the server.
     name: Arc<str>,
@@ -98,7 +98,7 @@ struct Wrapping {
     _stop: DropGuard,
 }
 
-impl Wrapping {
+impl WrappedGateway {
     async fn start(config: Config) -> anyhow::Result<Self> {
         files::check(&config, SystemClock.now())?;
         let sealer = Arc::new(match config.store {
@@ -106,9 +106,9 @@ impl Wrapping {
             StoreSettings::Memory(_) => Sealer::new(super::keys::ephemeral()),
             StoreSettings::Disk { .. } => sealer(&config.folder)?,
         });
-        let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let unless_ended = life.stop.clone().drop_guard();
-        let tasks::Opened { store, disk, clock } = tasks::open(&config, &life, &Readiness::new()).await?;
+        let tasks::OpenedStore { store, disk, clock } = tasks::open(&config, &life, &Readiness::new()).await?;
         let limits = config.store.limits();
         let limits = AdmissionLimits {
             tasks_max: limits.tasks_max,
@@ -118,22 +118,22 @@ impl Wrapping {
         let engine = Engine::new(store, clock, Box::new(random_bits), limits);
         life.tracker.spawn(sweeper::run(Arc::clone(&engine), life.stop.clone()));
         let ending = CancellationToken::new();
-        let listeners = Listeners::new(ending.clone());
-        let (leaving, rates, streams) = (CancellationToken::new(), Arc::default(), Streams::default());
+        let listeners = ListenPermits::new(ending.clone());
+        let (leaving, rates, streams) = (CancellationToken::new(), Arc::default(), SseStreams::default());
         let slots = Arc::default();
-        let parts = Parts { engine, slots, life, sealer, leaving, listeners, rates, streams };
+        let parts = GatewayParts { engine, slots, life, sealer, leaving, listeners, rates, streams };
         let one = config.upstreams.into_iter().next().context("there is no server")?;
         let name = Arc::clone(&one.name);
         let (path, message_bytes_max) = (one.path.clone(), one.result_bytes_max.saturating_add(ENVELOPE_BYTES));
-        let (upstream, reach) = Opened::new(one, &parts)?;
-        let origins = Origins::default().with(reach);
+        let (upstream, reach) = ServedUpstream::new(one, &parts)?;
+        let origins = UpstreamBindings::default().with(reach);
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
         Ok(Self { parts, disk, upstream, path, name, message_bytes_max, ending, _stop: unless_ended })
     }
 
     /// Whoever started this program is the one person that it serves.
-    fn client(&self) -> Client {
-        Client {
+    fn client(&self) -> StreamClient {
+        StreamClient {
             endpoint: Arc::<UpstreamEndpoint>::clone(self.upstream.endpoint()),
             upstream: Arc::clone(&self.name),
             path: self.path.clone(),
@@ -145,7 +145,7 @@ impl Wrapping {
     /// Ends in order: tasks are put down where they can be found again, or taken back where nobody can; then the server
     /// ends.
     async fn end(self) {
-        let Parts { engine, life, leaving, .. } = self.parts;
+        let GatewayParts { engine, life, leaving, .. } = self.parts;
         if self.disk.is_none() {
             // Fails where a task has ended meanwhile.
             let _ = timeout(DRAIN_MAX, take_back(&engine)).await;

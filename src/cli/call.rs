@@ -11,13 +11,13 @@ use tokio::sync::mpsc;
 
 use super::flavour::{self, Flavour};
 use super::server::CalledServer;
-use super::talk::{NoResult, Talk};
+use super::talk::{CallDialog, NoResultError};
 use super::ui::Ui;
 use crate::wire::Payload;
 
 /// One call to make.
 #[derive(Debug)]
-pub struct Call {
+pub struct CallCommand {
     pub tool: String,
     /// An object.
     pub arguments: Payload,
@@ -26,8 +26,8 @@ pub struct Call {
     /// The call's own name, for gateways that make a named call once.
     pub idempotency_key: Option<String>,
     pub wait: Wait,
-    pub input: Input,
-    pub retry: Retry,
+    pub input: QuestionPolicy,
+    pub retry: RetryPolicy,
     /// Whom to trust instead of the system's authorities.
     pub ca: Option<PathBuf>,
     /// What to show the server, if it asks who comes; marked as sensitive.
@@ -44,7 +44,7 @@ pub enum Wait {
 
 /// What happens to a server's questions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Input {
+pub enum QuestionPolicy {
     /// The user is asked.
     Asked,
     /// They are declined, unseen.
@@ -54,21 +54,21 @@ pub enum Input {
 /// How often to try again when the server cannot be reached: the task outlives a restart, so does the wait. Polls have
 /// pauses of their own.
 #[derive(Clone, Copy, Debug)]
-pub struct Retry {
+pub struct RetryPolicy {
     pub attempts_max: u32,
     /// The first pause between wishes to cancel; each further one is twice as long.
     pub pause: Duration,
     pub pause_max: Duration,
 }
 
-impl Default for Retry {
+impl Default for RetryPolicy {
     /// Gives a restarting server about half a minute.
     fn default() -> Self {
         Self { attempts_max: 9, pause: Duration::from_millis(250), pause_max: Duration::from_secs(8) }
     }
 }
 
-impl Retry {
+impl RetryPolicy {
     /// The pause behind the attempt of this number, counted from 1.
     #[must_use]
     pub fn pause_after(&self, attempt: u32) -> Duration {
@@ -79,7 +79,7 @@ impl Retry {
 
 /// How the call ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum CallExit {
     /// A result, or a handle where only that was wanted.
     Returned,
     /// A result that says it failed.
@@ -93,7 +93,7 @@ pub enum Verdict {
     Lost,
 }
 
-impl Verdict {
+impl CallExit {
     /// The exit code of the process.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
@@ -113,18 +113,18 @@ impl Verdict {
 /// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. What
 /// goes wrong is said through `ui`. Dropping the future cancels a plain call of 2026-07-28 and leaves anything else
 /// running.
-pub async fn run(url: &url::Url, call: &Call, ui: &mut dyn Ui, interrupts: &mut mpsc::Receiver<()>) -> Verdict {
-    let mut talk = Talk::new(call, ui, interrupts);
+pub async fn run(url: &url::Url, call: &CallCommand, ui: &mut dyn Ui, interrupts: &mut mpsc::Receiver<()>) -> CallExit {
+    let mut talk = CallDialog::new(call, ui, interrupts);
     let ended = match CalledServer::new(url, call) {
         Ok(server) => Box::pin(flavour::run(&server, &mut talk)).await,
         Err(lost) => Err(lost),
     };
     match ended {
-        Ok(Verdict::Returned | Verdict::ToolFailed) if talk.declined => Verdict::Declined,
+        Ok(CallExit::Returned | CallExit::ToolFailed) if talk.declined => CallExit::Declined,
         Ok(verdict) => verdict,
-        Err(NoResult(why)) => {
+        Err(NoResultError(why)) => {
             talk.note(&why);
-            Verdict::Lost
+            CallExit::Lost
         }
     }
 }

@@ -2,12 +2,12 @@
 
 use clap::ValueEnum;
 
-use super::call::{Call, Verdict};
+use super::call::{CallCommand, CallExit};
 use super::follow;
 use super::server::CalledServer;
-use super::talk::{NoResult, Talk};
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
-use crate::upstream::{NativeTask, ServerFacts};
+use super::talk::{CallDialog, NoResultError};
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
+use crate::upstream::{ServerFacts, UpstreamTaskMode};
 use crate::wire::{Object, meta};
 
 /// A flavour of tasks.
@@ -23,20 +23,20 @@ pub enum Flavour {
 
 /// What a call is made with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CallWay {
+pub(super) struct CallMode {
     pub(super) flavour: Flavour,
     pub(super) in_session: bool,
 }
 
-impl CallWay {
+impl CallMode {
     const EXTENSION: Self = Self { flavour: Flavour::Extension, in_session: false };
     const STATELESS: Self = Self { flavour: Flavour::None, in_session: false };
 
     /// What is said of tasks.
-    pub(super) const fn native_task(self) -> NativeTask {
+    pub(super) const fn native_task(self) -> UpstreamTaskMode {
         match self.flavour {
-            Flavour::Extension | Flavour::Core => NativeTask::Watched,
-            Flavour::None => NativeTask::Undeclared,
+            Flavour::Extension | Flavour::Core => UpstreamTaskMode::Watched,
+            Flavour::None => UpstreamTaskMode::Undeclared,
         }
     }
 }
@@ -46,7 +46,7 @@ impl CallWay {
 ///
 /// # Errors
 /// If the server cannot be reached or understood.
-pub(super) async fn run(server: &CalledServer, talk: &mut Talk<'_>) -> Result<Verdict, NoResult> {
+pub(super) async fn run(server: &CalledServer, talk: &mut CallDialog<'_>) -> Result<CallExit, NoResultError> {
     let Ok(way) = talk.or_interrupt(Box::pin(open(server, talk.call))).await else {
         return Ok(talk.cancelled("cancelled"));
     };
@@ -61,25 +61,25 @@ pub(super) async fn run(server: &CalledServer, talk: &mut Talk<'_>) -> Result<Ve
     follow::run(server, way, talk).await
 }
 
-async fn open(server: &CalledServer, call: &Call) -> Result<CallWay, NoResult> {
+async fn open(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoResultError> {
     match call.flavour {
         // Needs no look around: a server without it answers plainly, or says that it is of another era.
-        Some(Flavour::Extension) => Ok(CallWay::EXTENSION),
+        Some(Flavour::Extension) => Ok(CallMode::EXTENSION),
         Some(Flavour::Core) => open_session(server, call).await,
         Some(Flavour::None) => match server.discover().await? {
-            Some(_) => Ok(CallWay::STATELESS),
-            None => server.open_session().await.map(|_| CallWay { flavour: Flavour::None, in_session: true }),
+            Some(_) => Ok(CallMode::STATELESS),
+            None => server.open_session().await.map(|_| CallMode { flavour: Flavour::None, in_session: true }),
         },
         None => match server.discover().await? {
-            Some(discovered) if has_extension(&discovered) => Ok(CallWay::EXTENSION),
+            Some(discovered) if has_extension(&discovered) => Ok(CallMode::EXTENSION),
             // A server of both eras may have the tasks of the older one.
             Some(_) => match open_session(server, call).await {
                 Ok(way) if way.flavour == Flavour::Core => Ok(way),
                 Ok(_) => {
                     server.end_session().await;
-                    Ok(CallWay::STATELESS)
+                    Ok(CallMode::STATELESS)
                 }
-                Err(_) => Ok(CallWay::STATELESS),
+                Err(_) => Ok(CallMode::STATELESS),
             },
             None => open_session(server, call).await,
         },
@@ -87,11 +87,11 @@ async fn open(server: &CalledServer, call: &Call) -> Result<CallWay, NoResult> {
 }
 
 /// Opens a session, and finds out whether the tool can be called as a task in it (UPC-05).
-async fn open_session(server: &CalledServer, call: &Call) -> Result<CallWay, NoResult> {
+async fn open_session(server: &CalledServer, call: &CallCommand) -> Result<CallMode, NoResultError> {
     let facts = server.open_session().await?;
-    let takes_tasks = PeerTasks::of(facts.version, &facts.capabilities).calls
-        && server.tool(true, NativeTask::Never, &call.tool).await?.is_some_and(|tool| tool.takes_tasks);
-    Ok(CallWay { flavour: if takes_tasks { Flavour::Core } else { Flavour::None }, in_session: true })
+    let takes_tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls
+        && server.tool(true, UpstreamTaskMode::Never, &call.tool).await?.is_some_and(|tool| tool.takes_tasks);
+    Ok(CallMode { flavour: if takes_tasks { Flavour::Core } else { Flavour::None }, in_session: true })
 }
 
 /// Whether a server of 2026-07-28 offers the extension.

@@ -10,12 +10,12 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::call::{Call, Verdict, Wait};
-use super::flavour::{CallWay, Flavour};
+use super::call::{CallCommand, CallExit, Wait};
+use super::flavour::{CallMode, Flavour};
 use super::server::{CalledServer, may_pass, object};
-use super::talk::{Interrupted, NoResult, Talk, interrupted, words};
-use super::ui::{self, Status, Steps};
-use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskNews, Unanswered};
+use super::talk::{CallDialog, Interrupted, NoResultError, interrupted, words};
+use super::ui::{self, CallStatus, StepCount};
+use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
 use crate::wire::{Object, Payload, RpcError, fault, method};
 
 /// The longest that a call is waited for which becomes no task.
@@ -31,7 +31,11 @@ const LATER_MAX: usize = 256;
 ///
 /// # Errors
 /// If the server cannot be reached or understood.
-pub(super) async fn run(server: &CalledServer, way: CallWay, talk: &mut Talk<'_>) -> Result<Verdict, NoResult> {
+pub(super) async fn run(
+    server: &CalledServer,
+    way: CallMode,
+    talk: &mut CallDialog<'_>,
+) -> Result<CallExit, NoResultError> {
     talk.calling();
     let Ok(begun) = talk.or_interrupt(begin(server, way, talk.call)).await else {
         return Ok(talk.cancelled("cancelled"));
@@ -50,7 +54,7 @@ pub(super) async fn run(server: &CalledServer, way: CallWay, talk: &mut Talk<'_>
 
 /// Sends the call. Without a session the tool is looked up first where it has arguments: some have to be repeated in
 /// headers.
-async fn begin(server: &CalledServer, way: CallWay, call: &Call) -> Result<Box<dyn Exchange>, NoResult> {
+async fn begin(server: &CalledServer, way: CallMode, call: &CallCommand) -> Result<Box<dyn Exchange>, NoResultError> {
     let native = way.native_task();
     let has_arguments = || Object::of(&call.arguments).is_some_and(|arguments| arguments.keys().next().is_some());
     if !way.in_session
@@ -58,29 +62,29 @@ async fn begin(server: &CalledServer, way: CallWay, call: &Call) -> Result<Box<d
         && server.tool(false, native, &call.tool).await?.is_some_and(|tool| !tool.is_callable)
     {
         let why = "the tool's x-mcp-header annotations break the rules, so it must not be called";
-        return Err(NoResult::unintelligible(why));
+        return Err(NoResultError::unintelligible(why));
     }
     server.begin(way.in_session, native, call).await
 }
 
 /// How a call ended, and whether the server is done with it.
 struct CallConclusion {
-    verdict: Verdict,
+    verdict: CallExit,
     is_over: bool,
 }
 
 impl CallConclusion {
-    const fn over(verdict: Verdict) -> Self {
+    const fn over(verdict: CallExit) -> Self {
         Self { verdict, is_over: true }
     }
 
-    const fn left(verdict: Verdict) -> Self {
+    const fn left(verdict: CallExit) -> Self {
         Self { verdict, is_over: false }
     }
 }
 
 /// The task that the call became.
-struct Task {
+struct FollowedTask {
     id: String,
     /// The server's word for how it stands, and what it says besides; `None` before it said anything.
     stands: Option<(Cow<'static, str>, Option<Arc<str>>)>,
@@ -97,10 +101,10 @@ struct PendingQuestion {
 
 struct Follower<'t, 'a> {
     server: &'t CalledServer,
-    way: CallWay,
-    talk: &'t mut Talk<'a>,
+    way: CallMode,
+    talk: &'t mut CallDialog<'a>,
     exchange: Box<dyn Exchange>,
-    task: Option<Task>,
+    task: Option<FollowedTask>,
     asked: VecDeque<PendingQuestion>,
     /// What happened while the user was asked something.
     later: VecDeque<ExchangeEvent>,
@@ -118,7 +122,7 @@ struct Follower<'t, 'a> {
 }
 
 /// What ends a wait of the loop.
-enum Step {
+enum FollowEvent {
     Interrupted,
     GivenUp,
     Late,
@@ -126,7 +130,7 @@ enum Step {
 }
 
 impl<'t, 'a> Follower<'t, 'a> {
-    fn new(server: &'t CalledServer, way: CallWay, talk: &'t mut Talk<'a>, exchange: Box<dyn Exchange>) -> Self {
+    fn new(server: &'t CalledServer, way: CallMode, talk: &'t mut CallDialog<'a>, exchange: Box<dyn Exchange>) -> Self {
         Self {
             server,
             way,
@@ -144,16 +148,19 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
     }
 
-    async fn follow(&mut self) -> Result<CallConclusion, NoResult> {
+    async fn follow(&mut self) -> Result<CallConclusion, NoResultError> {
         loop {
             let flow = match self.asked.pop_front() {
                 Some(asked) => self.put(asked).await?,
                 None => match self.step().await {
-                    Step::Event(event) => self.take(event).await?,
-                    Step::Interrupted => self.interrupted().await,
-                    Step::GivenUp => ControlFlow::Break(self.left()),
-                    Step::Late => {
-                        return Err(NoResult(format!("no answer within {}", humantime::format_duration(CALL_MAX))));
+                    FollowEvent::Event(event) => self.take(event).await?,
+                    FollowEvent::Interrupted => self.interrupted().await,
+                    FollowEvent::GivenUp => ControlFlow::Break(self.left()),
+                    FollowEvent::Late => {
+                        return Err(NoResultError(format!(
+                            "no answer within {}",
+                            humantime::format_duration(CALL_MAX)
+                        )));
                     }
                 },
             };
@@ -163,7 +170,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         }
     }
 
-    async fn step(&mut self) -> Step {
+    async fn step(&mut self) -> FollowEvent {
         let (leave_at, late_at) = (self.leave_at, self.late_at);
         let given_up = async {
             match leave_at {
@@ -180,23 +187,23 @@ impl<'t, 'a> Follower<'t, 'a> {
         };
         tokio::select! {
             biased;
-            () = interrupted(self.talk.interrupts) => Step::Interrupted,
-            () = given_up => Step::GivenUp,
-            event = event => Step::Event(event),
-            () = sleep_until(late_at), if is_plain => Step::Late,
+            () = interrupted(self.talk.interrupts) => FollowEvent::Interrupted,
+            () = given_up => FollowEvent::GivenUp,
+            event = event => FollowEvent::Event(event),
+            () = sleep_until(late_at), if is_plain => FollowEvent::Late,
         }
     }
 
-    async fn take(&mut self, event: ExchangeEvent) -> Result<ControlFlow<CallConclusion>, NoResult> {
+    async fn take(&mut self, event: ExchangeEvent) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         match event {
             ExchangeEvent::Progress(progress) => self.show_progress(&progress),
-            ExchangeEvent::Task(TaskNews::Made(handle)) => return self.made(&handle).await,
-            ExchangeEvent::Task(TaskNews::Stands { word, message }) => self.stands(word, message),
-            ExchangeEvent::Task(TaskNews::Unanswered(why)) => return self.unanswered(&why),
+            ExchangeEvent::Task(UpstreamTaskEvent::Made(handle)) => return self.made(&handle).await,
+            ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message }) => self.stands(word, message),
+            ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why)) => return self.unanswered(&why),
             ExchangeEvent::Asked { ask, method, params } => {
                 self.rounds += usize::from(self.task.is_none() && !self.way.in_session);
                 if self.rounds == ROUNDS_MAX {
-                    return Err(NoResult::unintelligible("it asks again and again"));
+                    return Err(NoResultError::unintelligible("it asks again and again"));
                 }
                 self.asked.push_back(PendingQuestion { ask, method, params });
             }
@@ -221,15 +228,15 @@ impl<'t, 'a> Follower<'t, 'a> {
         Ok(ControlFlow::Continue(()))
     }
 
-    async fn made(&mut self, handle: &Payload) -> Result<ControlFlow<CallConclusion>, NoResult> {
+    async fn made(&mut self, handle: &Payload) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         let id = object(handle)?.get_string("taskId");
-        let id = id.ok_or_else(|| NoResult::unintelligible("the task lacks an id"))?;
-        self.task = Some(Task { id, stands: None });
+        let id = id.ok_or_else(|| NoResultError::unintelligible("the task lacks an id"))?;
+        self.task = Some(FollowedTask { id, stands: None });
         Ok(match self.talk.call.wait {
             _ if self.wants_out => self.cancel().await,
             Wait::ForTheHandle => {
                 self.talk.ui.output(handle.as_str());
-                ControlFlow::Break(CallConclusion::left(Verdict::Returned))
+                ControlFlow::Break(CallConclusion::left(CallExit::Returned))
             }
             Wait::ToTheEnd => ControlFlow::Continue(()),
         })
@@ -256,37 +263,37 @@ impl<'t, 'a> Follower<'t, 'a> {
     }
 
     /// Deals with a request about the task that is of no use. The exchange makes it again; how often, is said here.
-    fn unanswered(&mut self, why: &Unanswered) -> Result<ControlFlow<CallConclusion>, NoResult> {
+    fn unanswered(&mut self, why: &TaskRequestError) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         self.failures += 1;
         let is_enough = self.failures >= self.talk.call.retry.attempts_max;
         match why {
-            Unanswered::Refused(error) if error.code == fault::INVALID_PARAMS => {
+            TaskRequestError::Refused(error) if error.code == fault::INVALID_PARAMS => {
                 self.refused = Some(error.clone());
                 return Ok(ControlFlow::Continue(()));
             }
-            Unanswered::Refused(error) if is_enough => {
+            TaskRequestError::Refused(error) if is_enough => {
                 return Ok(ControlFlow::Break(CallConclusion::left(self.talk.fault(error))));
             }
-            Unanswered::Lost(lost) if is_enough || !may_pass(&lost.0) => return Err(self.server.lost(&lost.0)),
-            Unanswered::Refused(_) | Unanswered::Lost(_) => (),
+            TaskRequestError::Lost(lost) if is_enough || !may_pass(&lost.0) => return Err(self.server.lost(&lost.0)),
+            TaskRequestError::Refused(_) | TaskRequestError::Lost(_) => (),
         }
         let why = self.why(why);
         self.talk.note(&format!("{why}; trying again"));
         Ok(ControlFlow::Continue(()))
     }
 
-    fn why(&self, why: &Unanswered) -> String {
+    fn why(&self, why: &TaskRequestError) -> String {
         match why {
-            Unanswered::Refused(error) => words(error),
-            Unanswered::Lost(lost) => self.server.lost(&lost.0).0,
+            TaskRequestError::Refused(error) => words(error),
+            TaskRequestError::Lost(lost) => self.server.lost(&lost.0).0,
         }
     }
 
     /// Puts a question to the user and hands the answer over. Once the call is to be cancelled nobody is asked.
-    async fn put(&mut self, asked: PendingQuestion) -> Result<ControlFlow<CallConclusion>, NoResult> {
+    async fn put(&mut self, asked: PendingQuestion) -> Result<ControlFlow<CallConclusion>, NoResultError> {
         if *asked.method != *method::ELICIT {
             if !self.way.in_session {
-                return Err(NoResult::unintelligible("it asks for what this client never offered"));
+                return Err(NoResultError::unintelligible("it asks for what this client never offered"));
             }
             let unknown = RpcError::new(fault::METHOD_NOT_FOUND, format!("unknown method: {}", asked.method));
             let answered = self.exchange.answer(&asked.ask, Answer::Error(unknown)).await;
@@ -333,7 +340,7 @@ impl<'t, 'a> Follower<'t, 'a> {
                     ExchangeEvent::Withdrawn { ask } => self.asked.retain(|asked| asked.ask != ask),
                     ExchangeEvent::Asked { ask, method, params } => self.asked.push_back(PendingQuestion { ask, method, params }),
                     // A server that is away asks on.
-                    ExchangeEvent::Task(TaskNews::Unanswered(Unanswered::Lost(_))) | ExchangeEvent::Log(_) => (),
+                    ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(TaskRequestError::Lost(_))) | ExchangeEvent::Log(_) => (),
                     event @ (ExchangeEvent::Progress(_)
                     | ExchangeEvent::Status(_)
                     | ExchangeEvent::Task(_)
@@ -376,7 +383,7 @@ impl<'t, 'a> Follower<'t, 'a> {
     async fn cancel(&mut self) -> ControlFlow<CallConclusion> {
         self.leave_at = Some(Instant::now() + CANCEL_MAX);
         let task_id = self.task.as_ref().map(|task| task.id.as_str());
-        self.talk.ui.status(&Status { task_id, word: "cancelling", message: None, steps: None });
+        self.talk.ui.status(&CallStatus { task_id, word: "cancelling", message: None, steps: None });
         let retry = self.talk.call.retry;
         for attempt in 1.. {
             let Ok(asked) = self.talk.or_interrupt(self.exchange.cancel_task()).await else {
@@ -384,11 +391,11 @@ impl<'t, 'a> Follower<'t, 'a> {
             };
             match asked {
                 Ok(()) => break,
-                Err(Unanswered::Refused(error)) => {
+                Err(TaskRequestError::Refused(error)) => {
                     self.talk.note(&format!("the server refused to cancel: {}", words(&error)));
                     break;
                 }
-                Err(why @ Unanswered::Lost(lost)) => {
+                Err(why @ TaskRequestError::Lost(lost)) => {
                     let why = self.why(&why);
                     if attempt >= retry.attempts_max || !may_pass(&lost.0) {
                         self.talk.note(&format!("the cancellation may be lost: {why}"));
@@ -415,19 +422,19 @@ impl<'t, 'a> Follower<'t, 'a> {
     }
 
     fn show(&mut self) {
-        let Some(Task { id, stands: Some((word, message)) }) = &self.task else { return };
+        let Some(FollowedTask { id, stands: Some((word, message)) }) = &self.task else { return };
         let message = message.as_deref();
-        self.talk.ui.status(&Status { task_id: Some(id), word, message, steps: message.and_then(Steps::find) });
+        self.talk.ui.status(&CallStatus { task_id: Some(id), word, message, steps: message.and_then(StepCount::find) });
     }
 
     fn show_progress(&mut self, told: &Progress) {
-        let Some(progress) = ui::Progress::of(told) else { return };
+        let Some(progress) = ui::ProgressReport::of(told) else { return };
         let (task_id, word) = match &self.task {
-            Some(Task { id, stands: Some((word, _)) }) => (Some(id.as_str()), &**word),
-            Some(Task { id, stands: None }) => (Some(id.as_str()), "working"),
+            Some(FollowedTask { id, stands: Some((word, _)) }) => (Some(id.as_str()), &**word),
+            Some(FollowedTask { id, stands: None }) => (Some(id.as_str()), "working"),
             None => (None, "calling"),
         };
-        let (message, steps) = (progress.message.as_deref(), Steps::of(&progress));
-        self.talk.ui.status(&Status { task_id, word, message, steps });
+        let (message, steps) = (progress.message.as_deref(), StepCount::of(&progress));
+        self.talk.ui.status(&CallStatus { task_id, word, message, steps });
     }
 }

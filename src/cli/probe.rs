@@ -15,13 +15,13 @@ use http::HeaderValue;
 use url::Url;
 
 use crate::wire::Payload;
-pub use command::Arguments;
-pub use report::{Called, Report, Server, Transport, Verdict, Version};
+pub use command::ProbeArguments;
+pub use report::{ProbeExit, ProbeReport, ProbedCall, ProbedTransport, ProbedVersion, ServerDescription};
 
 /// What is to be probed, and how.
 #[derive(Clone, Debug)]
-pub struct Probe {
-    pub target: Target,
+pub struct ProbeCommand {
+    pub target: ProbeTarget,
     /// The one tool that is called, with its arguments, an object.
     pub call: Option<(String, Payload)>,
     /// All of it together takes no longer.
@@ -34,7 +34,7 @@ pub struct Probe {
 
 /// Where the server is.
 #[derive(Clone, Debug)]
-pub enum Target {
+pub enum ProbeTarget {
     Url(Url),
     /// A program and its arguments; there is at least the program.
     Command(Vec<String>),
@@ -44,6 +44,6 @@ pub enum Target {
 ///
 /// # Errors
 /// If nothing there speaks MCP: why, as a text.
-pub async fn run(probe: &Probe) -> Result<Report, String> {
+pub async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
     ask::run(probe).await
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::ui::Ui;
 use crate::wire::Object;
-use form::Form;
+use form::ElicitationForm;
 
 /// What a client says of itself that answers questions: forms and addresses to open.
 pub(super) fn capability() -> Value {
@@ -15,8 +15,8 @@ pub(super) fn capability() -> Value {
 
 /// A question that can be put to the user.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Question {
-    Form(Form),
+pub(super) enum UserQuestion {
+    Form(ElicitationForm),
     /// Something to do in a browser, out of our sight.
     Link {
         message: String,
@@ -26,7 +26,7 @@ pub(super) enum Question {
 
 /// What the user made of it.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Answer {
+pub(super) enum UserAnswer {
     /// With the form's content; none for an address.
     Accept(Option<Value>),
     /// The user, or who stands for them, says no.
@@ -35,7 +35,7 @@ pub(super) enum Answer {
     Cancel,
 }
 
-impl Answer {
+impl UserAnswer {
     pub(super) const fn is_accepted(&self) -> bool {
         matches!(self, Self::Accept(_))
     }
@@ -51,14 +51,14 @@ impl Answer {
     }
 }
 
-impl Question {
+impl UserQuestion {
     /// Reads the parameters of `elicitation/create`.
     ///
     /// # Errors
     /// Why the question cannot be put to anyone.
     pub(super) fn read(params: &Object) -> Result<Self, String> {
         match params.get_string("mode").as_deref() {
-            None | Some("form") => Form::read(params).map(Self::Form).map_err(|error| error.to_string()),
+            None | Some("form") => ElicitationForm::read(params).map(Self::Form).map_err(|error| error.to_string()),
             Some("url") => {
                 let message = params.get_string("message").ok_or("the question has no message")?;
                 let url = params.get_string("url").ok_or("the question has no address")?;
@@ -81,7 +81,7 @@ impl Question {
     }
 
     /// Asks the user. The end of the input declines. Dropping the future withdraws the question.
-    pub(super) async fn put(&self, ui: &mut dyn Ui) -> Answer {
+    pub(super) async fn put(&self, ui: &mut dyn Ui) -> UserAnswer {
         let mut lines = self.message().lines();
         ui.note(&format!("the tool asks: {}", lines.next().unwrap_or_default()));
         lines.for_each(|line| ui.note(&format!("  {line}")));
@@ -91,13 +91,13 @@ impl Question {
                 ui.note(&format!("  address: {url}"));
                 ui.note(&format!("  leads to: {}", url.host_str().unwrap_or_default()));
                 ui.note("  It is not opened for you. Open it only if you trust it.");
-                refusal(ui, "Done there? (accept/decline/cancel): ", None).await.unwrap_or(Answer::Accept(None))
+                refusal(ui, "Done there? (accept/decline/cancel): ", None).await.unwrap_or(UserAnswer::Accept(None))
             }
         }
     }
 }
 
-async fn fill_in(form: &Form, ui: &mut dyn Ui) -> Answer {
+async fn fill_in(form: &ElicitationForm, ui: &mut dyn Ui) -> UserAnswer {
     let mut values = Vec::with_capacity(form.fields.len());
     for field in &form.fields {
         if let Some(description) = &field.description {
@@ -108,7 +108,7 @@ async fn fill_in(form: &Form, ui: &mut dyn Ui) -> Answer {
             ui.note(&format!("  {}. {}{title}", at + 1, choice.value));
         }
         let value = loop {
-            let Some(line) = ui.line(&format!("  {}", field.prompt())).await else { return Answer::Decline };
+            let Some(line) = ui.line(&format!("  {}", field.prompt())).await else { return UserAnswer::Decline };
             match field.value(&line) {
                 Ok(value) => break value,
                 Err(why) => ui.note(&format!("  {why}")),
@@ -120,19 +120,19 @@ async fn fill_in(form: &Form, ui: &mut dyn Ui) -> Answer {
         true => ("Your answer (accept/decline/cancel): ", None),
         false => ("Send this? (accept/decline/cancel) [accept]: ", Some("accept")),
     };
-    refusal(ui, prompt, default).await.unwrap_or_else(|| Answer::Accept(Some(form.content(values))))
+    refusal(ui, prompt, default).await.unwrap_or_else(|| UserAnswer::Accept(Some(form.content(values))))
 }
 
 /// Has the user decide. `None` stands for acceptance, whose content only the caller knows.
-async fn refusal(ui: &mut dyn Ui, prompt: &str, default: Option<&str>) -> Option<Answer> {
+async fn refusal(ui: &mut dyn Ui, prompt: &str, default: Option<&str>) -> Option<UserAnswer> {
     loop {
-        let Some(line) = ui.line(&format!("  {prompt}")).await else { return Some(Answer::Decline) };
+        let Some(line) = ui.line(&format!("  {prompt}")).await else { return Some(UserAnswer::Decline) };
         let word = line.trim().to_lowercase();
         let word = if word.is_empty() { default.unwrap_or_default() } else { &word };
         match word {
             "a" | "accept" | "y" | "yes" => return None,
-            "d" | "decline" | "n" | "no" => return Some(Answer::Decline),
-            "c" | "cancel" => return Some(Answer::Cancel),
+            "d" | "decline" | "n" | "no" => return Some(UserAnswer::Decline),
+            "c" | "cancel" => return Some(UserAnswer::Cancel),
             _ => ui.note("  accept, decline or cancel is wanted"),
         }
     }

@@ -11,18 +11,18 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::call::Call;
+use super::call::CallCommand;
 use super::question;
-use super::talk::NoResult;
-use super::tool::{self, PAGES_MAX, Search, Tool};
-use crate::cause::Chain;
+use super::talk::NoResultError;
+use super::tool::{self, PAGES_MAX, Tool, ToolSearch};
+use crate::cause::CauseChain;
 use crate::dialect::faults::session_failure_error;
 use crate::task::{Failure, GatewayFault, Principal, Reason};
 use crate::upstream::http::credential::{Credential, CredentialSource};
-use crate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
+use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Forwarded, NativeTask, ServerFacts, Timeouts,
-    Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, Timeouts, Upstream,
+    UpstreamRequest, UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, meta, method};
@@ -40,9 +40,9 @@ const LISTEN_MAX: Duration = Duration::from_secs(2);
 /// A server, in both of its eras.
 #[derive(Debug)]
 pub(super) struct CalledServer {
-    sessions: Arc<HttpUpstream>,
+    sessions: Arc<SessionUpstream>,
     stateless: Arc<dyn Upstream>,
-    life: Life,
+    life: TaskScope,
 }
 
 impl Drop for CalledServer {
@@ -56,7 +56,7 @@ impl CalledServer {
     ///
     /// # Errors
     /// If the address is no URI for HTTP, or there is nobody to trust.
-    pub(super) fn new(url: &url::Url, call: &Call) -> Result<Self, NoResult> {
+    pub(super) fn new(url: &url::Url, call: &CallCommand) -> Result<Self, NoResultError> {
         let mut url = url.clone();
         // Neither is for servers.
         url.set_fragment(None);
@@ -74,9 +74,9 @@ impl CalledServer {
             tls: UpstreamTlsFiles { ca: call.ca.clone(), identity: None },
             credential,
         };
-        let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-        let sessions =
-            HttpUpstream::new(settings, life.clone()).map_err(|error| NoResult(Chain(&error).to_string()))?;
+        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let sessions = SessionUpstream::new(settings, life.clone())
+            .map_err(|error| NoResultError(CauseChain(&error).to_string()))?;
         let sessions = Arc::new(sessions);
         let stateless = sessions.for_stateless_clients().stateless();
         Ok(Self { sessions, stateless, life })
@@ -89,8 +89,8 @@ impl CalledServer {
 
     /// What a server of 2026-07-28 says of itself; `None` for one of sessions alone. The fallback hangs on no
     /// particular code (UPC-22), only on an answer or on silence.
-    pub(super) async fn discover(&self) -> Result<Option<Arc<ServerFacts>>, NoResult> {
-        match timeout(DISCOVER_MAX, self.stateless.facts(&context(NativeTask::Undeclared, false))).await {
+    pub(super) async fn discover(&self) -> Result<Option<Arc<ServerFacts>>, NoResultError> {
+        match timeout(DISCOVER_MAX, self.stateless.facts(&context(UpstreamTaskMode::Undeclared, false))).await {
             Ok(Ok(facts)) => Ok(Some(facts)),
             Ok(Err(BeginError::Gateway(fault)))
                 if matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamTls) =>
@@ -102,8 +102,8 @@ impl CalledServer {
     }
 
     /// Shakes hands, and waits until the session's own stream is heard: a question must not be missed.
-    pub(super) async fn open_session(&self) -> Result<Arc<ServerFacts>, NoResult> {
-        let context = context(NativeTask::Never, false);
+    pub(super) async fn open_session(&self) -> Result<Arc<ServerFacts>, NoResultError> {
+        let context = context(UpstreamTaskMode::Never, false);
         self.sessions.listened(&context, LISTEN_MAX).await.map_err(|error| self.unbegun(error))?;
         self.sessions.facts(&context).await.map_err(|error| self.unbegun(error))
     }
@@ -118,20 +118,20 @@ impl CalledServer {
     pub(super) async fn tool(
         &self,
         in_session: bool,
-        native: NativeTask,
+        native: UpstreamTaskMode,
         name: &str,
-    ) -> Result<Option<Tool>, NoResult> {
+    ) -> Result<Option<Tool>, NoResultError> {
         let mut cursor = None;
         for _ in 0..PAGES_MAX {
             let params = cursor.iter().fold(ObjectWriter::new(), |params, cursor| params.member("cursor", cursor));
             let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params: Some(params.finish()) };
             let answer = timeout(REQUEST_MAX, self.answer(in_session, request, context(native, false))).await;
-            let late = || NoResult(format!("no answer within {}", humantime::format_duration(REQUEST_MAX)));
+            let late = || NoResultError(format!("no answer within {}", humantime::format_duration(REQUEST_MAX)));
             let Ok(page) = answer.map_err(|_| late())?? else { return Ok(None) };
             match tool::search(&page, name) {
-                Search::Found(tool) => return Ok(Some(tool)),
-                Search::Next(next) => cursor = Some(next),
-                Search::Missing => return Ok(None),
+                ToolSearch::Found(tool) => return Ok(Some(tool)),
+                ToolSearch::Next(next) => cursor = Some(next),
+                ToolSearch::Missing => return Ok(None),
             }
         }
         Ok(None)
@@ -142,7 +142,7 @@ impl CalledServer {
         in_session: bool,
         request: UpstreamRequest,
         context: CallContext,
-    ) -> Result<Result<Object, RpcError>, NoResult> {
+    ) -> Result<Result<Object, RpcError>, NoResultError> {
         let begun = self.upstream(in_session).begin(request, context).await;
         let mut exchange = begun.map_err(|error| self.unbegun(error))?;
         loop {
@@ -150,7 +150,7 @@ impl CalledServer {
                 ExchangeEvent::Returned(result) => return object(&result).map(Ok),
                 ExchangeEvent::Faulted(error) => return Ok(Err(error)),
                 ExchangeEvent::Lost(lost) => return Err(self.lost(&lost.0)),
-                ExchangeEvent::Cancelled => return Err(NoResult::unintelligible("it cancelled a request")),
+                ExchangeEvent::Cancelled => return Err(NoResultError::unintelligible("it cancelled a request")),
                 ExchangeEvent::Progress(_)
                 | ExchangeEvent::Status(_)
                 | ExchangeEvent::Task(_)
@@ -165,9 +165,9 @@ impl CalledServer {
     pub(super) async fn begin(
         &self,
         in_session: bool,
-        native: NativeTask,
-        call: &Call,
-    ) -> Result<Box<dyn Exchange>, NoResult> {
+        native: UpstreamTaskMode,
+        call: &CallCommand,
+    ) -> Result<Box<dyn Exchange>, NoResultError> {
         let params = ObjectWriter::new().text("name", &call.tool).member("arguments", &call.arguments);
         let params = call.idempotency_key.iter().fold(params, |params, key| {
             params.member(meta::META, &Payload::of(&json!({ (meta::IDEMPOTENCY_KEY): key })))
@@ -177,22 +177,22 @@ impl CalledServer {
         begun.map_err(|error| self.unbegun(error))
     }
 
-    fn unbegun(&self, error: BeginError) -> NoResult {
+    fn unbegun(&self, error: BeginError) -> NoResultError {
         match error {
             BeginError::Gateway(fault) => self.lost(&fault),
             BeginError::Refused(RpcError { code, message, .. }) => {
-                NoResult(format!("the server refused the handshake: error {code}: {message}"))
+                NoResultError(format!("the server refused the handshake: error {code}: {message}"))
             }
         }
     }
 
     /// Why there is no answer, in words.
-    pub(super) fn lost(&self, fault: &GatewayFault) -> NoResult {
+    pub(super) fn lost(&self, fault: &GatewayFault) -> NoResultError {
         let trouble = self.sessions.standing().last().filter(|trouble| trouble.reason == fault.reason);
         let cause = trouble.map(|trouble| format!(": {}", trouble.cause)).unwrap_or_default();
         let status = fault.http_status.and_then(|status| StatusCode::from_u16(status).ok());
         let is = |reason| fault.reason == reason;
-        NoResult(if is(Reason::UpstreamUnreachable) || is(Reason::UpstreamTls) {
+        NoResultError(if is(Reason::UpstreamUnreachable) || is(Reason::UpstreamTls) {
             format!("the server cannot be reached{cause}")
         } else if let Some(status) = status {
             format!("the server answered {status}{}", advice(status))
@@ -201,7 +201,7 @@ impl CalledServer {
         } else if is(Reason::UpstreamTimeout) {
             format!("no answer within {}", humantime::format_duration(REQUEST_MAX))
         } else if is(Reason::UpstreamRefused) {
-            return NoResult::unintelligible("it names no version that has sessions");
+            return NoResultError::unintelligible("it names no version that has sessions");
         } else if is(Reason::UpstreamMalformed) {
             format!("the server's answer cannot be understood{cause}")
         } else {
@@ -226,12 +226,12 @@ pub(super) fn may_pass(fault: &GatewayFault) -> bool {
 }
 
 /// A result, which is an object.
-pub(super) fn object(result: &Payload) -> Result<Object, NoResult> {
-    Object::of(result).ok_or_else(|| NoResult::unintelligible("the result is no object"))
+pub(super) fn object(result: &Payload) -> Result<Object, NoResultError> {
+    Object::of(result).ok_or_else(|| NoResultError::unintelligible("the result is no object"))
 }
 
 /// Whoever calls, and can be asked questions.
-fn context(native_task: NativeTask, progress: bool) -> CallContext {
+fn context(native_task: UpstreamTaskMode, progress: bool) -> CallContext {
     CallContext {
         principal: Principal::local(),
         client: ClientFacts { capabilities: Payload::of(&json!({ "elicitation": question::capability() })) },
@@ -240,6 +240,6 @@ fn context(native_task: NativeTask, progress: bool) -> CallContext {
         timeouts: Timeouts::default(),
         result_bytes_max: ANSWER_BYTES_MAX,
         native_task,
-        forwarded: Forwarded::default(),
+        forwarded: ForwardedHeaders::default(),
     }
 }

@@ -5,24 +5,24 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 
-use super::call::{Call, Input, Verdict};
-use super::question::{self, Question};
-use super::ui::{Status, Ui};
+use super::call::{CallCommand, CallExit, QuestionPolicy};
+use super::question::{self, UserQuestion};
+use super::ui::{CallStatus, Ui};
 use crate::wire::{Object, RpcError};
 
 /// Why there is no result, in words: the server cannot be reached or understood.
 #[derive(Debug)]
-pub(super) struct NoResult(pub(super) String);
+pub(super) struct NoResultError(pub(super) String);
 
-impl NoResult {
+impl NoResultError {
     pub(super) fn unintelligible(why: &str) -> Self {
         Self(format!("the server's answer cannot be understood: {why}"))
     }
 }
 
 /// The user's side of one call.
-pub(super) struct Talk<'a> {
-    pub(super) call: &'a Call,
+pub(super) struct CallDialog<'a> {
+    pub(super) call: &'a CallCommand,
     pub(super) ui: &'a mut dyn Ui,
     pub(super) interrupts: &'a mut mpsc::Receiver<()>,
     /// Whether a question was left without an answer.
@@ -33,8 +33,8 @@ pub(super) struct Talk<'a> {
 #[derive(Debug)]
 pub(super) struct Interrupted;
 
-impl<'a> Talk<'a> {
-    pub(super) fn new(call: &'a Call, ui: &'a mut dyn Ui, interrupts: &'a mut mpsc::Receiver<()>) -> Self {
+impl<'a> CallDialog<'a> {
+    pub(super) fn new(call: &'a CallCommand, ui: &'a mut dyn Ui, interrupts: &'a mut mpsc::Receiver<()>) -> Self {
         Self { call, ui, interrupts, declined: false }
     }
 
@@ -43,7 +43,7 @@ impl<'a> Talk<'a> {
     }
 
     pub(super) fn calling(&mut self) {
-        self.ui.status(&Status { task_id: None, word: "calling", message: None, steps: None });
+        self.ui.status(&CallStatus { task_id: None, word: "calling", message: None, steps: None });
     }
 
     /// Waits for `what`, unless the user interrupts it.
@@ -56,48 +56,48 @@ impl<'a> Talk<'a> {
     /// # Errors
     /// If the user wants to leave instead.
     pub(super) async fn ask(&mut self, params: Option<&Object>) -> Result<Value, Interrupted> {
-        let read = params.map_or_else(|| Err("it has no parameters".to_owned()), Question::read);
+        let read = params.map_or_else(|| Err("it has no parameters".to_owned()), UserQuestion::read);
         let answer = match (read, self.call.input) {
-            (Ok(question), Input::Asked) => or_interrupt(question.put(self.ui), self.interrupts).await?,
-            (Ok(question), Input::Declined) => {
+            (Ok(question), QuestionPolicy::Asked) => or_interrupt(question.put(self.ui), self.interrupts).await?,
+            (Ok(question), QuestionPolicy::Declined) => {
                 self.ui.note(&format!("the tool asks \"{}\"; declined, because of --no-input", question.message()));
-                question::Answer::Decline
+                question::UserAnswer::Decline
             }
             (Err(why), _) => {
                 self.ui.note(&format!("the tool asks what this client cannot show ({why}); declined"));
-                question::Answer::Decline
+                question::UserAnswer::Decline
             }
         };
         self.declined |= !answer.is_accepted();
         Ok(answer.to_result())
     }
 
-    pub(super) fn fault(&mut self, error: &RpcError) -> Verdict {
+    pub(super) fn fault(&mut self, error: &RpcError) -> CallExit {
         self.ui.note(&words(error));
-        Verdict::Faulted
+        CallExit::Faulted
     }
 
-    pub(super) fn cancelled(&mut self, what: &str) -> Verdict {
+    pub(super) fn cancelled(&mut self, what: &str) -> CallExit {
         self.ui.note(what);
-        Verdict::Cancelled
+        CallExit::Cancelled
     }
 
     /// Leaves a task behind.
-    pub(super) fn left(&mut self, task_id: &str) -> Verdict {
+    pub(super) fn left(&mut self, task_id: &str) -> CallExit {
         self.ui.note(&format!("task {task_id} has not confirmed its cancellation and may still run"));
-        Verdict::Cancelled
+        CallExit::Cancelled
     }
 
     /// Prints a tool's result: text as text, anything else as the JSON it is, on a terminal without what nobody can read.
-    pub(super) fn print(&mut self, result: &Object) -> Result<Verdict, NoResult> {
+    pub(super) fn print(&mut self, result: &Object) -> Result<CallExit, NoResultError> {
         let content = result.get("content");
         let blocks: Vec<&RawValue> = match &content {
-            Some(content) => content.read().map_err(|_| NoResult::unintelligible("content is no list"))?,
+            Some(content) => content.read().map_err(|_| NoResultError::unintelligible("content is no list"))?,
             None => Vec::new(),
         };
         for block in &blocks {
             match serde_json::from_str(block.get()) {
-                Ok(TextBlock { kind: Kind::Text, text }) => self.ui.output(&text),
+                Ok(TextBlock { kind: TextBlockType::Text, text }) => self.ui.output(&text),
                 Err(_) => match media_in_words(block.get()).filter(|_| self.ui.is_for_people()) {
                     Some(words) => self.ui.output(&words),
                     None => self.ui.output(block.get()),
@@ -110,7 +110,7 @@ impl<'a> Talk<'a> {
             self.ui.output(structured.as_str());
         }
         let is_error = result.get("isError").is_some_and(|flag| flag.as_str() == "true");
-        Ok(if is_error { Verdict::ToolFailed } else { Verdict::Returned })
+        Ok(if is_error { CallExit::ToolFailed } else { CallExit::Returned })
     }
 }
 
@@ -118,13 +118,13 @@ impl<'a> Talk<'a> {
 fn media_in_words(block: &str) -> Option<String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
-    struct Media<'a> {
+    struct MediaBlock<'a> {
         #[serde(rename = "type")]
         kind: &'a str,
         mime_type: std::borrow::Cow<'a, str>,
         data: std::borrow::Cow<'a, str>,
     }
-    let Media { kind, mime_type, data } = serde_json::from_str(block).ok()?;
+    let MediaBlock { kind, mime_type, data } = serde_json::from_str(block).ok()?;
     let bytes =
         data.len() / 4 * 3 - data.bytes().rev().take(2).filter(|byte| *byte == b'=').count().min(data.len() / 4 * 3);
     matches!(kind, "image" | "audio")
@@ -135,13 +135,13 @@ fn media_in_words(block: &str) -> Option<String> {
 #[derive(Deserialize)]
 struct TextBlock {
     #[serde(rename = "type")]
-    kind: Kind,
+    kind: TextBlockType,
     text: String,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Kind {
+enum TextBlockType {
     Text,
 }
 

@@ -24,7 +24,7 @@ const PAGE: usize = 1_000;
 
 /// What is asked of the gateway.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum TasksCommand {
     /// The newest first, at most `limit`.
     List {
         upstream: Option<String>,
@@ -39,7 +39,7 @@ pub enum Order {
 
 /// What came of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum TasksOutput {
     /// Lines to be printed.
     Done(String),
     /// The same, with more of them left out.
@@ -50,7 +50,7 @@ pub enum Outcome {
 
 /// Why the gateway could not be asked.
 #[derive(Debug, thiserror::Error)]
-pub enum AskError {
+pub enum AdminRequestError {
     #[error("the admin address must be like http://127.0.0.1:9090")]
     Address,
     #[error("the gateway cannot be reached at {0}")]
@@ -64,7 +64,7 @@ pub enum AskError {
 }
 
 #[derive(Debug, Deserialize)]
-struct Entry {
+struct TaskEntry {
     #[serde(rename = "ref")]
     reference: String,
     principal: String,
@@ -78,43 +78,43 @@ struct Entry {
 }
 
 #[derive(Debug, Deserialize)]
-struct List {
-    tasks: Vec<Entry>,
+struct TaskListPage {
+    tasks: Vec<TaskEntry>,
     next: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Refusal {
+struct AdminRefusal {
     error: String,
-    task: Option<Entry>,
+    task: Option<TaskEntry>,
 }
 
 /// Asks the gateway whose admin listener is at `admin`.
 ///
 /// # Errors
-/// See [`AskError`].
-pub async fn run(admin: &Url, order: &Order) -> Result<Outcome, AskError> {
+/// See [`AdminRequestError`].
+pub async fn run(admin: &Url, order: &TasksCommand) -> Result<TasksOutput, AdminRequestError> {
     match order {
-        Order::List { upstream, state, reason, limit } => {
+        TasksCommand::List { upstream, state, reason, limit } => {
             let wanted = [("upstream", upstream), ("state", state), ("reason", reason)];
             list(admin, wanted.map(|(name, value)| Some((name, value.as_deref()?))), *limit).await
         }
-        Order::Show(name) if is_id(name) => shown(ask_by_id(admin, name).await?),
-        Order::Show(reference) => shown(ask(admin, Method::GET, &["tasks", reference], &[]).await?),
-        Order::Cancel(name) if is_id(name) => match ask_by_id(admin, name).await? {
+        TasksCommand::Show(name) if is_id(name) => shown(ask_by_id(admin, name).await?),
+        TasksCommand::Show(reference) => shown(ask(admin, Method::GET, &["tasks", reference], &[]).await?),
+        TasksCommand::Cancel(name) if is_id(name) => match ask_by_id(admin, name).await? {
             (status, body) if status.is_success() => {
-                let task: Entry = read(&body)?;
+                let task: TaskEntry = read(&body)?;
                 shown(ask(admin, Method::POST, &["tasks", &task.reference, "cancel"], &[]).await?)
             }
             other => shown(other),
         },
-        Order::Cancel(reference) => shown(ask(admin, Method::POST, &["tasks", reference, "cancel"], &[]).await?),
+        TasksCommand::Cancel(reference) => shown(ask(admin, Method::POST, &["tasks", reference, "cancel"], &[]).await?),
     }
 }
 
 /// What came of an order about one task.
-fn shown((status, body): (StatusCode, Bytes)) -> Result<Outcome, AskError> {
-    if status.is_success() { Ok(Outcome::Done(details(&read(&body)?))) } else { refused(&body) }
+fn shown((status, body): (StatusCode, Bytes)) -> Result<TasksOutput, AdminRequestError> {
+    if status.is_success() { Ok(TasksOutput::Done(details(&read(&body)?))) } else { refused(&body) }
 }
 
 /// Whether a task is named by its id, and not by its reference.
@@ -123,13 +123,13 @@ fn is_id(name: &str) -> bool {
 }
 
 /// Looks a task up by its id, which stands in no address: it may be a secret.
-async fn ask_by_id(admin: &Url, id: &str) -> Result<(StatusCode, Bytes), AskError> {
+async fn ask_by_id(admin: &Url, id: &str) -> Result<(StatusCode, Bytes), AdminRequestError> {
     let body = serde_json::json!({ "id": id }).to_string();
     ask_with(admin, (Method::POST, body.into()), &["tasks", "find"], &[]).await
 }
 
-async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> Result<Outcome, AskError> {
-    let (mut all, mut after) = (Vec::<Entry>::new(), None::<String>);
+async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> Result<TasksOutput, AdminRequestError> {
+    let (mut all, mut after) = (Vec::<TaskEntry>::new(), None::<String>);
     while all.len() < limit {
         let page = PAGE.min(limit - all.len()).to_string();
         let mut query = vec![("limit", page.as_str())];
@@ -139,7 +139,7 @@ async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> R
         if !status.is_success() {
             return refused(&body);
         }
-        let page: List = read(&body)?;
+        let page: TaskListPage = read(&body)?;
         all.extend(page.tasks);
         after = page.next;
         if after.is_none() {
@@ -147,7 +147,7 @@ async fn list(admin: &Url, wanted: [Option<(&str, &str)>; 3], limit: usize) -> R
         }
     }
     let text = table(&all);
-    Ok(if after.is_some() { Outcome::Part(text) } else { Outcome::Done(text) })
+    Ok(if after.is_some() { TasksOutput::Part(text) } else { TasksOutput::Done(text) })
 }
 
 /// One request without a body of its own.
@@ -156,7 +156,7 @@ async fn ask(
     method: Method,
     path: &[&str],
     query: &[(&str, &str)],
-) -> Result<(StatusCode, Bytes), AskError> {
+) -> Result<(StatusCode, Bytes), AdminRequestError> {
     let body = if method == Method::POST { Bytes::from_static(b"{}") } else { Bytes::new() };
     ask_with(admin, (method, body), path, query).await
 }
@@ -167,14 +167,14 @@ async fn ask_with(
     (method, body): (Method, Bytes),
     path: &[&str],
     query: &[(&str, &str)],
-) -> Result<(StatusCode, Bytes), AskError> {
+) -> Result<(StatusCode, Bytes), AdminRequestError> {
     let mut url = admin.clone();
-    url.path_segments_mut().map_err(|()| AskError::Address)?.clear().extend(path);
+    url.path_segments_mut().map_err(|()| AdminRequestError::Address)?.clear().extend(path);
     if !query.is_empty() {
         url.query_pairs_mut().extend_pairs(query);
     }
-    let host = url.host_str().filter(|_| url.scheme() == "http").ok_or(AskError::Address)?;
-    let port = url.port_or_known_default().ok_or(AskError::Address)?;
+    let host = url.host_str().filter(|_| url.scheme() == "http").ok_or(AdminRequestError::Address)?;
+    let port = url.port_or_known_default().ok_or(AdminRequestError::Address)?;
     let target = url.query().map_or_else(|| url.path().to_owned(), |query| format!("{}?{query}", url.path()));
     let request = Request::builder()
         .method(method)
@@ -183,43 +183,43 @@ async fn ask_with(
         .header(ACCEPT, "application/json")
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(body))
-        .map_err(|_| AskError::Address)?;
-    let unreachable = |error| AskError::Unreachable(admin.clone(), error);
+        .map_err(|_| AdminRequestError::Address)?;
+    let unreachable = |error| AdminRequestError::Unreachable(admin.clone(), error);
     let exchange = async {
         // The brackets of an IPv6 address belong to URLs alone.
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         let socket = TcpStream::connect((bare, port)).await.map_err(unreachable)?;
         let handshake = hyper::client::conn::http1::handshake(TokioIo::new(socket)).await;
-        let (mut requests, connection) = handshake.map_err(AskError::Broken)?;
+        let (mut requests, connection) = handshake.map_err(AdminRequestError::Broken)?;
         TaskTracker::new().spawn(connection);
-        let response = requests.send_request(request).await.map_err(AskError::Broken)?;
+        let response = requests.send_request(request).await.map_err(AdminRequestError::Broken)?;
         let status = response.status();
         let body = Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        Ok((status, body.map_err(|_| AskError::Unintelligible)?.to_bytes()))
+        Ok((status, body.map_err(|_| AdminRequestError::Unintelligible)?.to_bytes()))
     };
-    tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(AskError::Late))
+    tokio::time::timeout(PATIENCE, exchange).await.unwrap_or(Err(AdminRequestError::Late))
 }
 
-fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AskError> {
-    serde_json::from_slice(body).map_err(|_| AskError::Unintelligible)
+fn read<T: for<'a> Deserialize<'a>>(body: &[u8]) -> Result<T, AdminRequestError> {
+    serde_json::from_slice(body).map_err(|_| AdminRequestError::Unintelligible)
 }
 
-fn refused(body: &[u8]) -> Result<Outcome, AskError> {
-    let refusal: Refusal = read(body)?;
+fn refused(body: &[u8]) -> Result<TasksOutput, AdminRequestError> {
+    let refusal: AdminRefusal = read(body)?;
     let state = refusal.task.map(|task| format!(": it is {}", printable(&task.state)));
-    Ok(Outcome::Refused(format!("{}{}", printable(&refusal.error), state.unwrap_or_default())))
+    Ok(TasksOutput::Refused(format!("{}{}", printable(&refusal.error), state.unwrap_or_default())))
 }
 
-fn state(task: &Entry) -> String {
+fn state(task: &TaskEntry) -> String {
     match &task.reason {
         Some(reason) => format!("{} ({})", printable(&task.state), printable(reason)),
         None => printable(&task.state).into_owned(),
     }
 }
 
-fn table(tasks: &[Entry]) -> String {
+fn table(tasks: &[TaskEntry]) -> String {
     let head = ["REF", "STATE", "UPSTREAM", "TOOL", "PRINCIPAL", "CREATED", "UPDATED"].map(str::to_owned);
-    let row = |task: &Entry| {
+    let row = |task: &TaskEntry| {
         let [reference, upstream, tool, principal, created, updated] =
             [&task.reference, &task.upstream, &task.tool, &task.principal, &task.created_at, &task.updated_at]
                 .map(|text| printable(text).into_owned());
@@ -239,7 +239,7 @@ fn table(tasks: &[Entry]) -> String {
     text
 }
 
-fn details(task: &Entry) -> String {
+fn details(task: &TaskEntry) -> String {
     let mut text = String::new();
     for (name, value) in [
         ("ref", printable(&task.reference)),
@@ -262,7 +262,7 @@ mod tests {
 
     #[test]
     fn a_table_is_straight_and_obeys_no_name() {
-        let entry = |tool: &str| Entry {
+        let entry = |tool: &str| TaskEntry {
             reference: "00000000000a".to_owned(),
             principal: "b".to_owned(),
             upstream: "up".to_owned(),

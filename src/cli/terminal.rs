@@ -9,8 +9,8 @@ use async_trait::async_trait;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::printable::printable;
-use super::ui::{Status, Ui};
-use lines::Lines;
+use super::ui::{CallStatus, Ui};
+use lines::StdinLines;
 
 /// How often the spinner turns.
 const TICK: Duration = Duration::from_millis(100);
@@ -25,7 +25,7 @@ pub(super) struct Terminal {
     bar: Option<ProgressBar>,
     last: String,
     /// Read from the first question on: what nobody asks for stays in stdin.
-    lines: Option<Lines>,
+    lines: Option<StdinLines>,
 }
 
 impl Terminal {
@@ -48,7 +48,7 @@ impl Terminal {
 
 #[async_trait]
 impl Ui for Terminal {
-    fn status(&mut self, status: &Status<'_>) {
+    fn status(&mut self, status: &CallStatus<'_>) {
         let id = status.task_id.map(|id| format!("task {id} ")).unwrap_or_default();
         let message = status.message.map(|message| format!(": {message}")).unwrap_or_default();
         let line = printable(&format!("{id}{}{message}", status.word)).into_owned();
@@ -100,7 +100,7 @@ impl Ui for Terminal {
             write!(stderr, "{}", printable(prompt))?;
             stderr.flush()
         });
-        let line = self.lines.get_or_insert_with(Lines::of_stdin).next().await;
+        let line = self.lines.get_or_insert_with(StdinLines::of_stdin).next().await;
         // A terminal shows what is typed, and its end; elsewhere the record would have no answers in it.
         if !io::stdin().is_terminal() || line.is_none() {
             self.beside(|| writeln!(io::stderr(), "{}", printable(line.as_deref().unwrap_or_default())));

@@ -8,7 +8,7 @@ use crate::upstream;
 #[async_trait]
 pub trait Ui: Send {
     /// How the call stands; replaces what was shown before.
-    fn status(&mut self, status: &Status<'_>);
+    fn status(&mut self, status: &CallStatus<'_>);
     /// Something worth a line of its own.
     fn note(&mut self, text: &str);
     /// A part of the result.
@@ -24,23 +24,23 @@ pub trait Ui: Send {
 
 /// How a call stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Status<'a> {
+pub struct CallStatus<'a> {
     /// The task, once there is one.
     pub task_id: Option<&'a str>,
     pub word: &'a str,
     pub message: Option<&'a str>,
-    pub steps: Option<Steps>,
+    pub steps: Option<StepCount>,
 }
 
 /// Progress as a server reports it.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Progress {
+pub struct ProgressReport {
     pub progress: f64,
     pub total: Option<f64>,
     pub message: Option<String>,
 }
 
-impl Progress {
+impl ProgressReport {
     /// Reads what an upstream told; `None` if its numbers are out of reach.
     pub(super) fn of(told: &upstream::Progress) -> Option<Self> {
         let total = told.total.as_ref().and_then(|total| total.read().ok());
@@ -51,12 +51,12 @@ impl Progress {
 
 /// So many of so many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Steps {
+pub struct StepCount {
     pub done: u64,
     pub total: u64,
 }
 
-impl Steps {
+impl StepCount {
     /// Finds "3/10" in a text. Progress of an extension task has no other way to the client (GW-24).
     #[must_use]
     pub fn find(text: &str) -> Option<Self> {
@@ -70,7 +70,7 @@ impl Steps {
 
     /// Reads progress with a total; without one there is no bar to draw.
     #[must_use]
-    pub fn of(progress: &Progress) -> Option<Self> {
+    pub fn of(progress: &ProgressReport) -> Option<Self> {
         let (done, total) = (progress.progress, progress.total.filter(|&total| total > 0.0)?);
         // Fractions of one are common; they are shown as percents. The casts saturate.
         let scale = if total.fract() == 0.0 && total > 1.0 { 1.0 } else { 100.0 / total };
@@ -102,7 +102,7 @@ mod tests {
             ("working", None),
             ("", None),
         ] {
-            let found = Steps::find(text).map(|steps| (steps.done, steps.total));
+            let found = StepCount::find(text).map(|steps| (steps.done, steps.total));
             assert_eq!(found, steps, "{text:?}");
         }
     }
@@ -118,7 +118,7 @@ mod tests {
             (1.0, Some(-4.0), None),
             (5.0, Some(4.0), None),
         ] {
-            let found = Steps::of(&Progress { progress, total, message: None });
+            let found = StepCount::of(&ProgressReport { progress, total, message: None });
             assert_eq!(found.map(|steps| (steps.done, steps.total)), steps, "{progress} of {total:?}");
         }
     }

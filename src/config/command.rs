@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use wildmatch::WildMatch;
 
-use super::error::{Place, Report};
+use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::RawUpstream;
-use super::section::{Placed, Section};
+use super::section::{LocatedValue, Section};
 use super::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
 use crate::task::ToolNames;
 use crate::upstream::http::HttpTransport;
-use crate::upstream::stand::apart::CallsApart;
+use crate::upstream::stand::apart::DedicatedProcessRules;
 use crate::upstream::stand::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
 
@@ -31,16 +31,16 @@ pub(super) enum RawTransport {
 /// The keys of an upstream that is a program.
 #[derive(Debug, Default)]
 pub(super) struct RawCommand {
-    pub(super) transport: Option<Placed<RawTransport>>,
+    pub(super) transport: Option<LocatedValue<RawTransport>>,
     /// The program, with its arguments if it is written as an array.
-    pub(super) command: Option<Placed<Vec<String>>>,
+    pub(super) command: Option<LocatedValue<Vec<String>>>,
     args: Vec<String>,
-    env: Vec<Placed<(String, String)>>,
-    env_files: Vec<Placed<(String, PathBuf)>>,
-    cwd: Option<Placed<PathBuf>>,
-    processes_max: Option<Placed<u32>>,
-    descriptors_max: Option<Placed<u32>>,
-    memory_max: Option<Placed<usize>>,
+    env: Vec<LocatedValue<(String, String)>>,
+    env_files: Vec<LocatedValue<(String, PathBuf)>>,
+    cwd: Option<LocatedValue<PathBuf>>,
+    processes_max: Option<LocatedValue<u32>>,
+    descriptors_max: Option<LocatedValue<u32>>,
+    memory_max: Option<LocatedValue<usize>>,
 }
 
 pub(super) fn read(section: &mut Section<'_, '_>) -> RawCommand {
@@ -64,7 +64,7 @@ pub(super) fn read(section: &mut Section<'_, '_>) -> RawCommand {
 }
 
 /// Notes what does not fit to how the upstream is reached.
-pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
+pub(super) fn check(raw: &RawUpstream, report: &mut MistakeCollector) {
     let RawCommand { transport, command, processes_max, descriptors_max, memory_max, cwd, .. } = &raw.command;
     if let (Some(transport), Some(_), None) = (transport, &raw.url, command)
         && transport.value == RawTransport::Stdio
@@ -123,7 +123,7 @@ pub(super) fn check(raw: &RawUpstream, report: &mut Report) {
         report.mistake(place, "is for an upstream with a `command`; leave it out beside a `url`");
     }
     if !raw.command.args.is_empty() {
-        let place = Place { line: raw.place.line, key: format!("{}.args", raw.place.key) };
+        let place = ConfigLocation { line: raw.place.line, key: format!("{}.args", raw.place.key) };
         report.mistake(&place, "is for an upstream with a `command`; leave it out beside a `url`");
     }
 }
@@ -135,7 +135,7 @@ fn is_command_line(text: &str) -> bool {
 }
 
 /// Notes what is about headers and connections, which a program has none of.
-fn check_headers(raw: &RawUpstream, report: &mut Report) {
+fn check_headers(raw: &RawUpstream, report: &mut MistakeCollector) {
     let message = "is for an upstream with a `url`; leave it out beside a `command`";
     let edges = &raw.edges;
     let auth = edges.auth.iter().map(|auth| &auth.place);
@@ -145,7 +145,7 @@ fn check_headers(raw: &RawUpstream, report: &mut Report) {
     }
     if !edges.forward_headers.is_empty() {
         let key = format!("{}.forward_headers", raw.place.key);
-        report.mistake(&Place { line: raw.place.line, key }, message);
+        report.mistake(&ConfigLocation { line: raw.place.line, key }, message);
     }
 }
 
@@ -186,12 +186,12 @@ pub(super) fn resolve(
 }
 
 /// The first block that fits a tool decides, whatever else it says. As in all rules, a tool is known by its new name.
-fn calls_apart(raw: &RawUpstream, names: &ToolNames) -> CallsApart {
+fn calls_apart(raw: &RawUpstream, names: &ToolNames) -> DedicatedProcessRules {
     let rules = raw.tools.iter().filter_map(|tool| {
         let name = tool.rename.as_ref().or(tool.pattern.as_ref())?;
         let is_apart = tool.process_per_call.as_ref().is_some_and(|apart| apart.value);
         let is_hidden = tool.hide.as_ref().is_some_and(|hide| hide.value);
         (!is_hidden).then(|| (WildMatch::new(&name.value), is_apart))
     });
-    CallsApart::new(rules.collect(), names.clone())
+    DedicatedProcessRules::new(rules.collect(), names.clone())
 }

@@ -64,7 +64,7 @@ pub struct Findings {
 
 /// Where a value stands in the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ConfigLocation {
     pub(super) line: usize,
     /// The full path of the key, as in `upstreams.reports.tasks.grace`.
     pub(super) key: String,
@@ -72,7 +72,7 @@ pub(super) struct Place {
 
 /// Collects what is found while a file is read and resolved.
 #[derive(Debug)]
-pub(super) struct Report {
+pub(super) struct MistakeCollector {
     file: Arc<str>,
     mistakes: Vec<Mistake>,
     /// The keys of the mistakes.
@@ -80,12 +80,12 @@ pub(super) struct Report {
     warnings: Vec<Mistake>,
 }
 
-impl Report {
+impl MistakeCollector {
     pub(super) fn new(file: &str) -> Self {
         Self { file: Arc::from(file), mistakes: Vec::new(), blamed: BTreeSet::new(), warnings: Vec::new() }
     }
 
-    pub(super) fn mistake(&mut self, place: &Place, message: impl Into<String>) {
+    pub(super) fn mistake(&mut self, place: &ConfigLocation, message: impl Into<String>) {
         let found = self.found(Some(place.line), Some(place.key.clone()), message.into());
         self.mistakes.push(found);
         self.blamed.insert(place.key.clone());
@@ -97,7 +97,7 @@ impl Report {
         self.mistakes.push(found);
     }
 
-    pub(super) fn warning(&mut self, place: &Place, message: impl Into<String>) {
+    pub(super) fn warning(&mut self, place: &ConfigLocation, message: impl Into<String>) {
         let found = self.found(Some(place.line), Some(place.key.clone()), message.into());
         self.warnings.push(found);
     }

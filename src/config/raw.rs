@@ -12,22 +12,22 @@ use std::time::Duration;
 use url::Url;
 
 use super::command::{self, RawCommand};
-use super::error::Place;
-use super::section::{Placed, Section};
+use super::error::ConfigLocation;
+use super::section::{LocatedValue, Section};
 use super::value::{
     ADDRESS, API_KEY, API_KEY_DIGEST, DURATION, DURATION_NOT_ZERO, FOLDER, HOST, KEY_FILE, NEW_NAME, ORIGIN, PATTERN,
     PEM_FILE, PRINCIPAL_ID, SERVED_PATH, SIZE, UPSTREAM_URL, WORDS,
 };
 use crate::server::api_keys::ApiKey;
-use crate::task::{AfterCrash, EarlyInput, Fallback, Mode};
+use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, TaskMode};
 use crate::wire::ProtocolVersion;
-pub(super) use edges::{RawCredential, RawEdges};
+pub(super) use edges::{RawCredential, RawUpstreamHeaders};
 
 /// The whole file.
 #[derive(Debug, Default)]
 pub(super) struct RawConfig {
     pub(super) listen: RawListen,
-    pub(super) admin_address: Option<Placed<SocketAddr>>,
+    pub(super) admin_address: Option<LocatedValue<SocketAddr>>,
     pub(super) store: RawStore,
     pub(super) limits: RawLimits,
     pub(super) auth: RawAuth,
@@ -36,9 +36,9 @@ pub(super) struct RawConfig {
 
 #[derive(Debug, Default)]
 pub(super) struct RawStore {
-    pub(super) kind: Option<Placed<StoreKind>>,
-    pub(super) path: Option<Placed<PathBuf>>,
-    pub(super) ephemeral: Option<Placed<bool>>,
+    pub(super) kind: Option<LocatedValue<StoreKind>>,
+    pub(super) path: Option<LocatedValue<PathBuf>>,
+    pub(super) ephemeral: Option<LocatedValue<bool>>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -49,37 +49,37 @@ pub(super) enum StoreKind {
 
 #[derive(Debug, Default)]
 pub(super) struct RawListen {
-    pub(super) address: Option<Placed<SocketAddr>>,
+    pub(super) address: Option<LocatedValue<SocketAddr>>,
     pub(super) tls: RawIdentity,
-    pub(super) plaintext: Option<Placed<bool>>,
+    pub(super) plaintext: Option<LocatedValue<bool>>,
     pub(super) allowed_hosts: Vec<String>,
-    pub(super) allowed_hosts_place: Option<Place>,
+    pub(super) allowed_hosts_place: Option<ConfigLocation>,
     pub(super) allowed_origins: Vec<String>,
 }
 
 /// A certificate and its key; one alone is a mistake, noted by whoever reads or resolves it.
 #[derive(Debug, Default)]
 pub(super) struct RawIdentity {
-    pub(super) certificate: Option<Placed<PathBuf>>,
-    pub(super) key: Option<Placed<PathBuf>>,
+    pub(super) certificate: Option<LocatedValue<PathBuf>>,
+    pub(super) key: Option<LocatedValue<PathBuf>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct RawLimits {
-    pub(super) body_bytes_max: Option<Placed<usize>>,
-    pub(super) result_bytes_max: Option<Placed<usize>>,
-    pub(super) tasks_max: Option<Placed<u32>>,
-    pub(super) tasks_per_principal_max: Option<Placed<u32>>,
-    pub(super) stored_bytes_max: Option<Placed<usize>>,
-    pub(super) stored_bytes_per_principal_max: Option<Placed<usize>>,
-    pub(super) connections_max: Option<Placed<u32>>,
-    pub(super) drain_max: Option<Placed<Duration>>,
+    pub(super) body_bytes_max: Option<LocatedValue<usize>>,
+    pub(super) result_bytes_max: Option<LocatedValue<usize>>,
+    pub(super) tasks_max: Option<LocatedValue<u32>>,
+    pub(super) tasks_per_principal_max: Option<LocatedValue<u32>>,
+    pub(super) stored_bytes_max: Option<LocatedValue<usize>>,
+    pub(super) stored_bytes_per_principal_max: Option<LocatedValue<usize>>,
+    pub(super) connections_max: Option<LocatedValue<u32>>,
+    pub(super) drain_max: Option<LocatedValue<Duration>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct RawAuth {
-    pub(super) mode: Option<Placed<AuthMode>>,
-    pub(super) anonymous: Option<Placed<bool>>,
+    pub(super) mode: Option<LocatedValue<AuthMode>>,
+    pub(super) anonymous: Option<LocatedValue<bool>>,
     pub(super) api_keys: Vec<RawApiKey>,
 }
 
@@ -92,25 +92,25 @@ pub(super) enum AuthMode {
 /// One key; that it is written in one way and no other is seen to when it is resolved.
 #[derive(Debug)]
 pub(super) struct RawApiKey {
-    pub(super) place: Place,
-    pub(super) id: Option<Placed<String>>,
-    pub(super) key: Option<Placed<ApiKey>>,
+    pub(super) place: ConfigLocation,
+    pub(super) id: Option<LocatedValue<String>>,
+    pub(super) key: Option<LocatedValue<ApiKey>>,
     /// Whether `key` stands in the file itself and not in the environment.
     pub(super) is_inline: bool,
-    pub(super) key_file: Option<Placed<PathBuf>>,
-    pub(super) key_sha256: Option<Placed<ApiKey>>,
+    pub(super) key_file: Option<LocatedValue<PathBuf>>,
+    pub(super) key_sha256: Option<LocatedValue<ApiKey>>,
 }
 
 #[derive(Debug)]
 pub(super) struct RawUpstream {
     pub(super) name: String,
-    pub(super) place: Place,
-    pub(super) url: Option<Placed<Url>>,
+    pub(super) place: ConfigLocation,
+    pub(super) url: Option<LocatedValue<Url>>,
     pub(super) command: RawCommand,
-    pub(super) path: Option<Placed<String>>,
-    pub(super) sse_path: Option<Placed<String>>,
+    pub(super) path: Option<LocatedValue<String>>,
+    pub(super) sse_path: Option<LocatedValue<String>>,
     pub(super) tls: RawUpstreamTls,
-    pub(super) edges: RawEdges,
+    pub(super) edges: RawUpstreamHeaders,
     pub(super) settings: RawUpstreamSettings,
     pub(super) tasks: RawRules,
     pub(super) tools: Vec<RawTool>,
@@ -120,8 +120,8 @@ pub(super) struct RawUpstream {
 #[derive(Debug, Default)]
 pub(super) struct RawUpstreamTls {
     /// Where the table stands, if it was written.
-    pub(super) place: Option<Place>,
-    pub(super) ca: Option<Placed<PathBuf>>,
+    pub(super) place: Option<ConfigLocation>,
+    pub(super) ca: Option<LocatedValue<PathBuf>>,
     pub(super) identity: RawIdentity,
 }
 
@@ -129,48 +129,48 @@ pub(super) struct RawUpstreamTls {
 #[derive(Debug, Default)]
 pub(super) struct RawUpstreamSettings {
     /// `Some(None)` is a written "auto".
-    pub(super) protocol: Option<Placed<Option<ProtocolVersion>>>,
-    pub(super) in_flight_max: Option<Placed<u32>>,
-    pub(super) queue_max: Option<Placed<u32>>,
-    pub(super) queue_deadline: Option<Placed<Duration>>,
-    pub(super) connect_max: Option<Placed<Duration>>,
-    pub(super) first_byte_max: Option<Placed<Duration>>,
-    pub(super) idle_max: Option<Placed<Duration>>,
-    pub(super) call_first_byte_max: Option<Placed<Duration>>,
-    pub(super) call_idle_max: Option<Placed<Duration>>,
-    pub(super) life_signs: Option<Placed<bool>>,
+    pub(super) protocol: Option<LocatedValue<Option<ProtocolVersion>>>,
+    pub(super) in_flight_max: Option<LocatedValue<u32>>,
+    pub(super) queue_max: Option<LocatedValue<u32>>,
+    pub(super) queue_deadline: Option<LocatedValue<Duration>>,
+    pub(super) connect_max: Option<LocatedValue<Duration>>,
+    pub(super) first_byte_max: Option<LocatedValue<Duration>>,
+    pub(super) idle_max: Option<LocatedValue<Duration>>,
+    pub(super) call_first_byte_max: Option<LocatedValue<Duration>>,
+    pub(super) call_idle_max: Option<LocatedValue<Duration>>,
+    pub(super) life_signs: Option<LocatedValue<bool>>,
 }
 
 /// What may be said of tools: of all in `tasks`, of some in a `[[tools]]` block. `deadline` and
 /// `result_bytes_max` are read from where each of the two has them.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RawRules {
-    pub(super) mode: Option<Placed<Mode>>,
-    pub(super) grace: Option<Placed<Duration>>,
-    pub(super) ttl: Option<Placed<Duration>>,
-    pub(super) ttl_max: Option<Placed<Duration>>,
-    pub(super) keep_result_min: Option<Placed<Duration>>,
-    pub(super) poll_interval: Option<Placed<Duration>>,
-    pub(super) early_input: Option<Placed<EarlyInput>>,
-    pub(super) fallback: Option<Placed<Fallback>>,
-    pub(super) input_deadline: Option<Placed<Duration>>,
-    pub(super) immediate_response: Option<Placed<String>>,
-    pub(super) after_crash: Option<Placed<AfterCrash>>,
-    pub(super) deadline: Option<Placed<Duration>>,
-    pub(super) result_bytes_max: Option<Placed<usize>>,
-    pub(super) arguments_bytes_max: Option<Placed<usize>>,
-    pub(super) call_first_byte_max: Option<Placed<Duration>>,
-    pub(super) call_idle_max: Option<Placed<Duration>>,
+    pub(super) mode: Option<LocatedValue<TaskMode>>,
+    pub(super) grace: Option<LocatedValue<Duration>>,
+    pub(super) ttl: Option<LocatedValue<Duration>>,
+    pub(super) ttl_max: Option<LocatedValue<Duration>>,
+    pub(super) keep_result_min: Option<LocatedValue<Duration>>,
+    pub(super) poll_interval: Option<LocatedValue<Duration>>,
+    pub(super) early_input: Option<LocatedValue<EarlyInput>>,
+    pub(super) fallback: Option<LocatedValue<FallbackPolicy>>,
+    pub(super) input_deadline: Option<LocatedValue<Duration>>,
+    pub(super) immediate_response: Option<LocatedValue<String>>,
+    pub(super) after_crash: Option<LocatedValue<AfterCrash>>,
+    pub(super) deadline: Option<LocatedValue<Duration>>,
+    pub(super) result_bytes_max: Option<LocatedValue<usize>>,
+    pub(super) arguments_bytes_max: Option<LocatedValue<usize>>,
+    pub(super) call_first_byte_max: Option<LocatedValue<Duration>>,
+    pub(super) call_idle_max: Option<LocatedValue<Duration>>,
 }
 
 #[derive(Debug)]
 pub(super) struct RawTool {
-    pub(super) place: Place,
-    pub(super) pattern: Option<Placed<String>>,
+    pub(super) place: ConfigLocation,
+    pub(super) pattern: Option<LocatedValue<String>>,
     pub(super) rules: RawRules,
-    pub(super) hide: Option<Placed<bool>>,
-    pub(super) rename: Option<Placed<String>>,
-    pub(super) process_per_call: Option<Placed<bool>>,
+    pub(super) hide: Option<LocatedValue<bool>>,
+    pub(super) rename: Option<LocatedValue<String>>,
+    pub(super) process_per_call: Option<LocatedValue<bool>>,
 }
 
 /// Reads the file's outermost table.
@@ -323,10 +323,10 @@ fn read_upstream_settings(section: &mut Section<'_, '_>) -> RawUpstreamSettings 
 /// The keys that a `tasks` table and a `[[tools]]` block share.
 fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
     let modes = [
-        ("never", Some(Mode::Never)),
-        ("auto", Some(Mode::Auto)),
-        ("always", Some(Mode::Always)),
-        ("required", Some(Mode::Required)),
+        ("never", Some(TaskMode::Never)),
+        ("auto", Some(TaskMode::Auto)),
+        ("always", Some(TaskMode::Always)),
+        ("required", Some(TaskMode::Required)),
     ];
     let early_inputs = [("task", Some(EarlyInput::Task)), ("ask-first", Some(EarlyInput::AskFirst))];
     let after_crashes = [
@@ -350,7 +350,8 @@ fn read_rules(section: &mut Section<'_, '_>) -> RawRules {
         arguments_bytes_max: None,
         call_first_byte_max: None,
         call_idle_max: None,
-        fallback: section.word("fallback", &[("hold", Some(Fallback::Hold)), ("tools", Some(Fallback::Tools))]),
+        fallback: section
+            .word("fallback", &[("hold", Some(FallbackPolicy::Hold)), ("tools", Some(FallbackPolicy::Tools))]),
     }
 }
 
@@ -374,12 +375,12 @@ fn read_tool(mut section: Section<'_, '_>) -> RawTool {
 
 impl RawUpstream {
     /// An upstream of which only the address is written.
-    pub(super) fn new(name: &str, url: Placed<Url>) -> Self {
+    pub(super) fn new(name: &str, url: LocatedValue<Url>) -> Self {
         Self { url: Some(url.clone()), ..Self::unreached(name, url.place) }
     }
 
     /// An upstream of which only the name is there.
-    pub(super) fn unreached(name: &str, place: Place) -> Self {
+    pub(super) fn unreached(name: &str, place: ConfigLocation) -> Self {
         Self {
             name: name.to_owned(),
             place,
@@ -388,7 +389,7 @@ impl RawUpstream {
             path: None,
             sse_path: None,
             tls: RawUpstreamTls::default(),
-            edges: RawEdges::default(),
+            edges: RawUpstreamHeaders::default(),
             settings: RawUpstreamSettings::default(),
             tasks: RawRules::default(),
             tools: Vec::new(),

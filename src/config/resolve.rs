@@ -19,24 +19,24 @@ use url::Url;
 use wildmatch::WildMatch;
 
 use super::command;
-use super::error::{Place, Report};
+use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::{
     RawConfig, RawIdentity, RawLimits, RawRules, RawStore, RawTool, RawUpstream, RawUpstreamSettings, StoreKind,
 };
-use super::section::Placed;
+use super::section::LocatedValue;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
 use crate::task::{
-    AfterCrash, CallLimits, EarlyInput, Fallback, Mode, TTL_MAX_ANONYMOUS, ToolNames, ToolPolicy, ToolRules,
+    AfterCrash, CallLimits, EarlyInput, FallbackPolicy, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy, ToolRules,
 };
 use crate::tls::IdentityFiles;
 use crate::upstream::http::credential::Credential;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
-use crate::upstream::limits::SlotSettings;
-use crate::upstream::{Forwarding, Timeouts};
-use paths::Paths;
+use crate::upstream::limits::CallPermitSettings;
+use crate::upstream::{ForwardingRules, Timeouts};
+use paths::UpstreamPaths;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(60 * 60);
@@ -55,7 +55,7 @@ pub const GRACE_MAX: Duration = Duration::from_secs(30);
 const UPSTREAM_NAME_LENGTH_MAX: usize = 64;
 
 /// What holds for all upstreams alike.
-struct Shared {
+struct UpstreamDefaults {
     anonymous: bool,
     result_bytes_max: usize,
     /// Whether clients show keys of the gateway's.
@@ -63,7 +63,7 @@ struct Shared {
 }
 
 /// Decides everything.
-pub(super) fn resolve(raw: &RawConfig, report: &mut Report) -> Config {
+pub(super) fn resolve(raw: &RawConfig, report: &mut MistakeCollector) -> Config {
     let anonymous = value_or(raw.auth.anonymous.as_ref(), false);
     let auth = auth::resolve(&raw.auth, report);
     let listen = resolve_listen(raw, report);
@@ -73,14 +73,14 @@ pub(super) fn resolve(raw: &RawConfig, report: &mut Report) -> Config {
     let folder = raw.store.path.as_ref().map_or_else(|| PathBuf::from(FOLDER), |path| path.value.clone());
     let result_bytes_max = value_or(raw.limits.result_bytes_max.as_ref(), 32 * MIB);
     let asks_for_keys = matches!(auth, AuthSettings::ApiKeys(_));
-    let shared = Shared { anonymous, result_bytes_max, asks_for_keys };
+    let shared = UpstreamDefaults { anonymous, result_bytes_max, asks_for_keys };
     let upstreams = resolve_upstreams(&raw.upstreams, &shared, report);
     raw.upstreams.iter().filter_map(|raw| raw.url.as_ref()).for_each(|url| check_not_own(url, listen.address, report));
     Config { listen, admin, folder, store, auth, upstreams }
 }
 
 /// A gateway that calls itself would do so for ever.
-fn check_not_own(url: &Placed<Url>, own: SocketAddr, report: &mut Report) {
+fn check_not_own(url: &LocatedValue<Url>, own: SocketAddr, report: &mut MistakeCollector) {
     let is_here = match url.value.host() {
         Some(url::Host::Ipv4(ip)) => {
             own.ip() == ip || (ip.is_loopback() && (own.ip().is_loopback() || own.ip().is_unspecified()))
@@ -99,14 +99,16 @@ fn check_not_own(url: &Placed<Url>, own: SocketAddr, report: &mut Report) {
 /// One upstream with nothing but its address. No mistake is possible, as all the rest is the default.
 pub(super) fn quick_start(name: &str, url: Url) -> Config {
     let file = "the quick start";
-    let raw = RawUpstream::new(name, Placed { value: url, place: Place { line: 1, key: "url".to_owned() } });
+    let raw =
+        RawUpstream::new(name, LocatedValue { value: url, place: ConfigLocation { line: 1, key: "url".to_owned() } });
     // Wherever somebody tries it: what is lost there is said, and refused nowhere.
-    let ephemeral = Some(Placed { value: true, place: Place { line: 1, key: "store.ephemeral".to_owned() } });
+    let ephemeral =
+        Some(LocatedValue { value: true, place: ConfigLocation { line: 1, key: "store.ephemeral".to_owned() } });
     let store = RawStore { ephemeral, ..RawStore::default() };
-    resolve(&RawConfig { upstreams: vec![raw], store, ..RawConfig::default() }, &mut Report::new(file))
+    resolve(&RawConfig { upstreams: vec![raw], store, ..RawConfig::default() }, &mut MistakeCollector::new(file))
 }
 
-fn resolve_listen(raw: &RawConfig, report: &mut Report) -> ListenSettings {
+fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSettings {
     let address = value_or(raw.listen.address.as_ref(), LISTEN_ADDRESS);
     reach::check(raw, address, report);
     ListenSettings {
@@ -121,7 +123,7 @@ fn resolve_listen(raw: &RawConfig, report: &mut Report) -> ListenSettings {
     }
 }
 
-fn check_addresses(raw: &RawConfig, listen: &ListenSettings, admin: AdminSettings, report: &mut Report) {
+fn check_addresses(raw: &RawConfig, listen: &ListenSettings, admin: AdminSettings, report: &mut MistakeCollector) {
     if let Some(written) = &raw.admin_address
         && !is_loopback(admin.address)
     {
@@ -145,7 +147,7 @@ fn check_addresses(raw: &RawConfig, listen: &ListenSettings, admin: AdminSetting
     }
 }
 
-fn resolve_store(store: &RawStore, limits: &RawLimits, report: &mut Report) -> StoreSettings {
+fn resolve_store(store: &RawStore, limits: &RawLimits, report: &mut MistakeCollector) -> StoreSettings {
     match value_or(store.kind.as_ref(), StoreKind::Disk) {
         StoreKind::Memory => StoreSettings::Memory(resolve_limits(limits, GIB, report)),
         StoreKind::Disk => StoreSettings::Disk {
@@ -155,7 +157,7 @@ fn resolve_store(store: &RawStore, limits: &RawLimits, report: &mut Report) -> S
     }
 }
 
-fn resolve_limits(raw: &RawLimits, stored_bytes_max: usize, report: &mut Report) -> StoreLimits {
+fn resolve_limits(raw: &RawLimits, stored_bytes_max: usize, report: &mut MistakeCollector) -> StoreLimits {
     let limits = StoreLimits {
         tasks_max: count_or(raw.tasks_max.as_ref(), 100_000),
         tasks_per_principal_max: count_or(raw.tasks_per_principal_max.as_ref(), 1_000),
@@ -181,14 +183,18 @@ fn resolve_limits(raw: &RawLimits, stored_bytes_max: usize, report: &mut Report)
     limits
 }
 
-fn resolve_upstreams(raw: &[RawUpstream], shared: &Shared, report: &mut Report) -> Vec<UpstreamConfig> {
+fn resolve_upstreams(
+    raw: &[RawUpstream],
+    shared: &UpstreamDefaults,
+    report: &mut MistakeCollector,
+) -> Vec<UpstreamConfig> {
     if raw.is_empty() && !report.blames("upstreams") {
-        let place = Place { line: 1, key: "upstreams".to_owned() };
+        let place = ConfigLocation { line: 1, key: "upstreams".to_owned() };
         report.mistake(&place, "no upstream is named; write [upstreams.NAME] with a `url` below it");
     }
     let mut in_file_order: Vec<&RawUpstream> = raw.iter().collect();
     in_file_order.sort_by_key(|upstream| upstream.place.line);
-    let mut taken = paths::Taken::default();
+    let mut taken = paths::TakenPaths::default();
     let mut upstreams = Vec::new();
     for raw in in_file_order {
         check_name(raw, report);
@@ -196,20 +202,20 @@ fn resolve_upstreams(raw: &[RawUpstream], shared: &Shared, report: &mut Report) 
         check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
         let credential = edges::credential(raw, report);
-        let tools = Tools {
+        let tools = ToolSettings {
             rules: resolve_tools(raw, shared, report),
             names: names::resolve(&raw.tools, report),
             forwarding: edges::forwarding(raw, shared.asks_for_keys, report),
         };
         if let Some(server) = resolve_server(raw, tls, credential, &tools.names, shared) {
-            upstreams.push(resolve_upstream(raw, Reached { paths, server }, tools, shared));
+            upstreams.push(resolve_upstream(raw, AddressSettings { paths, server }, tools, shared));
         }
         check_queue(&raw.settings, report);
     }
     upstreams
 }
 
-fn check_name(raw: &RawUpstream, report: &mut Report) {
+fn check_name(raw: &RawUpstream, report: &mut MistakeCollector) {
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || b"_-".contains(&byte);
     if raw.name.is_empty() || raw.name.len() > UPSTREAM_NAME_LENGTH_MAX || !raw.name.bytes().all(fits) {
         let message =
@@ -218,7 +224,7 @@ fn check_name(raw: &RawUpstream, report: &mut Report) {
     }
 }
 
-fn check_queue(raw: &RawUpstreamSettings, report: &mut Report) {
+fn check_queue(raw: &RawUpstreamSettings, report: &mut MistakeCollector) {
     if let (Some(queue_max), Some(deadline)) = (&raw.queue_max, &raw.queue_deadline)
         && queue_max.value == 0
     {
@@ -226,7 +232,7 @@ fn check_queue(raw: &RawUpstreamSettings, report: &mut Report) {
     }
 }
 
-fn check_reached(raw: &RawUpstream, report: &mut Report) {
+fn check_reached(raw: &RawUpstream, report: &mut MistakeCollector) {
     let key = &raw.place.key;
     let unknown = report.blames(&format!("{key}.url")) || report.blames(&format!("{key}.command"));
     match (&raw.url, &raw.command.command) {
@@ -245,7 +251,7 @@ fn resolve_server(
     tls: UpstreamTlsFiles,
     credential: Option<Credential>,
     names: &ToolNames,
-    shared: &Shared,
+    shared: &UpstreamDefaults,
 ) -> Option<ServerSettings> {
     let name: Arc<str> = Arc::from(raw.name.as_str());
     let protocol = value_or(raw.settings.protocol.as_ref(), None);
@@ -270,7 +276,7 @@ fn identity(raw: &RawIdentity) -> Option<IdentityFiles> {
     Some(IdentityFiles { certificate: certificate.value.clone(), key: key.value.clone() })
 }
 
-fn resolve_upstream_tls(raw: &RawUpstream, report: &mut Report) -> UpstreamTlsFiles {
+fn resolve_upstream_tls(raw: &RawUpstream, report: &mut MistakeCollector) -> UpstreamTlsFiles {
     let tls = &raw.tls;
     if let (Some(place), Some(url)) = (&tls.place, &raw.url)
         && url.value.scheme() != "https"
@@ -292,26 +298,31 @@ fn resolve_upstream_tls(raw: &RawUpstream, report: &mut Report) -> UpstreamTlsFi
 }
 
 /// How an upstream is reached, and where it is served.
-struct Reached {
-    paths: Paths,
+struct AddressSettings {
+    paths: UpstreamPaths,
     server: ServerSettings,
 }
 
 /// How its tools are called, under which names, and with what.
-struct Tools {
+struct ToolSettings {
     rules: ToolRules,
     names: ToolNames,
-    forwarding: Forwarding,
+    forwarding: ForwardingRules,
 }
 
-fn resolve_upstream(raw: &RawUpstream, at: Reached, tools: Tools, shared: &Shared) -> UpstreamConfig {
+fn resolve_upstream(
+    raw: &RawUpstream,
+    at: AddressSettings,
+    tools: ToolSettings,
+    shared: &UpstreamDefaults,
+) -> UpstreamConfig {
     let settings = &raw.settings;
     UpstreamConfig {
         name: Arc::from(raw.name.as_str()),
         server: at.server,
         path: at.paths.current,
         sse_path: at.paths.events,
-        slots: SlotSettings {
+        slots: CallPermitSettings {
             in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), 256)),
             queue_max: count_or(settings.queue_max.as_ref(), 1_024),
             queue_deadline: value_or(settings.queue_deadline.as_ref(), Duration::from_secs(30)),
@@ -332,7 +343,7 @@ fn resolve_upstream(raw: &RawUpstream, at: Reached, tools: Tools, shared: &Share
     }
 }
 
-fn resolve_tools(raw: &RawUpstream, shared: &Shared, report: &mut Report) -> ToolRules {
+fn resolve_tools(raw: &RawUpstream, shared: &UpstreamDefaults, report: &mut MistakeCollector) -> ToolRules {
     let tasks = format!("{}.tasks", raw.place.key);
     let default = resolve_policy(&raw.tasks, &[&tasks], shared, report);
     let mut patterns = Vec::new();
@@ -350,8 +361,8 @@ fn resolve_tools(raw: &RawUpstream, shared: &Shared, report: &mut Report) -> Too
     ToolRules { patterns, default }
 }
 
-fn check_reachable(pattern: &Placed<String>, earlier: &[RawTool], report: &mut Report) {
-    let hides = |other: &&Placed<String>| other.value == "*" || other.value == pattern.value;
+fn check_reachable(pattern: &LocatedValue<String>, earlier: &[RawTool], report: &mut MistakeCollector) {
+    let hides = |other: &&LocatedValue<String>| other.value == "*" || other.value == pattern.value;
     if let Some(first) = earlier.iter().filter_map(|tool| tool.pattern.as_ref()).find(hides) {
         let message = format!("never applies: the first match wins, and line {} matches before it", first.place.line);
         report.warning(&pattern.place, message);
@@ -359,12 +370,17 @@ fn check_reachable(pattern: &Placed<String>, earlier: &[RawTool], report: &mut R
 }
 
 /// Decides for the tools of one block. `tables` are the paths of those that its rules were taken from.
-fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut Report) -> ToolPolicy {
+fn resolve_policy(
+    raw: &RawRules,
+    tables: &[&str],
+    shared: &UpstreamDefaults,
+    report: &mut MistakeCollector,
+) -> ToolPolicy {
     let (ttl_default, ttl_max_default) =
         if shared.anonymous { (TTL_MAX_ANONYMOUS, TTL_MAX_ANONYMOUS) } else { (TTL, TTL_MAX) };
     let ttl_max = value_or(raw.ttl_max.as_ref(), ttl_max_default);
     let policy = ToolPolicy {
-        mode: value_or(raw.mode.as_ref(), Mode::Auto),
+        mode: value_or(raw.mode.as_ref(), TaskMode::Auto),
         grace: value_or(raw.grace.as_ref(), Duration::from_secs(2)),
         ttl: value_or(raw.ttl.as_ref(), ttl_default.min(ttl_max)),
         ttl_max,
@@ -381,7 +397,7 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
             first_byte_max: raw.call_first_byte_max.as_ref().map(|span| span.value),
             idle_max: raw.call_idle_max.as_ref().map(|span| span.value),
         },
-        fallback: value_or(raw.fallback.as_ref(), Fallback::Hold),
+        fallback: value_or(raw.fallback.as_ref(), FallbackPolicy::Hold),
     };
     if let Some(grace) = raw.grace.as_ref().filter(|grace| grace.value > GRACE_MAX) {
         report.mistake(&grace.place, format!("is longer than {}, the most there is", words(GRACE_MAX)));
@@ -392,7 +408,7 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
     }
     check_shortness(raw, shared, report);
     check_ttl(raw, ttl_max, tables, shared, report);
-    if policy.mode != Mode::Never
+    if policy.mode != TaskMode::Never
         && policy.ttl < policy.deadline
         && let Some(place) = first_place([raw.ttl.as_ref(), raw.deadline.as_ref(), raw.ttl_max.as_ref()])
     {
@@ -406,11 +422,11 @@ fn resolve_policy(raw: &RawRules, tables: &[&str], shared: &Shared, report: &mut
 }
 
 /// Where anybody may come, no task may be kept for long.
-fn is_too_long(span: Duration, shared: &Shared) -> bool {
+fn is_too_long(span: Duration, shared: &UpstreamDefaults) -> bool {
     shared.anonymous && span > TTL_MAX_ANONYMOUS
 }
 
-fn check_shortness(raw: &RawRules, shared: &Shared, report: &mut Report) {
+fn check_shortness(raw: &RawRules, shared: &UpstreamDefaults, report: &mut MistakeCollector) {
     let spans = [&raw.ttl, &raw.ttl_max, &raw.keep_result_min].into_iter().flatten();
     for span in spans.filter(|span| is_too_long(span.value, shared)) {
         let longest = words(TTL_MAX_ANONYMOUS);
@@ -421,7 +437,13 @@ fn check_shortness(raw: &RawRules, shared: &Shared, report: &mut Report) {
     }
 }
 
-fn check_ttl(raw: &RawRules, ttl_max: Duration, tables: &[&str], shared: &Shared, report: &mut Report) {
+fn check_ttl(
+    raw: &RawRules,
+    ttl_max: Duration,
+    tables: &[&str],
+    shared: &UpstreamDefaults,
+    report: &mut MistakeCollector,
+) {
     let Some(ttl) = raw.ttl.as_ref().filter(|ttl| ttl.value > ttl_max && !is_too_long(ttl.value, shared)) else {
         return;
     };
@@ -434,11 +456,11 @@ fn check_ttl(raw: &RawRules, ttl_max: Duration, tables: &[&str], shared: &Shared
     report.mistake(&ttl.place, message);
 }
 
-fn value_or<T: Clone>(written: Option<&Placed<T>>, default: T) -> T {
+fn value_or<T: Clone>(written: Option<&LocatedValue<T>>, default: T) -> T {
     written.map_or(default, |written| written.value.clone())
 }
 
-fn count_or(written: Option<&Placed<u32>>, default: usize) -> usize {
+fn count_or(written: Option<&LocatedValue<u32>>, default: usize) -> usize {
     written.map_or(default, |written| usize::try_from(written.value).unwrap_or(usize::MAX))
 }
 
@@ -447,7 +469,7 @@ fn not_zero(count: usize) -> NonZeroUsize {
     NonZeroUsize::new(count).unwrap_or(NonZeroUsize::MIN)
 }
 
-fn first_place<T, const N: usize>(written: [Option<&Placed<T>>; N]) -> Option<&Place> {
+fn first_place<T, const N: usize>(written: [Option<&LocatedValue<T>>; N]) -> Option<&ConfigLocation> {
     written.into_iter().flatten().map(|written| &written.place).next()
 }
 

@@ -8,32 +8,32 @@ use std::collections::BTreeMap;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use super::error::{Place, Report};
-use super::value::{self, Environment, Kind, Wrong};
+use super::error::{ConfigLocation, MistakeCollector};
+use super::value::{self, Environment, StringFormat, ValueError};
 
 /// A value and where it was written.
 #[derive(Clone, Debug)]
-pub(super) struct Placed<T> {
+pub(super) struct LocatedValue<T> {
     pub(super) value: T,
-    pub(super) place: Place,
+    pub(super) place: ConfigLocation,
 }
 
 /// What all sections of one file share.
-pub(super) struct Source<'a> {
+pub(super) struct ConfigSource<'a> {
     /// Where each line ends, in bytes.
     line_ends: Vec<usize>,
     env: Environment<'a>,
-    pub(super) report: Report,
+    pub(super) report: MistakeCollector,
     /// Every key that was asked for, present or not, and what it takes.
-    pub(super) known: BTreeMap<String, Takes>,
+    pub(super) known: BTreeMap<String, KeyContent>,
     /// The line of every key that was asked for and is there, tables included.
     pub(super) lines: BTreeMap<String, usize>,
-    pub(super) unknown: Vec<Unknown>,
+    pub(super) unknown: Vec<UnknownKey>,
 }
 
 /// What a key takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Takes {
+pub enum KeyContent {
     /// A value: what would be right, as a mistake says it.
     Value(String),
     /// A table, or several.
@@ -43,16 +43,16 @@ pub enum Takes {
 }
 
 /// A key that nobody asked for.
-pub(super) struct Unknown {
-    pub(super) place: Place,
+pub(super) struct UnknownKey {
+    pub(super) place: ConfigLocation,
     /// The key itself, without the path of its table.
     pub(super) key: String,
     /// What its table was asked for.
     pub(super) siblings: Vec<&'static str>,
 }
 
-impl<'a> Source<'a> {
-    pub(super) fn new(text: &'a str, env: Environment<'a>, report: Report) -> Self {
+impl<'a> ConfigSource<'a> {
+    pub(super) fn new(text: &'a str, env: Environment<'a>, report: MistakeCollector) -> Self {
         let line_ends = text.match_indices('\n').map(|(at, _)| at).collect();
         Self { line_ends, env, report, known: BTreeMap::new(), lines: BTreeMap::new(), unknown: Vec::new() }
     }
@@ -63,14 +63,14 @@ impl<'a> Source<'a> {
     }
 
     /// Notes where a key stands.
-    fn written(&mut self, line: usize, key: String) -> Place {
+    fn written(&mut self, line: usize, key: String) -> ConfigLocation {
         self.lines.insert(key.clone(), line);
-        Place { line, key }
+        ConfigLocation { line, key }
     }
 
     /// The outermost table.
     pub(super) fn root<'s>(&'s mut self, table: &'s DeTable<'a>) -> Section<'s, 'a> {
-        let place = Place { line: 1, key: String::new() };
+        let place = ConfigLocation { line: 1, key: String::new() };
         Section { source: self, table: Some(table), place, known: Vec::new() }
     }
 }
@@ -78,23 +78,23 @@ impl<'a> Source<'a> {
 /// One table. Absent tables are read like empty ones, so that their keys are known all the same.
 /// [`Section::close`] it when all keys are read.
 pub(super) struct Section<'s, 'a> {
-    source: &'s mut Source<'a>,
+    source: &'s mut ConfigSource<'a>,
     table: Option<&'s DeTable<'a>>,
-    place: Place,
+    place: ConfigLocation,
     known: Vec<&'static str>,
 }
 
 impl<'s, 'a> Section<'s, 'a> {
     /// Where the table begins.
-    pub(super) fn place(&self) -> Place {
+    pub(super) fn place(&self) -> ConfigLocation {
         self.place.clone()
     }
 
     /// Where one of its keys stands, if it is written.
-    pub(super) fn place_of(&self, key: &str) -> Option<Place> {
+    pub(super) fn place_of(&self, key: &str) -> Option<ConfigLocation> {
         let (written, _) = self.table?.get_key_value(key)?;
         let line = self.source.line_at(written.span().start);
-        Some(Place { line, key: join(&self.place.key, key) })
+        Some(ConfigLocation { line, key: join(&self.place.key, key) })
     }
 
     /// Whether the table is in the file.
@@ -103,10 +103,10 @@ impl<'s, 'a> Section<'s, 'a> {
     }
 
     /// A string of this kind, with `${VAR}` filled in.
-    pub(super) fn read<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<T>> {
+    pub(super) fn read<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
         let (place, value) = self.value(key, kind.wanted)?;
         let value = self.text(&place, value, kind)?;
-        Some(Placed { value, place })
+        Some(LocatedValue { value, place })
     }
 
     /// Whether a string has a `${VAR}` in it, so that the file does not tell what it is.
@@ -118,16 +118,16 @@ impl<'s, 'a> Section<'s, 'a> {
     }
 
     /// Like [`Section::read`], for a key that must be there.
-    pub(super) fn require<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<T>> {
+    pub(super) fn require<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<T>> {
         if self.table.is_some_and(|table| !table.contains_key(key)) {
-            let place = Place { line: self.place.line, key: join(&self.place.key, key) };
+            let place = ConfigLocation { line: self.place.line, key: join(&self.place.key, key) };
             self.source.report.mistake(&place, format!("is missing; write {}", kind.wanted));
         }
         self.read(key, kind)
     }
 
     /// An array of strings of this kind. Wrong elements are noted and left out.
-    pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Vec<T> {
+    pub(super) fn read_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<T> {
         let wanted = format!("an array of strings, each {}", kind.wanted);
         let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {
@@ -137,17 +137,17 @@ impl<'s, 'a> Section<'s, 'a> {
         self.texts_of(&place, items, kind)
     }
 
-    fn texts_of<T>(&mut self, place: &Place, items: &DeArray<'_>, kind: &Kind<T>) -> Vec<T> {
+    fn texts_of<T>(&mut self, place: &ConfigLocation, items: &DeArray<'_>, kind: &StringFormat<T>) -> Vec<T> {
         let mut read = Vec::new();
         for (index, item) in items.iter().enumerate() {
-            let at = Place { line: self.line_of(item), key: format!("{}[{index}]", place.key) };
+            let at = ConfigLocation { line: self.line_of(item), key: format!("{}[{index}]", place.key) };
             read.extend(self.text(&at, item, kind));
         }
         read
     }
 
     /// A string of this kind, or an array of at least one.
-    pub(super) fn one_or_all<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Option<Placed<Vec<T>>> {
+    pub(super) fn one_or_all<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Option<LocatedValue<Vec<T>>> {
         let wanted = format!("{}; or an array of strings, each {}", kind.wanted, kind.wanted);
         let (place, value) = self.value(key, &wanted)?;
         let read = match value.get_ref().as_array() {
@@ -158,11 +158,11 @@ impl<'s, 'a> Section<'s, 'a> {
             Some(items) => self.texts_of(&place, items, kind),
             None => vec![self.text(&place, value, kind)?],
         };
-        (!read.is_empty()).then_some(Placed { value: read, place })
+        (!read.is_empty()).then_some(LocatedValue { value: read, place })
     }
 
     /// A table of strings of this kind, whose names the operator chooses.
-    pub(super) fn texts<T>(&mut self, key: &'static str, kind: &Kind<T>) -> Vec<Placed<(String, T)>> {
+    pub(super) fn texts<T>(&mut self, key: &'static str, kind: &StringFormat<T>) -> Vec<LocatedValue<(String, T)>> {
         let wanted = format!("a table of names, each with {}", kind.wanted);
         let Some((place, value)) = self.value(key, &wanted) else { return Vec::new() };
         let Some(table) = self.table_in(&place, value, &format!("[{}]", place.key)) else { return Vec::new() };
@@ -171,14 +171,14 @@ impl<'s, 'a> Section<'s, 'a> {
             let line = self.source.line_at(name.span().start);
             let place = self.source.written(line, join(&place.key, name.get_ref()));
             if let Some(read) = self.text(&place, value, kind) {
-                all.push(Placed { value: (name.get_ref().clone().into_owned(), read), place });
+                all.push(LocatedValue { value: (name.get_ref().clone().into_owned(), read), place });
             }
         }
         all
     }
 
     /// One word of a closed list. `None` beside a word: known, but not built yet.
-    pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<Placed<T>> {
+    pub(super) fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, Option<T>)]) -> Option<LocatedValue<T>> {
         let list = value::word_list(words);
         let (place, value) = self.value(key, &list)?;
         let DeValue::String(written) = value.get_ref() else {
@@ -187,7 +187,7 @@ impl<'s, 'a> Section<'s, 'a> {
         };
         let text = self.fill_in(&place, written)?;
         match words.iter().find(|(word, _)| *word == text) {
-            Some((_, Some(meant))) => Some(Placed { value: *meant, place }),
+            Some((_, Some(meant))) => Some(LocatedValue { value: *meant, place }),
             Some((_, None)) => {
                 self.source.report.mistake(&place, format!("{written:?} is not built yet; write {list}"));
                 None
@@ -201,7 +201,7 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// A whole number between `min` and 2³²−1: more places than that nobody can mean, and some counters
     /// of the libraries below end there.
-    pub(super) fn count(&mut self, key: &'static str, min: u32) -> Option<Placed<u32>> {
+    pub(super) fn count(&mut self, key: &'static str, min: u32) -> Option<LocatedValue<u32>> {
         let wanted = format!("a whole number from {min} to {}", u32::MAX);
         let (place, value) = self.value(key, &wanted)?;
         let DeValue::Integer(written) = value.get_ref() else {
@@ -212,42 +212,42 @@ impl<'s, 'a> Section<'s, 'a> {
         if number.is_none() {
             self.source.report.mistake(&place, format!("{written} is out of range; write {wanted}"));
         }
-        Some(Placed { value: number?, place })
+        Some(LocatedValue { value: number?, place })
     }
 
     /// `true` or `false`.
-    pub(super) fn flag(&mut self, key: &'static str) -> Option<Placed<bool>> {
+    pub(super) fn flag(&mut self, key: &'static str) -> Option<LocatedValue<bool>> {
         let wanted = "`true` or `false`";
         let (place, value) = self.value(key, wanted)?;
         if let DeValue::Boolean(flag) = value.get_ref() {
-            return Some(Placed { value: *flag, place });
+            return Some(LocatedValue { value: *flag, place });
         }
         self.wrong_type(&place, value, wanted);
         None
     }
 
     /// A key of a part that is not built yet: refused whatever it holds, never ignored.
-    pub(super) fn unbuilt(&mut self, key: &'static str) -> Option<Place> {
-        let (place, _) = self.get(key, Takes::Unbuilt)?;
+    pub(super) fn unbuilt(&mut self, key: &'static str) -> Option<ConfigLocation> {
+        let (place, _) = self.get(key, KeyContent::Unbuilt)?;
         self.source.report.mistake(&place, "not built yet; leave it out");
         Some(place)
     }
 
     /// The table `key`.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'_, 'a> {
-        let (place, table) = match self.get(key, Takes::Table) {
+        let (place, table) = match self.get(key, KeyContent::Table) {
             Some((place, value)) => {
                 let table = self.table_in(&place, value, &format!("[{}]", place.key));
                 (place, table)
             }
-            None => (Place { line: self.place.line, key: join(&self.place.key, key) }, None),
+            None => (ConfigLocation { line: self.place.line, key: join(&self.place.key, key) }, None),
         };
         Section { source: self.source, table, place, known: Vec::new() }
     }
 
     /// Reads each table of the array of tables `key`.
     pub(super) fn each<T>(&mut self, key: &'static str, read: impl Fn(Section<'_, 'a>) -> T) -> Vec<T> {
-        let Some((place, value)) = self.get(key, Takes::Table) else { return Vec::new() };
+        let Some((place, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
         let DeValue::Array(items) = value.get_ref() else {
             self.wrong_type(&place, value, &format!("tables that begin with [[{}]]", place.key));
             return Vec::new();
@@ -265,7 +265,7 @@ impl<'s, 'a> Section<'s, 'a> {
 
     /// Reads each table in the table `key`, whose names the operator chooses.
     pub(super) fn named<T>(&mut self, key: &'static str, read: impl Fn(&str, Section<'_, 'a>) -> T) -> Vec<T> {
-        let Some((place, value)) = self.get(key, Takes::Table) else { return Vec::new() };
+        let Some((place, value)) = self.get(key, KeyContent::Table) else { return Vec::new() };
         let header = format!("[{}.NAME]", place.key);
         let Some(table) = self.table_in(&place, value, &header) else { return Vec::new() };
         let mut all = Vec::new();
@@ -287,18 +287,18 @@ impl<'s, 'a> Section<'s, 'a> {
         for (key, _) in self.table.into_iter().flatten() {
             if !self.known.contains(&key.get_ref().as_ref()) {
                 let line = self.source.line_at(key.span().start);
-                let place = Place { line, key: join(&self.place.key, key.get_ref()) };
+                let place = ConfigLocation { line, key: join(&self.place.key, key.get_ref()) };
                 let key = key.get_ref().clone().into_owned();
-                self.source.unknown.push(Unknown { place, key, siblings: self.known.clone() });
+                self.source.unknown.push(UnknownKey { place, key, siblings: self.known.clone() });
             }
         }
     }
 
-    fn value(&mut self, key: &'static str, wanted: &str) -> Option<(Place, &'s Spanned<DeValue<'a>>)> {
-        self.get(key, Takes::Value(wanted.to_owned()))
+    fn value(&mut self, key: &'static str, wanted: &str) -> Option<(ConfigLocation, &'s Spanned<DeValue<'a>>)> {
+        self.get(key, KeyContent::Value(wanted.to_owned()))
     }
 
-    fn get(&mut self, key: &'static str, takes: Takes) -> Option<(Place, &'s Spanned<DeValue<'a>>)> {
+    fn get(&mut self, key: &'static str, takes: KeyContent) -> Option<(ConfigLocation, &'s Spanned<DeValue<'a>>)> {
         self.known.push(key);
         let path = join(&self.place.key, key);
         self.source.known.insert(path.clone(), takes);
@@ -311,7 +311,12 @@ impl<'s, 'a> Section<'s, 'a> {
         self.source.line_at(value.span().start)
     }
 
-    fn table_in(&mut self, place: &Place, value: &'s Spanned<DeValue<'a>>, header: &str) -> Option<&'s DeTable<'a>> {
+    fn table_in(
+        &mut self,
+        place: &ConfigLocation,
+        value: &'s Spanned<DeValue<'a>>,
+        header: &str,
+    ) -> Option<&'s DeTable<'a>> {
         if let DeValue::Table(table) = value.get_ref() {
             return Some(table);
         }
@@ -319,7 +324,7 @@ impl<'s, 'a> Section<'s, 'a> {
         None
     }
 
-    fn text<T>(&mut self, place: &Place, value: &Spanned<DeValue<'_>>, kind: &Kind<T>) -> Option<T> {
+    fn text<T>(&mut self, place: &ConfigLocation, value: &Spanned<DeValue<'_>>, kind: &StringFormat<T>) -> Option<T> {
         let DeValue::String(written) = value.get_ref() else {
             self.wrong_type(place, value, kind.wanted);
             return None;
@@ -327,14 +332,14 @@ impl<'s, 'a> Section<'s, 'a> {
         let text = self.fill_in(place, written)?;
         let wrong = match (kind.read)(&text) {
             Ok(read) => return Some(read),
-            Err(Wrong::Form) => format!("{written:?} is not {}", kind.wanted),
-            Err(Wrong::Because(why)) => why.to_owned(),
+            Err(ValueError::Form) => format!("{written:?} is not {}", kind.wanted),
+            Err(ValueError::Because(why)) => why.to_owned(),
         };
         self.source.report.mistake(place, wrong);
         None
     }
 
-    fn fill_in(&mut self, place: &Place, written: &str) -> Option<String> {
+    fn fill_in(&mut self, place: &ConfigLocation, written: &str) -> Option<String> {
         match value::fill_in(written, self.source.env) {
             Ok(text) => Some(text),
             Err(wrong) => {
@@ -346,7 +351,7 @@ impl<'s, 'a> Section<'s, 'a> {
         }
     }
 
-    fn wrong_type(&mut self, place: &Place, value: &Spanned<DeValue<'_>>, wanted: &str) {
+    fn wrong_type(&mut self, place: &ConfigLocation, value: &Spanned<DeValue<'_>>, wanted: &str) {
         let found = match value.get_ref() {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "an integer",

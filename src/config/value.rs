@@ -20,15 +20,15 @@ use crate::upstream::http::credential::secret_value;
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
 
 /// How one kind of string is read.
-pub(super) struct Kind<T> {
+pub(super) struct StringFormat<T> {
     /// What would be right, with an example; completes "write …" and "is not …".
     pub(super) wanted: &'static str,
-    pub(super) read: fn(&str) -> Result<T, Wrong>,
+    pub(super) read: fn(&str) -> Result<T, ValueError>,
 }
 
 /// Why a string is none of its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wrong {
+pub(super) enum ValueError {
     /// It does not look like one at all.
     Form,
     /// It does, and something else is wrong.
@@ -36,176 +36,187 @@ pub(super) enum Wrong {
 }
 
 /// A duration that may be zero.
-pub(super) const DURATION: Kind<Duration> = Kind { wanted: "a duration such as \"30s\" or \"1h 30m\"", read: duration };
+pub(super) const DURATION: StringFormat<Duration> =
+    StringFormat { wanted: "a duration such as \"30s\" or \"1h 30m\"", read: duration };
 /// A duration for which zero is nonsense.
-pub(super) const DURATION_NOT_ZERO: Kind<Duration> = Kind { wanted: DURATION.wanted, read: duration_not_zero };
+pub(super) const DURATION_NOT_ZERO: StringFormat<Duration> =
+    StringFormat { wanted: DURATION.wanted, read: duration_not_zero };
 /// A number of bytes, never zero.
-pub(super) const SIZE: Kind<usize> = Kind { wanted: "a size such as \"4MiB\"", read: size };
-pub(super) const ADDRESS: Kind<SocketAddr> =
-    Kind { wanted: "an IP address with a port, such as \"127.0.0.1:8080\"", read: address };
+pub(super) const SIZE: StringFormat<usize> = StringFormat { wanted: "a size such as \"4MiB\"", read: size };
+pub(super) const ADDRESS: StringFormat<SocketAddr> =
+    StringFormat { wanted: "an IP address with a port, such as \"127.0.0.1:8080\"", read: address };
 /// A host as it stands in a `Host` header, less its port; comes out in lower case.
-pub(super) const HOST: Kind<String> = Kind { wanted: "a host name without scheme and port", read: host };
+pub(super) const HOST: StringFormat<String> =
+    StringFormat { wanted: "a host name without scheme and port", read: host };
 /// An origin; comes out as `scheme://host[:port]`, without the scheme's own port.
-pub(super) const ORIGIN: Kind<String> = Kind { wanted: "an origin such as \"https://app.example\"", read: origin };
-pub(super) const UPSTREAM_URL: Kind<Url> =
-    Kind { wanted: "a URL such as \"http://127.0.0.1:9000/mcp\"", read: upstream_url };
+pub(super) const ORIGIN: StringFormat<String> =
+    StringFormat { wanted: "an origin such as \"https://app.example\"", read: origin };
+pub(super) const UPSTREAM_URL: StringFormat<Url> =
+    StringFormat { wanted: "a URL such as \"http://127.0.0.1:9000/mcp\"", read: upstream_url };
 /// The path that an upstream is served at.
-pub(super) const SERVED_PATH: Kind<String> = Kind { wanted: "a path such as \"/reports/mcp\"", read: served_path };
-pub(super) const PATTERN: Kind<String> =
-    Kind { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
+pub(super) const SERVED_PATH: StringFormat<String> =
+    StringFormat { wanted: "a path such as \"/reports/mcp\"", read: served_path };
+pub(super) const PATTERN: StringFormat<String> =
+    StringFormat { wanted: "a tool's name, with * for any text and ? for one character", read: not_empty };
 /// A text that people or models read.
-pub(super) const WORDS: Kind<String> = Kind { wanted: "a text such as \"The report is being made.\"", read: words };
+pub(super) const WORDS: StringFormat<String> =
+    StringFormat { wanted: "a text such as \"The report is being made.\"", read: words };
 /// What a tool is called instead; one star at most.
-pub(super) const NEW_NAME: Kind<String> = Kind { wanted: "a name such as \"make_*\"", read: new_name };
+pub(super) const NEW_NAME: StringFormat<String> = StringFormat { wanted: "a name such as \"make_*\"", read: new_name };
 /// A header of clients that may go on.
-pub(super) const FORWARDED_HEADER: Kind<HeaderName> =
-    Kind { wanted: "the name of a header such as \"x-request-id\"", read: forwarded_header };
+pub(super) const FORWARDED_HEADER: StringFormat<HeaderName> =
+    StringFormat { wanted: "the name of a header such as \"x-request-id\"", read: forwarded_header };
 /// The header that a credential is sent in.
-pub(super) const CREDENTIAL_HEADER: Kind<HeaderName> =
-    Kind { wanted: "the name of a header such as \"X-Api-Key\"", read: credential_header };
+pub(super) const CREDENTIAL_HEADER: StringFormat<HeaderName> =
+    StringFormat { wanted: "the name of a header such as \"X-Api-Key\"", read: credential_header };
 /// A secret. What is wrong with one is said without repeating it.
-pub(super) const SECRET: Kind<HeaderValue> = Kind { wanted: "a secret such as \"Bearer ${TOKEN}\"", read: secret };
-pub(super) const FOLDER: Kind<PathBuf> = Kind { wanted: "a folder such as \"taskgate-data\"", read: path };
+pub(super) const SECRET: StringFormat<HeaderValue> =
+    StringFormat { wanted: "a secret such as \"Bearer ${TOKEN}\"", read: secret };
+pub(super) const FOLDER: StringFormat<PathBuf> =
+    StringFormat { wanted: "a folder such as \"taskgate-data\"", read: path };
 /// A file in PEM format.
-pub(super) const PEM_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"server.pem\"", read: path };
+pub(super) const PEM_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"server.pem\"", read: path };
 
 /// A program or one of its arguments.
-pub(super) const WORD_OF_COMMAND: Kind<String> =
-    Kind { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
+pub(super) const WORD_OF_COMMAND: StringFormat<String> =
+    StringFormat { wanted: "a program or an argument such as \"npx\"", read: word_of_command };
 /// What a variable is given.
-pub(super) const ENV_VALUE: Kind<String> = Kind { wanted: "a text such as \"${TOKEN}\"", read: word_of_command };
+pub(super) const ENV_VALUE: StringFormat<String> =
+    StringFormat { wanted: "a text such as \"${TOKEN}\"", read: word_of_command };
 /// A file with a variable's value in it.
-pub(super) const ENV_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"token.txt\"", read: path };
+pub(super) const ENV_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"token.txt\"", read: path };
 
 /// A key of a client. What is wrong with one is said without repeating it.
-pub(super) const API_KEY: Kind<ApiKey> = Kind { wanted: "a key such as \"${ADA_KEY}\"", read: api_key };
-pub(super) const API_KEY_DIGEST: Kind<ApiKey> =
-    Kind { wanted: "the ID of a key, a colon, and the SHA-256 of the whole key in hex", read: api_key_digest };
+pub(super) const API_KEY: StringFormat<ApiKey> = StringFormat { wanted: "a key such as \"${ADA_KEY}\"", read: api_key };
+pub(super) const API_KEY_DIGEST: StringFormat<ApiKey> =
+    StringFormat { wanted: "the ID of a key, a colon, and the SHA-256 of the whole key in hex", read: api_key_digest };
 /// A file with a key in it.
-pub(super) const KEY_FILE: Kind<PathBuf> = Kind { wanted: "a file such as \"ada.key\"", read: path };
+pub(super) const KEY_FILE: StringFormat<PathBuf> = StringFormat { wanted: "a file such as \"ada.key\"", read: path };
 /// The name of somebody who has keys.
-pub(super) const PRINCIPAL_ID: Kind<String> = Kind { wanted: "a name such as \"ada\"", read: principal_id };
+pub(super) const PRINCIPAL_ID: StringFormat<String> =
+    StringFormat { wanted: "a name such as \"ada\"", read: principal_id };
 
 /// Longer spans are typing mistakes, and some sums of time would overflow.
 const DURATION_MAX: Duration = Duration::from_secs(3650 * 24 * 60 * 60);
 const SIZE_MAX: u64 = bytesize::PIB;
 const PRINCIPAL_ID_LEN_MAX: usize = 64;
 
-fn new_name(text: &str) -> Result<String, Wrong> {
+fn new_name(text: &str) -> Result<String, ValueError> {
     match NamePattern::parse(text) {
         Some(_) => Ok(text.to_owned()),
-        None if text.is_empty() => Err(Wrong::Form),
-        None => Err(Wrong::Because("has more than one *, or a ?; one * takes what the * of `match` stands for")),
+        None if text.is_empty() => Err(ValueError::Form),
+        None => Err(ValueError::Because("has more than one *, or a ?; one * takes what the * of `match` stands for")),
     }
 }
 
-fn forwarded_header(text: &str) -> Result<HeaderName, Wrong> {
-    let name = HeaderName::try_from(text).map_err(|_| Wrong::Form)?;
+fn forwarded_header(text: &str) -> Result<HeaderName, ValueError> {
+    let name = HeaderName::try_from(text).map_err(|_| ValueError::Form)?;
     match may_be_forwarded(&name) {
         true => Ok(name),
-        false if name == AUTHORIZATION => {
-            Err(Wrong::Because("is passed on only where `forward_authorization = true` says so; leave it out here"))
-        }
-        false => Err(Wrong::Because(
+        false if name == AUTHORIZATION => Err(ValueError::Because(
+            "is passed on only where `forward_authorization = true` says so; leave it out here",
+        )),
+        false => Err(ValueError::Because(
             "is never passed on: it is a credential, or means something to one connection or to MCP",
         )),
     }
 }
 
-fn credential_header(text: &str) -> Result<HeaderName, Wrong> {
-    let name = HeaderName::try_from(text).map_err(|_| Wrong::Form)?;
+fn credential_header(text: &str) -> Result<HeaderName, ValueError> {
+    let name = HeaderName::try_from(text).map_err(|_| ValueError::Form)?;
     let is_fit = may_be_forwarded(&name) || matches!(name.as_str(), "authorization" | "cookie" | "proxy-authorization");
     if is_fit {
         Ok(name)
     } else {
-        Err(Wrong::Because("means something to a connection or to MCP; no server asks for it as a credential"))
+        Err(ValueError::Because("means something to a connection or to MCP; no server asks for it as a credential"))
     }
 }
 
-fn secret(text: &str) -> Result<HeaderValue, Wrong> {
-    secret_value(text).ok_or(Wrong::Because("is no value of a header; write one line of visible ASCII, at most 8KiB"))
+fn secret(text: &str) -> Result<HeaderValue, ValueError> {
+    secret_value(text)
+        .ok_or(ValueError::Because("is no value of a header; write one line of visible ASCII, at most 8KiB"))
 }
 
-fn api_key(text: &str) -> Result<ApiKey, Wrong> {
+fn api_key(text: &str) -> Result<ApiKey, ValueError> {
     ApiKey::read(text).map_err(because)
 }
 
-fn api_key_digest(text: &str) -> Result<ApiKey, Wrong> {
+fn api_key_digest(text: &str) -> Result<ApiKey, ValueError> {
     ApiKey::read_digest(text).map_err(because)
 }
 
-fn because(error: ApiKeyError) -> Wrong {
-    Wrong::Because(error.words())
+fn because(error: ApiKeyError) -> ValueError {
+    ValueError::Because(error.words())
 }
 
-fn principal_id(text: &str) -> Result<String, Wrong> {
+fn principal_id(text: &str) -> Result<String, ValueError> {
     let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"._@-".contains(&byte);
     if !(1..=PRINCIPAL_ID_LEN_MAX).contains(&text.len()) || !text.bytes().all(fits) {
-        return Err(Wrong::Because("has 1 to 64 characters out of letters, digits and . _ @ -"));
+        return Err(ValueError::Because("has 1 to 64 characters out of letters, digits and . _ @ -"));
     }
     Ok(text.to_owned())
 }
 
-fn duration(text: &str) -> Result<Duration, Wrong> {
-    let span = humantime::parse_duration(text).map_err(|_| Wrong::Form)?;
+fn duration(text: &str) -> Result<Duration, ValueError> {
+    let span = humantime::parse_duration(text).map_err(|_| ValueError::Form)?;
     if span > DURATION_MAX {
-        return Err(Wrong::Because("is longer than 3650d"));
+        return Err(ValueError::Because("is longer than 3650d"));
     }
     if !span.is_zero() && span < Duration::from_millis(1) {
-        return Err(Wrong::Because("is shorter than 1ms, the finest step there is"));
+        return Err(ValueError::Because("is shorter than 1ms, the finest step there is"));
     }
     Ok(span)
 }
 
-fn duration_not_zero(text: &str) -> Result<Duration, Wrong> {
+fn duration_not_zero(text: &str) -> Result<Duration, ValueError> {
     let span = duration(text)?;
-    if span.is_zero() { Err(Wrong::Because("must be longer than 0s")) } else { Ok(span) }
+    if span.is_zero() { Err(ValueError::Because("must be longer than 0s")) } else { Ok(span) }
 }
 
-fn size(text: &str) -> Result<usize, Wrong> {
-    let size: ByteSize = text.parse().map_err(|_| Wrong::Form)?;
+fn size(text: &str) -> Result<usize, ValueError> {
+    let size: ByteSize = text.parse().map_err(|_| ValueError::Form)?;
     match size.as_u64() {
-        0 => Err(Wrong::Because("must be at least 1B")),
-        bytes if bytes > SIZE_MAX => Err(Wrong::Because("is larger than 1PiB")),
-        bytes => usize::try_from(bytes).map_err(|_| Wrong::Because("is larger than this machine's memory can be")),
+        0 => Err(ValueError::Because("must be at least 1B")),
+        bytes if bytes > SIZE_MAX => Err(ValueError::Because("is larger than 1PiB")),
+        bytes => usize::try_from(bytes).map_err(|_| ValueError::Because("is larger than this machine's memory can be")),
     }
 }
 
-fn address(text: &str) -> Result<SocketAddr, Wrong> {
-    text.parse().map_err(|_| Wrong::Form)
+fn address(text: &str) -> Result<SocketAddr, ValueError> {
+    text.parse().map_err(|_| ValueError::Form)
 }
 
-fn host(text: &str) -> Result<String, Wrong> {
+fn host(text: &str) -> Result<String, ValueError> {
     if text.contains('*') {
-        return Err(Wrong::Because("has no wildcards; name each host"));
+        return Err(ValueError::Because("has no wildcards; name each host"));
     }
-    Host::parse(text).map(|host| host.to_string()).map_err(|_| Wrong::Form)
+    Host::parse(text).map(|host| host.to_string()).map_err(|_| ValueError::Form)
 }
 
-fn origin(text: &str) -> Result<String, Wrong> {
+fn origin(text: &str) -> Result<String, ValueError> {
     if text.contains('*') {
-        return Err(Wrong::Because("has no wildcards; name each origin"));
+        return Err(ValueError::Because("has no wildcards; name each origin"));
     }
-    let url = Url::parse(text).map_err(|_| Wrong::Form)?;
-    let host = url.host_str().filter(|host| !host.is_empty()).ok_or(Wrong::Form)?;
+    let url = Url::parse(text).map_err(|_| ValueError::Form)?;
+    let host = url.host_str().filter(|host| !host.is_empty()).ok_or(ValueError::Form)?;
     let more = !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some();
     if more || has_user_info(&url) {
-        return Err(Wrong::Because("has more than scheme, host and port; leave the rest out"));
+        return Err(ValueError::Because("has more than scheme, host and port; leave the rest out"));
     }
     let port = url.port().map(|port| format!(":{port}")).unwrap_or_default();
     Ok(format!("{}://{host}{port}", url.scheme()))
 }
 
-fn upstream_url(text: &str) -> Result<Url, Wrong> {
-    let url = Url::parse(text).map_err(|_| Wrong::Form)?;
+fn upstream_url(text: &str) -> Result<Url, ValueError> {
+    let url = Url::parse(text).map_err(|_| ValueError::Form)?;
     if !matches!(url.scheme(), "http" | "https") {
-        return Err(Wrong::Because("has another scheme than http and https"));
+        return Err(ValueError::Because("has another scheme than http and https"));
     }
     if has_user_info(&url) {
-        return Err(Wrong::Because("has a user name or password; credentials do not belong into a URL"));
+        return Err(ValueError::Because("has a user name or password; credentials do not belong into a URL"));
     }
     if url.fragment().is_some() {
-        return Err(Wrong::Because("has a fragment; leave out what begins with #"));
+        return Err(ValueError::Because("has a fragment; leave out what begins with #"));
     }
     Ok(url)
 }
@@ -215,44 +226,44 @@ fn has_user_info(url: &Url) -> bool {
 }
 
 /// Only paths that every client and proxy reads alike: what could be normalised away is refused.
-fn served_path(text: &str) -> Result<String, Wrong> {
-    let Some(rest) = text.strip_prefix('/') else { return Err(Wrong::Because("must begin with /")) };
+fn served_path(text: &str) -> Result<String, ValueError> {
+    let Some(rest) = text.strip_prefix('/') else { return Err(ValueError::Because("must begin with /")) };
     if !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte)) {
-        return Err(Wrong::Because("may only have letters, digits and / - . _ ~"));
+        return Err(ValueError::Because("may only have letters, digits and / - . _ ~"));
     }
     if rest.is_empty() {
         return Ok(text.to_owned());
     }
     for segment in rest.split('/') {
         match segment {
-            "" => return Err(Wrong::Because("has an empty segment; write each / once, and none at the end")),
-            "." | ".." => return Err(Wrong::Because("has a segment . or .., which clients resolve on their own")),
+            "" => return Err(ValueError::Because("has an empty segment; write each / once, and none at the end")),
+            "." | ".." => return Err(ValueError::Because("has a segment . or .., which clients resolve on their own")),
             _ => (),
         }
     }
     Ok(text.to_owned())
 }
 
-fn word_of_command(text: &str) -> Result<String, Wrong> {
-    if text.contains('\0') { Err(Wrong::Because("has a NUL character")) } else { Ok(text.to_owned()) }
+fn word_of_command(text: &str) -> Result<String, ValueError> {
+    if text.contains('\0') { Err(ValueError::Because("has a NUL character")) } else { Ok(text.to_owned()) }
 }
 
-fn path(text: &str) -> Result<PathBuf, Wrong> {
+fn path(text: &str) -> Result<PathBuf, ValueError> {
     not_empty(text).map(PathBuf::from)
 }
 
 /// Longest text that is sent along with answers.
 const WORDS_LEN_MAX: usize = 4096;
 
-fn words(text: &str) -> Result<String, Wrong> {
+fn words(text: &str) -> Result<String, ValueError> {
     if text.len() > WORDS_LEN_MAX {
-        return Err(Wrong::Because("is longer than 4096 bytes"));
+        return Err(ValueError::Because("is longer than 4096 bytes"));
     }
-    if text.trim().is_empty() { Err(Wrong::Form) } else { Ok(text.to_owned()) }
+    if text.trim().is_empty() { Err(ValueError::Form) } else { Ok(text.to_owned()) }
 }
 
-fn not_empty(text: &str) -> Result<String, Wrong> {
-    if text.is_empty() { Err(Wrong::Form) } else { Ok(text.to_owned()) }
+fn not_empty(text: &str) -> Result<String, ValueError> {
+    if text.is_empty() { Err(ValueError::Form) } else { Ok(text.to_owned()) }
 }
 
 /// `a`, `a or b`, `a, b or c`: the words that can be written today.
@@ -333,14 +344,14 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check<T: PartialEq + std::fmt::Debug>(kind: Kind<T>, rows: &[(&str, Result<T, Wrong>)]) {
+    fn check<T: PartialEq + std::fmt::Debug>(kind: StringFormat<T>, rows: &[(&str, Result<T, ValueError>)]) {
         for (text, read) in rows {
             assert_eq!((kind.read)(text), *read, "{text:?}");
         }
     }
 
-    fn because<T>(why: &'static str) -> Result<T, Wrong> {
-        Err(Wrong::Because(why))
+    fn because<T>(why: &'static str) -> Result<T, ValueError> {
+        Err(ValueError::Because(why))
     }
 
     #[test]
@@ -354,13 +365,13 @@ mod tests {
                 ("7d", Ok(7 * 86_400 * second)),
                 ("0s", Ok(Duration::ZERO)),
                 ("1ms", Ok(second / 1000)),
-                ("30", Err(Wrong::Form)),
-                ("-1s", Err(Wrong::Form)),
-                ("soon", Err(Wrong::Form)),
-                ("", Err(Wrong::Form)),
+                ("30", Err(ValueError::Form)),
+                ("-1s", Err(ValueError::Form)),
+                ("soon", Err(ValueError::Form)),
+                ("", Err(ValueError::Form)),
                 ("20us", because("is shorter than 1ms, the finest step there is")),
                 ("11y", because("is longer than 3650d")),
-                ("99999999999999999999y", Err(Wrong::Form)),
+                ("99999999999999999999y", Err(ValueError::Form)),
             ],
         );
         check(DURATION_NOT_ZERO, &[("1s", Ok(second)), ("0s", because("must be longer than 0s"))]);
@@ -378,9 +389,9 @@ mod tests {
                 ("0", because("must be at least 1B")),
                 ("0.1B", because("must be at least 1B")),
                 ("2PiB", because("is larger than 1PiB")),
-                ("-4MiB", Err(Wrong::Form)),
-                ("much", Err(Wrong::Form)),
-                ("", Err(Wrong::Form)),
+                ("-4MiB", Err(ValueError::Form)),
+                ("much", Err(ValueError::Form)),
+                ("", Err(ValueError::Form)),
             ],
         );
     }
@@ -394,9 +405,9 @@ mod tests {
                 ("MCP.Example", Ok("mcp.example".to_owned())),
                 ("10.0.0.1", Ok("10.0.0.1".to_owned())),
                 ("[::1]", Ok("[::1]".to_owned())),
-                ("mcp.example:80", Err(Wrong::Form)),
-                ("http://mcp.example", Err(Wrong::Form)),
-                ("", Err(Wrong::Form)),
+                ("mcp.example:80", Err(ValueError::Form)),
+                ("http://mcp.example", Err(ValueError::Form)),
+                ("", Err(ValueError::Form)),
                 ("*.example", because(wildcard)),
             ],
         );
@@ -412,8 +423,8 @@ mod tests {
                 ("https://app.example?x", because(more)),
                 ("https://me@app.example", because(more)),
                 ("https://*.example", because("has no wildcards; name each origin")),
-                ("null", Err(Wrong::Form)),
-                ("data:x", Err(Wrong::Form)),
+                ("null", Err(ValueError::Form)),
+                ("data:x", Err(ValueError::Form)),
             ],
         );
     }
@@ -423,14 +434,14 @@ mod tests {
         for (text, wrong) in [
             ("http://127.0.0.1:9000/mcp", None),
             ("https://mcp.example/a?b=c", None),
-            ("ftp://mcp.example", Some(Wrong::Because("has another scheme than http and https"))),
-            ("mcp.example", Some(Wrong::Form)),
-            ("http://", Some(Wrong::Form)),
+            ("ftp://mcp.example", Some(ValueError::Because("has another scheme than http and https"))),
+            ("mcp.example", Some(ValueError::Form)),
+            ("http://", Some(ValueError::Form)),
             (
                 "http://a:b@c/",
-                Some(Wrong::Because("has a user name or password; credentials do not belong into a URL")),
+                Some(ValueError::Because("has a user name or password; credentials do not belong into a URL")),
             ),
-            ("http://c/#d", Some(Wrong::Because("has a fragment; leave out what begins with #"))),
+            ("http://c/#d", Some(ValueError::Because("has a fragment; leave out what begins with #"))),
         ] {
             assert_eq!((UPSTREAM_URL.read)(text).err(), wrong, "{text:?}");
         }

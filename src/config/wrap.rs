@@ -5,25 +5,25 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::error::{Place, Report};
+use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::{RawConfig, RawStore, RawUpstream, StoreKind};
-use super::section::Placed;
-use super::value::{UPSTREAM_URL, Wrong};
+use super::section::LocatedValue;
+use super::value::{UPSTREAM_URL, ValueError};
 use super::{Config, ConfigError, ServerSettings, resolve};
-use crate::task::Fallback;
+use crate::task::FallbackPolicy;
 
 /// The upstream's name, in logs and in a store.
 const NAME: &str = "wrapped";
 
 /// The server that is wrapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wrapped {
+pub enum WrappedServer {
     /// A program with its arguments. It gets the whole environment, as if the host had started it.
     Program(Vec<String>),
     Url(Url),
 }
 
-impl Wrapped {
+impl WrappedServer {
     /// Reads the address of a server, as a file's `url` is read.
     ///
     /// # Errors
@@ -31,8 +31,8 @@ impl Wrapped {
     pub fn url(text: &str) -> Result<Self, String> {
         match (UPSTREAM_URL.read)(text) {
             Ok(url) => Ok(Self::Url(url)),
-            Err(Wrong::Form) => Err(format!("write {}", UPSTREAM_URL.wanted)),
-            Err(Wrong::Because(why)) => Err(why.to_owned()),
+            Err(ValueError::Form) => Err(format!("write {}", UPSTREAM_URL.wanted)),
+            Err(ValueError::Because(why)) => Err(why.to_owned()),
         }
     }
 }
@@ -44,15 +44,15 @@ impl Config {
     /// # Errors
     /// If the values do not fit together; the mistakes name the keys that a file would have.
     pub fn wrapping(
-        wrapped: Wrapped,
+        wrapped: WrappedServer,
         grace: Duration,
-        fallback: Fallback,
+        fallback: FallbackPolicy,
         store: Option<PathBuf>,
     ) -> Result<Self, ConfigError> {
         let mut upstream = RawUpstream::unreached(NAME, place("COMMAND"));
         match wrapped {
-            Wrapped::Url(url) => upstream.url = Some(placed("--url", url)),
-            Wrapped::Program(words) => upstream.command.command = Some(placed("COMMAND", words)),
+            WrappedServer::Url(url) => upstream.url = Some(placed("--url", url)),
+            WrappedServer::Program(words) => upstream.command.command = Some(placed("COMMAND", words)),
         }
         upstream.tasks.grace = Some(placed("--grace", grace));
         upstream.tasks.fallback = Some(placed("--fallback", fallback));
@@ -64,7 +64,7 @@ impl Config {
             ephemeral: Some(placed("store.ephemeral", true)),
         };
         let raw = RawConfig { upstreams: vec![upstream], store, ..RawConfig::default() };
-        let mut report = Report::new("the command line");
+        let mut report = MistakeCollector::new("the command line");
         let mut config = resolve::resolve(&raw, &mut report);
         report.into_result()?;
         for upstream in &mut config.upstreams {
@@ -79,12 +79,12 @@ impl Config {
     }
 }
 
-fn place(key: &str) -> Place {
-    Place { line: 1, key: key.to_owned() }
+fn place(key: &str) -> ConfigLocation {
+    ConfigLocation { line: 1, key: key.to_owned() }
 }
 
-fn placed<T>(key: &str, value: T) -> Placed<T> {
-    Placed { value, place: place(key) }
+fn placed<T>(key: &str, value: T) -> LocatedValue<T> {
+    LocatedValue { value, place: place(key) }
 }
 
 #[cfg(test)]
@@ -97,11 +97,11 @@ mod tests {
     #[test]
     fn a_program_gets_the_environment_and_everything_else_its_default() {
         let words = ["server", "--flag", ""].map(str::to_owned).to_vec();
-        let config = Config::wrapping(Wrapped::Program(words), GRACE, Fallback::Tools, None).unwrap();
+        let config = Config::wrapping(WrappedServer::Program(words), GRACE, FallbackPolicy::Tools, None).unwrap();
         assert!(matches!(config.store, StoreSettings::Memory(_)));
         let [upstream] = config.upstreams.as_slice() else { panic!("there is one") };
         let default = &upstream.rules.default;
-        assert_eq!((default.grace, default.fallback), (GRACE, Fallback::Tools));
+        assert_eq!((default.grace, default.fallback), (GRACE, FallbackPolicy::Tools));
         let program = upstream.server.stdio().unwrap();
         assert_eq!(
             (program.program.as_str(), program.arguments.as_slice()),
@@ -113,13 +113,13 @@ mod tests {
 
     #[test]
     fn a_folder_makes_the_store_last() {
-        let url = || Wrapped::url("https://example.org/mcp").unwrap();
-        let config = Config::wrapping(url(), GRACE, Fallback::Hold, Some("tasks".into())).unwrap();
+        let url = || WrappedServer::url("https://example.org/mcp").unwrap();
+        let config = Config::wrapping(url(), GRACE, FallbackPolicy::Hold, Some("tasks".into())).unwrap();
         assert!(matches!(config.store, StoreSettings::Disk { .. }));
         assert_eq!(config.folder, PathBuf::from("tasks"));
         assert!(config.upstreams[0].server.http().is_some());
         let late = GRACE_MAX + Duration::from_secs(1);
-        let refused = Config::wrapping(url(), late, Fallback::Hold, None).unwrap_err();
+        let refused = Config::wrapping(url(), late, FallbackPolicy::Hold, None).unwrap_err();
         assert!(refused.to_string().contains("--grace"), "{refused}");
     }
 }

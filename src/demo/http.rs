@@ -18,11 +18,11 @@ use tokio::time::{Instant, interval_at};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::Shared;
+use super::DemoState;
 use super::rpc::{self, Incoming};
-use super::session::{Abilities, Events, Run, Session, Sessions};
-use super::tools::{self, Caller};
-use crate::face::http::{Response, empty_body, full_body};
+use super::session::{DemoCall, DemoClientCapabilities, DemoMessages, DemoSession, DemoSessions};
+use super::tools::{self, DemoCaller};
+use crate::face::http::{FaceResponse, empty_body, full_body};
 use crate::wire::{ProtocolVersion, RpcError, fault, method};
 
 /// The one path that is served.
@@ -43,10 +43,10 @@ const COMMENT_PERIOD: Duration = Duration::from_secs(15);
 const VERSIONS: [ProtocolVersion; 2] = [ProtocolVersion::V2025_03_26, ProtocolVersion::V2025_06_18];
 
 /// An answer that says no.
-type Refusal = Box<Response>;
+type DemoRefusal = Box<FaceResponse>;
 
 /// Answers one HTTP request. Never fails: what goes wrong is an answer too.
-pub(super) async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Response {
+pub(super) async fn answer(shared: &Arc<DemoState>, request: Request<Body>) -> FaceResponse {
     if request.uri().path() != PATH {
         return plain(StatusCode::NOT_FOUND);
     }
@@ -68,7 +68,7 @@ pub(super) async fn answer(shared: &Arc<Shared>, request: Request<Body>) -> Resp
 
 /// Keeps web pages away from a server on this machine: a foreign Origin always, and on loopback a foreign
 /// Host too, which is what DNS rebinding looks like.
-fn guard(shared: &Shared, request: &Request<Body>) -> Result<(), Refusal> {
+fn guard(shared: &DemoState, request: &Request<Body>) -> Result<(), DemoRefusal> {
     let origin = request.headers().get(ORIGIN).map(|origin| url_host(origin.to_str().unwrap_or_default()));
     let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
     let host = request.uri().host().map(str::to_owned).or_else(|| url_host(&format!("http://{}", host?)));
@@ -85,7 +85,7 @@ fn is_loopback(host: &str) -> bool {
     matches!(host, "localhost" | "127.0.0.1" | "[::1]")
 }
 
-async fn post(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response, Refusal> {
+async fn post(shared: &Arc<DemoState>, request: Request<Body>) -> Result<FaceResponse, DemoRefusal> {
     let (head, body) = request.into_parts();
     if !accepts(&head.headers, &["application/json", "text/event-stream"]) {
         return Err(Box::new(plain(StatusCode::NOT_ACCEPTABLE)));
@@ -123,7 +123,7 @@ async fn post(shared: &Arc<Shared>, request: Request<Body>) -> Result<Response, 
     }
 }
 
-fn initialize(shared: &Shared, request: &rpc::Request) -> Result<Response, Refusal> {
+fn initialize(shared: &DemoState, request: &rpc::DemoRequest) -> Result<FaceResponse, DemoRefusal> {
     let Some((session, result)) = open(&shared.sessions, request) else {
         return Err(Box::new(plain(StatusCode::SERVICE_UNAVAILABLE)));
     };
@@ -134,11 +134,11 @@ fn initialize(shared: &Shared, request: &rpc::Request) -> Result<Response, Refus
 }
 
 /// Opens a session; what its client is told. `None` if there are too many.
-pub(super) fn open(sessions: &Sessions, request: &rpc::Request) -> Option<(Arc<Session>, Value)> {
+pub(super) fn open(sessions: &DemoSessions, request: &rpc::DemoRequest) -> Option<(Arc<DemoSession>, Value)> {
     let wanted = request.params["protocolVersion"].as_str().and_then(ProtocolVersion::parse);
     let version = wanted.filter(|version| VERSIONS.contains(version)).unwrap_or(ProtocolVersion::V2025_06_18);
     let capabilities = &request.params["capabilities"];
-    let abilities = Abilities {
+    let abilities = DemoClientCapabilities {
         elicitation: capabilities["elicitation"].is_object(),
         sampling: capabilities["sampling"].is_object(),
     };
@@ -153,7 +153,11 @@ pub(super) fn open(sessions: &Sessions, request: &rpc::Request) -> Option<(Arc<S
 }
 
 /// A batch, which 2025-03-26 alone has. Its answers come as a stream, each as soon as it is there.
-fn batch(shared: &Arc<Shared>, session: &Arc<Session>, messages: Vec<Value>) -> Result<Response, Refusal> {
+fn batch(
+    shared: &Arc<DemoState>,
+    session: &Arc<DemoSession>,
+    messages: Vec<Value>,
+) -> Result<FaceResponse, DemoRefusal> {
     if session.version != ProtocolVersion::V2025_03_26 || messages.is_empty() || messages.len() > BATCH_MAX {
         return Err(bad(fault::INVALID_REQUEST, "no batch, an empty one or one that large is accepted here"));
     }
@@ -174,7 +178,7 @@ fn batch(shared: &Arc<Shared>, session: &Arc<Session>, messages: Vec<Value>) -> 
 }
 
 /// Takes what needs no answer.
-pub(super) fn take(session: &Session, message: Incoming) {
+pub(super) fn take(session: &DemoSession, message: Incoming) {
     match message {
         Incoming::Notification { method, params } if method == method::CANCELLED => {
             session.cancel(&params["requestId"]);
@@ -188,7 +192,12 @@ pub(super) fn take(session: &Session, message: Incoming) {
 ///
 /// The call is registered before this returns, so that a cancellation sent right behind it finds it. It goes
 /// on when the client leaves: in these versions that is no cancellation.
-pub(super) fn start(tracker: &TaskTracker, session: &Arc<Session>, request: rpc::Request, events: Events) {
+pub(super) fn start(
+    tracker: &TaskTracker,
+    session: &Arc<DemoSession>,
+    request: rpc::DemoRequest,
+    events: DemoMessages,
+) {
     let run = session.begin(&request.id);
     tracker.spawn(async move {
         let outcome = match run {
@@ -203,13 +212,18 @@ pub(super) fn start(tracker: &TaskTracker, session: &Arc<Session>, request: rpc:
 }
 
 /// `None` if the run was cancelled.
-async fn perform(run: &Run, method: String, params: Value, events: &Events) -> Option<Result<Value, RpcError>> {
+async fn perform(
+    run: &DemoCall,
+    method: String,
+    params: Value,
+    events: &DemoMessages,
+) -> Option<Result<Value, RpcError>> {
     match method.as_str() {
         method::PING => Some(Ok(json!({}))),
         method::TOOLS_LIST => Some(Ok(tools::list())),
         method::TOOLS_CALL => {
             let progress_token = params["_meta"].get("progressToken").cloned();
-            let caller = Caller { session: Arc::clone(&run.session), events: events.clone(), progress_token };
+            let caller = DemoCaller { session: Arc::clone(&run.session), events: events.clone(), progress_token };
             run.cancel.run_until_cancelled(tools::call(params, &caller)).await
         }
         other => Some(Err(unknown(other))),
@@ -225,7 +239,7 @@ pub(super) fn unknown(method: &str) -> RpcError {
 }
 
 /// JSON if the answer is the first thing that comes, otherwise (progress, a question, the end) a stream.
-async fn answer_or_stream(mut answers: mpsc::Receiver<Value>, session: &Session) -> Response {
+async fn answer_or_stream(mut answers: mpsc::Receiver<Value>, session: &DemoSession) -> FaceResponse {
     let first = answers.recv().await;
     match first {
         Some(message) if rpc::is_answer(&message) => json_response(StatusCode::OK, &message),
@@ -233,7 +247,7 @@ async fn answer_or_stream(mut answers: mpsc::Receiver<Value>, session: &Session)
     }
 }
 
-fn get(shared: &Shared, headers: &HeaderMap) -> Result<Response, Refusal> {
+fn get(shared: &DemoState, headers: &HeaderMap) -> Result<FaceResponse, DemoRefusal> {
     if !accepts(headers, &["text/event-stream"]) {
         return Err(Box::new(plain(StatusCode::NOT_ACCEPTABLE)));
     }
@@ -243,13 +257,13 @@ fn get(shared: &Shared, headers: &HeaderMap) -> Result<Response, Refusal> {
     Ok(event_stream(stream::empty(), stream, &session))
 }
 
-fn delete(shared: &Shared, headers: &HeaderMap) -> Result<Response, Refusal> {
+fn delete(shared: &DemoState, headers: &HeaderMap) -> Result<FaceResponse, DemoRefusal> {
     shared.sessions.close(&session(shared, headers)?.id);
     Ok(plain(StatusCode::NO_CONTENT))
 }
 
 /// The session that a request names: 400 if it names none, 404 if there is none.
-fn session(shared: &Shared, headers: &HeaderMap) -> Result<Arc<Session>, Refusal> {
+fn session(shared: &DemoState, headers: &HeaderMap) -> Result<Arc<DemoSession>, DemoRefusal> {
     let id = header(headers, &SESSION).ok_or_else(|| bad(fault::INVALID_REQUEST, "Mcp-Session-Id is missing"))?;
     let version = header(headers, &VERSION).map(ProtocolVersion::parse);
     if version.is_some_and(|version| version.is_none_or(|version| !VERSIONS.contains(&version))) {
@@ -270,31 +284,31 @@ fn accepts(headers: &HeaderMap, kinds: &[&str]) -> bool {
     all.is_empty() || all.iter().any(|value| value.contains("*/*") || kinds.iter().any(|kind| value.contains(kind)))
 }
 
-fn plain(status: StatusCode) -> Response {
-    let mut response = Response::new(empty_body());
+fn plain(status: StatusCode) -> FaceResponse {
+    let mut response = FaceResponse::new(empty_body());
     *response.status_mut() = status;
     response
 }
 
-fn bad(code: i64, message: &str) -> Refusal {
+fn bad(code: i64, message: &str) -> DemoRefusal {
     Box::new(json_response(StatusCode::BAD_REQUEST, &rpc::refusal(&RpcError::new(code, message))))
 }
 
-fn json_response(status: StatusCode, message: &Value) -> Response {
-    let mut response = Response::new(full_body(Bytes::from(message.to_string())));
+fn json_response(status: StatusCode, message: &Value) -> FaceResponse {
+    let mut response = FaceResponse::new(full_body(Bytes::from(message.to_string())));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// A stream of `first`, then `rest` until its senders are gone or the session ends.
-fn event_stream<S>(first: S, rest: mpsc::Receiver<Value>, session: &Session) -> Response
+fn event_stream<S>(first: S, rest: mpsc::Receiver<Value>, session: &DemoSession) -> FaceResponse
 where
     S: Stream<Item = Value> + Send + 'static,
 {
     let rest = with_comments(rest, session.ended.clone());
     let frames = first.map(|message| event(&message)).chain(rest).map(|bytes| Ok(Frame::data(bytes)));
-    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    let mut response = FaceResponse::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response

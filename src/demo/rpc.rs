@@ -7,13 +7,13 @@ use crate::wire::RpcError;
 /// A message from a client, told apart by its members.
 #[derive(Debug)]
 pub(super) enum Incoming {
-    Request(Request),
+    Request(DemoRequest),
     Notification { method: String, params: Value },
     Answer { id: Value, outcome: Result<Value, String> },
 }
 
 #[derive(Debug)]
-pub(super) struct Request {
+pub(super) struct DemoRequest {
     pub(super) id: Value,
     pub(super) method: String,
     /// `{}` where the message has none.
@@ -38,7 +38,7 @@ pub(super) fn read(mut message: Value) -> Option<Incoming> {
     match id {
         None => Some(Incoming::Notification { method, params }),
         Some(id) if id.is_string() || id.is_i64() || id.is_u64() => {
-            Some(Incoming::Request(Request { id, method, params }))
+            Some(Incoming::Request(DemoRequest { id, method, params }))
         }
         Some(_) => None,
     }

@@ -24,56 +24,56 @@ const IDLE_MAX: Duration = Duration::from_secs(60 * 60);
 const RUNS_MAX: usize = 256;
 
 /// Messages towards a client, in order. The stream ends when all senders are gone.
-pub(super) type Events = mpsc::Sender<Value>;
+pub(super) type DemoMessages = mpsc::Sender<Value>;
 
 /// What a client said it can be asked.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Abilities {
+pub(super) struct DemoClientCapabilities {
     pub(super) elicitation: bool,
     pub(super) sampling: bool,
 }
 
 /// One client, from `initialize` to DELETE.
 #[derive(Debug)]
-pub(super) struct Session {
+pub(super) struct DemoSession {
     pub(super) id: String,
     pub(super) version: ProtocolVersion,
-    pub(super) abilities: Abilities,
+    pub(super) abilities: DemoClientCapabilities,
     /// Ends with the session, and ends all that belongs to it.
     pub(super) ended: CancellationToken,
-    state: Mutex<State>,
+    state: Mutex<DemoSessionState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct DemoSessionState {
     used_at: Instant,
     /// Keyed by the request id as JSON text: `1` is not `"1"`.
     runs: HashMap<String, CancellationToken>,
     questions: HashMap<String, oneshot::Sender<Result<Value, String>>>,
     questions_asked: u64,
-    listening: Option<Events>,
+    listening: Option<DemoMessages>,
 }
 
 /// Why a call may not start.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
-pub(super) enum NotStarted {
+pub(super) enum CallStartError {
     #[error("this request id is in use")]
     IdInUse,
     #[error("too many calls are running in this session")]
     TooMany,
 }
 
-impl Session {
+impl DemoSession {
     /// Registers a call, which `notifications/cancelled` can then find until the guard is dropped.
-    pub(super) fn begin(self: &Arc<Self>, id: &Value) -> Result<Run, NotStarted> {
+    pub(super) fn begin(self: &Arc<Self>, id: &Value) -> Result<DemoCall, CallStartError> {
         let mut state = self.state.lock();
         if state.runs.len() >= RUNS_MAX {
-            return Err(NotStarted::TooMany);
+            return Err(CallStartError::TooMany);
         }
-        let Entry::Vacant(place) = state.runs.entry(id.to_string()) else { return Err(NotStarted::IdInUse) };
+        let Entry::Vacant(place) = state.runs.entry(id.to_string()) else { return Err(CallStartError::IdInUse) };
         let cancel = place.insert(self.ended.child_token()).clone();
         drop(state);
-        Ok(Run { key: id.to_string(), session: Arc::clone(self), cancel })
+        Ok(DemoCall { key: id.to_string(), session: Arc::clone(self), cancel })
     }
 
     /// Stops the call with this request id, if it runs.
@@ -84,14 +84,14 @@ impl Session {
     }
 
     /// Opens a question: its request id, and where the answer will come.
-    pub(super) fn question(self: &Arc<Self>) -> Question {
+    pub(super) fn question(self: &Arc<Self>) -> DemoQuestion {
         let (sender, answer) = oneshot::channel();
         let mut state = self.state.lock();
         state.questions_asked += 1;
         let id = format!("ask-{}", state.questions_asked);
         state.questions.insert(id.clone(), sender);
         drop(state);
-        Question { id, session: Arc::clone(self), answer }
+        DemoQuestion { id, session: Arc::clone(self), answer }
     }
 
     /// Hands a client's answer to the call that asked. Answers to nobody are dropped.
@@ -104,7 +104,7 @@ impl Session {
     }
 
     /// Takes the place of the session's one GET stream; an older one ends.
-    pub(super) fn listen(&self, events: Events) {
+    pub(super) fn listen(&self, events: DemoMessages) {
         self.state.lock().listening = Some(events);
     }
 
@@ -117,13 +117,13 @@ impl Session {
 
 /// A call in progress. Dropping it forgets the call.
 #[derive(Debug)]
-pub(super) struct Run {
+pub(super) struct DemoCall {
     key: String,
-    pub(super) session: Arc<Session>,
+    pub(super) session: Arc<DemoSession>,
     pub(super) cancel: CancellationToken,
 }
 
-impl Drop for Run {
+impl Drop for DemoCall {
     fn drop(&mut self) {
         let mut state = self.session.state.lock();
         state.runs.remove(&self.key);
@@ -133,20 +133,20 @@ impl Drop for Run {
 
 /// A question that waits for its answer. Dropping it forgets the question.
 #[derive(Debug)]
-pub(super) struct Question {
+pub(super) struct DemoQuestion {
     pub(super) id: String,
-    session: Arc<Session>,
+    session: Arc<DemoSession>,
     answer: oneshot::Receiver<Result<Value, String>>,
 }
 
-impl Question {
+impl DemoQuestion {
     /// Waits for the client's result, or the text of its error. Unbounded: the caller sets the limit.
     pub(super) async fn answer(mut self) -> Result<Value, String> {
         (&mut self.answer).await.unwrap_or_else(|_| Err("the session has ended".to_owned()))
     }
 }
 
-impl Drop for Question {
+impl Drop for DemoQuestion {
     fn drop(&mut self) {
         self.session.state.lock().questions.remove(&self.id);
     }
@@ -154,19 +154,19 @@ impl Drop for Question {
 
 /// All sessions, at most [`SESSIONS_MAX`].
 #[derive(Debug)]
-pub(super) struct Sessions {
-    table: Mutex<HashMap<String, Arc<Session>>>,
+pub(super) struct DemoSessions {
+    table: Mutex<HashMap<String, Arc<DemoSession>>>,
     ended: CancellationToken,
 }
 
-impl Sessions {
+impl DemoSessions {
     /// All sessions end when `ended` does.
     pub(super) fn new(ended: CancellationToken) -> Self {
         Self { table: Mutex::default(), ended }
     }
 
     /// Opens a session and drops idle ones; `None` if all places are in use or no random bits can be had.
-    pub(super) fn open(&self, version: ProtocolVersion, abilities: Abilities) -> Option<Arc<Session>> {
+    pub(super) fn open(&self, version: ProtocolVersion, abilities: DemoClientCapabilities) -> Option<Arc<DemoSession>> {
         let mut bits = [0; 16];
         getrandom::fill(&mut bits).ok()?;
         let now = Instant::now();
@@ -175,12 +175,12 @@ impl Sessions {
         if table.len() >= SESSIONS_MAX {
             return None;
         }
-        let session = Arc::new(Session {
+        let session = Arc::new(DemoSession {
             id: Uuid::from_bytes(bits).simple().to_string(),
             version,
             abilities,
             ended: self.ended.child_token(),
-            state: Mutex::new(State {
+            state: Mutex::new(DemoSessionState {
                 used_at: now,
                 runs: HashMap::new(),
                 questions: HashMap::new(),
@@ -193,7 +193,7 @@ impl Sessions {
     }
 
     /// Finds a session and notes that it was used.
-    pub(super) fn find(&self, id: &str) -> Option<Arc<Session>> {
+    pub(super) fn find(&self, id: &str) -> Option<Arc<DemoSession>> {
         let session = self.table.lock().get(id).cloned()?;
         session.state.lock().used_at = Instant::now();
         Some(session)
@@ -211,15 +211,15 @@ impl Sessions {
 mod tests {
     use super::*;
 
-    const NOTHING: Abilities = Abilities { elicitation: false, sampling: false };
+    const NOTHING: DemoClientCapabilities = DemoClientCapabilities { elicitation: false, sampling: false };
 
-    fn open(sessions: &Sessions) -> Option<Arc<Session>> {
+    fn open(sessions: &DemoSessions) -> Option<Arc<DemoSession>> {
         sessions.open(ProtocolVersion::V2025_06_18, NOTHING)
     }
 
     #[tokio::test(start_paused = true)]
     async fn idle_sessions_make_room_and_busy_ones_stay() {
-        let sessions = Sessions::new(CancellationToken::new());
+        let sessions = DemoSessions::new(CancellationToken::new());
         let calling = open(&sessions).unwrap();
         let run = calling.begin(&Value::from(1)).unwrap();
         let listening = open(&sessions).unwrap();
@@ -240,10 +240,10 @@ mod tests {
 
     #[test]
     fn a_request_id_is_free_again_once_its_call_ended() {
-        let sessions = Sessions::new(CancellationToken::new());
+        let sessions = DemoSessions::new(CancellationToken::new());
         let session = open(&sessions).unwrap();
         let run = session.begin(&Value::from(1)).unwrap();
-        assert!(matches!(session.begin(&Value::from(1)), Err(NotStarted::IdInUse)));
+        assert!(matches!(session.begin(&Value::from(1)), Err(CallStartError::IdInUse)));
         assert!(session.begin(&Value::from("1")).is_ok(), "1 is not \"1\" (T-62)");
         drop(run);
         assert!(session.begin(&Value::from(1)).is_ok());
@@ -251,10 +251,10 @@ mod tests {
 
     #[test]
     fn a_session_runs_a_bounded_number_of_calls() {
-        let sessions = Sessions::new(CancellationToken::new());
+        let sessions = DemoSessions::new(CancellationToken::new());
         let session = open(&sessions).unwrap();
         let runs: Vec<_> = (0..RUNS_MAX).map(|id| session.begin(&Value::from(id)).unwrap()).collect();
-        assert!(matches!(session.begin(&Value::from("one more")), Err(NotStarted::TooMany)));
+        assert!(matches!(session.begin(&Value::from("one more")), Err(CallStartError::TooMany)));
         drop(runs);
     }
 }

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use super::http;
 use super::rpc::{self, Incoming};
-use super::session::{Events, Session, Sessions};
+use super::session::{DemoMessages, DemoSession, DemoSessions};
 use crate::wire::framing::LineDecoder;
 use crate::wire::{RpcError, fault, method};
 
@@ -45,7 +45,7 @@ pub async fn serve(
     if broken::is_stateless() {
         return stateless::serve(input, events).await;
     }
-    let mut client = Client { sessions: Sessions::new(cancel), session: None, tracker, events };
+    let mut client = DemoClient { sessions: DemoSessions::new(cancel), session: None, tracker, events };
     let mut decoder = LineDecoder::new(LINE_BYTES_MAX);
     let mut buffer = vec![0; READ_BYTES];
     loop {
@@ -71,14 +71,14 @@ async fn write(mut lines: mpsc::Receiver<Value>, mut output: impl AsyncWrite + U
 }
 
 /// The one client.
-struct Client {
-    sessions: Sessions,
-    session: Option<Arc<Session>>,
+struct DemoClient {
+    sessions: DemoSessions,
+    session: Option<Arc<DemoSession>>,
     tracker: TaskTracker,
-    events: Events,
+    events: DemoMessages,
 }
 
-impl Client {
+impl DemoClient {
     async fn take(&mut self, line: &[u8]) {
         let Ok(message) = serde_json::from_slice(line) else {
             return self.say(rpc::refusal(&RpcError::new(fault::PARSE_ERROR, "the line is no JSON"))).await;

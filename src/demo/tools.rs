@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::rpc;
-use super::session::{Events, Session};
+use super::session::{DemoMessages, DemoSession};
 use crate::wire::{RpcError, fault, method};
 
 /// The longest `slow_report`.
@@ -23,14 +23,14 @@ const ANSWER_WAIT_MAX: Duration = Duration::from_secs(60 * 60);
 
 /// Who called, and the way to reach them while the call runs.
 #[derive(Debug)]
-pub(super) struct Caller {
-    pub(super) session: Arc<Session>,
-    pub(super) events: Events,
+pub(super) struct DemoCaller {
+    pub(super) session: Arc<DemoSession>,
+    pub(super) events: DemoMessages,
     /// Given by callers that want progress.
     pub(super) progress_token: Option<Value>,
 }
 
-impl Caller {
+impl DemoCaller {
     /// Reports progress. A client that does not read fast enough misses some of it rather than stopping the tool.
     fn progress(&self, done: u32, total: u32, message: &str) {
         let Some(token) = &self.progress_token else { return };
@@ -53,7 +53,7 @@ impl Caller {
 ///
 /// # Errors
 /// −32602 for an unknown tool or bad arguments; what the tool `crash` throws.
-pub(super) async fn call(mut params: Value, caller: &Caller) -> Result<Value, RpcError> {
+pub(super) async fn call(mut params: Value, caller: &DemoCaller) -> Result<Value, RpcError> {
     let arguments = match params.get_mut("arguments").map(Value::take) {
         None | Some(Value::Null) => json!({}),
         Some(arguments) => arguments,
@@ -96,7 +96,7 @@ impl Default for SlowReport {
     }
 }
 
-async fn slow_report(&SlowReport { seconds, steps }: &SlowReport, caller: &Caller) -> Result<Value, RpcError> {
+async fn slow_report(&SlowReport { seconds, steps }: &SlowReport, caller: &DemoCaller) -> Result<Value, RpcError> {
     if !(0.0..=SECONDS_MAX).contains(&seconds) || !(1..=STEPS_MAX).contains(&steps) {
         return Err(invalid(format!("seconds must lie within 0 and {SECONDS_MAX}, steps within 1 and {STEPS_MAX}")));
     }
@@ -114,7 +114,7 @@ struct ConfirmDelete {
 }
 
 /// Deletes nothing: the files of a demo are imaginary.
-async fn confirm_delete(ConfirmDelete { path }: &ConfirmDelete, caller: &Caller) -> Value {
+async fn confirm_delete(ConfirmDelete { path }: &ConfirmDelete, caller: &DemoCaller) -> Value {
     if !caller.session.abilities.elicitation {
         return failure("This tool asks before it deletes, and this client does not support elicitation.");
     }
@@ -140,7 +140,7 @@ struct Summarise {
     text: String,
 }
 
-async fn summarise(Summarise { text: long }: &Summarise, caller: &Caller) -> Value {
+async fn summarise(Summarise { text: long }: &Summarise, caller: &DemoCaller) -> Value {
     if !caller.session.abilities.sampling {
         return failure("This tool borrows the client's model, and this client does not support sampling.");
     }

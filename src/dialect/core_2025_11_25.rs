@@ -11,16 +11,16 @@ mod wish;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::face::{Command, FaceDialect, Reply, task_id};
-use super::faults::{Complaint, already_settled, no_words, not_settled, session_failure_error, was_cancelled};
+use super::face::{FaceDialect, TaskCommand, TaskReply, task_id};
+use super::faults::{RequestError, already_settled, no_words, not_settled, session_failure_error, was_cancelled};
 use super::reintroduction::{STRUCTURED_CONTENT, has_odd_content};
 use crate::task::time::millis;
-use crate::task::{Failure, Mode, Outcome, Phase, Standing, Summary, Task, TaskId};
+use crate::task::{Failure, Outcome, Phase, Summary, SummaryPhase, Task, TaskId, TaskMode};
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
 use crate::wire::words::status_text;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
-pub use wish::Wish;
+pub use wish::RequestedTtl;
 
 /// The flavour's codec.
 #[derive(Clone, Debug, Default)]
@@ -51,25 +51,25 @@ impl CoreTasks {
     /// `capabilities.tasks` of the gateway: all that it serves, and nothing else (L25-01, L25-02). Lists are
     /// for clients that are somebody in particular (L25-54).
     #[must_use]
-    pub fn capability(lists: Lists) -> Payload {
+    pub fn capability(lists: ListSupport) -> Payload {
         let none = Payload::empty_object();
         let nested = |name: &str, value: &Payload| ObjectWriter::new().member(name, value).finish();
         let requests = nested("tools", &nested("call", &none));
         let writer = ObjectWriter::new().member("requests", &requests).member("cancel", &none);
         match lists {
-            Lists::Served => writer.member("list", &none),
-            Lists::Withheld => writer,
+            ListSupport::Served => writer.member("list", &none),
+            ListSupport::Withheld => writer,
         }
         .finish()
     }
 
     /// `execution.taskSupport` of a tool (L25-65).
     #[must_use]
-    pub const fn support(mode: Mode) -> &'static str {
+    pub const fn support(mode: TaskMode) -> &'static str {
         match mode {
-            Mode::Never => "forbidden",
-            Mode::Auto | Mode::Always => "optional",
-            Mode::Required => "required",
+            TaskMode::Never => "forbidden",
+            TaskMode::Auto | TaskMode::Always => "optional",
+            TaskMode::Required => "required",
         }
     }
 
@@ -77,11 +77,11 @@ impl CoreTasks {
     ///
     /// # Errors
     /// If the tool runs only the other way (L25-04, L25-05), or the wish cannot be read.
-    pub fn wish(params: &Object, mode: Mode) -> Result<Option<Wish>, Complaint> {
-        match (Wish::read(params)?, mode) {
-            (Some(_), Mode::Never) => Err(Complaint::TakesNoTask),
-            (None, Mode::Required) => Err(Complaint::NeedsTask),
-            (wish, Mode::Never | Mode::Auto | Mode::Always | Mode::Required) => Ok(wish),
+    pub fn wish(params: &Object, mode: TaskMode) -> Result<Option<RequestedTtl>, RequestError> {
+        match (RequestedTtl::read(params)?, mode) {
+            (Some(_), TaskMode::Never) => Err(RequestError::TakesNoTask),
+            (None, TaskMode::Required) => Err(RequestError::NeedsTask),
+            (wish, TaskMode::Never | TaskMode::Auto | TaskMode::Always | TaskMode::Required) => Ok(wish),
         }
     }
 
@@ -97,7 +97,7 @@ impl CoreTasks {
 
 /// Whether a client may list its tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lists {
+pub enum ListSupport {
     Served,
     Withheld,
 }
@@ -105,37 +105,37 @@ pub enum Lists {
 impl FaceDialect for CoreTasks {
     /// Of the params of task methods `taskId` and `cursor` alone are read: neither a related task in `_meta`
     /// (L25-29) nor a `task` that some clients repeat there says anything.
-    fn decode(&self, method: &str, params: &Object) -> Result<Command, Complaint> {
+    fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
         match method {
-            method::TASKS_GET => Ok(Command::Get(task_id(params)?)),
-            method::TASKS_RESULT => Ok(Command::Await(task_id(params)?)),
-            method::TASKS_CANCEL => Ok(Command::Cancel(task_id(params)?)),
-            method::TASKS_LIST if !params.contains("cursor") => Ok(Command::List(None)),
+            method::TASKS_GET => Ok(TaskCommand::Get(task_id(params)?)),
+            method::TASKS_RESULT => Ok(TaskCommand::Await(task_id(params)?)),
+            method::TASKS_CANCEL => Ok(TaskCommand::Cancel(task_id(params)?)),
+            method::TASKS_LIST if !params.contains("cursor") => Ok(TaskCommand::List(None)),
             method::TASKS_LIST => match params.get_string("cursor") {
-                Some(cursor) => Ok(Command::List(Some(cursor))),
+                Some(cursor) => Ok(TaskCommand::List(Some(cursor))),
                 None => Err(bad_cursor()),
             },
-            other => Err(Complaint::UnknownMethod(other.to_owned())),
+            other => Err(RequestError::UnknownMethod(other.to_owned())),
         }
     }
 
-    fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError> {
+    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
         match reply {
-            Reply::Created(task) => Ok(self.created(task)),
-            Reply::Snapshot(task) => Ok(fields(&Summary::of(task))),
-            Reply::Cancelled { was_settled: true, .. } => Err(already_settled()),
-            Reply::Cancelled { task, was_settled: false } => Ok(fields(&Summary::of(task))),
-            Reply::Outcome(task) => outcome(task),
-            Reply::Listed { tasks, next } => Ok(page(tasks, next)),
-            Reply::Answered => Err(no_words()),
+            TaskReply::Created(task) => Ok(self.created(task)),
+            TaskReply::Snapshot(task) => Ok(fields(&Summary::of(task))),
+            TaskReply::Cancelled { was_settled: true, .. } => Err(already_settled()),
+            TaskReply::Cancelled { task, was_settled: false } => Ok(fields(&Summary::of(task))),
+            TaskReply::Outcome(task) => outcome(task),
+            TaskReply::Listed { tasks, next } => Ok(page(tasks, next)),
+            TaskReply::Answered => Err(no_words()),
         }
     }
 }
 
 /// The complaint about a cursor that is none of ours (L25-36).
 #[must_use]
-pub const fn bad_cursor() -> Complaint {
-    Complaint::Params(Cow::Borrowed("cursor is not one that was given for this list"))
+pub const fn bad_cursor() -> RequestError {
+    RequestError::Params(Cow::Borrowed("cursor is not one that was given for this list"))
 }
 
 /// The Task object (L25-16 to L25-18).
@@ -154,26 +154,26 @@ fn fields(task: &Summary) -> Payload {
 }
 
 /// The word for how a task stands (T-01).
-const fn status(standing: Standing) -> &'static str {
+const fn status(standing: SummaryPhase) -> &'static str {
     match standing {
-        Standing::Queued | Standing::Working => "working",
-        Standing::AwaitingInput => "input_required",
-        Standing::Returned { is_error: false } => "completed",
-        Standing::Returned { is_error: true } | Standing::Refused | Standing::Faulted(_) => "failed",
-        Standing::Cancelled => "cancelled",
+        SummaryPhase::Queued | SummaryPhase::Working => "working",
+        SummaryPhase::AwaitingInput => "input_required",
+        SummaryPhase::Returned { is_error: false } => "completed",
+        SummaryPhase::Returned { is_error: true } | SummaryPhase::Refused | SummaryPhase::Faulted(_) => "failed",
+        SummaryPhase::Cancelled => "cancelled",
     }
 }
 
 /// A failed task says why (L25-45): clients stop at `failed` and never fetch the result (T-02).
 fn status_message(task: &Summary) -> Option<Arc<str>> {
     let words = match task.standing {
-        Standing::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),
-        Standing::Returned { .. }
-        | Standing::Refused
-        | Standing::Queued
-        | Standing::Working
-        | Standing::AwaitingInput
-        | Standing::Cancelled => task.said.clone(),
+        SummaryPhase::Faulted(fault) => status_text(&session_failure_error(&Failure::Gateway(fault)).message),
+        SummaryPhase::Returned { .. }
+        | SummaryPhase::Refused
+        | SummaryPhase::Queued
+        | SummaryPhase::Working
+        | SummaryPhase::AwaitingInput
+        | SummaryPhase::Cancelled => task.said.clone(),
     };
     words.or_else(|| task.status_message.clone())
 }

@@ -6,8 +6,8 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::face::{Command, FaceDialect, Reply, task_id};
-use super::faults::{Complaint, failure_error, no_words};
+use super::face::{FaceDialect, TaskCommand, TaskReply, task_id};
+use super::faults::{RequestError, failure_error, no_words};
 use super::inputs;
 use crate::task::time::millis;
 use crate::task::{Answer, InputKey, Outcome, Phase, Task};
@@ -56,24 +56,24 @@ impl ExtTasks {
 }
 
 impl FaceDialect for ExtTasks {
-    fn decode(&self, method: &str, params: &Object) -> Result<Command, Complaint> {
+    fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError> {
         let id = task_id(params)?;
         match method {
-            method::TASKS_GET => Ok(Command::Get(id)),
-            method::TASKS_CANCEL => Ok(Command::Cancel(id)),
-            method::TASKS_UPDATE => Ok(Command::Answer(id, answers(params)?)),
-            other => Err(Complaint::UnknownMethod(other.to_owned())),
+            method::TASKS_GET => Ok(TaskCommand::Get(id)),
+            method::TASKS_CANCEL => Ok(TaskCommand::Cancel(id)),
+            method::TASKS_UPDATE => Ok(TaskCommand::Answer(id, answers(params)?)),
+            other => Err(RequestError::UnknownMethod(other.to_owned())),
         }
     }
 
-    fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError> {
+    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
         Ok(match reply {
-            Reply::Created(task) => task_fields(self.envelope("task"), task).finish(),
-            Reply::Snapshot(task) => self.detailed(task),
+            TaskReply::Created(task) => task_fields(self.envelope("task"), task).finish(),
+            TaskReply::Snapshot(task) => self.detailed(task),
             // A cancel of a settled task is acknowledged and changes nothing (T-06, EXT-71).
-            Reply::Answered | Reply::Cancelled { .. } => self.envelope("complete").finish(),
+            TaskReply::Answered | TaskReply::Cancelled { .. } => self.envelope("complete").finish(),
             // Outcomes are inlined, and there is no list.
-            Reply::Outcome(_) | Reply::Listed { .. } => return Err(no_words()),
+            TaskReply::Outcome(_) | TaskReply::Listed { .. } => return Err(no_words()),
         })
     }
 }
@@ -114,9 +114,9 @@ fn status_message(task: &Task) -> Option<Cow<'_, str>> {
     }
 }
 
-fn answers(params: &Object) -> Result<BTreeMap<InputKey, Answer>, Complaint> {
+fn answers(params: &Object) -> Result<BTreeMap<InputKey, Answer>, RequestError> {
     if !params.contains("inputResponses") {
-        return Err(Complaint::Params(Cow::Borrowed("inputResponses must be an object")));
+        return Err(RequestError::Params(Cow::Borrowed("inputResponses must be an object")));
     }
     inputs::responses(params)
 }

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::Complaint;
+use super::RequestError;
 use crate::task::{Answer, InputKey, Summary, Task, TaskId};
 use crate::wire::{Object, Payload, RpcError};
 
@@ -12,7 +12,7 @@ const TASK_ID_BYTES_MAX: usize = 128;
 
 /// What a client asks of a task, whatever words it used.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Command {
+pub enum TaskCommand {
     Get(TaskId),
     Answer(TaskId, BTreeMap<InputKey, Answer>),
     Cancel(TaskId),
@@ -22,7 +22,7 @@ pub enum Command {
     List(Option<String>),
 }
 
-impl Command {
+impl TaskCommand {
     /// The task that is spoken of, if it is one.
     #[must_use]
     pub const fn task(&self) -> Option<TaskId> {
@@ -35,7 +35,7 @@ impl Command {
 
 /// What the engine has to say, before anyone chose the words.
 #[derive(Clone, Copy, Debug)]
-pub enum Reply<'a> {
+pub enum TaskReply<'a> {
     /// A handle was made.
     Created(&'a Task),
     /// How the task stands.
@@ -55,27 +55,27 @@ pub trait FaceDialect: Send + Sync + std::fmt::Debug {
     /// Reads a task method.
     ///
     /// # Errors
-    /// A [`Complaint`] that names the field. An id that cannot be ours is answered like an unknown one.
-    fn decode(&self, method: &str, params: &Object) -> Result<Command, Complaint>;
+    /// A [`RequestError`] that names the field. An id that cannot be ours is answered like an unknown one.
+    fn decode(&self, method: &str, params: &Object) -> Result<TaskCommand, RequestError>;
 
     /// Writes the result of a task method, or the handle of a call.
     ///
     /// # Errors
     /// Where the flavour answers this reply with an error (2025-11-25: cancelling a settled task, the outcome
     /// of a call that failed), or has no words for it.
-    fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError>;
+    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError>;
 }
 
 /// The id in a task method's params.
 ///
 /// # Errors
 /// If it is no usable string; one that cannot be ours is an unknown task (B119, B120, B123).
-pub(super) fn task_id(params: &Object) -> Result<TaskId, Complaint> {
+pub(super) fn task_id(params: &Object) -> Result<TaskId, RequestError> {
     let usable =
         |text: &String| !text.is_empty() && text.len() <= TASK_ID_BYTES_MAX && !text.contains(char::is_control);
     let text = params
         .get_string("taskId")
         .filter(usable)
-        .ok_or(Complaint::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
-    TaskId::parse(&text).ok_or(Complaint::UnknownTask)
+        .ok_or(RequestError::Params(Cow::Borrowed("taskId must be a string of 1 to 128 characters")))?;
+    TaskId::parse(&text).ok_or(RequestError::UnknownTask)
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::face::{Command, FaceDialect, Reply};
-use super::faults::{Complaint, no_words, session_failure_error};
+use super::face::{FaceDialect, TaskCommand, TaskReply};
+use super::faults::{RequestError, no_words, session_failure_error};
 use super::lifecycle::stateless_result;
 use super::reintroduction::{STRUCTURED_CONTENT, failed_result, session_result};
 use crate::task::time::millis;
@@ -43,7 +43,7 @@ pub enum FallbackTool {
 
 /// A name that may stand for one of the tools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Named {
+pub struct FallbackToolName {
     pub tool: FallbackTool,
     /// How often the prefix stands in front of it: less than [`LEVELS`].
     pub level: usize,
@@ -70,13 +70,13 @@ impl FallbackTool {
 
     /// The tool that a name may stand for, if the upstream has none of that name.
     #[must_use]
-    pub fn named(name: &str) -> Option<Named> {
+    pub fn named(name: &str) -> Option<FallbackToolName> {
         let (mut rest, mut level) = (name, 0);
         while let Some(shorter) = rest.strip_prefix(PREFIX) {
             (rest, level) = (shorter, level + 1);
         }
         let tool = Self::ALL.into_iter().find(|tool| tool.base() == rest)?;
-        (level < LEVELS).then_some(Named { tool, level })
+        (level < LEVELS).then_some(FallbackToolName { tool, level })
     }
 
     /// How a tool list shows it.
@@ -153,13 +153,13 @@ fn with_output_schema(definition: &Payload) -> Payload {
 
 /// How a call of a tool reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
+pub struct FallbackToolArguments {
     /// `None` for an id that cannot be ours: nobody has such a task.
     pub id: Option<TaskId>,
     pub wait: Duration,
 }
 
-impl Asked {
+impl FallbackToolArguments {
     /// Reads the arguments of a call.
     ///
     /// # Errors
@@ -293,25 +293,25 @@ impl FallbackTools {
 
 impl FaceDialect for FallbackTools {
     /// Reads the params of a call of one of the tools.
-    fn decode(&self, _: &str, params: &Object) -> Result<Command, Complaint> {
+    fn decode(&self, _: &str, params: &Object) -> Result<TaskCommand, RequestError> {
         let named = params.get_str("name").and_then(|name| FallbackTool::named(&name));
-        let tool = named.ok_or_else(|| Complaint::unknown_tool(Some(params)))?.tool;
-        let asked = Asked::read(tool, params.get_object("arguments").as_ref());
-        let id = asked.map_err(|why| Complaint::Params(Cow::Borrowed(why)))?.id.ok_or(Complaint::UnknownTask)?;
+        let tool = named.ok_or_else(|| RequestError::unknown_tool(Some(params)))?.tool;
+        let asked = FallbackToolArguments::read(tool, params.get_object("arguments").as_ref());
+        let id = asked.map_err(|why| RequestError::Params(Cow::Borrowed(why)))?.id.ok_or(RequestError::UnknownTask)?;
         Ok(match tool {
-            FallbackTool::Status => Command::Get(id),
-            FallbackTool::Result => Command::Await(id),
-            FallbackTool::Cancel => Command::Cancel(id),
+            FallbackTool::Status => TaskCommand::Get(id),
+            FallbackTool::Result => TaskCommand::Await(id),
+            FallbackTool::Cancel => TaskCommand::Cancel(id),
         })
     }
 
-    fn encode(&self, reply: Reply<'_>) -> Result<Payload, RpcError> {
+    fn encode(&self, reply: TaskReply<'_>) -> Result<Payload, RpcError> {
         match reply {
-            Reply::Created(task) => Ok(self.notice(task)),
-            Reply::Snapshot(task) => Ok(self.snapshot(task)),
-            Reply::Outcome(task) => Ok(self.outcome(task)),
-            Reply::Cancelled { task, was_settled } => Ok(self.cancelled(task, was_settled)),
-            Reply::Answered | Reply::Listed { .. } => Err(no_words()),
+            TaskReply::Created(task) => Ok(self.notice(task)),
+            TaskReply::Snapshot(task) => Ok(self.snapshot(task)),
+            TaskReply::Outcome(task) => Ok(self.outcome(task)),
+            TaskReply::Cancelled { task, was_settled } => Ok(self.cancelled(task, was_settled)),
+            TaskReply::Answered | TaskReply::Listed { .. } => Err(no_words()),
         }
     }
 }

@@ -1,17 +1,17 @@
 //! Gives every error its JSON-RPC code and its public words; no other file does.
 //!
-//! Every refusal is either a [`Complaint`] about the request itself or a [`GatewayFault`] about its
+//! Every refusal is either a [`RequestError`] about the request itself or a [`GatewayFault`] about its
 //! fate. Words never repeat what a client or an upstream sent, but for names of methods, headers, members and tools; what a
 //! client chose freely among them is bounded and without control characters.
 
 use std::borrow::Cow;
 
-use crate::task::{Executed, Exit, Failure, GatewayFault, Reason};
+use crate::task::{Executed, Failure, GatewayFault, ProcessExit, Reason};
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault, method, words};
 
 /// What is wrong with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Complaint {
+pub enum RequestError {
     /// No JSON document.
     NotJson(String),
     /// JSON, but no JSON-RPC request that is accepted here.
@@ -27,7 +27,7 @@ pub enum Complaint {
     /// A parameter of a known method.
     Params(Cow<'static, str>),
     UnknownMethod(String),
-    /// By the name that was asked for, fit to be repeated; see [`Complaint::unknown_tool`].
+    /// By the name that was asked for, fit to be repeated; see [`RequestError::unknown_tool`].
     UnknownTool(String),
     UnknownTask,
     /// A `requestState` that was not given out for this request, or has expired (B135).
@@ -47,7 +47,7 @@ pub enum Complaint {
     },
 }
 
-impl Complaint {
+impl RequestError {
     /// The call with these params is of a tool that is not there.
     #[must_use]
     pub fn unknown_tool(params: Option<&Object>) -> Self {
@@ -72,7 +72,7 @@ impl Complaint {
                 let error = RpcError::new(fault::METHOD_NOT_FOUND, format!("Method not found: {method}"));
                 // A client that asks for a handshake is told which versions need none (B100).
                 if method == method::INITIALIZE {
-                    error.with_data(&Supported { supported: &supported() })
+                    error.with_data(&SupportedData { supported: &supported() })
                 } else {
                     error
                 }
@@ -127,7 +127,7 @@ fn supported() -> [&'static str; 1] {
 }
 
 #[derive(serde::Serialize)]
-struct Supported<'a> {
+struct SupportedData<'a> {
     supported: &'a [&'static str],
 }
 
@@ -146,13 +146,17 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
             Some(status) => format!("{} (HTTP {status})", sentence(fault.reason)),
             None => sentence(fault.reason).to_owned(),
         },
-        Some(Exit::Code(code)) => format!("{} (its process ended with exit status {code})", sentence(fault.reason)),
-        Some(Exit::Signal(signal)) => format!("{} (its process was ended by signal {signal})", sentence(fault.reason)),
+        Some(ProcessExit::Code(code)) => {
+            format!("{} (its process ended with exit status {code})", sentence(fault.reason))
+        }
+        Some(ProcessExit::Signal(signal)) => {
+            format!("{} (its process was ended by signal {signal})", sentence(fault.reason))
+        }
     };
     let (exit_status, exit_signal) = match fault.exit {
         None => (None, None),
-        Some(Exit::Code(code)) => (Some(code), None),
-        Some(Exit::Signal(signal)) => (None, Some(signal)),
+        Some(ProcessExit::Code(code)) => (Some(code), None),
+        Some(ProcessExit::Signal(signal)) => (None, Some(signal)),
     };
     RpcError::new(fault::INTERNAL_ERROR, words).with_data(&GatewayData {
         source: "gateway",
@@ -344,43 +348,43 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(complaint: &Complaint, json: &str) {
+    fn check(complaint: &RequestError, json: &str) {
         assert_eq!(Payload::of(&complaint.to_error(ProtocolVersion::V2026_07_28)).as_str(), json);
     }
 
     #[test]
     fn complaints_have_the_code_and_data_of_the_specification() {
-        check(&Complaint::UnknownTask, r#"{"code":-32602,"message":"Task not found"}"#);
+        check(&RequestError::UnknownTask, r#"{"code":-32602,"message":"Task not found"}"#);
         check(
-            &Complaint::Version { requested: "v9".to_owned() },
+            &RequestError::Version { requested: "v9".to_owned() },
             r#"{"code":-32022,"message":"Unsupported protocol version; requests without a session are served in 2026-07-28, sessions (`initialize`) in 2024-11-05, 2025-03-26, 2025-06-18, 2025-11-25","data":{"supported":["2026-07-28"],"requested":"v9"}}"#,
         );
         check(
-            &Complaint::Capability(Payload::empty_object()),
+            &RequestError::Capability(Payload::empty_object()),
             r#"{"code":-32021,"message":"Missing required client capability","data":{"requiredCapabilities":{}}}"#,
         );
         check(
-            &Complaint::Refused { what: "too deep".to_owned(), reason: "too_deep" },
+            &RequestError::Refused { what: "too deep".to_owned(), reason: "too_deep" },
             r#"{"code":-32600,"message":"Invalid request: too deep","data":{"reason":"too_deep"}}"#,
         );
         check(
-            &Complaint::State,
+            &RequestError::State,
             r#"{"code":-32602,"message":"Invalid params: requestState is not valid here","data":{"reason":"invalid_request_state"}}"#,
         );
         check(
-            &Complaint::Misnamed,
+            &RequestError::Misnamed,
             r#"{"code":-32602,"message":"Invalid params: the idempotency key belongs to another call","data":{"reason":"idempotency_mismatch"}}"#,
         );
         let params = Object::of(&Payload::of(&serde_json::json!({ "name": "re\u{1b}port" })));
-        check(&Complaint::unknown_tool(params.as_ref()), r#"{"code":-32602,"message":"Unknown tool: report"}"#);
-        check(&Complaint::unknown_tool(None), r#"{"code":-32602,"message":"Unknown tool"}"#);
-        check(&Complaint::UnknownMethod("x".to_owned()), r#"{"code":-32601,"message":"Method not found: x"}"#);
+        check(&RequestError::unknown_tool(params.as_ref()), r#"{"code":-32602,"message":"Unknown tool: report"}"#);
+        check(&RequestError::unknown_tool(None), r#"{"code":-32602,"message":"Unknown tool"}"#);
+        check(&RequestError::UnknownMethod("x".to_owned()), r#"{"code":-32601,"message":"Method not found: x"}"#);
     }
 
     /// T-80.
     #[test]
     fn the_draft_name_of_the_version_keeps_the_draft_code_for_capabilities() {
-        let error = Complaint::Capability(Payload::empty_object()).to_error(ProtocolVersion::V2026_06_30);
+        let error = RequestError::Capability(Payload::empty_object()).to_error(ProtocolVersion::V2026_06_30);
         assert_eq!(error.code, -32003);
     }
 

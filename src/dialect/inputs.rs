@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::faults::Complaint;
+use super::faults::RequestError;
 use crate::task::{Answer, InputKey, Question};
 use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
@@ -47,7 +47,7 @@ fn without_elicitation_id(request: &Payload) -> Payload {
 ///
 /// # Errors
 /// A [`Complaint::Params`] that says what is malformed.
-pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, Complaint> {
+pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, RequestError> {
     let mut answers = BTreeMap::new();
     if !params.contains("inputResponses") {
         return Ok(answers);
@@ -75,7 +75,7 @@ fn without_related_task(answer: &Object) -> Payload {
 ///
 /// # Errors
 /// A [`Complaint::Params`] about the first one that is no answer to its question: then none is to be taken.
-pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, Answer>) -> Result<(), Complaint> {
+pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, Answer>) -> Result<(), RequestError> {
     for (key, answer) in answers {
         if let (Some(question), Answer::Result(answer)) = (open.get(key), answer) {
             check_one(question, answer)?;
@@ -93,7 +93,7 @@ pub fn fitting(open: &BTreeMap<InputKey, Question>, key: InputKey, answer: Answe
     }
 }
 
-fn check_one(question: &Question, answer: &Payload) -> Result<(), Complaint> {
+fn check_one(question: &Question, answer: &Payload) -> Result<(), RequestError> {
     let asked = Object::of(&question.request).and_then(|request| request.get_string("method"));
     let answer = Object::of(answer).ok_or(wrong("each value of inputResponses must be an object"))?;
     let starts = |key, first: &[char]| answer.get(key).is_some_and(|value| value.as_str().starts_with(first));
@@ -116,8 +116,8 @@ fn check_one(question: &Question, answer: &Payload) -> Result<(), Complaint> {
     }
 }
 
-const fn wrong(what: &'static str) -> Complaint {
-    Complaint::Params(Cow::Borrowed(what))
+const fn wrong(what: &'static str) -> RequestError {
+    RequestError::Params(Cow::Borrowed(what))
 }
 
 fn key_text(key: InputKey) -> String {

@@ -7,7 +7,7 @@ use crate::wire::{Object, Payload, ProtocolVersion, method};
 
 /// What a session server said of itself, as far as stateless clients are told.
 #[derive(Clone, Copy, Debug)]
-pub struct ServerWords<'a> {
+pub struct SessionServerDescription<'a> {
     pub capabilities: &'a Payload,
     pub instructions: Option<&'a Payload>,
     pub server_info: &'a Payload,
@@ -15,7 +15,7 @@ pub struct ServerWords<'a> {
 
 /// The result of `server/discover`.
 #[must_use]
-pub fn discover_result(server: ServerWords<'_>) -> Payload {
+pub fn discover_result(server: SessionServerDescription<'_>) -> Payload {
     let versions = ProtocolVersion::ADVERTISED_STATELESS.map(ProtocolVersion::as_str);
     let writer = ObjectWriter::new()
         .text("resultType", "complete")
@@ -115,7 +115,7 @@ mod tests {
     /// MOD-12, MOD-13, MOD-14.
     #[test]
     fn discover_lists_the_stateless_version_and_is_private() {
-        let words = ServerWords {
+        let words = SessionServerDescription {
             capabilities: &payload(r#"{"tools":{}}"#),
             instructions: Some(&payload(r#""be kind""#)),
             server_info: &payload(r#"{"name":"s","version":"1"}"#),

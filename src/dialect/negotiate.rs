@@ -5,8 +5,8 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use super::faults::Complaint;
-use crate::task::TakesTasks;
+use super::faults::RequestError;
+use crate::task::HandleSupport;
 use crate::wire::meta::{CLIENT_CAPABILITIES, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -34,8 +34,8 @@ impl StatelessRequest {
     ///
     /// # Errors
     /// A [`Complaint::Metadata`] that names the missing or malformed key.
-    pub fn check_shape(params: Option<&Object>) -> Result<(String, Object), Complaint> {
-        let complaint = |what: &'static str| Complaint::Metadata(Cow::Borrowed(what));
+    pub fn check_shape(params: Option<&Object>) -> Result<(String, Object), RequestError> {
+        let complaint = |what: &'static str| RequestError::Metadata(Cow::Borrowed(what));
         let meta = params.and_then(|params| params.get_object(META)).ok_or_else(|| {
             complaint("params._meta must be an object with the protocol version and the client's capabilities")
         })?;
@@ -51,21 +51,23 @@ impl StatelessRequest {
     /// Reads the rest, once the version is known to be served.
     ///
     /// # Errors
-    /// A [`Complaint`] about a progress token or log level that is none (MOD-36).
-    pub fn read(version: ProtocolVersion, meta: &Object) -> Result<Self, Complaint> {
-        let capabilities = meta.get_object(CLIENT_CAPABILITIES).ok_or(Complaint::Metadata(Cow::Borrowed(
+    /// A [`RequestError`] about a progress token or log level that is none (MOD-36).
+    pub fn read(version: ProtocolVersion, meta: &Object) -> Result<Self, RequestError> {
+        let capabilities = meta.get_object(CLIENT_CAPABILITIES).ok_or(RequestError::Metadata(Cow::Borrowed(
             "_meta[\"io.modelcontextprotocol/clientCapabilities\"] must be an object",
         )))?;
         let progress_token = match meta.get(PROGRESS_TOKEN) {
             Some(token) if crate::wire::RequestId::from_payload(&token).is_some() => Some(token.detached()),
             Some(_) => {
-                return Err(Complaint::Params(Cow::Borrowed("_meta.progressToken must be a string or a whole number")));
+                return Err(RequestError::Params(Cow::Borrowed(
+                    "_meta.progressToken must be a string or a whole number",
+                )));
             }
             None => None,
         };
         let log_level = match meta.get(LOG_LEVEL) {
             Some(_) => Some(meta.get_string(LOG_LEVEL).as_deref().and_then(LogLevel::parse).ok_or(
-                Complaint::Params(Cow::Borrowed("_meta[\"io.modelcontextprotocol/logLevel\"] must be a log level")),
+                RequestError::Params(Cow::Borrowed("_meta[\"io.modelcontextprotocol/logLevel\"] must be a log level")),
             )?),
             None => None,
         };
@@ -74,8 +76,8 @@ impl StatelessRequest {
 
     /// Whether this request may be answered with a task of the extension (EXT-02, EXT-62).
     #[must_use]
-    pub fn takes_tasks(&self) -> TakesTasks {
-        if self.declares_extension() { TakesTasks::AfterGrace } else { TakesTasks::No }
+    pub fn takes_tasks(&self) -> HandleSupport {
+        if self.declares_extension() { HandleSupport::AfterGrace } else { HandleSupport::No }
     }
 
     /// Whether the client declares tasks of 2025-11-25, which this version does not know: it counts as one without
@@ -91,9 +93,9 @@ impl StatelessRequest {
 
     /// The complaint that this request must declare the extension (EXT-03, EXT-55).
     #[must_use]
-    pub fn needs_extension() -> Complaint {
+    pub fn needs_extension() -> RequestError {
         let extension = ObjectWriter::new().member(TASKS_EXTENSION, &Payload::empty_object()).finish();
-        Complaint::Capability(ObjectWriter::new().member("extensions", &extension).finish())
+        RequestError::Capability(ObjectWriter::new().member("extensions", &extension).finish())
     }
 
     /// What is declared to a session upstream: this request's capabilities, less tasks in either
@@ -256,7 +258,7 @@ mod tests {
     use super::*;
     use crate::wire::ScanLimits;
 
-    fn request(meta: &str) -> Result<StatelessRequest, Complaint> {
+    fn request(meta: &str) -> Result<StatelessRequest, RequestError> {
         let text = format!(r#"{{"_meta":{meta}}}"#);
         let payload = Payload::parse(&bytes::Bytes::from(text), ScanLimits::CLIENT).unwrap();
         let params = Object::of(&payload).unwrap();
@@ -275,10 +277,10 @@ mod tests {
     #[test]
     fn only_the_extension_declared_on_this_request_takes_tasks() {
         for (capabilities, takes) in [
-            (r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#, TakesTasks::AfterGrace),
-            (r#"{"extensions":{"io.modelcontextprotocol/other":{}}}"#, TakesTasks::No),
-            (r#"{"tasks":{"requests":{"tools":{"call":{}}}}}"#, TakesTasks::No),
-            ("{}", TakesTasks::No),
+            (r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#, HandleSupport::AfterGrace),
+            (r#"{"extensions":{"io.modelcontextprotocol/other":{}}}"#, HandleSupport::No),
+            (r#"{"tasks":{"requests":{"tools":{"call":{}}}}}"#, HandleSupport::No),
+            ("{}", HandleSupport::No),
         ] {
             assert_eq!(with_capabilities(capabilities).takes_tasks(), takes, "{capabilities}");
         }
@@ -313,7 +315,7 @@ mod tests {
                 "clientCapabilities",
             ),
         ] {
-            let Err(Complaint::Metadata(what)) = request(meta) else { panic!("{meta} was accepted") };
+            let Err(RequestError::Metadata(what)) = request(meta) else { panic!("{meta} was accepted") };
             assert!(what.contains(named), "{what}");
         }
     }
@@ -322,7 +324,7 @@ mod tests {
     #[test]
     fn an_unknown_log_level_is_refused() {
         let meta = r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{},"io.modelcontextprotocol/logLevel":"loud"}"#;
-        assert!(matches!(request(meta), Err(Complaint::Params(_))));
+        assert!(matches!(request(meta), Err(RequestError::Params(_))));
     }
 
     /// MOD-10, EXT-41: by mode of elicitation and use of tools.

@@ -6,7 +6,7 @@ use crate::task::{Answer, Reason};
 use crate::wire::{Object, Payload, RpcError};
 
 /// How a kind of upstream is spoken to.
-pub trait PeerDialect: Send + Sync + std::fmt::Debug {
+pub trait UpstreamDialect: Send + Sync + std::fmt::Debug {
     /// Takes out of a client's params what this upstream must not see.
     fn encode_params(&self, params: &Object) -> Payload;
 
@@ -14,32 +14,32 @@ pub trait PeerDialect: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// The reason, if this is no result that the upstream may give.
-    fn decode_result(&self, result: Payload) -> Result<Returned, Reason>;
+    fn decode_result(&self, result: Payload) -> Result<CanonicalResult, Reason>;
 
     /// Reads a question that is asked in mid-call: `{method, params}` in canonical form.
     ///
     /// # Errors
     /// The answer, where nobody may be asked this: no question of MCP (U30), or an address that no user is sent to
     /// (U32).
-    fn decode_question(&self, question: &str, params: Option<&Payload>) -> Result<Payload, Refused>;
+    fn decode_question(&self, question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer>;
 
     /// A client's answer as this upstream is to see it.
     fn encode_answer(&self, answer: Answer) -> Answer;
 
     /// The questions that an error of the call stands for: once they are answered, the call is to be made again.
-    /// Empty for every other error. Each is read as [`PeerDialect::decode_question`] does.
-    fn demanded(&self, error: &RpcError) -> Vec<Result<Payload, Refused>>;
+    /// Empty for every other error. Each is read as [`UpstreamDialect::decode_question`] does.
+    fn demanded(&self, error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>>;
 
     /// Whether the answer to such a question says that the user has been where the upstream wanted.
     fn is_consent(&self, answer: &Answer) -> bool;
 
     /// What is answered to a question that cannot reach the client.
-    fn refuse(&self, question: &str, why: Refusal) -> Refused;
+    fn refuse(&self, question: &str, why: QuestionRefusal) -> RefusalAnswer;
 }
 
 /// A result in canonical form: without the envelope members of either side.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Returned {
+pub struct CanonicalResult {
     pub result: Payload,
     /// The tool itself says that it failed.
     pub is_error: bool,
@@ -47,7 +47,7 @@ pub struct Returned {
 
 /// Why a question does not reach the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum QuestionRefusal {
     /// The client did not declare that it can be asked this.
     Undeclared,
     /// Nobody will answer.
@@ -56,7 +56,7 @@ pub enum Refusal {
     TooMany,
 }
 
-/// The method of a question as [`PeerDialect::decode_question`] has read it; empty if it is none.
+/// The method of a question as [`UpstreamDialect::decode_question`] has read it; empty if it is none.
 #[must_use]
 pub fn question_method(request: &Payload) -> Arc<str> {
     let method = Object::of(request).and_then(|request| request.get_string("method"));
@@ -65,7 +65,7 @@ pub fn question_method(request: &Payload) -> Arc<str> {
 
 /// The answer to a refused question.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refused {
+pub enum RefusalAnswer {
     Result(Payload),
     Error(RpcError),
 }

@@ -6,21 +6,21 @@
 
 mod questions;
 
-use super::peer::{PeerDialect, Refusal, Refused, Returned};
+use super::peer::{CanonicalResult, QuestionRefusal, RefusalAnswer, UpstreamDialect};
 use crate::task::{Answer, Reason};
 use crate::wire::meta::{DRAFT_RELATED_TASK, HOP_BY_HOP, META, PROGRESS_TOKEN, RELATED_TASK, SERVER_INFO};
 use crate::wire::{Object, Payload, RpcError};
 
 /// A session upstream without tasks.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct PlainPeer;
+pub struct PlainUpstream;
 
-impl PlainPeer {
+impl PlainUpstream {
     /// What is answered to a question that a client of these capabilities must not be shown as it stands (U31, U32):
     /// `None` for one that it may be. Capabilities are what the client's version gives a meaning
     /// ([`super::reintroduction::client_capabilities`]).
     #[must_use]
-    pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<Refused> {
+    pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
         questions::forbidden(declared, question, params)
     }
 
@@ -32,7 +32,7 @@ impl PlainPeer {
     }
 }
 
-impl PeerDialect for PlainPeer {
+impl UpstreamDialect for PlainUpstream {
     fn encode_params(&self, params: &Object) -> Payload {
         let mut edit = params.edit().remove("task").remove("inputResponses").remove("requestState");
         if let Some(meta) = params.get_object(META) {
@@ -47,7 +47,7 @@ impl PeerDialect for PlainPeer {
         edit.finish()
     }
 
-    fn decode_result(&self, result: Payload) -> Result<Returned, Reason> {
+    fn decode_result(&self, result: Payload) -> Result<CanonicalResult, Reason> {
         let Some(object) = Object::of(&result) else {
             return Err(Reason::UpstreamMalformed);
         };
@@ -59,10 +59,10 @@ impl PeerDialect for PlainPeer {
             let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
             edit = if any_left { edit.set(META, kept) } else { edit.remove(META) };
         }
-        Ok(Returned { result: edit.finish(), is_error })
+        Ok(CanonicalResult { result: edit.finish(), is_error })
     }
 
-    fn decode_question(&self, question: &str, params: Option<&Payload>) -> Result<Payload, Refused> {
+    fn decode_question(&self, question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer> {
         questions::decode(question, params)
     }
 
@@ -70,7 +70,7 @@ impl PeerDialect for PlainPeer {
         questions::encode_answer(answer)
     }
 
-    fn demanded(&self, error: &RpcError) -> Vec<Result<Payload, Refused>> {
+    fn demanded(&self, error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> {
         questions::demanded(error)
     }
 
@@ -78,7 +78,7 @@ impl PeerDialect for PlainPeer {
         questions::is_consent(answer)
     }
 
-    fn refuse(&self, question: &str, why: Refusal) -> Refused {
+    fn refuse(&self, question: &str, why: QuestionRefusal) -> RefusalAnswer {
         questions::refuse(question, why)
     }
 }
@@ -95,7 +95,7 @@ mod tests {
     #[track_caller]
     fn check_params(sent: &str, upstream_sees: &str) {
         let params = Object::of(&payload(sent)).unwrap();
-        assert_eq!(PlainPeer.encode_params(&params).as_str(), upstream_sees);
+        assert_eq!(PlainUpstream.encode_params(&params).as_str(), upstream_sees);
     }
 
     /// UPC-05, UPC-20, UPC-21, EXT-59, GW-30.
@@ -114,7 +114,7 @@ mod tests {
 
     #[track_caller]
     fn check_result(answered: &str, kept: &str, is_error: bool) {
-        let returned = PlainPeer.decode_result(payload(answered)).unwrap();
+        let returned = PlainUpstream.decode_result(payload(answered)).unwrap();
         assert_eq!((returned.result.as_str(), returned.is_error), (kept, is_error));
     }
 
@@ -129,13 +129,13 @@ mod tests {
             r#"{"content":[],"_meta":{"k":1}}"#,
             false,
         );
-        assert_eq!(PlainPeer.decode_result(payload("[]")), Err(Reason::UpstreamMalformed));
+        assert_eq!(PlainUpstream.decode_result(payload("[]")), Err(Reason::UpstreamMalformed));
     }
 
     /// GW-19.
     #[test]
     fn refused_questions_get_the_answer_of_their_kind() {
-        use Refusal::{TooMany, Unanswered, Undeclared};
+        use QuestionRefusal::{TooMany, Unanswered, Undeclared};
         for (question, why, code) in [
             (method::ROOTS, Undeclared, Some(fault::METHOD_NOT_FOUND)),
             (method::SAMPLE, Undeclared, Some(fault::METHOD_NOT_FOUND)),
@@ -146,9 +146,9 @@ mod tests {
             (method::ELICIT, TooMany, Some(fault::INTERNAL_ERROR)),
             ("tasks/get", Undeclared, Some(fault::METHOD_NOT_FOUND)),
         ] {
-            match PlainPeer.refuse(question, why) {
-                Refused::Error(error) => assert_eq!(Some(error.code), code, "{question} {why:?}"),
-                Refused::Result(result) => {
+            match PlainUpstream.refuse(question, why) {
+                RefusalAnswer::Error(error) => assert_eq!(Some(error.code), code, "{question} {why:?}"),
+                RefusalAnswer::Result(result) => {
                     assert_eq!(code, None, "{question} {why:?}");
                     assert_eq!(result.as_str(), r#"{"action":"cancel"}"#);
                 }

@@ -2,7 +2,7 @@
 //! errors in the form of their versions (GW-05, LEG-17).
 
 use super::faults::gateway_error;
-use super::lifecycle::ServerWords;
+use super::lifecycle::SessionServerDescription;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
 use crate::wire::object::ObjectWriter;
@@ -15,7 +15,7 @@ const RESOURCE_NOT_FOUND: i64 = -32002;
 
 /// The result of `initialize`, for a server that knows none.
 #[must_use]
-pub fn initialize_result(server: ServerWords<'_>, version: ProtocolVersion) -> Payload {
+pub fn initialize_result(server: SessionServerDescription<'_>, version: ProtocolVersion) -> Payload {
     let writer = ObjectWriter::new()
         .text("protocolVersion", version.as_str())
         .member("capabilities", &session_capabilities(server.capabilities))
@@ -173,7 +173,7 @@ mod tests {
     /// EXT-64.
     #[test]
     fn a_stateless_server_is_introduced_in_the_version_of_its_client() {
-        let words = ServerWords {
+        let words = SessionServerDescription {
             capabilities: &payload(
                 r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
             ),

@@ -1,7 +1,7 @@
 //! Encodes calls at upstreams that run 2025-11-25 tasks of their own (UPC-01 to UPC-08): what is sent, and what their
 //! answers mean.
 //!
-//! The wire's words end here: whoever drives such a task reads [`Standing`] and never a status.
+//! The wire's words end here: whoever drives such a task reads [`UpstreamTaskStatus`] and never a status.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -21,14 +21,14 @@ const TASK_ID_BYTES_MAX: usize = 1024;
 
 /// What an upstream can do with tasks of its own. The default is nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PeerTasks {
+pub struct UpstreamTaskSupport {
     /// `tools/call` may carry `task`.
     pub calls: bool,
     /// `tasks/cancel` is served.
     pub cancel: bool,
 }
 
-impl PeerTasks {
+impl UpstreamTaskSupport {
     /// Reads `ServerCapabilities` that were said in a session of this version.
     #[must_use]
     pub fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
@@ -58,14 +58,14 @@ fn declares(object: &Object, key: &str) -> bool {
 
 /// What a tool says of being called as a task (UPC-05).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum TaskSupport {
+pub enum ToolTaskSupport {
     #[default]
     Forbidden,
     Optional,
     Required,
 }
 
-impl TaskSupport {
+impl ToolTaskSupport {
     /// Reads an entry of `tools/list`. A word that nobody knows is none.
     #[must_use]
     pub fn of(tool: &Object) -> Self {
@@ -80,10 +80,10 @@ impl TaskSupport {
 
 /// A task as its upstream describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerTask {
+pub struct UpstreamTask {
     /// The upstream's own id, never shown to clients (T-67).
     pub id: Arc<str>,
-    pub standing: Standing,
+    pub standing: UpstreamTaskStatus,
     /// The upstream's word for that, for whoever shows it.
     pub word: Cow<'static, str>,
     /// What the upstream says about it, fit to be shown.
@@ -96,7 +96,7 @@ pub struct PeerTask {
 
 /// How a task stands, as far as it decides what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum UpstreamTaskStatus {
     Working,
     /// Its questions may come on a stream of `tasks/result` alone.
     Asking,
@@ -110,8 +110,8 @@ pub enum Standing {
 
 /// What the result of a call with `task` is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Created {
-    Task(PeerTask),
+pub enum TaskCallResult {
+    Task(UpstreamTask),
     /// An ordinary result: a server may pass over `task` (T-46).
     Plain,
     /// A handle that cannot be used.
@@ -128,35 +128,39 @@ pub fn augmented(params: &Object, ttl: Option<Duration>) -> Payload {
 
 /// Reads the result of a call that asked for a task.
 #[must_use]
-pub fn created(result: &Payload) -> Created {
-    let Some(object) = Object::of(result).filter(|object| !object.contains("content")) else { return Created::Plain };
+pub fn created(result: &Payload) -> TaskCallResult {
+    let Some(object) = Object::of(result).filter(|object| !object.contains("content")) else {
+        return TaskCallResult::Plain;
+    };
     if !object.contains("task") {
-        return Created::Plain;
+        return TaskCallResult::Plain;
     }
-    let Some(mut task) = object.get_object("task").as_ref().and_then(described) else { return Created::Malformed };
+    let Some(mut task) = object.get_object("task").as_ref().and_then(described) else {
+        return TaskCallResult::Malformed;
+    };
     let meanwhile = || object.get_object(META)?.get_string(IMMEDIATE_RESPONSE);
     task.message = task.message.or_else(|| status_text(&meanwhile()?));
-    Created::Task(task)
+    TaskCallResult::Task(task)
 }
 
 /// Reads the result of `tasks/get` or `tasks/cancel`; `None` if it describes no task.
 #[must_use]
-pub fn polled(result: &Payload) -> Option<PeerTask> {
+pub fn polled(result: &Payload) -> Option<UpstreamTask> {
     described(&Object::of(result)?)
 }
 
-fn described(task: &Object) -> Option<PeerTask> {
+fn described(task: &Object) -> Option<UpstreamTask> {
     let id = task.get_string("taskId").filter(|id| (1..=TASK_ID_BYTES_MAX).contains(&id.len()))?;
     let word = task.get_string("status")?;
     let (standing, word) = match word.as_str() {
-        "working" => (Standing::Working, Cow::Borrowed("working")),
-        "input_required" => (Standing::Asking, Cow::Borrowed("input_required")),
-        "completed" => (Standing::Done, Cow::Borrowed("completed")),
-        "failed" => (Standing::Done, Cow::Borrowed("failed")),
-        "cancelled" => (Standing::Cancelled, Cow::Borrowed("cancelled")),
-        _ => (Standing::Unknown, Cow::Owned(word)),
+        "working" => (UpstreamTaskStatus::Working, Cow::Borrowed("working")),
+        "input_required" => (UpstreamTaskStatus::Asking, Cow::Borrowed("input_required")),
+        "completed" => (UpstreamTaskStatus::Done, Cow::Borrowed("completed")),
+        "failed" => (UpstreamTaskStatus::Done, Cow::Borrowed("failed")),
+        "cancelled" => (UpstreamTaskStatus::Cancelled, Cow::Borrowed("cancelled")),
+        _ => (UpstreamTaskStatus::Unknown, Cow::Owned(word)),
     };
-    Some(PeerTask {
+    Some(UpstreamTask {
         id: Arc::from(id),
         standing,
         word,
@@ -186,7 +190,7 @@ pub fn changed(params: &Object) -> Option<String> {
 
 /// Whom a message on a session's own stream concerns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Concern {
+pub enum MessageConcern {
     /// The client, like anything else there.
     Client,
     /// A task of the upstream's, which the client knows nothing of.
@@ -197,18 +201,18 @@ pub enum Concern {
 
 /// Whom a message concerns, as far as it tells by itself.
 #[must_use]
-pub fn concern(message: &Message) -> Concern {
+pub fn concern(message: &Message) -> MessageConcern {
     let (name, params) = match message {
         Message::Request(request) => (request.method.as_str(), &request.params),
         Message::Notification(notification) => (notification.method.as_str(), &notification.params),
-        Message::Response(_) => return Concern::Client,
+        Message::Response(_) => return MessageConcern::Client,
     };
     let meta = || params.object()?.get_object(META);
     match name {
-        method::TASK_STATUS => Concern::Task,
-        _ if meta().is_some_and(|meta| meta.contains(RELATED_TASK)) => Concern::Task,
-        method::PROGRESS | method::CANCELLED => Concern::Unsure,
-        _ => Concern::Client,
+        method::TASK_STATUS => MessageConcern::Task,
+        _ if meta().is_some_and(|meta| meta.contains(RELATED_TASK)) => MessageConcern::Task,
+        method::PROGRESS | method::CANCELLED => MessageConcern::Unsure,
+        _ => MessageConcern::Client,
     }
 }
 

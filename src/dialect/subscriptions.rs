@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 
-use super::faults::Complaint;
+use super::faults::RequestError;
 use crate::task::TaskId;
 use crate::wire::meta::{META, SERVER_INFO, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
@@ -18,13 +18,13 @@ pub const RESOURCES_MAX: usize = 256;
 
 /// A kind of list that may change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum List {
+pub enum ListKind {
     Tools,
     Prompts,
     Resources,
 }
 
-impl List {
+impl ListKind {
     pub const ALL: [Self; 3] = [Self::Tools, Self::Prompts, Self::Resources];
 
     /// The member of `notifications` that asks for it.
@@ -54,17 +54,17 @@ impl List {
     }
 }
 
-/// What a client asks to hear, and after [`Wishes::within`] and some more of it what it will hear.
+/// What a client asks to hear, and after [`SubscriptionFilter::within`] and some more of it what it will hear.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
-    pub lists: BTreeSet<List>,
+pub struct SubscriptionFilter {
+    pub lists: BTreeSet<ListKind>,
     /// `None` where the client did not speak of resources.
     pub resources: Option<BTreeSet<String>>,
     /// Ids that cannot be ours are left out already; `None` where the client did not speak of tasks.
     pub tasks: Option<BTreeSet<TaskId>>,
 }
 
-impl Wishes {
+impl SubscriptionFilter {
     /// Whether `params` speak of tasks, so that the request must declare the extension (EXT-47).
     #[must_use]
     pub fn speak_of_tasks(params: &Object) -> bool {
@@ -75,10 +75,10 @@ impl Wishes {
     ///
     /// # Errors
     /// [`Complaint::Params`] that names the member which is missing, of another type or too long.
-    pub fn read(params: &Object) -> Result<Self, Complaint> {
+    pub fn read(params: &Object) -> Result<Self, RequestError> {
         let wanted = params.get_object("notifications").ok_or_else(|| invalid("notifications must be an object"))?;
         let mut wishes = Self::default();
-        for list in List::ALL {
+        for list in ListKind::ALL {
             match wanted.get(list.member()).as_ref().map(Payload::as_str) {
                 Some("true") => _ = wishes.lists.insert(list),
                 Some("false") | None => (),
@@ -158,7 +158,7 @@ impl Wishes {
     #[must_use]
     pub fn granted_by(&self, acknowledgement: &Object) -> Self {
         let told = acknowledgement.get_object("notifications");
-        let is_told = |list: &List| {
+        let is_told = |list: &ListKind| {
             told.as_ref().and_then(|told| told.get(list.member())).is_some_and(|it| it.as_str() == "true")
         };
         let uris = told.as_ref().and_then(|told| told.get("resourceSubscriptions"));
@@ -176,7 +176,7 @@ impl Wishes {
         if name == method::RESOURCE_UPDATED {
             return params.and_then(|params| params.get_string("uri")).is_some_and(|uri| self.want_updates_of(&uri));
         }
-        List::ALL.into_iter().any(|list| list.notification() == name && self.lists.contains(&list))
+        ListKind::ALL.into_iter().any(|list| list.notification() == name && self.lists.contains(&list))
     }
 
     /// All that may have changed, where nobody knows what has: the name of one notification for each list and each
@@ -205,7 +205,7 @@ impl Wishes {
 }
 
 /// The strings of an array, at most `max`; `None` if the member is not there.
-fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<Vec<String>>, Complaint> {
+fn strings(wanted: &Object, member: &'static str, max: usize) -> Result<Option<Vec<String>>, RequestError> {
     let Some(array) = wanted.get(member) else { return Ok(None) };
     if !array.as_str().starts_with('[') {
         return Err(complaint(member, "must be an array of strings"));
@@ -241,12 +241,12 @@ pub fn untagged_notification(name: &str, uri: Option<&String>) -> Bytes {
     envelope::notification(name, params.as_ref())
 }
 
-const fn invalid(what: &'static str) -> Complaint {
-    Complaint::Params(Cow::Borrowed(what))
+const fn invalid(what: &'static str) -> RequestError {
+    RequestError::Params(Cow::Borrowed(what))
 }
 
-fn complaint(member: &str, what: &str) -> Complaint {
-    Complaint::Params(Cow::Owned(format!("notifications.{member} {what}")))
+fn complaint(member: &str, what: &str) -> RequestError {
+    RequestError::Params(Cow::Owned(format!("notifications.{member} {what}")))
 }
 
 /// One open subscription: writes every message of it, each tagged with the id of the request that opened it,
@@ -264,14 +264,14 @@ impl Subscription {
 
     /// The first message: what of the wishes is granted, and nothing else.
     #[must_use]
-    pub fn acknowledged(&self, granted: &Wishes) -> Bytes {
+    pub fn acknowledged(&self, granted: &SubscriptionFilter) -> Bytes {
         let params = ObjectWriter::new().member(META, &self.tag(None)).member("notifications", &granted.written());
         envelope::notification(method::LISTEN_ACKNOWLEDGED, Some(&params.finish()))
     }
 
     /// What an upstream said, if it is of a kind that was granted.
     #[must_use]
-    pub fn passed_on(&self, granted: &Wishes, name: &str, params: Option<&Payload>) -> Option<Bytes> {
+    pub fn passed_on(&self, granted: &SubscriptionFilter, name: &str, params: Option<&Payload>) -> Option<Bytes> {
         let params = params.and_then(Object::of);
         let is_wanted = granted.want(name, params.as_ref());
         is_wanted.then(|| envelope::notification(name, Some(&self.tagged(params.as_ref()))))
@@ -279,7 +279,7 @@ impl Subscription {
 
     /// That everything which was granted may have changed, where nobody knows what has: one notification for
     /// each list and each resource.
-    pub fn anything(&self, granted: &Wishes) -> impl Iterator<Item = Bytes> {
+    pub fn anything(&self, granted: &SubscriptionFilter) -> impl Iterator<Item = Bytes> {
         granted.everything().map(|(name, uri)| {
             let params = ObjectWriter::new().member(META, &self.tag(None));
             let params = if let Some(uri) = uri { params.text("uri", uri) } else { params };
@@ -326,8 +326,8 @@ mod tests {
         Payload::parse(&Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
     }
 
-    fn read(params: &str) -> Result<Wishes, Complaint> {
-        Wishes::read(&Object::of(&payload(params)).unwrap())
+    fn read(params: &str) -> Result<SubscriptionFilter, RequestError> {
+        SubscriptionFilter::read(&Object::of(&payload(params)).unwrap())
     }
 
     fn text(message: &Bytes) -> &str {
@@ -351,7 +351,7 @@ mod tests {
             (r#"{"notifications":{"taskIds":[null]}}"#, "taskIds"),
             (&many, "taskIds"),
         ] {
-            let Err(Complaint::Params(what)) = read(params) else { panic!("{params} was accepted") };
+            let Err(RequestError::Params(what)) = read(params) else { panic!("{params} was accepted") };
             assert!(what.contains(named), "{what}");
         }
         assert!(read(&many.replacen(r#""x","#, "", 1)).is_ok(), "1,000 are not too many");
@@ -363,7 +363,7 @@ mod tests {
             r#"{{"notifications":{{"toolsListChanged":true,"promptsListChanged":false,"x":7,"taskIds":["{ID}","{ID}","nobody"]}}}}"#
         ))
         .unwrap();
-        assert_eq!(wishes.lists, BTreeSet::from([List::Tools]));
+        assert_eq!(wishes.lists, BTreeSet::from([ListKind::Tools]));
         assert_eq!(wishes.resources, None);
         assert_eq!(wishes.tasks, Some(BTreeSet::from([TaskId::parse(ID).unwrap()])));
     }

@@ -23,29 +23,29 @@ pub struct AdmissionLimits {
 
 /// The count of places taken.
 #[derive(Debug)]
-pub struct Admission {
-    taken: Mutex<Taken>,
+pub struct TaskAdmission {
+    taken: Mutex<AdmissionState>,
 }
 
 #[derive(Debug)]
-struct Taken {
+struct AdmissionState {
     limits: AdmissionLimits,
     closed: bool,
     all: usize,
     by_owner: HashMap<Principal, usize>,
 }
 
-impl Admission {
+impl TaskAdmission {
     #[must_use]
     pub fn new(limits: AdmissionLimits) -> Self {
-        Self { taken: Mutex::new(Taken { limits, closed: false, all: 0, by_owner: HashMap::new() }) }
+        Self { taken: Mutex::new(AdmissionState { limits, closed: false, all: 0, by_owner: HashMap::new() }) }
     }
 
     /// Takes a place.
     ///
     /// # Errors
     /// `TooManyTasks` or `Draining`.
-    pub fn take(self: &Arc<Self>, owner: &Principal) -> Result<Place, Reason> {
+    pub fn take(self: &Arc<Self>, owner: &Principal) -> Result<TaskPermit, Reason> {
         let mut taken = self.taken.lock();
         if taken.closed {
             return Err(Reason::Draining);
@@ -62,15 +62,15 @@ impl Admission {
         }
         taken.all += 1;
         taken.by_owner.insert(owner.clone(), own + 1);
-        Ok(Place { admission: Arc::clone(self), owner: owner.clone() })
+        Ok(TaskPermit { admission: Arc::clone(self), owner: owner.clone() })
     }
 
     /// Takes a place for a task of an earlier life of the process, which is there whatever the bounds say by now.
-    pub fn take_again(self: &Arc<Self>, owner: &Principal) -> Place {
+    pub fn take_again(self: &Arc<Self>, owner: &Principal) -> TaskPermit {
         let mut taken = self.taken.lock();
         taken.all += 1;
         *taken.by_owner.entry(owner.clone()).or_default() += 1;
-        Place { admission: Arc::clone(self), owner: owner.clone() }
+        TaskPermit { admission: Arc::clone(self), owner: owner.clone() }
     }
 
     /// Whether what one principal has in the store may grow from `before` to `after`; what shrinks always may.
@@ -108,12 +108,12 @@ impl Admission {
 
 /// A place for one unsettled task; given back when dropped.
 #[derive(Debug)]
-pub struct Place {
-    admission: Arc<Admission>,
+pub struct TaskPermit {
+    admission: Arc<TaskAdmission>,
     owner: Principal,
 }
 
-impl Drop for Place {
+impl Drop for TaskPermit {
     fn drop(&mut self) {
         let mut taken = self.admission.taken.lock();
         taken.all -= 1;
@@ -130,10 +130,10 @@ impl Drop for Place {
 mod tests {
     use super::*;
 
-    fn admission(tasks_max: usize, tasks_per_principal_max: usize) -> Arc<Admission> {
+    fn admission(tasks_max: usize, tasks_per_principal_max: usize) -> Arc<TaskAdmission> {
         let stored_bytes_per_principal_max = 100;
         let limits = AdmissionLimits { tasks_max, tasks_per_principal_max, stored_bytes_per_principal_max };
-        Arc::new(Admission::new(limits))
+        Arc::new(TaskAdmission::new(limits))
     }
 
     #[test]

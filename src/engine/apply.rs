@@ -4,14 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
-use super::doubt::Doubt;
-use crate::cause::Chain;
+use super::doubt::DoubtfulWrite;
+use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;
-use crate::store::{Revision, StoreError, Stored};
-use crate::task::digest::{Named, Whose};
+use crate::store::{Revision, StoreError, StoredTask};
+use crate::task::digest::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Shown, Task, TaskKey, Timestamp, transition,
+    Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task, TaskKey, TaskVisibility, Timestamp,
+    transition,
 };
 
 /// How often a lost race is run again. Each round somebody else got through, so this many means a bug.
@@ -48,7 +49,7 @@ impl TaskError {
 
 /// A task after an event.
 #[derive(Clone, Debug)]
-pub(super) struct Applied {
+pub(super) struct AppliedEvent {
     pub(super) task: Arc<Task>,
     /// Whether the event still meant something.
     pub(super) changed: bool,
@@ -62,7 +63,7 @@ impl Engine {
     /// # Errors
     /// See [`TaskError`]. An outcome that the store has no room for settles the task with a fault that
     /// says so: it is never lost in silence (L8).
-    pub(super) async fn apply(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
+    pub(super) async fn apply(self: &Arc<Self>, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         self.apply_all(key, vec![event]).await
     }
 
@@ -72,7 +73,11 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::apply`].
-    pub(super) async fn apply_all(self: &Arc<Self>, key: &TaskKey, events: Vec<Event>) -> Result<Applied, TaskError> {
+    pub(super) async fn apply_all(
+        self: &Arc<Self>,
+        key: &TaskKey,
+        events: Vec<Event>,
+    ) -> Result<AppliedEvent, TaskError> {
         let applied = self.try_all(key, events).await;
         if applied.is_err() {
             self.ask_until_decided(key);
@@ -80,7 +85,7 @@ impl Engine {
         applied
     }
 
-    async fn try_all(&self, key: &TaskKey, mut events: Vec<Event>) -> Result<Applied, TaskError> {
+    async fn try_all(&self, key: &TaskKey, mut events: Vec<Event>) -> Result<AppliedEvent, TaskError> {
         let (mut failures, mut own) = (0, None::<(Task, bool)>);
         for _ in 0..CONFLICTS_MAX {
             let now = self.clock.now();
@@ -89,18 +94,18 @@ impl Engine {
                 && let Some((_, changed)) = own.take_if(|(written, _)| *written == *row.task)
             {
                 // The write was reported as failed, and was made all the same.
-                return Ok(Applied { task: row.task, changed });
+                return Ok(AppliedEvent { task: row.task, changed });
             }
-            let Stored { task: before, revision } = row;
+            let StoredTask { task: before, revision } = row;
             let (task, effects, changed) = decided(&before, &events, now);
             if effects.is_empty() {
-                return Ok(Applied { task: before, changed: false });
+                return Ok(AppliedEvent { task: before, changed: false });
             }
             match self.replace(revision, &before, &task).await {
                 Ok(_) => {
                     self.decided_by(key, revision);
                     self.follow(key, &before, &task, effects);
-                    return Ok(Applied { task: Arc::new(task), changed });
+                    return Ok(AppliedEvent { task: Arc::new(task), changed });
                 }
                 // Another writer was first: decide again from its state.
                 Err(StoreError::Conflict) => (),
@@ -113,11 +118,11 @@ impl Engine {
                     }
                 }
                 Err(StoreError::Io(error)) => {
-                    self.doubt(key, Doubt { before, upon: revision, written: task.clone(), effects });
+                    self.doubt(key, DoubtfulWrite { before, upon: revision, written: task.clone(), effects });
                     if failures == FAILURES_MAX {
                         return Err(StoreError::Io(error).into());
                     }
-                    tracing::warn!(task = %Named(key), error = %Chain(&error), "a change of a task was not stored; it is tried again");
+                    tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a change of a task was not stored; it is tried again");
                     failures += 1;
                     own = Some((task, changed));
                     tokio::time::sleep(FAILURE_PAUSE).await;
@@ -207,11 +212,11 @@ fn visit_stored(before: &Task, after: &Task) {
 
 /// Logs that a client was shown how its task stands (L25-61).
 pub fn record_shown(task: &Task) {
-    let principal = Whose(&task.key.owner);
+    let principal = LoggedPrincipal(&task.key.owner);
     if task.is_settled() {
-        tracing::debug!(task = %Named(&task.key), %principal, "an outcome was read");
+        tracing::debug!(task = %LoggedTask(&task.key), %principal, "an outcome was read");
     } else {
-        tracing::debug!(task = %Named(&task.key), %principal, "a task was looked at");
+        tracing::debug!(task = %LoggedTask(&task.key), %principal, "a task was looked at");
     }
 }
 
@@ -222,8 +227,8 @@ fn record(before: &Task, after: &Task) {
         return;
     }
     let label = outcome_label(outcome);
-    if after.shown == Shown::Hidden {
-        tracing::debug!(task = %Named(&after.key), outcome = label, "a held call ended");
+    if after.shown == TaskVisibility::Hidden {
+        tracing::debug!(task = %LoggedTask(&after.key), outcome = label, "a held call ended");
         return;
     }
     let upstream = Arc::clone(&after.origin.upstream);
@@ -232,8 +237,8 @@ fn record(before: &Task, after: &Task) {
         .increment(1);
     metrics::gauge!(crate::metric::TASKS_IN_FLIGHT, "upstream" => Arc::clone(&upstream)).decrement(1.0);
     metrics::histogram!(crate::metric::TASK_AGE, "upstream" => Arc::clone(&upstream)).record(age.as_secs_f64());
-    let (principal, tool) = (Whose(&after.key.owner), &after.origin.tool);
-    let (task, bytes) = (Named(&after.key), after.stored_bytes());
+    let (principal, tool) = (LoggedPrincipal(&after.key.owner), &after.origin.tool);
+    let (task, bytes) = (LoggedTask(&after.key), after.stored_bytes());
     let seconds = age.as_secs_f64();
     tracing::info!(%task, %principal, %upstream, %tool, outcome = label, seconds, bytes, "task settled");
 }

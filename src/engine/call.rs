@@ -7,9 +7,9 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use crate::dialect::PeerDialect;
-use crate::task::{Answer, Idempotency, InputKey, Maker, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
-use crate::upstream::limits::Slots;
+use crate::dialect::UpstreamDialect;
+use crate::task::{Answer, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
+use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
 use crate::wire::Payload;
 
@@ -19,13 +19,13 @@ pub(super) const EVENTS_MAX: usize = 32;
 /// One call, with everything that is known before it begins.
 pub struct CallSpec {
     pub owner: Principal,
-    pub maker: Maker,
+    pub maker: ClientKind,
     pub upstream: Arc<dyn Upstream>,
     /// Places at the upstream; `None` for methods that need none.
-    pub slots: Option<Arc<Slots>>,
+    pub slots: Option<Arc<CallPermits>>,
     /// How long a call without a handle waits for a place.
     pub queue_deadline: Duration,
-    pub peer: Arc<dyn PeerDialect>,
+    pub peer: Arc<dyn UpstreamDialect>,
     pub request: UpstreamRequest,
     pub context: CallContext,
     /// The tool's name as the client wrote it.
@@ -40,18 +40,18 @@ pub struct CallSpec {
     /// Whether the tool's annotations say that calling it again does no harm.
     pub is_repeatable: bool,
     /// What this client can be asked.
-    pub questions: Questions,
-    pub rounds: Rounds,
+    pub questions: QuestionFilter,
+    pub rounds: RoundSupport,
     /// Who hears what a task says beside its state; `None` where nobody could be told.
-    pub asides: Option<Asides>,
+    pub asides: Option<TaskNoticeSink>,
 }
 
 /// Hears a running task. Called in order by the call's runner, before the task's end is stored; must not block.
-pub type Asides = Arc<dyn Fn(&TaskKey, Aside<'_>) + Send + Sync>;
+pub type TaskNoticeSink = Arc<dyn Fn(&TaskKey, TaskNotice<'_>) + Send + Sync>;
 
 /// What a running task says beside its state.
 #[derive(Debug)]
-pub enum Aside<'a> {
+pub enum TaskNotice<'a> {
     Progress(&'a Progress),
     /// `notifications/message`: its params.
     Log(&'a Payload),
@@ -64,28 +64,28 @@ impl std::fmt::Debug for CallSpec {
 }
 
 /// Says of a question, as the peer dialect has read it, whether this client can be asked.
-pub type Questions = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
+pub type QuestionFilter = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
 
 /// Whether a client without a handle can be asked: by an answer that holds the questions, after which it makes its
 /// request again with what it says to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rounds {
+pub enum RoundSupport {
     Allowed,
     /// Its version or this method knows no such thing.
     Unknown,
 }
 
 /// What a client sends along when it makes a held call's request again.
-pub struct Retry {
+pub struct RoundRetry {
     /// What it says to questions; keys that are not open are ignored.
     pub answers: BTreeMap<InputKey, Answer>,
     /// How this request may be answered.
     pub plan: Plan,
     /// What it can be asked from now on.
-    pub questions: Questions,
+    pub questions: QuestionFilter,
 }
 
-impl std::fmt::Debug for Retry {
+impl std::fmt::Debug for RoundRetry {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Retry").field("answers", &self.answers.len()).field("plan", &self.plan).finish_non_exhaustive()
     }
@@ -144,10 +144,10 @@ pub struct CallStream {
 
 impl CallStream {
     /// A stream and the seat that fills it.
-    pub(super) fn new() -> (Seat, Self) {
+    pub(super) fn new() -> (CallStreamSender, Self) {
         let (sender, events) = mpsc::channel(EVENTS_MAX);
         let claimed = CancellationToken::new();
-        (Seat { events: sender, claimed: claimed.clone() }, Self { events, claimed })
+        (CallStreamSender { events: sender, claimed: claimed.clone() }, Self { events, claimed })
     }
 
     /// The next event; `None` after the last. Cancel safe.
@@ -162,13 +162,13 @@ impl CallStream {
 
 /// The runner's end of a [`CallStream`].
 #[derive(Clone, Debug)]
-pub(super) struct Seat {
+pub(super) struct CallStreamSender {
     /// A queue has room for dozens at once: of pointers, so that a call that has nothing to say takes little.
     pub(super) events: mpsc::Sender<Box<CallEvent>>,
     pub(super) claimed: CancellationToken,
 }
 
-impl Seat {
+impl CallStreamSender {
     /// Waits for room where the client reads slowly. One that left is told nothing.
     pub(super) async fn tell(&self, event: CallEvent) {
         let _ = self.events.send(Box::new(event)).await;

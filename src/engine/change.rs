@@ -13,24 +13,24 @@ use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tracing::Instrument;
 
-use super::{Cancelled, Engine, Page, Place, TaskError};
-use crate::cause::Chain;
+use super::{CancelResult, Engine, TaskCursor, TaskError, TaskPage};
+use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::store::StoreError;
-use crate::task::digest::{Named, Whose};
-use crate::task::{Answer, Event, InputKey, Principal, Shown, Summary, Task, TaskKey, Timestamp};
+use crate::task::digest::{LoggedPrincipal, LoggedTask};
+use crate::task::{Answer, Event, InputKey, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp};
 
 /// Changes that are under way at a time; whoever comes then waits, and has changed nothing if it leaves meanwhile.
 const CHANGES_MAX: usize = 1_024;
 
 /// Changes under way.
 #[derive(Debug)]
-pub(super) struct Changes {
+pub(super) struct RunningChanges {
     places: Arc<Semaphore>,
     pub(super) tracker: TaskTracker,
 }
 
-impl Default for Changes {
+impl Default for RunningChanges {
     fn default() -> Self {
         Self { places: Arc::new(Semaphore::new(CHANGES_MAX)), tracker: TaskTracker::new() }
     }
@@ -69,14 +69,14 @@ impl Engine {
     pub async fn list(
         self: &Arc<Self>,
         owner: &Principal,
-        after: Option<Place>,
+        after: Option<TaskCursor>,
         limit: usize,
-    ) -> Result<Page, TaskError> {
+    ) -> Result<TaskPage, TaskError> {
         let now = self.clock.now();
         let page = self.store.page(owner, after, limit, now).await?;
         let next = page.tasks.last().filter(|_| page.has_more).map(|task| (task.created_at, task.key.id));
         let mut tasks = Vec::with_capacity(page.tasks.len());
-        for task in page.tasks.into_iter().filter(|task| task.shown == Shown::Handle) {
+        for task in page.tasks.into_iter().filter(|task| task.shown == TaskVisibility::Handle) {
             if task.is_settled() || task.expires_at() > now {
                 tasks.push(task);
                 continue;
@@ -88,7 +88,7 @@ impl Engine {
                 Err(error) => return Err(error),
             }
         }
-        Ok(Page { tasks, next })
+        Ok(TaskPage { tasks, next })
     }
 
     /// Hands answers to a task's open questions; keys that are not open are ignored (EXT-39). The answers are part of
@@ -116,7 +116,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::get`].
-    pub async fn cancel(self: &Arc<Self>, key: &TaskKey) -> Result<Cancelled, TaskError> {
+    pub async fn cancel(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move { engine.cancelled(&key).await }).await
     }
@@ -125,12 +125,12 @@ impl Engine {
     ///
     /// # Errors
     /// As [`Engine::get`].
-    pub async fn cancel_for_operator(self: &Arc<Self>, key: &TaskKey) -> Result<Cancelled, TaskError> {
+    pub async fn cancel_for_operator(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let (engine, key) = (Arc::clone(self), key.clone());
         self.finish(async move {
             let cancelled = engine.cancelled(&key).await?;
             if !cancelled.was_settled {
-                tracing::info!(task = %Named(&key), principal = %Whose(&key.owner), "an operator cancelled a task");
+                tracing::info!(task = %LoggedTask(&key), principal = %LoggedPrincipal(&key.owner), "an operator cancelled a task");
             }
             Ok(cancelled)
         })
@@ -142,7 +142,7 @@ impl Engine {
         let (engine, key) = (Arc::clone(self), key.clone());
         let cancel = async move {
             if let Err(error) = engine.given_up(&key).await {
-                tracing::warn!(task = %Named(&key), error = %Chain(&error), "a task that nobody knows was not cancelled");
+                tracing::warn!(task = %LoggedTask(&key), error = %CauseChain(&error), "a task that nobody knows was not cancelled");
             }
         };
         self.changes.tracker.spawn(cancel.in_current_span());
@@ -190,18 +190,18 @@ impl Engine {
         self.apply(key, Event::TtlElapsed).await.map(|applied| applied.task)
     }
 
-    async fn cancelled(self: &Arc<Self>, key: &TaskKey) -> Result<Cancelled, TaskError> {
+    async fn cancelled(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         visible(self.present(key).await?)?;
         failpoint::hit("cancel-heard");
         self.given_up(key).await
     }
 
-    async fn given_up(self: &Arc<Self>, key: &TaskKey) -> Result<Cancelled, TaskError> {
+    async fn given_up(self: &Arc<Self>, key: &TaskKey) -> Result<CancelResult, TaskError> {
         let applied = self.apply(key, Event::CancelRequested).await?;
         if !applied.changed && applied.task.recovery.is_untold {
             self.live.abandon(key);
         }
-        Ok(Cancelled { task: applied.task, was_settled: !applied.changed })
+        Ok(CancelResult { task: applied.task, was_settled: !applied.changed })
     }
 }
 
@@ -210,5 +210,5 @@ fn is_overdue(task: &Task, now: Timestamp) -> bool {
 }
 
 fn visible(task: Arc<Task>) -> Result<Arc<Task>, TaskError> {
-    if task.shown == Shown::Hidden { Err(TaskError::Unknown) } else { Ok(task) }
+    if task.shown == TaskVisibility::Hidden { Err(TaskError::Unknown) } else { Ok(task) }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::Engine;
-use super::pauses::Pauses;
-use crate::store::{Revision, StoreError, Stored};
+use super::pauses::RetryDelays;
+use crate::store::{Revision, StoreError, StoredTask};
 use crate::task::{Effect, Task, TaskKey};
 
 /// Writes in doubt that one task may have. Beyond that its runner and its waiters look for themselves.
@@ -24,7 +24,7 @@ const ASK_LAST: Duration = Duration::from_secs(5);
 
 /// A write that was reported as failed.
 #[derive(Debug)]
-pub(super) struct Doubt {
+pub(super) struct DoubtfulWrite {
     pub(super) before: Arc<Task>,
     /// The revision that it was made upon.
     pub(super) upon: Revision,
@@ -34,17 +34,17 @@ pub(super) struct Doubt {
 
 /// Doubts by task; there are no more than unsettled tasks.
 #[derive(Debug, Default)]
-pub(super) struct Doubts(Mutex<HashMap<TaskKey, Of>>);
+pub(super) struct DoubtfulWrites(Mutex<HashMap<TaskKey, TaskDoubts>>);
 
 #[derive(Debug, Default)]
-struct Of {
-    doubts: Vec<Doubt>,
+struct TaskDoubts {
+    doubts: Vec<DoubtfulWrite>,
     /// Whether somebody asks until nothing is in doubt.
     is_asked: bool,
 }
 
-impl Doubts {
-    fn add(&self, key: &TaskKey, doubt: Doubt) {
+impl DoubtfulWrites {
+    fn add(&self, key: &TaskKey, doubt: DoubtfulWrite) {
         let mut all = self.0.lock();
         let of = all.entry(key.clone()).or_default();
         if of.doubts.len() < OF_ONE_MAX {
@@ -53,9 +53,9 @@ impl Doubts {
     }
 
     /// Forgets what a row that was read decides.
-    fn decide(&self, key: &TaskKey, row: &Stored) -> Decided {
+    fn decide(&self, key: &TaskKey, row: &StoredTask) -> DoubtDecision {
         let mut all = self.0.lock();
-        let Some(of) = all.get_mut(key) else { return Decided::Nothing };
+        let Some(of) = all.get_mut(key) else { return DoubtDecision::Nothing };
         let made = of.doubts.iter().position(|doubt| doubt.upon < row.revision && doubt.written == *row.task);
         let made = made.map(|at| Box::new(of.doubts.swap_remove(at)));
         let before = of.doubts.len();
@@ -65,9 +65,9 @@ impl Doubts {
             all.remove(key);
         }
         match made {
-            Some(doubt) => Decided::Made(doubt),
-            None if is_hidden => Decided::Hidden,
-            None => Decided::Nothing,
+            Some(doubt) => DoubtDecision::Made(doubt),
+            None if is_hidden => DoubtDecision::Hidden,
+            None => DoubtDecision::Nothing,
         }
     }
 
@@ -103,30 +103,30 @@ impl Doubts {
     }
 }
 
-enum Decided {
+enum DoubtDecision {
     Nothing,
     /// This was written after all.
-    Made(Box<Doubt>),
+    Made(Box<DoubtfulWrite>),
     /// Somebody wrote since, upon it or instead of it.
     Hidden,
 }
 
 impl Engine {
     /// Remembers a write that was reported as failed.
-    pub(super) fn doubt(&self, key: &TaskKey, doubt: Doubt) {
+    pub(super) fn doubt(&self, key: &TaskKey, doubt: DoubtfulWrite) {
         self.doubts.add(key, doubt);
     }
 
     /// Does what follows from writes that a row shows to have been made; whether its present state is one of them.
-    pub(super) fn decide(&self, key: &TaskKey, row: &Stored) -> bool {
+    pub(super) fn decide(&self, key: &TaskKey, row: &StoredTask) -> bool {
         match self.doubts.decide(key, row) {
-            Decided::Nothing => false,
-            Decided::Made(doubt) => {
-                let Doubt { before, effects, .. } = *doubt;
+            DoubtDecision::Nothing => false,
+            DoubtDecision::Made(doubt) => {
+                let DoubtfulWrite { before, effects, .. } = *doubt;
                 self.follow(key, &before, &row.task, effects);
                 true
             }
-            Decided::Hidden => {
+            DoubtDecision::Hidden => {
                 self.follow_state(key, &row.task);
                 false
             }
@@ -165,7 +165,7 @@ impl Engine {
     }
 
     async fn ask(&self, key: &TaskKey) {
-        let mut pauses = Pauses::new(ASK_FIRST, ASK_LAST);
+        let mut pauses = RetryDelays::new(ASK_FIRST, ASK_LAST);
         loop {
             pauses.wait().await;
             match self.store.load(key, self.clock.now()).await {
@@ -177,8 +177,8 @@ impl Engine {
                     // What was read may be what was known before: only a write shows which it is.
                     match self.store.replace(row.revision, &row.task).await {
                         Ok(_) => self.decided_by(key, row.revision),
-                        Err(StoreError::Conflict) => pauses = Pauses::new(ASK_FIRST, ASK_LAST),
-                        Err(error) => tracing::debug!(error = %crate::cause::Chain(&error), "a write is in doubt"),
+                        Err(StoreError::Conflict) => pauses = RetryDelays::new(ASK_FIRST, ASK_LAST),
+                        Err(error) => tracing::debug!(error = %crate::cause::CauseChain(&error), "a write is in doubt"),
                     }
                     if self.doubts.is_over(key) {
                         return;
@@ -189,7 +189,7 @@ impl Engine {
                     self.doubts.forget(key);
                     return;
                 }
-                Err(error) => tracing::debug!(error = %crate::cause::Chain(&error), "a write is in doubt"),
+                Err(error) => tracing::debug!(error = %crate::cause::CauseChain(&error), "a write is in doubt"),
             }
         }
     }

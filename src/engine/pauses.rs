@@ -4,12 +4,12 @@ use std::time::Duration;
 
 /// Pauses that double from the first to the last, and then stay.
 #[derive(Clone, Copy, Debug)]
-pub struct Pauses {
+pub struct RetryDelays {
     next: Duration,
     last: Duration,
 }
 
-impl Pauses {
+impl RetryDelays {
     #[must_use]
     pub const fn new(first: Duration, last: Duration) -> Self {
         Self { next: first, last }
@@ -41,7 +41,7 @@ mod tests {
 
     #[test]
     fn pauses_grow_to_the_last() {
-        let mut pauses = Pauses::new(Duration::from_secs(1), Duration::from_secs(5));
+        let mut pauses = RetryDelays::new(Duration::from_secs(1), Duration::from_secs(5));
         let taken: Vec<u64> = (0..5).map(|_| pauses.take().as_secs()).collect();
         assert_eq!(taken, [1, 2, 4, 5, 5]);
     }

@@ -12,24 +12,24 @@ use futures_util::StreamExt;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::call::{Askable, CallSpec, Questions, Rounds};
-use super::pauses::Pauses;
-use super::runner::{self, ATTEMPTS_MAX, Way};
+use super::call::{Askable, CallSpec, QuestionFilter, RoundSupport};
+use super::pauses::RetryDelays;
+use super::runner::{self, ATTEMPTS_MAX, RecoveryAction};
 use super::{Engine, TaskError};
-use crate::cause::Chain;
-use crate::dialect::PeerDialect;
+use crate::cause::CauseChain;
+use crate::dialect::UpstreamDialect;
 use crate::dialect::negotiate::declared_by;
 use crate::failpoint;
 use crate::metric;
-use crate::store::Stored;
-use crate::task::digest::{Named, Whose};
+use crate::store::StoredTask;
+use crate::task::digest::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    Event, Executed, Failure, GatewayFault, Origin, Phase, Plan, Reason, Shown, StoredCall, Task, TaskKey, Timestamp,
-    ToolPolicy, ToolRules,
+    CallOrigin, Event, Executed, Failure, GatewayFault, Phase, Plan, Reason, StoredCall, Task, TaskKey, TaskVisibility,
+    Timestamp, ToolPolicy, ToolRules,
 };
-use crate::upstream::limits::Slots;
+use crate::upstream::limits::CallPermits;
 use crate::upstream::{
-    CallContext, ClientFacts, Forwarded, NativeTask, ResumeToken, Timeouts, Upstream, UpstreamRequest,
+    CallContext, ClientFacts, ForwardedHeaders, ResumeToken, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
 };
 use crate::wire::{Payload, method};
 
@@ -48,34 +48,34 @@ const CRASHES_MAX: u8 = 2;
 
 /// Everything that calls of one upstream are made with, apart from what their rows say.
 #[derive(Debug)]
-pub struct Reach {
+pub struct UpstreamBinding {
     pub upstream: Arc<dyn Upstream>,
-    pub slots: Arc<Slots>,
+    pub slots: Arc<CallPermits>,
     pub queue_deadline: Duration,
-    pub peer: Arc<dyn PeerDialect>,
+    pub peer: Arc<dyn UpstreamDialect>,
     pub rules: ToolRules,
     pub timeouts: Timeouts,
 }
 
 /// The upstreams that there are, by name.
 #[derive(Debug, Default)]
-pub struct Origins(HashMap<Arc<str>, Reach>);
+pub struct UpstreamBindings(HashMap<Arc<str>, UpstreamBinding>);
 
-impl Origins {
+impl UpstreamBindings {
     #[must_use]
-    pub fn with(mut self, reach: Reach) -> Self {
+    pub fn with(mut self, reach: UpstreamBinding) -> Self {
         self.0.insert(Arc::clone(reach.upstream.name()), reach);
         self
     }
 
-    fn of(&self, origin: &Origin) -> Option<&Reach> {
+    fn of(&self, origin: &CallOrigin) -> Option<&UpstreamBinding> {
         self.0.get(&origin.upstream)
     }
 }
 
 /// What is done about a row.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Verdict {
+enum RecoveryDecision {
     /// It is done with.
     Leave,
     /// Its upstream is told that nobody wants the result, where that is known.
@@ -84,37 +84,37 @@ enum Verdict {
     Settle(Failure),
     /// Its time is over.
     Expire,
-    Run(Way),
+    Run(RecoveryAction),
 }
 
 /// Judges a row that nobody runs. `policy` is that of its tool by now; `None` if its upstream is not configured any
 /// more.
-fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: Timestamp) -> Verdict {
+fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: Timestamp) -> RecoveryDecision {
     let recovery = &task.recovery;
-    let lost = |reason, executed| Verdict::Settle(Failure::Gateway(GatewayFault::new(reason, executed)));
+    let lost = |reason, executed| RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(reason, executed)));
     if task.is_settled() {
-        return if recovery.is_untold { Verdict::Tell } else { Verdict::Leave };
+        return if recovery.is_untold { RecoveryDecision::Tell } else { RecoveryDecision::Leave };
     }
     if task.expires_at() <= now {
-        return Verdict::Expire;
+        return RecoveryDecision::Expire;
     }
     let is_queued = matches!(task.phase, Phase::Queued);
     let unknown = lost(Reason::GatewayRestart, if is_queued { Executed::No } else { Executed::Unknown });
     // Nobody holds a reference to a hidden task that this process could honour.
-    let Some(policy) = policy.filter(|_| task.shown == Shown::Handle) else { return unknown };
+    let Some(policy) = policy.filter(|_| task.shown == TaskVisibility::Handle) else { return unknown };
     let sendable = recovery.call.as_ref().filter(|call| call.can_be_sent());
     if is_queued {
-        return if sendable.is_some() { Verdict::Run(Way::Dispatch) } else { unknown };
+        return if sendable.is_some() { RecoveryDecision::Run(RecoveryAction::Dispatch) } else { unknown };
     }
     if recovery.crashes >= CRASHES_MAX {
         return lost(Reason::Poison, Executed::Unknown);
     }
     if let Some(place) = &recovery.resume {
-        return Verdict::Run(Way::Resume(ResumeToken(place.clone())));
+        return RecoveryDecision::Run(RecoveryAction::Resume(ResumeToken(place.clone())));
     }
     match sendable {
         Some(call) if policy.after_crash.may_rerun(call.is_repeatable) && task.attempt < ATTEMPTS_MAX => {
-            Verdict::Run(Way::Resend)
+            RecoveryDecision::Run(RecoveryAction::Resend)
         }
         Some(_) | None => unknown,
     }
@@ -122,7 +122,7 @@ fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: Timestamp) -> Verdict 
 
 /// Looks at every row that an earlier life left behind until it is done with, then returns; the calls that go on do so in
 /// runners. Ends early when told to stop, or when the engine drains: what was not looked at waits for the next life.
-pub async fn run(engine: Arc<Engine>, origins: Origins, stop: CancellationToken) {
+pub async fn run(engine: Arc<Engine>, origins: UpstreamBindings, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let pass = pass(&engine, &origins);
     tokio::select! {
@@ -136,25 +136,25 @@ pub async fn run(engine: Arc<Engine>, origins: Origins, stop: CancellationToken)
     }
 }
 
-async fn pass(engine: &Arc<Engine>, origins: &Origins) -> usize {
+async fn pass(engine: &Arc<Engine>, origins: &UpstreamBindings) -> usize {
     let mut after: Option<TaskKey> = None;
-    let mut pauses = Pauses::new(RETRY_FIRST, RETRY_LAST);
+    let mut pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
     let (mut seen, mut left) = (0, Vec::new());
     loop {
         let keys = match engine.store.unsettled(after.as_ref(), PAGE).await {
             Ok(keys) => keys,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "tasks of earlier lives could not be read");
+                tracing::warn!(error = %CauseChain(&error), "tasks of earlier lives could not be read");
                 pauses.wait().await;
                 continue;
             }
         };
         let Some(last) = keys.last() else { break };
         after = Some(last.clone());
-        let rows = keys.into_iter().map(Found::new).collect();
+        let rows = keys.into_iter().map(RecoveryCandidate::new).collect();
         seen += look_at_all(engine, origins, rows, &mut left).await;
     }
-    let mut pauses = Pauses::new(RETRY_FIRST, RETRY_LAST);
+    let mut pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
     while !left.is_empty() {
         tracing::warn!(tasks = left.len(), "tasks of earlier lives are not done with yet");
         pauses.wait().await;
@@ -164,36 +164,41 @@ async fn pass(engine: &Arc<Engine>, origins: &Origins) -> usize {
 }
 
 /// A row that may be one of an earlier life.
-struct Found {
+struct RecoveryCandidate {
     key: TaskKey,
     /// Whether it was found to be one.
     was_seen: bool,
     /// What was to be done and could not be stored, as far as anybody knows.
-    tried: Option<(Arc<Task>, Verdict)>,
+    tried: Option<(Arc<Task>, RecoveryDecision)>,
 }
 
-impl Found {
+impl RecoveryCandidate {
     const fn new(key: TaskKey) -> Self {
         Self { key, was_seen: false, tried: None }
     }
 
     /// Whether its upstream was told already.
     fn was_told(&self) -> bool {
-        matches!(self.tried, Some((_, Verdict::Tell)))
+        matches!(self.tried, Some((_, RecoveryDecision::Tell)))
     }
 }
 
 /// Looks at rows; how many were new and of an earlier life. `left` gains those that are to be looked at again.
-async fn look_at_all(engine: &Arc<Engine>, origins: &Origins, rows: Vec<Found>, left: &mut Vec<Found>) -> usize {
+async fn look_at_all(
+    engine: &Arc<Engine>,
+    origins: &UpstreamBindings,
+    rows: Vec<RecoveryCandidate>,
+    left: &mut Vec<RecoveryCandidate>,
+) -> usize {
     let mut looked = futures_util::stream::iter(rows)
         .map(|found| async move { (found.was_seen, look(engine, origins, found).await) })
         .buffer_unordered(AT_ONCE);
     let mut seen = 0;
     while let Some((was_seen, looked)) = looked.next().await {
         match looked {
-            Looked::NotOurs => (),
-            Looked::Done => seen += usize::from(!was_seen),
-            Looked::Again(found) => {
+            RecoveryProgress::NotOurs => (),
+            RecoveryProgress::Done => seen += usize::from(!was_seen),
+            RecoveryProgress::Again(found) => {
                 seen += usize::from(!was_seen && found.was_seen);
                 left.push(found);
             }
@@ -203,31 +208,31 @@ async fn look_at_all(engine: &Arc<Engine>, origins: &Origins, rows: Vec<Found>, 
 }
 
 /// What came of a look at a row.
-enum Looked {
+enum RecoveryProgress {
     /// Somebody of this life runs it, or it is gone or done with.
     NotOurs,
     Done,
     /// The store kept it from being done with.
-    Again(Found),
+    Again(RecoveryCandidate),
 }
 
-async fn look(engine: &Arc<Engine>, origins: &Origins, mut found: Found) -> Looked {
+async fn look(engine: &Arc<Engine>, origins: &UpstreamBindings, mut found: RecoveryCandidate) -> RecoveryProgress {
     // Claimed before it is read: what is answered or cancelled from here on becomes an order. Whoever runs a call of
     // this life entered it before there was a row.
-    let Some(orders) = engine.live.claim(&found.key) else { return Looked::NotOurs };
+    let Some(orders) = engine.live.claim(&found.key) else { return RecoveryProgress::NotOurs };
     let mut orders = Some(orders);
     for _ in 0..LOOKS_MAX {
         let now = engine.clock.now();
         let task = match engine.store.load(&found.key, now).await {
-            Ok(Some(Stored { task, .. })) => task,
+            Ok(Some(StoredTask { task, .. })) => task,
             Ok(None) => break,
             Err(error) => {
-                tracing::error!(task = %Named(&found.key), error = %Chain(&error), "a task of an earlier life could not be read");
+                tracing::error!(task = %LoggedTask(&found.key), error = %CauseChain(&error), "a task of an earlier life could not be read");
                 engine.live.remove(&found.key);
-                return Looked::Again(found);
+                return RecoveryProgress::Again(found);
             }
         };
-        if !found.was_seen && !task.is_settled() && task.shown == Shown::Handle {
+        if !found.was_seen && !task.is_settled() && task.shown == TaskVisibility::Handle {
             let upstream = Arc::clone(&task.origin.upstream);
             metrics::gauge!(metric::TASKS_IN_FLIGHT, "upstream" => upstream).increment(1.0);
         }
@@ -236,25 +241,25 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, mut found: Found) -> Look
         let policy = reach.filter(|reach| !reach.would_send_another(&task));
         let policy = policy.map(|reach| reach.rules.policy_of(&task.origin.tool));
         let verdict = verdict(&task, policy.as_ref(), now);
-        let is_decided = |(before, _): &mut (Arc<Task>, Verdict)| {
-            verdict == Verdict::Leave || (task.is_settled() && !before.is_settled())
+        let is_decided = |(before, _): &mut (Arc<Task>, RecoveryDecision)| {
+            verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())
         };
         if let Some((before, tried)) = found.tried.take_if(is_decided) {
             // It was stored after all.
             record(&before, &tried);
         }
-        if verdict == Verdict::Leave {
+        if verdict == RecoveryDecision::Leave {
             break;
         }
         found.was_seen = true;
         failpoint::hit("recovering");
-        if let (Verdict::Run(way), Some(reach), Some(policy)) = (&verdict, reach, policy) {
+        if let (RecoveryDecision::Run(way), Some(reach), Some(policy)) = (&verdict, reach, policy) {
             record(&task, &verdict);
             let spec = reach.spec(&task, policy, now);
             if let Some(orders) = orders.take() {
                 runner::take_up(engine, spec, (task, orders), way.clone());
             }
-            return Looked::Done;
+            return RecoveryProgress::Done;
         }
         let told = reach.filter(|_| !found.was_told());
         match finish(engine, told, &task, &verdict).await {
@@ -265,38 +270,38 @@ async fn look(engine: &Arc<Engine>, origins: &Origins, mut found: Found) -> Look
             // Somebody else changed it meanwhile: it is judged anew.
             Ok(false) => (),
             Err(error) => {
-                tracing::error!(task = %Named(&found.key), error = %Chain(&error), "a task of an earlier life could not be settled");
+                tracing::error!(task = %LoggedTask(&found.key), error = %CauseChain(&error), "a task of an earlier life could not be settled");
                 found.tried = Some((task, verdict));
                 engine.live.remove(&found.key);
-                return Looked::Again(found);
+                return RecoveryProgress::Again(found);
             }
         }
     }
     engine.live.remove(&found.key);
-    if found.was_seen { Looked::Done } else { Looked::NotOurs }
+    if found.was_seen { RecoveryProgress::Done } else { RecoveryProgress::NotOurs }
 }
 
 /// Does what needs no runner; whether that was stored.
 async fn finish(
     engine: &Arc<Engine>,
-    reach: Option<&Reach>,
+    reach: Option<&UpstreamBinding>,
     task: &Task,
-    verdict: &Verdict,
+    verdict: &RecoveryDecision,
 ) -> Result<bool, TaskError> {
     let key = &task.key;
     match verdict {
-        Verdict::Leave | Verdict::Run(_) => Ok(false),
-        Verdict::Expire => settle(engine, key, Event::TtlElapsed).await,
-        Verdict::Settle(failure) => {
+        RecoveryDecision::Leave | RecoveryDecision::Run(_) => Ok(false),
+        RecoveryDecision::Expire => settle(engine, key, Event::TtlElapsed).await,
+        RecoveryDecision::Settle(failure) => {
             let event = Event::Faulted { attempt: task.attempt, failure: failure.clone() };
             let settled = settle(engine, key, event).await?;
-            if task.shown == Shown::Hidden {
+            if task.shown == TaskVisibility::Hidden {
                 // Nobody comes back for it, so nobody needs the call either. Best effort: no mark is kept.
                 tell(reach, task).await;
             }
             Ok(settled)
         }
-        Verdict::Tell => {
+        RecoveryDecision::Tell => {
             tell(reach, task).await;
             settle(engine, key, Event::Told).await
         }
@@ -316,43 +321,43 @@ async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<boo
 }
 
 /// Tells an upstream that nobody wants a result, where it is known how; bounded by the exchange.
-async fn tell(reach: Option<&Reach>, task: &Task) {
+async fn tell(reach: Option<&UpstreamBinding>, task: &Task) {
     let (Some(reach), Some(place)) = (reach, &task.recovery.resume) else { return };
     let policy = reach.rules.policy_of(&task.origin.tool);
-    let context = reach.context(task, &policy, NativeTask::Never);
+    let context = reach.context(task, &policy, UpstreamTaskMode::Never);
     match reach.upstream.resume(ResumeToken(place.clone()), context).await {
         Ok(mut exchange) => exchange.cancel("nobody waits for this call any more").await,
         Err(error) => {
-            tracing::info!(error = %Chain(&error), task = %Named(&task.key), "an upstream could not be told of a cancel")
+            tracing::info!(error = %CauseChain(&error), task = %LoggedTask(&task.key), "an upstream could not be told of a cancel")
         }
     }
 }
 
-fn record(task: &Task, verdict: &Verdict) {
+fn record(task: &Task, verdict: &RecoveryDecision) {
     let outcome = match verdict {
-        Verdict::Leave => return,
-        Verdict::Tell => "told",
-        Verdict::Expire => "settled",
-        Verdict::Settle(_) if task.shown == Shown::Hidden => "settled",
-        Verdict::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {
+        RecoveryDecision::Leave => return,
+        RecoveryDecision::Tell => "told",
+        RecoveryDecision::Expire => "settled",
+        RecoveryDecision::Settle(_) if task.shown == TaskVisibility::Hidden => "settled",
+        RecoveryDecision::Settle(Failure::Gateway(fault)) if fault.reason == Reason::Poison => {
             tracing::error!(
-                task = %Named(&task.key), upstream = %task.origin.upstream, tool = %task.origin.tool,
+                task = %LoggedTask(&task.key), upstream = %task.origin.upstream, tool = %task.origin.tool,
                 "the gateway ended three times in a row while this call was in flight; it is not taken up any more"
             );
             "poison"
         }
-        Verdict::Settle(_) => "failed",
-        Verdict::Run(Way::Dispatch) => "dispatched",
-        Verdict::Run(Way::Resume(_)) => "resumed",
-        Verdict::Run(Way::Resend) => "rerun",
+        RecoveryDecision::Settle(_) => "failed",
+        RecoveryDecision::Run(RecoveryAction::Dispatch) => "dispatched",
+        RecoveryDecision::Run(RecoveryAction::Resume(_)) => "resumed",
+        RecoveryDecision::Run(RecoveryAction::Resend) => "rerun",
     };
     metrics::counter!(metric::RECOVERED, "outcome" => outcome).increment(1);
-    let principal = Whose(&task.key.owner);
+    let principal = LoggedPrincipal(&task.key.owner);
     let (upstream, tool, crashes) = (&task.origin.upstream, &task.origin.tool, task.recovery.crashes);
-    tracing::info!(task = %Named(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
+    tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
 }
 
-impl Reach {
+impl UpstreamBinding {
     /// What is sent for a row if it has to be: nothing where it would run another tool than the one that was called.
     fn sendable(&self, task: &Task) -> Option<Payload> {
         let call = task.recovery.call.as_ref().filter(|call| call.can_be_sent())?;
@@ -371,8 +376,8 @@ impl Reach {
         let is_resumed = task.recovery.resume.is_some();
         // What is taken up may be a task of the upstream's, whatever the call asked for.
         let native_task = match is_native || is_resumed {
-            true => NativeTask::WhereServed { deadline: left(task, &policy, now) },
-            false => NativeTask::Never,
+            true => UpstreamTaskMode::WhereServed { deadline: left(task, &policy, now) },
+            false => UpstreamTaskMode::Never,
         };
         CallSpec {
             owner: task.key.owner.clone(),
@@ -390,12 +395,12 @@ impl Reach {
             arrived: Instant::now(),
             is_repeatable: call.is_some_and(|call| call.is_repeatable),
             questions: questions(call),
-            rounds: Rounds::Unknown,
+            rounds: RoundSupport::Unknown,
             asides: None,
         }
     }
 
-    fn context(&self, task: &Task, policy: &ToolPolicy, native_task: NativeTask) -> CallContext {
+    fn context(&self, task: &Task, policy: &ToolPolicy, native_task: UpstreamTaskMode) -> CallContext {
         let call = task.recovery.call.as_ref();
         CallContext {
             principal: task.key.owner.clone(),
@@ -405,7 +410,7 @@ impl Reach {
             progress: call.is_some_and(|call| call.progress),
             log_level: call.and_then(|call| call.log_level.clone()),
             timeouts: self.timeouts.of_tool(policy.limits),
-            forwarded: Forwarded::default(),
+            forwarded: ForwardedHeaders::default(),
             result_bytes_max: policy.result_bytes_max,
             native_task,
         }
@@ -419,7 +424,7 @@ fn left(task: &Task, policy: &ToolPolicy, now: Timestamp) -> Duration {
 }
 
 /// What the client of a stored call can be asked: it has a handle, so what it did not declare is refused.
-fn questions(call: Option<&StoredCall>) -> Questions {
+fn questions(call: Option<&StoredCall>) -> QuestionFilter {
     let is_declared = call.map(|call| declared_by(&call.capabilities));
     Arc::new(move |question| match &is_declared {
         Some(is_declared) if is_declared(question) => Askable::Declared,

@@ -31,24 +31,26 @@ use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
 pub(super) use live::LiveRunners;
-pub(super) use taken_up::{ATTEMPTS_MAX, Way, start as take_up};
+pub(super) use taken_up::{ATTEMPTS_MAX, RecoveryAction, start as take_up};
 
 use self::checkpoint::Checkpoint;
-use self::client::{Client, Held, words};
-use self::demands::Demand;
-use self::live::Order;
-use self::questions::Inputs;
-use self::row::Row;
-use self::stage::{Stage, StageEvent};
-use self::taken_up::Unproven;
+use self::client::{AttachedClients, GraceBuffer, words};
+use self::demands::UrlElicitation;
+use self::live::RunnerCommand;
+use self::questions::CallQuestions;
+use self::row::RunnerRow;
+use self::stage::{ExchangeStage, StageEvent};
+use self::taken_up::UnconfirmedCall;
 use super::Engine;
-use super::admission::Place;
-use super::call::{Aside, CallEnd, CallEvent, CallSpec, CallStream, Rounds, Seat};
-use crate::cause::Chain;
+use super::admission::TaskPermit;
+use super::call::{CallEnd, CallEvent, CallSpec, CallStream, CallStreamSender, RoundSupport, TaskNotice};
+use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::metric;
-use crate::task::{Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, Shown, TaskKey};
-use crate::upstream::{ExchangeEvent, Lost, Progress};
+use crate::task::{
+    Attempt, EarlyInput, Event, Executed, Failure, GatewayFault, Outcome, Plan, Reason, TaskKey, TaskVisibility,
+};
+use crate::upstream::{ExchangeError, ExchangeEvent, Progress};
 use crate::wire::Payload;
 
 /// Shortest time between two stored progress messages of a task (U25).
@@ -59,25 +61,25 @@ pub(super) fn start(engine: Arc<Engine>, spec: CallSpec) -> CallStream {
     let (seat, stream) = CallStream::new();
     let span =
         tracing::info_span!("call", upstream = %spec.upstream.name(), tool = %spec.tool, task = tracing::field::Empty);
-    let concerned = Arc::new(Mutex::new(Concerned::Client(seat.clone())));
-    let runner = Box::new(Runner::new(Arc::clone(&engine), spec, Client::new(seat), Arc::clone(&concerned)));
+    let concerned = Arc::new(Mutex::new(BugRecipient::Client(seat.clone())));
+    let runner = Box::new(Runner::new(Arc::clone(&engine), spec, AttachedClients::new(seat), Arc::clone(&concerned)));
     spawn(&engine, (span, concerned), runner.run());
     stream
 }
 
 /// Who is to learn of a bug that ends a runner: its client, until there is a task.
 #[derive(Clone)]
-enum Concerned {
-    Client(Seat),
+enum BugRecipient {
+    Client(CallStreamSender),
     Task(TaskKey),
 }
 
 /// Where a runner says who that is.
-type SharedConcerned = Arc<Mutex<Concerned>>;
+type SharedBugRecipient = Arc<Mutex<BugRecipient>>;
 
 fn spawn(
     engine: &Arc<Engine>,
-    (span, concerned): (tracing::Span, SharedConcerned),
+    (span, concerned): (tracing::Span, SharedBugRecipient),
     runner: impl Future<Output = ()> + Send + 'static,
 ) {
     let engine = Arc::clone(engine);
@@ -95,26 +97,26 @@ fn spawn(
 }
 
 /// A bug ended the runner: whoever waits learns that the call may have run.
-async fn settle_after_panic(engine: &Arc<Engine>, concerned: Concerned) {
+async fn settle_after_panic(engine: &Arc<Engine>, concerned: BugRecipient) {
     tracing::error!("a runner panicked");
     let failure = Failure::Gateway(GatewayFault::new(Reason::Internal, Executed::Unknown));
     match concerned {
-        Concerned::Task(key) => {
+        BugRecipient::Task(key) => {
             let attempt = engine.held(&key).await.map_or(Attempt::FIRST, |task| task.attempt);
             let settled = engine.apply(&key, Event::Faulted { attempt, failure }).await;
             engine.live.remove(&key);
             if let Err(error) = settled {
-                tracing::error!(error = %Chain(&error), "the task of a runner that panicked could not be settled");
+                tracing::error!(error = %CauseChain(&error), "the task of a runner that panicked could not be settled");
             }
         }
-        Concerned::Client(seat) => seat.tell(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await,
+        BugRecipient::Client(seat) => seat.tell(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(failure)))).await,
     }
 }
 
 /// What woke the runner.
-enum Step {
+enum RunnerEvent {
     Upstream(StageEvent),
-    Orders(Order),
+    Orders(RunnerCommand),
     ClientGone,
     GraceOver,
     QueueOver,
@@ -129,8 +131,8 @@ enum Step {
 struct Runner {
     engine: Arc<Engine>,
     spec: CallSpec,
-    stage: Stage,
-    client: Client,
+    stage: ExchangeStage,
+    client: AttachedClients,
     /// The end of the grace period, while it lasts.
     grace_end: Option<Instant>,
     /// How long the call may still wait for its slot, where it lost the handle that it waited for.
@@ -140,37 +142,37 @@ struct Runner {
     /// From dispatch on.
     deadline: Option<Instant>,
     /// What waits for the grace period's end.
-    held: Held,
-    place: Option<Place>,
-    row: Option<Row>,
-    inputs: Inputs,
+    held: GraceBuffer,
+    place: Option<TaskPermit>,
+    row: Option<RunnerRow>,
+    inputs: CallQuestions,
     /// Why the call rests, where the upstream wants it to be made again.
-    demand: Option<Demand>,
+    demand: Option<UrlElicitation>,
     /// Which try this is.
     attempt: Attempt,
     checkpoint: Checkpoint,
     /// Set while the upstream has given no sign of a call that was taken up.
-    unproven: Option<Unproven>,
+    unproven: Option<UnconfirmedCall>,
     /// Whether the call is waited for although the gateway ends.
     stays: bool,
     /// For whoever cleans up after a panic.
-    concerned: SharedConcerned,
+    concerned: SharedBugRecipient,
 }
 
 /// Whether the runner goes on.
-enum Next {
+enum RunnerFlow {
     Continue,
     Stop,
 }
 
 impl Runner {
-    fn new(engine: Arc<Engine>, spec: CallSpec, client: Client, concerned: SharedConcerned) -> Self {
+    fn new(engine: Arc<Engine>, spec: CallSpec, client: AttachedClients, concerned: SharedBugRecipient) -> Self {
         // Without a place `auto` runs plainly (T-58).
         let place = match spec.plan {
             Plan::Direct | Plan::Refuse => None,
             Plan::Grace(_) | Plan::Task => engine.admission.take(&spec.owner).ok(),
         };
-        let stage = Stage::new(&spec, place.is_none().then_some(spec.queue_deadline));
+        let stage = ExchangeStage::new(&spec, place.is_none().then_some(spec.queue_deadline));
         let grace_end = match spec.plan {
             Plan::Grace(grace) if place.is_some() => Some(spec.arrived + grace),
             Plan::Grace(_) | Plan::Direct | Plan::Refuse | Plan::Task => None,
@@ -184,10 +186,10 @@ impl Runner {
             queue_end: None,
             dispatched: None,
             deadline: None,
-            held: Held::default(),
+            held: GraceBuffer::default(),
             place,
             row: None,
-            inputs: Inputs::default(),
+            inputs: CallQuestions::default(),
             demand: None,
             attempt: Attempt::FIRST,
             checkpoint: Checkpoint::new(),
@@ -198,7 +200,7 @@ impl Runner {
     }
 
     async fn run(mut self: Box<Self>) {
-        if matches!(Box::pin(self.prepare()).await, Next::Stop) {
+        if matches!(Box::pin(self.prepare()).await, RunnerFlow::Stop) {
             return Box::pin(self.leave()).await;
         }
         self.go_on().await;
@@ -208,27 +210,27 @@ impl Runner {
     async fn go_on(mut self: Box<Self>) {
         loop {
             let step = self.step().await;
-            if matches!(Box::pin(self.handle_step(step)).await, Next::Stop) {
+            if matches!(Box::pin(self.handle_step(step)).await, RunnerFlow::Stop) {
                 return Box::pin(self.leave()).await;
             }
         }
     }
 
     /// Makes the task before the upstream is called, where the plan says so.
-    async fn prepare(&mut self) -> Next {
+    async fn prepare(&mut self) -> RunnerFlow {
         match self.spec.plan {
             Plan::Grace(_) if self.place.is_none() => {
                 self.spec.plan = Plan::Direct;
                 self.client.tell(CallEvent::StaysPlain).await;
-                Next::Continue
+                RunnerFlow::Continue
             }
-            Plan::Direct | Plan::Refuse | Plan::Grace(_) => Next::Continue,
+            Plan::Direct | Plan::Refuse | Plan::Grace(_) => RunnerFlow::Continue,
             Plan::Task if self.spec.idempotency.is_some() => self.prepare_named().await,
             Plan::Task if self.place.is_none() => self.refuse(self.engine.admission.refusal()).await,
-            Plan::Task if self.asks_first() => match self.insert(Shown::Hidden, None).await {
+            Plan::Task if self.asks_first() => match self.insert(TaskVisibility::Hidden, None).await {
                 Ok(_) => {
                     self.grace_end = Some(self.spec.arrived + self.spec.policy.grace);
-                    Next::Continue
+                    RunnerFlow::Continue
                 }
                 Err(fault) => self.end(lost(fault)).await,
             },
@@ -244,15 +246,15 @@ impl Runner {
     fn asks_first(&self) -> bool {
         self.spec.idempotency.is_none()
             && self.spec.policy.early_input == EarlyInput::AskFirst
-            && self.spec.rounds == Rounds::Allowed
+            && self.spec.rounds == RoundSupport::Allowed
     }
 
-    async fn refuse(&mut self, reason: Reason) -> Next {
+    async fn refuse(&mut self, reason: Reason) -> RunnerFlow {
         let failure = Failure::Gateway(GatewayFault::new(reason, Executed::No));
         self.end(Outcome::Faulted(failure)).await
     }
 
-    async fn step(&mut self) -> Step {
+    async fn step(&mut self) -> RunnerEvent {
         let may_leave = !self.has_handle() && self.client.is_there();
         let (round_due, input_due) = (self.inputs.round_due(), self.inputs.overdue_at());
         let (checkpoint_due, may_be_left) = (self.checkpoint.due(), !self.stays && self.has_handle());
@@ -266,59 +268,59 @@ impl Runner {
         };
         tokio::select! {
             biased;
-            order = orders => Step::Orders(order),
-            () = self.client.left(), if may_leave => Step::ClientGone,
-            () = at(self.deadline) => Step::DeadlineOver,
-            event = self.stage.next() => Step::Upstream(event),
-            () = at(self.queue_end) => Step::QueueOver,
-            () = at(round_due) => Step::RoundDue,
-            () = at(self.grace_end) => Step::GraceOver,
-            () = at(input_due) => Step::InputOverdue,
-            () = at(progress_due) => Step::ProgressDue,
-            () = at(checkpoint_due) => Step::CheckpointDue,
-            () = self.engine.leaving.cancelled(), if may_be_left => Step::Leaving,
+            order = orders => RunnerEvent::Orders(order),
+            () = self.client.left(), if may_leave => RunnerEvent::ClientGone,
+            () = at(self.deadline) => RunnerEvent::DeadlineOver,
+            event = self.stage.next() => RunnerEvent::Upstream(event),
+            () = at(self.queue_end) => RunnerEvent::QueueOver,
+            () = at(round_due) => RunnerEvent::RoundDue,
+            () = at(self.grace_end) => RunnerEvent::GraceOver,
+            () = at(input_due) => RunnerEvent::InputOverdue,
+            () = at(progress_due) => RunnerEvent::ProgressDue,
+            () = at(checkpoint_due) => RunnerEvent::CheckpointDue,
+            () = self.engine.leaving.cancelled(), if may_be_left => RunnerEvent::Leaving,
         }
     }
 
-    async fn handle_step(&mut self, step: Step) -> Next {
+    async fn handle_step(&mut self, step: RunnerEvent) -> RunnerFlow {
         match step {
-            Step::Upstream(StageEvent::PlaceTaken) => self.dispatched().await,
-            Step::Upstream(StageEvent::Begun) => Next::Continue,
-            Step::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
-            Step::Upstream(StageEvent::Exchange(event)) => match self.heard(event).await {
-                Next::Continue => self.catch_up().await,
-                Next::Stop => Next::Stop,
+            RunnerEvent::Upstream(StageEvent::PlaceTaken) => self.dispatched().await,
+            RunnerEvent::Upstream(StageEvent::Begun) => RunnerFlow::Continue,
+            RunnerEvent::Upstream(StageEvent::NotBegun(outcome)) => self.end(outcome).await,
+            RunnerEvent::Upstream(StageEvent::Exchange(event)) => match self.heard(event).await {
+                RunnerFlow::Continue => self.catch_up().await,
+                RunnerFlow::Stop => RunnerFlow::Stop,
             },
-            Step::Orders(Order::Abandon) => {
+            RunnerEvent::Orders(RunnerCommand::Abandon) => {
                 failpoint::hit("cancel-stored");
                 self.stage.cancel("the task was cancelled").await;
                 self.told().await;
-                Next::Stop
+                RunnerFlow::Stop
             }
-            Step::Orders(Order::Deliver(answers)) => self.deliver(answers).await,
-            Step::Orders(Order::LookAgain) => self.deliver_rest().await,
-            Step::Orders(Order::Retried(seat, retry)) => self.retried(seat, retry).await,
-            Step::ClientGone => self.client_left().await,
-            Step::DeadlineOver => {
+            RunnerEvent::Orders(RunnerCommand::Deliver(answers)) => self.deliver(answers).await,
+            RunnerEvent::Orders(RunnerCommand::LookAgain) => self.deliver_rest().await,
+            RunnerEvent::Orders(RunnerCommand::Retried(seat, retry)) => self.retried(seat, retry).await,
+            RunnerEvent::ClientGone => self.client_left().await,
+            RunnerEvent::DeadlineOver => {
                 self.stage.cancel("the call ran longer than its deadline").await;
                 self.end(lost(GatewayFault::new(Reason::DeadlineExceeded, Executed::Unknown))).await
             }
-            Step::GraceOver => self.grace_over().await,
-            Step::QueueOver => {
+            RunnerEvent::GraceOver => self.grace_over().await,
+            RunnerEvent::QueueOver => {
                 let failure = GatewayFault::new(Reason::QueueDeadline, Executed::No);
                 let shed = self.spec.slots.as_ref().map_or(failure, |slots| slots.shed(Reason::QueueDeadline));
                 self.end(lost(shed)).await
             }
-            Step::ProgressDue => self.store_progress().await,
-            Step::RoundDue => self.ask_client().await,
-            Step::InputOverdue => self.expire_inputs().await,
-            Step::CheckpointDue => self.checkpoint_due().await,
-            Step::Leaving => self.leave_for_later().await,
+            RunnerEvent::ProgressDue => self.store_progress().await,
+            RunnerEvent::RoundDue => self.ask_client().await,
+            RunnerEvent::InputOverdue => self.expire_inputs().await,
+            RunnerEvent::CheckpointDue => self.checkpoint_due().await,
+            RunnerEvent::Leaving => self.leave_for_later().await,
         }
     }
 
     /// Serves timers that are overdue: an upstream that never pauses must not keep them from being heard.
-    async fn catch_up(&mut self) -> Next {
+    async fn catch_up(&mut self) -> RunnerFlow {
         let now = Instant::now();
         let is_over = |due: Option<Instant>| due.is_some_and(|due| due < now);
         if is_over(self.inputs.round_due()) {
@@ -333,10 +335,10 @@ impl Runner {
         if is_over(self.row.as_ref().and_then(|row| row.progress_due)) {
             return self.store_progress().await;
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
-    async fn grace_over(&mut self) -> Next {
+    async fn grace_over(&mut self) -> RunnerFlow {
         self.grace_end = None;
         match self.promote(None).await {
             Ok(next) => next,
@@ -348,7 +350,7 @@ impl Runner {
 
     /// No task could be made: the call is held (GW-33), and what waited may go out now. Without a
     /// handle to wait under, it waits for its slot no longer than any plain call.
-    async fn stay_plain(&mut self, reason: Reason) -> Next {
+    async fn stay_plain(&mut self, reason: Reason) -> RunnerFlow {
         let reason = crate::dialect::faults::reason_key(reason);
         tracing::warn!(reason, "the call could not become a task and is held");
         if self.row.is_none() {
@@ -358,10 +360,10 @@ impl Runner {
         self.spec.plan = Plan::Direct;
         self.client.tell(CallEvent::StaysPlain).await;
         self.client.release(std::mem::take(&mut self.held)).await;
-        Next::Continue
+        RunnerFlow::Continue
     }
 
-    async fn dispatched(&mut self) -> Next {
+    async fn dispatched(&mut self) -> RunnerFlow {
         self.queue_end = None;
         self.dispatched = Some(Instant::now());
         self.deadline = Some(Instant::now() + self.spec.policy.deadline);
@@ -372,26 +374,26 @@ impl Runner {
                     Ok(applied) if applied.changed => {
                         self.is_sending();
                         failpoint::hit("intent-durable");
-                        Next::Continue
+                        RunnerFlow::Continue
                     }
                     // It was settled while it waited: nothing is sent after an acknowledged cancel (L6).
                     Ok(_) => {
                         self.told().await;
-                        Next::Stop
+                        RunnerFlow::Stop
                     }
                     Err(error) => {
-                        tracing::error!(error = %Chain(&error), "the task could not be marked as sent and is not sent");
+                        tracing::error!(error = %CauseChain(&error), "the task could not be marked as sent and is not sent");
                         self.end(lost(GatewayFault::new(Reason::StoreFailed, self.executed_so_far()))).await
                     }
                 }
             }
-            None => Next::Continue,
+            None => RunnerFlow::Continue,
         }
     }
 
-    async fn heard(&mut self, event: ExchangeEvent) -> Next {
+    async fn heard(&mut self, event: ExchangeEvent) -> RunnerFlow {
         failpoint::hit("event-heard");
-        if let ExchangeEvent::Lost(Lost(fault)) = &event
+        if let ExchangeEvent::Lost(ExchangeError(fault)) = &event
             && self.is_untaken(fault)
         {
             return self.not_taken_up().await;
@@ -404,7 +406,7 @@ impl Runner {
             ExchangeEvent::Progress(progress) => self.progressed(progress).await,
             ExchangeEvent::Status(words) => self.stated(words),
             // Told to those who watch it alone.
-            ExchangeEvent::Task(_) => Next::Continue,
+            ExchangeEvent::Task(_) => RunnerFlow::Continue,
             ExchangeEvent::Log(log) => self.logged(log).await,
             ExchangeEvent::Asked { ask, method, params } => self.asked(ask, method, params).await,
             ExchangeEvent::Withdrawn { ask } => self.withdrawn(ask).await,
@@ -417,14 +419,14 @@ impl Runner {
             }
             ExchangeEvent::Faulted(error) => self.faulted(error).await,
             ExchangeEvent::Cancelled => self.end(Outcome::Cancelled).await,
-            ExchangeEvent::Lost(Lost(fault)) => self.end(lost(fault)).await,
+            ExchangeEvent::Lost(ExchangeError(fault)) => self.end(lost(fault)).await,
         }
     }
 
-    async fn progressed(&mut self, progress: Progress) -> Next {
-        if let Some(row) = self.row.as_mut().filter(|row| row.shown == Shown::Handle) {
+    async fn progressed(&mut self, progress: Progress) -> RunnerFlow {
+        if let Some(row) = self.row.as_mut().filter(|row| row.shown == TaskVisibility::Handle) {
             if let Some(asides) = &self.spec.asides {
-                asides(&row.key, Aside::Progress(&progress));
+                asides(&row.key, TaskNotice::Progress(&progress));
             }
             if let Some(words) = words(&progress) {
                 row.progress = Some(words);
@@ -435,48 +437,48 @@ impl Runner {
         } else {
             self.client.tell(CallEvent::Progress(progress)).await;
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
     /// Keeps what the upstream says of its own task for ours. A plain call has no place for it: it is no
     /// progress, since no number that could grow belongs to it (GW-24).
-    fn stated(&mut self, words: Arc<str>) -> Next {
-        if let Some(row) = self.row.as_mut().filter(|row| row.shown == Shown::Handle) {
+    fn stated(&mut self, words: Arc<str>) -> RunnerFlow {
+        if let Some(row) = self.row.as_mut().filter(|row| row.shown == TaskVisibility::Handle) {
             row.progress = Some(words);
             row.progress_due.get_or_insert_with(Instant::now);
         } else if self.grace_end.is_some() {
             self.held.keep_status(words);
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
-    async fn logged(&mut self, log: Payload) -> Next {
-        if let Some(row) = self.row.as_ref().filter(|row| row.shown == Shown::Handle) {
+    async fn logged(&mut self, log: Payload) -> RunnerFlow {
+        if let Some(row) = self.row.as_ref().filter(|row| row.shown == TaskVisibility::Handle) {
             // Without a stream of the client's, log messages never travel for tasks (EXT-52).
             if let Some(asides) = &self.spec.asides {
-                asides(&row.key, Aside::Log(&log));
+                asides(&row.key, TaskNotice::Log(&log));
             }
         } else if self.grace_end.is_some() {
             self.held.keep_log(log);
         } else {
             self.client.tell(CallEvent::Log(log)).await;
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
-    async fn store_progress(&mut self) -> Next {
-        let Some(row) = &mut self.row else { return Next::Continue };
+    async fn store_progress(&mut self) -> RunnerFlow {
+        let Some(row) = &mut self.row else { return RunnerFlow::Continue };
         let Some(message) = row.progress.take() else {
             row.progress_due = None;
-            return Next::Continue;
+            return RunnerFlow::Continue;
         };
         // Due again, so that what comes within the interval is stored at its end.
         row.progress_due = Some(Instant::now() + PROGRESS_INTERVAL);
         let (key, event) = (row.key.clone(), Event::Progressed { attempt: self.attempt, message });
         if let Err(error) = self.apply(&key, event).await {
-            tracing::warn!(error = %Chain(&error), "progress was not stored");
+            tracing::warn!(error = %CauseChain(&error), "progress was not stored");
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
     fn count_grace(&self, result: &'static str) {

@@ -4,8 +4,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use super::{Engine, TaskError};
-use crate::store::Newest;
-use crate::task::{Reference, Shown, Summary, Task};
+use crate::store::NewestCursor;
+use crate::task::{ShortReference, Summary, Task, TaskVisibility};
 
 /// Rows that are looked at in one go; others get their turn in between.
 const STEP: usize = 128;
@@ -21,18 +21,18 @@ impl Engine {
     /// `Store`.
     pub async fn survey(
         &self,
-        mut after: Option<Newest>,
+        mut after: Option<NewestCursor>,
         mut look: impl FnMut(&Summary) -> ControlFlow<()> + Send,
     ) -> Result<(), TaskError> {
         loop {
             let page = self.store.survey(after, STEP, self.clock.now()).await?;
-            for task in page.tasks.iter().filter(|task| task.shown == Shown::Handle) {
+            for task in page.tasks.iter().filter(|task| task.shown == TaskVisibility::Handle) {
                 if look(task).is_break() {
                     return Ok(());
                 }
             }
             match page.tasks.last() {
-                Some(last) if page.has_more => after = Some((last.created_at, Reference::of(&last.key))),
+                Some(last) if page.has_more => after = Some((last.created_at, ShortReference::of(&last.key))),
                 Some(_) | None => return Ok(()),
             }
             tokio::task::yield_now().await;
@@ -43,7 +43,7 @@ impl Engine {
     ///
     /// # Errors
     /// `Store`.
-    pub async fn named_by(self: &Arc<Self>, reference: Reference) -> Result<Vec<Arc<Task>>, TaskError> {
+    pub async fn named_by(self: &Arc<Self>, reference: ShortReference) -> Result<Vec<Arc<Task>>, TaskError> {
         let mut tasks = Vec::new();
         for key in self.store.find_reference(reference, SAME_MAX).await? {
             match self.get(&key).await {

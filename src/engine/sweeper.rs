@@ -7,9 +7,9 @@ use futures_util::StreamExt;
 use tokio_util::sync::CancellationToken;
 
 use super::{Engine, TaskError};
-use crate::cause::Chain;
+use crate::cause::CauseChain;
 use crate::metric;
-use crate::task::digest::Named;
+use crate::task::digest::LoggedTask;
 use crate::task::{Event, TaskKey};
 
 /// Rows looked at before other work gets its turn.
@@ -25,7 +25,7 @@ pub async fn run(engine: Arc<Engine>, stop: CancellationToken) {
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while stop.run_until_cancelled(ticks.tick()).await.is_some() {
         if let Err(error) = sweep(&engine).await {
-            tracing::warn!(error = %Chain(&error), "the sweep did not finish");
+            tracing::warn!(error = %CauseChain(&error), "the sweep did not finish");
         }
     }
 }
@@ -68,7 +68,7 @@ async fn expire(engine: &Arc<Engine>, key: &TaskKey) -> Result<(), TaskError> {
         // Settled and swept by somebody else in between.
         Ok(_) | Err(TaskError::Unknown) => Ok(()),
         Err(error) => {
-            tracing::warn!(task = %Named(key), error = %Chain(&error), "a task whose time is over could not be ended");
+            tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "a task whose time is over could not be ended");
             Err(error)
         }
     }

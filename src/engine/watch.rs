@@ -14,26 +14,26 @@ pub const WAITERS_MAX: usize = 64;
 /// A task has as many waiters as it may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("too many waiters for one task")]
-pub struct TooManyWaiters;
+pub struct TooManySubscribers;
 
 /// Waiters by task. A task that nobody waits for has no entry.
 #[derive(Clone, Debug, Default)]
-pub struct Watchers {
+pub struct ChangeSubscribers {
     by_task: Arc<Mutex<HashMap<TaskKey, watch::Sender<u64>>>>,
 }
 
-impl Watchers {
+impl ChangeSubscribers {
     /// Begins to wait. Look at the task after this, not before: a change in between is then seen.
     ///
     /// # Errors
     /// Above [`WAITERS_MAX`] waiters of one task.
-    pub fn watch(&self, key: &TaskKey) -> Result<Watcher, TooManyWaiters> {
+    pub fn watch(&self, key: &TaskKey) -> Result<ChangeSubscriber, TooManySubscribers> {
         let mut by_task = self.by_task.lock();
         let sender = by_task.entry(key.clone()).or_insert_with(|| watch::Sender::new(0));
         if sender.receiver_count() >= WAITERS_MAX {
-            return Err(TooManyWaiters);
+            return Err(TooManySubscribers);
         }
-        Ok(Watcher { changes: Some(sender.subscribe()), key: key.clone(), watchers: self.clone() })
+        Ok(ChangeSubscriber { changes: Some(sender.subscribe()), key: key.clone(), watchers: self.clone() })
     }
 
     pub(super) fn wake(&self, key: &TaskKey) {
@@ -52,14 +52,14 @@ impl Watchers {
 
 /// One waiter.
 #[derive(Debug)]
-pub struct Watcher {
+pub struct ChangeSubscriber {
     /// `None` only while it is being dropped.
     changes: Option<watch::Receiver<u64>>,
     key: TaskKey,
-    watchers: Watchers,
+    watchers: ChangeSubscribers,
 }
 
-impl Watcher {
+impl ChangeSubscriber {
     /// Returns once the task has changed since the last call, or since the watch began. Several
     /// changes may be seen as one. Cancel safe.
     pub async fn changed(&mut self) {
@@ -70,7 +70,7 @@ impl Watcher {
     }
 }
 
-impl Drop for Watcher {
+impl Drop for ChangeSubscriber {
     fn drop(&mut self) {
         self.changes = None;
         self.watchers.leave(&self.key);
@@ -86,7 +86,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_change_after_the_watch_began_is_seen_even_if_nobody_waited_yet() {
-        let watchers = Watchers::default();
+        let watchers = ChangeSubscribers::default();
         let key = task("a", 1).key;
         let mut watcher = watchers.watch(&key).unwrap();
         watchers.wake(&key);
@@ -97,10 +97,10 @@ mod tests {
 
     #[test]
     fn waiters_are_bounded_and_leave_nothing_behind() {
-        let watchers = Watchers::default();
+        let watchers = ChangeSubscribers::default();
         let key = task("a", 1).key;
         let all: Vec<_> = (0..WAITERS_MAX).map(|_| watchers.watch(&key).unwrap()).collect();
-        assert_eq!(watchers.watch(&key).unwrap_err(), TooManyWaiters);
+        assert_eq!(watchers.watch(&key).unwrap_err(), TooManySubscribers);
         drop(all);
         assert!(watchers.by_task.lock().is_empty());
     }

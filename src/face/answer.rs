@@ -4,8 +4,8 @@ use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
 
-use super::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body, joined_body};
-use crate::dialect::Complaint;
+use super::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body, joined_body};
+use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::sse_message;
@@ -19,7 +19,7 @@ const LARGE: usize = 8 * 1024;
 
 /// Marks the answer about a task that is not there, or not this principal's, so that it can be counted.
 #[derive(Clone, Copy, Debug)]
-pub struct TaskMissed;
+pub struct UnknownTaskMarker;
 
 /// What every answer to one request shares.
 #[derive(Clone, Debug)]
@@ -32,7 +32,7 @@ pub struct Addressee {
 impl Addressee {
     /// A successful result, as the one type that the client admits.
     #[must_use]
-    pub fn result(&self, result: Payload) -> Response {
+    pub fn result(&self, result: Payload) -> FaceResponse {
         let Some(id) = &self.id else { return accepted() };
         if result.len() >= LARGE && self.accepted != AcceptedTypes::EventStream {
             let (head, tail) = envelope::result_in_pieces(id, result);
@@ -43,23 +43,23 @@ impl Addressee {
 
     /// A refusal of the request itself.
     #[must_use]
-    pub fn complaint(&self, complaint: &Complaint) -> Response {
+    pub fn complaint(&self, complaint: &RequestError) -> FaceResponse {
         let status = match complaint {
-            Complaint::NotJson(_)
-            | Complaint::NotARequest(_)
-            | Complaint::Refused { .. }
-            | Complaint::Metadata(_)
-            | Complaint::Header(_)
-            | Complaint::Capability(_)
-            | Complaint::Version { .. } => StatusCode::BAD_REQUEST,
-            Complaint::UnknownMethod(_) => StatusCode::NOT_FOUND,
-            Complaint::Params(_)
-            | Complaint::UnknownTool(_)
-            | Complaint::UnknownTask
-            | Complaint::State
-            | Complaint::Misnamed
-            | Complaint::NeedsTask
-            | Complaint::TakesNoTask => StatusCode::OK,
+            RequestError::NotJson(_)
+            | RequestError::NotARequest(_)
+            | RequestError::Refused { .. }
+            | RequestError::Metadata(_)
+            | RequestError::Header(_)
+            | RequestError::Capability(_)
+            | RequestError::Version { .. } => StatusCode::BAD_REQUEST,
+            RequestError::UnknownMethod(_) => StatusCode::NOT_FOUND,
+            RequestError::Params(_)
+            | RequestError::UnknownTool(_)
+            | RequestError::UnknownTask
+            | RequestError::State
+            | RequestError::Misnamed
+            | RequestError::NeedsTask
+            | RequestError::TakesNoTask => StatusCode::OK,
         };
         mark(self.error(status, &complaint.to_error(self.version)), complaint)
     }
@@ -67,7 +67,7 @@ impl Addressee {
     /// A fault of the gateway. Only where nothing was sent upstream is the status one that
     /// intermediaries repeat by themselves (GW-38).
     #[must_use]
-    pub fn fault(&self, fault: &GatewayFault) -> Response {
+    pub fn fault(&self, fault: &GatewayFault) -> FaceResponse {
         if fault.executed != Executed::No {
             return self.error(StatusCode::OK, &gateway_error(fault));
         }
@@ -85,11 +85,11 @@ impl Addressee {
 
     /// An error object under a status that somebody else chose.
     #[must_use]
-    pub fn error(&self, status: StatusCode, error: &RpcError) -> Response {
+    pub fn error(&self, status: StatusCode, error: &RpcError) -> FaceResponse {
         self.message(status, envelope::error(self.id.as_ref(), error))
     }
 
-    fn message(&self, status: StatusCode, message: Bytes) -> Response {
+    fn message(&self, status: StatusCode, message: Bytes) -> FaceResponse {
         match self.accepted {
             AcceptedTypes::EventStream if status.is_success() => event_stream(full_body(sse_message(&message))),
             AcceptedTypes::EventStream | AcceptedTypes::Json | AcceptedTypes::Both | AcceptedTypes::Neither => {
@@ -112,14 +112,14 @@ fn may_pass(fault: &GatewayFault) -> bool {
 
 /// Marks an answer about a task that is not there.
 #[must_use]
-pub(super) fn mark(response: Response, complaint: &Complaint) -> Response {
-    if *complaint == Complaint::UnknownTask { missed(response) } else { response }
+pub(super) fn mark(response: FaceResponse, complaint: &RequestError) -> FaceResponse {
+    if *complaint == RequestError::UnknownTask { missed(response) } else { response }
 }
 
 /// The same where the answer does not say so.
 #[must_use]
-pub(super) fn missed(mut response: Response) -> Response {
-    response.extensions_mut().insert(TaskMissed);
+pub(super) fn missed(mut response: FaceResponse) -> FaceResponse {
+    response.extensions_mut().insert(UnknownTaskMarker);
     response
 }
 
@@ -132,22 +132,22 @@ fn retry_after(fault: &GatewayFault) -> HeaderValue {
 
 /// 429 for what has no id that an error could name.
 #[must_use]
-pub fn too_often(fault: &GatewayFault) -> Response {
+pub fn too_often(fault: &GatewayFault) -> FaceResponse {
     let mut response = bare(StatusCode::TOO_MANY_REQUESTS);
     response.headers_mut().insert(RETRY_AFTER, retry_after(fault));
     response
 }
 
-fn json(body: ResponseBody) -> Response {
-    let mut response = Response::new(body);
+fn json(body: ResponseBody) -> FaceResponse {
+    let mut response = FaceResponse::new(body);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// The head of an event stream: never buffered, never cached.
 #[must_use]
-pub fn event_stream(body: ResponseBody) -> Response {
-    let mut response = Response::new(body);
+pub fn event_stream(body: ResponseBody) -> FaceResponse {
+    let mut response = FaceResponse::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -157,14 +157,14 @@ pub fn event_stream(body: ResponseBody) -> Response {
 
 /// 202 without a body: a notification was taken.
 #[must_use]
-pub fn accepted() -> Response {
+pub fn accepted() -> FaceResponse {
     bare(StatusCode::ACCEPTED)
 }
 
 /// A status alone.
 #[must_use]
-pub fn bare(status: StatusCode) -> Response {
-    let mut response = Response::new(empty_body());
+pub fn bare(status: StatusCode) -> FaceResponse {
+    let mut response = FaceResponse::new(empty_body());
     *response.status_mut() = status;
     response
 }
@@ -172,7 +172,7 @@ pub fn bare(status: StatusCode) -> Response {
 /// A refusal by its status, with one sentence for whoever looks at it: an error without an id, as no request was read.
 /// The sentence holds nothing of the client's.
 #[must_use]
-pub fn refused(status: StatusCode, code: i64, sentence: &str) -> Response {
+pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
     let mut response = json(full_body(envelope::error(None, &RpcError::new(code, sentence))));
     *response.status_mut() = status;
     response
@@ -180,7 +180,7 @@ pub fn refused(status: StatusCode, code: i64, sentence: &str) -> Response {
 
 /// 405 for what only a POST can do here (MOD-01, B53).
 #[must_use]
-pub fn only_post() -> Response {
+pub fn only_post() -> FaceResponse {
     const SENTENCE: &str = "This address is for MCP clients, which send POST requests; a browser sees nothing here";
     let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, fault::INVALID_REQUEST, SENTENCE);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));

@@ -19,9 +19,9 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
 use super::answer::{Addressee, event_stream};
-use super::http::{Response, ResponseBody};
+use super::http::{FaceResponse, ResponseBody};
 use crate::wire::framing::{sse_comment, sse_message};
-use answer::{Answer, unanswered};
+use answer::{RequestAnswer, unanswered};
 use silence::Silence;
 
 /// What a client is told next.
@@ -29,7 +29,7 @@ pub(super) enum CallMessage {
     /// Progress, a log message, a question or the like, as it stands on a stream. To a stream they are all alike.
     Event(Bytes),
     /// The last of all.
-    Answer(Answer),
+    Answer(RequestAnswer),
 }
 
 impl CallMessage {
@@ -55,7 +55,7 @@ pub(super) trait CallMessages: Send + 'static {
 
 /// Answers as soon as there is an answer, or begins an event stream where something comes before it and the client takes
 /// one.
-pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addressee) -> Response {
+pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addressee) -> FaceResponse {
     let takes_stream = addressee.accepted.takes_stream();
     let silence = Silence::begin();
     let first = loop {
@@ -76,20 +76,21 @@ pub(super) async fn respond(mut messages: impl CallMessages, addressee: Addresse
 
 /// A stream whose head is given: `first`, if anything, and what follows, the answer last.
 pub(super) fn stream(messages: impl CallMessages, addressee: Addressee, first: Option<Bytes>) -> ResponseBody {
-    let stream = MessageStream { left: Rest::Messages(messages), addressee, first, silence: Silence::begin() };
+    let stream =
+        MessageStream { left: StreamRemainder::Messages(messages), addressee, first, silence: Silence::begin() };
     let frames = stream::unfold(Box::new(stream), |mut stream| async move { Some((stream.next().await?, stream)) });
     StreamBody::new(frames).boxed_unsync()
 }
 
 struct MessageStream<M> {
-    left: Rest<M>,
+    left: StreamRemainder<M>,
     addressee: Addressee,
     first: Option<Bytes>,
     silence: Silence,
 }
 
 /// What is left of a stream.
-enum Rest<M> {
+enum StreamRemainder<M> {
     Messages(M),
     Answer(ResponseBody),
     Nothing,
@@ -97,7 +98,7 @@ enum Rest<M> {
 
 impl<M: CallMessages> MessageStream<M> {
     async fn next(&mut self) -> Option<io::Result<Frame<Bytes>>> {
-        if let Rest::Messages(messages) = &mut self.left {
+        if let StreamRemainder::Messages(messages) = &mut self.left {
             let message = match self.first.take() {
                 Some(first) => Some(Some(CallMessage::Event(first))),
                 None if M::IS_SIGNED => self.silence.wait(messages.next()).await,
@@ -107,7 +108,8 @@ impl<M: CallMessages> MessageStream<M> {
                 None => messages.sign().await,
                 Some(Some(CallMessage::Event(event))) => event,
                 Some(Some(CallMessage::Answer(answer))) => {
-                    self.left = answer.into_events(&self.addressee).map_or(Rest::Nothing, Rest::Answer);
+                    self.left =
+                        answer.into_events(&self.addressee).map_or(StreamRemainder::Nothing, StreamRemainder::Answer);
                     return self.rest().await;
                 }
                 Some(None) => return None,
@@ -120,8 +122,8 @@ impl<M: CallMessages> MessageStream<M> {
 
     async fn rest(&mut self) -> Option<io::Result<Frame<Bytes>>> {
         match &mut self.left {
-            Rest::Answer(body) => body.frame().await,
-            Rest::Messages(_) | Rest::Nothing => None,
+            StreamRemainder::Answer(body) => body.frame().await,
+            StreamRemainder::Messages(_) | StreamRemainder::Nothing => None,
         }
     }
 }

@@ -16,15 +16,17 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::Addressee;
-use super::http::Response;
-use crate::dialect::PeerDialect;
+use super::http::FaceResponse;
+use crate::dialect::UpstreamDialect;
 use crate::dialect::faults::reason_key;
-use crate::dialect::peer::{Refusal, Refused};
-use crate::dialect::relay_core_2025_11_25::TaskSupport;
+use crate::dialect::peer::{QuestionRefusal, RefusalAnswer};
+use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::mirrored::{self, Annotations, Mirrored};
-use crate::upstream::{Answer, BeginError, CallContext, ExchangeEvent, Lost, NativeTask, Upstream, UpstreamRequest};
+use crate::upstream::mirrored::{self, HeaderAnnotations, HeaderArgument};
+use crate::upstream::{
+    Answer, BeginError, CallContext, ExchangeError, ExchangeEvent, Upstream, UpstreamRequest, UpstreamTaskMode,
+};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, fault, method};
 
@@ -55,10 +57,10 @@ const WHOLE_KEPT_FOR: Duration = Duration::from_secs(60 * 60);
 #[derive(Debug)]
 pub struct Catalog {
     upstream: Arc<dyn Upstream>,
-    peer: Arc<dyn PeerDialect>,
+    peer: Arc<dyn UpstreamDialect>,
     lists: moka::future::Cache<ListKey, Arc<ToolList>>,
     /// The last list of each kind that was not cut off. It holds no session.
-    whole: moka::future::Cache<ListKey, Arc<Published>>,
+    whole: moka::future::Cache<ListKey, Arc<PublishedTools>>,
     is_cut_off: AtomicBool,
 }
 
@@ -67,23 +69,23 @@ type ListKey = (Principal, Payload);
 /// One list as it was published.
 #[derive(Debug)]
 pub struct ToolList {
-    published: Arc<Published>,
+    published: Arc<PublishedTools>,
     fetched_at: Instant,
     changes: Mutex<broadcast::Receiver<(Arc<str>, Option<Payload>)>>,
 }
 
 /// What clients see of a list, and what their calls are checked against.
 #[derive(Debug)]
-struct Published {
+struct PublishedTools {
     result: Payload,
-    tools: HashMap<String, Listed>,
+    tools: HashMap<String, ListedTool>,
 }
 
 /// What the calls of one tool are checked against.
 #[derive(Debug)]
-struct Listed {
-    mirrored: Vec<Mirrored>,
-    task_support: TaskSupport,
+struct ListedTool {
+    mirrored: Vec<HeaderArgument>,
+    task_support: ToolTaskSupport,
     is_repeatable: bool,
 }
 
@@ -96,14 +98,14 @@ impl ToolList {
 
     /// The arguments that a tool wants repeated in headers; `None` if there is no such tool.
     #[must_use]
-    pub fn mirrored(&self, tool: &str) -> Option<&[Mirrored]> {
+    pub fn mirrored(&self, tool: &str) -> Option<&[HeaderArgument]> {
         self.published.tools.get(tool).map(|listed| listed.mirrored.as_slice())
     }
 
     /// Whether the upstream makes tasks of its own of this tool's calls.
     #[must_use]
-    pub fn task_support(&self, tool: &str) -> TaskSupport {
-        self.published.tools.get(tool).map_or_else(TaskSupport::default, |listed| listed.task_support)
+    pub fn task_support(&self, tool: &str) -> ToolTaskSupport {
+        self.published.tools.get(tool).map_or_else(ToolTaskSupport::default, |listed| listed.task_support)
     }
 
     /// Whether the tool's annotations say that calling it again does no harm. Hints of the upstream's.
@@ -142,7 +144,7 @@ pub enum CatalogError {
 
 impl Catalog {
     #[must_use]
-    pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn PeerDialect>) -> Self {
+    pub fn new(upstream: Arc<dyn Upstream>, peer: Arc<dyn UpstreamDialect>) -> Self {
         let lists = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(KEPT_FOR).build();
         let whole = moka::future::Cache::builder().max_capacity(LISTS_MAX).time_to_idle(WHOLE_KEPT_FOR).build();
         Self { upstream, peer, lists, whole, is_cut_off: AtomicBool::new(false) }
@@ -195,13 +197,13 @@ impl Catalog {
         let changes = self.upstream.notifications(context).await.map_err(from_begin)?;
         let key = (context.principal.clone(), context.client.capabilities.clone());
         let published = match self.pages(context).await? {
-            Pages { first, tools, is_whole: true } => {
+            ToolListPages { first, tools, is_whole: true } => {
                 self.mark(false, tools.len());
                 let published = Arc::new(publish(&first, &tools));
                 self.whole.insert(key, Arc::clone(&published)).await;
                 published
             }
-            Pages { first, tools, is_whole: false } => {
+            ToolListPages { first, tools, is_whole: false } => {
                 self.mark(true, tools.len());
                 // What was whole says more than what is not.
                 self.whole.get(&key).await.unwrap_or_else(|| Arc::new(publish(&first, &tools)))
@@ -211,7 +213,7 @@ impl Catalog {
     }
 
     /// Reads page after page, as far as the bounds let it.
-    async fn pages(&self, context: &CallContext) -> Result<Pages, CatalogError> {
+    async fn pages(&self, context: &CallContext) -> Result<ToolListPages, CatalogError> {
         let (mut tools, mut bytes) = (Vec::new(), 0);
         let (mut first, mut cursor) = (None, None);
         for _ in 0..PAGES_MAX {
@@ -220,7 +222,7 @@ impl Catalog {
                 // Of a page that is too large nothing can be told.
                 Err(CatalogError::Gateway(GatewayFault { reason: Reason::ResultTooLarge, .. })) => {
                     let first = first.map_or_else(empty_list, Ok)?;
-                    return Ok(Pages { first, tools, is_whole: false });
+                    return Ok(ToolListPages { first, tools, is_whole: false });
                 }
                 Err(error) => return Err(error),
             };
@@ -236,7 +238,7 @@ impl Catalog {
         let is_whole = cursor.is_none() && tools.len() <= TOOLS_MAX && bytes <= BYTES_MAX;
         tools.truncate(TOOLS_MAX);
         let first = first.ok_or(CatalogError::Gateway(MALFORMED))?;
-        Ok(Pages { first, tools, is_whole })
+        Ok(ToolListPages { first, tools, is_whole })
     }
 
     /// The names of all tools, asked for anew, and whether these are all of them. Nothing of it is kept.
@@ -244,7 +246,7 @@ impl Catalog {
     /// # Errors
     /// If the upstream does not give a list.
     pub async fn names(&self, context: &CallContext) -> Result<(Vec<String>, bool), CatalogError> {
-        let Pages { tools, is_whole, .. } = self.pages(context).await?;
+        let ToolListPages { tools, is_whole, .. } = self.pages(context).await?;
         let names = tools.iter().filter_map(|tool| Object::of(tool)?.get_string("name")).collect();
         Ok((names, is_whole))
     }
@@ -268,7 +270,7 @@ impl Catalog {
         let params = cursor.map(|cursor| ObjectWriter::new().member("cursor", &cursor).finish());
         let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params };
         let context =
-            CallContext { progress: false, log_level: None, native_task: NativeTask::Never, ..context.clone() };
+            CallContext { progress: false, log_level: None, native_task: UpstreamTaskMode::Never, ..context.clone() };
         let mut exchange = self.upstream.begin(request, context).await.map_err(from_begin)?;
         loop {
             match exchange.next().await {
@@ -282,14 +284,14 @@ impl Catalog {
                 // Not a task, so this is nothing that an upstream can say.
                 ExchangeEvent::Cancelled => return Err(CatalogError::Gateway(MALFORMED)),
                 // Listing tools has no side effect, so a repetition is always safe.
-                ExchangeEvent::Lost(Lost(fault)) => {
+                ExchangeEvent::Lost(ExchangeError(fault)) => {
                     return Err(CatalogError::Gateway(GatewayFault { executed: Executed::No, ..fault }));
                 }
                 ExchangeEvent::Asked { ask, method, .. } => {
-                    let refused = self.peer.refuse(&method, Refusal::Unanswered);
+                    let refused = self.peer.refuse(&method, QuestionRefusal::Unanswered);
                     let answer = match refused {
-                        Refused::Result(result) => Answer::Result(result),
-                        Refused::Error(error) => Answer::Error(error),
+                        RefusalAnswer::Result(result) => Answer::Result(result),
+                        RefusalAnswer::Error(error) => Answer::Error(error),
                     };
                     let _ = exchange.answer(&ask, answer).await;
                 }
@@ -304,7 +306,7 @@ impl Catalog {
 }
 
 /// What was read of a list.
-struct Pages {
+struct ToolListPages {
     /// Its other members are those of the whole.
     first: Object,
     tools: Vec<Payload>,
@@ -332,7 +334,7 @@ fn items(array: &Payload) -> Option<Vec<Payload>> {
 }
 
 /// Rewrites all tools for clients and remembers what their calls must be checked against.
-fn publish(first: &Object, tools: &[Payload]) -> Published {
+fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
     let mut published = Vec::with_capacity(tools.len());
     let mut by_name = HashMap::with_capacity(tools.len());
     for tool in tools.iter().filter_map(Object::of) {
@@ -340,8 +342,8 @@ fn publish(first: &Object, tools: &[Payload]) -> Published {
         // What the upstream says of tasks governs the gateway's own calls alone (GW-13).
         let mut edit = tool.edit().remove("execution");
         let mirrored = match tool.get("inputSchema").as_ref().map(mirrored::read) {
-            Some(Annotations::Valid(mirrored)) => mirrored,
-            Some(Annotations::Stripped { schema, kept }) => {
+            Some(HeaderAnnotations::Valid(mirrored)) => mirrored,
+            Some(HeaderAnnotations::Stripped { schema, kept }) => {
                 tracing::warn!(tool = %name, "x-mcp-header annotations break the rules and are taken out");
                 edit = edit.set("inputSchema", schema);
                 kept
@@ -350,10 +352,10 @@ fn publish(first: &Object, tools: &[Payload]) -> Published {
         };
         published.push(edit.finish());
         let is_repeatable = says_repeatable(&tool);
-        by_name.insert(name, Listed { mirrored, task_support: TaskSupport::of(&tool), is_repeatable });
+        by_name.insert(name, ListedTool { mirrored, task_support: ToolTaskSupport::of(&tool), is_repeatable });
     }
     let result = first.edit().remove("nextCursor").set("tools", Payload::of(&published)).finish();
-    Published { result, tools: by_name }
+    PublishedTools { result, tools: by_name }
 }
 
 /// `readOnlyHint` or `idempotentHint` (GW-39).
@@ -365,7 +367,7 @@ fn says_repeatable(tool: &Object) -> bool {
 
 impl CatalogError {
     /// What whoever asked for the list is told.
-    pub(super) fn answer(&self, addressee: &Addressee) -> Response {
+    pub(super) fn answer(&self, addressee: &Addressee) -> FaceResponse {
         match self {
             Self::Gateway(fault) => addressee.fault(fault),
             Self::Upstream(error) => addressee.error(http::StatusCode::OK, error),
@@ -375,6 +377,6 @@ impl CatalogError {
 
 /// The complaint about a cursor: a list is always one page, so no cursor is ever given out.
 #[must_use]
-pub const fn no_such_cursor() -> crate::dialect::Complaint {
-    crate::dialect::Complaint::Params(Cow::Borrowed("cursor is not one that this list gave out"))
+pub const fn no_such_cursor() -> crate::dialect::RequestError {
+    crate::dialect::RequestError::Params(Cow::Borrowed("cursor is not one that this list gave out"))
 }

@@ -8,7 +8,7 @@ use http::{HeaderValue, Method, StatusCode};
 
 use super::answer::bare;
 use super::endpoint::UpstreamEndpoint;
-use super::http::{Endpoint, Inbound, Response};
+use super::http::{Endpoint, FaceResponse, Inbound};
 use crate::wire::envelope;
 use crate::wire::{Message, ScanLimits, method};
 
@@ -37,7 +37,7 @@ fn is_kept(request: &Inbound) -> bool {
 
 #[async_trait]
 impl Endpoint for ClosingEndpoint {
-    async fn serve(&self, request: Inbound) -> Response {
+    async fn serve(&self, request: Inbound) -> FaceResponse {
         if is_kept(&request) { self.0.serve(request).await } else { bare(StatusCode::NOT_FOUND) }
     }
 

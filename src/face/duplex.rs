@@ -37,14 +37,14 @@ use super::classify::{Face, face_of};
 use super::endpoint::unreadable;
 use super::headers;
 use super::http::Endpoint;
-use crate::dialect::Complaint;
+use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::{self, Notification, is_batch};
 use crate::wire::{Message, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, method};
-use line::{Gone, Line};
-pub use room::{Held, Said};
+use line::{ClientDisconnected, ClientLink};
+pub use room::{OutgoingMessage, OutgoingPermit};
 
 /// Requests at one time; further ones are refused.
 const REQUESTS_MAX: usize = 1_024;
@@ -63,7 +63,7 @@ const OPENING_MAX: Duration = Duration::from_millis(500);
 
 /// Who is at the other end, and who serves it.
 #[derive(Clone)]
-pub struct Client {
+pub struct StreamClient {
     pub endpoint: Arc<dyn Endpoint>,
     /// The name of the server that it serves, for metrics.
     pub upstream: Arc<str>,
@@ -75,7 +75,7 @@ pub struct Client {
     pub message_bytes_max: usize,
 }
 
-impl fmt::Debug for Client {
+impl fmt::Debug for StreamClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Client").field("path", &self.path).field("principal", &self.principal).finish_non_exhaustive()
     }
@@ -83,7 +83,7 @@ impl fmt::Debug for Client {
 
 /// One message of a client, as it came.
 #[derive(Clone, Debug, Default)]
-pub struct Spoken {
+pub struct ClientMessage {
     /// Bounded by whoever read it.
     pub text: Bytes,
     /// What came with it, for what is forwarded to the upstream. Those that HTTP has for sessions and versions are not
@@ -100,19 +100,23 @@ pub struct Spoken {
 ///
 /// At the end plain calls are cancelled and the session is ended, which takes two seconds at most; tasks go on.
 /// Dropping the future leaves a session open.
-pub async fn serve(client: Client, spoken: mpsc::Receiver<Spoken>, outgoing: mpsc::Sender<Said>) {
+pub async fn serve(
+    client: StreamClient,
+    spoken: mpsc::Receiver<ClientMessage>,
+    outgoing: mpsc::Sender<OutgoingMessage>,
+) {
     serve_until(client, spoken, outgoing, CancellationToken::new()).await;
 }
 
 /// The same; and once `leaving` is cancelled, until no request waits for its answer.
 pub async fn serve_until(
-    client: Client,
-    mut spoken: mpsc::Receiver<Spoken>,
-    outgoing: mpsc::Sender<Said>,
+    client: StreamClient,
+    mut spoken: mpsc::Receiver<ClientMessage>,
+    outgoing: mpsc::Sender<OutgoingMessage>,
     leaving: CancellationToken,
 ) {
-    let line = Line::new(client, outgoing);
-    let mut talk = Talk::new(Arc::clone(&line));
+    let line = ClientLink::new(client, outgoing);
+    let mut talk = StreamClientLoop::new(Arc::clone(&line));
     loop {
         tokio::select! {
             biased;
@@ -130,15 +134,15 @@ pub async fn serve_until(
 }
 
 /// A message that was looked at.
-struct Heard {
+struct ParsedMessage {
     /// `None` for an array.
     message: Option<Message>,
-    spoken: Spoken,
+    spoken: ClientMessage,
     arrived: Instant,
 }
 
 /// A request that has no answer yet.
-struct Asked {
+struct UnansweredRequest {
     serial: u64,
     /// One, or those of an array.
     ids: SmallVec<[RequestId; 1]>,
@@ -149,7 +153,7 @@ struct Asked {
 }
 
 /// Something that was to be done, and is.
-enum Done {
+enum CompletedWork {
     /// Of the handshake: what waited for it can go on.
     Handshake {
         serial: Option<u64>,
@@ -163,23 +167,23 @@ enum Done {
     Said,
 }
 
-struct Talk {
-    line: Arc<Line>,
-    work: FuturesUnordered<BoxFuture<'static, Done>>,
-    asked: Vec<Asked>,
+struct StreamClientLoop {
+    line: Arc<ClientLink>,
+    work: FuturesUnordered<BoxFuture<'static, CompletedWork>>,
+    asked: Vec<UnansweredRequest>,
     serials: u64,
     /// Whether a message of the handshake is under way. The others of the session wait for it.
     shakes_hands: bool,
-    held: VecDeque<Heard>,
+    held: VecDeque<ParsedMessage>,
     /// Notifications whose order may mean something go one after the other.
-    notes: VecDeque<Heard>,
+    notes: VecDeque<ParsedMessage>,
     is_noting: bool,
     /// All others that are on their way.
     noting: usize,
 }
 
-impl Talk {
-    fn new(line: Arc<Line>) -> Self {
+impl StreamClientLoop {
+    fn new(line: Arc<ClientLink>) -> Self {
         Self {
             line,
             work: FuturesUnordered::new(),
@@ -205,22 +209,22 @@ impl Talk {
             && self.noting < NOTES_MAX
     }
 
-    fn done(&mut self, done: Done) {
+    fn done(&mut self, done: CompletedWork) {
         match done {
-            Done::Handshake { serial, listens } => {
+            CompletedWork::Handshake { serial, listens } => {
                 self.shakes_hands = false;
                 self.asked.retain(|asked| Some(asked.serial) != serial);
                 if listens {
                     self.open_stream();
                 }
             }
-            Done::Answered(serial) => self.asked.retain(|asked| asked.serial != serial),
-            Done::Noted { in_order: true } => {
+            CompletedWork::Answered(serial) => self.asked.retain(|asked| asked.serial != serial),
+            CompletedWork::Noted { in_order: true } => {
                 self.is_noting = false;
                 self.note_next();
             }
-            Done::Noted { in_order: false } => self.noting -= 1,
-            Done::Said => (),
+            CompletedWork::Noted { in_order: false } => self.noting -= 1,
+            CompletedWork::Said => (),
         }
         while !self.shakes_hands
             && let Some(heard) = self.held.pop_front()
@@ -235,15 +239,15 @@ impl Talk {
         self.shakes_hands = true;
         let opened = CancellationToken::new();
         let waiting = timeout(OPENING_MAX, opened.clone().cancelled_owned());
-        self.work.push(waiting.map(|_| Done::Handshake { serial: None, listens: false }).boxed());
+        self.work.push(waiting.map(|_| CompletedWork::Handshake { serial: None, listens: false }).boxed());
         let listening = Arc::clone(&self.line).listen(opened.drop_guard());
-        self.work.push(listening.map(|_| Done::Said).boxed());
+        self.work.push(listening.map(|_| CompletedWork::Said).boxed());
     }
 
-    fn hear(&mut self, spoken: Spoken) {
+    fn hear(&mut self, spoken: ClientMessage) {
         let arrived = Instant::now();
         if is_batch(&spoken.text) {
-            return self.hear_in_session(Heard { message: None, spoken, arrived });
+            return self.hear_in_session(ParsedMessage { message: None, spoken, arrived });
         }
         let message = match envelope::read(&spoken.text, ScanLimits::CLIENT) {
             Ok(message) => message,
@@ -265,7 +269,7 @@ impl Talk {
             }
             // Nothing else that such a client notifies has an effect.
             (Face::Stateless, Message::Notification(_) | Message::Response(_)) => (),
-            (Face::Session, message) => self.hear_in_session(Heard { message: Some(message), spoken, arrived }),
+            (Face::Session, message) => self.hear_in_session(ParsedMessage { message: Some(message), spoken, arrived }),
         }
     }
 
@@ -284,18 +288,18 @@ impl Talk {
         asked.face == Face::Stateless
     }
 
-    fn hear_in_session(&mut self, heard: Heard) {
+    fn hear_in_session(&mut self, heard: ParsedMessage) {
         if self.shakes_hands { self.held.push_back(heard) } else { self.take(heard) }
     }
 
     /// Takes a message of a session, or the one that opens it.
-    fn take(&mut self, heard: Heard) {
-        let Heard { message, spoken, arrived } = heard;
+    fn take(&mut self, heard: ParsedMessage) {
+        let ParsedMessage { message, spoken, arrived } = heard;
         match message {
             Some(Message::Request(request)) if request.method == method::INITIALIZE => {
                 if self.line.is_open() {
                     let what = "the session is open already, and there is one for each stream";
-                    return self.refuse(Some(request.id), &Complaint::NotARequest(Cow::Borrowed(what)));
+                    return self.refuse(Some(request.id), &RequestError::NotARequest(Cow::Borrowed(what)));
                 }
                 self.shake_hands(request.id, spoken, arrived);
             }
@@ -305,7 +309,7 @@ impl Talk {
             }
             Some(Message::Request(request)) if !self.line.is_open() => {
                 let what = "a session begins with initialize, and a request without one names its version in _meta";
-                self.refuse(Some(request.id), &Complaint::NotARequest(Cow::Borrowed(what)));
+                self.refuse(Some(request.id), &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             Some(Message::Request(request)) => {
                 let inbound = self.line.inside(spoken.text, spoken.headers, arrived);
@@ -313,7 +317,7 @@ impl Talk {
             }
             None if !self.line.is_open() => {
                 let what = "a session begins with initialize, which stands alone";
-                self.refuse(None, &Complaint::NotARequest(Cow::Borrowed(what)));
+                self.refuse(None, &RequestError::NotARequest(Cow::Borrowed(what)));
             }
             None => self.ask_all(spoken, arrived),
             // Of no session, so about nothing.
@@ -325,15 +329,16 @@ impl Talk {
                 let telling = async move {
                     line.serve(inbound).await;
                 };
-                self.work.push(caught(telling).map(|_| Done::Handshake { serial: None, listens: true }).boxed());
+                self.work
+                    .push(caught(telling).map(|_| CompletedWork::Handshake { serial: None, listens: true }).boxed());
             }
             message @ Some(Message::Notification(_) | Message::Response(_)) => {
-                self.note(Heard { message, spoken, arrived });
+                self.note(ParsedMessage { message, spoken, arrived });
             }
         }
     }
 
-    fn shake_hands(&mut self, id: RequestId, spoken: Spoken, arrived: Instant) {
+    fn shake_hands(&mut self, id: RequestId, spoken: ClientMessage, arrived: Instant) {
         let Some((serial, withdrawn)) = self.enter(&id, Face::Session) else { return };
         self.shakes_hands = true;
         let line = Arc::clone(&self.line);
@@ -345,7 +350,7 @@ impl Talk {
             let relayed = line.relay(response, Some(&id)).await?;
             line.see_through(relayed, &id, &withdrawn).await
         };
-        let done = Done::Handshake { serial: Some(serial), listens: false };
+        let done = CompletedWork::Handshake { serial: Some(serial), listens: false };
         self.work.push(caught(shaking).map(|_| done).boxed());
     }
 
@@ -370,13 +375,13 @@ impl Talk {
                 }
                 Face::Session => asking.await,
             }
-            Done::Answered(serial)
+            CompletedWork::Answered(serial)
         };
         self.work.push(asking.boxed());
     }
 
     /// Hands over an array of a session.
-    fn ask_all(&mut self, spoken: Spoken, arrived: Instant) {
+    fn ask_all(&mut self, spoken: ClientMessage, arrived: Instant) {
         if self.is_full() {
             return self.refuse_with(None, full());
         }
@@ -391,7 +396,7 @@ impl Talk {
             let response = line.serve(line.inside(spoken.text, spoken.headers, arrived)).await;
             line.relay(response, None).await
         };
-        self.work.push(caught(asking).map(move |_| Done::Answered(serial)).boxed());
+        self.work.push(caught(asking).map(move |_| CompletedWork::Answered(serial)).boxed());
     }
 
     /// Whether no further request is taken. An array counts as its requests, and as one at least.
@@ -407,7 +412,7 @@ impl Talk {
         }
         if self.asked.iter().any(|asked| asked.ids.contains(id)) {
             let what = "a request with this id has no answer yet";
-            self.refuse(Some(id.clone()), &Complaint::NotARequest(Cow::Borrowed(what)));
+            self.refuse(Some(id.clone()), &RequestError::NotARequest(Cow::Borrowed(what)));
             return None;
         }
         Some(self.entered(smallvec![id.clone()], false, face))
@@ -416,11 +421,11 @@ impl Talk {
     fn entered(&mut self, ids: SmallVec<[RequestId; 1]>, is_array: bool, face: Face) -> (u64, CancellationToken) {
         self.serials += 1;
         let (serial, withdrawn) = (self.serials, CancellationToken::new());
-        self.asked.push(Asked { serial, ids, is_array, face, withdrawn: withdrawn.clone() });
+        self.asked.push(UnansweredRequest { serial, ids, is_array, face, withdrawn: withdrawn.clone() });
         (serial, withdrawn)
     }
 
-    fn refuse(&self, id: Option<RequestId>, complaint: &Complaint) {
+    fn refuse(&self, id: Option<RequestId>, complaint: &RequestError) {
         self.refuse_with(id, complaint.to_error(ProtocolVersion::NEWEST_SESSION));
     }
 
@@ -430,7 +435,9 @@ impl Talk {
 
     fn say(&self, message: Bytes) {
         let line = Arc::clone(&self.line);
-        self.work.push(async move { line.say(message).await }.map(|_: Result<(), Gone>| Done::Said).boxed());
+        self.work.push(
+            async move { line.say(message).await }.map(|_: Result<(), ClientDisconnected>| CompletedWork::Said).boxed(),
+        );
     }
 
     /// Leaves as an orderly client would: calls are taken back, the session is ended.

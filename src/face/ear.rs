@@ -7,8 +7,8 @@ use futures_util::future::BoxFuture;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::Instant;
 
-use crate::dialect::subscriptions::Wishes;
-use crate::upstream::{BeginError, CallContext, Listening, News, Upstream};
+use crate::dialect::subscriptions::SubscriptionFilter;
+use crate::upstream::{BeginError, CallContext, NotificationSubscription, ServerNotification, Upstream};
 
 /// Soonest and latest repetition where listening was in vain.
 const PAUSE_MIN: Duration = Duration::from_secs(1);
@@ -18,20 +18,20 @@ const USEFUL_AFTER: Duration = Duration::from_secs(5);
 
 /// What was heard.
 #[derive(Debug)]
-pub(in crate::face) enum Heard {
-    News(News),
+pub(in crate::face) enum SubscriberEvent {
+    News(ServerNotification),
     /// Something was missed: anything may have changed.
     TooMuch,
 }
 
 /// One listener's ear at an upstream.
-pub(in crate::face) struct Ear {
+pub(in crate::face) struct NotificationSubscriber {
     upstream: Arc<dyn Upstream>,
     context: CallContext,
-    wishes: Wishes,
+    wishes: SubscriptionFilter,
     /// Heard as long as it lasts, also while another is opened in its place.
-    listening: Option<Listening>,
-    opening: Option<BoxFuture<'static, Result<Listening, BeginError>>>,
+    listening: Option<NotificationSubscription>,
+    opening: Option<BoxFuture<'static, Result<NotificationSubscription, BeginError>>>,
     opened: Instant,
     /// How often in a row listening was in vain.
     vain: u32,
@@ -39,13 +39,13 @@ pub(in crate::face) struct Ear {
     has_missed: bool,
 }
 
-impl Ear {
+impl NotificationSubscriber {
     /// Nothing of the upstream's is of interest.
     pub(in crate::face) fn deaf(upstream: &Arc<dyn Upstream>, context: CallContext) -> Self {
         Self {
             upstream: Arc::clone(upstream),
             context,
-            wishes: Wishes::default(),
+            wishes: SubscriptionFilter::default(),
             listening: None,
             opening: None,
             opened: Instant::now(),
@@ -58,14 +58,14 @@ impl Ear {
     pub(in crate::face) fn open(
         upstream: &Arc<dyn Upstream>,
         context: CallContext,
-        wishes: Wishes,
-        listening: Listening,
+        wishes: SubscriptionFilter,
+        listening: NotificationSubscription,
     ) -> Self {
         Self { wishes, listening: Some(listening), ..Self::deaf(upstream, context) }
     }
 
     /// Wants to hear something else from now on. What is heard already is heard on until the upstream has agreed.
-    pub(in crate::face) fn change(&mut self, wishes: Wishes) {
+    pub(in crate::face) fn change(&mut self, wishes: SubscriptionFilter) {
         if self.wishes == wishes {
             return;
         }
@@ -79,7 +79,7 @@ impl Ear {
 
     /// What is heard next. A session that is lost is replaced, with the same wishes; what was said between the two
     /// nobody knows. Cancel safe.
-    pub(in crate::face) async fn next(&mut self) -> Heard {
+    pub(in crate::face) async fn next(&mut self) -> SubscriberEvent {
         loop {
             tokio::select! {
                 biased;
@@ -89,7 +89,7 @@ impl Ear {
                         Ok(listening) => {
                             self.take(listening);
                             if std::mem::take(&mut self.has_missed) {
-                                return Heard::TooMuch;
+                                return SubscriberEvent::TooMuch;
                             }
                         }
                         Err(error) => {
@@ -101,15 +101,15 @@ impl Ear {
                     }
                 }
                 heard = hear(self.listening.as_mut()) => match heard {
-                    Ok(news) => return Heard::News(news),
-                    Err(RecvError::Lagged(_)) => return Heard::TooMuch,
+                    Ok(news) => return SubscriberEvent::News(news),
+                    Err(RecvError::Lagged(_)) => return SubscriberEvent::TooMuch,
                     Err(RecvError::Closed) => self.lose(),
                 },
             }
         }
     }
 
-    fn take(&mut self, mut listening: Listening) {
+    fn take(&mut self, mut listening: NotificationSubscription) {
         self.opened = Instant::now();
         // Where both hear the same, what the one before has still to say is said once, and in order.
         if let Some(before) = self.listening.take()
@@ -146,7 +146,7 @@ impl Ear {
 }
 
 /// What is said next where anything is heard. Cancel safe.
-async fn hear(listening: Option<&mut Listening>) -> Result<News, RecvError> {
+async fn hear(listening: Option<&mut NotificationSubscription>) -> Result<ServerNotification, RecvError> {
     let Some(listening) = listening else { return std::future::pending().await };
     let heard = tokio::select! {
         biased;
@@ -161,8 +161,8 @@ async fn hear(listening: Option<&mut Listening>) -> Result<News, RecvError> {
 }
 
 async fn opened(
-    opening: Option<&mut BoxFuture<'static, Result<Listening, BeginError>>>,
-) -> Result<Listening, BeginError> {
+    opening: Option<&mut BoxFuture<'static, Result<NotificationSubscription, BeginError>>>,
+) -> Result<NotificationSubscription, BeginError> {
     match opening {
         Some(opening) => opening.await,
         None => std::future::pending().await,

@@ -7,14 +7,14 @@ use async_trait::async_trait;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Addressee, TaskMissed, accepted, only_post, too_often};
+use super::answer::{Addressee, UnknownTaskMarker, accepted, only_post, too_often};
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
-use super::http::{Endpoint, Inbound, Response};
+use super::http::{Endpoint, FaceResponse, Inbound};
 use super::rates::Rates;
 use super::session::{self, SessionFace, refuse};
-use super::stateless::{StatelessFace, Surroundings};
-use crate::dialect::Complaint;
+use super::stateless::{MessageContext, StatelessFace};
+use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::task::{GatewayFault, Principal};
 use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
@@ -51,7 +51,7 @@ impl UpstreamEndpoint {
 
 #[async_trait]
 impl Endpoint for UpstreamEndpoint {
-    async fn serve(&self, inbound: Inbound) -> Response {
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
         if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
             return Box::pin(self.serve_batch(&inbound)).await;
         }
@@ -89,7 +89,7 @@ impl Endpoint for UpstreamEndpoint {
 
 impl UpstreamEndpoint {
     /// GET and DELETE are operations on a session; stateless clients have none (B53).
-    async fn operate(&self, inbound: &Inbound) -> Response {
+    async fn operate(&self, inbound: &Inbound) -> FaceResponse {
         let is_session = inbound.headers.contains_key(headers::SESSION_ID)
             || inbound.headers.contains_key(headers::PROTOCOL_VERSION);
         if !is_session || header_is_stateless(&inbound.headers) {
@@ -98,9 +98,14 @@ impl UpstreamEndpoint {
         if inbound.method == Method::GET { self.session.get(inbound).await } else { self.session.delete(inbound).await }
     }
 
-    async fn serve_message(&self, inbound: Inbound, message: Message, admitted: Result<(), GatewayFault>) -> Response {
+    async fn serve_message(
+        &self,
+        inbound: Inbound,
+        message: Message,
+        admitted: Result<(), GatewayFault>,
+    ) -> FaceResponse {
         let face = era_of(&message, &inbound.headers);
-        let asker = Asker::of(&message, face, &inbound);
+        let asker = RateLimitedRequest::of(&message, face, &inbound);
         if let Err(fault) = admitted {
             return asker.refuse(&fault);
         }
@@ -108,7 +113,7 @@ impl UpstreamEndpoint {
             Face::Stateless => self.serve_stateless(inbound, message).await,
             Face::Session => self.session.post(&inbound, message).await,
         };
-        if response.extensions().get::<TaskMissed>().is_none() {
+        if response.extensions().get::<UnknownTaskMarker>().is_none() {
             return response;
         }
         match self.rates.missed(&asker.principal) {
@@ -117,7 +122,7 @@ impl UpstreamEndpoint {
         }
     }
 
-    async fn serve_batch(&self, inbound: &Inbound) -> Response {
+    async fn serve_batch(&self, inbound: &Inbound) -> FaceResponse {
         let addressee = session::addressee(None, inbound.accepted);
         let items = match split_batch(&inbound.body, ScanLimits::CLIENT, BATCH_MAX) {
             Ok(items) => items,
@@ -132,31 +137,31 @@ impl UpstreamEndpoint {
             Err(_) => false,
         });
         if is_mixed {
-            let complaint = Complaint::NotARequest(Cow::Borrowed("stateless requests come one by one"));
+            let complaint = RequestError::NotARequest(Cow::Borrowed("stateless requests come one by one"));
             return refuse(&addressee, &complaint);
         }
         self.session.post_batch(inbound, batch).await
     }
 
-    async fn serve_stateless(&self, inbound: Inbound, message: Message) -> Response {
+    async fn serve_stateless(&self, inbound: Inbound, message: Message) -> FaceResponse {
         let request = match message {
             Message::Request(request) => request,
             // Nothing that a stateless client notifies has an effect; cancelling is done by leaving (EXT-46).
             Message::Notification(notification) if is_request(&notification.method) => {
-                let complaint = Complaint::NotARequest(Cow::Borrowed("this method needs an id"));
+                let complaint = RequestError::NotARequest(Cow::Borrowed("this method needs an id"));
                 return stateless_addressee(&inbound, None).complaint(&complaint);
             }
             Message::Notification(_) => return accepted(),
             Message::Response(_) => {
-                let complaint = Complaint::NotARequest(Cow::Borrowed("clients send no responses"));
+                let complaint = RequestError::NotARequest(Cow::Borrowed("clients send no responses"));
                 return stateless_addressee(&inbound, None).complaint(&complaint);
             }
         };
         if is_handshake_without_metadata(&request) {
             let what = Cow::Borrowed("initialize is not sent with the header of a stateless version");
-            return stateless_addressee(&inbound, Some(request.id)).complaint(&Complaint::Header(what));
+            return stateless_addressee(&inbound, Some(request.id)).complaint(&RequestError::Header(what));
         }
-        let around = Surroundings {
+        let around = MessageContext {
             headers: &inbound.headers,
             body: &inbound.body,
             principal: inbound.principal,
@@ -170,13 +175,13 @@ impl UpstreamEndpoint {
 }
 
 /// Whoever is told that this is too much: what is left of a request once it is with its face.
-struct Asker {
+struct RateLimitedRequest {
     principal: Principal,
     addressee: Addressee,
     face: Face,
 }
 
-impl Asker {
+impl RateLimitedRequest {
     fn of(message: &Message, face: Face, inbound: &Inbound) -> Self {
         let id = match message {
             Message::Request(request) => Some(request.id.clone()),
@@ -190,7 +195,7 @@ impl Asker {
     }
 
     /// 429, but for requests of session clients, which drop their connection then (GW-04).
-    fn refuse(&self, fault: &GatewayFault) -> Response {
+    fn refuse(&self, fault: &GatewayFault) -> FaceResponse {
         match (self.face, &self.addressee.id) {
             (_, None) => too_often(fault),
             (Face::Stateless, Some(_)) => self.addressee.fault(fault),
@@ -223,14 +228,14 @@ fn is_request(name: &str) -> bool {
 }
 
 /// What a body that is no message is answered with, and the id where it may be echoed (B78 to B95).
-pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, Complaint) {
+pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestError) {
     match error {
         EnvelopeError::Scan { error, id } => {
             let what = error.to_string();
-            let refused = |reason| Complaint::Refused { what: what.clone(), reason };
+            let refused = |reason| RequestError::Refused { what: what.clone(), reason };
             let complaint = match error {
                 ScanError::Syntax { .. } | ScanError::Utf8 { .. } | ScanError::LoneSurrogate { .. } => {
-                    Complaint::NotJson(what)
+                    RequestError::NotJson(what)
                 }
                 ScanError::TooDeep { .. } => refused("too_deep"),
                 ScanError::DuplicateKey { .. } => refused("duplicate_key"),
@@ -239,7 +244,7 @@ pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, Complaint)
             };
             (id, complaint)
         }
-        EnvelopeError::Shape { what, id } => (id, Complaint::NotARequest(what)),
-        EnvelopeError::Batch => (None, Complaint::NotARequest(Cow::Borrowed("a batch is not accepted here"))),
+        EnvelopeError::Shape { what, id } => (id, RequestError::NotARequest(what)),
+        EnvelopeError::Batch => (None, RequestError::NotARequest(Cow::Borrowed("a batch is not accepted here"))),
     }
 }

@@ -10,11 +10,11 @@ use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use tokio::time::{Instant, timeout_at};
 
-use super::misses::Misses;
-use crate::cause::Chain;
-use crate::dialect::fallback_tools::{Asked, FallbackTool, FallbackTools, LEVELS};
+use super::misses::UnknownTaskWatch;
+use crate::cause::CauseChain;
+use crate::dialect::fallback_tools::{FallbackTool, FallbackToolArguments, FallbackTools, LEVELS};
 use crate::dialect::faults::gateway_error;
-use crate::dialect::{FaceDialect, Reply};
+use crate::dialect::{FaceDialect, TaskReply};
 use crate::engine::apply::record_shown;
 use crate::engine::{Engine, TaskError};
 use crate::metric;
@@ -23,7 +23,7 @@ use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, env
 
 /// What one face of an upstream knows of the three tools.
 #[derive(Debug)]
-pub(super) struct FallbackDesk {
+pub(super) struct FallbackToolService {
     rules: ToolRules,
     /// The names that the upstream has tools of itself, a bit for each. Once seen, whoever saw it, a name stays the
     /// upstream's for this life of the process: names do not come and go between two clients.
@@ -32,7 +32,7 @@ pub(super) struct FallbackDesk {
     has_learned: AtomicBool,
 }
 
-impl FallbackDesk {
+impl FallbackToolService {
     /// `None` where no tool's rules ask for it.
     pub(super) fn new(rules: &ToolRules) -> Option<Arc<Self>> {
         let is_wanted = rules.any_falls_back_to_tools();
@@ -123,20 +123,20 @@ fn is_last_page(list: &Object) -> bool {
 }
 
 /// What a call of one of the tools comes to.
-pub(super) type Answered = Result<Payload, RpcError>;
+pub(super) type FallbackResult = Result<Payload, RpcError>;
 
 /// How it is answered.
-pub(super) enum Errand {
-    Now(Answered),
+pub(super) enum FallbackAnswer {
+    Now(FallbackResult),
     /// There is no such task of this owner's.
     Missed(Payload),
     /// It waits. Dropping the future ends the waiting and nothing else.
-    Later(BoxFuture<'static, Answered>),
+    Later(BoxFuture<'static, FallbackResult>),
 }
 
-impl Errand {
+impl FallbackAnswer {
     /// What it comes to, whenever that is.
-    pub(super) async fn done(self) -> Answered {
+    pub(super) async fn done(self) -> FallbackResult {
         match self {
             Self::Now(answered) => answered,
             Self::Missed(unknown) => Ok(unknown),
@@ -149,48 +149,48 @@ impl Errand {
 /// cancel.
 pub(super) async fn run(
     engine: &Arc<Engine>,
-    (owner, misses): (&Principal, &Misses),
+    (owner, misses): (&Principal, &UnknownTaskWatch),
     (tool, params): (FallbackTool, Option<&Object>),
     dialect: FallbackTools,
-) -> Errand {
+) -> FallbackAnswer {
     let arguments = params.and_then(|params| params.get_object("arguments"));
-    let asked = match Asked::read(tool, arguments.as_ref()) {
+    let asked = match FallbackToolArguments::read(tool, arguments.as_ref()) {
         Ok(asked) => asked,
-        Err(why) => return Errand::Now(Ok(dialect.failed(why))),
+        Err(why) => return FallbackAnswer::Now(Ok(dialect.failed(why))),
     };
     let missed = || {
         misses.note(owner);
-        Errand::Missed(dialect.unknown())
+        FallbackAnswer::Missed(dialect.unknown())
     };
     let Some(id) = asked.id else { return missed() };
     let key = TaskKey { owner: owner.clone(), id };
     if tool == FallbackTool::Cancel {
         return match engine.cancel(&key).await {
-            Ok(done) => {
-                Errand::Now(dialect.encode(Reply::Cancelled { task: &done.task, was_settled: done.was_settled }))
-            }
+            Ok(done) => FallbackAnswer::Now(
+                dialect.encode(TaskReply::Cancelled { task: &done.task, was_settled: done.was_settled }),
+            ),
             Err(TaskError::Unknown) => missed(),
-            Err(error) => Errand::Now(Err(unserved(&error))),
+            Err(error) => FallbackAnswer::Now(Err(unserved(&error))),
         };
     }
     metrics::counter!(metric::TASK_POLLS).increment(1);
     let task = match engine.get(&key).await {
         Ok(task) => task,
         Err(TaskError::Unknown) => return missed(),
-        Err(error) => return Errand::Now(Err(unserved(&error))),
+        Err(error) => return FallbackAnswer::Now(Err(unserved(&error))),
     };
     record_shown(&task);
     if tool == FallbackTool::Status {
-        return Errand::Now(dialect.encode(Reply::Snapshot(&task)));
+        return FallbackAnswer::Now(dialect.encode(TaskReply::Snapshot(&task)));
     }
     if task.is_settled() || asked.wait.is_zero() {
-        return Errand::Now(dialect.encode(Reply::Outcome(&task)));
+        return FallbackAnswer::Now(dialect.encode(TaskReply::Outcome(&task)));
     }
-    Errand::Later(Box::pin(wait(Arc::clone(engine), key, asked.wait, dialect)))
+    FallbackAnswer::Later(Box::pin(wait(Arc::clone(engine), key, asked.wait, dialect)))
 }
 
 /// Waits for a task to settle, and says what it came to, or how it stands by then.
-async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> Answered {
+async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: FallbackTools) -> FallbackResult {
     let end = Instant::now() + patience;
     let Ok(mut watcher) = engine.watchers().watch(&key) else {
         return Ok(dialect.failed("Too many wait for this task. Ask again in a while."));
@@ -203,7 +203,7 @@ async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: Fa
         };
         if task.is_settled() || Instant::now() >= end {
             record_shown(&task);
-            return dialect.encode(Reply::Outcome(&task));
+            return dialect.encode(TaskReply::Outcome(&task));
         }
         // A change and the end of patience mean the same: another look.
         let _ = timeout_at(end, watcher.changed()).await;
@@ -211,6 +211,6 @@ async fn wait(engine: Arc<Engine>, key: TaskKey, patience: Duration, dialect: Fa
 }
 
 fn unserved(error: &TaskError) -> RpcError {
-    tracing::error!(error = %Chain(error), "a task could not be served");
+    tracing::error!(error = %CauseChain(error), "a task could not be served");
     gateway_error(&GatewayFault::new(error.reason(), Executed::No))
 }

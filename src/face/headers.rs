@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName};
 
-use crate::dialect::Complaint;
+use crate::dialect::RequestError;
 use crate::wire::{Object, method};
 
 pub const PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
@@ -21,7 +21,7 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 ///
 /// # Errors
 /// [`Complaint::Header`] if it stands twice (B113) or holds other than visible ASCII, blanks and tabs.
-pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, Complaint> {
+pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
     match (first, second) {
@@ -34,20 +34,20 @@ pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a st
     }
 }
 
-fn complaint(name: &HeaderName, what: &str) -> Complaint {
-    Complaint::Header(Cow::Owned(format!("{name} {what}")))
+fn complaint(name: &HeaderName, what: &str) -> RequestError {
+    RequestError::Header(Cow::Owned(format!("{name} {what}")))
 }
 
 /// Compares `MCP-Protocol-Version` and `Mcp-Method` with the body (MOD-04, MOD-05, T-16).
 ///
 /// # Errors
 /// [`Complaint::Header`] that names the header.
-pub fn check_request(all: &HeaderMap, version: &str, method: &str) -> Result<(), Complaint> {
+pub fn check_request(all: &HeaderMap, version: &str, method: &str) -> Result<(), RequestError> {
     require(single(all, &PROTOCOL_VERSION)?, version, &PROTOCOL_VERSION)?;
     require(single(all, &METHOD)?, method, &METHOD)
 }
 
-fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Complaint> {
+fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), RequestError> {
     match header {
         Some(value) if value == body => Ok(()),
         Some(_) => Err(complaint(name, "differs from the body")),
@@ -60,7 +60,7 @@ fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Co
 ///
 /// # Errors
 /// [`Complaint::Header`].
-pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), Complaint> {
+pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), RequestError> {
     let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, &NAME)?;
     let Some(header) = header else {

@@ -18,7 +18,7 @@ use crate::task::principal::Principal;
 pub type ResponseBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// An answer to a client.
-pub type Response = http::Response<ResponseBody>;
+pub type FaceResponse = http::Response<ResponseBody>;
 
 /// No body at all.
 #[must_use]
@@ -35,12 +35,12 @@ pub fn full_body(bytes: Bytes) -> ResponseBody {
 /// A whole body in two pieces, sent as one: for a large text behind a short one that need not be copied together.
 #[must_use]
 pub fn joined_body(first: Bytes, second: Bytes) -> ResponseBody {
-    Joined([first, second].into_iter()).boxed_unsync()
+    JoinedBody([first, second].into_iter()).boxed_unsync()
 }
 
-struct Joined(std::array::IntoIter<Bytes, 2>);
+struct JoinedBody(std::array::IntoIter<Bytes, 2>);
 
-impl Body for Joined {
+impl Body for JoinedBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -75,12 +75,12 @@ pub struct Inbound {
     pub accepted: AcceptedTypes,
     /// When the head had been read.
     pub received_at: Instant,
-    pub carriage: Carriage,
+    pub carriage: MessageChannel,
 }
 
 /// How a message came.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Carriage {
+pub enum MessageChannel {
     /// As an HTTP request of its own. What its headers repeat of the body must be there and must agree.
     #[default]
     Request,
@@ -110,7 +110,7 @@ impl AcceptedTypes {
 #[async_trait]
 pub trait Endpoint: Send + Sync {
     /// Answers one request. Dropped where the client leaves: whatever must survive that runs elsewhere.
-    async fn serve(&self, request: Inbound) -> Response;
+    async fn serve(&self, request: Inbound) -> FaceResponse;
 
     /// Whether the credential of a request goes on to the server behind, which tells people apart by it.
     fn forwards_authorization(&self) -> bool {

@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use http::HeaderMap;
 
 use super::headers;
-use crate::dialect::Complaint;
-use crate::upstream::mirrored::Mirrored;
+use crate::dialect::RequestError;
+use crate::upstream::mirrored::HeaderArgument;
 use crate::wire::Object;
 
 /// Compares a call's headers with its arguments (MOD-06, MOD-07, B116). Headers that no annotation
@@ -14,9 +14,9 @@ use crate::wire::Object;
 ///
 /// # Errors
 /// [`Complaint::Header`] or [`Complaint::Params`] that names the header.
-pub fn check(mirrored: &[Mirrored], all: &HeaderMap, arguments: Option<&Object>) -> Result<(), Complaint> {
+pub fn check(mirrored: &[HeaderArgument], all: &HeaderMap, arguments: Option<&Object>) -> Result<(), RequestError> {
     for one in mirrored {
-        let complain = |what: &str| Complaint::Header(Cow::Owned(format!("{} {what}", one.header)));
+        let complain = |what: &str| RequestError::Header(Cow::Owned(format!("{} {what}", one.header)));
         let header = headers::single(all, &one.header)?;
         match (header, one.argument(arguments)) {
             (None, None) => (),
@@ -30,7 +30,7 @@ pub fn check(mirrored: &[Mirrored], all: &HeaderMap, arguments: Option<&Object>)
                 // Another server may take the text to end there (B81).
                 if header.contains('\0') {
                     let what = format!("the argument of {} holds a null character", one.header);
-                    return Err(Complaint::Params(Cow::Owned(what)));
+                    return Err(RequestError::Params(Cow::Owned(what)));
                 }
             }
         }
@@ -44,7 +44,7 @@ mod tests {
     use http::HeaderValue;
 
     use super::*;
-    use crate::upstream::mirrored::{Annotations, read};
+    use crate::upstream::mirrored::{HeaderAnnotations, read};
     use crate::wire::{Payload, ScanLimits};
 
     fn payload(text: &str) -> Payload {
@@ -58,7 +58,7 @@ mod tests {
 
     #[track_caller]
     fn check_call(header: &[(&'static str, &'static str)], arguments: &str, accepted: bool) {
-        let Annotations::Valid(mirrored) = read(&payload(SCHEMA)) else { panic!("the schema is valid") };
+        let HeaderAnnotations::Valid(mirrored) = read(&payload(SCHEMA)) else { panic!("the schema is valid") };
         let mut all = HeaderMap::new();
         for (name, value) in header {
             all.append(*name, HeaderValue::from_static(value));

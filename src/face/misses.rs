@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::metric;
 use crate::task::Principal;
-use crate::task::digest::Whose;
+use crate::task::digest::LoggedPrincipal;
 
 /// Misses of one principal within a window that are worth a line in the log, once a window.
 const MANY: u32 = 20;
@@ -19,28 +19,28 @@ const WATCHED_MAX: usize = 1_024;
 
 /// The misses of late, by principal.
 #[derive(Debug, Default)]
-pub(super) struct Misses(Mutex<HashMap<Principal, Seen>>);
+pub(super) struct UnknownTaskWatch(Mutex<HashMap<Principal, UnknownTaskCount>>);
 
 #[derive(Debug)]
-struct Seen {
+struct UnknownTaskCount {
     since: Instant,
     count: u32,
 }
 
-impl Misses {
+impl UnknownTaskWatch {
     /// Takes note of a look-up of `owner`'s that found no task.
     pub(super) fn note(&self, owner: &Principal) {
         metrics::counter!(metric::TASK_MISSES).increment(1);
         if self.are_many(owner) {
             // Who it is stays in the digest: a log is read by more people than a store.
-            tracing::warn!(principal = %Whose(owner), misses = MANY, "many look-ups of unknown tasks within a minute");
+            tracing::warn!(principal = %LoggedPrincipal(owner), misses = MANY, "many look-ups of unknown tasks within a minute");
         }
     }
 
     /// Counts; true for the one miss that makes them many.
     fn are_many(&self, owner: &Principal) -> bool {
         let now = Instant::now();
-        let is_over = |seen: &Seen| now.duration_since(seen.since) >= WINDOW;
+        let is_over = |seen: &UnknownTaskCount| now.duration_since(seen.since) >= WINDOW;
         let mut all = self.0.lock();
         if all.len() >= WATCHED_MAX && !all.contains_key(owner) {
             all.retain(|_, seen| !is_over(seen));
@@ -48,9 +48,9 @@ impl Misses {
                 return false;
             }
         }
-        let seen = all.entry(owner.clone()).or_insert(Seen { since: now, count: 0 });
+        let seen = all.entry(owner.clone()).or_insert(UnknownTaskCount { since: now, count: 0 });
         if is_over(seen) {
-            *seen = Seen { since: now, count: 0 };
+            *seen = UnknownTaskCount { since: now, count: 0 };
         }
         seen.count = seen.count.saturating_add(1);
         seen.count == MANY
@@ -64,7 +64,7 @@ mod tests {
     /// L25-62.
     #[tokio::test(start_paused = true)]
     async fn l25_62_the_twentieth_miss_within_a_minute_is_told_once_for_each_principal() {
-        let misses = Misses::default();
+        let misses = UnknownTaskWatch::default();
         let (one, other) = (Principal::new("key:one"), Principal::new("key:other"));
         let told = |owner, count| (0..count).filter(|_| misses.are_many(owner)).count();
         assert_eq!((told(&one, 19), told(&other, 19)), (0, 0));
@@ -76,7 +76,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn l25_62_those_who_are_watched_are_bounded_and_make_room_after_a_minute() {
-        let misses = Misses::default();
+        let misses = UnknownTaskWatch::default();
         for n in 0..=WATCHED_MAX {
             misses.are_many(&Principal::new(&format!("key:{n}")));
         }

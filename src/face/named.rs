@@ -7,7 +7,7 @@ use std::borrow::Cow;
 
 use http::{HeaderMap, HeaderName};
 
-use crate::dialect::Complaint;
+use crate::dialect::RequestError;
 use crate::task::digest::digest;
 use crate::task::{Idempotency, Principal};
 use crate::wire::canonical::canonical;
@@ -22,7 +22,7 @@ pub const KEY_BYTES_MAX: usize = 256;
 
 /// Who else may mean the same call by the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Names {
+pub enum IdempotencyScope {
     /// The principal, whatever session it is in.
     Principals,
     /// One session, by its nonce. Those who are nobody in particular have nothing else that is theirs alone.
@@ -31,7 +31,7 @@ pub enum Names {
     Nobodys,
 }
 
-impl Names {
+impl IdempotencyScope {
     /// Whose the names are that `principal` gives to calls, in a session or without one.
     #[must_use]
     pub fn of(principal: &Principal, session: Option<u128>) -> Self {
@@ -53,15 +53,15 @@ impl Names {
 pub fn read(
     headers: &HeaderMap,
     params: &Object,
-    names: Names,
+    names: IdempotencyScope,
     upstream: &str,
     tool: &str,
-) -> Result<Option<Idempotency>, Complaint> {
+) -> Result<Option<Idempotency>, RequestError> {
     let Some(key) = key(headers, params)? else { return Ok(None) };
     let key = match names {
-        Names::Principals => digest([key.as_bytes()]),
-        Names::Sessions(nonce) => digest([key.as_bytes(), &nonce.to_be_bytes()]),
-        Names::Nobodys => {
+        IdempotencyScope::Principals => digest([key.as_bytes()]),
+        IdempotencyScope::Sessions(nonce) => digest([key.as_bytes(), &nonce.to_be_bytes()]),
+        IdempotencyScope::Nobodys => {
             return Err(wrong("needs a client that can be told from others: by a credential or a session"));
         }
     };
@@ -70,7 +70,7 @@ pub fn read(
     Ok(Some(Idempotency { key, call }))
 }
 
-fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, Complaint> {
+fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, RequestError> {
     let mut fields = headers.get_all(HEADER).iter();
     let field = match (fields.next(), fields.next()) {
         (None, _) => None,
@@ -91,7 +91,7 @@ fn key(headers: &HeaderMap, params: &Object) -> Result<Option<String>, Complaint
     }
 }
 
-fn check(key: &[u8]) -> Result<String, Complaint> {
+fn check(key: &[u8]) -> Result<String, RequestError> {
     let fits = (1..=KEY_BYTES_MAX).contains(&key.len()) && key.iter().all(u8::is_ascii_graphic);
     match std::str::from_utf8(key) {
         Ok(key) if fits => Ok(key.to_owned()),
@@ -99,8 +99,8 @@ fn check(key: &[u8]) -> Result<String, Complaint> {
     }
 }
 
-fn wrong(what: &str) -> Complaint {
-    Complaint::Params(Cow::Owned(format!("the idempotency key {what}")))
+fn wrong(what: &str) -> RequestError {
+    RequestError::Params(Cow::Owned(format!("the idempotency key {what}")))
 }
 
 #[cfg(test)]
@@ -119,8 +119,8 @@ mod tests {
         values.iter().map(|value| (HEADER, HeaderValue::from_bytes(value.as_bytes()).unwrap())).collect()
     }
 
-    fn named(values: &[&str], text: &str) -> Result<Option<Idempotency>, Complaint> {
-        read(&header(values), &params(text), Names::Principals, "up", "work")
+    fn named(values: &[&str], text: &str) -> Result<Option<Idempotency>, RequestError> {
+        read(&header(values), &params(text), IdempotencyScope::Principals, "up", "work")
     }
 
     #[test]
@@ -141,7 +141,7 @@ mod tests {
         }
         for (upstream, tool) in [("up", "other"), ("other", "work"), ("upw", "ork")] {
             let params = params(r#"{"arguments":{"a":1}}"#);
-            let other = read(&header(&["k"]), &params, Names::Principals, upstream, tool).unwrap().unwrap();
+            let other = read(&header(&["k"]), &params, IdempotencyScope::Principals, upstream, tool).unwrap().unwrap();
             assert_eq!(other.key, one.key);
             assert_ne!(other.call, one.call, "{upstream} {tool}");
         }
@@ -150,16 +150,16 @@ mod tests {
     #[test]
     fn nobody_in_particular_shares_no_key_with_a_stranger() {
         let of = |principal: &Principal, session| {
-            read(&header(&["1"]), &params("{}"), Names::of(principal, session), "up", "work")
+            read(&header(&["1"]), &params("{}"), IdempotencyScope::of(principal, session), "up", "work")
         };
         let (ada, nobody) = (Principal::new("key:ada"), Principal::anonymous());
-        let key = |named: Result<Option<Idempotency>, Complaint>| named.unwrap().unwrap().key;
+        let key = |named: Result<Option<Idempotency>, RequestError>| named.unwrap().unwrap().key;
         assert_eq!(key(of(&ada, None)), key(of(&ada, Some(7))), "hers in every session");
         assert_eq!(key(of(&nobody, Some(7))), key(of(&nobody, Some(7))));
         assert_ne!(key(of(&nobody, Some(7))), key(of(&nobody, Some(8))));
         assert_ne!(key(of(&nobody, Some(7))), key(of(&ada, Some(7))));
-        assert!(matches!(of(&nobody, None), Err(Complaint::Params(_))));
-        let unnamed = read(&header(&[]), &params("{}"), Names::Nobodys, "up", "work");
+        assert!(matches!(of(&nobody, None), Err(RequestError::Params(_))));
+        let unnamed = read(&header(&[]), &params("{}"), IdempotencyScope::Nobodys, "up", "work");
         assert_eq!(unnamed, Ok(None), "whoever names nothing is not refused");
     }
 
@@ -168,13 +168,13 @@ mod tests {
         let long = "k".repeat(KEY_BYTES_MAX + 1);
         assert!(named(&[&long[1..]], "{}").is_ok());
         for values in [&[""] as &[&str], &["a b"], &[&long], &["\u{e9}"], &["a", "a"]] {
-            assert!(matches!(named(values, "{}"), Err(Complaint::Params(_))), "{values:?}");
+            assert!(matches!(named(values, "{}"), Err(RequestError::Params(_))), "{values:?}");
         }
         for key in ["1", "null", r#""""#, r#""a b""#, r#""\u0000""#, "{}"] {
             let text = format!(r#"{{"_meta":{{"io.taskgate/idempotency-key":{key}}}}}"#);
-            assert!(matches!(named(&[], &text), Err(Complaint::Params(_))), "{key}");
+            assert!(matches!(named(&[], &text), Err(RequestError::Params(_))), "{key}");
         }
         let other = r#"{"_meta":{"io.taskgate/idempotency-key":"b"}}"#;
-        assert!(matches!(named(&["a"], other), Err(Complaint::Params(_))));
+        assert!(matches!(named(&["a"], other), Err(RequestError::Params(_))));
     }
 }

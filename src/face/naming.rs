@@ -15,18 +15,18 @@ use super::headers;
 use super::http::full_body;
 use super::pipe::edit::{edited_event, edited_events};
 use super::pipe::read;
-use crate::dialect::Complaint;
-use crate::dialect::subscriptions::Wishes;
-use crate::task::{Executed, GatewayFault, Principal, Reason, ShownAs, ToolNames};
-use crate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, Content, OwnSession, Verb};
+use crate::dialect::RequestError;
+use crate::dialect::subscriptions::SubscriptionFilter;
+use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};
+use crate::upstream::conduit::{BodyKind, ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse};
 use crate::upstream::mirrored::encode;
-use crate::upstream::standing::Standing;
+use crate::upstream::standing::UpstreamHealth;
 use crate::upstream::{
-    Answer, BeginError, CallContext, Era, Exchange, ExchangeEvent, Listening, Lost, News, ResumeToken, ServerFacts,
-    Upstream, UpstreamRequest,
+    Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, NotificationSubscription,
+    ResumeToken, ServerFacts, ServerNotification, Upstream, UpstreamRequest,
 };
 use crate::wire::envelope::{Request, is_batch, split_batch};
-use crate::wire::framing::{EventGate, Primers, Whole};
+use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method};
 
 /// Most messages in one array.
@@ -34,7 +34,7 @@ const BATCH_MAX: usize = 1_000;
 
 /// The names of one upstream's tools, on the way to it and back.
 #[derive(Debug)]
-pub struct Namer {
+pub struct ToolRenamer {
     names: ToolNames,
     upstream: Arc<str>,
     /// Largest list that is edited.
@@ -44,7 +44,7 @@ pub struct Namer {
 }
 
 /// What becomes of the call of a tool.
-enum Called {
+enum RenamedCall {
     /// Its params with the upstream's own name.
     As(String, Payload),
     /// There is no tool of this name.
@@ -53,7 +53,7 @@ enum Called {
     AsItIs,
 }
 
-impl Namer {
+impl ToolRenamer {
     /// `None` where every tool has its own name: nothing is in the way then.
     #[must_use]
     pub fn new(names: ToolNames, upstream: Arc<str>, bytes_max: usize) -> Option<Arc<Self>> {
@@ -65,31 +65,31 @@ impl Namer {
     #[must_use]
     pub fn upstream(namer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
         match namer {
-            Some(namer) => Arc::new(NamedUpstream { inner, namer: Arc::clone(namer) }),
+            Some(namer) => Arc::new(RenamingUpstream { inner, namer: Arc::clone(namer) }),
             None => inner,
         }
     }
 
     /// The same for what is passed on as it came.
     #[must_use]
-    pub fn conduit(namer: Option<&Arc<Self>>, inner: Arc<dyn Conduit>) -> Arc<dyn Conduit> {
+    pub fn conduit(namer: Option<&Arc<Self>>, inner: Arc<dyn RawChannel>) -> Arc<dyn RawChannel> {
         match namer {
-            Some(namer) => Arc::new(NamedConduit { inner, namer: Arc::clone(namer) }),
+            Some(namer) => Arc::new(RenamingChannel { inner, namer: Arc::clone(namer) }),
             None => inner,
         }
     }
 
-    fn called(&self, params: Option<&Object>) -> Called {
+    fn called(&self, params: Option<&Object>) -> RenamedCall {
         let Some((params, name)) = params.and_then(|params| Some((params, params.get_string("name")?))) else {
-            return Called::AsItIs;
+            return RenamedCall::AsItIs;
         };
         match self.names.own(&name) {
-            Some(own) if *own == *name => Called::AsItIs,
+            Some(own) if *own == *name => RenamedCall::AsItIs,
             Some(own) => {
                 let renamed = params.edit().set("name", Payload::of(&*own)).finish();
-                Called::As(own.into_owned(), renamed)
+                RenamedCall::As(own.into_owned(), renamed)
             }
-            None => Called::Unknown,
+            None => RenamedCall::Unknown,
         }
     }
 
@@ -102,16 +102,16 @@ impl Namer {
             let object = Object::of(&tool);
             let own = object.as_ref().and_then(|object| object.get_string("name"));
             match (object, own.as_deref().map(|own| self.names.shown(own))) {
-                (Some(object), Some(ShownAs::Name(name))) if own.as_deref() != Some(&*name) => {
+                (Some(object), Some(PublishedName::Name(name))) if own.as_deref() != Some(&*name) => {
                     changed = true;
                     shown.push(object.edit().set("name", Payload::of(&*name)).finish());
                 }
-                (_, Some(ShownAs::Nothing)) => changed = true,
-                (_, Some(ShownAs::Taken(name))) => {
+                (_, Some(PublishedName::Nothing)) => changed = true,
+                (_, Some(PublishedName::Taken(name))) => {
                     changed = true;
                     self.warn(own.as_deref().unwrap_or_default(), &name);
                 }
-                (_, Some(ShownAs::Name(_)) | None) => shown.push(tool),
+                (_, Some(PublishedName::Name(_)) | None) => shown.push(tool),
             }
         }
         changed.then(|| result.edit().set("tools", Payload::of(&shown)).finish())
@@ -139,38 +139,38 @@ impl Namer {
     }
 
     /// An answer that is a tool list, or a stream that may hold one.
-    async fn answer(self: Arc<Self>, response: ConduitResponse) -> Result<ConduitResponse, GatewayFault> {
+    async fn answer(self: Arc<Self>, response: RawResponse) -> Result<RawResponse, GatewayFault> {
         if !response.status.is_success() {
             return Ok(response);
         }
         match response.content {
-            Content::Json => {
+            BodyKind::Json => {
                 let text = read::whole(response.body, self.bytes_max).await?;
-                Ok(ConduitResponse { body: full_body(self.message(text)), ..response })
+                Ok(RawResponse { body: full_body(self.message(text)), ..response })
             }
-            Content::Events => {
-                let gate = EventGate::new(Primers::Pass, Whole::Messages, self.bytes_max);
+            BodyKind::Events => {
+                let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.bytes_max);
                 let edit = move |event: Bytes| edited_event(event, |text| vec![self.message(text)]);
-                Ok(ConduitResponse { body: edited_events(response.body, gate, edit), ..response })
+                Ok(RawResponse { body: edited_events(response.body, gate, edit), ..response })
             }
-            Content::Other => Ok(response),
+            BodyKind::Other => Ok(response),
         }
     }
 }
 
 fn unknown_tool(params: Option<&Object>) -> RpcError {
-    Complaint::unknown_tool(params).to_error(ProtocolVersion::NEWEST_SESSION)
+    RequestError::unknown_tool(params).to_error(ProtocolVersion::NEWEST_SESSION)
 }
 
 /// An upstream whose tools have other names.
 #[derive(Debug)]
-struct NamedUpstream {
+struct RenamingUpstream {
     inner: Arc<dyn Upstream>,
-    namer: Arc<Namer>,
+    namer: Arc<ToolRenamer>,
 }
 
 #[async_trait]
-impl Upstream for NamedUpstream {
+impl Upstream for RenamingUpstream {
     fn name(&self) -> &Arc<str> {
         self.inner.name()
     }
@@ -184,16 +184,16 @@ impl Upstream for NamedUpstream {
             method::TOOLS_CALL => {
                 let params = request.params.as_ref().and_then(Object::of);
                 match self.namer.called(params.as_ref()) {
-                    Called::As(_, params) => {
+                    RenamedCall::As(_, params) => {
                         self.inner.begin(UpstreamRequest { params: Some(params), ..request }, context).await
                     }
-                    Called::AsItIs => self.inner.begin(request, context).await,
-                    Called::Unknown => Ok(Box::new(Refused(unknown_tool(params.as_ref())))),
+                    RenamedCall::AsItIs => self.inner.begin(request, context).await,
+                    RenamedCall::Unknown => Ok(Box::new(UnknownToolExchange(unknown_tool(params.as_ref())))),
                 }
             }
             method::TOOLS_LIST => {
                 let inner = self.inner.begin(request, context).await?;
-                Ok(Box::new(Listing { inner, namer: Arc::clone(&self.namer) }))
+                Ok(Box::new(ToolListExchange { inner, namer: Arc::clone(&self.namer) }))
             }
             _ => self.inner.begin(request, context).await,
         }
@@ -206,8 +206,8 @@ impl Upstream for NamedUpstream {
     /// With the upstream's own name of the tool, which is the one that was called whatever the rules say later.
     fn stored(&self, params: &Payload) -> Payload {
         match self.namer.called(Object::of(params).as_ref()) {
-            Called::As(_, own) => own.detached(),
-            Called::AsItIs | Called::Unknown => params.detached(),
+            RenamedCall::As(_, own) => own.detached(),
+            RenamedCall::AsItIs | RenamedCall::Unknown => params.detached(),
         }
     }
 
@@ -218,11 +218,18 @@ impl Upstream for NamedUpstream {
         is_same.then(|| object.edit().set("name", Payload::of(tool)).finish())
     }
 
-    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+    async fn notifications(
+        &self,
+        context: &CallContext,
+    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         self.inner.notifications(context).await
     }
 
-    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
+    async fn listen(
+        &self,
+        context: &CallContext,
+        wishes: &SubscriptionFilter,
+    ) -> Result<NotificationSubscription, BeginError> {
         self.inner.listen(context, wishes).await
     }
 
@@ -240,15 +247,15 @@ impl Upstream for NamedUpstream {
 }
 
 /// The call of a tool that clients do not know: nothing is sent.
-struct Refused(RpcError);
+struct UnknownToolExchange(RpcError);
 
 #[async_trait]
-impl Exchange for Refused {
+impl Exchange for UnknownToolExchange {
     async fn next(&mut self) -> ExchangeEvent {
         ExchangeEvent::Faulted(self.0.clone())
     }
 
-    async fn answer(&mut self, _: &Payload, _: Answer) -> Result<(), Lost> {
+    async fn answer(&mut self, _: &Payload, _: Answer) -> Result<(), ExchangeError> {
         Ok(())
     }
 
@@ -260,13 +267,13 @@ impl Exchange for Refused {
 }
 
 /// The request for a tool list.
-struct Listing {
+struct ToolListExchange {
     inner: Box<dyn Exchange>,
-    namer: Arc<Namer>,
+    namer: Arc<ToolRenamer>,
 }
 
 #[async_trait]
-impl Exchange for Listing {
+impl Exchange for ToolListExchange {
     async fn next(&mut self) -> ExchangeEvent {
         let event = self.inner.next().await;
         let ExchangeEvent::Returned(result) = &event else { return event };
@@ -274,7 +281,7 @@ impl Exchange for Listing {
         listed.map_or(event, ExchangeEvent::Returned)
     }
 
-    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         self.inner.answer(ask, answer).await
     }
 
@@ -289,13 +296,13 @@ impl Exchange for Listing {
 
 /// Raw access to an upstream whose tools have other names.
 #[derive(Debug)]
-struct NamedConduit {
-    inner: Arc<dyn Conduit>,
-    namer: Arc<Namer>,
+struct RenamingChannel {
+    inner: Arc<dyn RawChannel>,
+    namer: Arc<ToolRenamer>,
 }
 
 /// A message of a client on its way.
-enum Going {
+enum RenamedMessage {
     /// As it came.
     On(Bytes),
     /// Under another name.
@@ -306,33 +313,33 @@ enum Going {
     ForList(Bytes),
 }
 
-impl NamedConduit {
-    fn going(&self, bytes: Bytes) -> Result<Going, GatewayFault> {
+impl RenamingChannel {
+    fn going(&self, bytes: Bytes) -> Result<RenamedMessage, GatewayFault> {
         // Whatever is sent here was read before.
         let unreadable = |_| GatewayFault::new(Reason::Internal, Executed::No);
         let Message::Request(request) = envelope::read(&bytes, ScanLimits::CLIENT).map_err(unreadable)? else {
-            return Ok(Going::On(bytes));
+            return Ok(RenamedMessage::On(bytes));
         };
         Ok(match request.method.as_str() {
-            method::TOOLS_LIST => Going::ForList(bytes),
+            method::TOOLS_LIST => RenamedMessage::ForList(bytes),
             method::TOOLS_CALL => self.call(&request, bytes),
-            _ => Going::On(bytes),
+            _ => RenamedMessage::On(bytes),
         })
     }
 
-    fn call(&self, request: &Request, bytes: Bytes) -> Going {
+    fn call(&self, request: &Request, bytes: Bytes) -> RenamedMessage {
         match self.namer.called(request.params.object()) {
-            Called::As(own, params) => {
-                Going::Renamed(own, envelope::request(&request.id, &request.method, Some(&params)))
+            RenamedCall::As(own, params) => {
+                RenamedMessage::Renamed(own, envelope::request(&request.id, &request.method, Some(&params)))
             }
-            Called::AsItIs => Going::On(bytes),
-            Called::Unknown => Going::Nowhere(request.id.clone(), unknown_tool(request.params.object())),
+            RenamedCall::AsItIs => RenamedMessage::On(bytes),
+            RenamedCall::Unknown => RenamedMessage::Nowhere(request.id.clone(), unknown_tool(request.params.object())),
         }
     }
 }
 
 #[async_trait]
-impl Conduit for NamedConduit {
+impl RawChannel for RenamingChannel {
     fn name(&self) -> &Arc<str> {
         self.inner.name()
     }
@@ -345,42 +352,42 @@ impl Conduit for NamedConduit {
         self.inner.version_after(asked, refusal)
     }
 
-    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
         let (message, mut all) = match request.verb {
-            Verb::Post(message) => (message, None),
-            Verb::PostWith { message, headers, principal } => (message, Some((headers, principal))),
+            RawMethod::Post(message) => (message, None),
+            RawMethod::PostWith { message, headers, principal } => (message, Some((headers, principal))),
             // The rest of a stream may hold a list.
-            Verb::Get { last_event: Some(event) } => {
-                let verb = Verb::Get { last_event: Some(event) };
-                let response = self.inner.send(ConduitRequest { verb, ..request }).await?;
+            RawMethod::Get { last_event: Some(event) } => {
+                let verb = RawMethod::Get { last_event: Some(event) };
+                let response = self.inner.send(RawRequest { verb, ..request }).await?;
                 return Arc::clone(&self.namer).answer(response).await;
             }
-            verb @ (Verb::Note(_) | Verb::Get { last_event: None } | Verb::Delete) => {
-                return self.inner.send(ConduitRequest { verb, ..request }).await;
+            verb @ (RawMethod::Note(_) | RawMethod::Get { last_event: None } | RawMethod::Delete) => {
+                return self.inner.send(RawRequest { verb, ..request }).await;
             }
         };
         let verb = |message, all: Option<(HeaderMap, Principal)>| match all {
-            Some((headers, principal)) => Verb::PostWith { message, headers, principal },
-            None => Verb::Post(message),
+            Some((headers, principal)) => RawMethod::PostWith { message, headers, principal },
+            None => RawMethod::Post(message),
         };
         match self.going(message)? {
-            Going::On(message) => self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await,
-            Going::Renamed(own, message) => {
+            RenamedMessage::On(message) => self.inner.send(RawRequest { verb: verb(message, all), ..request }).await,
+            RenamedMessage::Renamed(own, message) => {
                 // What a balancer sees must be what is run.
                 if let Some(((all, _), own)) = all.as_mut().zip(encode(&own)) {
                     all.insert(headers::NAME, own);
                 }
-                self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await
+                self.inner.send(RawRequest { verb: verb(message, all), ..request }).await
             }
-            Going::Nowhere(id, error) => Ok(refusal(&id, &error)),
-            Going::ForList(message) => {
-                let response = self.inner.send(ConduitRequest { verb: verb(message, all), ..request }).await?;
+            RenamedMessage::Nowhere(id, error) => Ok(refusal(&id, &error)),
+            RenamedMessage::ForList(message) => {
+                let response = self.inner.send(RawRequest { verb: verb(message, all), ..request }).await?;
                 Arc::clone(&self.namer).answer(response).await
             }
         }
     }
 
-    fn standing(&self) -> Option<&Standing> {
+    fn standing(&self) -> Option<&UpstreamHealth> {
         self.inner.standing()
     }
 
@@ -392,15 +399,15 @@ impl Conduit for NamedConduit {
         self.namer.names.hide_some()
     }
 
-    fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
-        Namer::upstream(Some(&self.namer), self.inner.bound(own))
+    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+        ToolRenamer::upstream(Some(&self.namer), self.inner.bound(own))
     }
 }
 
-fn refusal(id: &RequestId, error: &RpcError) -> ConduitResponse {
-    ConduitResponse {
+fn refusal(id: &RequestId, error: &RpcError) -> RawResponse {
+    RawResponse {
         status: StatusCode::OK,
-        content: Content::Json,
+        content: BodyKind::Json,
         retry_after: None,
         session: None,
         body: full_body(envelope::error(Some(id), error)),

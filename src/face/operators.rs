@@ -11,14 +11,14 @@ use http::header::{ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_TYPE};
 use http::{HeaderValue, Method, StatusCode};
 use serde::Serialize;
 
-use super::http::{Endpoint, Inbound, Response, empty_body, full_body};
-use crate::cause::Chain;
+use super::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
+use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::engine::{Engine, TaskError};
-use crate::store::Newest;
+use crate::store::NewestCursor;
 use crate::task::digest::principal_reference;
-use crate::task::{Reference, Standing, Summary, Task, TaskId, Timestamp};
-use crate::upstream::standing::Look;
+use crate::task::{ShortReference, Summary, SummaryPhase, Task, TaskId, Timestamp};
+use crate::upstream::standing::HealthReport;
 
 /// Tasks on one page, if nothing else is asked for; and at most.
 const PAGE: usize = 100;
@@ -33,25 +33,25 @@ const FIND: &str = "/tasks/find";
 
 /// How the process stands.
 #[derive(Clone, Debug, Serialize)]
-pub struct Situation {
+pub struct ProcessStatus {
     pub version: &'static str,
     pub ready: bool,
     /// Why it is not.
     pub reasons: Vec<&'static str>,
-    pub tasks: Kept,
-    pub upstreams: Vec<Look>,
+    pub tasks: TaskTotals,
+    pub upstreams: Vec<HealthReport>,
 }
 
 /// What is kept of tasks.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Kept {
+pub struct TaskTotals {
     pub kept: usize,
     pub bytes: usize,
     pub unsettled: usize,
     pub places_taken: usize,
 }
 
-impl std::fmt::Display for Situation {
+impl std::fmt::Display for ProcessStatus {
     /// Lines of text.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { version, reasons, tasks, upstreams, .. } = self;
@@ -60,7 +60,7 @@ impl std::fmt::Display for Situation {
             [] => writeln!(f, "ready")?,
             reasons => writeln!(f, "not ready: {}", reasons.join(", "))?,
         }
-        let Kept { kept, bytes, unsettled, places_taken } = tasks;
+        let TaskTotals { kept, bytes, unsettled, places_taken } = tasks;
         writeln!(f, "tasks: {kept} kept in {bytes} bytes, {unsettled} unsettled, {places_taken} places taken\n")?;
         for upstream in upstreams {
             writeln!(f, "{upstream}")?;
@@ -70,12 +70,12 @@ impl std::fmt::Display for Situation {
 }
 
 /// Says how the process stands.
-pub type Tell = Box<dyn Fn() -> Situation + Send + Sync>;
+pub type StatusSource = Box<dyn Fn() -> ProcessStatus + Send + Sync>;
 
 /// The operators' endpoint, for `/`, `/tasks` and everything below that.
 pub struct Operators {
     engine: Arc<Engine>,
-    standing: Tell,
+    standing: StatusSource,
 }
 
 impl std::fmt::Debug for Operators {
@@ -86,7 +86,7 @@ impl std::fmt::Debug for Operators {
 
 /// One task, as operators see it.
 #[derive(Debug, Serialize)]
-struct Entry {
+struct OperatorTaskEntry {
     #[serde(rename = "ref")]
     reference: String,
     principal: String,
@@ -100,11 +100,11 @@ struct Entry {
     expires_at: String,
 }
 
-impl Entry {
+impl OperatorTaskEntry {
     fn of(task: &Summary) -> Self {
         let (state, reason) = state(task.standing);
         Self {
-            reference: Reference::of(&task.key).to_string(),
+            reference: ShortReference::of(&task.key).to_string(),
             principal: principal_reference(&task.key.owner),
             upstream: task.origin.upstream.to_string(),
             tool: task.origin.tool.to_string(),
@@ -118,23 +118,23 @@ impl Entry {
 }
 
 /// The word, and where the gateway itself had no answer, why.
-const fn state(standing: Standing) -> (&'static str, Option<&'static str>) {
+const fn state(standing: SummaryPhase) -> (&'static str, Option<&'static str>) {
     match standing {
-        Standing::Queued => ("queued", None),
-        Standing::Working => ("working", None),
-        Standing::AwaitingInput => ("input_required", None),
-        Standing::Returned { is_error: false } => ("completed", None),
-        Standing::Returned { is_error: true } => ("failed", Some("tool_error")),
-        Standing::Refused => ("failed", Some("upstream_error")),
-        Standing::Faulted(fault) => ("failed", Some(reason_key(fault.reason))),
-        Standing::Cancelled => ("cancelled", None),
+        SummaryPhase::Queued => ("queued", None),
+        SummaryPhase::Working => ("working", None),
+        SummaryPhase::AwaitingInput => ("input_required", None),
+        SummaryPhase::Returned { is_error: false } => ("completed", None),
+        SummaryPhase::Returned { is_error: true } => ("failed", Some("tool_error")),
+        SummaryPhase::Refused => ("failed", Some("upstream_error")),
+        SummaryPhase::Faulted(fault) => ("failed", Some(reason_key(fault.reason))),
+        SummaryPhase::Cancelled => ("cancelled", None),
     }
 }
 
 /// The answer to `/tasks`.
 #[derive(Debug, Serialize)]
-struct List {
-    tasks: Vec<Entry>,
+struct OperatorTaskPage {
+    tasks: Vec<OperatorTaskEntry>,
     /// What `after` of the next page is, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
@@ -142,22 +142,22 @@ struct List {
 
 /// What an operator did not get.
 #[derive(Debug, Serialize)]
-struct Refusal {
+struct OperatorRefusal {
     error: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    task: Option<Entry>,
+    task: Option<OperatorTaskEntry>,
 }
 
 /// Why there is no answer to give.
-enum Refused {
+enum OperatorError {
     Query(&'static str),
     Unknown,
     Ambiguous,
-    Ended(Box<Entry>),
+    Ended(Box<OperatorTaskEntry>),
     Failed(TaskError),
 }
 
-impl From<TaskError> for Refused {
+impl From<TaskError> for OperatorError {
     fn from(error: TaskError) -> Self {
         match error {
             TaskError::Unknown => Self::Unknown,
@@ -168,15 +168,15 @@ impl From<TaskError> for Refused {
 
 /// What a list is to hold.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Wanted {
+struct OperatorTaskQuery {
     upstream: Option<String>,
     state: Option<String>,
     reason: Option<String>,
-    after: Option<Newest>,
+    after: Option<NewestCursor>,
     limit: Option<usize>,
 }
 
-impl Wanted {
+impl OperatorTaskQuery {
     fn read(query: Option<&str>) -> Result<Self, &'static str> {
         let mut wanted = Self::default();
         for (name, value) in url::form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
@@ -205,26 +205,26 @@ impl Wanted {
 }
 
 /// The name of a place, which sorts as the list does: the complement of the time of creation, then the reference.
-fn place((time, reference): Newest) -> String {
+fn place((time, reference): NewestCursor) -> String {
     format!("{}-{reference}", u64::MAX - time.as_millis())
 }
 
-fn position(text: &str) -> Option<Newest> {
+fn position(text: &str) -> Option<NewestCursor> {
     let (time, reference) = text.split_once('-')?;
     let time = u64::MAX - time.parse::<u64>().ok()?;
-    Some((Timestamp::from_millis(time), Reference::parse(reference)?))
+    Some((Timestamp::from_millis(time), ShortReference::parse(reference)?))
 }
 
 impl Operators {
     #[must_use]
-    pub fn new(engine: Arc<Engine>, standing: Tell) -> Self {
+    pub fn new(engine: Arc<Engine>, standing: StatusSource) -> Self {
         Self { engine, standing }
     }
 
-    async fn list(&self, query: Option<&str>) -> Result<List, Refused> {
-        let wanted = Wanted::read(query).map_err(Refused::Query)?;
+    async fn list(&self, query: Option<&str>) -> Result<OperatorTaskPage, OperatorError> {
+        let wanted = OperatorTaskQuery::read(query).map_err(OperatorError::Query)?;
         let limit = wanted.limit.unwrap_or(PAGE);
-        let mut page: Vec<Entry> = Vec::new();
+        let mut page: Vec<OperatorTaskEntry> = Vec::new();
         let mut last = None;
         let mut has_more = false;
         let look = |task: &Summary| {
@@ -236,33 +236,34 @@ impl Operators {
                 has_more = true;
                 return ControlFlow::Break(());
             }
-            page.push(Entry::of(task));
-            last = Some((task.created_at, Reference::of(&task.key)));
+            page.push(OperatorTaskEntry::of(task));
+            last = Some((task.created_at, ShortReference::of(&task.key)));
             ControlFlow::Continue(())
         };
         self.engine.survey(wanted.after, look).await?;
-        Ok(List { tasks: page, next: last.filter(|_| has_more).map(place) })
+        Ok(OperatorTaskPage { tasks: page, next: last.filter(|_| has_more).map(place) })
     }
 
     /// The one task that a reference names.
-    async fn find(&self, reference: &str) -> Result<Arc<Task>, Refused> {
-        let reference = Reference::parse(reference).ok_or(Refused::Unknown)?;
+    async fn find(&self, reference: &str) -> Result<Arc<Task>, OperatorError> {
+        let reference = ShortReference::parse(reference).ok_or(OperatorError::Unknown)?;
         let mut found = self.engine.named_by(reference).await?;
         match (found.pop(), found.is_empty()) {
-            (None, _) => Err(Refused::Unknown),
+            (None, _) => Err(OperatorError::Unknown),
             (Some(task), true) => Ok(task),
-            (Some(_), false) => Err(Refused::Ambiguous),
+            (Some(_), false) => Err(OperatorError::Ambiguous),
         }
     }
 
     /// The one task with the id in `body`, whose it may be. The id may be a secret: it stands in no address and in no log.
-    async fn find_by_id(&self, body: &[u8]) -> Result<Arc<Task>, Refused> {
+    async fn find_by_id(&self, body: &[u8]) -> Result<Arc<Task>, OperatorError> {
         #[derive(serde::Deserialize)]
-        struct Wanted {
+        struct OperatorTaskLookup {
             id: String,
         }
-        let wanted: Wanted = serde_json::from_slice(body).map_err(|_| Refused::Query("write {\"id\": \"...\"}"))?;
-        let id = TaskId::parse(&wanted.id).ok_or(Refused::Unknown)?;
+        let wanted: OperatorTaskLookup =
+            serde_json::from_slice(body).map_err(|_| OperatorError::Query("write {\"id\": \"...\"}"))?;
+        let id = TaskId::parse(&wanted.id).ok_or(OperatorError::Unknown)?;
         let mut found = None;
         let look = |task: &Summary| {
             if task.key.id == id {
@@ -272,26 +273,26 @@ impl Operators {
             ControlFlow::Continue(())
         };
         self.engine.survey(None, look).await?;
-        Ok(self.engine.get(&found.ok_or(Refused::Unknown)?).await?)
+        Ok(self.engine.get(&found.ok_or(OperatorError::Unknown)?).await?)
     }
 
-    async fn cancel(&self, reference: &str) -> Result<Entry, Refused> {
+    async fn cancel(&self, reference: &str) -> Result<OperatorTaskEntry, OperatorError> {
         let task = self.find(reference).await?;
         let cancelled = self.engine.cancel_for_operator(&task.key).await?;
-        let entry = Entry::of(&Summary::of(&cancelled.task));
-        if cancelled.was_settled { Err(Refused::Ended(Box::new(entry))) } else { Ok(entry) }
+        let entry = OperatorTaskEntry::of(&Summary::of(&cancelled.task));
+        if cancelled.was_settled { Err(OperatorError::Ended(Box::new(entry))) } else { Ok(entry) }
     }
 }
 
 #[async_trait]
 impl Endpoint for Operators {
-    async fn serve(&self, request: Inbound) -> Response {
+    async fn serve(&self, request: Inbound) -> FaceResponse {
         let below = request.path.strip_prefix(BELOW);
         let to_cancel = below.and_then(|rest| rest.strip_suffix("/cancel"));
         let is_post = to_cancel.is_some() || request.path == FIND;
         let allowed = if is_post { Method::POST } else { Method::GET };
         if request.method != allowed && (is_post || request.method != Method::HEAD) {
-            let mut response = Response::new(empty_body());
+            let mut response = FaceResponse::new(empty_body());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             let allowed = HeaderValue::from_static(if allowed == Method::POST { "POST" } else { "GET" });
             response.headers_mut().insert(ALLOW, allowed);
@@ -299,10 +300,12 @@ impl Endpoint for Operators {
         }
         match (to_cancel, below) {
             _ if request.path == FIND => {
-                answer(self.find_by_id(&request.body).await.map(|task| Entry::of(&Summary::of(&task))))
+                answer(self.find_by_id(&request.body).await.map(|task| OperatorTaskEntry::of(&Summary::of(&task))))
             }
             (Some(reference), _) => answer(self.cancel(reference).await),
-            (None, Some(reference)) => answer(self.find(reference).await.map(|task| Entry::of(&Summary::of(&task)))),
+            (None, Some(reference)) => {
+                answer(self.find(reference).await.map(|task| OperatorTaskEntry::of(&Summary::of(&task))))
+            }
             (None, None) if request.path == "/tasks" => answer(self.list(request.query.as_deref()).await),
             (None, None) if wants_json(&request) => json(StatusCode::OK, &(self.standing)()),
             (None, None) => whole(StatusCode::OK, "text/plain; charset=utf-8", (self.standing)().to_string()),
@@ -320,30 +323,30 @@ fn wants_json(request: &Inbound) -> bool {
     accepted.flat_map(|value| value.split(',')).any(|media| media.trim().starts_with("application/json"))
 }
 
-fn answer(answer: Result<impl Serialize, Refused>) -> Response {
+fn answer(answer: Result<impl Serialize, OperatorError>) -> FaceResponse {
     let (status, error, task) = match answer {
         Ok(answer) => return json(StatusCode::OK, &answer),
-        Err(Refused::Query(what)) => (StatusCode::BAD_REQUEST, what, None),
-        Err(Refused::Unknown) => (StatusCode::NOT_FOUND, "no task has this reference", None),
-        Err(Refused::Ambiguous) => (StatusCode::CONFLICT, "more than one task has this reference", None),
-        Err(Refused::Ended(task)) => (StatusCode::CONFLICT, "the task has ended", Some(*task)),
-        Err(Refused::Failed(error)) => {
-            tracing::error!(error = %Chain(&error), "an operator could not be served");
+        Err(OperatorError::Query(what)) => (StatusCode::BAD_REQUEST, what, None),
+        Err(OperatorError::Unknown) => (StatusCode::NOT_FOUND, "no task has this reference", None),
+        Err(OperatorError::Ambiguous) => (StatusCode::CONFLICT, "more than one task has this reference", None),
+        Err(OperatorError::Ended(task)) => (StatusCode::CONFLICT, "the task has ended", Some(*task)),
+        Err(OperatorError::Failed(error)) => {
+            tracing::error!(error = %CauseChain(&error), "an operator could not be served");
             (StatusCode::SERVICE_UNAVAILABLE, "the store failed", None)
         }
     };
-    json(status, &Refusal { error, task })
+    json(status, &OperatorRefusal { error, task })
 }
 
-fn json(status: StatusCode, answer: &impl Serialize) -> Response {
+fn json(status: StatusCode, answer: &impl Serialize) -> FaceResponse {
     // Plain structs with text for keys: nothing of them can fail to be written.
     let mut body = serde_json::to_string(answer).unwrap_or_default();
     body.push('\n');
     whole(status, "application/json", body)
 }
 
-fn whole(status: StatusCode, content: &'static str, body: String) -> Response {
-    let mut response = Response::new(full_body(Bytes::from(body)));
+fn whole(status: StatusCode, content: &'static str, body: String) -> FaceResponse {
+    let mut response = FaceResponse::new(full_body(Bytes::from(body)));
     *response.status_mut() = status;
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(content));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
@@ -356,22 +359,28 @@ mod tests {
 
     #[test]
     fn a_query_is_read_whole_or_refused() {
-        let after = Some((Timestamp::from_millis(5), Reference([0, 0, 0, 0, 0, 10])));
+        let after = Some((Timestamp::from_millis(5), ShortReference([0, 0, 0, 0, 0, 10])));
         let limit = Some(1000);
-        let wanted = Wanted::read(Some(
+        let wanted = OperatorTaskQuery::read(Some(
             "upstream=a%20b&state=failed&reason=poison&limit=1000&after=18446744073709551610-00000000000a",
         ));
         let upstream = Some("a b".to_owned());
         assert_eq!(
             wanted,
-            Ok(Wanted { upstream, state: Some("failed".to_owned()), reason: Some("poison".to_owned()), after, limit })
+            Ok(OperatorTaskQuery {
+                upstream,
+                state: Some("failed".to_owned()),
+                reason: Some("poison".to_owned()),
+                after,
+                limit
+            })
         );
         assert_eq!(after.map(place).as_deref(), Some("18446744073709551610-00000000000a"));
-        assert_eq!(Wanted::read(None), Ok(Wanted::default()));
+        assert_eq!(OperatorTaskQuery::read(None), Ok(OperatorTaskQuery::default()));
         for wrong in
             ["state=done", "limit=0", "limit=1001", "limit=x", "after=5", "after=5-x", "id=1", "after=x-00000000000a"]
         {
-            assert!(Wanted::read(Some(wrong)).is_err(), "{wrong}");
+            assert!(OperatorTaskQuery::read(Some(wrong)).is_err(), "{wrong}");
         }
     }
 }

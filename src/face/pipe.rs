@@ -1,7 +1,7 @@
 //! The pipe: what a session client and its upstream session say to each other, passed on as it came.
 //!
 //! No runner, no row. A call takes a place and meets its deadline; an answer of any size goes through
-//! piece by piece. Read [`Piping::attempt`] for one request from its place to its answer, then `body` for
+//! piece by piece. Read [`PipeForward::attempt`] for one request from its place to its answer, then `body` for
 //! what happens to the answer on its way, `edit` for the few that are edited, `batch` for arrays.
 
 mod batch;
@@ -27,35 +27,35 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::answer::bare;
-use super::call_stream::answer::{Answer, Late, status, unanswered};
-use super::call_stream::progress::Signs;
+use super::call_stream::answer::{LateAnswer, RequestAnswer, status, unanswered};
+use super::call_stream::progress::LifeSigns;
 use super::call_stream::respond;
-use super::call_stream::resumable::{self, Whose};
-use super::http::{AcceptedTypes, Response};
+use super::call_stream::resumable::{self, RequestOrigin};
+use super::http::{AcceptedTypes, FaceResponse};
 use super::rewrite;
 use super::session::in_flight::RequestStage;
 use super::session::native;
-use super::session::sessions::{Session, Telling};
-use super::session::{Shared, addressee, not_allowed};
-use crate::dialect::Complaint;
+use super::session::sessions::{ClientSession, PreferenceChange};
+use super::session::{SessionFaceState, addressee, not_allowed};
+use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::Forwarded;
-use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
-use crate::upstream::limits::Slot;
-use crate::upstream::standing::{Mark, Standing};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::conduit::{BodyKind, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::limits::CallPermit;
+use crate::upstream::standing::{HealthMark, UpstreamHealth};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Object, Payload, RequestId, meta, method};
-pub(super) use batch::{Item, post_batch};
-use body::{Answered, Form, Pace, PipeBody, in_time};
-use edit::{Arrays, Edits, ToolList};
-use inject::OwnStream;
-pub(super) use meter::Meter;
-use notes::{Kind, note};
-use paused::Pause;
-pub(super) use paused::Paused;
-use read::Judged;
-use sieve::{Opened, Sieve};
+pub(super) use batch::{BatchItem, post_batch};
+use body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use edit::{ArrayPolicy, StreamEdits, ToolListEdit};
+use inject::SessionOwnStream;
+pub(super) use meter::PipeMetrics;
+use notes::{OneWayKind, note};
+pub(super) use paused::PausedCalls;
+use paused::StreamPause;
+use read::JudgedResponse;
+use sieve::{ClientFilter, PeekedAnswer};
 
 /// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
@@ -65,7 +65,7 @@ const AWAY_PAUSE: Duration = Duration::from_millis(500);
 
 /// One message of a client, with what the gateway must know of it.
 #[derive(Debug)]
-pub(super) enum Parcel {
+pub(super) enum PipedMessage {
     Request(PipedRequest),
     Notification(Bytes),
     /// Of this request nothing more is wanted.
@@ -83,16 +83,16 @@ pub(super) struct PipedRequest {
     /// The tool, if it is a call.
     tool: Option<String>,
     /// What a later session has to be told again.
-    telling: Option<Telling>,
+    telling: Option<PreferenceChange>,
     /// Under which progress is wanted.
     progress_token: Option<Payload>,
 }
 
 impl PipedRequest {
     /// What silence is broken with, if it wants progress under a token that is one.
-    fn signs(&self) -> Option<Signs> {
+    fn signs(&self) -> Option<LifeSigns> {
         let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
-        Some(Signs::new(self.id.clone(), token.payload().clone()))
+        Some(LifeSigns::new(self.id.clone(), token.payload().clone()))
     }
 }
 
@@ -100,7 +100,7 @@ impl PipedRequest {
 ///
 /// # Errors
 /// If it is a call of which nobody can tell the tool.
-pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complaint> {
+pub(super) fn request(request: Request, bytes: Bytes) -> Result<PipedMessage, RequestError> {
     let params = request.params.object();
     let tool = match request.method.as_str() {
         method::TOOLS_CALL => Some(tool_of(params)?),
@@ -108,15 +108,15 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complain
     };
     let uri = || params.and_then(|params| params.get_string("uri"));
     let telling = match request.method.as_str() {
-        method::SET_LEVEL => params.map(|params| Telling::Level(params.payload().clone())),
-        method::RESOURCES_SUBSCRIBE => uri().map(Telling::Subscribe),
-        method::RESOURCES_UNSUBSCRIBE => uri().map(Telling::Unsubscribe),
+        method::SET_LEVEL => params.map(|params| PreferenceChange::Level(params.payload().clone())),
+        method::RESOURCES_SUBSCRIBE => uri().map(PreferenceChange::Subscribe),
+        method::RESOURCES_UNSUBSCRIBE => uri().map(PreferenceChange::Unsubscribe),
         _ => None,
     };
     let meta = params.and_then(|params| params.get_object(meta::META));
     let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
     let edited = if tool.is_some() { rewrite::plain_call(&request) } else { None };
-    Ok(Parcel::Request(PipedRequest {
+    Ok(PipedMessage::Request(PipedRequest {
         bytes: edited.unwrap_or(bytes),
         id: request.id,
         method: request.method,
@@ -130,8 +130,8 @@ pub(super) fn request(request: Request, bytes: Bytes) -> Result<Parcel, Complain
 ///
 /// # Errors
 /// If nobody can tell.
-pub(super) fn tool_of(params: Option<&Object>) -> Result<String, Complaint> {
-    let invalid = |what| Complaint::Params(Cow::Borrowed(what));
+pub(super) fn tool_of(params: Option<&Object>) -> Result<String, RequestError> {
+    let invalid = |what| RequestError::Params(Cow::Borrowed(what));
     let params = params.ok_or_else(|| invalid("params must be an object"))?;
     if params.contains("arguments") && !params.has_object("arguments") {
         return Err(invalid("arguments must be an object"));
@@ -141,25 +141,41 @@ pub(super) fn tool_of(params: Option<&Object>) -> Result<String, Complaint> {
 }
 
 /// Passes on one message.
-pub(super) async fn post(shared: &Arc<Shared>, session: Session, parcel: Parcel, accepted: AcceptedTypes) -> Response {
+pub(super) async fn post(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    parcel: PipedMessage,
+    accepted: AcceptedTypes,
+) -> FaceResponse {
     match parcel {
-        Parcel::Request(request) => {
+        PipedMessage::Request(request) => {
             let addressee = addressee(Some(&request.id), accepted);
             let signs = request.signs().filter(|_| shared.served.life_signs);
-            let whose = Whose { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
-            let piping = Piping { shared: Arc::clone(shared), session, request, signs: signs.clone() };
-            resumable::respond(shared, whose, Late { answering: Box::pin(piping.run(accepted)), signs }, addressee)
-                .await
+            let whose = RequestOrigin { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
+            let piping = PipeForward { shared: Arc::clone(shared), session, request, signs: signs.clone() };
+            resumable::respond(
+                shared,
+                whose,
+                LateAnswer { answering: Box::pin(piping.run(accepted)), signs },
+                addressee,
+            )
+            .await
         }
         // On the heap, so that the future of a request is no larger than a request needs.
-        Parcel::Notification(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Notification)).await),
-        Parcel::Cancel(id, bytes) => bare(Box::pin(notes::cancel(shared, &session, &id, bytes)).await),
-        Parcel::Response(bytes) => bare(Box::pin(note(shared, &session, bytes, Kind::Response)).await),
+        PipedMessage::Notification(bytes) => {
+            bare(Box::pin(note(shared, &session, bytes, OneWayKind::Notification)).await)
+        }
+        PipedMessage::Cancel(id, bytes) => bare(Box::pin(notes::cancel(shared, &session, &id, bytes)).await),
+        PipedMessage::Response(bytes) => bare(Box::pin(note(shared, &session, bytes, OneWayKind::Response)).await),
     }
 }
 
 /// Opens the client's own stream, or takes one up again.
-pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Response {
+pub(super) async fn get(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    last_event: Option<HeaderValue>,
+) -> FaceResponse {
     shared.meter.streams.increment(1);
     // On which tasks may say something, where there are any.
     let own = shared.tasks.are_for(&session).then(|| shared.streams.open(session.token.nonce));
@@ -168,40 +184,44 @@ pub(super) async fn get(shared: &Arc<Shared>, session: Session, last_event: Opti
     let opening = async move {
         leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
     };
-    respond(OwnStream { answering: Box::pin(opening), own }, addressee(None, AcceptedTypes::Both)).await
+    respond(SessionOwnStream { answering: Box::pin(opening), own }, addressee(None, AcceptedTypes::Both)).await
 }
 
-async fn open_stream(shared: Arc<Shared>, session: Session, last_event: Option<HeaderValue>) -> Answer {
+async fn open_stream(
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
+    last_event: Option<HeaderValue>,
+) -> RequestAnswer {
     // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
     let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
     let is_new = last_event.is_none();
     let (source, taken_up) = match native::own_stream(&shared, &session, last_event).await {
-        Ok((response, _)) if response.content != Content::Events => return status(StatusCode::BAD_GATEWAY),
+        Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
             (shared.edits(&session).apply(response.body, shared.served.edited_bytes_max), taken_up)
         }
         // A server that has no such stream has nothing to say on it. Tasks may.
-        Err(Answer::Status(refusal))
+        Err(RequestAnswer::Status(refusal))
             if is_new && refusal.status() == StatusCode::METHOD_NOT_ALLOWED && shared.tasks.are_for(&session) =>
         {
-            (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), TakenUp::Another)
+            (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), ResumedStreamKind::Another)
         }
         Err(answer) => return answer,
     };
-    let body = match resumed.filter(|_| taken_up == TakenUp::Same) {
+    let body = match resumed.filter(|_| taken_up == ResumedStreamKind::Same) {
         Some(resumable) => PipeBody::resumed(source, resumable),
         None => {
-            let pace = Pace::default();
-            PipeBody::<Call>::new(source, Form::Events, pace, None)
+            let pace = PipeTimeouts::default();
+            PipeBody::<PipedCall>::new(source, BodyForm::Events, pace, None)
         }
     };
     let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
-    Answer::Events(StreamBody::new(frames).boxed_unsync())
+    RequestAnswer::Events(StreamBody::new(frames).boxed_unsync())
 }
 
 /// Which stream a client got.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum TakenUp {
+pub(super) enum ResumedStreamKind {
     /// The one that it asked for.
     Same,
     /// That of a session that took the place of a lost one.
@@ -209,17 +229,17 @@ pub(super) enum TakenUp {
 }
 
 /// One request on its way.
-pub(super) struct Piping {
-    shared: Arc<Shared>,
-    session: Session,
+pub(super) struct PipeForward {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
     request: PipedRequest,
-    signs: Option<Signs>,
+    signs: Option<LifeSigns>,
 }
 
-impl Piping {
+impl PipeForward {
     /// Runs the request to the head of its answer. Dropping the future lets go of the upstream without a
     /// cancel (T-81).
-    async fn run(self, accepted: AcceptedTypes) -> Answer {
+    async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
         let upstream = self.shared.served.conduit.name();
         let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
         async {
@@ -227,7 +247,7 @@ impl Piping {
                 Ok(answer) => answer,
                 Err(fault) => {
                     tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
-                    Answer::Error(gateway_error(&fault))
+                    RequestAnswer::Error(gateway_error(&fault))
                 }
             }
         }
@@ -235,7 +255,7 @@ impl Piping {
         .await
     }
 
-    async fn attempt(self, accepted: AcceptedTypes) -> Result<Answer, GatewayFault> {
+    async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let Self { shared, session, request, signs } = self;
         let served = &shared.served;
         let (slot, timeouts, deadline) = match &request.tool {
@@ -248,13 +268,13 @@ impl Piping {
             }
             None => (None, served.timeouts, None),
         };
-        let pace = Pace { idle: timeouts.idle, deadline };
-        let call = Call::begin(shared, session, request.id, slot);
+        let pace = PipeTimeouts { idle: timeouts.idle, deadline };
+        let call = PipedCall::begin(shared, session, request.id, slot);
         let judged = match in_time(&call, call.deliver(request.bytes), timeouts.first_byte, deadline).await? {
-            Judged::Fine(response) => response,
-            Judged::Refused { error: Some(error), .. } => return Ok(Answer::Error(error)),
-            Judged::Refused { fault, error: None } => return Err(fault),
-            Judged::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+            JudgedResponse::Fine(response) => response,
+            JudgedResponse::Refused { error: Some(error), .. } => return Ok(RequestAnswer::Error(error)),
+            JudgedResponse::Refused { fault, error: None } => return Err(fault),
+            JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
         if let Some(telling) = request.telling {
             call.shared.sessions.tell(&call.session, telling);
@@ -262,7 +282,7 @@ impl Piping {
         let mut edits = call.shared.edits(&call.session);
         edits.tool_list = (request.method == method::TOOLS_LIST).then(|| {
             let support = call.shared.tasks.support(&call.session);
-            ToolList { id: call.id.clone(), support, fallback: call.shared.fallback_for(&call.session) }
+            ToolListEdit { id: call.id.clone(), support, fallback: call.shared.fallback_for(&call.session) }
         });
         call.answer(judged, edits, accepted, (pace, signs)).await
     }
@@ -273,8 +293,12 @@ impl Piping {
 /// Cancel safe: a dropped wait gives its turn to the next.
 ///
 /// # Errors
-/// As [`crate::upstream::limits::Slots::acquire`].
-async fn place(shared: &Shared, session: &Session, id: &RequestId) -> Result<Option<Slot>, GatewayFault> {
+/// As [`crate::upstream::limits::CallPermits::acquire`].
+async fn place(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    id: &RequestId,
+) -> Result<Option<CallPermit>, GatewayFault> {
     let served = &shared.served;
     if let Some(slot) = served.slots.try_acquire(&session.owner) {
         return Ok(Some(slot));
@@ -289,67 +313,67 @@ async fn place(shared: &Shared, session: &Session, id: &RequestId) -> Result<Opt
 
 /// A request that is at the upstream: its place, its time, and how to take it back.
 #[derive(Debug)]
-pub(super) struct Call {
-    shared: Arc<Shared>,
-    session: Session,
+pub(super) struct PipedCall {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
     id: RequestId,
     began: Instant,
     /// The place that a `tools/call` holds.
-    slot: Option<Slot>,
-    mark: Mark,
+    slot: Option<CallPermit>,
+    mark: HealthMark,
 }
 
-impl Call {
-    fn begin(shared: Arc<Shared>, session: Session, id: RequestId, slot: Option<Slot>) -> Self {
+impl PipedCall {
+    fn begin(shared: Arc<SessionFaceState>, session: ClientSession, id: RequestId, slot: Option<CallPermit>) -> Self {
         let counter = if slot.is_some() { &shared.meter.calls } else { &shared.meter.requests };
         counter.increment(1);
-        let mark = shared.served.conduit.standing().map(Standing::mark).unwrap_or_default();
+        let mark = shared.served.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default();
         Self { shared, session, id, began: Instant::now(), slot, mark }
     }
 
     /// Sends the request. A session that the upstream has lost is opened anew, and the request sent once
     /// more: the one that met the lost session was refused, so no tool runs twice.
-    async fn deliver(&self, bytes: Bytes) -> Result<Judged, GatewayFault> {
+    async fn deliver(&self, bytes: Bytes) -> Result<JudgedResponse, GatewayFault> {
         let binding = self.shared.sessions.binding(&self.session);
-        match self.shared.judged(&binding, Verb::Post(bytes.clone()), &self.session.forwarded).await? {
-            Judged::SessionLost => {
+        match self.shared.judged(&binding, RawMethod::Post(bytes.clone()), &self.session.forwarded).await? {
+            JudgedResponse::SessionLost => {
                 let renewed = Box::pin(self.shared.renew(&self.session, &binding)).await?;
-                Box::pin(self.shared.judged(&renewed, Verb::Post(bytes), &self.session.forwarded)).await
+                Box::pin(self.shared.judged(&renewed, RawMethod::Post(bytes), &self.session.forwarded)).await
             }
-            judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(judged),
+            judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => Ok(judged),
         }
     }
 
     /// The answer as the client is to see it.
     async fn answer(
         self,
-        response: ConduitResponse,
-        edits: Edits,
+        response: RawResponse,
+        edits: StreamEdits,
         accepted: AcceptedTypes,
-        (pace, signs): (Pace, Option<Signs>),
-    ) -> Result<Answer, GatewayFault> {
+        (pace, signs): (PipeTimeouts, Option<LifeSigns>),
+    ) -> Result<RequestAnswer, GatewayFault> {
         let edited_bytes_max = self.shared.served.edited_bytes_max;
         match response.content {
-            Content::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
-            Content::Json if edits.tool_list.is_none() && edits.arrays == Arrays::Pass => {
+            BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            BodyKind::Json if edits.tool_list.is_none() && edits.arrays == ArrayPolicy::Pass => {
                 let opening = sieve::opened(response.body);
                 match in_time(&self, opening, None, pace.deadline).await? {
-                    Opened::Plain(body) => {
-                        Ok(Answer::Json(PipeBody::new(body, Form::Json, pace, Some(self)).boxed_unsync()))
+                    PeekedAnswer::Plain(body) => {
+                        Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(self)).boxed_unsync()))
                     }
-                    Opened::Odd(body) => {
-                        let response = ConduitResponse { body, ..response };
+                    PeekedAnswer::Odd(body) => {
+                        let response = RawResponse { body, ..response };
                         Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await
                     }
                 }
             }
-            Content::Events if accepted != AcceptedTypes::Json => {
+            BodyKind::Events if accepted != AcceptedTypes::Json => {
                 let source = edits.apply(response.body, edited_bytes_max);
-                let form = Form::Events;
+                let form = BodyForm::Events;
                 let body = PipeBody::new(source, form, pace, Some(self)).with_signs(signs);
-                Ok(Answer::Events(body.boxed_unsync()))
+                Ok(RequestAnswer::Events(body.boxed_unsync()))
             }
-            Content::Json | Content::Events => {
+            BodyKind::Json | BodyKind::Events => {
                 Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await
             }
         }
@@ -359,14 +383,14 @@ impl Call {
     /// takes none.
     async fn whole_answer(
         &self,
-        response: ConduitResponse,
-        edits: Edits,
+        response: RawResponse,
+        edits: StreamEdits,
         accepted: AcceptedTypes,
         deadline: Option<Instant>,
-    ) -> Result<Answer, GatewayFault> {
+    ) -> Result<RequestAnswer, GatewayFault> {
         let bytes_max = self.shared.served.edited_bytes_max;
         let reading = async {
-            let text = if response.content == Content::Events {
+            let text = if response.content == BodyKind::Events {
                 // What was said before the answer has nowhere to go.
                 let answer = read::answer(response, &self.id, bytes_max).await?;
                 match &answer.outcome {
@@ -382,7 +406,7 @@ impl Call {
     }
 }
 
-impl Answered for Call {
+impl AnsweredRequest for PipedCall {
     fn id(&self) -> &RequestId {
         &self.id
     }
@@ -399,7 +423,7 @@ impl Answered for Call {
     }
 
     /// What holds no place needs nothing to be kept.
-    fn pause(self, pace: Pace, at: &Pause) {
+    fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
         if self.slot.is_some() {
             paused::pause(self, pace, at);
         }
@@ -412,13 +436,14 @@ impl Answered for Call {
         let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
         self.shared.served.life.tracker.spawn(async move {
             let binding = shared.sessions.binding(&session);
-            let request = ConduitRequest { binding, verb: Verb::Note(message), forwarded: Forwarded::default() };
+            let request =
+                RawRequest { binding, verb: RawMethod::Note(message), forwarded: ForwardedHeaders::default() };
             let _ = tokio::time::timeout(CANCEL_MAX, shared.served.conduit.send(request)).await;
         });
     }
 }
 
-impl Drop for Call {
+impl Drop for PipedCall {
     fn drop(&mut self) {
         let meter = &self.shared.meter;
         let histogram = if self.slot.is_some() { &meter.call_time } else { &meter.request_time };
@@ -426,24 +451,34 @@ impl Drop for Call {
     }
 }
 
-impl Shared {
+impl SessionFaceState {
     /// What the versions of both sides demand of their messages.
-    fn edits(self: &Arc<Self>, session: &Session) -> Edits {
+    fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
         let upstream = self.sessions.binding(session).version.unwrap_or(session.token.upstream_version);
-        let sieve = Sieve::new(Arc::clone(self), session.clone());
-        Edits::between(session.token.client_version, upstream, sieve)
+        let sieve = ClientFilter::new(Arc::clone(self), session.clone());
+        StreamEdits::between(session.token.client_version, upstream, sieve)
     }
 
     /// Sends something in an upstream session, and judges the head of the answer.
-    async fn judged(&self, binding: &Binding, verb: Verb, with: &Forwarded) -> Result<Judged, GatewayFault> {
-        let request = ConduitRequest { binding: binding.clone(), verb, forwarded: with.clone() };
+    async fn judged(
+        &self,
+        binding: &SessionBinding,
+        verb: RawMethod,
+        with: &ForwardedHeaders,
+    ) -> Result<JudgedResponse, GatewayFault> {
+        let request = RawRequest { binding: binding.clone(), verb, forwarded: with.clone() };
         let response = self.served.conduit.send(request).await?;
         Ok(read::judge(response, binding).await)
     }
 
     /// The same for a stream, waiting for an upstream that is away for a moment: some clients give up on
     /// theirs for good when it is refused twice.
-    async fn patiently(&self, binding: &Binding, verb: &Verb, with: &Forwarded) -> Result<Judged, GatewayFault> {
+    async fn patiently(
+        &self,
+        binding: &SessionBinding,
+        verb: &RawMethod,
+        with: &ForwardedHeaders,
+    ) -> Result<JudgedResponse, GatewayFault> {
         let end = Instant::now() + AWAY_MAX;
         loop {
             match self.judged(binding, verb.clone(), with).await {
@@ -458,35 +493,37 @@ impl Shared {
     /// The client's stream at the upstream, or what to say instead.
     pub(in crate::face) async fn stream(
         self: &Arc<Self>,
-        session: &Session,
+        session: &ClientSession,
         last_event: Option<HeaderValue>,
-    ) -> Result<(ConduitResponse, TakenUp), Answer> {
+    ) -> Result<(RawResponse, ResumedStreamKind), RequestAnswer> {
         let unreachable = |_| status(StatusCode::SERVICE_UNAVAILABLE);
         let mut binding = self.sessions.binding(session);
-        let first = Verb::Get { last_event: last_event.clone() };
+        let first = RawMethod::Get { last_event: last_event.clone() };
         let mut judged = self.patiently(&binding, &first, &session.forwarded).await.map_err(unreachable)?;
-        let anew = Verb::Get { last_event: None };
-        let mut taken_up = TakenUp::Same;
-        if matches!(judged, Judged::SessionLost) {
+        let anew = RawMethod::Get { last_event: None };
+        let mut taken_up = ResumedStreamKind::Same;
+        if matches!(judged, JudgedResponse::SessionLost) {
             binding = self.renew(session, &binding).await.map_err(unreachable)?;
             judged = self.judged(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
-            taken_up = TakenUp::Another;
-        } else if last_event.is_some() && matches!(judged, Judged::Refused { .. }) && self.sessions.is_renewed(session)
+            taken_up = ResumedStreamKind::Another;
+        } else if last_event.is_some()
+            && matches!(judged, JudgedResponse::Refused { .. })
+            && self.sessions.is_renewed(session)
         {
             // The event may be one of a session that is gone, and whatever followed it too.
             judged = self.judged(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
-            taken_up = TakenUp::Another;
+            taken_up = ResumedStreamKind::Another;
         }
         match judged {
-            Judged::Fine(response) => Ok((response, taken_up)),
-            Judged::SessionLost => Err(status(StatusCode::SERVICE_UNAVAILABLE)),
-            Judged::Refused { fault, .. } => Err(Answer::Status(no_stream(&fault))),
+            JudgedResponse::Fine(response) => Ok((response, taken_up)),
+            JudgedResponse::SessionLost => Err(status(StatusCode::SERVICE_UNAVAILABLE)),
+            JudgedResponse::Refused { fault, .. } => Err(RequestAnswer::Status(no_stream(&fault))),
         }
     }
 }
 
 /// Why there is no stream, as far as it concerns the client: its session is fine, so never 404.
-fn no_stream(fault: &GatewayFault) -> Response {
+fn no_stream(fault: &GatewayFault) -> FaceResponse {
     match fault.http_status {
         Some(404 | 405) => not_allowed(&Method::GET),
         Some(code @ (400 | 406 | 409 | 429)) => bare(StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_REQUEST)),

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::metric;
-use crate::task::digest::Whose;
+use crate::task::digest::LoggedPrincipal;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 
 /// Requests of one principal, and how many may come at once.
@@ -46,21 +46,21 @@ type Limiter = RateLimiter<NotKeyed, InMemoryState, TokioClock, NoOpMiddleware<D
 
 /// What is counted of one principal.
 #[derive(Debug)]
-struct Counts {
+struct RateCounts {
     requests: Limiter,
     misses: Limiter,
 }
 
 #[derive(Debug)]
-struct Watched {
-    counts: Arc<Counts>,
+struct PrincipalRates {
+    counts: Arc<RateCounts>,
     last: Duration,
 }
 
 /// The counts of all principals, whatever upstream they ask for.
 pub struct Rates {
     clock: TokioClock,
-    principals: Mutex<HashMap<Principal, Watched>>,
+    principals: Mutex<HashMap<Principal, PrincipalRates>>,
     requests_refused: Counter,
     misses_refused: Counter,
 }
@@ -105,7 +105,7 @@ impl Rates {
             },
         };
         self.requests_refused.increment(1);
-        tracing::debug!(principal = %Whose(principal), "the request rate of a principal is reached");
+        tracing::debug!(principal = %LoggedPrincipal(principal), "the request rate of a principal is reached");
         Err(limited(wait))
     }
 
@@ -121,12 +121,12 @@ impl Rates {
         let Err(early) = counts.misses.check() else { return Ok(()) };
         self.misses_refused.increment(1);
         // That they are many is in the log already, once a minute.
-        tracing::debug!(principal = %Whose(principal), "a principal asks for many tasks that are not there");
+        tracing::debug!(principal = %LoggedPrincipal(principal), "a principal asks for many tasks that are not there");
         Err(limited(early.wait_time_from(self.clock.now())))
     }
 
     /// `None` where too many principals are watched already.
-    fn counts(&self, principal: &Principal) -> Option<Arc<Counts>> {
+    fn counts(&self, principal: &Principal) -> Option<Arc<RateCounts>> {
         let now = self.clock.now();
         let mut principals = self.principals.lock();
         if let Some(watched) = principals.get_mut(principal) {
@@ -140,11 +140,11 @@ impl Rates {
             return None;
         }
         let limiter = |quota| RateLimiter::direct_with_clock(quota, self.clock.clone());
-        let counts = Arc::new(Counts {
+        let counts = Arc::new(RateCounts {
             requests: limiter(Quota::per_second(REQUESTS_PER_SECOND).allow_burst(REQUESTS_BURST)),
             misses: limiter(Quota::per_minute(MISSES_PER_MINUTE)),
         });
-        principals.insert(principal.clone(), Watched { counts: Arc::clone(&counts), last: now });
+        principals.insert(principal.clone(), PrincipalRates { counts: Arc::clone(&counts), last: now });
         Some(counts)
     }
 }

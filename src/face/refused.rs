@@ -1,29 +1,29 @@
 //! Says why a method about tasks has no result, in whichever flavour it was asked.
 
-use crate::dialect::Complaint;
+use crate::dialect::RequestError;
 use crate::engine::TaskError;
 use crate::wire::RpcError;
 
 /// Each face says it in its own way.
-pub(super) enum Refused {
-    Complaint(Complaint),
+pub(super) enum TaskMethodError {
+    Complaint(RequestError),
     Error(RpcError),
     Task(TaskError),
 }
 
-impl From<Complaint> for Refused {
-    fn from(complaint: Complaint) -> Self {
+impl From<RequestError> for TaskMethodError {
+    fn from(complaint: RequestError) -> Self {
         Self::Complaint(complaint)
     }
 }
 
-impl From<RpcError> for Refused {
+impl From<RpcError> for TaskMethodError {
     fn from(error: RpcError) -> Self {
         Self::Error(error)
     }
 }
 
-impl From<TaskError> for Refused {
+impl From<TaskError> for TaskMethodError {
     fn from(error: TaskError) -> Self {
         Self::Task(error)
     }

@@ -12,7 +12,7 @@ use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimi
 
 /// What a client said in `initialize`.
 #[derive(Clone, Debug)]
-pub struct Introduction {
+pub struct ClientInitialize {
     /// The version that it is answered with: the one it asked for, at most 2025-11-25.
     pub version: ProtocolVersion,
     /// Less tasks of either flavour.
@@ -23,7 +23,7 @@ pub struct Introduction {
     params: Object,
 }
 
-impl Introduction {
+impl ClientInitialize {
     /// Reads the params of `initialize`; `None` if they are no object with the required members.
     #[must_use]
     pub fn read(request: &Request) -> Option<Self> {
@@ -226,7 +226,7 @@ mod tests {
     fn check_introduction(params: &str, version: ProtocolVersion, sent: &str) {
         let (request, bytes) =
             request(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#));
-        let introduction = Introduction::read(&request).unwrap();
+        let introduction = ClientInitialize::read(&request).unwrap();
         let message = introduction.message(&request.id, version, &bytes);
         let expected = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{sent}}}"#);
         assert_eq!(String::from_utf8_lossy(&message), expected);
@@ -299,7 +299,7 @@ mod tests {
         {
             let (request, _) =
                 request(&format!(r#"{{"jsonrpc":"2.0","id":1,"method":"initialize","params":{params}}}"#));
-            assert!(Introduction::read(&request).is_none(), "{params}");
+            assert!(ClientInitialize::read(&request).is_none(), "{params}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Seals and opens tokens: what the gateway must remember about a client, kept by the client.
 //!
-//! Nobody else can read or change one, and none is good for anything but its [`Purpose`]. Opening and
+//! Nobody else can read or change one, and none is good for anything but its [`TokenPurpose`]. Opening and
 //! sealing are pure but for the random nonce; where keys come from is not known here. Read [`Sealer`]
 //! first, then [`SessionToken`] for what a session id holds and [`StateToken`] for a `requestState`.
 
@@ -19,7 +19,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::task::Timestamp;
-pub use keys::{KEY_LEN, KeyError, KeyRing};
+pub use keys::{KEY_LEN, KeyError, SealingKeys};
 pub use session::{SessionToken, digest_of};
 pub use state::{StateContent, StateScope, StateToken};
 
@@ -32,7 +32,7 @@ const AES_256_GCM_TAG_LEN: usize = 16;
 /// What a token is for. It is authenticated along with the content, so that a token of one kind is
 /// garbage as any other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Purpose {
+pub enum TokenPurpose {
     /// A session id; holds a [`SessionToken`].
     Session,
     /// A `requestState`; holds a [`StateToken`].
@@ -45,7 +45,7 @@ pub enum Purpose {
     Stream,
 }
 
-impl Purpose {
+impl TokenPurpose {
     const fn label(self) -> &'static [u8] {
         match self {
             Self::Session => b"session",
@@ -66,7 +66,7 @@ impl Purpose {
         }
     }
 
-    /// Most that a token may hold, so that its text stays within [`Purpose::text_len_max`].
+    /// Most that a token may hold, so that its text stays within [`TokenPurpose::text_len_max`].
     #[must_use]
     pub const fn plain_len_max(self) -> usize {
         self.text_len_max() / 4 * 3 - OVERHEAD
@@ -93,7 +93,7 @@ pub struct Sealer {
 
 impl Sealer {
     #[must_use]
-    pub fn new(keys: KeyRing) -> Self {
+    pub fn new(keys: SealingKeys) -> Self {
         let ready = |key: [u8; KEY_LEN]| {
             LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("the length is that of the algorithm"))
         };
@@ -101,18 +101,18 @@ impl Sealer {
     }
 
     /// A token that holds `plain`: visible ASCII, different each time. Whether its length suits its
-    /// purpose is the caller's to check ([`Purpose::plain_len_max`]); one that is too long never opens.
+    /// purpose is the caller's to check ([`TokenPurpose::plain_len_max`]); one that is too long never opens.
     ///
     /// # Panics
     /// If the operating system has no randomness: a nonce that repeats would give the key away.
     #[must_use]
-    pub fn seal(&self, purpose: Purpose, plain: &[u8]) -> String {
+    pub fn seal(&self, purpose: TokenPurpose, plain: &[u8]) -> String {
         self.seal_as(purpose.label(), plain)
     }
 
     /// What a token holds. `None` for anything that was not sealed for this purpose with one of our keys.
     #[must_use]
-    pub fn open(&self, purpose: Purpose, sealed: &str) -> Option<Vec<u8>> {
+    pub fn open(&self, purpose: TokenPurpose, sealed: &str) -> Option<Vec<u8>> {
         if sealed.len() > purpose.text_len_max() {
             return None;
         }
@@ -125,18 +125,18 @@ impl Sealer {
     /// If the rest alone is too long: the client declared more capabilities than an id can hold.
     pub fn seal_session(&self, token: &SessionToken) -> Result<String, TooLarge> {
         let plain = token.encode();
-        let max = Purpose::Session.plain_len_max();
+        let max = TokenPurpose::Session.plain_len_max();
         if plain.len() > max {
             return Err(TooLarge { len: plain.len(), max });
         }
-        Ok(self.seal(Purpose::Session, &plain))
+        Ok(self.seal(TokenPurpose::Session, &plain))
     }
 
     /// What a session id holds; `None` if it is none of ours. Whose it is, and for which upstream, is the
     /// caller's to compare.
     #[must_use]
     pub fn open_session(&self, sealed: &str) -> Option<SessionToken> {
-        SessionToken::decode(&self.open(Purpose::Session, sealed)?)
+        SessionToken::decode(&self.open(TokenPurpose::Session, sealed)?)
     }
 
     /// A `requestState`.
@@ -145,11 +145,11 @@ impl Sealer {
     /// If the upstream's own state is too long for one.
     pub fn seal_state(&self, token: &StateToken) -> Result<String, TooLarge> {
         let plain = token.encode();
-        let max = Purpose::RequestState.plain_len_max();
+        let max = TokenPurpose::RequestState.plain_len_max();
         if plain.len() > max {
             return Err(TooLarge { len: plain.len(), max });
         }
-        Ok(self.seal(Purpose::RequestState, &plain))
+        Ok(self.seal(TokenPurpose::RequestState, &plain))
     }
 
     /// What a `requestState` holds, if it was given out for just this request of just this client, no
@@ -162,7 +162,7 @@ impl Sealer {
         now: Timestamp,
         expires_after: Duration,
     ) -> Option<StateContent> {
-        let token = StateToken::decode(&self.open(Purpose::RequestState, sealed)?)?;
+        let token = StateToken::decode(&self.open(TokenPurpose::RequestState, sealed)?)?;
         let holds = token.scope == *scope && now.since(token.issued_at) <= expires_after;
         holds.then_some(token.content)
     }

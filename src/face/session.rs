@@ -30,27 +30,27 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, bare, mark, too_often};
 use super::headers;
-use super::http::{AcceptedTypes, Carriage, Inbound, Response};
-use super::pipe::{self, Parcel};
+use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
+use super::pipe::{self, PipedMessage};
 use super::sealed::{Sealer, digest_of};
 use super::sized;
-use super::stateless::listen::Listeners;
-use crate::dialect::Complaint;
+use super::stateless::listen::ListenPermits;
+use crate::dialect::RequestError;
 use crate::engine::Engine;
 use crate::task::{Clock, Reason, ToolRules};
-use crate::upstream::conduit::Conduit;
-use crate::upstream::http::Life;
-use crate::upstream::limits::Slots;
+use crate::upstream::conduit::RawChannel;
+use crate::upstream::http::TaskScope;
+use crate::upstream::limits::CallPermits;
 use crate::upstream::own_ids::is_own;
-use crate::upstream::{Forwarding, Timeouts, Upstream};
+use crate::upstream::{ForwardingRules, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
 pub use bridge::Bridge;
 use in_flight::InFlight;
 use known::ServerTools;
-use sessions::{Session, Sessions};
+use sessions::{ClientSession, ClientSessionCache};
 use streams::SessionStreams;
-use tasks::{Asking, Desk, TaskCall};
+use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
 /// The methods that are of use at a session.
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
@@ -62,8 +62,8 @@ const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor
 /// What session clients of one upstream are served with.
 pub struct SessionServed {
     pub engine: Arc<Engine>,
-    pub conduit: Arc<dyn Conduit>,
-    pub slots: Arc<Slots>,
+    pub conduit: Arc<dyn RawChannel>,
+    pub slots: Arc<CallPermits>,
     /// How long a call waits for a place.
     pub queue_deadline: Duration,
     pub rules: ToolRules,
@@ -78,11 +78,11 @@ pub struct SessionServed {
     pub clock: Arc<dyn Clock>,
     /// 128 random bits, for each session anew.
     pub random: fn() -> u128,
-    pub life: Life,
+    pub life: TaskScope,
     /// Ends the clients' own streams, which would hold up a shutdown: they end by no other means.
     pub leaving: CancellationToken,
     /// How many such streams there may be: those of clients without sessions are counted with them.
-    pub listeners: Arc<Listeners>,
+    pub listeners: Arc<ListenPermits>,
     /// The server in sessions of the gateway's own, where it is asked about its tools; without it none of them is known
     /// to run only as a task.
     pub pool: Option<Arc<dyn Upstream>>,
@@ -98,17 +98,17 @@ impl fmt::Debug for SessionServed {
 
 /// What one upstream's session clients share.
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SessionFaceState {
     pub(super) served: SessionServed,
-    pub(super) sessions: Sessions,
-    pub(super) paused: pipe::Paused,
+    pub(super) sessions: ClientSessionCache,
+    pub(super) paused: pipe::PausedCalls,
     pub(super) in_flight: Arc<InFlight>,
     pub(super) streams: Arc<SessionStreams>,
-    pub(super) meter: pipe::Meter,
-    pub(super) tasks: Desk,
-    pub(super) desk: Arc<bridge::Desk>,
-    native: Option<native::Native>,
-    fallback: Option<fallback::Fallback>,
+    pub(super) meter: pipe::PipeMetrics,
+    pub(super) tasks: SessionTasksState,
+    pub(super) desk: Arc<bridge::BridgeState>,
+    native: Option<native::UpstreamTaskTools>,
+    fallback: Option<fallback::SessionFallback>,
     tools: known::KnownTools,
     /// Answers of the gateway's own to what servers ask of nobody.
     pub(super) replies: Arc<Semaphore>,
@@ -117,30 +117,31 @@ pub(super) struct Shared {
 /// The session face of one upstream.
 #[derive(Debug)]
 pub struct SessionFace {
-    shared: Arc<Shared>,
-    forwarding: Forwarding,
+    shared: Arc<SessionFaceState>,
+    forwarding: ForwardingRules,
 }
 
 /// Why a request has no session.
-enum NoSession {
+enum SessionLookupError {
     /// It names none.
     Missing,
     /// It names one that is not this client's, or has ended.
     Unknown,
-    Header(Complaint),
+    Header(RequestError),
 }
 
 impl SessionFace {
     #[must_use]
     pub fn new(served: SessionServed) -> Self {
-        let meter = pipe::Meter::of(served.conduit.name());
-        let tasks = Desk::new(&served.rules);
-        let (sessions, paused) = (Sessions::new(), pipe::Paused::default());
-        let native = served.pool.clone().map(native::Native::new);
+        let meter = pipe::PipeMetrics::of(served.conduit.name());
+        let tasks = SessionTasksState::new(&served.rules);
+        let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
+        let native = served.pool.clone().map(native::UpstreamTaskTools::new);
         let (in_flight, streams, desk) = (Arc::default(), Arc::default(), Arc::default());
-        let fallback = fallback::Fallback::new(&served.rules, served.bridge.as_ref().map(|bridge| &bridge.stateless));
+        let fallback =
+            fallback::SessionFallback::new(&served.rules, served.bridge.as_ref().map(|bridge| &bridge.stateless));
         let (tools, replies) = (known::KnownTools::default(), Arc::new(Semaphore::new(REPLIES_MAX)));
-        let shared = Shared {
+        let shared = SessionFaceState {
             served,
             sessions,
             paused,
@@ -154,12 +155,12 @@ impl SessionFace {
             tools,
             replies,
         };
-        Self { shared: Arc::new(shared), forwarding: Forwarding::default() }
+        Self { shared: Arc::new(shared), forwarding: ForwardingRules::default() }
     }
 
     /// The same with headers of clients that go on to the upstream.
     #[must_use]
-    pub fn with_forwarding(self, forwarding: Forwarding) -> Self {
+    pub fn with_forwarding(self, forwarding: ForwardingRules) -> Self {
         Self { forwarding, ..self }
     }
 
@@ -184,7 +185,7 @@ impl SessionFace {
 
     /// Answers one message of a client. Dropping the future means that the client left: the upstream's
     /// stream is closed, nothing is cancelled (T-81).
-    pub async fn post(&self, inbound: &Inbound, message: Message) -> Response {
+    pub async fn post(&self, inbound: &Inbound, message: Message) -> FaceResponse {
         if let Message::Request(request) = &message
             && request.method == method::INITIALIZE
         {
@@ -207,7 +208,7 @@ impl SessionFace {
         {
             return hidden.answer(request, inbound);
         }
-        let asking = |session| Asking {
+        let asking = |session| TaskRequestContext {
             session,
             principal: &inbound.principal,
             headers: &inbound.headers,
@@ -215,27 +216,34 @@ impl SessionFace {
             arrived: inbound.received_at,
         };
         match sort(&self.shared, &session, message, inbound.body.clone()) {
-            Ok(Sorted::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
-            Ok(Sorted::Weighed(request)) => Box::pin(native::post(&self.shared, session, request, inbound)).await,
-            Ok(Sorted::Errand(request)) => Box::pin(fallback::post(&self.shared, session, request, inbound)).await,
-            Ok(Sorted::Bridged(message)) => Box::pin(bridge::post(&self.shared, session, message, inbound)).await,
-            Ok(Sorted::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
-            Ok(Sorted::Method(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
-            Ok(Sorted::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.principal, response)).await,
-            Ok(Sorted::Nothing) => accepted(),
+            Ok(MessageRoute::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
+            Ok(MessageRoute::Weighed(request)) => Box::pin(native::post(&self.shared, session, request, inbound)).await,
+            Ok(MessageRoute::Errand(request)) => {
+                Box::pin(fallback::post(&self.shared, session, request, inbound)).await
+            }
+            Ok(MessageRoute::Bridged(message)) => Box::pin(bridge::post(&self.shared, session, message, inbound)).await,
+            Ok(MessageRoute::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
+            Ok(MessageRoute::Method(request)) => Box::pin(self.shared.task_method(asking(session), &request)).await,
+            Ok(MessageRoute::Answer(response)) => Box::pin(self.shared.take_answer(&inbound.principal, response)).await,
+            Ok(MessageRoute::Nothing) => accepted(),
             Err(complaint) => refuse(&addressee, &complaint),
         }
     }
 
     /// Answers an array of messages, which 2025-03-26 alone has.
-    pub async fn post_batch(&self, inbound: &Inbound, batch: Vec<(Result<Message, EnvelopeError>, Bytes)>) -> Response {
+    pub async fn post_batch(
+        &self,
+        inbound: &Inbound,
+        batch: Vec<(Result<Message, EnvelopeError>, Bytes)>,
+    ) -> FaceResponse {
         let addressee = addressee(None, inbound.accepted);
         let session = match self.session(inbound) {
             Ok(session) => session,
             Err(none) => return none.answer(&addressee),
         };
         if session.token.client_version != ProtocolVersion::V2025_03_26 {
-            let complaint = Complaint::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
+            let complaint =
+                RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
             return refuse(&addressee, &complaint);
         }
         if bridge::carries(&session) {
@@ -245,7 +253,7 @@ impl SessionFace {
     }
 
     /// Opens a stream, or takes one up.
-    pub async fn get(&self, inbound: &Inbound) -> Response {
+    pub async fn get(&self, inbound: &Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
@@ -257,8 +265,8 @@ impl SessionFace {
 
     /// The same in a session. What a stream holds is bounded for its principal, as for all who listen; a client over one
     /// ordered stream has its place already.
-    async fn get_in(&self, session: Session, inbound: &Inbound) -> Response {
-        if inbound.carriage == Carriage::Stream {
+    async fn get_in(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
+        if inbound.carriage == MessageChannel::Stream {
             return self.open_stream(session, inbound).await;
         }
         let place = match self.shared.served.listeners.take(&inbound.principal, self.shared.served.conduit.name()) {
@@ -269,7 +277,7 @@ impl SessionFace {
         self.open_stream(session, inbound).await.map(|body| place.keep(body))
     }
 
-    async fn open_stream(&self, session: Session, inbound: &Inbound) -> Response {
+    async fn open_stream(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
         match session {
             session if bridge::carries(&session) => bridge::get(&self.shared, session, inbound).await,
             session => {
@@ -287,7 +295,7 @@ impl SessionFace {
     }
 
     /// Ends a session.
-    pub async fn delete(&self, inbound: &Inbound) -> Response {
+    pub async fn delete(&self, inbound: &Inbound) -> FaceResponse {
         match self.session(inbound) {
             Ok(session) if bridge::carries(&session) => bridge::delete(&self.shared, &session),
             Ok(session) => self.shared.end(&session).await,
@@ -296,29 +304,30 @@ impl SessionFace {
     }
 
     /// The session that a request names.
-    fn session(&self, inbound: &Inbound) -> Result<Session, NoSession> {
+    fn session(&self, inbound: &Inbound) -> Result<ClientSession, SessionLookupError> {
         check_version(&inbound.headers).map_err(in_session)?;
         let sealed = headers::single(&inbound.headers, &headers::SESSION_ID).map_err(in_session)?;
-        let sealed = sealed.ok_or(NoSession::Missing)?;
+        let sealed = sealed.ok_or(SessionLookupError::Missing)?;
         let open = || {
             let token = self.shared.served.sealer.open_session(sealed)?;
             let is_ours = token.upstream == **self.shared.served.conduit.name()
                 && token.principal == digest_of(&inbound.principal);
             is_ours.then_some(token)
         };
-        let mut session = self.shared.sessions.open(sealed, &inbound.principal, open).ok_or(NoSession::Unknown)?;
+        let mut session =
+            self.shared.sessions.open(sealed, &inbound.principal, open).ok_or(SessionLookupError::Unknown)?;
         session.forwarded = self.forwarding.of(&inbound.headers);
         Ok(session)
     }
 }
 
-impl NoSession {
-    fn answer(&self, addressee: &Addressee) -> Response {
-        let unknown = || Complaint::NotARequest(Cow::Borrowed("the session is unknown or has ended"));
+impl SessionLookupError {
+    fn answer(&self, addressee: &Addressee) -> FaceResponse {
+        let unknown = || RequestError::NotARequest(Cow::Borrowed("the session is unknown or has ended"));
         let (status, complaint) = match self {
             Self::Missing => (
                 StatusCode::BAD_REQUEST,
-                Complaint::NotARequest(Cow::Borrowed(
+                RequestError::NotARequest(Cow::Borrowed(
                     "Mcp-Session-Id is missing, or Mcp-Protocol-Version of a version without sessions (2026-07-28)",
                 )),
             ),
@@ -330,15 +339,19 @@ impl NoSession {
 }
 
 /// The code for a header that disagrees with its body is one of 2026-07-28; to older clients such a request is malformed.
-fn in_session(complaint: Complaint) -> NoSession {
-    NoSession::Header(if let Complaint::Header(what) = complaint { Complaint::NotARequest(what) } else { complaint })
+fn in_session(complaint: RequestError) -> SessionLookupError {
+    SessionLookupError::Header(if let RequestError::Header(what) = complaint {
+        RequestError::NotARequest(what)
+    } else {
+        complaint
+    })
 }
 
 /// A version that nobody knows is refused (LEG-05); none at all is fine, as the session knows.
-fn check_version(all: &HeaderMap) -> Result<(), Complaint> {
+fn check_version(all: &HeaderMap) -> Result<(), RequestError> {
     match headers::single(all, &headers::PROTOCOL_VERSION)? {
         Some(text) if ProtocolVersion::parse(text).is_none() => {
-            Err(Complaint::Header(Cow::Borrowed("mcp-protocol-version names an unknown version")))
+            Err(RequestError::Header(Cow::Borrowed("mcp-protocol-version names an unknown version")))
         }
         Some(_) | None => Ok(()),
     }
@@ -351,13 +364,13 @@ pub(super) fn addressee(id: Option<&RequestId>, accepted: AcceptedTypes) -> Addr
 
 /// An error that answers a request is HTTP 200: clients of these versions drop their connection
 /// otherwise. 400 is for what has no id.
-pub(super) fn refuse(addressee: &Addressee, complaint: &Complaint) -> Response {
+pub(super) fn refuse(addressee: &Addressee, complaint: &RequestError) -> FaceResponse {
     let status = if addressee.id.is_some() { StatusCode::OK } else { StatusCode::BAD_REQUEST };
     mark(addressee.error(status, &complaint.to_error(addressee.version)), complaint)
 }
 
 /// Where a message goes.
-enum Sorted {
+enum MessageRoute {
     /// To a server that knows no sessions, or about a request that the gateway drives itself.
     Bridged(Message),
     /// A plain call, whose tool the server may run only as a task.
@@ -365,7 +378,7 @@ enum Sorted {
     /// A call of one of the gateway's own tools.
     Errand(Request),
     /// Through the pipe.
-    Piped(Parcel),
+    Piped(PipedMessage),
     /// To the engine, as a task.
     Call(TaskCall),
     /// A method about tasks.
@@ -377,16 +390,21 @@ enum Sorted {
 }
 
 /// Sorts one message of a session.
-fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> Result<Sorted, Complaint> {
+fn sort(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    message: Message,
+    bytes: Bytes,
+) -> Result<MessageRoute, RequestError> {
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
             sized::check_call(&shared.served.rules, &request)?;
             if tasks::is_method(&request.method) {
-                return Ok(Sorted::Method(request));
+                return Ok(MessageRoute::Method(request));
             }
             if fallback::called(shared, session, &request).is_some() {
-                return Ok(Sorted::Errand(request));
+                return Ok(MessageRoute::Errand(request));
             }
             // Looked at lightly: most calls go through the pipe, which reads them itself.
             let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {
@@ -395,82 +413,84 @@ fn sort(shared: &Shared, session: &Session, message: Message, bytes: Bytes) -> R
             };
             if let Some(wish) = wish {
                 let tool = pipe::tool_of(request.params.object())?;
-                return Ok(Sorted::Call(TaskCall { request, tool, wish }));
+                return Ok(MessageRoute::Call(TaskCall { request, tool, wish }));
             }
             if bridge::carries(session) {
-                return Ok(Sorted::Bridged(Message::Request(request)));
+                return Ok(MessageRoute::Bridged(Message::Request(request)));
             }
             if native::may_drive(session, &request) || fallback::may_drive(shared, session, &request) {
-                return Ok(Sorted::Weighed(request));
+                return Ok(MessageRoute::Weighed(request));
             }
-            pipe::request(request, bytes).map(Sorted::Piped)
+            pipe::request(request, bytes).map(MessageRoute::Piped)
         }
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
-            Ok(Sorted::Answer(response))
+            Ok(MessageRoute::Answer(response))
         }
         other @ (Message::Notification(_) | Message::Response(_)) if bridge::carries(session) => {
-            Ok(Sorted::Bridged(other))
+            Ok(MessageRoute::Bridged(other))
         }
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => {
-            Ok(Sorted::Bridged(Message::Response(response)))
+            Ok(MessageRoute::Bridged(Message::Response(response)))
         }
         Message::Notification(notification) if native::is_about_a_driven_call(shared, session, &notification) => {
-            Ok(Sorted::Bridged(Message::Notification(notification)))
+            Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
-            Ok(parcel(other, bytes)?.map_or(Sorted::Nothing, Sorted::Piped))
+            Ok(parcel(other, bytes)?.map_or(MessageRoute::Nothing, MessageRoute::Piped))
         }
     }
 }
 
 /// What is wrong with a message, whoever it is for.
-fn vet(message: &Message) -> Result<(), Complaint> {
+fn vet(message: &Message) -> Result<(), RequestError> {
     match message {
         Message::Request(request) => vet_request(request),
         Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
-            Err(Complaint::NotARequest(Cow::Borrowed("this method needs an id")))
+            Err(RequestError::NotARequest(Cow::Borrowed("this method needs an id")))
         }
         Message::Notification(_) => Ok(()),
         Message::Response(response) if response.id.is_none() => {
-            Err(Complaint::NotARequest(Cow::Borrowed("a response needs the id of its request")))
+            Err(RequestError::NotARequest(Cow::Borrowed("a response needs the id of its request")))
         }
         Message::Response(_) => Ok(()),
     }
 }
 
-fn vet_request(request: &Request) -> Result<(), Complaint> {
+fn vet_request(request: &Request) -> Result<(), RequestError> {
     if is_own(&request.id) {
-        return Err(Complaint::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));
+        return Err(RequestError::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));
     }
     let params = request.params.object();
     match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
-        Some(name) => Err(Complaint::Params(Cow::Owned(format!("{name} is spelt in another case")))),
+        Some(name) => Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case")))),
         None => Ok(()),
     }
 }
 
 /// What a message is to the pipe; `None` for one that is for the gateway itself.
-fn parcel(message: Message, bytes: Bytes) -> Result<Option<Parcel>, Complaint> {
+fn parcel(message: Message, bytes: Bytes) -> Result<Option<PipedMessage>, RequestError> {
     vet(&message)?;
     match message {
-        Message::Request(request) if tasks::is_method(&request.method) => Err(Complaint::UnknownMethod(request.method)),
+        Message::Request(request) if tasks::is_method(&request.method) => {
+            Err(RequestError::UnknownMethod(request.method))
+        }
         Message::Request(request) => pipe::request(request, bytes).map(Some),
         Message::Notification(notification) => Ok(match notification.cancelled() {
             Some(id) if is_own(&id) => None,
-            Some(id) => Some(Parcel::Cancel(id, bytes)),
-            None => Some(Parcel::Notification(bytes)),
+            Some(id) => Some(PipedMessage::Cancel(id, bytes)),
+            None => Some(PipedMessage::Notification(bytes)),
         }),
         Message::Response(response) => {
-            Ok((!response.id.as_ref().is_some_and(is_own)).then_some(Parcel::Response(bytes)))
+            Ok((!response.id.as_ref().is_some_and(is_own)).then_some(PipedMessage::Response(bytes)))
         }
     }
 }
 
-fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::Item {
+fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::BatchItem {
     let message = read.map_err(super::endpoint::unreadable)?;
     let id = match &message {
         Message::Request(request) if request.method == method::INITIALIZE => {
-            let complaint = Complaint::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
+            let complaint = RequestError::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
             return Err((Some(request.id.clone()), complaint));
         }
         Message::Request(request) => {
@@ -483,7 +503,7 @@ fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: By
 }
 
 /// 405 for a client of a session version: what there is at this path.
-pub(super) fn not_allowed(method: &Method) -> Response {
+pub(super) fn not_allowed(method: &Method) -> FaceResponse {
     let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
     let others = if *method == Method::GET { "POST, DELETE" } else { "GET, POST" };
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(others));

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use crate::dialect::Complaint;
+use crate::dialect::RequestError;
 use crate::task::ToolRules;
 use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
@@ -11,12 +11,12 @@ use crate::wire::{Object, method};
 ///
 /// # Errors
 /// [`Complaint::Params`] that names the member.
-pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), Complaint> {
+pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), RequestError> {
     let Some(max) = rules.limits_of(tool).arguments_bytes_max else { return Ok(()) };
     match params.get("arguments") {
         Some(arguments) if arguments.len() > max => {
             let what = format!("arguments are larger than {max} bytes, the most that this tool takes");
-            Err(Complaint::Params(Cow::Owned(what)))
+            Err(RequestError::Params(Cow::Owned(what)))
         }
         Some(_) | None => Ok(()),
     }
@@ -26,7 +26,7 @@ pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<()
 ///
 /// # Errors
 /// As [`check`].
-pub(super) fn check_call(rules: &ToolRules, request: &Request) -> Result<(), Complaint> {
+pub(super) fn check_call(rules: &ToolRules, request: &Request) -> Result<(), RequestError> {
     let params = request.params.object().filter(|_| request.method == method::TOOLS_CALL);
     match params.and_then(|params| Some((params.get_str("name")?, params))) {
         Some((tool, params)) => check(rules, &tool, params),

@@ -20,20 +20,20 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{accepted, bare, event_stream, too_often};
 use super::call_stream::stream;
-use super::duplex::{self, Spoken};
+use super::duplex::{self, ClientMessage};
 use super::endpoint::unreadable;
-use super::http::{AcceptedTypes, Endpoint, Inbound, Response};
+use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
 use super::rates::Rates;
-use super::sealed::{Purpose, Sealer};
+use super::sealed::{Sealer, TokenPurpose};
 use super::session::{addressee, refuse};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::http::Life;
+use crate::upstream::http::TaskScope;
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
-use events::Events;
-use streams::{Key, Table};
+use events::SseEventStream;
 pub use streams::{STREAMS_MAX, STREAMS_PER_PRINCIPAL_MAX};
+use streams::{SseStreamKey, SseStreamTable};
 
 /// Messages of one client that are taken and not looked at yet. Further POSTs wait for their 202.
 const SPOKEN_MAX: usize = 4;
@@ -48,7 +48,7 @@ const STREAM: &str = "session_id";
 
 /// All open streams of a gateway.
 #[derive(Clone, Debug, Default)]
-pub struct Streams(Arc<Table<mpsc::Sender<Spoken>>>);
+pub struct SseStreams(Arc<SseStreamTable<mpsc::Sender<ClientMessage>>>);
 
 /// What clients of HTTP+SSE of one upstream are served with.
 #[derive(Clone)]
@@ -56,14 +56,14 @@ pub struct SseServed {
     pub upstream: Arc<str>,
     /// Where the upstream is served to everybody else.
     pub path: Arc<str>,
-    pub streams: Streams,
+    pub streams: SseStreams,
     pub rates: Arc<Rates>,
     pub sealer: Arc<Sealer>,
     /// 128 random bits, for each stream anew.
     pub random: fn() -> u128,
     /// Largest result that a message to a client carries.
     pub result_bytes_max: usize,
-    pub life: Life,
+    pub life: TaskScope,
     /// Streams end from then on, each once nothing is under way on it.
     pub leaving: CancellationToken,
 }
@@ -94,7 +94,7 @@ impl SseEndpoint {
     }
 
     /// Opens a stream: the address for its messages first, then what is said on it.
-    fn open(&self, inbound: Inbound) -> Response {
+    fn open(&self, inbound: Inbound) -> FaceResponse {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
@@ -104,7 +104,7 @@ impl SseEndpoint {
         }
         let key = self.key(&inbound, (served.random)());
         // A path and no URL: the gateway does not know by which name and scheme its clients reach it.
-        let sealed = served.sealer.seal(Purpose::Stream, &key.nonce.to_be_bytes());
+        let sealed = served.sealer.seal(TokenPurpose::Stream, &key.nonce.to_be_bytes());
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
         let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
         let (outgoing, said) = mpsc::channel(OUTGOING_MAX);
@@ -112,7 +112,7 @@ impl SseEndpoint {
             Ok(place) => place,
             Err(fault) => return too_often(&fault),
         };
-        let client = duplex::Client {
+        let client = duplex::StreamClient {
             endpoint: Arc::clone(&self.endpoint),
             upstream: Arc::clone(&served.upstream),
             path: served.path.to_string(),
@@ -121,13 +121,13 @@ impl SseEndpoint {
         };
         served.life.tracker.spawn(duplex::serve_until(client, spoken, outgoing, served.leaving.clone()));
         let address = framing::sse_endpoint(&address);
-        event_stream(stream(Events::new(said, place), addressee(None, inbound.accepted), Some(address)))
+        event_stream(stream(SseEventStream::new(said, place), addressee(None, inbound.accepted), Some(address)))
     }
 
     /// Takes a message for a stream: 202 once it will be looked at, whatever becomes of it.
-    async fn take(&self, inbound: Inbound) -> Response {
+    async fn take(&self, inbound: Inbound) -> FaceResponse {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
-        let nonce = self.served.sealer.open(Purpose::Stream, sealed).and_then(|bytes| bytes.try_into().ok());
+        let nonce = self.served.sealer.open(TokenPurpose::Stream, sealed).and_then(|bytes| bytes.try_into().ok());
         let key = nonce.map(|nonce| self.key(&inbound, u128::from_be_bytes(nonce)));
         let Some(inlet) = key.and_then(|key| self.served.streams.0.find(&key)) else {
             return self.refuse(&inbound, "stream_unknown", || bare(StatusCode::NOT_FOUND));
@@ -141,7 +141,7 @@ impl SseEndpoint {
             let answer = || refuse(&addressee(None, AcceptedTypes::Json), &complaint);
             return self.refuse(&inbound, "message_unreadable", answer);
         }
-        let spoken = Spoken { text: inbound.body, headers: inbound.headers };
+        let spoken = ClientMessage { text: inbound.body, headers: inbound.headers };
         match inlet.send_timeout(spoken, TAKEN_MAX).await {
             Ok(()) => accepted(),
             Err(mpsc::error::SendTimeoutError::Closed(_)) => bare(StatusCode::NOT_FOUND),
@@ -153,7 +153,7 @@ impl SseEndpoint {
     }
 
     /// Refuses what never reaches the endpoint, which counts all the rest.
-    fn refuse(&self, inbound: &Inbound, reason: &'static str, answer: impl FnOnce() -> Response) -> Response {
+    fn refuse(&self, inbound: &Inbound, reason: &'static str, answer: impl FnOnce() -> FaceResponse) -> FaceResponse {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         match self.served.rates.admit(&inbound.principal, 1) {
             Ok(()) => answer(),
@@ -161,14 +161,14 @@ impl SseEndpoint {
         }
     }
 
-    fn key(&self, inbound: &Inbound, nonce: u128) -> Key {
-        Key { owner: inbound.principal.clone(), upstream: Arc::clone(&self.served.upstream), nonce }
+    fn key(&self, inbound: &Inbound, nonce: u128) -> SseStreamKey {
+        SseStreamKey { owner: inbound.principal.clone(), upstream: Arc::clone(&self.served.upstream), nonce }
     }
 }
 
 #[async_trait]
 impl Endpoint for SseEndpoint {
-    async fn serve(&self, inbound: Inbound) -> Response {
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
         match inbound.method {
             Method::GET => match self.served.rates.admit(&inbound.principal, 1) {
                 Ok(()) => self.open(inbound),
@@ -195,11 +195,11 @@ fn stream_named(query: Option<&str>) -> Option<&str> {
 
 /// For a POST that names no stream: so a client that tries the current transport first learns that this is the older
 /// one (transports, backwards compatibility).
-fn only_get() -> Response {
+fn only_get() -> FaceResponse {
     not_allowed("GET")
 }
 
-fn not_allowed(allowed: &'static str) -> Response {
+fn not_allowed(allowed: &'static str) -> FaceResponse {
     let mut response = bare(StatusCode::METHOD_NOT_ALLOWED);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     response

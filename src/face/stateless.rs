@@ -20,31 +20,32 @@ use parking_lot::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::pipe::Pipe;
+use self::pipe::StatelessPipe;
 use super::answer::Addressee;
 use super::call_stream::engine_call::{CallView, Promotable};
 use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
-use super::fallback::FallbackDesk;
-use super::http::{AcceptedTypes, Carriage, Response};
-use super::misses::Misses;
+use super::fallback::FallbackToolService;
+use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
+use super::misses::UnknownTaskWatch;
 use super::rewrite::{own_identity, short_identity};
 use super::sealed::Sealer;
 use super::{headers, mirrored, named, sized};
 use crate::dialect::ext_tasks::ExtTasks;
-use crate::dialect::lifecycle::{ServerWords, discover_result, server_meta, stateless_result};
+use crate::dialect::lifecycle::{SessionServerDescription, discover_result, server_meta, stateless_result};
 use crate::dialect::negotiate::StatelessRequest;
-use crate::dialect::plain::PlainPeer;
-use crate::dialect::relay_core_2025_11_25::TaskSupport;
-use crate::dialect::{Complaint, FaceDialect, PeerDialect};
-use crate::engine::{CallSpec, Engine, Rounds};
+use crate::dialect::plain::PlainUpstream;
+use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
+use crate::dialect::{FaceDialect, RequestError, UpstreamDialect};
+use crate::engine::{CallSpec, Engine, RoundSupport};
 use crate::task::{
-    Clock, Executed, GatewayFault, Idempotency, Maker, Plan, Principal, Reason, TakesTasks, ToolPolicy, ToolRules,
+    ClientKind, Clock, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
+    ToolRules,
 };
-use crate::upstream::limits::Slots;
+use crate::upstream::limits::CallPermits;
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Era, Forwarded, Forwarding, NativeTask, ServerFacts, Timeouts, Upstream,
-    UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Era, ForwardedHeaders, ForwardingRules, ServerFacts, Timeouts, Upstream,
+    UpstreamRequest, UpstreamTaskMode,
 };
 use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -55,14 +56,14 @@ use rounds::{questions_for, rounds_of};
 const KNOWN_MEMBERS: [&str; 7] =
     ["name", "arguments", "taskId", "uri", "inputResponses", "requestState", "notifications"];
 
-pub use self::pipe::Piped;
+pub use self::pipe::PipeServed;
 
 /// What one upstream is served with.
 #[derive(Debug)]
-pub struct Served {
+pub struct StatelessServed {
     pub upstream: Arc<dyn Upstream>,
     pub engine: Arc<Engine>,
-    pub slots: Arc<Slots>,
+    pub slots: Arc<CallPermits>,
     /// How long a call without a handle waits for a place.
     pub queue_deadline: Duration,
     pub rules: ToolRules,
@@ -79,27 +80,27 @@ pub struct Served {
     /// Whether silence shows as progress to clients that want progress.
     pub life_signs: bool,
     /// Places for those who listen, shared by all upstreams.
-    pub listeners: Arc<listen::Listeners>,
+    pub listeners: Arc<listen::ListenPermits>,
 }
 
 /// The stateless face of one upstream.
 #[derive(Debug)]
 pub struct StatelessFace {
-    served: Served,
-    peer: Arc<dyn PeerDialect>,
+    served: StatelessServed,
+    peer: Arc<dyn UpstreamDialect>,
     catalog: Catalog,
     /// The server's own name for itself, once a handshake has told it.
     server_info: RwLock<Option<Payload>>,
-    misses: Misses,
+    misses: UnknownTaskWatch,
     /// The way for requests to an upstream of their own era; without it all goes through the engine.
-    pipe: Option<Arc<Pipe>>,
-    forwarding: Forwarding,
+    pipe: Option<Arc<StatelessPipe>>,
+    forwarding: ForwardingRules,
     /// The tools that clients without the extension are given in place of tasks.
-    fallback: Option<Arc<FallbackDesk>>,
+    fallback: Option<Arc<FallbackToolService>>,
 }
 
 /// One request with all that was read of it.
-struct Inquiry<'a> {
+struct StatelessRequestContext<'a> {
     addressee: Addressee,
     principal: Principal,
     said: StatelessRequest,
@@ -112,38 +113,39 @@ struct Inquiry<'a> {
     params: &'a Object,
     headers: &'a HeaderMap,
     arrived: Instant,
-    carriage: Carriage,
+    carriage: MessageChannel,
 }
 
 /// What is to be done with a call.
-struct Weighed {
+struct CallDecision {
     tool: String,
     policy: ToolPolicy,
     plan: Plan,
     idempotency: Option<Idempotency>,
-    native: NativeTask,
+    native: UpstreamTaskMode,
     is_repeatable: bool,
 }
 
 /// What came with a request besides its message.
 #[derive(Debug)]
-pub struct Surroundings<'a> {
+pub struct MessageContext<'a> {
     pub headers: &'a HeaderMap,
     /// The message as it came.
     pub body: &'a Bytes,
     pub principal: Principal,
     pub accepted: AcceptedTypes,
     pub arrived: Instant,
-    pub carriage: Carriage,
+    pub carriage: MessageChannel,
 }
 
 impl StatelessFace {
     #[must_use]
-    pub fn new(served: Served) -> Self {
-        let peer: Arc<dyn PeerDialect> = Arc::new(PlainPeer);
+    pub fn new(served: StatelessServed) -> Self {
+        let peer: Arc<dyn UpstreamDialect> = Arc::new(PlainUpstream);
         let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
-        let (server_info, misses, forwarding) = (RwLock::default(), Misses::default(), Forwarding::default());
-        let fallback = FallbackDesk::new(&served.rules);
+        let (server_info, misses, forwarding) =
+            (RwLock::default(), UnknownTaskWatch::default(), ForwardingRules::default());
+        let fallback = FallbackToolService::new(&served.rules);
         Self { served, peer, catalog, server_info, misses, pipe: None, forwarding, fallback }
     }
 
@@ -154,7 +156,7 @@ impl StatelessFace {
 
     /// Answers one request. Dropping the future means that the client left, which cancels a call that
     /// has no handle yet (MOD-20).
-    pub async fn serve(&self, request: &Request, around: Surroundings<'_>) -> Response {
+    pub async fn serve(&self, request: &Request, around: MessageContext<'_>) -> FaceResponse {
         let mut addressee = Addressee {
             id: Some(request.id.clone()),
             version: ProtocolVersion::V2026_07_28,
@@ -171,18 +173,18 @@ impl StatelessFace {
         &self,
         request: &'a Request,
         addressee: &mut Addressee,
-        around: Surroundings<'a>,
-    ) -> Result<Inquiry<'a>, Complaint> {
+        around: MessageContext<'a>,
+    ) -> Result<StatelessRequestContext<'a>, RequestError> {
         let params = request.params.object();
         if params.is_some_and(|params| params.case_variant(&["_meta"]).is_some()) {
-            return Err(Complaint::Metadata(Cow::Borrowed("_meta is spelt in another case")));
+            return Err(RequestError::Metadata(Cow::Borrowed("_meta is spelt in another case")));
         }
         let (named, meta) = StatelessRequest::check_shape(params)?;
-        if around.carriage == Carriage::Request {
+        if around.carriage == MessageChannel::Request {
             headers::check_request(around.headers, &named, &request.method)?;
         }
         let version = ProtocolVersion::parse(&named).filter(|version| version.is_stateless());
-        let version = version.ok_or(Complaint::Version { requested: named })?;
+        let version = version.ok_or(RequestError::Version { requested: named })?;
         addressee.version = version;
         // The gateway's own tools need no upstream.
         let era = match self.is_errand(&request.method, params) {
@@ -194,24 +196,24 @@ impl StatelessFace {
             Era::Stateless => pipe::is_passed_on(&request.method),
         };
         if !is_served {
-            return Err(Complaint::UnknownMethod(request.method.clone()));
+            return Err(RequestError::UnknownMethod(request.method.clone()));
         }
-        if around.carriage == Carriage::Request {
+        if around.carriage == MessageChannel::Request {
             headers::check_name(around.headers, &request.method, params)?;
         }
         let said = StatelessRequest::read(version, &meta)?;
         if ExtTasks::is_method(&request.method) && !tasks::may_ask(&said, &request.method) {
             return Err(StatelessRequest::needs_extension());
         }
-        let params = params.ok_or(Complaint::Metadata(Cow::Borrowed("params must be an object")))?;
+        let params = params.ok_or(RequestError::Metadata(Cow::Borrowed("params must be an object")))?;
         if let Some(name) = params.case_variant(&KNOWN_MEMBERS) {
-            return Err(Complaint::Params(Cow::Owned(format!("{name} is spelt in another case"))));
+            return Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case"))));
         }
         let name = headers::naming_member(&request.method).and_then(|member| params.get_string(member));
         if name.is_some_and(|name| name.contains('\0')) {
-            return Err(Complaint::Params(Cow::Borrowed("names hold no null characters")));
+            return Err(RequestError::Params(Cow::Borrowed("names hold no null characters")));
         }
-        Ok(Inquiry {
+        Ok(StatelessRequestContext {
             addressee: addressee.clone(),
             principal: around.principal,
             said,
@@ -236,7 +238,7 @@ impl StatelessFace {
     }
 
     /// Each on the heap, so that the future of a request is no larger than what it asks for.
-    async fn dispatch(&self, inquiry: Inquiry<'_>) -> Response {
+    async fn dispatch(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         if let (Era::Stateless, Some(pipe)) = (inquiry.era, &self.pipe) {
             return Box::pin(self.pass(pipe, inquiry)).await;
         }
@@ -250,11 +252,11 @@ impl StatelessFace {
         }
     }
 
-    async fn discover(&self, inquiry: &Inquiry<'_>) -> Response {
+    async fn discover(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
         match self.served.upstream.facts(&self.context(inquiry, self.served.timeouts)).await {
             Ok(facts) => {
                 self.remember(&facts);
-                let words = ServerWords {
+                let words = SessionServerDescription {
                     capabilities: &facts.capabilities,
                     instructions: facts.instructions.as_ref(),
                     server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
@@ -267,7 +269,7 @@ impl StatelessFace {
 
     /// Learns the server's name before the first result bears it, so that no result depends on which
     /// requests came before (MOD-17).
-    async fn meet(&self, inquiry: &Inquiry<'_>) -> Result<(), BeginError> {
+    async fn meet(&self, inquiry: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
         if self.server_info.read().is_none() {
             let facts = self.served.upstream.facts(&self.context(inquiry, self.served.timeouts)).await?;
             self.remember(&facts);
@@ -279,7 +281,7 @@ impl StatelessFace {
         *self.server_info.write() = Some(facts.server_info.as_ref().map_or_else(own_identity, short_identity));
     }
 
-    async fn list_tools(&self, inquiry: &Inquiry<'_>) -> Response {
+    async fn list_tools(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
         if inquiry.params.contains("cursor") {
             return inquiry.addressee.complaint(&no_such_cursor());
         }
@@ -300,7 +302,7 @@ impl StatelessFace {
         }
     }
 
-    async fn call_tool(&self, inquiry: Inquiry<'_>) -> Response {
+    async fn call_tool(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         if let Some(response) = self.errand(&inquiry).await {
             return response;
         }
@@ -311,15 +313,15 @@ impl StatelessFace {
     }
 
     /// Judges a call: by the list that its tool stands in, and by what the operator says of the tool.
-    async fn weigh(&self, inquiry: &Inquiry<'_>) -> Result<Weighed, Box<Response>> {
-        let refuse = |complaint: &Complaint| Box::new(inquiry.addressee.complaint(complaint));
+    async fn weigh(&self, inquiry: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
+        let refuse = |complaint: &RequestError| Box::new(inquiry.addressee.complaint(complaint));
         let (tool, arguments) = tool_and_arguments(inquiry.params).map_err(|complaint| refuse(&complaint))?;
         let context = self.context(inquiry, self.served.timeouts);
         let list = self.catalog.list_with(&tool, &context).await;
         let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
         let mirrored_arguments =
-            list.mirrored(&tool).ok_or_else(|| refuse(&Complaint::unknown_tool(Some(inquiry.params))))?;
-        if inquiry.carriage == Carriage::Request {
+            list.mirrored(&tool).ok_or_else(|| refuse(&RequestError::unknown_tool(Some(inquiry.params))))?;
+        if inquiry.carriage == MessageChannel::Request {
             mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
@@ -332,9 +334,9 @@ impl StatelessFace {
         }
         let (plan, idempotency) = match plan {
             // A repetition must find it, so there is a task from the beginning.
-            Plan::Grace(_) | Plan::Task if takes_tasks != TakesTasks::ByTools => {
+            Plan::Grace(_) | Plan::Task if takes_tasks != HandleSupport::ByTools => {
                 let upstream = self.served.upstream.name();
-                let names = named::Names::of(&inquiry.principal, None);
+                let names = named::IdempotencyScope::of(&inquiry.principal, None);
                 let named = named::read(inquiry.headers, inquiry.params, names, upstream, &tool);
                 let named = named.map_err(|complaint| refuse(&complaint))?;
                 (if named.is_some() { Plan::Task } else { plan }, named)
@@ -343,10 +345,10 @@ impl StatelessFace {
         };
         let native = native_task(list.task_support(&tool), plan, policy.deadline);
         let is_repeatable = list.is_repeatable(&tool);
-        Ok(Weighed { tool, policy, plan, idempotency, native, is_repeatable })
+        Ok(CallDecision { tool, policy, plan, idempotency, native, is_repeatable })
     }
 
-    async fn run_call(&self, inquiry: Inquiry<'_>, weighed: &Weighed) -> Response {
+    async fn run_call(&self, inquiry: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
         }
@@ -354,26 +356,26 @@ impl StatelessFace {
     }
 
     /// Methods that are neither ours nor about tools go upstream as they are.
-    async fn relay(&self, inquiry: Inquiry<'_>) -> Response {
+    async fn relay(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
         }
         let (tool, policy) = (String::new(), self.served.rules.default.clone());
-        let plain = Weighed {
+        let plain = CallDecision {
             tool,
             policy,
             plan: Plan::Direct,
             idempotency: None,
-            native: NativeTask::Never,
+            native: UpstreamTaskMode::Never,
             is_repeatable: false,
         };
         self.run(inquiry, &plain).await
     }
 
-    async fn run(&self, inquiry: Inquiry<'_>, weighed: &Weighed) -> Response {
-        let &Weighed { ref tool, ref policy, plan, idempotency, native, is_repeatable } = weighed;
+    async fn run(&self, inquiry: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
+        let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable } = weighed;
         let rounds = rounds_of(inquiry.method);
-        if rounds == Rounds::Allowed && inquiry.params.contains("requestState") {
+        if rounds == RoundSupport::Allowed && inquiry.params.contains("requestState") {
             return self.go_on(inquiry, policy.clone(), plan).await;
         }
         let is_tool = inquiry.method == method::TOOLS_CALL;
@@ -388,7 +390,7 @@ impl StatelessFace {
         }
         let call = self.served.engine.call(CallSpec {
             owner: inquiry.principal.clone(),
-            maker: Maker::Stateless,
+            maker: ClientKind::Stateless,
             upstream: Arc::clone(&self.served.upstream),
             slots: is_tool.then(|| Arc::clone(&self.served.slots)),
             queue_deadline: self.served.queue_deadline,
@@ -413,7 +415,12 @@ impl StatelessFace {
     }
 
     /// How the events of a call are shown to the client that waits for it.
-    fn view<D: FaceDialect + 'static>(&self, inquiry: Inquiry<'_>, promotable: Promotable, words: D) -> CallView<D> {
+    fn view<D: FaceDialect + 'static>(
+        &self,
+        inquiry: StatelessRequestContext<'_>,
+        promotable: Promotable,
+        words: D,
+    ) -> CallView<D> {
         CallView {
             rounds: self.seal_for(&inquiry),
             method: inquiry.method.to_owned(),
@@ -430,7 +437,7 @@ impl StatelessFace {
         }
     }
 
-    fn context(&self, inquiry: &Inquiry<'_>, timeouts: Timeouts) -> CallContext {
+    fn context(&self, inquiry: &StatelessRequestContext<'_>, timeouts: Timeouts) -> CallContext {
         CallContext {
             principal: inquiry.principal.clone(),
             client: ClientFacts { capabilities: inquiry.said.upstream_capabilities() },
@@ -438,8 +445,8 @@ impl StatelessFace {
             log_level: None,
             timeouts,
             result_bytes_max: self.served.result_bytes_max,
-            native_task: NativeTask::Never,
-            forwarded: Forwarded::default(),
+            native_task: UpstreamTaskMode::Never,
+            forwarded: ForwardedHeaders::default(),
         }
     }
 
@@ -470,11 +477,11 @@ fn is_served(name: &str) -> bool {
         )
 }
 
-fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), Complaint> {
-    let name = params.get_string("name").ok_or(Complaint::Params(Cow::Borrowed("name must be a string")))?;
+fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), RequestError> {
+    let name = params.get_string("name").ok_or(RequestError::Params(Cow::Borrowed("name must be a string")))?;
     let arguments = match params.get("arguments") {
         Some(arguments) => {
-            Some(Object::of(&arguments).ok_or(Complaint::Params(Cow::Borrowed("arguments must be an object")))?)
+            Some(Object::of(&arguments).ok_or(RequestError::Params(Cow::Borrowed("arguments must be an object")))?)
         }
         None => None,
     };
@@ -483,12 +490,14 @@ fn tool_and_arguments(params: &Object) -> Result<(String, Option<Object>), Compl
 
 /// Whether the upstream is to make a task of its own of a call (GW-11): always where its tool works
 /// in no other way, and where that is up to us if the call may become a task here too.
-const fn native_task(support: TaskSupport, plan: Plan, deadline: Duration) -> NativeTask {
+const fn native_task(support: ToolTaskSupport, plan: Plan, deadline: Duration) -> UpstreamTaskMode {
     match (support, plan) {
-        (TaskSupport::Required, _) | (TaskSupport::Optional, Plan::Grace(_) | Plan::Task) => {
-            NativeTask::WhereServed { deadline }
+        (ToolTaskSupport::Required, _) | (ToolTaskSupport::Optional, Plan::Grace(_) | Plan::Task) => {
+            UpstreamTaskMode::WhereServed { deadline }
         }
-        (TaskSupport::Optional, Plan::Direct | Plan::Refuse) | (TaskSupport::Forbidden, _) => NativeTask::Never,
+        (ToolTaskSupport::Optional, Plan::Direct | Plan::Refuse) | (ToolTaskSupport::Forbidden, _) => {
+            UpstreamTaskMode::Never
+        }
     }
 }
 

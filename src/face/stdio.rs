@@ -12,9 +12,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::duplex::{self, Client, Said, Spoken};
+use super::duplex::{self, ClientMessage, OutgoingMessage, StreamClient};
 use crate::wire::fault::INVALID_REQUEST;
-use crate::wire::framing::Glance;
+use crate::wire::framing::MessageClassifier;
 use crate::wire::{RequestId, RpcError, envelope};
 
 /// Most that one read takes.
@@ -40,7 +40,7 @@ pub struct StdioError(#[source] io::Error);
 /// # Errors
 /// If the client could not be heard to its end.
 pub async fn serve(
-    client: Client,
+    client: StreamClient,
     line_bytes_max: usize,
     (input, output): (impl AsyncRead + Unpin + Send, impl AsyncWrite + Unpin + Send),
     stop: &CancellationToken,
@@ -83,10 +83,10 @@ pub async fn serve(
 async fn read(
     mut input: impl AsyncRead + Unpin,
     line_bytes_max: usize,
-    lines: mpsc::Sender<Spoken>,
-    refusals: mpsc::Sender<Said>,
+    lines: mpsc::Sender<ClientMessage>,
+    refusals: mpsc::Sender<OutgoingMessage>,
 ) -> Result<(), StdioError> {
-    let mut cut = Lines::new(line_bytes_max);
+    let mut cut = StdioClientLines::new(line_bytes_max);
     let mut buffer = BytesMut::with_capacity(READ_BYTES);
     let mut is_over = false;
     while !is_over {
@@ -95,15 +95,15 @@ async fn read(
         let heard = if is_over { cut.finish().into_iter().collect() } else { cut.feed(&buffer) };
         for line in heard {
             let text = match line {
-                Heard::Line(text) => text,
-                Heard::TooLong { id, has_method: true } => {
+                StdioClientLine::Line(text) => text,
+                StdioClientLine::TooLong { id, has_method: true } => {
                     // Fails if nobody reads it.
                     let _ = refusals.send(envelope::error(id.as_ref(), &too_long(line_bytes_max)).into()).await;
                     continue;
                 }
                 // The server waits for it.
-                Heard::TooLong { id: Some(id), .. } => envelope::error(Some(&id), &too_long(line_bytes_max)),
-                Heard::TooLong { id: None, .. } => {
+                StdioClientLine::TooLong { id: Some(id), .. } => envelope::error(Some(&id), &too_long(line_bytes_max)),
+                StdioClientLine::TooLong { id: None, .. } => {
                     let _ = refusals.send(envelope::error(None, &too_long(line_bytes_max)).into()).await;
                     continue;
                 }
@@ -112,7 +112,7 @@ async fn read(
             if text.trim_ascii().is_empty() {
                 continue;
             }
-            if lines.send(Spoken { text, headers: HeaderMap::new() }).await.is_err() {
+            if lines.send(ClientMessage { text, headers: HeaderMap::new() }).await.is_err() {
                 return Ok(());
             }
         }
@@ -126,7 +126,7 @@ fn too_long(line_bytes_max: usize) -> RpcError {
 
 /// What a host wrote.
 #[derive(Debug, PartialEq, Eq)]
-enum Heard {
+enum StdioClientLine {
     Line(Bytes),
     /// A line that was passed over to its end, and what could be told of it.
     TooLong {
@@ -137,19 +137,19 @@ enum Heard {
 
 /// Cuts what a host writes into lines. Holds one line at most.
 #[derive(Debug)]
-struct Lines {
+struct StdioClientLines {
     line_bytes_max: usize,
     partial: Vec<u8>,
     /// Of a line that is too long.
-    passed: Option<Box<Glance>>,
+    passed: Option<Box<MessageClassifier>>,
 }
 
-impl Lines {
+impl StdioClientLines {
     const fn new(line_bytes_max: usize) -> Self {
         Self { line_bytes_max, partial: Vec::new(), passed: None }
     }
 
-    fn feed(&mut self, mut rest: &[u8]) -> Vec<Heard> {
+    fn feed(&mut self, mut rest: &[u8]) -> Vec<StdioClientLine> {
         let mut heard = Vec::new();
         while !rest.is_empty() {
             let end = memchr::memchr(b'\n', rest);
@@ -163,7 +163,7 @@ impl Lines {
 
     fn pass(&mut self, piece: &[u8]) {
         if self.passed.is_none() && self.partial.len() + piece.len() > self.line_bytes_max {
-            let mut glance = Box::<Glance>::default();
+            let mut glance = Box::<MessageClassifier>::default();
             glance.feed(&std::mem::take(&mut self.partial));
             self.passed = Some(glance);
         }
@@ -176,18 +176,18 @@ impl Lines {
     }
 
     /// The line that ends here, if there is anything in it.
-    fn finish(&mut self) -> Option<Heard> {
+    fn finish(&mut self) -> Option<StdioClientLine> {
         if let Some(glance) = self.passed.take() {
-            return Some(Heard::TooLong { id: glance.id(), has_method: glance.has_method() });
+            return Some(StdioClientLine::TooLong { id: glance.id(), has_method: glance.has_method() });
         }
         let mut line = std::mem::take(&mut self.partial);
         line.pop_if(|last| *last == b'\r');
-        (!line.is_empty()).then(|| Heard::Line(line.into()))
+        (!line.is_empty()).then(|| StdioClientLine::Line(line.into()))
     }
 }
 
 /// Writes messages, each on a line of its own, until nobody reads them.
-async fn write(mut output: impl AsyncWrite + Unpin, mut messages: mpsc::Receiver<Said>) {
+async fn write(mut output: impl AsyncWrite + Unpin, mut messages: mpsc::Receiver<OutgoingMessage>) {
     while let Some(message) = messages.recv().await {
         let (text, _held) = message.into_parts();
         if output.write_all(&line_of(text)).await.is_err() || output.flush().await.is_err() {

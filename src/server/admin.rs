@@ -14,10 +14,10 @@ use http::{HeaderValue, Method, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::RwLock;
 
-use super::{AdminSettings, Callers, Limits, ListenSettings, Routes, Site};
-use crate::face::http::{Endpoint, Inbound, Response, empty_body, full_body};
+use super::{AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes};
+use crate::face::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
 use crate::task::Principal;
-use crate::upstream::standing::{Look, Standings};
+use crate::upstream::standing::{HealthReport, UpstreamHealthList};
 
 /// The label of its metrics.
 pub(super) const NAME: &str = "admin";
@@ -53,7 +53,12 @@ impl Readiness {
 
 /// The admin listener's site.
 #[must_use]
-pub fn site(settings: AdminSettings, readiness: Readiness, upstreams: Standings, metrics: PrometheusHandle) -> Site {
+pub fn site(
+    settings: AdminSettings,
+    readiness: Readiness,
+    upstreams: UpstreamHealthList,
+    metrics: PrometheusHandle,
+) -> ListenerSpec {
     let settings = ListenSettings {
         address: settings.address,
         tls: None,
@@ -65,28 +70,34 @@ pub fn site(settings: AdminSettings, readiness: Readiness, upstreams: Standings,
         drain_max: DRAIN_MAX,
     };
     let routes = Routes::new()
-        .with("/healthz", Arc::new(Page::Health))
-        .with("/readyz", Arc::new(Page::Readiness(readiness, upstreams)))
-        .with("/metrics", Arc::new(Page::Metrics(metrics)));
-    Site { name: NAME, settings, limits: Limits::default(), callers: Callers::Everyone(Principal::local()), routes }
+        .with("/healthz", Arc::new(AdminPage::Health))
+        .with("/readyz", Arc::new(AdminPage::Readiness(readiness, upstreams)))
+        .with("/metrics", Arc::new(AdminPage::Metrics(metrics)));
+    ListenerSpec {
+        name: NAME,
+        settings,
+        limits: ListenerLimits::default(),
+        callers: Authenticator::Everyone(Principal::local()),
+        routes,
+    }
 }
 
 /// What can be looked at.
-enum Page {
+enum AdminPage {
     /// Answers as long as anything does.
     Health,
     /// An upstream that fails does not make the gateway unready: the others are served. With `?verbose` it is shown.
-    Readiness(Readiness, Standings),
+    Readiness(Readiness, UpstreamHealthList),
     Metrics(PrometheusHandle),
 }
 
 const GET: HeaderValue = HeaderValue::from_static("GET");
 
 #[async_trait]
-impl Endpoint for Page {
-    async fn serve(&self, request: Inbound) -> Response {
+impl Endpoint for AdminPage {
+    async fn serve(&self, request: Inbound) -> FaceResponse {
         if !matches!(request.method, Method::GET | Method::HEAD) {
-            let mut response = Response::new(empty_body());
+            let mut response = FaceResponse::new(empty_body());
             *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
             response.headers_mut().insert(ALLOW, GET);
             return response;
@@ -115,7 +126,7 @@ fn is_verbose(query: Option<&str>) -> bool {
 }
 
 /// Readiness and the upstreams, as JSON.
-fn verbose(status: StatusCode, reasons: &[&str], upstreams: &[Look]) -> Response {
+fn verbose(status: StatusCode, reasons: &[&str], upstreams: &[HealthReport]) -> FaceResponse {
     let whole = serde_json::json!({ "ready": reasons.is_empty(), "reasons": reasons, "upstreams": upstreams });
     let mut response = text(status, format!("{whole}\n"));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -148,8 +159,8 @@ fn series(sample: &str) -> String {
     if is_bound { String::new() } else { labels[..bound].to_owned() }
 }
 
-fn text(status: StatusCode, body: String) -> Response {
-    let mut response = Response::new(full_body(Bytes::from(body)));
+fn text(status: StatusCode, body: String) -> FaceResponse {
+    let mut response = FaceResponse::new(full_body(Bytes::from(body)));
     *response.status_mut() = status;
     let headers = response.headers_mut();
     // The version of the Prometheus text format; to a browser it is plain text.

@@ -25,7 +25,7 @@ const SECRET_BITS_MIN: f64 = 128.0;
 /// A random secret of that size has more different characters than this in all but one of 10¹² cases.
 const DIFFERENT_CHARACTERS_MIN: usize = 8;
 
-type Digest = [u8; SHA256_OUTPUT_LEN];
+type ApiKeyDigest = [u8; SHA256_OUTPUT_LEN];
 
 /// Why a text is no key. None of these repeats the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +52,7 @@ impl ApiKeyError {
 #[derive(Clone, PartialEq, Eq)]
 pub struct ApiKey {
     id: Box<str>,
-    digest: Digest,
+    digest: ApiKeyDigest,
 }
 
 impl fmt::Debug for ApiKey {
@@ -80,7 +80,7 @@ impl ApiKey {
     /// If it is something else.
     pub fn read_digest(text: &str) -> Result<Self, ApiKeyError> {
         let (id, hex) = text.split_once(':').filter(|(id, _)| is_id(id)).ok_or(ApiKeyError::Digest)?;
-        let mut digest = Digest::default();
+        let mut digest = ApiKeyDigest::default();
         if hex.len() != 2 * digest.len() || !hex.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(ApiKeyError::Digest);
         }
@@ -132,8 +132,8 @@ fn is_strong(secret: &str) -> bool {
     bits >= SECRET_BITS_MIN && different.len() > DIFFERENT_CHARACTERS_MIN
 }
 
-fn digest_of(text: &str) -> Digest {
-    let mut out = Digest::default();
+fn digest_of(text: &str) -> ApiKeyDigest {
+    let mut out = ApiKeyDigest::default();
     out.copy_from_slice(digest(&SHA256, text.as_bytes()).as_ref());
     out
 }
@@ -166,23 +166,23 @@ pub enum KeySource {
 
 /// All keys that are valid at the moment, and whose they are.
 #[derive(Clone, Debug, Default)]
-pub struct ApiKeys(HashMap<Box<str>, Held>);
+pub struct ApiKeys(HashMap<Box<str>, ApiKeyRecord>);
 
 /// What is known of one key.
 #[derive(Clone)]
-struct Held {
-    digest: Digest,
+struct ApiKeyRecord {
+    digest: ApiKeyDigest,
     owner: Principal,
     grant: Grant,
 }
 
-impl Held {
+impl ApiKeyRecord {
     fn is(&self, other: &Self) -> bool {
         self.digest == other.digest && self.owner == other.owner
     }
 }
 
-impl fmt::Debug for Held {
+impl fmt::Debug for ApiKeyRecord {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.owner.fmt(f)
     }
@@ -197,7 +197,7 @@ impl ApiKeys {
         if self.0.contains_key(&key.id) {
             return Err(key);
         }
-        self.0.insert(key.id, Held { digest: key.digest, owner: principal.clone(), grant: Grant::default() });
+        self.0.insert(key.id, ApiKeyRecord { digest: key.digest, owner: principal.clone(), grant: Grant::default() });
         Ok(())
     }
 
@@ -229,9 +229,9 @@ impl ApiKeys {
 /// The keys of a running listener. Other keys come with another listener's layers, all at once. A request that runs then
 /// is answered (B152); a stream ends with its key.
 #[derive(Clone, Debug)]
-pub struct KeyRing(Arc<ApiKeys>);
+pub struct ApiKeyRing(Arc<ApiKeys>);
 
-impl KeyRing {
+impl ApiKeyRing {
     #[must_use]
     pub fn new(keys: ApiKeys) -> Self {
         Self(Arc::new(keys))
@@ -334,6 +334,6 @@ mod tests {
         let one = ApiKey::read(&key("a1")).unwrap();
         assert_eq!(format!("{one:?}"), "ApiKey(\"a1\")");
         keys.add(one, &Principal::new("key:ada")).unwrap();
-        assert!(!format!("{:?}", KeyRing::new(keys)).contains(HEX));
+        assert!(!format!("{:?}", ApiKeyRing::new(keys)).contains(HEX));
     }
 }

@@ -7,7 +7,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use tokio::time::{Instant, sleep_until};
 
-use super::Limits;
+use super::ListenerLimits;
 use super::refusal::Refusal;
 
 /// Bodies up to this size are copied out of the connection's buffer of at least 8 KiB, which whoever keeps a part of the
@@ -18,7 +18,7 @@ const COPIED_BYTES_MAX: usize = 4 << 10;
 ///
 /// Refuses by `Content-Length` before a byte is read, so that `100 Continue` is never sent for it (B23, B70), and
 /// otherwise at the first byte too many (B71). Memory held is at most `bytes_max` and one frame.
-pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &Limits) -> Result<Bytes, Refusal> {
+pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &ListenerLimits) -> Result<Bytes, Refusal> {
     let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
     if announced > bytes_max {
         return Err(Refusal::BodyTooLarge);
@@ -27,7 +27,7 @@ pub(super) async fn collect(body: &mut Incoming, bytes_max: usize, limits: &Limi
     let ends_at = started + limits.body_deadline;
     let timer = sleep_until((started + limits.body_window).min(ends_at));
     tokio::pin!(timer);
-    let mut gathered = Gathered::default();
+    let mut gathered = BodyBuffer::default();
     let mut seen_by_window = 0;
     loop {
         // The body goes first: one that is already here never touches the timer.
@@ -66,12 +66,12 @@ fn broken(error: &hyper::Error) -> Refusal {
 
 /// Bytes so far. A large body of one frame is never copied.
 #[derive(Default)]
-struct Gathered {
+struct BodyBuffer {
     only: Bytes,
     joined: BytesMut,
 }
 
-impl Gathered {
+impl BodyBuffer {
     fn len(&self) -> usize {
         self.only.len() + self.joined.len()
     }

@@ -23,12 +23,12 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 
 use super::drain::Phases;
-use super::io::{Misconduct, Protocol, Returned, Transport, Watched, linger};
-use super::meter::Meter;
-use super::refusal::Refused;
+use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
+use super::meter::ListenerMetrics;
+use super::refusal::RefusalMarker;
 use super::stack::Layers;
-use super::trail::{Open, OpenBody, Standing, Trail};
-use super::{Limits, frames};
+use super::trail::{ConnectionState, OpenRequest, OpenRequestBody, PeerState};
+use super::{ListenerLimits, frames};
 
 /// What an HTTP/2 client says first.
 pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -46,18 +46,18 @@ const SEND_BUFFER_MAX: usize = 1 << 20;
 
 /// What all connections of a listener share.
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) limits: Limits,
+pub(super) struct ListenerState {
+    pub(super) limits: ListenerLimits,
     pub(super) layers: ArcSwap<Layers>,
     /// Rings when the certificate is to be read again at once.
     pub(super) reread: Notify,
-    pub(super) meter: Meter,
+    pub(super) meter: ListenerMetrics,
     pub(super) tracker: TaskTracker,
     pub(super) phases: Phases,
 }
 
 /// Serves one connection until either side ends it. `local` is the address that the peer dialled.
-pub(super) async fn serve<T: Transport>(shared: Arc<Shared>, mut socket: T, local: IpAddr) {
+pub(super) async fn serve<T: ResettableStream>(shared: Arc<ListenerState>, mut socket: T, local: IpAddr) {
     let _counted = shared.meter.connection();
     let deadline = Instant::now() + shared.limits.head_deadline;
     let detected = {
@@ -72,8 +72,8 @@ pub(super) async fn serve<T: Transport>(shared: Arc<Shared>, mut socket: T, loca
     // Silence, a slow preface and a broken socket end alike: there is nobody to answer (B27).
     let Ok(Ok((protocol, prefix))) = detected else { return };
     // Each connection has a token of its own: all would contend for the lock of a shared one at each wake-up.
-    let trail = Arc::new(Trail::new(shared.phases.farewell().child_token()));
-    let (io, returned) = Watched::new(socket, (protocol, prefix), shared.limits, Arc::clone(&trail));
+    let trail = Arc::new(ConnectionState::new(shared.phases.farewell().child_token()));
+    let (io, returned) = WatchedSocket::new(socket, (protocol, prefix), shared.limits, Arc::clone(&trail));
     let service = service(Arc::clone(&shared), Arc::clone(&trail), local);
     let outcome = match protocol {
         Protocol::Http1 => {
@@ -87,7 +87,7 @@ pub(super) async fn serve<T: Transport>(shared: Arc<Shared>, mut socket: T, loca
     if let Some(reason) = broken {
         shared.meter.refused(reason);
     }
-    let farewell = if outcome.is_err() || trail.is_in_doubt() { Farewell::Unheard } else { Farewell::Heard };
+    let farewell = if outcome.is_err() || trail.is_in_doubt() { LingerMode::Unheard } else { LingerMode::Heard };
     // HTTP has dropped its end, so the socket is here.
     if let Ok(returned) = returned.await {
         finish(&shared, returned, farewell).await;
@@ -105,7 +105,7 @@ fn reason(protocol: Protocol, error: &hyper::Error) -> Option<&'static str> {
 }
 
 /// Reads until the first bytes tell HTTP/1 from HTTP/2 by prior knowledge.
-async fn detect<T: Transport>(socket: &mut T) -> io::Result<(Protocol, Bytes)> {
+async fn detect<T: ResettableStream>(socket: &mut T) -> io::Result<(Protocol, Bytes)> {
     let mut read = BytesMut::with_capacity(FIRST_READ);
     loop {
         if socket.read_buf(&mut read).await? == 0 {
@@ -121,38 +121,39 @@ async fn detect<T: Transport>(socket: &mut T) -> io::Result<(Protocol, Bytes)> {
     }
 }
 
-type Answered = Result<http::Response<OpenBody>, Infallible>;
+type ConnectionAnswer = Result<http::Response<OpenRequestBody>, Infallible>;
 
 fn service(
-    shared: Arc<Shared>,
-    trail: Arc<Trail>,
+    shared: Arc<ListenerState>,
+    trail: Arc<ConnectionState>,
     local: IpAddr,
 ) -> impl Service<
     Request<Incoming>,
-    Response = http::Response<OpenBody>,
+    Response = http::Response<OpenRequestBody>,
     Error = Infallible,
-    Future: Future<Output = Answered> + Send,
+    Future: Future<Output = ConnectionAnswer> + Send,
 > {
     service_fn(move |request: Request<Incoming>| {
         let (shared, trail) = (Arc::clone(&shared), Arc::clone(&trail));
         async move {
-            let open = Open::new(Arc::clone(&trail), &shared.meter);
+            let open = OpenRequest::new(Arc::clone(&trail), &shared.meter);
             let version = request.version();
             let mut response = shared.layers.load_full().answer(request, local).await;
             shared.meter.answered(response.status());
-            let refused = response.extensions().get::<Refused>().is_some();
-            if refused && trail.glitch(shared.limits.glitches_max) == Standing::Leaving && version <= Version::HTTP_11 {
+            let refused = response.extensions().get::<RefusalMarker>().is_some();
+            if refused && trail.glitch(shared.limits.glitches_max) == PeerState::Leaving && version <= Version::HTTP_11
+            {
                 response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
             }
             if response.headers().contains_key(CONNECTION) {
                 trail.doubt();
             }
-            Ok(response.map(|body| OpenBody::new(body, open, version)))
+            Ok(response.map(|body| OpenRequestBody::new(body, open, version)))
         }
     })
 }
 
-fn http1(shared: &Shared) -> http1::Builder {
+fn http1(shared: &ListenerState) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
         // The socket keeps this time itself, see `patience`.
@@ -163,8 +164,8 @@ fn http1(shared: &Shared) -> http1::Builder {
     builder
 }
 
-fn http2(shared: &Shared) -> http2::Builder<OnTracker> {
-    let mut builder = http2::Builder::new(OnTracker(shared.tracker.clone()));
+fn http2(shared: &ListenerState) -> http2::Builder<TrackerExecutor> {
+    let mut builder = http2::Builder::new(TrackerExecutor(shared.tracker.clone()));
     builder
         .timer(TokioTimer::new())
         .max_concurrent_streams(shared.limits.streams_max)
@@ -179,9 +180,9 @@ fn http2(shared: &Shared) -> http2::Builder<OnTracker> {
 
 /// Spawns the streams of HTTP/2 where a drain can wait for them.
 #[derive(Clone, Debug)]
-struct OnTracker(TaskTracker);
+struct TrackerExecutor(TaskTracker);
 
-impl<F> hyper::rt::Executor<F> for OnTracker
+impl<F> hyper::rt::Executor<F> for TrackerExecutor
 where
     F: Future<Output: Send> + Send + 'static,
 {
@@ -191,7 +192,7 @@ where
 }
 
 /// Runs a connection to its end; asks it to end gracefully once it should leave, and drops it at `abort`.
-async fn drive<C>(connection: C, trail: &Trail, phases: &Phases) -> Result<(), hyper::Error>
+async fn drive<C>(connection: C, trail: &ConnectionState, phases: &Phases) -> Result<(), hyper::Error>
 where
     C: GracefulConnection<Error = hyper::Error>,
 {
@@ -210,14 +211,14 @@ where
 
 /// Whether the peer may still be sending, and so might lose the last answer to a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Farewell {
+enum LingerMode {
     Heard,
     Unheard,
 }
 
 /// Ends a socket that HTTP has let go of.
-async fn finish<T: Transport>(shared: &Shared, returned: Returned<T>, farewell: Farewell) {
-    let Returned { mut socket, misconduct, between_frames } = returned;
+async fn finish<T: ResettableStream>(shared: &ListenerState, returned: ReleasedSocket<T>, farewell: LingerMode) {
+    let ReleasedSocket { mut socket, misconduct, between_frames } = returned;
     match misconduct {
         Misconduct::Stalled => {
             shared.meter.refused("write_stall");
@@ -232,8 +233,8 @@ async fn finish<T: Transport>(shared: &Shared, returned: Returned<T>, farewell: 
         }
         Misconduct::Late => shared.meter.refused("head_deadline"),
         Misconduct::None => match farewell {
-            Farewell::Heard => (),
-            Farewell::Unheard => linger(socket, shared.limits.linger).await,
+            LingerMode::Heard => (),
+            LingerMode::Unheard => linger(socket, shared.limits.linger).await,
         },
     }
 }

@@ -12,8 +12,8 @@ use tokio::time::Instant;
 
 use super::notices::Notices;
 use super::refusal::{Refusal, StreamPosition};
-use super::{Limits, body, head, media};
-use crate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound, Response};
+use super::{ListenerLimits, body, head, media};
+use crate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel};
 use crate::task::principal::Principal;
 
 /// Which path is whose. Paths match byte for byte (B56), the query has no say in it (B57).
@@ -62,19 +62,19 @@ impl fmt::Debug for Routes {
 
 /// The innermost layer.
 #[derive(Clone, Debug)]
-pub(super) struct Dispatch(Arc<Inner>);
+pub(super) struct Dispatch(Arc<DispatchState>);
 
 #[derive(Debug)]
-struct Inner {
+struct DispatchState {
     routes: Routes,
-    limits: Limits,
+    limits: ListenerLimits,
     body_bytes_max: usize,
     notices: Arc<Notices>,
 }
 
 impl Dispatch {
-    pub(super) fn new(routes: Routes, limits: Limits, body_bytes_max: usize, notices: Arc<Notices>) -> Self {
-        Self(Arc::new(Inner { routes, limits, body_bytes_max, notices }))
+    pub(super) fn new(routes: Routes, limits: ListenerLimits, body_bytes_max: usize, notices: Arc<Notices>) -> Self {
+        Self(Arc::new(DispatchState { routes, limits, body_bytes_max, notices }))
     }
 
     /// Whether anything is at a path.
@@ -88,13 +88,13 @@ impl Dispatch {
             && self.0.routes.find(path).is_some_and(|endpoint| endpoint.forwards_authorization())
     }
 
-    pub(super) async fn answer(&self, request: Request<Incoming>, principal: Principal) -> Response {
+    pub(super) async fn answer(&self, request: Request<Incoming>, principal: Principal) -> FaceResponse {
         self.0.answer(request, principal).await
     }
 }
 
-impl Inner {
-    async fn answer(&self, request: Request<Incoming>, principal: Principal) -> Response {
+impl DispatchState {
+    async fn answer(&self, request: Request<Incoming>, principal: Principal) -> FaceResponse {
         let received_at = Instant::now();
         let position = StreamPosition::of(&request);
         let (endpoint, accepted) = match self.admit(&request) {
@@ -127,7 +127,7 @@ impl Inner {
             principal,
             accepted,
             received_at,
-            carriage: Carriage::Request,
+            carriage: MessageChannel::Request,
         };
         let mut response = endpoint.serve(inbound).await;
         if !posted && position == StreamPosition::Unread {

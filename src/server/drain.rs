@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::listener::Running;
+use super::listener::RunningListener;
 
 /// After this many the tasks of aborted connections are no longer waited for.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
@@ -52,7 +52,7 @@ impl Phases {
     }
 }
 
-impl Running {
+impl RunningListener {
     /// Is done once nothing is accepted any more and those who were let in have made their requests: when all of them
     /// have gone, and a second after the last could come at the latest.
     pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {

@@ -18,7 +18,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::sync::watch;
 
-use crate::face::http::{Response, ResponseBody, empty_body};
+use crate::face::http::{FaceResponse, ResponseBody, empty_body};
 
 /// What one credential is served on. Clones are one grant.
 #[derive(Clone, Debug)]
@@ -37,7 +37,7 @@ impl Grant {
     }
 
     /// The same answer, which ends with the grant if it is an event stream.
-    pub(super) fn bind(&self, response: Response) -> Response {
+    pub(super) fn bind(&self, response: FaceResponse) -> FaceResponse {
         let is_stream =
             response.headers().get(CONTENT_TYPE).is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"));
         if !is_stream {
@@ -50,23 +50,23 @@ impl Grant {
                 std::future::pending::<()>().await;
             }
         };
-        response.map(|body| Bound { body, ended: ended.boxed() }.boxed_unsync())
+        response.map(|body| RevocableBody { body, ended: ended.boxed() }.boxed_unsync())
     }
 }
 
 /// A body that ends with a grant.
-struct Bound {
+struct RevocableBody {
     body: ResponseBody,
     ended: BoxFuture<'static, ()>,
 }
 
-impl fmt::Debug for Bound {
+impl fmt::Debug for RevocableBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Bound").field("body", &self.body).finish_non_exhaustive()
     }
 }
 
-impl Body for Bound {
+impl Body for RevocableBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -96,8 +96,8 @@ mod tests {
     use super::*;
     use crate::face::http::full_body;
 
-    fn answer(kind: &'static str, body: ResponseBody) -> Response {
-        let mut response = Response::new(body);
+    fn answer(kind: &'static str, body: ResponseBody) -> FaceResponse {
+        let mut response = FaceResponse::new(body);
         response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
         response
     }

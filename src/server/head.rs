@@ -3,7 +3,7 @@
 use http::header::{EXPECT, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Request};
 
-use super::Limits;
+use super::ListenerLimits;
 use super::refusal::Refusal;
 use super::stack::Guard;
 
@@ -13,11 +13,11 @@ const FIELD_OVERHEAD: usize = 4;
 /// The first guard: what is no request to a resource, or too large to look at.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HeadGuard {
-    limits: Limits,
+    limits: ListenerLimits,
 }
 
 impl HeadGuard {
-    pub(super) const fn new(limits: Limits) -> Self {
+    pub(super) const fn new(limits: ListenerLimits) -> Self {
         Self { limits }
     }
 }

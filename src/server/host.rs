@@ -11,7 +11,7 @@ use http::{HeaderValue, Request, Version};
 
 use super::refusal::Refusal;
 use super::stack::Guard;
-use super::tls::Shown;
+use super::tls::ListenerCertificate;
 
 /// Names that always mean this machine.
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
@@ -21,14 +21,14 @@ const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];
 pub(super) struct HostGuard {
     names: Arc<HashSet<String>>,
     /// What the listener shows over TLS; its names are served, too.
-    certificate: Option<Arc<Shown>>,
+    certificate: Option<Arc<ListenerCertificate>>,
     /// The address that the client connected to. A page whose name was rebound cannot send it as `Host`.
     local: IpAddr,
 }
 
 impl HostGuard {
     /// `bound` is where the listener listens; `allowed` adds names in lower case, without port.
-    pub(super) fn new(bound: SocketAddr, allowed: &[String], certificate: Option<Arc<Shown>>) -> Self {
+    pub(super) fn new(bound: SocketAddr, allowed: &[String], certificate: Option<Arc<ListenerCertificate>>) -> Self {
         let mut names: HashSet<String> = allowed.iter().map(|name| name.to_ascii_lowercase()).collect();
         // A listener on all addresses listens on loopback too.
         if bound.ip().is_loopback() || bound.ip().is_unspecified() {
@@ -37,7 +37,7 @@ impl HostGuard {
         Self { names: Arc::new(names), certificate, local: bound.ip() }
     }
 
-    pub(super) const fn certificate(&self) -> Option<&Arc<Shown>> {
+    pub(super) const fn certificate(&self) -> Option<&Arc<ListenerCertificate>> {
         self.certificate.as_ref()
     }
 
@@ -137,14 +137,14 @@ fn host_name(authority: &str) -> Option<&str> {
 #[derive(Clone, Debug)]
 pub(super) struct OriginGuard {
     allowed: Arc<HashSet<String>>,
-    pages: Pages,
+    pages: ImplicitOrigins,
     /// Whether the listener speaks TLS, so that none of its own pages is plain.
     is_tls: bool,
 }
 
 /// Pages that need no listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pages {
+enum ImplicitOrigins {
     None,
     /// Those served from this machine, on any port: the listener is for this machine alone.
     Loopback,
@@ -153,7 +153,7 @@ enum Pages {
 impl OriginGuard {
     /// `allowed` holds origins as `scheme://host[:port]`.
     pub(super) fn new(bound: SocketAddr, allowed: &[String], is_tls: bool) -> Self {
-        let pages = if bound.ip().is_loopback() { Pages::Loopback } else { Pages::None };
+        let pages = if bound.ip().is_loopback() { ImplicitOrigins::Loopback } else { ImplicitOrigins::None };
         Self { allowed: Arc::new(allowed.iter().map(|origin| origin.to_ascii_lowercase()).collect()), pages, is_tls }
     }
 
@@ -178,8 +178,10 @@ impl OriginGuard {
         }
         let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
         match self.pages {
-            Pages::None => false,
-            Pages::Loopback => authority.and_then(host_name).is_some_and(|name| LOOPBACK_NAMES.contains(&name)),
+            ImplicitOrigins::None => false,
+            ImplicitOrigins::Loopback => {
+                authority.and_then(host_name).is_some_and(|name| LOOPBACK_NAMES.contains(&name))
+            }
         }
     }
 }

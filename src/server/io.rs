@@ -13,19 +13,19 @@ use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::Limits;
+use super::ListenerLimits;
 use super::frames::{ControlBudget, FrameCursor};
-use super::patience::{Patience, Stage};
-use super::trail::Trail;
+use super::patience::{HeaderTimeout, HeaderTimeoutStage};
+use super::trail::ConnectionState;
 use super::unread::ReadWatch;
 
 /// Something a connection can run over.
-pub(super) trait Transport: AsyncRead + AsyncWrite + Send + Unpin + 'static {
+pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
     /// Makes the drop of this socket a reset instead of an orderly end.
     fn reset_on_drop(&self);
 }
 
-impl Transport for TcpStream {
+impl ResettableStream for TcpStream {
     fn reset_on_drop(&self) {
         // It fails only where the socket is gone already.
         let _ = self.set_zero_linger();
@@ -53,7 +53,7 @@ pub(super) enum Misconduct {
 
 /// A socket that HTTP has let go of.
 #[derive(Debug)]
-pub(super) struct Returned<T> {
+pub(super) struct ReleasedSocket<T> {
     pub(super) socket: T,
     pub(super) misconduct: Misconduct,
     /// Whether a frame may be written now without tearing another.
@@ -62,34 +62,34 @@ pub(super) struct Returned<T> {
 
 /// A socket under HTTP.
 #[derive(Debug)]
-pub(super) struct Watched<T> {
+pub(super) struct WatchedSocket<T> {
     /// There until drop.
     socket: Option<T>,
-    home: Option<oneshot::Sender<Returned<T>>>,
+    home: Option<oneshot::Sender<ReleasedSocket<T>>>,
     prefix: Bytes,
-    limits: Limits,
+    limits: ListenerLimits,
     stalled: Option<Pin<Box<Sleep>>>,
     /// As `stalled`, for what the socket has taken but not passed on; only TLS holds bytes back.
     unflushed: Option<Pin<Box<Sleep>>>,
     /// Over HTTP/1.
-    patience: Option<Patience>,
+    patience: Option<HeaderTimeout>,
     /// Where the next byte over HTTP/1 stands.
     request_line: RequestLine,
     /// Over HTTP/2, as are the frames.
     unread: Option<ReadWatch>,
-    frames: Option<Frames>,
+    frames: Option<FrameCounters>,
     misconduct: Misconduct,
 }
 
 #[derive(Debug)]
-struct Frames {
+struct FrameCounters {
     inbound: FrameCursor,
     outbound: FrameCursor,
     budget: ControlBudget,
 }
 
-impl Frames {
-    fn new(limits: &Limits) -> Self {
+impl FrameCounters {
+    fn new(limits: &ListenerLimits) -> Self {
         Self {
             inbound: FrameCursor::after(super::connection::PREFACE.len()),
             outbound: FrameCursor::default(),
@@ -100,18 +100,20 @@ impl Frames {
 
 const GONE: &str = "the socket is there until drop";
 
-impl<T: Transport> Watched<T> {
+impl<T: ResettableStream> WatchedSocket<T> {
     /// Wraps `socket`, of which `prefix` has been read. The receiver gets the socket back when this is dropped.
     pub(super) fn new(
         socket: T,
         (protocol, prefix): (Protocol, Bytes),
-        limits: Limits,
-        trail: Arc<Trail>,
-    ) -> (Self, oneshot::Receiver<Returned<T>>) {
+        limits: ListenerLimits,
+        trail: Arc<ConnectionState>,
+    ) -> (Self, oneshot::Receiver<ReleasedSocket<T>>) {
         let (home, returned) = oneshot::channel();
         let (patience, unread, frames) = match protocol {
-            Protocol::Http1 => (Some(Patience::new(trail)), None, None),
-            Protocol::Http2 => (None, Some(ReadWatch::new(trail, limits.write_stall)), Some(Frames::new(&limits))),
+            Protocol::Http1 => (Some(HeaderTimeout::new(trail)), None, None),
+            Protocol::Http2 => {
+                (None, Some(ReadWatch::new(trail, limits.write_stall)), Some(FrameCounters::new(&limits)))
+            }
         };
         let watched = Self {
             socket: Some(socket),
@@ -159,7 +161,7 @@ impl<T: Transport> Watched<T> {
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 
-    /// As [`Watched::watch`], with a time of its own: a socket without TLS has nothing to flush even while it
+    /// As [`WatchedSocket::watch`], with a time of its own: a socket without TLS has nothing to flush even while it
     /// takes no byte.
     fn watch_flush(&mut self, context: &mut Context<'_>, flushed: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
         if flushed.is_ready() {
@@ -185,7 +187,7 @@ impl<T: Transport> Watched<T> {
     }
 }
 
-impl<T: Transport> AsyncRead for Watched<T> {
+impl<T: ResettableStream> AsyncRead for WatchedSocket<T> {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         let before = buf.filled().len();
@@ -195,7 +197,7 @@ impl<T: Transport> AsyncRead for Watched<T> {
                 if read.is_ready() {
                     this.request_line.begins_if(patience.heard());
                 } else if let Poll::Ready(stage) = patience.poll(context, &this.limits) {
-                    if stage == Stage::Head {
+                    if stage == HeaderTimeoutStage::Head {
                         this.misconduct = Misconduct::Late;
                     }
                     return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
@@ -212,14 +214,14 @@ impl<T: Transport> AsyncRead for Watched<T> {
         } else {
             let head = this.prefix.split_to(this.prefix.len().min(buf.remaining()));
             buf.put_slice(&head);
-            this.request_line.begins_if(this.patience.as_mut().is_some_and(Patience::heard));
+            this.request_line.begins_if(this.patience.as_mut().is_some_and(HeaderTimeout::heard));
         }
         this.request_line.spoil_fragment(&mut buf.filled_mut()[before..]);
         Poll::Ready(this.inspect(&buf.filled()[before..]))
     }
 }
 
-impl<T: Transport> AsyncWrite for Watched<T> {
+impl<T: ResettableStream> AsyncWrite for WatchedSocket<T> {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         #[cfg(debug_assertions)]
@@ -297,7 +299,7 @@ impl RequestLine {
 
 /// Where a test wants the process to end in the middle of a handle: writes half of the answer, and ends it (F08).
 #[cfg(debug_assertions)]
-fn half_write<T: Transport>(socket: Pin<&mut T>, context: &mut Context<'_>, bufs: &[&[u8]]) {
+fn half_write<T: ResettableStream>(socket: Pin<&mut T>, context: &mut Context<'_>, bufs: &[&[u8]]) {
     let point = "handle-half-written";
     if !crate::failpoint::is_armed(point) {
         return;
@@ -311,19 +313,19 @@ fn half_write<T: Transport>(socket: Pin<&mut T>, context: &mut Context<'_>, bufs
     }
 }
 
-impl<T> Drop for Watched<T> {
+impl<T> Drop for WatchedSocket<T> {
     fn drop(&mut self) {
         if let (Some(socket), Some(home)) = (self.socket.take(), self.home.take()) {
             let between_frames = self.frames.as_ref().is_some_and(|frames| frames.outbound.at_boundary());
             // Nobody waits where the connection was aborted; the socket then ends here.
-            drop(home.send(Returned { socket, misconduct: self.misconduct, between_frames }));
+            drop(home.send(ReleasedSocket { socket, misconduct: self.misconduct, between_frames }));
         }
     }
 }
 
 /// Ends the connection so that the peer sees the last answer: says that nothing more will come, then reads on
 /// for a while, because closing a socket with unread bytes would reset it and take the answer back.
-pub(super) async fn linger<T: Transport>(mut socket: T, span: Duration) {
+pub(super) async fn linger<T: ResettableStream>(mut socket: T, span: Duration) {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     let ends_at = Instant::now() + span;

@@ -12,17 +12,17 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
-use super::connection::{Shared, serve};
+use super::connection::{ListenerState, serve};
 use super::dispatch::{Dispatch, Routes};
 use super::drain::Phases;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
-use super::meter::Meter;
+use super::meter::ListenerMetrics;
 use super::notices::Notices;
-use super::principal::{Callers, PrincipalGuard};
+use super::principal::{Authenticator, PrincipalGuard};
 use super::stack::Layers;
-use super::tls::{Shown, Tls};
-use super::{Limits, ListenSettings};
+use super::tls::{ListenerCertificate, Tls};
+use super::{ListenSettings, ListenerLimits};
 use crate::tls::TlsFileError;
 
 /// How long accepting pauses after it failed, so that a shortage of descriptors does not spin (F60).
@@ -33,13 +33,13 @@ const UNKNOWN: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
 /// Everything one listener serves.
 #[derive(Clone, Debug)]
-pub struct Site {
+pub struct ListenerSpec {
     /// The label of its metrics.
     pub name: &'static str,
     pub settings: ListenSettings,
-    pub limits: Limits,
+    pub limits: ListenerLimits,
     /// Who may come.
-    pub callers: Callers,
+    pub callers: Authenticator,
     pub routes: Routes,
 }
 
@@ -52,17 +52,17 @@ pub enum StartError {
     Identity(#[from] TlsFileError),
 }
 
-/// A listener at work. Dropping it ends its connections at once; [`Running::drain`] is the polite way.
+/// A listener at work. Dropping it ends its connections at once; [`RunningListener::drain`] is the polite way.
 #[derive(Debug)]
-pub struct Running {
+pub struct RunningListener {
     local_addr: SocketAddr,
     scheme: &'static str,
     connections_max: usize,
-    places: Arc<Places>,
-    shared: Arc<Shared>,
+    places: Arc<ConnectionPermits>,
+    shared: Arc<ListenerState>,
 }
 
-impl Running {
+impl RunningListener {
     /// The bound address, with the port that was picked where the settings named none.
     #[must_use]
     pub const fn local_addr(&self) -> SocketAddr {
@@ -78,9 +78,9 @@ impl Running {
     /// Serves other routes to other principals from now on, in one step: each request meets the old or the new (F24). One
     /// that is under way ends as it began, but for the event streams of those who may not come any more. Of `settings` the
     /// allowed names and origins and the largest body hold; the rest needs another listener. Reads the certificate again.
-    pub fn replace(&self, settings: &ListenSettings, callers: Callers, routes: Routes) {
+    pub fn replace(&self, settings: &ListenSettings, callers: Authenticator, routes: Routes) {
         let before = self.shared.layers.load_full();
-        let kept = Kept {
+        let kept = RetainedLayers {
             principal: before.principal.followed_by(callers),
             certificate: before.host.certificate().cloned(),
             notices: Arc::clone(&before.notices),
@@ -105,7 +105,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningListener {
     fn drop(&mut self) {
         self.shared.phases.end();
     }
@@ -115,7 +115,7 @@ impl Drop for Running {
 ///
 /// # Errors
 /// Where the address cannot be bound, or the certificate is of no use.
-pub async fn start(site: Site) -> Result<Running, StartError> {
+pub async fn start(site: ListenerSpec) -> Result<RunningListener, StartError> {
     start_on(site, None).await
 }
 
@@ -124,8 +124,11 @@ pub async fn start(site: Site) -> Result<Running, StartError> {
 ///
 /// # Errors
 /// As [`start`].
-pub async fn start_on(site: Site, socket: Option<std::net::TcpListener>) -> Result<Running, StartError> {
-    let Site { name, settings, limits, callers, routes } = site;
+pub async fn start_on(
+    site: ListenerSpec,
+    socket: Option<std::net::TcpListener>,
+) -> Result<RunningListener, StartError> {
+    let ListenerSpec { name, settings, limits, callers, routes } = site;
     let tls = settings.tls.clone().map(Tls::read).transpose()?;
     let address = settings.address;
     let failed = |source| StartError::Bind { address, source };
@@ -136,36 +139,42 @@ pub async fn start_on(site: Site, socket: Option<std::net::TcpListener>) -> Resu
     let listener = listener.map_err(failed)?;
     let local_addr = listener.local_addr().map_err(failed)?;
     let acceptor = Acceptor::new(listener).map_err(failed)?;
-    let kept = Kept {
+    let kept = RetainedLayers {
         principal: PrincipalGuard::new(callers),
         certificate: tls.as_ref().map(|tls| Arc::clone(tls.shown())),
         notices: Arc::new(Notices::new(name)),
     };
     let layers = ArcSwap::from_pointee(layers(local_addr, &settings, limits, kept, routes));
     let (tracker, phases) = (TaskTracker::new(), Phases::default());
-    let meter = Meter::new(name);
-    let shared = Arc::new(Shared { limits, layers, reread: Notify::new(), meter, tracker, phases });
+    let meter = ListenerMetrics::new(name);
+    let shared = Arc::new(ListenerState { limits, layers, reread: Notify::new(), meter, tracker, phases });
     // More permits than a semaphore holds cannot be meant.
     let connections_max = settings.connections_max.get().min(Semaphore::MAX_PERMITS);
-    let places = Arc::new(Places::new(connections_max, limits.connections_per_address_max));
+    let places = Arc::new(ConnectionPermits::new(connections_max, limits.connections_per_address_max));
     if let Some(tls) = tls.clone() {
         shared.tracker.spawn(tls.follow(Arc::clone(&shared)));
     }
     let scheme = if tls.is_some() { "https" } else { "http" };
     tracing::info!(listener = name, %local_addr, scheme, "listening");
     shared.tracker.spawn(acceptor.run(Arc::clone(&shared), Arc::clone(&places), tls));
-    Ok(Running { local_addr, scheme, connections_max, places, shared })
+    Ok(RunningListener { local_addr, scheme, connections_max, places, shared })
 }
 
 /// What one listener's layers have of those before them.
-struct Kept {
+struct RetainedLayers {
     principal: PrincipalGuard,
-    certificate: Option<Arc<Shown>>,
+    certificate: Option<Arc<ListenerCertificate>>,
     notices: Arc<Notices>,
 }
 
-fn layers(at: SocketAddr, settings: &ListenSettings, limits: Limits, kept: Kept, routes: Routes) -> Layers {
-    let Kept { principal, certificate, notices } = kept;
+fn layers(
+    at: SocketAddr,
+    settings: &ListenSettings,
+    limits: ListenerLimits,
+    kept: RetainedLayers,
+    routes: Routes,
+) -> Layers {
+    let RetainedLayers { principal, certificate, notices } = kept;
     Layers {
         head: HeadGuard::new(limits),
         origin: OriginGuard::new(at, &settings.allowed_origins, certificate.is_some()),
@@ -191,7 +200,7 @@ impl Acceptor {
         Ok(Self { listener, original, spare })
     }
 
-    async fn run(mut self, shared: Arc<Shared>, places: Arc<Places>, tls: Option<Tls>) {
+    async fn run(mut self, shared: Arc<ListenerState>, places: Arc<ConnectionPermits>, tls: Option<Tls>) {
         let stop = shared.phases.stop.clone();
         // Told once, however often accepting fails in between.
         let mut is_short = false;
@@ -234,7 +243,7 @@ fn is_of_one_connection(error: &io::Error) -> bool {
     [ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted].contains(&error.kind())
 }
 
-fn admit(shared: &Arc<Shared>, place: Place, socket: TcpStream, tls: Option<Tls>) {
+fn admit(shared: &Arc<ListenerState>, place: ConnectionPermit, socket: TcpStream, tls: Option<Tls>) {
     crate::failpoint::hit("accepted");
     // Without these two the connection works, more slowly, and under its listed names only.
     let _ = socket.set_nodelay(true);
@@ -255,33 +264,33 @@ fn admit(shared: &Arc<Shared>, place: Place, socket: TcpStream, tls: Option<Tls>
 
 /// Who may still come in.
 #[derive(Debug)]
-struct Places {
+struct ConnectionPermits {
     all: Arc<Semaphore>,
     per_address_max: usize,
     per_address: Mutex<HashMap<IpAddr, usize>>,
 }
 
-impl Places {
+impl ConnectionPermits {
     fn new(max: usize, per_address_max: usize) -> Self {
         Self { all: Arc::new(Semaphore::new(max)), per_address_max, per_address: Mutex::default() }
     }
 
     /// A place for one connection, or the reason why there is none. The address goes first: one that takes too
     /// much meets its own limit before everybody's.
-    fn take(self: &Arc<Self>, peer: IpAddr) -> Result<Place, &'static str> {
+    fn take(self: &Arc<Self>, peer: IpAddr) -> Result<ConnectionPermit, &'static str> {
         let by_address = if peer.is_loopback() { None } else { Some(self.take_of(network(peer))?) };
         let permit = Arc::clone(&self.all).try_acquire_owned().map_err(|_| "connections_max")?;
-        Ok(Place { _permit: permit, _by_address: by_address })
+        Ok(ConnectionPermit { _permit: permit, _by_address: by_address })
     }
 
-    fn take_of(self: &Arc<Self>, peer: IpAddr) -> Result<PlaceOfAddress, &'static str> {
+    fn take_of(self: &Arc<Self>, peer: IpAddr) -> Result<AddressPermit, &'static str> {
         let mut per_address = self.per_address.lock();
         let taken = per_address.entry(peer).or_default();
         if *taken >= self.per_address_max {
             return Err("connections_per_address_max");
         }
         *taken += 1;
-        Ok(PlaceOfAddress { places: Arc::clone(self), peer })
+        Ok(AddressPermit { places: Arc::clone(self), peer })
     }
 }
 
@@ -295,18 +304,18 @@ fn network(peer: IpAddr) -> IpAddr {
 
 /// One connection's place; free again when dropped.
 #[derive(Debug)]
-struct Place {
+struct ConnectionPermit {
     _permit: OwnedSemaphorePermit,
-    _by_address: Option<PlaceOfAddress>,
+    _by_address: Option<AddressPermit>,
 }
 
 #[derive(Debug)]
-struct PlaceOfAddress {
-    places: Arc<Places>,
+struct AddressPermit {
+    places: Arc<ConnectionPermits>,
     peer: IpAddr,
 }
 
-impl Drop for PlaceOfAddress {
+impl Drop for AddressPermit {
     fn drop(&mut self) {
         let mut per_address = self.places.per_address.lock();
         if let Some(taken) = per_address.get_mut(&self.peer) {
@@ -325,7 +334,7 @@ mod tests {
     /// B77: one address meets its own limit, others are served.
     #[test]
     fn one_address_cannot_take_all_places() {
-        let places = Arc::new(Places::new(4, 2));
+        let places = Arc::new(ConnectionPermits::new(4, 2));
         let (noisy, quiet, home) = ([192, 0, 2, 1], [192, 0, 2, 2], [127, 0, 0, 1]);
         let first = places.take(noisy.into()).unwrap();
         let _second = places.take(noisy.into()).unwrap();
@@ -341,7 +350,7 @@ mod tests {
 
     #[test]
     fn one_ipv6_network_counts_as_one_address() {
-        let places = Arc::new(Places::new(4, 2));
+        let places = Arc::new(ConnectionPermits::new(4, 2));
         let take = |peer: &str| places.take(peer.parse::<IpAddr>().unwrap());
         let _first = take("2001:db8:1:2::1").unwrap();
         let _second = take("2001:db8:1:2:ffff::9").unwrap();

@@ -41,8 +41,8 @@ pub(super) fn accepted(headers: &HeaderMap) -> AcceptedTypes {
     if values.next().is_some_and(|only| only == USUAL_ACCEPT) && values.next().is_none() {
         return AcceptedTypes::Both;
     }
-    let mut json = Range::default();
-    let mut events = Range::default();
+    let mut json = MediaRangeMatch::default();
+    let mut events = MediaRangeMatch::default();
     for element in elements(headers, &ACCEPT) {
         let mut parts = element.split(';').map(str::trim);
         let range = parts.next().unwrap_or_default();
@@ -69,33 +69,33 @@ fn elements<'a>(headers: &'a HeaderMap, name: &HeaderName) -> impl Iterator<Item
 
 /// The best range seen so far for one type.
 #[derive(Clone, Copy, Default)]
-struct Range {
+struct MediaRangeMatch {
     specificity: u8,
-    admitted: Admission,
+    admitted: MediaAcceptance,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
-enum Admission {
+enum MediaAcceptance {
     #[default]
     Unmentioned,
     Yes,
     No,
 }
 
-impl Range {
+impl MediaRangeMatch {
     fn consider(&mut self, specificity: Option<u8>, admits: bool) {
         if let Some(specificity) = specificity.filter(|&found| found > self.specificity) {
             self.specificity = specificity;
-            self.admitted = if admits { Admission::Yes } else { Admission::No };
+            self.admitted = if admits { MediaAcceptance::Yes } else { MediaAcceptance::No };
         }
     }
 
     /// Absent or empty, `Accept` admits everything.
     fn admits(self, headers: &HeaderMap) -> bool {
         match self.admitted {
-            Admission::Yes => true,
-            Admission::No => false,
-            Admission::Unmentioned => elements(headers, &ACCEPT).next().is_none(),
+            MediaAcceptance::Yes => true,
+            MediaAcceptance::No => false,
+            MediaAcceptance::Unmentioned => elements(headers, &ACCEPT).next().is_none(),
         }
     }
 }

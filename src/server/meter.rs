@@ -12,14 +12,14 @@ const STATUS_FIRST: u16 = 100;
 const STATUS_COUNT: usize = 900;
 
 /// The counters of one listener. The recorder must be installed before a listener starts.
-pub(super) struct Meter {
+pub(super) struct ListenerMetrics {
     listener: &'static str,
     in_flight: Gauge,
     connections: Gauge,
     answers: Vec<OnceLock<Counter>>,
 }
 
-impl Meter {
+impl ListenerMetrics {
     pub(super) fn new(listener: &'static str) -> Self {
         Self {
             listener,
@@ -45,13 +45,13 @@ impl Meter {
     }
 
     /// Counts one request until the guard is dropped.
-    pub(super) fn request(&self) -> InUse {
-        InUse::new(self.in_flight.clone())
+    pub(super) fn request(&self) -> GaugeGuard {
+        GaugeGuard::new(self.in_flight.clone())
     }
 
     /// Counts one connection until the guard is dropped.
-    pub(super) fn connection(&self) -> InUse {
-        InUse::new(self.connections.clone())
+    pub(super) fn connection(&self) -> GaugeGuard {
+        GaugeGuard::new(self.connections.clone())
     }
 
     /// Counts something that hyper refused, or that never became a request.
@@ -65,7 +65,7 @@ impl Meter {
     }
 }
 
-impl fmt::Debug for Meter {
+impl fmt::Debug for ListenerMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Meter").field("listener", &self.listener).finish_non_exhaustive()
     }
@@ -73,16 +73,16 @@ impl fmt::Debug for Meter {
 
 /// One unit of a gauge.
 #[derive(Debug)]
-pub(super) struct InUse(Gauge);
+pub(super) struct GaugeGuard(Gauge);
 
-impl InUse {
+impl GaugeGuard {
     fn new(gauge: Gauge) -> Self {
         gauge.increment(1.0);
         Self(gauge)
     }
 }
 
-impl Drop for InUse {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.decrement(1.0);
     }

@@ -9,7 +9,7 @@ use http::{HeaderMap, Uri};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::refusal::{Part, Refusal};
+use super::refusal::{HeadPart, Refusal};
 
 /// Further refusals for the same reason are counted meanwhile.
 const INTERVAL: Duration = Duration::from_secs(60);
@@ -20,11 +20,11 @@ const SHOWN_MAX: usize = 100;
 #[derive(Debug)]
 pub(super) struct Notices {
     listener: &'static str,
-    said: Mutex<BTreeMap<&'static str, Said>>,
+    said: Mutex<BTreeMap<&'static str, RefusalNotice>>,
 }
 
 #[derive(Debug)]
-struct Said {
+struct RefusalNotice {
     at: Instant,
     /// How many were refused since and not told of.
     since: u64,
@@ -46,14 +46,14 @@ impl Notices {
         let Some(more) = self.due(advice.reason) else { return };
         let field = |name| headers.get(name).map(|value: &http::HeaderValue| value.as_bytes());
         let value = match advice.shown {
-            Part::Host => field(HOST).or_else(|| target.authority().map(|name| name.as_str().as_bytes())),
-            Part::Origin => field(ORIGIN),
-            Part::Length => field(CONTENT_LENGTH),
-            Part::Path => Some(target.path().as_bytes()),
-            Part::Nothing => None,
+            HeadPart::Host => field(HOST).or_else(|| target.authority().map(|name| name.as_str().as_bytes())),
+            HeadPart::Origin => field(ORIGIN),
+            HeadPart::Length => field(CONTENT_LENGTH),
+            HeadPart::Path => Some(target.path().as_bytes()),
+            HeadPart::Nothing => None,
         };
         let (reason, key, words) = (advice.reason, advice.key, advice.words);
-        let value = Shown(value.unwrap_or_default());
+        let value = LoggedText(value.unwrap_or_default());
         tracing::warn!(listener = self.listener, reason, key, %value, more, "refused: {words}");
     }
 
@@ -71,7 +71,7 @@ impl Notices {
                 Some(std::mem::take(&mut one.since))
             }
             None => {
-                said.insert(reason, Said { at: now, since: 0 });
+                said.insert(reason, RefusalNotice { at: now, since: 0 });
                 Some(0)
             }
         }
@@ -79,9 +79,9 @@ impl Notices {
 }
 
 /// Text of a client's as a log may hold it: printable, and cut (B160).
-struct Shown<'a>(&'a [u8]);
+struct LoggedText<'a>(&'a [u8]);
 
-impl fmt::Display for Shown<'_> {
+impl fmt::Display for LoggedText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let shown = self.0.get(..SHOWN_MAX);
         write!(f, "{}", shown.unwrap_or(self.0).escape_ascii())?;
@@ -108,9 +108,9 @@ mod tests {
 
     #[test]
     fn b160_what_a_client_sent_is_shown_printable_and_cut() {
-        assert_eq!(Shown(b"mcp.example").to_string(), "mcp.example");
-        assert_eq!(Shown(b"a\x1b[2Jb\r\n\xe2\x80\xae").to_string(), r"a\x1b[2Jb\r\n\xe2\x80\xae");
-        assert_eq!(Shown(&[b'x'; SHOWN_MAX]).to_string(), "x".repeat(SHOWN_MAX));
-        assert_eq!(Shown(&[b'x'; 9_000]).to_string(), "x".repeat(SHOWN_MAX) + "…");
+        assert_eq!(LoggedText(b"mcp.example").to_string(), "mcp.example");
+        assert_eq!(LoggedText(b"a\x1b[2Jb\r\n\xe2\x80\xae").to_string(), r"a\x1b[2Jb\r\n\xe2\x80\xae");
+        assert_eq!(LoggedText(&[b'x'; SHOWN_MAX]).to_string(), "x".repeat(SHOWN_MAX));
+        assert_eq!(LoggedText(&[b'x'; 9_000]).to_string(), "x".repeat(SHOWN_MAX) + "…");
     }
 }

@@ -9,12 +9,12 @@ use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::Limits;
-use super::trail::Trail;
+use super::ListenerLimits;
+use super::trail::ConnectionState;
 
 /// What the peer is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(super) enum HeaderTimeoutStage {
     /// The first byte of a request.
     Idle,
     /// The rest of a head.
@@ -23,27 +23,27 @@ pub(super) enum Stage {
 
 /// The wait for the next request.
 #[derive(Debug)]
-pub(super) struct Patience {
-    trail: Arc<Trail>,
-    stage: Stage,
+pub(super) struct HeaderTimeout {
+    trail: Arc<ConnectionState>,
+    stage: HeaderTimeoutStage,
     since: Instant,
     /// How many requests had begun when the stage did: another count means that the stage is over.
     begun: u32,
     timer: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patience {
-    pub(super) fn new(trail: Arc<Trail>) -> Self {
+impl HeaderTimeout {
+    pub(super) fn new(trail: Arc<ConnectionState>) -> Self {
         let begun = trail.begun();
-        Self { trail, stage: Stage::Idle, since: Instant::now(), begun, timer: None }
+        Self { trail, stage: HeaderTimeoutStage::Idle, since: Instant::now(), begun, timer: None }
     }
 
     /// Bytes have come; whether a head begins with them. Those of a body, or of a pipelined request, count as part of no
     /// head.
     pub(super) fn heard(&mut self) -> bool {
-        let begins = self.stage == Stage::Idle && !self.trail.is_busy();
+        let begins = self.stage == HeaderTimeoutStage::Idle && !self.trail.is_busy();
         if begins {
-            self.enter(Stage::Head);
+            self.enter(HeaderTimeoutStage::Head);
         }
         begins
     }
@@ -51,15 +51,15 @@ impl Patience {
     /// Ready with the stage that took too long.
     ///
     /// hyper may stop reading while it is idle and is then woken by the timer alone, so one is always set.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>, limits: &Limits) -> Poll<Stage> {
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, limits: &ListenerLimits) -> Poll<HeaderTimeoutStage> {
         loop {
             if self.trail.is_busy() || self.trail.begun() != self.begun {
-                self.enter(Stage::Idle);
+                self.enter(HeaderTimeoutStage::Idle);
             }
             let ends_at = self.since
                 + match self.stage {
-                    Stage::Idle => limits.idle_deadline,
-                    Stage::Head => limits.head_deadline,
+                    HeaderTimeoutStage::Idle => limits.idle_deadline,
+                    HeaderTimeoutStage::Head => limits.head_deadline,
                 };
             let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(ends_at)));
             // A timer that fires too early is set again; only one that would fire too late is moved at once.
@@ -76,7 +76,7 @@ impl Patience {
         }
     }
 
-    fn enter(&mut self, stage: Stage) {
+    fn enter(&mut self, stage: HeaderTimeoutStage) {
         self.stage = stage;
         self.since = Instant::now();
         self.begun = self.trail.begun();

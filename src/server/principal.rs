@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use http::header::{AUTHORIZATION, FORWARDED, VIA};
 use http::{HeaderMap, HeaderValue, Request};
 
-use super::api_keys::KeyRing;
+use super::api_keys::ApiKeyRing;
 use super::grant::Grant;
 use super::host::{is_loopback, names_this_machine};
 use super::refusal::Refusal;
@@ -21,27 +21,27 @@ const ADDED_BY_PROXIES: &str = "x-forwarded-";
 /// No header but `Authorization` says who somebody is. `X-Forwarded-For` and its kin can only take away what a client
 /// may do (B73).
 #[derive(Clone, Debug)]
-pub enum Callers {
+pub enum Authenticator {
     /// Whoever comes, as this principal: nobody in particular, where the operator serves everybody (T-22). Credentials
     /// are not looked at.
     Everyone(Principal),
     /// The one person behind a loopback listener, unless something says that several come.
-    OnePerson(OnePerson),
+    OnePerson(LocalUser),
     /// Holders of an API key, each as the principal that it belongs to.
-    KeyHolders(KeyRing),
+    KeyHolders(ApiKeyRing),
 }
 
 /// The one person that a loopback listener without authentication is for. Whoever comes through a proxy is not known
 /// to be that person, and is nobody in particular; whoever's credential goes on to the server behind is known by that.
 #[derive(Clone, Debug)]
-pub struct OnePerson {
+pub struct LocalUser {
     /// The operator serves a name that is not this machine's: others come, whatever their requests look like.
     is_shared: bool,
     /// Whether the log says already that requests come through a proxy.
     is_told: Arc<AtomicBool>,
 }
 
-impl OnePerson {
+impl LocalUser {
     /// `allowed_hosts` are the names that the operator serves besides loopback's.
     #[must_use]
     pub fn new(allowed_hosts: &[String]) -> Self {
@@ -86,7 +86,7 @@ fn came_through_a_proxy(headers: &HeaderMap) -> bool {
 
 /// Somebody who may come in.
 #[derive(Debug)]
-pub(super) struct Caller {
+pub(super) struct AuthenticatedCaller {
     pub(super) principal: Principal,
     /// What they are served on.
     pub(super) grant: Grant,
@@ -94,28 +94,28 @@ pub(super) struct Caller {
 
 #[derive(Clone, Debug)]
 pub(super) struct PrincipalGuard {
-    callers: Callers,
+    callers: Authenticator,
     /// What those are served on who need no key.
     open: Grant,
 }
 
 impl PrincipalGuard {
-    pub(super) fn new(callers: Callers) -> Self {
+    pub(super) fn new(callers: Authenticator) -> Self {
         Self { callers, open: Grant::default() }
     }
 
     /// A guard in the place of this one. Whoever may come as before is served on; the streams of all others end.
-    pub(super) fn followed_by(&self, callers: Callers) -> Self {
-        if let (Callers::KeyHolders(before), Callers::KeyHolders(now)) = (&self.callers, &callers) {
-            return Self::new(Callers::KeyHolders(now.clone().succeeding(before)));
+    pub(super) fn followed_by(&self, callers: Authenticator) -> Self {
+        if let (Authenticator::KeyHolders(before), Authenticator::KeyHolders(now)) = (&self.callers, &callers) {
+            return Self::new(Authenticator::KeyHolders(now.clone().succeeding(before)));
         }
         match (&self.callers, &callers) {
-            (Callers::Everyone(before), Callers::Everyone(now)) if before == now => return self.clone(),
-            (Callers::OnePerson(before), Callers::OnePerson(now)) if before.is_shared == now.is_shared => {
+            (Authenticator::Everyone(before), Authenticator::Everyone(now)) if before == now => return self.clone(),
+            (Authenticator::OnePerson(before), Authenticator::OnePerson(now)) if before.is_shared == now.is_shared => {
                 return self.clone();
             }
-            (Callers::KeyHolders(before), _) => before.withdraw(),
-            (Callers::Everyone(_) | Callers::OnePerson(_), _) => self.open.withdraw(),
+            (Authenticator::KeyHolders(before), _) => before.withdraw(),
+            (Authenticator::Everyone(_) | Authenticator::OnePerson(_), _) => self.open.withdraw(),
         }
         Self::new(callers)
     }
@@ -128,12 +128,12 @@ impl PrincipalGuard {
         &self,
         request: &Request<B>,
         forwards: impl FnOnce(&str) -> bool,
-    ) -> Result<Caller, Refusal> {
-        let keyless = |principal| Caller { principal, grant: self.open.clone() };
+    ) -> Result<AuthenticatedCaller, Refusal> {
+        let keyless = |principal| AuthenticatedCaller { principal, grant: self.open.clone() };
         match &self.callers {
-            Callers::Everyone(principal) => Ok(keyless(principal.clone())),
-            Callers::OnePerson(person) => person.identify(request, forwards(request.uri().path())).map(keyless),
-            Callers::KeyHolders(keys) => {
+            Authenticator::Everyone(principal) => Ok(keyless(principal.clone())),
+            Authenticator::OnePerson(person) => person.identify(request, forwards(request.uri().path())).map(keyless),
+            Authenticator::KeyHolders(keys) => {
                 let mut fields = request.headers().get_all(AUTHORIZATION).iter();
                 let (field, second) = (fields.next(), fields.next());
                 if second.is_some() {
@@ -141,7 +141,7 @@ impl PrincipalGuard {
                 }
                 let token = field.and_then(bearer).ok_or(Refusal::Unauthorized)?;
                 let (principal, grant) = keys.owner(token).ok_or(Refusal::Unauthorized)?;
-                Ok(Caller { principal: principal.clone(), grant: grant.clone() })
+                Ok(AuthenticatedCaller { principal: principal.clone(), grant: grant.clone() })
             }
         }
     }
@@ -171,7 +171,7 @@ mod tests {
                 .header("authorization", "Bearer x")
                 .body(())
                 .unwrap();
-            let guard = PrincipalGuard::new(Callers::Everyone(everyone.clone()));
+            let guard = PrincipalGuard::new(Authenticator::Everyone(everyone.clone()));
             assert_eq!(who(&guard, &request, true), Ok(everyone));
         }
     }
@@ -182,7 +182,7 @@ mod tests {
         let (local, anonymous, ada) = ("local", "anon", Principal::bearing(b"Bearer ada"));
         let check = |allowed: &[&str], forwards: bool, headers: &[(&str, &str)], expected: &str| {
             let allowed: Vec<_> = allowed.iter().map(|&name| name.to_owned()).collect();
-            let guard = PrincipalGuard::new(Callers::OnePerson(OnePerson::new(&allowed)));
+            let guard = PrincipalGuard::new(Authenticator::OnePerson(LocalUser::new(&allowed)));
             let request = headers.iter().fold(Request::builder(), |built, (name, value)| built.header(*name, *value));
             let found = who(&guard, &request.body(()).unwrap(), forwards);
             assert_eq!(found.unwrap().as_str(), expected, "{allowed:?} {forwards} {headers:?}");
@@ -210,7 +210,7 @@ mod tests {
             check(allowed, true, &[("host", host)], anonymous);
         }
         let absolute = Request::builder().uri("http://mcp.example/mcp").header("host", "localhost").body(()).unwrap();
-        let guard = PrincipalGuard::new(Callers::OnePerson(OnePerson::new(&[])));
+        let guard = PrincipalGuard::new(Authenticator::OnePerson(LocalUser::new(&[])));
         assert_eq!(who(&guard, &absolute, false), Ok(Principal::anonymous()));
         let twice = Request::builder().header("authorization", "a").header("authorization", "b").body(()).unwrap();
         assert_eq!(who(&guard, &twice, true), Err(Refusal::CredentialsUnclear));
@@ -219,12 +219,12 @@ mod tests {
     const KEY: &str = "tg_a1_0123456789abcdef0123456789abcdef";
 
     #[track_caller]
-    fn check(ring: &KeyRing, fields: &[&str], expected: &Result<Principal, Refusal>) {
+    fn check(ring: &ApiKeyRing, fields: &[&str], expected: &Result<Principal, Refusal>) {
         let mut request = Request::new(());
         for field in fields {
             request.headers_mut().append(AUTHORIZATION, field.parse().unwrap());
         }
-        let guard = PrincipalGuard::new(Callers::KeyHolders(ring.clone()));
+        let guard = PrincipalGuard::new(Authenticator::KeyHolders(ring.clone()));
         assert_eq!(who(&guard, &request, true), *expected, "{fields:?}");
     }
 
@@ -233,7 +233,7 @@ mod tests {
         let ada = Principal::new("key:ada");
         let mut keys = ApiKeys::default();
         keys.add(ApiKey::read(KEY).unwrap(), &ada).unwrap();
-        let ring = KeyRing::new(keys);
+        let ring = ApiKeyRing::new(keys);
         for scheme in ["Bearer ", "bearer ", "BEARER   "] {
             check(&ring, &[&format!("{scheme}{KEY}")], &Ok(ada.clone()));
         }
@@ -243,6 +243,6 @@ mod tests {
         }
         let good = format!("Bearer {KEY}");
         check(&ring, &[&good, &good], &Err(Refusal::CredentialsUnclear));
-        check(&KeyRing::new(ApiKeys::default()), &[&good], &Err(Refusal::Unauthorized));
+        check(&ApiKeyRing::new(ApiKeys::default()), &[&good], &Err(Refusal::Unauthorized));
     }
 }

@@ -7,7 +7,7 @@ use http::header::{ALLOW, CONNECTION, WWW_AUTHENTICATE};
 use http::{HeaderValue, StatusCode, Version};
 
 use crate::face::answer::refused;
-use crate::face::http::Response;
+use crate::face::http::FaceResponse;
 use crate::metric;
 use crate::wire::fault;
 
@@ -48,39 +48,39 @@ pub(super) enum Refusal {
 
 /// Marks the answer to a refused request, so that its connection can keep count.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Refused;
+pub(super) struct RefusalMarker;
 
 /// How one reason is answered.
-struct Terms {
+struct RefusalResponse {
     status: StatusCode,
     /// The label under which it is counted.
     reason: &'static str,
-    then: Then,
+    then: ConnectionAction,
     /// The code of the error in the body.
     code: i64,
 }
 
 /// What becomes of an HTTP/1 connection whose request had been read to its end.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Then {
+enum ConnectionAction {
     GoesOn,
     Ends,
 }
 
-impl Terms {
-    const fn new(status: StatusCode, reason: &'static str, then: Then) -> Self {
+impl RefusalResponse {
+    const fn new(status: StatusCode, reason: &'static str, then: ConnectionAction) -> Self {
         Self { status, reason, then, code: fault::INVALID_REQUEST }
     }
 
     /// For what concerns the JSON text itself.
-    const fn of_text(reason: &'static str, then: Then) -> Self {
+    const fn of_text(reason: &'static str, then: ConnectionAction) -> Self {
         Self { code: fault::PARSE_ERROR, ..Self::new(StatusCode::BAD_REQUEST, reason, then) }
     }
 }
 
 /// What the operator may do about a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Advice {
+pub(super) struct RefusalAdvice {
     /// The label under which the refusal is counted.
     pub(super) reason: &'static str,
     /// The key of the configuration to write.
@@ -88,12 +88,12 @@ pub(super) struct Advice {
     /// What happened, and what writing it does.
     pub(super) words: &'static str,
     /// What of the request shows which value is meant.
-    pub(super) shown: Part,
+    pub(super) shown: HeadPart,
 }
 
 /// A part of a request's head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum HeadPart {
     Host,
     Origin,
     Length,
@@ -103,30 +103,30 @@ pub(super) enum Part {
 }
 
 impl Refusal {
-    const fn terms(&self) -> Terms {
+    const fn terms(&self) -> RefusalResponse {
+        use ConnectionAction::{Ends, GoesOn};
         use StatusCode as S;
-        use Then::{Ends, GoesOn};
         match self {
-            Self::Tunnel => Terms::new(S::METHOD_NOT_ALLOWED, "connect", Ends),
-            Self::HeadTooLarge => Terms::new(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
-            Self::TargetTooLong => Terms::new(S::URI_TOO_LONG, "target_too_long", Ends),
-            Self::HostUnclear => Terms::new(S::BAD_REQUEST, "host_unclear", GoesOn),
-            Self::HostForeign => Terms::new(S::FORBIDDEN, "host_foreign", GoesOn),
-            Self::OriginForeign => Terms::new(S::FORBIDDEN, "origin_foreign", GoesOn),
-            Self::CredentialsUnclear => Terms::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
-            Self::Unauthorized => Terms::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
-            Self::NoMetadata | Self::PathUnknown => Terms::new(S::NOT_FOUND, "path_unknown", GoesOn),
-            Self::MethodUnknown(_) => Terms::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
-            Self::MediaType => Terms::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
-            Self::ContentCoding => Terms::new(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
-            Self::NotAcceptable => Terms::new(S::NOT_ACCEPTABLE, "not_acceptable", GoesOn),
-            Self::Expectation => Terms::new(S::EXPECTATION_FAILED, "expectation", GoesOn),
-            Self::TransferCoding => Terms::new(S::NOT_IMPLEMENTED, "transfer_coding", Ends),
-            Self::BodyTooLarge => Terms::new(S::PAYLOAD_TOO_LARGE, "body_too_large", Ends),
-            Self::BodyTooSlow => Terms::new(S::REQUEST_TIMEOUT, "body_too_slow", Ends),
-            Self::ChunkExtensions => Terms::new(S::BAD_REQUEST, "chunk_extensions", Ends),
-            Self::BodyBroken => Terms::of_text("body_broken", Ends),
-            Self::BodyEmpty => Terms::of_text("body_empty", GoesOn),
+            Self::Tunnel => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "connect", Ends),
+            Self::HeadTooLarge => RefusalResponse::new(S::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", Ends),
+            Self::TargetTooLong => RefusalResponse::new(S::URI_TOO_LONG, "target_too_long", Ends),
+            Self::HostUnclear => RefusalResponse::new(S::BAD_REQUEST, "host_unclear", GoesOn),
+            Self::HostForeign => RefusalResponse::new(S::FORBIDDEN, "host_foreign", GoesOn),
+            Self::OriginForeign => RefusalResponse::new(S::FORBIDDEN, "origin_foreign", GoesOn),
+            Self::CredentialsUnclear => RefusalResponse::new(S::BAD_REQUEST, "credentials_unclear", GoesOn),
+            Self::Unauthorized => RefusalResponse::new(S::UNAUTHORIZED, "unauthorized", GoesOn),
+            Self::NoMetadata | Self::PathUnknown => RefusalResponse::new(S::NOT_FOUND, "path_unknown", GoesOn),
+            Self::MethodUnknown(_) => RefusalResponse::new(S::METHOD_NOT_ALLOWED, "method_unknown", GoesOn),
+            Self::MediaType => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "media_type", GoesOn),
+            Self::ContentCoding => RefusalResponse::new(S::UNSUPPORTED_MEDIA_TYPE, "content_coding", GoesOn),
+            Self::NotAcceptable => RefusalResponse::new(S::NOT_ACCEPTABLE, "not_acceptable", GoesOn),
+            Self::Expectation => RefusalResponse::new(S::EXPECTATION_FAILED, "expectation", GoesOn),
+            Self::TransferCoding => RefusalResponse::new(S::NOT_IMPLEMENTED, "transfer_coding", Ends),
+            Self::BodyTooLarge => RefusalResponse::new(S::PAYLOAD_TOO_LARGE, "body_too_large", Ends),
+            Self::BodyTooSlow => RefusalResponse::new(S::REQUEST_TIMEOUT, "body_too_slow", Ends),
+            Self::ChunkExtensions => RefusalResponse::new(S::BAD_REQUEST, "chunk_extensions", Ends),
+            Self::BodyBroken => RefusalResponse::of_text("body_broken", Ends),
+            Self::BodyEmpty => RefusalResponse::of_text("body_empty", GoesOn),
         }
     }
 
@@ -167,25 +167,25 @@ impl Refusal {
     }
 
     /// What an operator may do about it, where that is a key of the configuration.
-    pub(super) const fn advice(&self) -> Option<Advice> {
+    pub(super) const fn advice(&self) -> Option<RefusalAdvice> {
         let (key, shown, words) = match self {
             Self::HostForeign => (
                 "listen.allowed_hosts",
-                Part::Host,
+                HeadPart::Host,
                 "a host is not served; write its name into this key if it is yours",
             ),
             Self::OriginForeign => (
                 "listen.allowed_origins",
-                Part::Origin,
+                HeadPart::Origin,
                 "pages of an origin may not call; write it into this key if they should",
             ),
             Self::Unauthorized => {
-                ("auth.api_keys", Part::Nothing, "a request has no key that is known; a block of this key has one")
+                ("auth.api_keys", HeadPart::Nothing, "a request has no key that is known; a block of this key has one")
             }
             Self::BodyTooLarge => {
-                ("limits.body_bytes_max", Part::Length, "a body is too large; raise this key to take it")
+                ("limits.body_bytes_max", HeadPart::Length, "a body is too large; raise this key to take it")
             }
-            Self::PathUnknown => ("upstreams.NAME.path", Part::Path, "no upstream has a path that was asked for"),
+            Self::PathUnknown => ("upstreams.NAME.path", HeadPart::Path, "no upstream has a path that was asked for"),
             Self::Tunnel
             | Self::HeadTooLarge
             | Self::TargetTooLong
@@ -203,20 +203,20 @@ impl Refusal {
             | Self::ChunkExtensions
             | Self::BodyEmpty => return None,
         };
-        Some(Advice { reason: self.terms().reason, key, words, shown })
+        Some(RefusalAdvice { reason: self.terms().reason, key, words, shown })
     }
 
     /// The answer, counted.
-    pub(super) fn answer(self, stream: StreamPosition) -> Response {
-        let Terms { status, reason, then, code } = self.terms();
+    pub(super) fn answer(self, stream: StreamPosition) -> FaceResponse {
+        let RefusalResponse { status, reason, then, code } = self.terms();
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
         tracing::debug!(reason, "request refused");
         let mut response = refused(status, code, self.sentence());
-        response.extensions_mut().insert(Refused);
+        response.extensions_mut().insert(RefusalMarker);
         let ends = match stream {
             StreamPosition::Multiplexed => false,
             StreamPosition::Unread => true,
-            StreamPosition::Known => then == Then::Ends,
+            StreamPosition::Known => then == ConnectionAction::Ends,
         };
         if ends {
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

@@ -13,9 +13,9 @@ use super::dispatch::Dispatch;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::Notices;
-use super::principal::{Caller, PrincipalGuard};
-use super::refusal::{Refusal, Refused, StreamPosition};
-use crate::face::http::{Response, empty_body};
+use super::principal::{AuthenticatedCaller, PrincipalGuard};
+use super::refusal::{Refusal, RefusalMarker, StreamPosition};
+use crate::face::http::{FaceResponse, empty_body};
 use crate::metric;
 
 /// The layers of one listener. A reload replaces them as a whole: a request meets the old or the new (F24).
@@ -33,7 +33,7 @@ pub(super) struct Layers {
 impl Layers {
     /// Answers one request that came in on `local`. Connections were admitted before, and answers are counted after
     /// it, in `connection`.
-    pub(super) async fn answer(&self, request: Request<Incoming>, local: IpAddr) -> Response {
+    pub(super) async fn answer(&self, request: Request<Incoming>, local: IpAddr) -> FaceResponse {
         let version = request.version();
         // A bug costs one answer, not the process (F64); outside everything that may have bugs.
         // Nothing that the panic left half done is used again: the request is gone with its future.
@@ -41,25 +41,27 @@ impl Layers {
         caught.unwrap_or_else(|_| rescue(version))
     }
 
-    async fn guarded(&self, request: Request<Incoming>, local: IpAddr) -> Response {
+    async fn guarded(&self, request: Request<Incoming>, local: IpAddr) -> FaceResponse {
         let is_head = request.method() == Method::HEAD;
         let mut response = match self.admit(&request, local) {
             // On the heap, so that an idle connection holds no room for it.
-            Ok(Caller { principal, grant }) => grant.bind(Box::pin(self.dispatch.answer(request, principal)).await),
+            Ok(AuthenticatedCaller { principal, grant }) => {
+                grant.bind(Box::pin(self.dispatch.answer(request, principal)).await)
+            }
             Err(refusal) => {
                 self.notices.refused(&refusal, request.uri(), request.headers());
                 refusal.answer(StreamPosition::of(&request))
             }
         };
         // The answer to HEAD has no body (B54), and what is not sent is not announced. The sentences are for clients.
-        if (is_head || self.notices.is_of_operators()) && response.extensions().get::<Refused>().is_some() {
+        if (is_head || self.notices.is_of_operators()) && response.extensions().get::<RefusalMarker>().is_some() {
             *response.body_mut() = empty_body();
             response.headers_mut().remove(CONTENT_TYPE);
         }
         response
     }
 
-    fn admit<B>(&self, request: &Request<B>, local: IpAddr) -> Result<Caller, Refusal> {
+    fn admit<B>(&self, request: &Request<B>, local: IpAddr) -> Result<AuthenticatedCaller, Refusal> {
         // What is too large to look at is not looked at by anyone below.
         self.head.check(request)?;
         // A rebound name must not reach anything (SEC-06), the admin paths included.
@@ -88,9 +90,9 @@ pub(super) trait Guard {
 
 /// A bare 500 in place of an answer that panicked. Over HTTP/1 it ends the connection: how much of the body was
 /// read is unknown.
-fn rescue(version: Version) -> Response {
+fn rescue(version: Version) -> FaceResponse {
     metrics::counter!(metric::HTTP_PANICS).increment(1);
-    let mut response = Response::new(empty_body());
+    let mut response = FaceResponse::new(empty_body());
     *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
     if version <= Version::HTTP_11 {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));

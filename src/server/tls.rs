@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use super::connection::Shared;
-use super::io::{Transport, linger};
+use super::connection::ListenerState;
+use super::io::{ResettableStream, linger};
 use super::listener::StartError;
 use crate::task::{Clock, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, provider};
@@ -30,7 +30,7 @@ const ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 #[derive(Clone, Debug)]
 pub(super) struct Tls {
     config: Arc<ServerConfig>,
-    shown: Arc<Shown>,
+    shown: Arc<ListenerCertificate>,
     files: IdentityFiles,
 }
 
@@ -39,13 +39,13 @@ const NAMES_MAX: usize = 64;
 
 /// The certificate that new connections are shown.
 #[derive(Debug)]
-pub(super) struct Shown {
+pub(super) struct ListenerCertificate {
     identity: RwLock<Arc<CertifiedKey>>,
     /// Names that were found to be its own: most requests name one of a few.
     names: RwLock<BTreeSet<String>>,
 }
 
-impl Shown {
+impl ListenerCertificate {
     fn new(identity: Arc<CertifiedKey>) -> Self {
         Self { identity: RwLock::new(identity), names: RwLock::default() }
     }
@@ -83,7 +83,7 @@ impl Shown {
     }
 }
 
-impl ResolvesServerCert for Shown {
+impl ResolvesServerCert for ListenerCertificate {
     /// Whatever name was asked for: names that are not served are refused over HTTP, where clients can be told why.
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(Arc::clone(&self.identity.read()))
@@ -93,23 +93,23 @@ impl ResolvesServerCert for Shown {
 impl Tls {
     /// Reads the files.
     pub(super) fn read(files: IdentityFiles) -> Result<Self, StartError> {
-        let shown = Arc::new(Shown::new(files.read(SystemClock.now())?));
+        let shown = Arc::new(ListenerCertificate::new(files.read(SystemClock.now())?));
         let mut config = ServerConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .expect("the library serves the versions that it recommends")
             .with_no_client_auth()
-            .with_cert_resolver(Arc::<Shown>::clone(&shown));
+            .with_cert_resolver(Arc::<ListenerCertificate>::clone(&shown));
         config.alpn_protocols = ALPN.map(<[u8]>::to_vec).to_vec();
         Ok(Self { config: Arc::new(config), shown, files })
     }
 
     /// The certificate, whichever it is at the time.
-    pub(super) const fn shown(&self) -> &Arc<Shown> {
+    pub(super) const fn shown(&self) -> &Arc<ListenerCertificate> {
         &self.shown
     }
 
     /// Performs the handshake. `None` where there is nobody to serve; the peer knows why.
-    pub(super) async fn accept(&self, shared: &Shared, socket: TcpStream) -> Option<TlsStream<TcpStream>> {
+    pub(super) async fn accept(&self, shared: &ListenerState, socket: TcpStream) -> Option<TlsStream<TcpStream>> {
         let handshake = TlsAcceptor::from(Arc::clone(&self.config)).accept(socket).into_fallible();
         let ended = tokio::select! {
             ended = timeout(shared.limits.handshake_deadline, handshake) => ended,
@@ -133,7 +133,7 @@ impl Tls {
 
     /// Reads the files again whenever they have changed, and when they are asked for, until the listener ends (F65). Files that are of no
     /// use leave the old certificate in place; the log says so once for each change of them.
-    pub(super) async fn follow(self, shared: Arc<Shared>) {
+    pub(super) async fn follow(self, shared: Arc<ListenerState>) {
         let mut troubled = None;
         loop {
             let pause = async {
@@ -172,7 +172,7 @@ impl Tls {
     }
 }
 
-impl<T: Transport> Transport for TlsStream<T> {
+impl<T: ResettableStream> ResettableStream for TlsStream<T> {
     fn reset_on_drop(&self) {
         self.get_ref().0.reset_on_drop();
     }

@@ -10,22 +10,22 @@ use http::Version;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio_util::sync::CancellationToken;
 
-use super::meter::{InUse, Meter};
-use super::unread::{Unread, next_piece};
+use super::meter::{GaugeGuard, ListenerMetrics};
+use super::unread::{UnreadAnswers, next_piece};
 use crate::face::http::ResponseBody;
 
 /// The state of one connection, written by its requests. All of it is advisory, so relaxed order will do.
 #[derive(Debug)]
-pub(super) struct Trail {
+pub(super) struct ConnectionState {
     begun: AtomicU32,
     open: AtomicU32,
     glitches: AtomicU32,
     in_doubt: AtomicBool,
     leave: CancellationToken,
-    unread: Unread,
+    unread: UnreadAnswers,
 }
 
-impl Trail {
+impl ConnectionState {
     /// `leave` asks the connection to end after what it is answering.
     pub(super) fn new(leave: CancellationToken) -> Self {
         Self {
@@ -34,7 +34,7 @@ impl Trail {
             glitches: 0.into(),
             in_doubt: false.into(),
             leave,
-            unread: Unread::default(),
+            unread: UnreadAnswers::default(),
         }
     }
 
@@ -43,17 +43,17 @@ impl Trail {
     }
 
     /// The answers that wait for their peer, over HTTP/2.
-    pub(super) const fn unread(&self) -> &Unread {
+    pub(super) const fn unread(&self) -> &UnreadAnswers {
         &self.unread
     }
 
     /// Counts one refused request; the one after `max` ends the connection, gracefully.
-    pub(super) fn glitch(&self, max: u32) -> Standing {
+    pub(super) fn glitch(&self, max: u32) -> PeerState {
         if self.glitches.fetch_add(1, Ordering::Relaxed) < max {
-            return Standing::Good;
+            return PeerState::Good;
         }
         self.leave.cancel();
-        Standing::Leaving
+        PeerState::Leaving
     }
 
     /// How many requests have begun so far; wraps.
@@ -78,29 +78,29 @@ impl Trail {
 
 /// Whether a peer that has been refused may go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Standing {
+pub(super) enum PeerState {
     Good,
     Leaving,
 }
 
 /// One request, from its head to the last byte of its answer, or to the moment its client left.
 #[derive(Debug)]
-pub(super) struct Open {
-    trail: Arc<Trail>,
+pub(super) struct OpenRequest {
+    trail: Arc<ConnectionState>,
     /// Which request of the connection this is.
     number: u32,
-    _counted: InUse,
+    _counted: GaugeGuard,
 }
 
-impl Open {
-    pub(super) fn new(trail: Arc<Trail>, meter: &Meter) -> Self {
+impl OpenRequest {
+    pub(super) fn new(trail: Arc<ConnectionState>, meter: &ListenerMetrics) -> Self {
         let number = trail.begun.fetch_add(1, Ordering::Relaxed);
         trail.open.fetch_add(1, Ordering::Relaxed);
         Self { trail, number, _counted: meter.request() }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenRequest {
     fn drop(&mut self) {
         self.trail.open.fetch_sub(1, Ordering::Relaxed);
     }
@@ -108,32 +108,32 @@ impl Drop for Open {
 
 /// The body of an answer, which keeps its request open.
 #[derive(Debug)]
-pub(super) struct OpenBody {
+pub(super) struct OpenRequestBody {
     body: ResponseBody,
-    open: Open,
-    carriage: Carriage,
+    open: OpenRequest,
+    carriage: BodyDelivery,
 }
 
 /// How the bytes of an answer get to the peer.
 #[derive(Debug)]
-enum Carriage {
+enum BodyDelivery {
     /// Over HTTP/1: the socket alone tells whether somebody reads.
     Socket,
     /// Over HTTP/2, piece by piece; holds what is left of a frame.
     Stream(Bytes),
 }
 
-impl OpenBody {
-    pub(super) const fn new(body: ResponseBody, open: Open, version: Version) -> Self {
+impl OpenRequestBody {
+    pub(super) const fn new(body: ResponseBody, open: OpenRequest, version: Version) -> Self {
         let carriage = match version {
-            Version::HTTP_2 => Carriage::Stream(Bytes::new()),
-            _ => Carriage::Socket,
+            Version::HTTP_2 => BodyDelivery::Stream(Bytes::new()),
+            _ => BodyDelivery::Socket,
         };
         Self { body, open, carriage }
     }
 }
 
-impl Body for OpenBody {
+impl Body for OpenRequestBody {
     type Data = Bytes;
     type Error = std::io::Error;
 
@@ -142,10 +142,10 @@ impl Body for OpenBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
         let this = self.get_mut();
-        let Carriage::Stream(left) = &mut this.carriage else {
+        let BodyDelivery::Stream(left) = &mut this.carriage else {
             return Pin::new(&mut this.body).poll_frame(context);
         };
-        let Open { trail, number, .. } = &this.open;
+        let OpenRequest { trail, number, .. } = &this.open;
         trail.unread.taken(*number);
         if left.is_empty() {
             match ready!(Pin::new(&mut this.body).poll_frame(context)) {
@@ -162,21 +162,21 @@ impl Body for OpenBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.carriage {
-            Carriage::Stream(left) if !left.is_empty() => false,
-            Carriage::Stream(_) | Carriage::Socket => self.body.is_end_stream(),
+            BodyDelivery::Stream(left) if !left.is_empty() => false,
+            BodyDelivery::Stream(_) | BodyDelivery::Socket => self.body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.carriage {
             // Asked for only before the first frame; what is known later is of no use to anybody.
-            Carriage::Stream(left) if !left.is_empty() => SizeHint::default(),
-            Carriage::Stream(_) | Carriage::Socket => self.body.size_hint(),
+            BodyDelivery::Stream(left) if !left.is_empty() => SizeHint::default(),
+            BodyDelivery::Stream(_) | BodyDelivery::Socket => self.body.size_hint(),
         }
     }
 }
 
-impl Drop for OpenBody {
+impl Drop for OpenRequestBody {
     fn drop(&mut self) {
         self.open.trail.unread.taken(self.open.number);
     }

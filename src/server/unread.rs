@@ -14,7 +14,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::trail::Trail;
+use super::trail::ConnectionState;
 
 /// Largest piece of an answer: what one frame holds unless the peer allows more (RFC 9113, 4.2).
 const PIECE_MAX: usize = 16 << 10;
@@ -35,9 +35,9 @@ pub(super) fn next_piece(data: &mut Bytes) -> Bytes {
 
 /// Which answers of a connection wait for their peer, and since when. As many entries as open streams.
 #[derive(Debug, Default)]
-pub(super) struct Unread(Mutex<BTreeMap<u32, Instant>>);
+pub(super) struct UnreadAnswers(Mutex<BTreeMap<u32, Instant>>);
 
-impl Unread {
+impl UnreadAnswers {
     /// A piece of the answer to `request` was handed over.
     pub(super) fn handed(&self, request: u32) {
         self.0.lock().insert(request, Instant::now());
@@ -56,13 +56,13 @@ impl Unread {
 /// Looks from time to time whether an answer has waited for too long.
 #[derive(Debug)]
 pub(super) struct ReadWatch {
-    trail: Arc<Trail>,
+    trail: Arc<ConnectionState>,
     span: Duration,
     timer: Pin<Box<Sleep>>,
 }
 
 impl ReadWatch {
-    pub(super) fn new(trail: Arc<Trail>, span: Duration) -> Self {
+    pub(super) fn new(trail: Arc<ConnectionState>, span: Duration) -> Self {
         Self { trail, span, timer: Box::pin(sleep(span)) }
     }
 
@@ -110,7 +110,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_watch_ends_with_the_answer_that_waited_longest() {
         let span = Duration::from_secs(30);
-        let trail = Arc::new(Trail::new(CancellationToken::new()));
+        let trail = Arc::new(ConnectionState::new(CancellationToken::new()));
         let mut watch = ReadWatch::new(Arc::clone(&trail), span);
         let began = Instant::now();
         tokio::time::advance(Duration::from_secs(10)).await;

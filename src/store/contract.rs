@@ -7,8 +7,9 @@ use super::tasks::PAGE_BYTES_MAX;
 use super::{Revision, StoreError, TaskStore, Usage};
 use crate::task::model::ROW_BYTES_MIN;
 use crate::task::{
-    Attempt, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome, Phase,
-    Principal, Question, Reason, Recovery, Reference, Shown, Summary, Task, TaskId, TaskKey, Timestamp, transition,
+    Attempt, CallOrigin, ClientKind, Digest, Event, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
+    Phase, Principal, Question, Reason, Recovery, ShortReference, Summary, Task, TaskId, TaskKey, TaskVisibility,
+    Timestamp, transition,
 };
 use crate::wire::{Payload, RpcError};
 
@@ -19,8 +20,8 @@ const TTL: Duration = Duration::from_secs(60);
 pub(crate) fn task(owner: &str, id: u128) -> Task {
     Task {
         key: TaskKey { owner: Principal::new(owner), id: TaskId::from_bits(id) },
-        shown: Shown::Handle,
-        origin: Origin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: Maker::Stateless },
+        shown: TaskVisibility::Handle,
+        origin: CallOrigin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: ClientKind::Stateless },
         created_at: START,
         updated_at: START,
         ttl: TTL,
@@ -181,7 +182,7 @@ async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
     }
     let last = START.after(Duration::from_millis(7));
     store.insert(&Task { created_at: last, ..settled(task("a", 6), "r") }).await.unwrap();
-    let mut same = [("a", 3), ("c", 4), ("b", 5)].map(|(owner, id)| (Reference::of(&task(owner, id).key), id));
+    let mut same = [("a", 3), ("c", 4), ("b", 5)].map(|(owner, id)| (ShortReference::of(&task(owner, id).key), id));
     same.sort_unstable();
     let expected = [6, same[0].1, same[1].1, same[2].1, 2, 1];
     for limit in 1..8 {
@@ -191,7 +192,7 @@ async fn surveys_hold_every_task_once_the_newest_first(store: &impl TaskStore) {
             assert!(page.tasks.len() <= limit && (page.tasks.len() == limit || !page.has_more));
             seen.extend(page.tasks.iter().map(|task| task.key.id.bits()));
             let Some(last) = page.tasks.last().filter(|_| page.has_more) else { break };
-            after = Some((last.created_at, Reference::of(&last.key)));
+            after = Some((last.created_at, ShortReference::of(&last.key)));
         }
         assert_eq!(seen, expected, "{limit} at a time");
     }
@@ -203,7 +204,7 @@ async fn a_reference_leads_to_its_task(store: &impl TaskStore) {
     let (one, two) = (task("a", 1), task("b", 1));
     let revision = store.insert(&one).await.unwrap();
     store.insert(&two).await.unwrap();
-    let find = async |key: &TaskKey| store.find_reference(Reference::of(key), 9).await.unwrap();
+    let find = async |key: &TaskKey| store.find_reference(ShortReference::of(key), 9).await.unwrap();
     let nobodys = task("a", 2).key;
     assert_eq!(find(&one.key).await, std::slice::from_ref(&one.key));
     store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
@@ -236,7 +237,7 @@ async fn lists_show_a_task_as_it_stands(store: &impl TaskStore) {
     for (phase, id) in phases.into_iter().zip(0_u8..) {
         let made = Task {
             created_at: START.after(Duration::from_millis(id.into())),
-            shown: if id == 1 { Shown::Hidden } else { Shown::Handle },
+            shown: if id == 1 { TaskVisibility::Hidden } else { TaskVisibility::Handle },
             status_message: (id % 2 == 0).then(|| Arc::from("half")),
             ..task("a", id.into())
         };

@@ -43,45 +43,45 @@ use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use self::batch::{Write, Written};
-use self::check::Check;
-use self::clock::Judged;
-use self::doubt::Doubt;
-use self::folder::{Ballast, Lock};
-pub use self::health::Health;
-use self::health::Monitor;
-use self::opening::{Found, read_in_at_last};
-use self::readers::Readers;
-use self::reads::Read;
-use self::resident::Resident;
+use self::batch::{RowWrite, WriteResult};
+use self::check::FileCheck;
+use self::clock::ClockTrust;
+use self::doubt::DoubtfulRows;
+use self::folder::{Ballast, FolderLock};
+pub use self::health::StoreHealth;
+use self::health::StoreHealthMonitor;
+use self::opening::{OpenedDatabase, read_in_at_last};
+use self::readers::ReaderPool;
+use self::reads::ReadRow;
+use self::resident::ResidentRows;
 pub use self::settings::{DiskSettings, OpenError};
-use self::settings::{Hooks, Tuning};
-use self::writer::{Request, Writer};
-use super::tasks::{Listed, Newest, Revision, StoreError, Stored, TaskStore, Usage};
-use crate::task::{Digest, Principal, Reference, Task, TaskId, TaskKey, Timestamp};
+use self::settings::{DiskTuning, FaultHooks};
+use self::writer::{DiskWriter, WriterRequest};
+use super::tasks::{NewestCursor, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
+use crate::task::{Digest, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
 const QUEUE_MAX: usize = 1_024;
 
-type SharedLock = Arc<Mutex<Option<Lock>>>;
+type SharedFolderLock = Arc<Mutex<Option<FolderLock>>>;
 
 /// See the module.
 pub struct DiskStore {
-    queue: mpsc::Sender<Request>,
-    readers: Arc<Readers>,
-    resident: Arc<Resident>,
-    monitor: Arc<Monitor>,
+    queue: mpsc::Sender<WriterRequest>,
+    readers: Arc<ReaderPool>,
+    resident: Arc<ResidentRows>,
+    monitor: Arc<StoreHealthMonitor>,
     seen: Arc<AtomicU64>,
     commits: Arc<AtomicU64>,
-    doubt: Arc<Doubt>,
+    doubt: Arc<DoubtfulRows>,
     writer: Mutex<Option<JoinHandle<()>>>,
     /// The check of the file, which goes on in the background.
-    check: Arc<Check>,
-    clock: Judged,
+    check: Arc<FileCheck>,
+    clock: ClockTrust,
     /// Held as long as the writer's thread may have the file open; and for good where a bug ended it.
-    _lock: SharedLock,
+    _lock: SharedFolderLock,
     /// Tasks that cannot be read, as far as they were named.
-    told: Mutex<BTreeSet<Reference>>,
+    told: Mutex<BTreeSet<ShortReference>>,
 }
 
 impl std::fmt::Debug for DiskStore {
@@ -123,10 +123,10 @@ impl DiskStore {
     /// # Errors
     /// See [`OpenError`]. What is there is left as it is.
     pub async fn open(settings: DiskSettings) -> Result<Arc<Self>, OpenError> {
-        Self::open_with(settings, Hooks::default()).await
+        Self::open_with(settings, FaultHooks::default()).await
     }
 
-    async fn open_with(settings: DiskSettings, hooks: Hooks) -> Result<Arc<Self>, OpenError> {
+    async fn open_with(settings: DiskSettings, hooks: FaultHooks) -> Result<Arc<Self>, OpenError> {
         examine(&settings)?;
         let folder = settings.folder.clone();
         folder::prepare(&folder)?;
@@ -144,16 +144,16 @@ impl DiskStore {
         });
         let (found, hooks) =
             opened.await.map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })??;
-        let Found { conn, sums, seen, longest } = found;
-        let clock = Judged::new(settings.clock, seen, longest, tuning.distrust);
+        let OpenedDatabase { conn, sums, seen, longest } = found;
+        let clock = ClockTrust::new(settings.clock, seen, longest, tuning.distrust);
         let lock = Arc::new(Mutex::new(Some(lock)));
-        let check = Arc::<Check>::default();
-        let resident = Arc::new(Resident::new(sums));
-        let monitor = Monitor::new();
+        let check = Arc::<FileCheck>::default();
+        let resident = Arc::new(ResidentRows::new(sums));
+        let monitor = StoreHealthMonitor::new();
         let seen = Arc::new(AtomicU64::new(seen.as_millis()));
         let commits = Arc::new(AtomicU64::new(0));
-        let doubt = Arc::<Doubt>::default();
-        let writer = Writer {
+        let doubt = Arc::<DoubtfulRows>::default();
+        let writer = DiskWriter {
             ballast,
             folder,
             place: writer::identity(&path),
@@ -179,7 +179,7 @@ impl DiskStore {
             .map_err(|error| OpenError::Failed { path: path.clone(), what: error.to_string() })?;
         let store = Self {
             queue,
-            readers: Readers::new(path),
+            readers: ReaderPool::new(path),
             resident,
             monitor,
             seen,
@@ -196,7 +196,7 @@ impl DiskStore {
     }
 
     /// Looks through the whole file for damage, beside everything else.
-    fn check_in_background(&self, tuning: Tuning) {
+    fn check_in_background(&self, tuning: DiskTuning) {
         let (check, monitor) = (Arc::clone(&self.check), Arc::clone(&self.monitor));
         let path = self.readers.path().to_owned();
         let check = move || check.run(&path, &monitor, tuning);
@@ -207,13 +207,13 @@ impl DiskStore {
 
     /// How the store is.
     #[must_use]
-    pub fn health(&self) -> Health {
+    pub fn health(&self) -> StoreHealth {
         self.monitor.now()
     }
 
     /// Tells how the store is whenever that changes; for readiness.
     #[must_use]
-    pub fn watch_health(&self) -> watch::Receiver<Health> {
+    pub fn watch_health(&self) -> watch::Receiver<StoreHealth> {
         self.monitor.watch()
     }
 
@@ -241,7 +241,7 @@ impl DiskStore {
         self.check.end();
         self.readers.close();
         let (reply, closed) = oneshot::channel();
-        if self.queue.send(Request::Close(reply)).await.is_ok() {
+        if self.queue.send(WriterRequest::Close(reply)).await.is_ok() {
             let _ = closed.await;
         }
         let writer = self.writer.lock().take();
@@ -257,10 +257,10 @@ impl DiskStore {
         now.max(Timestamp::from_millis(before))
     }
 
-    async fn write(&self, write: Write) -> Result<Written, StoreError> {
+    async fn write(&self, write: RowWrite) -> Result<WriteResult, StoreError> {
         let (reply, outcome) = oneshot::channel();
-        let is_insert = matches!(write, Write::Insert(_));
-        self.queue.send(Request::Write(write, Instant::now(), reply)).await.map_err(|_| closed())?;
+        let is_insert = matches!(write, RowWrite::Insert(_));
+        self.queue.send(WriterRequest::Write(write, Instant::now(), reply)).await.map_err(|_| closed())?;
         match outcome.await {
             Ok(outcome) => outcome,
             // The writer ended in the midst of it.
@@ -269,10 +269,12 @@ impl DiskStore {
         }
     }
 
-    async fn put(&self, write: Write) -> Result<Revision, StoreError> {
+    async fn put(&self, write: RowWrite) -> Result<Revision, StoreError> {
         match self.write(write).await? {
-            Written::At(revision) => Ok(revision),
-            Written::Removed | Written::Freed(_) => Err(StoreError::Io(io::Error::other("another write's outcome"))),
+            WriteResult::At(revision) => Ok(revision),
+            WriteResult::Removed | WriteResult::Freed(_) => {
+                Err(StoreError::Io(io::Error::other("another write's outcome")))
+            }
         }
     }
 }
@@ -287,7 +289,11 @@ impl Drop for DiskStore {
 
 /// Starts the writer's thread, which gives the lock back once everything is closed; not where a bug ends it, for the
 /// calls of this life go on.
-fn start(writer: Writer, requests: mpsc::Receiver<Request>, lock: SharedLock) -> io::Result<JoinHandle<()>> {
+fn start(
+    writer: DiskWriter,
+    requests: mpsc::Receiver<WriterRequest>,
+    lock: SharedFolderLock,
+) -> io::Result<JoinHandle<()>> {
     let monitor = Arc::clone(&writer.monitor);
     std::thread::Builder::new().name("store-writer".to_owned()).spawn(move || {
         let Ok(closing) = catch_unwind(AssertUnwindSafe(|| writer.run(requests))) else { return monitor.ended() };
@@ -298,7 +304,7 @@ fn start(writer: Writer, requests: mpsc::Receiver<Request>, lock: SharedLock) ->
     })
 }
 
-fn is_there(row: &Stored, now: Timestamp) -> bool {
+fn is_there(row: &StoredTask, now: Timestamp) -> bool {
     !row.task.is_settled() || row.task.expires_at() > now
 }
 
@@ -314,10 +320,10 @@ fn closed() -> StoreError {
 impl TaskStore for DiskStore {
     async fn insert(&self, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
-        self.put(Write::Insert(Arc::new(task.clone()))).await
+        self.put(RowWrite::Insert(Arc::new(task.clone()))).await
     }
 
-    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         let now = self.raise(now);
         if let Some(row) = self.resident.live(key) {
             return Ok(Some(row));
@@ -328,7 +334,7 @@ impl TaskStore for DiskStore {
         let ticket = self.resident.ticket(key);
         let wanted = key.clone();
         let Some(read) = self.readers.read(move |conn| reads::read(conn, &wanted)).await? else { return Ok(None) };
-        if let Read::Whole(row) = &read
+        if let ReadRow::Whole(row) = &read
             && !self.doubt.hides(key)
         {
             self.resident.keep(ticket, row, now).await;
@@ -339,7 +345,7 @@ impl TaskStore for DiskStore {
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let task = Arc::new(task.clone());
-        let revision = match self.put(Write::Replace { expected, task: Arc::clone(&task) }).await {
+        let revision = match self.put(RowWrite::Replace { expected, task: Arc::clone(&task) }).await {
             Err(StoreError::Conflict) => {
                 // What memory has of a settled row may be older than the row: whoever reads again reads the disk.
                 self.resident.forget_settled(&task.key).await;
@@ -348,7 +354,7 @@ impl TaskStore for DiskStore {
             other => other?,
         };
         if task.is_settled() {
-            self.resident.keep_settled(&Stored { task, revision }, self.last_seen()).await;
+            self.resident.keep_settled(&StoredTask { task, revision }, self.last_seen()).await;
         }
         Ok(revision)
     }
@@ -356,7 +362,7 @@ impl TaskStore for DiskStore {
     async fn remove(&self, key: &TaskKey) -> Result<(), StoreError> {
         let (reply, outcome) = oneshot::channel();
         self.queue
-            .send(Request::Write(Write::Remove(key.clone()), Instant::now(), reply))
+            .send(WriterRequest::Write(RowWrite::Remove(key.clone()), Instant::now(), reply))
             .await
             .map_err(|_| closed())?;
         let (resident, key) = (Arc::clone(&self.resident), key.clone());
@@ -373,9 +379,9 @@ impl TaskStore for DiskStore {
         if self.clock.is_distrusted() {
             return Ok(0);
         }
-        match self.write(Write::Sweep { now: self.raise(now), limit }).await? {
-            Written::Freed(freed) => Ok(freed),
-            Written::At(_) | Written::Removed => Ok(0),
+        match self.write(RowWrite::Sweep { now: self.raise(now), limit }).await? {
+            WriteResult::Freed(freed) => Ok(freed),
+            WriteResult::At(_) | WriteResult::Removed => Ok(0),
         }
     }
 
@@ -392,7 +398,7 @@ impl TaskStore for DiskStore {
         mut after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         let now = self.raise(now);
         loop {
             let owner = owner.clone();
@@ -410,7 +416,12 @@ impl TaskStore for DiskStore {
         Ok(self.resident.open(after, limit))
     }
 
-    async fn survey(&self, mut after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
+    async fn survey(
+        &self,
+        mut after: Option<NewestCursor>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SummaryPage, StoreError> {
         let now = self.raise(now);
         loop {
             let found = self.readers.list(move |conn| reads::survey(conn, after, limit, now)).await?;
@@ -422,7 +433,7 @@ impl TaskStore for DiskStore {
         }
     }
 
-    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+    async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         let mut found = self.readers.read(move |conn| reads::referred(conn, reference, limit)).await?;
         found.retain(|key| !self.doubt.hides(key));
         Ok(found)
@@ -437,7 +448,7 @@ impl TaskStore for DiskStore {
         owner: &Principal,
         key: &Digest,
         now: Timestamp,
-    ) -> Result<Option<Stored>, StoreError> {
+    ) -> Result<Option<StoredTask>, StoreError> {
         let now = self.raise(now);
         let (owner, key) = (owner.clone(), *key);
         match self.readers.read(move |conn| reads::named(conn, &owner, &key, now)).await? {

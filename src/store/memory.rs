@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use async_trait::async_trait;
 use parking_lot::Mutex;
 
-use super::tasks::{Listed, Newest, PAGE_BYTES_MAX, Revision, StoreError, Stored, TaskStore, Usage};
+use super::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
 use crate::task::summary::said;
-use crate::task::{Digest, Principal, Reference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// Task ids are random, so their low bits spread rows evenly.
 const SHARDS: usize = 64;
@@ -26,9 +26,9 @@ const STEP: usize = 64;
 /// A [`TaskStore`] that lives and dies with the process.
 #[derive(Debug)]
 pub struct MemoryStore {
-    shards: Box<[Mutex<Shard>]>,
+    shards: Box<[Mutex<MemoryShard>]>,
     owners: Mutex<HashMap<Principal, OwnerRows>>,
-    names: Mutex<Names>,
+    names: Mutex<OperatorIndex>,
     stored_bytes_max: usize,
     bytes: AtomicUsize,
     tasks: AtomicUsize,
@@ -37,27 +37,27 @@ pub struct MemoryStore {
 
 /// What operators find tasks by.
 #[derive(Debug, Default)]
-struct Names {
-    by_reference: BTreeSet<(Reference, TaskKey)>,
-    newest: BTreeSet<(Reverse<Timestamp>, Reference, TaskKey)>,
+struct OperatorIndex {
+    by_reference: BTreeSet<(ShortReference, TaskKey)>,
+    newest: BTreeSet<(Reverse<Timestamp>, ShortReference, TaskKey)>,
 }
 
 #[derive(Debug)]
-struct Row {
-    stored: Stored,
+struct MemoryRow {
+    stored: StoredTask,
     /// What the outcome says of itself, so that no list has to look for it there.
     said: Option<Arc<str>>,
 }
 
-impl Row {
+impl MemoryRow {
     fn new(task: &Task, revision: Revision) -> Self {
-        Self { stored: Stored { task: Arc::new(task.clone()), revision }, said: said(task) }
+        Self { stored: StoredTask { task: Arc::new(task.clone()), revision }, said: said(task) }
     }
 }
 
 #[derive(Debug, Default)]
-struct Shard {
-    rows: HashMap<TaskKey, Row>,
+struct MemoryShard {
+    rows: HashMap<TaskKey, MemoryRow>,
     /// When unsettled rows are overdue.
     live: BTreeSet<(Timestamp, TaskKey)>,
     /// When settled rows are gone.
@@ -69,19 +69,19 @@ struct Shard {
 #[derive(Debug, Default)]
 struct OwnerRows {
     by_age: BTreeSet<(Timestamp, TaskId)>,
-    by_name: HashMap<Digest, Named>,
+    by_name: HashMap<Digest, IdempotentTask>,
     usage: Usage,
 }
 
 /// The newest task that was made under an idempotency key.
 #[derive(Debug)]
-struct Named {
+struct IdempotentTask {
     id: TaskId,
     /// From when on nobody finds it; `None` while it is not settled.
     gone_at: Option<Timestamp>,
 }
 
-impl Named {
+impl IdempotentTask {
     fn of(task: &Task) -> Self {
         Self { id: task.key.id, gone_at: task.is_settled().then(|| task.expires_at()) }
     }
@@ -95,7 +95,7 @@ impl OwnerRows {
     /// Notes under which idempotency key a task is found, as the task stands now.
     fn name(&mut self, task: &Task) {
         if let Some(named) = task.idempotency {
-            self.by_name.insert(named.key, Named::of(task));
+            self.by_name.insert(named.key, IdempotentTask::of(task));
         }
     }
 
@@ -106,7 +106,7 @@ impl OwnerRows {
     }
 }
 
-impl Shard {
+impl MemoryShard {
     fn index(&mut self, task: &Task) -> &mut BTreeSet<(Timestamp, TaskKey)> {
         if task.is_settled() { &mut self.settled } else { &mut self.live }
     }
@@ -123,7 +123,7 @@ impl Shard {
         self.untold.remove(&task.key);
     }
 
-    fn remove(&mut self, key: &TaskKey) -> Option<Stored> {
+    fn remove(&mut self, key: &TaskKey) -> Option<StoredTask> {
         let row = self.rows.remove(key)?.stored;
         self.leave(&row.task);
         Some(row)
@@ -146,7 +146,7 @@ impl MemoryStore {
         }
     }
 
-    fn shard(&self, key: &TaskKey) -> &Mutex<Shard> {
+    fn shard(&self, key: &TaskKey) -> &Mutex<MemoryShard> {
         let low = usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0);
         &self.shards[low]
     }
@@ -161,14 +161,14 @@ impl MemoryStore {
     }
 
     fn name(&self, task: &Task) {
-        let reference = Reference::of(&task.key);
+        let reference = ShortReference::of(&task.key);
         let mut names = self.names.lock();
         names.by_reference.insert((reference, task.key.clone()));
         names.newest.insert((Reverse(task.created_at), reference, task.key.clone()));
     }
 
     fn unname(&self, task: &Task) {
-        let reference = Reference::of(&task.key);
+        let reference = ShortReference::of(&task.key);
         let mut names = self.names.lock();
         names.by_reference.remove(&(reference, task.key.clone()));
         names.newest.remove(&(Reverse(task.created_at), reference, task.key.clone()));
@@ -190,8 +190,8 @@ impl MemoryStore {
         limit: usize,
         now: Timestamp,
         step: impl Fn(Option<P>) -> Vec<(P, TaskKey)>,
-    ) -> Listed {
-        let mut page = Listed::default();
+    ) -> SummaryPage {
+        let mut page = SummaryPage::default();
         let mut bytes = 0;
         loop {
             let found = step(after);
@@ -266,7 +266,7 @@ impl TaskStore for MemoryStore {
         let bytes = task.stored_bytes();
         let revision = Revision(1);
         // Outside of the locks: a failed outcome is read for it.
-        let row = Row::new(task, revision);
+        let row = MemoryRow::new(task, revision);
         self.take_bytes(bytes)?;
         {
             let mut shard = self.shard(&task.key).lock();
@@ -293,7 +293,7 @@ impl TaskStore for MemoryStore {
         Ok(revision)
     }
 
-    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         let found = self.shard(key).lock().rows.get(key).map(|row| row.stored.clone());
         Ok(found.filter(|row| !row.task.is_settled() || row.task.expires_at() > now))
     }
@@ -303,7 +303,7 @@ impl TaskStore for MemoryStore {
         owner: &Principal,
         key: &Digest,
         now: Timestamp,
-    ) -> Result<Option<Stored>, StoreError> {
+    ) -> Result<Option<StoredTask>, StoreError> {
         let id = self.owners.lock().get(owner).and_then(|rows| rows.by_name.get(key)).map(|named| named.id);
         match id {
             Some(id) => self.load(&TaskKey { owner: owner.clone(), id }, now).await,
@@ -314,7 +314,7 @@ impl TaskStore for MemoryStore {
     async fn replace(&self, expected: Revision, task: &Task) -> Result<Revision, StoreError> {
         debug_assert!(task.is_exact(), "a task holds more than it counts");
         let revision = Revision(expected.0 + 1);
-        let row = Row::new(task, revision);
+        let row = MemoryRow::new(task, revision);
         let mut shard = self.shard(&task.key).lock();
         let old = match shard.rows.get(&task.key) {
             Some(row) if row.stored.revision == expected => Arc::clone(&row.stored.task),
@@ -370,7 +370,7 @@ impl TaskStore for MemoryStore {
         after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         let step = |after: Option<(Timestamp, TaskId)>| {
             let owners = self.owners.lock();
             let from = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -397,9 +397,14 @@ impl TaskStore for MemoryStore {
         Ok(keys.into_iter().collect())
     }
 
-    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
+    async fn survey(
+        &self,
+        after: Option<NewestCursor>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SummaryPage, StoreError> {
         // Two tasks of one time and one reference are one in 2^48; a page that ends between them skips the second.
-        let step = |after: Option<Newest>| {
+        let step = |after: Option<NewestCursor>| {
             let names = self.names.lock();
             let from = after
                 .map_or(Bound::Unbounded, |(time, reference)| Bound::Included((Reverse(time), reference, first_key())));
@@ -411,7 +416,7 @@ impl TaskStore for MemoryStore {
         Ok(self.listed(after, limit, now, step))
     }
 
-    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+    async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         let names = self.names.lock();
         let from = (reference, first_key());
         let found = names.by_reference.range(from..).take_while(|(found, _)| *found == reference);

@@ -20,10 +20,10 @@ use std::sync::Arc;
 use ::bytes::Bytes;
 use aws_lc_rs::digest::{Context, SHA256};
 
-use self::bytes::{Put, Take};
+use self::bytes::{RecordReader, RecordWriter};
 use crate::task::{
-    Answer, Attempt, Digest, Executed, Exit, Failure, GatewayFault, Idempotency, InputKey, Maker, Origin, Outcome,
-    Phase, Principal, Question, Reason, Recovery, Shown, StoredCall, Task, TaskId, TaskKey,
+    Answer, Attempt, CallOrigin, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
+    Phase, Principal, ProcessExit, Question, Reason, Recovery, StoredCall, Task, TaskId, TaskKey, TaskVisibility,
 };
 use crate::wire::RpcError;
 
@@ -46,7 +46,7 @@ pub enum RecordError {
 /// The bytes of a task.
 #[must_use]
 pub fn encode(task: &Task) -> Vec<u8> {
-    let mut out = Put::with_capacity(HEAD_LEN, task.stored_bytes());
+    let mut out = RecordWriter::with_capacity(HEAD_LEN, task.stored_bytes());
     put_task(&mut out, task);
     let mut record = out.into_bytes();
     record[..2].copy_from_slice(&VERSION.to_be_bytes());
@@ -68,7 +68,7 @@ pub fn decode(record: &Bytes) -> Result<Task, RecordError> {
     if version > VERSION {
         return Err(RecordError::Newer(version));
     }
-    let mut body = Take::new(record.slice(HEAD_LEN..));
+    let mut body = RecordReader::new(record.slice(HEAD_LEN..));
     let task = take_task(&mut body).filter(|_| body.is_at_end());
     task.ok_or(RecordError::Damaged)
 }
@@ -89,7 +89,7 @@ fn checksum_of(version: u16, parts: &[&[u8]]) -> [u8; CHECKSUM_LEN] {
     half
 }
 
-fn put_task(out: &mut Put, task: &Task) {
+fn put_task(out: &mut RecordWriter, task: &Task) {
     // Whole on purpose: a member that is added later does not build until it stands here.
     let Task {
         key: TaskKey { owner, id },
@@ -119,7 +119,7 @@ fn put_task(out: &mut Put, task: &Task) {
     out.number(*attempt);
     put_phase(out, phase);
     out.number(*next_key);
-    out.maybe(status_message.as_deref(), Put::text);
+    out.maybe(status_message.as_deref(), RecordWriter::text);
     put_recovery(out, recovery);
     out.maybe(idempotency.as_ref(), |out, Idempotency { key: Digest(key), call: Digest(call) }| {
         out.fixed(key);
@@ -127,7 +127,7 @@ fn put_task(out: &mut Put, task: &Task) {
     });
 }
 
-fn take_task(body: &mut Take) -> Option<Task> {
+fn take_task(body: &mut RecordReader) -> Option<Task> {
     Some(Task {
         key: TaskKey {
             owner: Principal::new(&body.text()?),
@@ -143,7 +143,7 @@ fn take_task(body: &mut Take) -> Option<Task> {
         attempt: Attempt(body.number()?),
         phase: take_phase(body)?,
         next_key: InputKey(body.number()?),
-        status_message: body.maybe(Take::text)?,
+        status_message: body.maybe(RecordReader::text)?,
         recovery: take_recovery(body)?,
         idempotency: body.maybe(|body| {
             let key = Digest(body.fixed()?);
@@ -152,42 +152,42 @@ fn take_task(body: &mut Take) -> Option<Task> {
     })
 }
 
-fn put_shown(out: &mut Put, shown: Shown) {
+fn put_shown(out: &mut RecordWriter, shown: TaskVisibility) {
     out.byte(match shown {
-        Shown::Handle => 0,
-        Shown::Hidden => 1,
+        TaskVisibility::Handle => 0,
+        TaskVisibility::Hidden => 1,
     });
 }
 
-fn take_shown(body: &mut Take) -> Option<Shown> {
+fn take_shown(body: &mut RecordReader) -> Option<TaskVisibility> {
     match body.byte()? {
-        0 => Some(Shown::Handle),
-        1 => Some(Shown::Hidden),
+        0 => Some(TaskVisibility::Handle),
+        1 => Some(TaskVisibility::Hidden),
         _ => None,
     }
 }
 
-fn put_origin(out: &mut Put, origin: &Origin) {
-    let Origin { upstream, tool, maker } = origin;
+fn put_origin(out: &mut RecordWriter, origin: &CallOrigin) {
+    let CallOrigin { upstream, tool, maker } = origin;
     out.text(upstream);
     out.text(tool);
     out.byte(match maker {
-        Maker::Session => 0,
-        Maker::Stateless => 1,
+        ClientKind::Session => 0,
+        ClientKind::Stateless => 1,
     });
 }
 
-fn take_origin(body: &mut Take) -> Option<Origin> {
+fn take_origin(body: &mut RecordReader) -> Option<CallOrigin> {
     let (upstream, tool) = (body.text()?, body.text()?);
     let maker = match body.byte()? {
-        0 => Maker::Session,
-        1 => Maker::Stateless,
+        0 => ClientKind::Session,
+        1 => ClientKind::Stateless,
         _ => return None,
     };
-    Some(Origin { upstream, tool, maker })
+    Some(CallOrigin { upstream, tool, maker })
 }
 
-fn put_phase(out: &mut Put, phase: &Phase) {
+fn put_phase(out: &mut RecordWriter, phase: &Phase) {
     match phase {
         Phase::Queued => out.byte(0),
         Phase::Working => out.byte(1),
@@ -217,7 +217,7 @@ fn put_phase(out: &mut Put, phase: &Phase) {
     }
 }
 
-fn take_phase(body: &mut Take) -> Option<Phase> {
+fn take_phase(body: &mut RecordReader) -> Option<Phase> {
     Some(match body.byte()? {
         0 => Phase::Queued,
         1 => Phase::Working,
@@ -240,11 +240,11 @@ fn take_phase(body: &mut Take) -> Option<Phase> {
     })
 }
 
-fn put_recovery(out: &mut Put, recovery: &Recovery) {
+fn put_recovery(out: &mut RecordWriter, recovery: &Recovery) {
     let Recovery { call, resume, dispatched_at, crashes, undelivered, is_untold } = recovery;
     out.maybe(call.as_ref(), put_call);
-    out.maybe(resume.as_ref(), Put::payload);
-    out.maybe(*dispatched_at, Put::time);
+    out.maybe(resume.as_ref(), RecordWriter::payload);
+    out.maybe(*dispatched_at, RecordWriter::time);
     out.byte(*crashes);
     out.count(undelivered.len());
     for (ask, answer) in undelivered {
@@ -263,11 +263,11 @@ fn put_recovery(out: &mut Put, recovery: &Recovery) {
     out.flag(*is_untold);
 }
 
-fn take_recovery(body: &mut Take) -> Option<Recovery> {
+fn take_recovery(body: &mut RecordReader) -> Option<Recovery> {
     Some(Recovery {
         call: body.maybe(take_call)?,
-        resume: body.maybe(Take::payload)?,
-        dispatched_at: body.maybe(Take::time)?,
+        resume: body.maybe(RecordReader::payload)?,
+        dispatched_at: body.maybe(RecordReader::time)?,
         crashes: body.byte()?,
         undelivered: {
             let mut undelivered = Vec::new();
@@ -286,44 +286,44 @@ fn take_recovery(body: &mut Take) -> Option<Recovery> {
     })
 }
 
-fn put_call(out: &mut Put, call: &StoredCall) {
+fn put_call(out: &mut RecordWriter, call: &StoredCall) {
     let StoredCall { params, capabilities, progress, log_level, is_repeatable, is_native } = call;
     out.payload(params);
     out.payload(capabilities);
     out.flag(*progress);
-    out.maybe(log_level.as_deref(), Put::text);
+    out.maybe(log_level.as_deref(), RecordWriter::text);
     out.flag(*is_repeatable);
     out.flag(*is_native);
 }
 
-fn take_call(body: &mut Take) -> Option<StoredCall> {
+fn take_call(body: &mut RecordReader) -> Option<StoredCall> {
     Some(StoredCall {
         params: body.payload()?,
         capabilities: body.payload()?,
         progress: body.flag()?,
-        log_level: body.maybe(Take::text)?,
+        log_level: body.maybe(RecordReader::text)?,
         is_repeatable: body.flag()?,
         is_native: body.flag()?,
     })
 }
 
-fn put_error(out: &mut Put, error: &RpcError) {
+fn put_error(out: &mut RecordWriter, error: &RpcError) {
     let RpcError { code, message, data } = error;
     out.fixed(&code.to_be_bytes());
     out.text(message);
-    out.maybe(data.as_ref(), Put::payload);
+    out.maybe(data.as_ref(), RecordWriter::payload);
 }
 
-fn take_error(body: &mut Take) -> Option<RpcError> {
+fn take_error(body: &mut RecordReader) -> Option<RpcError> {
     let code = i64::from_be_bytes(body.fixed()?);
     let message = Arc::<str>::as_ref(&body.text()?).to_owned();
-    Some(RpcError { code, message, data: body.maybe(Take::payload)? })
+    Some(RpcError { code, message, data: body.maybe(RecordReader::payload)? })
 }
 
 /// Beside [`Executed`]: the fault says how a process ended.
 const EXIT_FOLLOWS: u8 = 0x80;
 
-fn put_fault(out: &mut Put, fault: &GatewayFault) {
+fn put_fault(out: &mut RecordWriter, fault: &GatewayFault) {
     let GatewayFault { reason, executed, http_status, retry_after, exit } = fault;
     out.byte(reason_code(*reason));
     let executed = match executed {
@@ -334,18 +334,18 @@ fn put_fault(out: &mut Put, fault: &GatewayFault) {
     // Most faults have no exit, and are written as they were before there was one.
     out.byte(executed | if exit.is_some() { EXIT_FOLLOWS } else { 0 });
     out.maybe(*http_status, |out, status| out.fixed(&status.to_be_bytes()));
-    out.maybe(*retry_after, Put::span);
+    out.maybe(*retry_after, RecordWriter::span);
     if let Some(exit) = exit {
         let (kind, number) = match exit {
-            Exit::Code(code) => (0, code),
-            Exit::Signal(signal) => (1, signal),
+            ProcessExit::Code(code) => (0, code),
+            ProcessExit::Signal(signal) => (1, signal),
         };
         out.byte(kind);
         out.fixed(&number.to_be_bytes());
     }
 }
 
-fn take_fault(body: &mut Take) -> Option<GatewayFault> {
+fn take_fault(body: &mut RecordReader) -> Option<GatewayFault> {
     let code = body.byte()?;
     let executed = body.byte()?;
     Some(GatewayFault {
@@ -357,16 +357,16 @@ fn take_fault(body: &mut Take) -> Option<GatewayFault> {
             _ => return None,
         },
         http_status: body.maybe(|body| body.fixed().map(u16::from_be_bytes))?,
-        retry_after: body.maybe(Take::span)?,
+        retry_after: body.maybe(RecordReader::span)?,
         exit: if executed & EXIT_FOLLOWS == 0 { None } else { Some(take_exit(body)?) },
     })
 }
 
-fn take_exit(body: &mut Take) -> Option<Exit> {
+fn take_exit(body: &mut RecordReader) -> Option<ProcessExit> {
     let (kind, number) = (body.byte()?, i32::from_be_bytes(body.fixed()?));
     match kind {
-        0 => Some(Exit::Code(number)),
-        1 => Some(Exit::Signal(number)),
+        0 => Some(ProcessExit::Code(number)),
+        1 => Some(ProcessExit::Signal(number)),
         _ => None,
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use crate::task::{Digest, Principal, Reference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// Counts the writes of one row; a writer names the one it read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -12,7 +12,7 @@ pub struct Revision(pub u64);
 
 /// A row as it was read.
 #[derive(Clone, Debug)]
-pub struct Stored {
+pub struct StoredTask {
     pub task: Arc<Task>,
     pub revision: Revision,
 }
@@ -22,7 +22,7 @@ pub const PAGE_BYTES_MAX: usize = 256 << 10;
 
 /// Some of the tasks of a list.
 #[derive(Clone, Debug, Default)]
-pub struct Listed {
+pub struct SummaryPage {
     pub tasks: Vec<Summary>,
     /// Whether others may follow the last of these.
     pub has_more: bool,
@@ -30,7 +30,7 @@ pub struct Listed {
 
 /// A place in the list of all tasks, the newest first: right behind the task that was made then and has this
 /// reference.
-pub type Newest = (Timestamp, Reference);
+pub type NewestCursor = (Timestamp, ShortReference);
 
 /// Why a store did not do it.
 #[derive(Debug, thiserror::Error)]
@@ -94,7 +94,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Io`.
-    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError>;
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError>;
 
     /// The task that an owner made under an idempotency key, as long as [`TaskStore::load`] would find it.
     ///
@@ -105,7 +105,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         owner: &Principal,
         key: &Digest,
         now: Timestamp,
-    ) -> Result<Option<Stored>, StoreError>;
+    ) -> Result<Option<StoredTask>, StoreError>;
 
     /// Writes a task over the revision that was read. A row that does not grow is never refused for
     /// lack of room, so a task can always be settled with a fault.
@@ -146,7 +146,7 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
         after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Listed, StoreError>;
+    ) -> Result<SummaryPage, StoreError>;
 
     /// The keys of all tasks that are not done with, in pages and in their order, whoever owns them: of unsettled ones,
     /// and of settled ones whose upstream is still to be told ([`crate::task::Recovery::is_untold`]). For recovery. A
@@ -161,13 +161,18 @@ pub trait TaskStore: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// `Io`.
-    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError>;
+    async fn survey(
+        &self,
+        after: Option<NewestCursor>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SummaryPage, StoreError>;
 
     /// The tasks that operators call by this name: one, hardly ever more, and at most `limit`. They may be gone by now.
     ///
     /// # Errors
     /// `Io`.
-    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
+    async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError>;
 
     /// Whether what it holds is there after this process: then calls may be left to a later one.
     fn outlives_process(&self) -> bool {

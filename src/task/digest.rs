@@ -26,9 +26,9 @@ pub fn digest<const N: usize>(parts: [&[u8]; N]) -> Digest {
 /// What operators call a task by: [`SHORT`] hex digits. The same in every life of the process; the id, which may be a
 /// bearer secret (T-22) and has 128 random bits, cannot be guessed from it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Reference(pub [u8; SHORT / 2]);
+pub struct ShortReference(pub [u8; SHORT / 2]);
 
-impl Reference {
+impl ShortReference {
     #[must_use]
     pub fn of(key: &TaskKey) -> Self {
         let id = key.id.bits().to_be_bytes();
@@ -57,13 +57,13 @@ impl Reference {
     }
 }
 
-impl fmt::Display for Reference {
+impl fmt::Display for ShortReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&hex(&self.0))
     }
 }
 
-impl fmt::Debug for Reference {
+impl fmt::Debug for ShortReference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -71,11 +71,11 @@ impl fmt::Debug for Reference {
 
 /// A task as logs show it: by the reference that `taskgate tasks` takes. The digest is made only where the line is written.
 #[derive(Clone, Copy, Debug)]
-pub struct Named<'a>(pub &'a TaskKey);
+pub struct LoggedTask<'a>(pub &'a TaskKey);
 
-impl fmt::Display for Named<'_> {
+impl fmt::Display for LoggedTask<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&Reference::of(self.0), f)
+        fmt::Display::fmt(&ShortReference::of(self.0), f)
     }
 }
 
@@ -91,9 +91,9 @@ pub fn principal_reference(principal: &Principal) -> String {
 
 /// A principal as logs show it, by its reference. The digest is made only where the line is written.
 #[derive(Clone, Copy, Debug)]
-pub struct Whose<'a>(pub &'a Principal);
+pub struct LoggedPrincipal<'a>(pub &'a Principal);
 
-impl fmt::Display for Whose<'_> {
+impl fmt::Display for LoggedPrincipal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&principal_reference(self.0))
     }
@@ -119,15 +119,15 @@ mod tests {
     #[test]
     fn references_are_the_same_in_every_version() {
         let key = TaskKey { owner: Principal::local(), id: TaskId::from_bits(1) };
-        assert_eq!(Reference::of(&key).to_string(), "cc11033d752c");
-        assert_eq!(Reference::parse("cc11033d752c"), Some(Reference::of(&key)));
+        assert_eq!(ShortReference::of(&key).to_string(), "cc11033d752c");
+        assert_eq!(ShortReference::parse("cc11033d752c"), Some(ShortReference::of(&key)));
         for wrong in ["", "cc11033d752", "cc11033d752cc", "CC11033d752c", "cc11033d752g", "cc11033d75ö"] {
-            assert_eq!(Reference::parse(wrong), None, "{wrong}");
+            assert_eq!(ShortReference::parse(wrong), None, "{wrong}");
         }
         assert_eq!(principal_reference(&Principal::local()), "e39b801c66c8");
-        assert_eq!(Whose(&Principal::local()).to_string(), "e39b801c66c8");
+        assert_eq!(LoggedPrincipal(&Principal::local()).to_string(), "e39b801c66c8");
         assert_eq!(principal_reference(&Principal::new("key:team-a")), "team-a");
         let other = TaskKey { owner: Principal::anonymous(), ..key };
-        assert_ne!(Reference::of(&other), Reference::of(&key));
+        assert_ne!(ShortReference::of(&other), ShortReference::of(&key));
     }
 }

@@ -17,8 +17,8 @@ pub const LINGER: Duration = Duration::from_secs(5 * 60);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     pub key: TaskKey,
-    pub shown: Shown,
-    pub origin: Origin,
+    pub shown: TaskVisibility,
+    pub origin: CallOrigin,
     pub created_at: Timestamp,
     /// Never goes backwards, whatever the clock does.
     pub updated_at: Timestamp,
@@ -143,7 +143,7 @@ impl Task {
 
 /// Who may see the task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shown {
+pub enum TaskVisibility {
     /// Its owner holds the handle.
     Handle,
     /// Nobody: it carries a held call between two rounds of questions.
@@ -152,15 +152,15 @@ pub enum Shown {
 
 /// Which call the task stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct CallOrigin {
     pub upstream: Arc<str>,
     pub tool: Arc<str>,
-    pub maker: Maker,
+    pub maker: ClientKind,
 }
 
 /// What kind of client made the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Maker {
+pub enum ClientKind {
     /// One with a session.
     Session,
     /// One whose requests stand alone.
@@ -245,19 +245,19 @@ pub struct GatewayFault {
     /// When a repetition has a chance, where that is known.
     pub retry_after: Option<Duration>,
     /// How the upstream's process ended, where that was the reason.
-    pub exit: Option<Exit>,
+    pub exit: Option<ProcessExit>,
 }
 
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Exit {
+pub enum ProcessExit {
     /// By itself.
     Code(i32),
     /// By a signal.
     Signal(i32),
 }
 
-impl std::fmt::Display for Exit {
+impl std::fmt::Display for ProcessExit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Code(code) => write!(f, "with exit status {code}"),

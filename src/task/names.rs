@@ -66,7 +66,7 @@ impl NamePattern {
 
 /// What a rule does to the names that it is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Naming {
+pub enum NameRule {
     /// Clients see the upstream's own name.
     Kept,
     /// Clients see no such tool.
@@ -77,7 +77,7 @@ pub enum Naming {
 
 /// How a tool of the upstream is shown.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ShownAs<'n> {
+pub enum PublishedName<'n> {
     Name(Cow<'n, str>),
     /// The operator wants it hidden.
     Nothing,
@@ -88,14 +88,14 @@ pub enum ShownAs<'n> {
 /// The rules of one upstream, by the upstream's own names: the first that fits decides.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolNames {
-    rules: Vec<(WildMatch, Naming)>,
+    rules: Vec<(WildMatch, NameRule)>,
 }
 
 impl ToolNames {
     /// Rules that keep every name are none.
     #[must_use]
-    pub fn new(rules: Vec<(WildMatch, Naming)>) -> Self {
-        match rules.iter().all(|(_, naming)| *naming == Naming::Kept) {
+    pub fn new(rules: Vec<(WildMatch, NameRule)>) -> Self {
+        match rules.iter().all(|(_, naming)| *naming == NameRule::Kept) {
             true => Self::default(),
             false => Self { rules },
         }
@@ -110,16 +110,16 @@ impl ToolNames {
     /// Whether a rule hides tools.
     #[must_use]
     pub fn hide_some(&self) -> bool {
-        self.rules.iter().any(|(_, naming)| *naming == Naming::Hidden)
+        self.rules.iter().any(|(_, naming)| *naming == NameRule::Hidden)
     }
 
     /// How the upstream's tool `own` is shown.
     #[must_use]
-    pub fn shown<'n>(&self, own: &'n str) -> ShownAs<'n> {
+    pub fn shown<'n>(&self, own: &'n str) -> PublishedName<'n> {
         match self.named(own) {
-            None => ShownAs::Nothing,
-            Some(name) if self.own(&name).as_deref() == Some(own) => ShownAs::Name(name),
-            Some(name) => ShownAs::Taken(name),
+            None => PublishedName::Nothing,
+            Some(name) if self.own(&name).as_deref() == Some(own) => PublishedName::Name(name),
+            Some(name) => PublishedName::Taken(name),
         }
     }
 
@@ -131,12 +131,12 @@ impl ToolNames {
         let leads_here = |own: &str| self.named(own).as_deref() == Some(shown);
         for (pattern, naming) in &self.rules {
             let own = match naming {
-                Naming::Kept if pattern.matches(shown) => Cow::Borrowed(shown),
-                Naming::Renamed { from, to } => match to.held(shown) {
+                NameRule::Kept if pattern.matches(shown) => Cow::Borrowed(shown),
+                NameRule::Renamed { from, to } => match to.held(shown) {
                     Some(held) => Cow::Owned(from.filled(held)),
                     None => continue,
                 },
-                Naming::Kept | Naming::Hidden => continue,
+                NameRule::Kept | NameRule::Hidden => continue,
             };
             if leads_here(&own) {
                 return Some(own);
@@ -147,10 +147,10 @@ impl ToolNames {
 
     fn named<'n>(&self, own: &'n str) -> Option<Cow<'n, str>> {
         match self.rules.iter().find(|(pattern, _)| pattern.matches(own)).map(|(_, naming)| naming) {
-            None | Some(Naming::Kept) => Some(Cow::Borrowed(own)),
-            Some(Naming::Hidden) => None,
+            None | Some(NameRule::Kept) => Some(Cow::Borrowed(own)),
+            Some(NameRule::Hidden) => None,
             // A tool without a name could not be called.
-            Some(Naming::Renamed { from, to }) => {
+            Some(NameRule::Renamed { from, to }) => {
                 from.held(own).map(|held| Cow::Owned(to.filled(held))).filter(|name: &Cow<'_, str>| !name.is_empty())
             }
         }
@@ -165,9 +165,11 @@ mod tests {
     fn names(rules: &[(&str, &str)]) -> ToolNames {
         let rule = |(from, to): &(&str, &str)| {
             let naming = match *to {
-                "-" => Naming::Hidden,
-                "=" => Naming::Kept,
-                to => Naming::Renamed { from: NamePattern::parse(from).unwrap(), to: NamePattern::parse(to).unwrap() },
+                "-" => NameRule::Hidden,
+                "=" => NameRule::Kept,
+                to => {
+                    NameRule::Renamed { from: NamePattern::parse(from).unwrap(), to: NamePattern::parse(to).unwrap() }
+                }
             };
             (WildMatch::new(from), naming)
         };
@@ -198,8 +200,8 @@ mod tests {
         ] {
             let names = names(rules);
             let found = match names.shown(own) {
-                ShownAs::Name(name) => Some(name.into_owned()),
-                ShownAs::Nothing | ShownAs::Taken(_) => None,
+                PublishedName::Name(name) => Some(name.into_owned()),
+                PublishedName::Nothing | PublishedName::Taken(_) => None,
             };
             assert_eq!(found.as_deref(), shown, "{rules:?} {own}");
             match shown {
@@ -214,10 +216,10 @@ mod tests {
     fn a_name_that_two_tools_could_have_is_that_of_the_first_rule() {
         let renamed = names(&[("generate_*", "make_*")]);
         assert_eq!(renamed.own("make_it").as_deref(), Some("generate_it"));
-        assert_eq!(renamed.shown("make_it"), ShownAs::Taken(Cow::Borrowed("make_it")));
+        assert_eq!(renamed.shown("make_it"), PublishedName::Taken(Cow::Borrowed("make_it")));
         let kept = names(&[("make_it", "="), ("generate_*", "make_*")]);
         assert_eq!(kept.own("make_it").as_deref(), Some("make_it"));
-        assert_eq!(kept.shown("generate_it"), ShownAs::Taken(Cow::Borrowed("make_it")));
+        assert_eq!(kept.shown("generate_it"), PublishedName::Taken(Cow::Borrowed("make_it")));
         // A name that was given away is nobody's.
         assert_eq!(renamed.own("generate_it"), None);
     }

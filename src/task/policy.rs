@@ -9,7 +9,7 @@ use super::Principal;
 
 /// What the operator says about a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum TaskMode {
     /// Plain calls only.
     Never,
     /// A task once the call outlives the grace period.
@@ -57,7 +57,7 @@ pub enum EarlyInput {
 
 /// What a client without tasks gets of a call that outlives its grace period.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fallback {
+pub enum FallbackPolicy {
     /// The call is held to its end.
     #[default]
     Hold,
@@ -79,7 +79,7 @@ pub struct CallLimits {
 /// The rules for one tool, all of them decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolPolicy {
-    pub mode: Mode,
+    pub mode: TaskMode,
     pub grace: Duration,
     pub ttl: Duration,
     /// The longest `ttl` that a client may ask for.
@@ -97,7 +97,7 @@ pub struct ToolPolicy {
     /// What a client may hand to its model while the task runs; only 2025-11-25 has room for it.
     pub immediate_response: Option<Arc<str>>,
     pub limits: CallLimits,
-    pub fallback: Fallback,
+    pub fallback: FallbackPolicy,
 }
 
 /// Where anybody may come, whoever knows a task's id may read it: such ids live shortly.
@@ -118,7 +118,7 @@ impl ToolPolicy {
     /// Whether a client without tasks may be answered with a word of the call's task.
     #[must_use]
     pub fn falls_back_to_tools(&self) -> bool {
-        self.fallback == Fallback::Tools && self.mode != Mode::Never
+        self.fallback == FallbackPolicy::Tools && self.mode != TaskMode::Never
     }
 
     /// The same rules for such a client: it can answer questions only while it waits, so they come first.
@@ -141,25 +141,25 @@ pub enum Plan {
     Refuse,
 }
 
-impl Mode {
+impl TaskMode {
     /// Decides for one call. `takes_tasks` says whether this request may be answered with a handle
     /// and whether the answer may wait for a grace period.
     #[must_use]
-    pub const fn plan(self, takes_tasks: TakesTasks, grace: Duration) -> Plan {
+    pub const fn plan(self, takes_tasks: HandleSupport, grace: Duration) -> Plan {
         match (self, takes_tasks) {
-            (Self::Never, _) | (Self::Auto | Self::Always, TakesTasks::No) => Plan::Direct,
-            (Self::Required, TakesTasks::No) => Plan::Refuse,
-            (Self::Auto, TakesTasks::AfterGrace)
-            | (Self::Auto | Self::Always | Self::Required, TakesTasks::ByTools) => Plan::Grace(grace),
-            (Self::Auto, TakesTasks::AtOnce)
-            | (Self::Always | Self::Required, TakesTasks::AfterGrace | TakesTasks::AtOnce) => Plan::Task,
+            (Self::Never, _) | (Self::Auto | Self::Always, HandleSupport::No) => Plan::Direct,
+            (Self::Required, HandleSupport::No) => Plan::Refuse,
+            (Self::Auto, HandleSupport::AfterGrace)
+            | (Self::Auto | Self::Always | Self::Required, HandleSupport::ByTools) => Plan::Grace(grace),
+            (Self::Auto, HandleSupport::AtOnce)
+            | (Self::Always | Self::Required, HandleSupport::AfterGrace | HandleSupport::AtOnce) => Plan::Task,
         }
     }
 }
 
 /// What kind of handle a request can be answered with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TakesTasks {
+pub enum HandleSupport {
     No,
     /// Leaves it to the gateway, so that a fast call may stay plain (the extension).
     AfterGrace,
@@ -181,7 +181,7 @@ pub struct ToolRules {
 impl ToolRules {
     /// Whether a tool runs as a task, by the name that clients see.
     #[must_use]
-    pub fn mode_of(&self, tool: &str) -> Mode {
+    pub fn mode_of(&self, tool: &str) -> TaskMode {
         self.rule(tool).mode
     }
 
@@ -221,7 +221,7 @@ mod tests {
 
     #[test]
     fn every_mode_and_client_has_the_plan_of_the_table() {
-        use {Mode::*, TakesTasks::*};
+        use {HandleSupport::*, TaskMode::*};
         let grace = Duration::from_secs(2);
         for (mode, client, plan) in [
             (Never, No, Plan::Direct),

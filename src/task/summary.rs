@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Failure, GatewayFault, Origin, Outcome, Phase, Shown, Task, TaskKey, Timestamp};
+use super::{CallOrigin, Failure, GatewayFault, Outcome, Phase, Task, TaskKey, TaskVisibility, Timestamp};
 use crate::wire::words::{first_text, status_text};
 
 /// A task without arguments, questions, answers and outcome, so that a list can neither show nor carry them. Takes a
@@ -12,13 +12,13 @@ use crate::wire::words::{first_text, status_text};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     pub key: TaskKey,
-    pub shown: Shown,
-    pub origin: Origin,
+    pub shown: TaskVisibility,
+    pub origin: CallOrigin,
     pub created_at: Timestamp,
     pub updated_at: Timestamp,
     pub ttl: Duration,
     pub poll_interval: Duration,
-    pub standing: Standing,
+    pub standing: SummaryPhase,
     /// As in [`Task`].
     pub status_message: Option<Arc<str>>,
     /// What a failed outcome says of itself, as one line; `None` for a fault of the gateway's own.
@@ -27,7 +27,7 @@ pub struct Summary {
 
 /// [`Phase`] without what is in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum SummaryPhase {
     Queued,
     Working,
     AwaitingInput,
@@ -41,7 +41,7 @@ pub enum Standing {
     Cancelled,
 }
 
-impl Standing {
+impl SummaryPhase {
     #[must_use]
     pub const fn of(phase: &Phase) -> Self {
         match phase {
@@ -94,7 +94,7 @@ impl Summary {
             updated_at: task.updated_at,
             ttl: task.ttl,
             poll_interval: task.poll_interval,
-            standing: Standing::of(&task.phase),
+            standing: SummaryPhase::of(&task.phase),
             status_message: task.status_message.clone(),
             said,
         }

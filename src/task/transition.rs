@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::model::{LINGER, Question, Shown};
+use super::model::{LINGER, Question, TaskVisibility};
 use super::{
     Answer, Attempt, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Recovery, StoredCall, Task,
     Timestamp,
@@ -163,10 +163,10 @@ pub fn transition(mut task: Task, event: Event, now: Timestamp) -> (Task, Vec<Ef
             effects.push(Effect::Deliver(delivered));
         }
         Event::Revealed => {
-            if task.shown == Shown::Handle {
+            if task.shown == TaskVisibility::Handle {
                 return (task, Vec::new());
             }
-            task.shown = Shown::Handle;
+            task.shown = TaskVisibility::Handle;
             rekey(&mut task);
         }
         Event::Returned { result, is_error, .. } => settle(&mut task, Outcome::Returned { result, is_error }, now),
@@ -274,9 +274,9 @@ fn settle(task: &mut Task, outcome: Outcome, now: Timestamp) {
     task.recovery = Recovery::default();
     let age = now.since(task.created_at);
     task.ttl = match task.shown {
-        Shown::Handle => task.ttl.max(age.saturating_add(task.keep_result_min)),
+        TaskVisibility::Handle => task.ttl.max(age.saturating_add(task.keep_result_min)),
         // Nobody was told how long it lives, so it need not live as long.
-        Shown::Hidden => age.saturating_add(LINGER),
+        TaskVisibility::Hidden => age.saturating_add(LINGER),
     };
 }
 

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::standing::Standing;
+use crate::upstream::standing::UpstreamHealth;
 
 /// So many failures in a row open it, or fewer than half of this many answers that are none.
 const FAILURES_MAX: u32 = 5;
@@ -27,7 +27,7 @@ const PROBE_FOR: Duration = Duration::from_secs(2);
 
 /// What an answer, or its absence, says of an upstream's health.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Health {
+pub(crate) enum AnswerHealth {
     Well,
     /// With the upstream's wish to be left alone for some time.
     Ill(Option<Duration>),
@@ -35,7 +35,7 @@ pub(crate) enum Health {
     Untold,
 }
 
-impl Health {
+impl AnswerHealth {
     /// What the head of an answer says. A server in trouble and what stands in front of it say so by status. A 500 with
     /// JSON in it is rather a server that is well and speaks of one request.
     pub(crate) fn of_head<B>(response: &Response<B>, is_json: bool, retry_after: Option<Duration>) -> Self {
@@ -62,8 +62,8 @@ impl Health {
 
 /// The breaker of one upstream.
 pub(crate) struct Breaker {
-    standing: Arc<Standing>,
-    state: Mutex<State>,
+    standing: Arc<UpstreamHealth>,
+    state: Mutex<BreakerState>,
     is_open: Gauge,
     opened: Counter,
 }
@@ -75,28 +75,28 @@ impl std::fmt::Debug for Breaker {
 }
 
 #[derive(Debug)]
-struct State {
-    phase: Phase,
+struct BreakerState {
+    phase: BreakerPhase,
     /// Counts openings and closings: what was sent before the last one says nothing any more.
     generation: u64,
 }
 
 #[derive(Debug)]
-enum Phase {
-    Closed(Window),
+enum BreakerPhase {
+    Closed(FailureWindow),
     Open { until: Instant },
     Trying { until: Instant },
 }
 
 /// The last answers, newest in the lowest bit; a set bit is a failure.
 #[derive(Debug, Default)]
-struct Window {
+struct FailureWindow {
     failures: u32,
     seen: u32,
     in_a_row: u32,
 }
 
-impl Window {
+impl FailureWindow {
     /// Notes one answer; whether that is too much.
     const fn note(&mut self, failed: bool) -> bool {
         const MASK: u32 = (1 << WINDOW) - 1;
@@ -109,10 +109,10 @@ impl Window {
 
 impl Breaker {
     /// A closed one. The metrics recorder must be installed before.
-    pub(crate) fn new(standing: Arc<Standing>) -> Self {
+    pub(crate) fn new(standing: Arc<UpstreamHealth>) -> Self {
         let upstream = Arc::clone(standing.name());
         Self {
-            state: Mutex::new(State { phase: Phase::Closed(Window::default()), generation: 0 }),
+            state: Mutex::new(BreakerState { phase: BreakerPhase::Closed(FailureWindow::default()), generation: 0 }),
             is_open: metrics::gauge!(metric::BREAKER_OPEN, "upstream" => Arc::clone(&upstream)),
             opened: metrics::counter!(metric::BREAKER_OPENED, "upstream" => upstream),
             standing,
@@ -123,71 +123,73 @@ impl Breaker {
     ///
     /// # Errors
     /// `UpstreamCircuitOpen`, at once, with the time until the next try.
-    pub(crate) fn admit(&self) -> Result<Pass<'_>, GatewayFault> {
+    pub(crate) fn admit(&self) -> Result<BreakerPermit<'_>, GatewayFault> {
         let now = Instant::now();
         let mut state = self.state.lock();
         match state.phase {
-            Phase::Closed(_) => (),
-            Phase::Open { until } | Phase::Trying { until } if now < until => {
+            BreakerPhase::Closed(_) => (),
+            BreakerPhase::Open { until } | BreakerPhase::Trying { until } if now < until => {
                 let fault = GatewayFault::new(Reason::UpstreamCircuitOpen, Executed::No);
                 return Err(GatewayFault { retry_after: Some(until - now), ..fault });
             }
-            Phase::Open { .. } | Phase::Trying { .. } => state.phase = Phase::Trying { until: now + PROBE_FOR },
+            BreakerPhase::Open { .. } | BreakerPhase::Trying { .. } => {
+                state.phase = BreakerPhase::Trying { until: now + PROBE_FOR }
+            }
         }
-        Ok(Pass { breaker: self, generation: state.generation })
+        Ok(BreakerPermit { breaker: self, generation: state.generation })
     }
 
-    fn note(&self, generation: u64, health: Health) {
+    fn note(&self, generation: u64, health: AnswerHealth) {
         let (failed, wish) = match health {
-            Health::Untold => return,
-            Health::Well => (false, None),
-            Health::Ill(wish) => (true, wish),
+            AnswerHealth::Untold => return,
+            AnswerHealth::Well => (false, None),
+            AnswerHealth::Ill(wish) => (true, wish),
         };
         let mut state = self.state.lock();
         if state.generation != generation {
             return;
         }
         match (&mut state.phase, failed) {
-            (Phase::Closed(window), failed) => {
+            (BreakerPhase::Closed(window), failed) => {
                 if window.note(failed) {
                     self.open(&mut state, wish);
                 }
             }
-            (Phase::Trying { .. }, true) => self.open(&mut state, wish),
-            (Phase::Trying { .. }, false) => {
-                state.phase = Phase::Closed(Window::default());
+            (BreakerPhase::Trying { .. }, true) => self.open(&mut state, wish),
+            (BreakerPhase::Trying { .. }, false) => {
+                state.phase = BreakerPhase::Closed(FailureWindow::default());
                 state.generation += 1;
                 self.is_open.set(0.0);
                 self.standing.refused(false);
                 tracing::info!(upstream = %self.standing.name(), "the upstream is well again");
             }
-            (Phase::Open { .. }, _) => (),
+            (BreakerPhase::Open { .. }, _) => (),
         }
     }
 
-    fn open(&self, state: &mut State, wish: Option<Duration>) {
+    fn open(&self, state: &mut BreakerState, wish: Option<Duration>) {
         let span = wish.unwrap_or(OPEN_FOR).clamp(OPEN_FOR, OPEN_MAX);
-        if matches!(state.phase, Phase::Closed(_)) {
+        if matches!(state.phase, BreakerPhase::Closed(_)) {
             self.opened.increment(1);
             self.is_open.set(1.0);
             self.standing.refused(true);
             let cause = self.standing.last().map(|trouble| trouble.cause);
             tracing::warn!(upstream = %self.standing.name(), cause, "the upstream is ill; new requests are refused");
         }
-        state.phase = Phase::Open { until: Instant::now() + span };
+        state.phase = BreakerPhase::Open { until: Instant::now() + span };
         state.generation += 1;
     }
 }
 
 /// A request that was let through. Dropping it says nothing of the upstream; another try may follow.
 #[derive(Debug)]
-pub(crate) struct Pass<'a> {
+pub(crate) struct BreakerPermit<'a> {
     breaker: &'a Breaker,
     generation: u64,
 }
 
-impl Pass<'_> {
-    pub(crate) fn note(self, health: Health) {
+impl BreakerPermit<'_> {
+    pub(crate) fn note(self, health: AnswerHealth) {
         self.breaker.note(self.generation, health);
     }
 }
@@ -197,12 +199,12 @@ mod tests {
     use super::*;
 
     fn breaker() -> Breaker {
-        Breaker::new(Arc::new(Standing::new(&Arc::from("reports"), "http://127.0.0.1:1")))
+        Breaker::new(Arc::new(UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1")))
     }
 
     fn ill(breaker: &Breaker, times: usize) {
         for _ in 0..times {
-            breaker.admit().unwrap().note(Health::Ill(None));
+            breaker.admit().unwrap().note(AnswerHealth::Ill(None));
         }
     }
 
@@ -210,24 +212,24 @@ mod tests {
     async fn f33_five_failures_in_a_row_open_it_and_one_good_answer_closes_it() {
         let breaker = breaker();
         ill(&breaker, 4);
-        breaker.admit().unwrap().note(Health::Well);
+        breaker.admit().unwrap().note(AnswerHealth::Well);
         ill(&breaker, 4);
-        breaker.admit().unwrap().note(Health::Untold);
+        breaker.admit().unwrap().note(AnswerHealth::Untold);
         let (held, late) = (breaker.admit().unwrap(), breaker.admit().unwrap());
         ill(&breaker, 1);
         let refused = breaker.admit().unwrap_err();
         assert_eq!((refused.reason, refused.executed), (Reason::UpstreamCircuitOpen, Executed::No));
         assert_eq!(refused.retry_after, Some(OPEN_FOR));
-        held.note(Health::Well);
+        held.note(AnswerHealth::Well);
         assert!(breaker.admit().is_err(), "what was sent before says nothing of now");
         tokio::time::advance(OPEN_FOR).await;
         let probe = breaker.admit().unwrap();
-        late.note(Health::Well);
+        late.note(AnswerHealth::Well);
         assert!(breaker.admit().is_err(), "one try at a time, and nothing older closes it");
-        probe.note(Health::Ill(None));
+        probe.note(AnswerHealth::Ill(None));
         assert!(breaker.admit().is_err());
         tokio::time::advance(OPEN_FOR).await;
-        breaker.admit().unwrap().note(Health::Well);
+        breaker.admit().unwrap().note(AnswerHealth::Well);
         ill(&breaker, 4);
         assert!(breaker.admit().is_ok(), "it counts anew");
     }
@@ -239,7 +241,7 @@ mod tests {
             // Never five in a row: the failures are spread over the twenty.
             for n in 0..20 {
                 let failed = n * failures / 20 != (n + 1) * failures / 20;
-                breaker.admit().unwrap().note(if failed { Health::Ill(None) } else { Health::Well });
+                breaker.admit().unwrap().note(if failed { AnswerHealth::Ill(None) } else { AnswerHealth::Well });
             }
             assert_eq!(breaker.admit().is_err(), is_open, "{failures}");
         }
@@ -254,7 +256,7 @@ mod tests {
         assert!(breaker.admit().is_err());
         tokio::time::advance(PROBE_FOR).await;
         assert!(breaker.admit().is_ok(), "another try");
-        silent.note(Health::Well);
+        silent.note(AnswerHealth::Well);
         assert!(breaker.admit().is_ok(), "late is not too late");
     }
 
@@ -263,7 +265,7 @@ mod tests {
         for (wish, span) in [(0, 2), (10, 10), (86_400, 60)] {
             let breaker = breaker();
             ill(&breaker, 4);
-            breaker.admit().unwrap().note(Health::Ill(Some(Duration::from_secs(wish))));
+            breaker.admit().unwrap().note(AnswerHealth::Ill(Some(Duration::from_secs(wish))));
             assert_eq!(breaker.admit().unwrap_err().retry_after, Some(Duration::from_secs(span)), "{wish}");
         }
     }
@@ -271,25 +273,25 @@ mod tests {
     #[test]
     fn only_what_speaks_of_the_upstream_itself_counts() {
         for (status, plain, json) in [
-            (200, Health::Well, Health::Well),
-            (401, Health::Well, Health::Well),
-            (404, Health::Well, Health::Well),
-            (429, Health::Ill(None), Health::Ill(None)),
-            (500, Health::Ill(None), Health::Well),
-            (501, Health::Well, Health::Well),
-            (503, Health::Ill(None), Health::Ill(None)),
+            (200, AnswerHealth::Well, AnswerHealth::Well),
+            (401, AnswerHealth::Well, AnswerHealth::Well),
+            (404, AnswerHealth::Well, AnswerHealth::Well),
+            (429, AnswerHealth::Ill(None), AnswerHealth::Ill(None)),
+            (500, AnswerHealth::Ill(None), AnswerHealth::Well),
+            (501, AnswerHealth::Well, AnswerHealth::Well),
+            (503, AnswerHealth::Ill(None), AnswerHealth::Ill(None)),
         ] {
             let response = Response::builder().status(status).body(()).unwrap();
-            assert_eq!(Health::of_head(&response, false, None), plain, "{status}");
-            assert_eq!(Health::of_head(&response, true, None), json, "{status}");
+            assert_eq!(AnswerHealth::of_head(&response, false, None), plain, "{status}");
+            assert_eq!(AnswerHealth::of_head(&response, true, None), json, "{status}");
         }
         for (reason, health) in [
-            (Reason::UpstreamUnreachable, Health::Ill(None)),
-            (Reason::UpstreamClosed, Health::Ill(None)),
-            (Reason::UpstreamTls, Health::Untold),
-            (Reason::UpstreamMalformed, Health::Untold),
+            (Reason::UpstreamUnreachable, AnswerHealth::Ill(None)),
+            (Reason::UpstreamClosed, AnswerHealth::Ill(None)),
+            (Reason::UpstreamTls, AnswerHealth::Untold),
+            (Reason::UpstreamMalformed, AnswerHealth::Untold),
         ] {
-            assert_eq!(Health::of_fault(&GatewayFault::new(reason, Executed::No)), health, "{reason:?}");
+            assert_eq!(AnswerHealth::of_fault(&GatewayFault::new(reason, Executed::No)), health, "{reason:?}");
         }
     }
 }

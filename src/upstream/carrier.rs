@@ -18,26 +18,26 @@ use http::Response;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::mpsc;
 
-use super::fallback::Fallback;
+use super::fallback::TransportDetection;
 use super::http::client::{HandedOver, HttpClient};
-use super::http::post::Outgoing;
-use super::standing::{Standing, Trouble};
+use super::http::post::OutgoingRequest;
+use super::standing::{UpstreamFailure, UpstreamHealth};
 use crate::dialect::faults::reason_key;
 use crate::task::{GatewayFault, Reason};
 
 /// The way to one upstream.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
-pub(crate) enum Carrier {
+pub(crate) enum Transport {
     Http(HttpClient),
     /// HTTP, of which transport is to be found out.
-    Either(Box<Fallback>),
-    Stand(Box<dyn Stand>),
+    Either(Box<TransportDetection>),
+    Stand(Box<dyn StreamableAdapter>),
 }
 
 /// Stands in for a streamable HTTP server in front of one that speaks another transport.
 #[async_trait]
-pub(crate) trait Stand: Send + Sync + fmt::Debug {
+pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
     /// Answers a request as a streamable HTTP server of the session era would: a request with an event stream or
     /// JSON, a notification or an answer with 202, GET with the session's own stream, DELETE with the session's end,
     /// a session that is gone with 404. `handed_over` is set before the first byte of a message can reach the server.
@@ -46,13 +46,17 @@ pub(crate) trait Stand: Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// If there is no answer; the fault says whether the server may have run what it was sent.
-    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<Response<AnswerBody>, GatewayFault>;
+    async fn send(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault>;
 
     /// Ends every session; bounded in time.
     async fn close(&self);
 }
 
-impl Carrier {
+impl Transport {
     /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes. Dropping
     /// the future drops the request wherever it is.
     ///
@@ -60,7 +64,7 @@ impl Carrier {
     /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an answer.
     pub(crate) async fn send(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         match self {
@@ -90,9 +94,9 @@ impl Carrier {
 /// Why an answer broke off, where a stand knows more than that it did; the inside of an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
 #[error("the answer broke off: {}", reason_key(.0.reason))]
-pub(crate) struct BrokenOff(pub(crate) GatewayFault);
+pub(crate) struct BodyBreakError(pub(crate) GatewayFault);
 
-impl BrokenOff {
+impl BodyBreakError {
     /// What an error of a body says of the upstream.
     pub(crate) fn known_in(error: &io::Error) -> Option<GatewayFault> {
         Some(error.get_ref()?.downcast_ref::<Self>()?.0)
@@ -101,12 +105,12 @@ impl BrokenOff {
 
 /// Pieces of an event stream as they are made, and how many bytes of them wait.
 #[derive(Debug)]
-pub(crate) struct Pieces {
+pub(crate) struct BodyPieces {
     receiver: mpsc::Receiver<io::Result<Bytes>>,
     waiting: Arc<AtomicUsize>,
 }
 
-impl Pieces {
+impl BodyPieces {
     /// Whoever puts a piece in adds its bytes to `waiting`, unless it is one that is not counted: the last.
     pub(crate) const fn new(receiver: mpsc::Receiver<io::Result<Bytes>>, waiting: Arc<AtomicUsize>) -> Self {
         Self { receiver, waiting }
@@ -138,9 +142,9 @@ impl Pieces {
 #[derive(Debug)]
 pub(crate) enum AnswerBody {
     /// With where it is to be reported that it breaks off.
-    Http(Incoming, Option<Arc<Standing>>),
+    Http(Incoming, Option<Arc<UpstreamHealth>>),
     /// Pieces as they are made; an error breaks the body off.
-    Made(Pieces),
+    Made(BodyPieces),
     /// All of it, until it is taken.
     Whole(Option<Bytes>),
     /// Another one, and what is dropped with it.
@@ -155,7 +159,7 @@ impl Body for AnswerBody {
         match self.get_mut() {
             Self::Http(body, standing) => Pin::new(body).poll_frame(cx).map_err(|error| {
                 if let Some(standing) = standing.take() {
-                    standing.failed(Trouble::new(
+                    standing.failed(UpstreamFailure::new(
                         Reason::UpstreamClosed,
                         "the connection broke before an answer was whole",
                     ));

@@ -12,20 +12,20 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
-use super::carrier::BrokenOff;
-use super::standing::Standing;
-use super::{Forwarded, Upstream};
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use super::carrier::BodyBreakError;
+use super::standing::UpstreamHealth;
+use super::{ForwardedHeaders, Upstream};
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::{Message, ProtocolVersion, RpcError};
 
 /// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
 /// request at the upstream.
-pub type ConduitBody = UnsyncBoxBody<Bytes, io::Error>;
+pub type RawBody = UnsyncBoxBody<Bytes, io::Error>;
 
 /// A server that bytes can be sent to.
 #[async_trait]
-pub trait Conduit: Send + Sync + std::fmt::Debug {
+pub trait RawChannel: Send + Sync + std::fmt::Debug {
     /// The name that the configuration gives the upstream.
     fn name(&self) -> &Arc<str>;
 
@@ -41,10 +41,10 @@ pub trait Conduit: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an
     /// answer.
-    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault>;
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault>;
 
     /// Where whoever ends a request without its answer says so, if anywhere.
-    fn standing(&self) -> Option<&Standing> {
+    fn standing(&self) -> Option<&UpstreamHealth> {
         None
     }
 
@@ -60,23 +60,23 @@ pub trait Conduit: Send + Sync + std::fmt::Debug {
     }
 
     /// The server as exchanges know it, for calls that run in a session which is a client's own.
-    fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream>;
+    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream>;
 }
 
 /// A client's own session at the upstream, lent to a call that goes on without the client.
 #[async_trait]
-pub trait OwnSession: Send + Sync + std::fmt::Debug {
+pub trait ClientOwnSession: Send + Sync + std::fmt::Debug {
     /// The session that is in use.
-    async fn binding(&self) -> Binding;
+    async fn binding(&self) -> SessionBinding;
 
     /// The session that takes the place of one which the upstream has lost.
     ///
     /// # Errors
     /// If the upstream agrees to none: nothing was sent in it.
-    async fn renew(&self, lost: &Binding) -> Result<Binding, GatewayFault>;
+    async fn renew(&self, lost: &SessionBinding) -> Result<SessionBinding, GatewayFault>;
 
     /// Has what the upstream says on the session's own stream brought to `ear` as well, as long as that is there.
-    fn listen(&self, ear: Weak<dyn Ear>);
+    fn listen(&self, ear: Weak<dyn CallMessageSink>);
 
     /// Returns once that stream is read, or will not be soon; within a second or so. Some upstreams forget what they
     /// would have said on it before.
@@ -84,14 +84,14 @@ pub trait OwnSession: Send + Sync + std::fmt::Debug {
 }
 
 /// A call in a client's own session, as whoever reads that session's stream knows it.
-pub trait Ear: Send + Sync + std::fmt::Debug {
+pub trait CallMessageSink: Send + Sync + std::fmt::Debug {
     /// Takes a message that is about this call, and gives back any other. Does not block.
-    fn hear(self: Arc<Self>, message: Message, fit: Fit) -> Option<Message>;
+    fn hear(self: Arc<Self>, message: Message, fit: CallMatch) -> Option<Message>;
 }
 
 /// What makes a message one about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fit {
+pub enum CallMatch {
     /// It names the call or its task.
     Named,
     /// No other call can have a task that nobody knows yet: it may be this call's, if that still waits to hear of its own.
@@ -102,26 +102,26 @@ pub enum Fit {
 
 /// A session at the upstream, as its requests name it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Binding {
+pub struct SessionBinding {
     /// The upstream's own id, if it gave one.
     pub session: Option<HeaderValue>,
     /// What both agreed on; `None` before they have.
     pub version: Option<ProtocolVersion>,
     /// What the upstream can do in it with tasks of its own.
-    pub tasks: PeerTasks,
+    pub tasks: UpstreamTaskSupport,
 }
 
 /// One HTTP request.
 #[derive(Clone, Debug)]
-pub struct ConduitRequest {
-    pub binding: Binding,
-    pub verb: Verb,
+pub struct RawRequest {
+    pub binding: SessionBinding,
+    pub verb: RawMethod,
     /// What of the client's own headers goes on with this request.
-    pub forwarded: Forwarded,
+    pub forwarded: ForwardedHeaders,
 }
 
 #[derive(Clone, Debug)]
-pub enum Verb {
+pub enum RawMethod {
     /// One message, verbatim.
     Post(Bytes),
     /// The same with headers that repeat what it says (2026-07-28), and with whose it is where no session tells:
@@ -137,18 +137,18 @@ pub enum Verb {
 
 /// The head of an answer, and its body still to be read.
 #[derive(Debug)]
-pub struct ConduitResponse {
+pub struct RawResponse {
     pub status: StatusCode,
-    pub content: Content,
+    pub content: BodyKind,
     pub retry_after: Option<Duration>,
     /// The id of a session that begins with this answer.
     pub session: Option<HeaderValue>,
-    pub body: ConduitBody,
+    pub body: RawBody,
 }
 
 /// What a body is, as far as anybody cares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Content {
+pub enum BodyKind {
     Json,
     Events,
     /// Of another type, encoded, or without a type.
@@ -158,5 +158,5 @@ pub enum Content {
 /// Why a body broke off: what is known of it, else that the upstream closed it.
 pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
     let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
-    BrokenOff::known_in(error).unwrap_or(closed)
+    BodyBreakError::known_in(error).unwrap_or(closed)
 }

@@ -18,8 +18,11 @@ use tokio::sync::{SetOnce, broadcast};
 use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
-use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
-use crate::dialect::subscriptions::Wishes;
+use super::{
+    BeginError, CallContext, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
+    Upstream, UpstreamRequest,
+};
+use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::wire::fault::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
 use crate::wire::{Object, ProtocolVersion, RpcError};
 
@@ -52,7 +55,7 @@ impl Era {
 
 /// Whoever can ask a server for its era. `None` is no verdict: nobody knows what a failure means.
 #[async_trait]
-pub(super) trait Discover: Send + Sync {
+pub(super) trait EraDiscovery: Send + Sync {
     async fn discover(&self) -> Option<Era>;
 }
 
@@ -94,16 +97,16 @@ pub(super) fn is_served(version: &str) -> bool {
 
 /// What is known of one upstream's era.
 #[derive(Debug)]
-pub(super) struct Eras {
+pub(super) struct EraCache {
     fixed: Option<Era>,
     ask_max: Duration,
     /// What it means that there is no answer in time.
     silence: Option<Era>,
-    known: Mutex<Known>,
+    known: Mutex<EraKnowledge>,
 }
 
 #[derive(Clone, Debug)]
-enum Known {
+enum EraKnowledge {
     Nothing,
     Verdict(Era),
     /// Asked then, in vain.
@@ -112,31 +115,31 @@ enum Known {
     Asking(Arc<SetOnce<()>>),
 }
 
-impl Eras {
+impl EraCache {
     /// Nothing is known yet. A `fixed` era is never asked for.
     pub(super) const fn new(fixed: Option<Era>) -> Self {
-        Self { fixed, ask_max: ASK_MAX, silence: None, known: Mutex::new(Known::Nothing) }
+        Self { fixed, ask_max: ASK_MAX, silence: None, known: Mutex::new(EraKnowledge::Nothing) }
     }
 
     /// The same for a server that is started to be asked.
     pub(super) const fn of_started(fixed: Option<Era>) -> Self {
-        Self { fixed, ask_max: START_MAX, silence: Some(Era::Session), known: Mutex::new(Known::Nothing) }
+        Self { fixed, ask_max: START_MAX, silence: Some(Era::Session), known: Mutex::new(EraKnowledge::Nothing) }
     }
 
     /// The era, asked for if need be. Without a verdict it is [`Era::Session`] for this once.
-    async fn era(self: &Arc<Self>, discover: &Arc<dyn Discover>, tracker: &TaskTracker) -> Era {
+    async fn era(self: &Arc<Self>, discover: &Arc<dyn EraDiscovery>, tracker: &TaskTracker) -> Era {
         if let Some(fixed) = self.fixed {
             return fixed;
         }
         let answered = {
             let mut known = self.known.lock();
             match &*known {
-                Known::Verdict(era) => return *era,
-                Known::NoVerdict(at) if at.elapsed() < ASK_AGAIN => return Era::Session,
-                Known::Asking(answered) => Arc::clone(answered),
-                Known::Nothing | Known::NoVerdict(_) => {
+                EraKnowledge::Verdict(era) => return *era,
+                EraKnowledge::NoVerdict(at) if at.elapsed() < ASK_AGAIN => return Era::Session,
+                EraKnowledge::Asking(answered) => Arc::clone(answered),
+                EraKnowledge::Nothing | EraKnowledge::NoVerdict(_) => {
                     let answered = Arc::new(SetOnce::new());
-                    *known = Known::Asking(Arc::clone(&answered));
+                    *known = EraKnowledge::Asking(Arc::clone(&answered));
                     // In the background: whoever asks first may leave, and the others still wait.
                     tracker.spawn(Arc::clone(self).ask(Arc::clone(discover), Arc::clone(&answered)));
                     answered
@@ -146,14 +149,14 @@ impl Eras {
         // Asking is bounded, but a gateway that ends may end it before.
         let _ = tokio::time::timeout(self.ask_max, answered.wait()).await;
         match &*self.known.lock() {
-            Known::Verdict(era) => *era,
-            Known::Nothing | Known::NoVerdict(_) | Known::Asking(_) => Era::Session,
+            EraKnowledge::Verdict(era) => *era,
+            EraKnowledge::Nothing | EraKnowledge::NoVerdict(_) | EraKnowledge::Asking(_) => Era::Session,
         }
     }
 
-    async fn ask(self: Arc<Self>, discover: Arc<dyn Discover>, answered: Arc<SetOnce<()>>) {
+    async fn ask(self: Arc<Self>, discover: Arc<dyn EraDiscovery>, answered: Arc<SetOnce<()>>) {
         let verdict = tokio::time::timeout(self.ask_max, discover.discover()).await.unwrap_or(self.silence);
-        *self.known.lock() = verdict.map_or_else(|| Known::NoVerdict(Instant::now()), Known::Verdict);
+        *self.known.lock() = verdict.map_or_else(|| EraKnowledge::NoVerdict(Instant::now()), EraKnowledge::Verdict);
         // Set once: this is the only place.
         let _ = answered.set(());
     }
@@ -162,20 +165,20 @@ impl Eras {
     /// next question stays: an upstream that hangs must not cost its bound with every request.
     pub(super) fn doubt(&self) {
         let mut known = self.known.lock();
-        if matches!(*known, Known::Verdict(_)) {
-            *known = Known::Nothing;
+        if matches!(*known, EraKnowledge::Verdict(_)) {
+            *known = EraKnowledge::Nothing;
         }
     }
 
     fn learn(&self, era: Era) {
-        *self.known.lock() = Known::Verdict(era);
+        *self.known.lock() = EraKnowledge::Verdict(era);
     }
 }
 
 /// One upstream as stateless clients have it.
 pub struct EraUpstream {
-    eras: Arc<Eras>,
-    discover: Arc<dyn Discover>,
+    eras: Arc<EraCache>,
+    discover: Arc<dyn EraDiscovery>,
     session: Arc<dyn Upstream>,
     stateless: Arc<dyn Upstream>,
     tracker: TaskTracker,
@@ -189,9 +192,14 @@ impl std::fmt::Debug for EraUpstream {
 
 impl EraUpstream {
     /// Both halves of one upstream, and what is known of its era.
-    pub(super) fn new<S>(session: Arc<dyn Upstream>, stateless: Arc<S>, eras: Arc<Eras>, tracker: TaskTracker) -> Self
+    pub(super) fn new<S>(
+        session: Arc<dyn Upstream>,
+        stateless: Arc<S>,
+        eras: Arc<EraCache>,
+        tracker: TaskTracker,
+    ) -> Self
     where
-        S: Upstream + Discover + 'static,
+        S: Upstream + EraDiscovery + 'static,
     {
         Self { eras, discover: Arc::<S>::clone(&stateless), session, stateless, tracker }
     }
@@ -279,7 +287,11 @@ impl Upstream for EraUpstream {
         }
     }
 
-    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
+    async fn listen(
+        &self,
+        context: &CallContext,
+        wishes: &SubscriptionFilter,
+    ) -> Result<NotificationSubscription, BeginError> {
         match self.half().await.listen(context, wishes).await {
             Ok(listening) => Ok(listening),
             Err(error) => match self.other_half(&error) {
@@ -289,7 +301,10 @@ impl Upstream for EraUpstream {
         }
     }
 
-    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+    async fn notifications(
+        &self,
+        context: &CallContext,
+    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         match self.half().await.notifications(context).await {
             Ok(news) => Ok(news),
             Err(error) => match self.other_half(&error) {
@@ -312,14 +327,14 @@ mod tests {
     use super::*;
 
     /// Answers after a while, and counts how often it was asked.
-    struct Asked {
+    struct ScriptedDiscovery {
         after: Duration,
         verdict: Option<Era>,
         count: AtomicUsize,
     }
 
     #[async_trait]
-    impl Discover for Asked {
+    impl EraDiscovery for ScriptedDiscovery {
         async fn discover(&self) -> Option<Era> {
             self.count.fetch_add(1, Ordering::SeqCst);
             tokio::time::sleep(self.after).await;
@@ -327,21 +342,21 @@ mod tests {
         }
     }
 
-    struct Probe {
-        eras: Arc<Eras>,
-        asked: Arc<Asked>,
+    struct EraFixture {
+        eras: Arc<EraCache>,
+        asked: Arc<ScriptedDiscovery>,
         tracker: TaskTracker,
     }
 
-    impl Probe {
+    impl EraFixture {
         fn new(after: Duration, verdict: Option<Era>) -> Self {
-            let eras = Arc::new(Eras::new(None));
-            let asked = Arc::new(Asked { after, verdict, count: AtomicUsize::new(0) });
+            let eras = Arc::new(EraCache::new(None));
+            let asked = Arc::new(ScriptedDiscovery { after, verdict, count: AtomicUsize::new(0) });
             Self { eras, asked, tracker: TaskTracker::new() }
         }
 
         async fn era(&self) -> Era {
-            let discover: Arc<dyn Discover> = Arc::<Asked>::clone(&self.asked);
+            let discover: Arc<dyn EraDiscovery> = Arc::<ScriptedDiscovery>::clone(&self.asked);
             self.eras.era(&discover, &self.tracker).await
         }
 
@@ -353,7 +368,7 @@ mod tests {
     /// UPC-22.
     #[tokio::test(start_paused = true)]
     async fn upc22_a_verdict_is_asked_for_once_and_again_after_a_contradiction() {
-        let probe = Probe::new(Duration::from_millis(10), Some(Era::Stateless));
+        let probe = EraFixture::new(Duration::from_millis(10), Some(Era::Stateless));
         let many = tokio::join!(probe.era(), probe.era(), probe.era());
         assert_eq!(many, (Era::Stateless, Era::Stateless, Era::Stateless));
         assert_eq!((probe.era().await, probe.count()), (Era::Stateless, 1));
@@ -363,7 +378,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn an_upstream_that_hangs_costs_the_bound_once_in_a_while() {
-        let probe = Probe::new(Duration::from_secs(3600), None);
+        let probe = EraFixture::new(Duration::from_secs(3600), None);
         let began = Instant::now();
         // The first one leaves; the second one does not wait anew.
         let left = tokio::time::timeout(Duration::from_secs(2), probe.era()).await;

@@ -10,9 +10,9 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-use super::{Era, Forwarded};
+use super::{Era, ForwardedHeaders};
 use crate::dialect::faults::reason_key;
-use crate::dialect::subscriptions::Wishes;
+use crate::dialect::subscriptions::SubscriptionFilter;
 pub use crate::task::Answer;
 use crate::task::{CallLimits, GatewayFault, Principal};
 use crate::wire::{Payload, ProtocolVersion, RpcError};
@@ -63,7 +63,8 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// If no session can be had.
-    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError>;
+    async fn notifications(&self, context: &CallContext)
+    -> Result<broadcast::Receiver<ServerNotification>, BeginError>;
 
     /// Listens to what belongs to no call, as far as `wishes` speak of it, on behalf of this client. What the server
     /// does not tell of, and what it takes longer for than [`SUBSCRIBE_MAX`] to agree to, is left out of what is
@@ -71,11 +72,15 @@ pub trait Upstream: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// If no session, or no stream, can be had.
-    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
+    async fn listen(
+        &self,
+        context: &CallContext,
+        wishes: &SubscriptionFilter,
+    ) -> Result<NotificationSubscription, BeginError> {
         let news = self.notifications(context).await?;
         let resources = wishes.resources.as_ref().map(|_| BTreeSet::new());
-        let granted = Wishes { resources, ..wishes.of_the_upstream() };
-        Ok(Listening { news, granted, over: CancellationToken::new(), kept: Box::new(()) })
+        let granted = SubscriptionFilter { resources, ..wishes.of_the_upstream() };
+        Ok(NotificationSubscription { news, granted, over: CancellationToken::new(), kept: Box::new(()) })
     }
 
     /// How the server is spoken to on behalf of stateless clients. Bounded in time; usually known.
@@ -96,11 +101,11 @@ pub const SUBSCRIBE_MAX: Duration = Duration::from_secs(10);
 /// An ear at one session of an upstream, or at one stream of a server without. Dropping it takes subscriptions back
 /// that nobody else holds.
 #[derive(Debug)]
-pub struct Listening {
+pub struct NotificationSubscription {
     /// Bounded; a slow receiver misses some and learns that it did.
-    pub news: broadcast::Receiver<News>,
+    pub news: broadcast::Receiver<ServerNotification>,
     /// What will be told of what was wished for. More may be heard, for others.
-    pub granted: Wishes,
+    pub granted: SubscriptionFilter,
     /// The session or stream is gone: nothing more will be heard here, so listen again.
     pub over: CancellationToken,
     /// What is taken back when it is dropped.
@@ -108,7 +113,7 @@ pub struct Listening {
 }
 
 /// A notification that belongs to no call: its method and params.
-pub type News = (Arc<str>, Option<Payload>);
+pub type ServerNotification = (Arc<str>, Option<Payload>);
 
 /// One request in progress. Dropping it lets go of the upstream without a word: call
 /// [`Exchange::cancel`] first where the upstream should stop.
@@ -123,7 +128,7 @@ pub trait Exchange: Send {
     ///
     /// # Errors
     /// If the answer could not be handed over; the exchange itself may still go on.
-    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost>;
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError>;
 
     /// Tells the upstream that nobody wants the answer; bounded in time, best effort. Returns once the
     /// upstream was told, or cannot be.
@@ -134,7 +139,7 @@ pub trait Exchange: Send {
     ///
     /// # Errors
     /// If the upstream refuses, or cannot be asked; the exchange itself goes on.
-    async fn cancel_task(&mut self) -> Result<(), Unanswered> {
+    async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         Ok(())
     }
 
@@ -163,15 +168,15 @@ pub struct CallContext {
     /// Largest answer or event that is read.
     pub result_bytes_max: usize,
     /// Whether the upstream may make a task of its own of this request.
-    pub native_task: NativeTask,
+    pub native_task: UpstreamTaskMode,
     /// What of the client's own headers goes on with this request.
-    pub forwarded: Forwarded,
+    pub forwarded: ForwardedHeaders,
 }
 
 /// Whether a call is made as a task of the upstream's own, where the upstream has such tasks. Either way its
 /// owner sees the same events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum NativeTask {
+pub enum UpstreamTaskMode {
     /// Nothing is asked for. A server of 2026-07-28 is told all the same that it may make one.
     #[default]
     Never,
@@ -182,11 +187,11 @@ pub enum NativeTask {
         /// How long the call may run: the upstream is asked to keep the task for so long.
         deadline: Duration,
     },
-    /// The same for as long as the upstream likes to keep it, and its owner hears how the task goes: [`TaskNews`].
+    /// The same for as long as the upstream likes to keep it, and its owner hears how the task goes: [`UpstreamTaskEvent`].
     Watched,
 }
 
-impl NativeTask {
+impl UpstreamTaskMode {
     #[must_use]
     pub const fn deadline(self) -> Option<Duration> {
         match self {
@@ -248,7 +253,7 @@ pub enum ExchangeEvent {
     Status(Arc<str>),
     /// How the upstream's own task goes, for owners that [watch](NativeTask::Watched) it. All that counts for the call
     /// comes in the other events too.
-    Task(TaskNews),
+    Task(UpstreamTaskEvent),
     /// `notifications/message`: its params, verbatim but for the upstream's id of its task.
     Log(Payload),
     /// The upstream asks something; answer it by its `ask`.
@@ -268,7 +273,7 @@ pub enum ExchangeEvent {
     /// The upstream cancelled its own task, which nobody had asked for. Final.
     Cancelled,
     /// There will be no answer. Final.
-    Lost(Lost),
+    Lost(ExchangeError),
 }
 
 impl ExchangeEvent {
@@ -281,23 +286,23 @@ impl ExchangeEvent {
 
 /// What is known of an upstream's own task.
 #[derive(Clone, Debug)]
-pub enum TaskNews {
+pub enum UpstreamTaskEvent {
     /// The upstream made a task of the call: its handle, verbatim.
     Made(Payload),
     /// The upstream's word for how the task stands, unread, and what it says besides, fit to be shown. Told where
     /// either changed, and with the first answer after none.
     Stands { word: Cow<'static, str>, message: Option<Arc<str>> },
     /// A request about the task has no answer of use. It is made again, unless the last event follows.
-    Unanswered(Unanswered),
+    Unanswered(TaskRequestError),
 }
 
 /// Why a request about an upstream's own task is of no use.
 #[derive(Clone, Debug, thiserror::Error)]
-pub enum Unanswered {
+pub enum TaskRequestError {
     #[error("the upstream refused it: {}", .0.message)]
     Refused(RpcError),
     #[error(transparent)]
-    Lost(#[from] Lost),
+    Lost(#[from] ExchangeError),
 }
 
 /// `notifications/progress`, less its token. Number texts are kept as they came.
@@ -311,7 +316,7 @@ pub struct Progress {
 /// Why an exchange ends without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the upstream gave no answer: {}", reason_key(.0.reason))]
-pub struct Lost(pub GatewayFault);
+pub struct ExchangeError(pub GatewayFault);
 
 /// Why an exchange did not begin; nothing was sent.
 #[derive(Clone, Debug, thiserror::Error)]

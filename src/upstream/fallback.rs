@@ -8,37 +8,37 @@ use std::sync::Arc;
 
 use http::{Method, Response, StatusCode};
 
-use super::carrier::{AnswerBody, Stand as _};
+use super::carrier::{AnswerBody, StreamableAdapter as _};
 use super::http::client::{HandedOver, HttpClient};
-use super::http::post::Outgoing;
+use super::http::post::OutgoingRequest;
 use super::http::trouble::{is_initialize, is_unlike_http};
-use super::stand::WireStand;
-use super::stand::sse::Seen;
+use super::stand::TransportAdapter;
+use super::stand::sse::SseDetected;
 use crate::task::GatewayFault;
 
 /// Both ways to one server.
 #[derive(Debug)]
-pub(crate) struct Fallback {
+pub(crate) struct TransportDetection {
     name: Arc<str>,
     http: HttpClient,
-    sse: WireStand,
+    sse: TransportAdapter,
     /// Which of them was right the last time; noted by the wire below `sse`.
-    seen: Seen,
+    seen: SseDetected,
 }
 
-impl Fallback {
+impl TransportDetection {
     /// Both ways; the wire below `sse` must share `seen`.
-    pub(crate) const fn new(name: Arc<str>, http: HttpClient, sse: WireStand, seen: Seen) -> Self {
+    pub(crate) const fn new(name: Arc<str>, http: HttpClient, sse: TransportAdapter, seen: SseDetected) -> Self {
         Self { name, http, sse, seen }
     }
 
-    /// As [`Carrier::send`](super::carrier::Carrier::send).
+    /// As [`Transport::send`](super::carrier::Carrier::send).
     ///
     /// # Errors
     /// As there.
     pub(crate) async fn send(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         // Boxed: what most servers do not need is not part of every request in progress.
@@ -68,7 +68,7 @@ impl Fallback {
 
     async fn over_sse(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let answer = self.sse.send(outgoing, handed_over).await;
@@ -84,7 +84,7 @@ impl Fallback {
     async fn instead_of(
         &self,
         refused: Response<AnswerBody>,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let answer = self.sse.send(outgoing, handed_over).await;

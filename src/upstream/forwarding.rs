@@ -43,11 +43,11 @@ pub fn may_be_forwarded(name: &HeaderName) -> bool {
 
 /// Which headers of clients go on to one upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Forwarding {
+pub struct ForwardingRules {
     names: Arc<[HeaderName]>,
 }
 
-impl Forwarding {
+impl ForwardingRules {
     /// `authorization` says that gateway and server are one resource, so that what is meant for one is for the other.
     #[must_use]
     pub fn new(mut names: Vec<HeaderName>, authorization: bool) -> Self {
@@ -68,7 +68,7 @@ impl Forwarding {
 
     /// What of a client's request goes on.
     #[must_use]
-    pub fn of(&self, all: &HeaderMap) -> Forwarded {
+    pub fn of(&self, all: &HeaderMap) -> ForwardedHeaders {
         let mut picked = HeaderMap::new();
         for name in &*self.names {
             for value in all.get_all(name) {
@@ -77,15 +77,15 @@ impl Forwarding {
                 picked.append(name.clone(), value);
             }
         }
-        Forwarded((!picked.is_empty()).then(|| Arc::new(picked)))
+        ForwardedHeaders((!picked.is_empty()).then(|| Arc::new(picked)))
     }
 }
 
 /// Headers of one client's request, for the request at the upstream that it causes. Kept in memory alone.
 #[derive(Clone, Default)]
-pub struct Forwarded(Option<Arc<HeaderMap>>);
+pub struct ForwardedHeaders(Option<Arc<HeaderMap>>);
 
-impl Forwarded {
+impl ForwardedHeaders {
     /// Adds them; what has one of their names already gives way.
     pub(crate) fn add_to(&self, headers: &mut HeaderMap) {
         if let Some(forwarded) = &self.0 {
@@ -95,7 +95,7 @@ impl Forwarded {
 }
 
 /// Names alone: a value may be a secret.
-impl fmt::Debug for Forwarded {
+impl fmt::Debug for ForwardedHeaders {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_set().entries(self.0.iter().flat_map(|headers| headers.keys())).finish()
     }
@@ -132,7 +132,7 @@ mod tests {
             (vec!["connection", "te", "host"], false, vec![]),
             (vec![], true, vec!["authorization"]),
         ] {
-            let forwarded = Forwarding::new(named(&names), authorization).of(&all);
+            let forwarded = ForwardingRules::new(named(&names), authorization).of(&all);
             let mut headers = HeaderMap::new();
             forwarded.add_to(&mut headers);
             let mut found: Vec<_> = headers.keys().map(HeaderName::as_str).collect();

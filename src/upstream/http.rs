@@ -29,26 +29,29 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::carrier::Carrier;
-use super::era::{Era, EraUpstream, Eras};
-use super::fallback::Fallback;
+use super::carrier::Transport;
+use super::era::{Era, EraCache, EraUpstream};
+use super::fallback::TransportDetection;
 use super::probe::VersionChoice;
-use super::session::pool::Pool;
-use super::session::{Hop, SessionKey};
-use super::stand::WireStand;
-use super::stand::sse::{self, Seen, SseWire};
-use super::stand::stdio::{StdioUpstreamSettings, StdioWire};
-use super::standing::Standing;
-use super::{BeginError, CallContext, Exchange, Listening, News, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
-use crate::dialect::subscriptions::Wishes;
+use super::session::pool::SessionPool;
+use super::session::{SessionKey, UpstreamLink};
+use super::stand::TransportAdapter;
+use super::stand::sse::{self, SseDetected, SseTransport};
+use super::stand::stdio::{StdioTransport, StdioUpstreamSettings};
+use super::standing::UpstreamHealth;
+use super::{
+    BeginError, CallContext, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
+    Upstream, UpstreamRequest,
+};
+use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::ProtocolVersion;
 pub use client::ClientError;
 use client::{ClientTls, HttpClient};
 use credential::Credential;
-use drive::Home;
-use exchange::{HttpExchange, Latencies};
+use drive::SessionSource;
+use exchange::{ExchangeLatencies, HttpExchange};
 use stateless::StatelessUpstream;
 
 /// How long [`Upstream::close`] may take.
@@ -101,7 +104,7 @@ impl UpstreamTlsFiles {
 
 /// How long what runs in the background may run.
 #[derive(Clone, Debug)]
-pub struct Life {
+pub struct TaskScope {
     /// Everything in the background is spawned here.
     pub tracker: TaskTracker,
     /// Ends everything in the background that would not end by itself.
@@ -110,19 +113,19 @@ pub struct Life {
 
 /// A streamable HTTP server, in sessions.
 #[derive(Debug)]
-pub struct HttpUpstream {
-    hop: Arc<Hop>,
-    pool: Arc<Pool>,
+pub struct SessionUpstream {
+    hop: Arc<UpstreamLink>,
+    pool: Arc<SessionPool>,
     /// The era that the operator's version belongs to.
     era: Option<Era>,
 }
 
-impl HttpUpstream {
+impl SessionUpstream {
     /// An upstream that nothing was sent to yet. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// If the address, the system's trusted roots or the files that the settings name are of no use.
-    pub fn new(settings: HttpUpstreamSettings, life: Life) -> Result<Self, ClientError> {
+    pub fn new(settings: HttpUpstreamSettings, life: TaskScope) -> Result<Self, ClientError> {
         let client = HttpClient::new(&settings.name, &settings.url, settings.connect_max, settings.tls.read()?)?;
         let era = settings.protocol.map(Era::of);
         let client = client.with_credential(settings.credential.as_ref().map(Credential::read).transpose()?);
@@ -130,16 +133,19 @@ impl HttpUpstream {
         // Only servers with sessions speak HTTP+SSE.
         let (carrier, era) = match (settings.transport, era) {
             (HttpTransport::Streamable, era) | (HttpTransport::Auto, era @ Some(Era::Stateless)) => {
-                (Carrier::Http(client), era)
+                (Transport::Http(client), era)
             }
             (HttpTransport::Auto, era) => {
-                let seen = Seen::default();
+                let seen = SseDetected::default();
                 let sse = sse_stand(&settings, client.clone(), seen.clone(), &life);
-                (Carrier::Either(Box::new(Fallback::new(Arc::clone(&settings.name), client, sse, seen))), era)
+                (
+                    Transport::Either(Box::new(TransportDetection::new(Arc::clone(&settings.name), client, sse, seen))),
+                    era,
+                )
             }
             (HttpTransport::Sse, _) => {
-                let sse = sse_stand(&settings, client, Seen::default(), &life);
-                (Carrier::Stand(Box::new(sse)), Some(Era::Session))
+                let sse = sse_stand(&settings, client, SseDetected::default(), &life);
+                (Transport::Stand(Box::new(sse)), Some(Era::Session))
             }
         };
         Ok(Self::over(carrier, (settings.name, standing), settings.protocol, era, life))
@@ -147,33 +153,34 @@ impl HttpUpstream {
 
     /// How the server stands, for operators.
     #[must_use]
-    pub fn standing(&self) -> Arc<Standing> {
+    pub fn standing(&self) -> Arc<UpstreamHealth> {
         Arc::clone(&self.hop.standing)
     }
 
     /// A program that is spoken to over its standard input and output. Nothing is started yet. Must be called within a
     /// tokio runtime.
     #[must_use]
-    pub fn stdio(settings: StdioUpstreamSettings, life: Life) -> Self {
+    pub fn stdio(settings: StdioUpstreamSettings, life: TaskScope) -> Self {
         let (name, protocol) = (Arc::clone(&settings.name), settings.protocol);
         let processes_max = usize::try_from(settings.processes_max).unwrap_or(usize::MAX);
         let apart = settings.apart.clone();
         // Its arguments may hold secrets.
-        let standing = Arc::new(Standing::new(&name, &settings.program));
-        let wire = Box::new(StdioWire::new(settings, Arc::clone(&standing), life.clone()));
-        let stand = WireStand::new(Arc::clone(&standing), wire, processes_max, life.clone()).with_calls_apart(apart);
-        Self::over(Carrier::Stand(Box::new(stand)), (name, standing), protocol, protocol.map(Era::of), life)
+        let standing = Arc::new(UpstreamHealth::new(&name, &settings.program));
+        let wire = Box::new(StdioTransport::new(settings, Arc::clone(&standing), life.clone()));
+        let stand =
+            TransportAdapter::new(Arc::clone(&standing), wire, processes_max, life.clone()).with_calls_apart(apart);
+        Self::over(Transport::Stand(Box::new(stand)), (name, standing), protocol, protocol.map(Era::of), life)
     }
 
     fn over(
-        carrier: Carrier,
-        (name, standing): (Arc<str>, Arc<Standing>),
+        carrier: Transport,
+        (name, standing): (Arc<str>, Arc<UpstreamHealth>),
         protocol: Option<ProtocolVersion>,
         era: Option<Era>,
-        life: Life,
+        life: TaskScope,
     ) -> Self {
-        let hop = Arc::new(Hop {
-            latencies: Latencies::of(&name),
+        let hop = Arc::new(UpstreamLink {
+            latencies: ExchangeLatencies::of(&name),
             name,
             standing,
             carrier,
@@ -181,13 +188,13 @@ impl HttpUpstream {
             tracker: life.tracker,
             stop: life.stop,
         });
-        Self { pool: Pool::new(Arc::clone(&hop)), hop, era }
+        Self { pool: SessionPool::new(Arc::clone(&hop)), hop, era }
     }
 
     /// The same server as stateless clients have it: spoken to in their era where it can.
     #[must_use]
     pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
-        let eras = if self.hop.carrier.is_stand() { Eras::of_started(self.era) } else { Eras::new(self.era) };
+        let eras = if self.hop.carrier.is_stand() { EraCache::of_started(self.era) } else { EraCache::new(self.era) };
         let eras = Arc::new(eras);
         let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.hop), Arc::clone(&eras)));
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())
@@ -204,17 +211,22 @@ impl HttpUpstream {
         Ok(())
     }
 
-    fn home(&self, context: &CallContext) -> Home {
-        Home::Pool { pool: Arc::clone(&self.pool), key: key(context) }
+    fn home(&self, context: &CallContext) -> SessionSource {
+        SessionSource::Pool { pool: Arc::clone(&self.pool), key: key(context) }
     }
 }
 
 /// A server that speaks HTTP+SSE, behind what looks like streamable HTTP.
-fn sse_stand(settings: &HttpUpstreamSettings, client: HttpClient, seen: Seen, life: &Life) -> WireStand {
+fn sse_stand(
+    settings: &HttpUpstreamSettings,
+    client: HttpClient,
+    seen: SseDetected,
+    life: &TaskScope,
+) -> TransportAdapter {
     let (name, url) = (Arc::clone(&settings.name), settings.url.clone());
     let standing = Arc::clone(client.standing());
-    let wire = SseWire::new(name, url, client, settings.event_bytes_max, seen, life.clone());
-    WireStand::new(standing, Box::new(wire), sse::SESSIONS_MAX, life.clone())
+    let wire = SseTransport::new(name, url, client, settings.event_bytes_max, seen, life.clone());
+    TransportAdapter::new(standing, Box::new(wire), sse::SESSIONS_MAX, life.clone())
 }
 
 fn key(context: &CallContext) -> SessionKey {
@@ -222,7 +234,7 @@ fn key(context: &CallContext) -> SessionKey {
 }
 
 #[async_trait]
-impl Upstream for HttpUpstream {
+impl Upstream for SessionUpstream {
     fn name(&self) -> &Arc<str> {
         &self.hop.name
     }
@@ -243,19 +255,26 @@ impl Upstream for HttpUpstream {
         Ok(Box::new(exchange))
     }
 
-    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+    async fn notifications(
+        &self,
+        context: &CallContext,
+    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         Ok(self.pool.session(&key(context)).await?.subscribe())
     }
 
-    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
+    async fn listen(
+        &self,
+        context: &CallContext,
+        wishes: &SubscriptionFilter,
+    ) -> Result<NotificationSubscription, BeginError> {
         let session = self.pool.session(&key(context)).await?;
         // Heard from before the first subscription on, so that nothing falls between.
         let news = session.subscribe();
         let over = session.over().clone();
         let held = session.hold(wishes.resources.iter().flatten().cloned().collect()).await;
         let resources = wishes.resources.as_ref().map(|_| held.uris().into_iter().collect());
-        let granted = Wishes { resources, ..wishes.of_the_upstream() };
-        Ok(Listening { news, granted, over, kept: Box::new(held) })
+        let granted = SubscriptionFilter { resources, ..wishes.of_the_upstream() };
+        Ok(NotificationSubscription { news, granted, over, kept: Box::new(held) })
     }
 
     async fn close(&self) {

@@ -18,11 +18,11 @@ use tokio::sync::oneshot;
 
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use state::{State, Waiter};
+use state::{CallPermitsState, PermitWaiter};
 
 /// The places of one upstream, resolved. They hold for `tools/call` only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SlotSettings {
+pub struct CallPermitSettings {
     pub in_flight_max: NonZeroUsize,
     pub queue_max: usize,
     /// How long a call without a handle waits for a place.
@@ -31,11 +31,11 @@ pub struct SlotSettings {
 
 /// The places themselves. Those of one principal are served in the order in which they came, principals in turn.
 #[derive(Debug)]
-pub struct Slots(Arc<Shared>);
+pub struct CallPermits(Arc<CallPermitsInner>);
 
 #[derive(Debug)]
-struct Shared {
-    state: Mutex<State>,
+struct CallPermitsInner {
+    state: Mutex<CallPermitsState>,
     /// Looked up once: every call counts in the first of them.
     in_flight: Gauge,
     queued: Gauge,
@@ -45,19 +45,19 @@ struct Shared {
 /// The places of upstreams by their names, as long as anybody holds them: whatever else a reload replaces, the calls
 /// that run at a server go on counting.
 #[derive(Debug, Default)]
-pub struct SlotsByName(Mutex<HashMap<Arc<str>, Weak<Shared>>>);
+pub struct CallPermitsByName(Mutex<HashMap<Arc<str>, Weak<CallPermitsInner>>>);
 
-impl SlotsByName {
-    /// The places of an upstream: those that are there, with the bounds that they have until [`Slots::rebound`] is
+impl CallPermitsByName {
+    /// The places of an upstream: those that are there, with the bounds that they have until [`CallPermits::rebound`] is
     /// called, else new ones. The metrics recorder must be installed before.
     #[must_use]
-    pub fn of(&self, upstream: &Arc<str>, settings: SlotSettings) -> Slots {
+    pub fn of(&self, upstream: &Arc<str>, settings: CallPermitSettings) -> CallPermits {
         let mut all = self.0.lock();
         all.retain(|_, slots| slots.strong_count() > 0);
         if let Some(shared) = all.get(upstream).and_then(Weak::upgrade) {
-            return Slots(shared);
+            return CallPermits(shared);
         }
-        let slots = Slots::new(Arc::clone(upstream), settings);
+        let slots = CallPermits::new(Arc::clone(upstream), settings);
         all.insert(Arc::clone(upstream), Arc::downgrade(&slots.0));
         slots
     }
@@ -69,12 +69,12 @@ pub(crate) fn share(owner: &Principal, max: usize) -> usize {
     if *owner == Principal::local() { max } else { (max - max / 4).max(1) }
 }
 
-impl Slots {
+impl CallPermits {
     /// The metrics recorder must be installed before.
     #[must_use]
-    pub fn new(upstream: Arc<str>, settings: SlotSettings) -> Self {
-        Self(Arc::new(Shared {
-            state: Mutex::new(State::new(settings.in_flight_max.get(), settings.queue_max)),
+    pub fn new(upstream: Arc<str>, settings: CallPermitSettings) -> Self {
+        Self(Arc::new(CallPermitsInner {
+            state: Mutex::new(CallPermitsState::new(settings.in_flight_max.get(), settings.queue_max)),
             in_flight: metrics::gauge!(metric::UPSTREAM_IN_FLIGHT, "upstream" => Arc::clone(&upstream)),
             queued: metrics::gauge!(metric::UPSTREAM_QUEUED, "upstream" => Arc::clone(&upstream)),
             shed: metrics::counter!(metric::UPSTREAM_SHED, "upstream" => upstream),
@@ -83,8 +83,8 @@ impl Slots {
 
     /// Places of something else than calls, which no metric shows.
     pub(crate) fn unmetered(max: usize, queue_max: usize) -> Self {
-        Self(Arc::new(Shared {
-            state: Mutex::new(State::new(max, queue_max)),
+        Self(Arc::new(CallPermitsInner {
+            state: Mutex::new(CallPermitsState::new(max, queue_max)),
             in_flight: Gauge::noop(),
             queued: Gauge::noop(),
             shed: Counter::noop(),
@@ -93,7 +93,7 @@ impl Slots {
 
     /// Changes the bounds. Where there are fewer places than are taken, none is given until enough are free again;
     /// nobody who waits is turned away.
-    pub fn rebound(&self, settings: SlotSettings) {
+    pub fn rebound(&self, settings: CallPermitSettings) {
         let called = {
             let mut state = self.0.state.lock();
             state.rebound(settings.in_flight_max.get(), settings.queue_max);
@@ -104,8 +104,8 @@ impl Slots {
 
     /// Takes a place for a call of `owner` if one is free.
     #[must_use]
-    pub fn try_acquire(&self, owner: &Principal) -> Option<Slot> {
-        self.0.state.lock().take(owner).then(|| Slot::new(&self.0, owner.clone()))
+    pub fn try_acquire(&self, owner: &Principal) -> Option<CallPermit> {
+        self.0.state.lock().take(owner).then(|| CallPermit::new(&self.0, owner.clone()))
     }
 
     /// Takes a place for a call of `owner`, waiting at most `wait_max` for it; `None` waits as long as it takes.
@@ -114,11 +114,11 @@ impl Slots {
     ///
     /// # Errors
     /// `QueueFull` if as many wait as may, `QueueDeadline` if the wait was too long.
-    pub async fn acquire(&self, owner: &Principal, wait_max: Option<Duration>) -> Result<Slot, GatewayFault> {
+    pub async fn acquire(&self, owner: &Principal, wait_max: Option<Duration>) -> Result<CallPermit, GatewayFault> {
         let (turn, mut place) = match self.queue(owner, true) {
-            Queued::Called(slot) => return Ok(slot),
-            Queued::Waits(turn, place) => (turn, place),
-            Queued::Full => return Err(self.shed(Reason::QueueFull)),
+            PermitRequest::Called(slot) => return Ok(slot),
+            PermitRequest::Waits(turn, place) => (turn, place),
+            PermitRequest::Full => return Err(self.shed(Reason::QueueFull)),
         };
         let called = match wait_max {
             Some(max) => match tokio::time::timeout(max, &mut place).await {
@@ -140,28 +140,30 @@ impl Slots {
     ///
     /// # Errors
     /// `Internal` by a bug.
-    pub async fn acquire_again(&self, owner: &Principal) -> Result<Slot, GatewayFault> {
+    pub async fn acquire_again(&self, owner: &Principal) -> Result<CallPermit, GatewayFault> {
         match self.queue(owner, false) {
-            Queued::Called(slot) => Ok(slot),
-            Queued::Waits(_turn, place) => place.await.map_err(|_| GatewayFault::new(Reason::Internal, Executed::No)),
-            Queued::Full => Err(self.shed(Reason::QueueFull)),
+            PermitRequest::Called(slot) => Ok(slot),
+            PermitRequest::Waits(_turn, place) => {
+                place.await.map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
+            }
+            PermitRequest::Full => Err(self.shed(Reason::QueueFull)),
         }
     }
 
     /// Takes a free place, or one in the owner's lane where it is bounded and has room.
-    fn queue<'a>(&'a self, owner: &'a Principal, is_bounded: bool) -> Queued<'a> {
+    fn queue<'a>(&'a self, owner: &'a Principal, is_bounded: bool) -> PermitRequest<'a> {
         let mut state = self.0.state.lock();
         if state.take(owner) {
             drop(state);
-            return Queued::Called(Slot::new(&self.0, owner.clone()));
+            return PermitRequest::Called(CallPermit::new(&self.0, owner.clone()));
         }
         if is_bounded && state.has_full_queue(owner) {
-            return Queued::Full;
+            return PermitRequest::Full;
         }
         let (sender, place) = oneshot::channel();
         let ticket = state.enter(owner, sender);
         self.0.queued.increment(1.0);
-        Queued::Waits(Turn { shared: &self.0, owner, ticket }, place)
+        PermitRequest::Waits(QueueGuard { shared: &self.0, owner, ticket }, place)
     }
 
     /// How many places `owner` has.
@@ -175,9 +177,9 @@ impl Slots {
     }
 
     /// Not within the lock: a place that nobody takes is dropped here, and comes by again.
-    fn hand_out(&self, called: Vec<(Principal, Waiter)>) {
+    fn hand_out(&self, called: Vec<(Principal, PermitWaiter)>) {
         for (owner, waiter) in called {
-            drop(waiter.place.send(Slot::new(&self.0, owner)));
+            drop(waiter.place.send(CallPermit::new(&self.0, owner)));
         }
     }
 
@@ -195,20 +197,20 @@ impl Slots {
 }
 
 /// How a call that wants a place stands.
-enum Queued<'a> {
-    Called(Slot),
-    Waits(Turn<'a>, oneshot::Receiver<Slot>),
+enum PermitRequest<'a> {
+    Called(CallPermit),
+    Waits(QueueGuard<'a>, oneshot::Receiver<CallPermit>),
     Full,
 }
 
 /// A place in the queue.
-struct Turn<'a> {
-    shared: &'a Shared,
+struct QueueGuard<'a> {
+    shared: &'a CallPermitsInner,
     owner: &'a Principal,
     ticket: u64,
 }
 
-impl Drop for Turn<'_> {
+impl Drop for QueueGuard<'_> {
     fn drop(&mut self) {
         self.shared.state.lock().leave(self.owner, self.ticket);
         self.shared.queued.decrement(1.0);
@@ -217,13 +219,13 @@ impl Drop for Turn<'_> {
 
 /// A place at the upstream, free again when dropped.
 #[must_use = "dropping the slot frees the place"]
-pub struct Slot {
-    shared: Arc<Shared>,
+pub struct CallPermit {
+    shared: Arc<CallPermitsInner>,
     owner: Principal,
 }
 
-impl Slot {
-    fn new(shared: &Arc<Shared>, owner: Principal) -> Self {
+impl CallPermit {
+    fn new(shared: &Arc<CallPermitsInner>, owner: Principal) -> Self {
         shared.in_flight.increment(1.0);
         Self { shared: Arc::clone(shared), owner }
     }
@@ -240,13 +242,13 @@ impl Slot {
     }
 }
 
-impl std::fmt::Debug for Slot {
+impl std::fmt::Debug for CallPermit {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Slot")
     }
 }
 
-impl Drop for Slot {
+impl Drop for CallPermit {
     /// Hands the place to whoever is next. One who left meanwhile hands it on in turn.
     fn drop(&mut self) {
         self.shared.in_flight.decrement(1.0);
@@ -255,7 +257,7 @@ impl Drop for Slot {
             state.give_back(&self.owner);
             state.call_all()
         };
-        Slots(Arc::clone(&self.shared)).hand_out(called);
+        CallPermits(Arc::clone(&self.shared)).hand_out(called);
     }
 }
 

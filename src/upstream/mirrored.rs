@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use crate::wire::walk::{self, Walk};
+use crate::wire::walk::{self, ValueWalk};
 use crate::wire::{Object, Payload};
 
 const ANNOTATION: &str = "x-mcp-header";
@@ -22,15 +22,15 @@ const ANNOTATIONS_MAX: usize = 64;
 
 /// One argument that is repeated in a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mirrored {
+pub struct HeaderArgument {
     /// Member names from `arguments` inwards.
     path: Vec<String>,
     pub header: HeaderName,
-    kind: Kind,
+    kind: HeaderValueKind,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum HeaderValueKind {
     Text,
     Integer,
     Boolean,
@@ -38,32 +38,32 @@ enum Kind {
 
 /// What a schema says about headers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Annotations {
+pub enum HeaderAnnotations {
     /// All of them may be relied on; usually there are none.
-    Valid(Vec<Mirrored>),
+    Valid(Vec<HeaderArgument>),
     /// Some break the rules, and clients would drop the tool (UPC-16).
     Stripped {
         /// The schema without those that do; all else stays as it came.
         schema: Payload,
         /// The others.
-        kept: Vec<Mirrored>,
+        kept: Vec<HeaderArgument>,
     },
 }
 
 /// Reads the annotations of an input schema, in one walk. Only a schema that may name the annotation is opened.
 #[must_use]
-pub fn read(schema: &Payload) -> Annotations {
+pub fn read(schema: &Payload) -> HeaderAnnotations {
     let text = schema.as_str();
     // A name may be written with escapes.
     if !text.contains(ANNOTATION) && !text.contains('\\') {
-        return Annotations::Valid(Vec::new());
+        return HeaderAnnotations::Valid(Vec::new());
     }
-    let mut reader = Reader { walk: Walk::of(schema), path: Vec::new(), found: Vec::new() };
-    reader.schema(Reach::Root);
+    let mut reader = SchemaReader { walk: ValueWalk::of(schema), path: Vec::new(), found: Vec::new() };
+    reader.schema(SchemaReach::Root);
     judge(schema, reader.found)
 }
 
-fn judge(schema: &Payload, mut found: Vec<Found>) -> Annotations {
+fn judge(schema: &Payload, mut found: Vec<FoundAnnotation>) -> HeaderAnnotations {
     let mut named: HashMap<HeaderName, usize> = HashMap::new();
     for one in found.iter().filter_map(|found| found.mirrored.as_ref()) {
         *named.entry(one.header.clone()).or_default() += 1;
@@ -71,21 +71,21 @@ fn judge(schema: &Payload, mut found: Vec<Found>) -> Annotations {
     let too_many = found.len() > ANNOTATIONS_MAX;
     found.sort_unstable_by_key(|found| found.place.start);
     let (mut kept, mut gone) = (Vec::new(), Vec::new());
-    for Found { place, mirrored } in found {
+    for FoundAnnotation { place, mirrored } in found {
         match mirrored.filter(|one| !too_many && named[&one.header] == 1) {
             Some(one) => kept.push(one),
             None => gone.push(place),
         }
     }
     if gone.is_empty() {
-        return Annotations::Valid(kept);
+        return HeaderAnnotations::Valid(kept);
     }
-    Annotations::Stripped { schema: walk::without(schema, &gone), kept }
+    HeaderAnnotations::Stripped { schema: walk::without(schema, &gone), kept }
 }
 
 /// How a schema is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Reach {
+enum SchemaReach {
     Root,
     /// Through `properties` alone: it is that of an argument, and may be annotated.
     Property,
@@ -95,7 +95,7 @@ enum Reach {
 
 /// What stands behind a keyword of JSON Schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Holds {
+enum KeywordContent {
     Properties,
     /// Schemas by names.
     Named,
@@ -105,7 +105,7 @@ enum Holds {
     Data,
 }
 
-impl Holds {
+impl KeywordContent {
     fn of(keyword: &str) -> Self {
         match keyword {
             "properties" => Self::Properties,
@@ -133,24 +133,24 @@ impl Holds {
 
 /// An annotation that stands where a schema does.
 #[derive(Debug)]
-struct Found {
+struct FoundAnnotation {
     /// The text that goes if it breaks the rules.
     place: Range<usize>,
-    mirrored: Option<Mirrored>,
+    mirrored: Option<HeaderArgument>,
 }
 
 /// Goes through a schema. Recursion is as deep as the schema's nesting, which the scan has bounded.
 #[derive(Debug)]
-struct Reader<'t> {
-    walk: Walk<'t>,
+struct SchemaReader<'t> {
+    walk: ValueWalk<'t>,
     /// Names of the properties around.
     path: Vec<Cow<'t, str>>,
-    found: Vec<Found>,
+    found: Vec<FoundAnnotation>,
 }
 
-impl Reader<'_> {
-    fn schema(&mut self, reach: Reach) {
-        if self.walk.kind() != walk::Kind::Object {
+impl SchemaReader<'_> {
+    fn schema(&mut self, reach: SchemaReach) {
+        if self.walk.kind() != walk::WalkedKind::Object {
             self.walk.skip();
             return;
         }
@@ -162,22 +162,22 @@ impl Reader<'_> {
                     let text = self.walk.skip();
                     annotation = Some((text, self.walk.extent(&key)));
                 }
-                "type" => kind = Kind::of(self.walk.skip()),
-                keyword => self.below(Holds::of(keyword), reach),
+                "type" => kind = HeaderValueKind::of(self.walk.skip()),
+                keyword => self.below(KeywordContent::of(keyword), reach),
             }
         }
         if let Some((text, place)) = annotation {
-            let mirrored = if reach == Reach::Property { self.mirrored(text, kind) } else { None };
-            self.found.push(Found { place, mirrored });
+            let mirrored = if reach == SchemaReach::Property { self.mirrored(text, kind) } else { None };
+            self.found.push(FoundAnnotation { place, mirrored });
         }
     }
 
     /// Goes through the value of a keyword.
-    fn below(&mut self, holds: Holds, reach: Reach) {
+    fn below(&mut self, holds: KeywordContent, reach: SchemaReach) {
         match (holds, self.walk.kind()) {
-            (Holds::Properties | Holds::Named, walk::Kind::Object) => {
-                let is_property = holds == Holds::Properties && reach != Reach::Elsewhere;
-                let reach = if is_property { Reach::Property } else { Reach::Elsewhere };
+            (KeywordContent::Properties | KeywordContent::Named, walk::WalkedKind::Object) => {
+                let is_property = holds == KeywordContent::Properties && reach != SchemaReach::Elsewhere;
+                let reach = if is_property { SchemaReach::Property } else { SchemaReach::Elsewhere };
                 self.walk.enter();
                 while let Some(key) = self.walk.member() {
                     self.path.push(key.name);
@@ -185,11 +185,11 @@ impl Reader<'_> {
                     self.path.pop();
                 }
             }
-            (Holds::Schemas, walk::Kind::Object) => self.schema(Reach::Elsewhere),
-            (Holds::Schemas, walk::Kind::Array) => {
+            (KeywordContent::Schemas, walk::WalkedKind::Object) => self.schema(SchemaReach::Elsewhere),
+            (KeywordContent::Schemas, walk::WalkedKind::Array) => {
                 self.walk.enter();
                 while self.walk.item() {
-                    self.schema(Reach::Elsewhere);
+                    self.schema(SchemaReach::Elsewhere);
                 }
             }
             _ => {
@@ -199,26 +199,26 @@ impl Reader<'_> {
     }
 
     /// The argument that an annotation names, if it keeps to the rules.
-    fn mirrored(&self, annotation: &str, kind: Option<Kind>) -> Option<Mirrored> {
+    fn mirrored(&self, annotation: &str, kind: Option<HeaderValueKind>) -> Option<HeaderArgument> {
         let name: Cow<'_, str> = serde_json::from_str(annotation).ok()?;
         if name.is_empty() || self.found.len() > ANNOTATIONS_MAX {
             return None;
         }
         let header = HeaderName::try_from(format!("{PARAM_PREFIX}{name}")).ok()?;
         let path = self.path.iter().map(|name| name.clone().into_owned()).collect();
-        Some(Mirrored { path, header, kind: kind? })
+        Some(HeaderArgument { path, header, kind: kind? })
     }
 }
 
 /// The headers that repeat a call's arguments, those that are there and not `null` (UPC-15).
 #[must_use]
-pub fn headers_of(mirrored: &[Mirrored], arguments: Option<&Object>) -> HeaderMap {
+pub fn headers_of(mirrored: &[HeaderArgument], arguments: Option<&Object>) -> HeaderMap {
     let mut headers = HeaderMap::new();
     for one in mirrored {
         let Some(argument) = one.argument(arguments) else { continue };
         let text = match one.kind {
-            Kind::Text => argument.read::<Cow<'_, str>>().ok(),
-            Kind::Integer | Kind::Boolean => Some(Cow::Borrowed(argument.as_str())),
+            HeaderValueKind::Text => argument.read::<Cow<'_, str>>().ok(),
+            HeaderValueKind::Integer | HeaderValueKind::Boolean => Some(Cow::Borrowed(argument.as_str())),
         };
         if let Some(value) = text.and_then(|text| encode(&text)) {
             headers.insert(one.header.clone(), value);
@@ -241,7 +241,7 @@ pub fn encode(text: &str) -> Option<HeaderValue> {
     .ok()
 }
 
-impl Mirrored {
+impl HeaderArgument {
     /// Whether a header's text, decoded, says what the argument says.
     #[must_use]
     pub fn agrees(&self, header: &str, argument: &Payload) -> bool {
@@ -260,7 +260,7 @@ impl Mirrored {
     }
 }
 
-impl Kind {
+impl HeaderValueKind {
     /// By the value of `type`.
     fn of(text: &str) -> Option<Self> {
         match &*serde_json::from_str::<Cow<'_, str>>(text).ok()? {
@@ -303,7 +303,7 @@ mod tests {
     fn upc15_arguments_that_are_there_are_repeated_and_odd_ones_wrapped() {
         let schema = r#"{"properties":{"a":{"type":"string","x-mcp-header":"A"},
             "n":{"type":"integer","x-mcp-header":"N"},"d":{"properties":{"b":{"type":"boolean","x-mcp-header":"B"}}}}}"#;
-        let Annotations::Valid(mirrored) = read(&payload(schema)) else { panic!("the schema is valid") };
+        let HeaderAnnotations::Valid(mirrored) = read(&payload(schema)) else { panic!("the schema is valid") };
         for (arguments, headers) in [
             ("{}", ""),
             (r#"{"a":null}"#, ""),
@@ -338,17 +338,17 @@ mod tests {
             r#"{"x-mcp-header":"A","type":"string"}"#,
             r#"{"$defs":{"a":{"type":"string","x-mcp-header":"A"}},"anyOf":[{"properties":{"b":{"type":"string","x-mcp-header":"B"}}}]}"#,
         ] {
-            let Annotations::Stripped { schema: stripped, kept } = read(&payload(schema)) else {
+            let HeaderAnnotations::Stripped { schema: stripped, kept } = read(&payload(schema)) else {
                 panic!("{schema} was accepted")
             };
             assert!(!stripped.as_str().contains("header"), "{}", stripped.as_str());
             payload(stripped.as_str());
             assert_eq!(kept, []);
         }
-        assert_eq!(read(&payload(r#"{"properties":{}}"#)), Annotations::Valid(vec![]));
+        assert_eq!(read(&payload(r#"{"properties":{}}"#)), HeaderAnnotations::Valid(vec![]));
     }
 
-    fn names(mirrored: &[Mirrored]) -> Vec<String> {
+    fn names(mirrored: &[HeaderArgument]) -> Vec<String> {
         mirrored.iter().map(|one| format!("{}={}", one.header, one.path.join("."))).collect()
     }
 
@@ -359,7 +359,7 @@ mod tests {
             r#"{"default":{"x-mcp-header":1},"properties":{"b":{"type":"string","x-mcp-header":"B","examples":[{"x-mcp-header":"C"}]}}}"#,
             r#"{"properties":{"b":{"x-mcp-header":"B","type":"string","const":{"x-mcp-header":""},"enum":[{"x-mcp-header":7}]}}}"#,
         ] {
-            let Annotations::Valid(mirrored) = read(&payload(schema)) else { panic!("{schema} was changed") };
+            let HeaderAnnotations::Valid(mirrored) = read(&payload(schema)) else { panic!("{schema} was changed") };
             assert_eq!(names(&mirrored), ["mcp-param-b=b"], "{schema}");
         }
     }
@@ -369,7 +369,7 @@ mod tests {
         let schema = r#"{ "type":"object", "properties":{"z":{"x-mcp-header":"no token", "type":"string", "maximum":1.0},
             "a":{"type":"string" ,"x-mcp-header":"A"},"d":{"properties":{"n":{"type":"integer","x-mcp-header":"N"},
             "m":{"type":"integer","x-mcp-header":"n" }}},"default":{"x-mcp-header":"x"}} }"#;
-        let Annotations::Stripped { schema: stripped, kept } = read(&payload(schema)) else {
+        let HeaderAnnotations::Stripped { schema: stripped, kept } = read(&payload(schema)) else {
             panic!("it was accepted")
         };
         let expected = schema
@@ -387,8 +387,8 @@ mod tests {
             let one = |n| format!(r#""a{n}":{{"type":"string","x-mcp-header":"H{n}"}}"#);
             let all = (0..count).map(one).collect::<Vec<_>>().join(",");
             match read(&payload(&format!(r#"{{"properties":{{{all}}}}}"#))) {
-                Annotations::Valid(mirrored) => assert!(is_valid && mirrored.len() == count),
-                Annotations::Stripped { schema, kept } => {
+                HeaderAnnotations::Valid(mirrored) => assert!(is_valid && mirrored.len() == count),
+                HeaderAnnotations::Stripped { schema, kept } => {
                     assert!(!is_valid && kept.is_empty() && !schema.as_str().contains(ANNOTATION));
                 }
             }

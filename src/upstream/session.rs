@@ -23,23 +23,23 @@ use tokio::sync::{Semaphore, SetOnce, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::carrier::{AnswerBody, Carrier};
+use super::carrier::{AnswerBody, Transport};
 use super::http::client::HandedOver;
-use super::http::exchange::{Class, Latencies};
-use super::http::post::Credentials;
+use super::http::exchange::{ExchangeClass, ExchangeLatencies};
+use super::http::post::SessionHeaders;
 use super::http::reply;
 use super::probe::VersionChoice;
-use super::{ExchangeEvent, Lost, News, ServerFacts};
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use super::{ExchangeError, ExchangeEvent, ServerFacts, ServerNotification};
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
-use crate::upstream::Forwarded;
-use crate::upstream::standing::{Mark, Standing};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::standing::{HealthMark, UpstreamHealth};
 use crate::wire::{Payload, ProtocolVersion};
-use calls::Calls;
-use level::LogLevel;
-use subscriptions::Subscriptions;
+use calls::SessionCalls;
+use level::SessionLogLevel;
+use subscriptions::ResourceSubscriptions;
 
 /// News kept for a receiver that is behind.
 const NEWS_MAX: usize = 256;
@@ -52,22 +52,22 @@ const DELETE_MAX: Duration = Duration::from_secs(2);
 
 /// What all sessions of one upstream share.
 #[derive(Debug)]
-pub(crate) struct Hop {
+pub(crate) struct UpstreamLink {
     pub(crate) name: Arc<str>,
-    pub(crate) standing: Arc<Standing>,
-    pub(crate) latencies: Latencies,
-    pub(crate) carrier: Carrier,
+    pub(crate) standing: Arc<UpstreamHealth>,
+    pub(crate) latencies: ExchangeLatencies,
+    pub(crate) carrier: Transport,
     pub(crate) versions: VersionChoice,
     pub(crate) tracker: TaskTracker,
     pub(crate) stop: CancellationToken,
 }
 
-impl Hop {
+impl UpstreamLink {
     /// Notes how an exchange ended, unless its owner ended it.
-    pub(crate) fn ended(&self, class: Class, since: Mark, last: &ExchangeEvent) {
+    pub(crate) fn ended(&self, class: ExchangeClass, since: HealthMark, last: &ExchangeEvent) {
         // What another life began may have ended with that life.
-        if let ExchangeEvent::Lost(Lost(fault)) = last
-            && class != Class::Resumed
+        if let ExchangeEvent::Lost(ExchangeError(fault)) = last
+            && class != ExchangeClass::Resumed
         {
             self.standing.ended(since, fault);
         }
@@ -90,18 +90,18 @@ pub(crate) struct SessionKey {
 
 /// A session whose handshake is done.
 #[derive(Debug)]
-pub(crate) struct Session {
-    pub(crate) hop: Arc<Hop>,
-    pub(crate) credentials: Credentials,
+pub(crate) struct UpstreamSession {
+    pub(crate) hop: Arc<UpstreamLink>,
+    pub(crate) credentials: SessionHeaders,
     /// `None` for a session that another process life opened.
     facts: Option<Arc<ServerFacts>>,
     /// What the upstream can do with tasks of its own.
-    pub(crate) tasks: PeerTasks,
-    pub(crate) calls: Calls,
-    news: broadcast::Sender<News>,
+    pub(crate) tasks: UpstreamTaskSupport,
+    pub(crate) calls: SessionCalls,
+    news: broadcast::Sender<ServerNotification>,
     replies: Arc<Semaphore>,
-    level: LogLevel,
-    subscriptions: Subscriptions,
+    level: SessionLogLevel,
+    subscriptions: ResourceSubscriptions,
     /// Set once its own stream is open, or is known not to be had.
     listened: SetOnce<()>,
     /// A task that may be taken up later was let go in it.
@@ -110,24 +110,29 @@ pub(crate) struct Session {
     over: CancellationToken,
 }
 
-impl Session {
+impl UpstreamSession {
     /// A session whose upstream has told its `facts`.
-    fn opened(hop: &Arc<Hop>, credentials: Credentials, facts: ServerFacts) -> Arc<Self> {
-        let tasks = PeerTasks::of(facts.version, &facts.capabilities);
+    fn opened(hop: &Arc<UpstreamLink>, credentials: SessionHeaders, facts: ServerFacts) -> Arc<Self> {
+        let tasks = UpstreamTaskSupport::of(facts.version, &facts.capabilities);
         Self::new(hop, credentials, Some(Arc::new(facts)), tasks)
     }
 
-    fn new(hop: &Arc<Hop>, credentials: Credentials, facts: Option<Arc<ServerFacts>>, tasks: PeerTasks) -> Arc<Self> {
+    fn new(
+        hop: &Arc<UpstreamLink>,
+        credentials: SessionHeaders,
+        facts: Option<Arc<ServerFacts>>,
+        tasks: UpstreamTaskSupport,
+    ) -> Arc<Self> {
         Arc::new(Self {
             hop: Arc::clone(hop),
             credentials,
             facts,
             tasks,
-            calls: Calls::default(),
+            calls: SessionCalls::default(),
             news: broadcast::Sender::new(NEWS_MAX),
             replies: Arc::new(Semaphore::new(REPLIES_MAX)),
-            level: LogLevel::default(),
-            subscriptions: Subscriptions::default(),
+            level: SessionLogLevel::default(),
+            subscriptions: ResourceSubscriptions::default(),
             listened: SetOnce::new(),
             has_orphan: AtomicBool::new(false),
             over: hop.stop.child_token(),
@@ -135,8 +140,12 @@ impl Session {
     }
 
     /// A session that another process life opened. It has no stream of its own and is never ended from
-    /// here: other calls may still be resumed in it. For tasks see [`pool::Pool::adopt`].
-    pub(crate) fn adopted(hop: &Arc<Hop>, credentials: Credentials, tasks: PeerTasks) -> Arc<Self> {
+    /// here: other calls may still be resumed in it. For tasks see [`pool::SessionPool::adopt`].
+    pub(crate) fn adopted(
+        hop: &Arc<UpstreamLink>,
+        credentials: SessionHeaders,
+        tasks: UpstreamTaskSupport,
+    ) -> Arc<Self> {
         Self::new(hop, credentials, None, tasks)
     }
 
@@ -144,7 +153,7 @@ impl Session {
         self.facts.as_ref()
     }
 
-    pub(crate) fn subscribe(&self) -> broadcast::Receiver<News> {
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<ServerNotification> {
         self.news.subscribe()
     }
 
@@ -179,14 +188,14 @@ impl Session {
         message: Bytes,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.post_with(message, Forwarded::default(), handed_over).await
+        self.post_with(message, ForwardedHeaders::default(), handed_over).await
     }
 
     /// The same with headers of the client's.
     pub(crate) async fn post_with(
         &self,
         message: Bytes,
-        forwarded: Forwarded,
+        forwarded: ForwardedHeaders,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         self.hop.carrier.send(&self.credentials.post(message).forwarding(forwarded), handed_over).await
@@ -247,7 +256,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for UpstreamSession {
     fn drop(&mut self) {
         self.over.cancel();
     }

@@ -1,6 +1,6 @@
 //! Adapts servers that speak another transport, so that they look like streamable HTTP servers.
 //!
-//! A `Wire` is how such a server is reached: one connection over which messages travel both ways, which is one
+//! A `MessageTransport` is how such a server is reached: one connection over which messages travel both ways, which is one
 //! session of the server. `WireStand` answers POST, GET and DELETE out of it. Read `session` for one connection
 //! from begin to end, `table` for which call a message belongs to, `stateless` for servers without sessions, `apart`
 //! for calls that have a connection of their own, `stdio` for servers that are programs, `sse` for those that speak
@@ -29,33 +29,33 @@ use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Response, StatusCode};
 use parking_lot::Mutex;
 
-use super::Forwarded;
-use super::carrier::{AnswerBody, Pieces, Stand};
-use super::http::Life;
+use super::ForwardedHeaders;
+use super::carrier::{AnswerBody, BodyPieces, StreamableAdapter};
+use super::http::TaskScope;
 use super::http::client::HandedOver;
-use super::http::post::Outgoing;
-use super::limits::Slots;
-use super::standing::Standing;
+use super::http::post::OutgoingRequest;
+use super::limits::CallPermits;
+use super::standing::UpstreamHealth;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::fault::INVALID_REQUEST;
 use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, method};
-use apart::{CallsApart, Origin};
-use backoff::Backoff;
-use places::Patience;
-use session::{Kind, Unopened, WireSession};
+use apart::{DedicatedProcessRules, SessionTemplate};
+use backoff::RestartBackoff;
+use places::PermitWait;
+use session::{AdapterConnection, ConnectionPurpose, UnopenedConnectionGuard};
 
-/// How long [`Stand::close`] waits for the servers to end.
+/// How long [`StreamableAdapter::close`] waits for the servers to end.
 const CLOSE_MAX: Duration = Duration::from_secs(2);
 
 /// The way to a server over which messages travel both ways.
 #[async_trait]
-pub(crate) trait Wire: Send + Sync + fmt::Debug {
+pub(crate) trait MessageTransport: Send + Sync + fmt::Debug {
     /// Opens a fresh connection, over which nothing was said yet, with these headers where it has any. Bounded in
     /// time; dropping the future leaves nothing behind.
     ///
     /// # Errors
     /// If there is none to be had; nothing was sent.
-    async fn open(&self, forwarded: &Forwarded) -> Result<Opened, GatewayFault>;
+    async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault>;
 
     /// The longest pause before a server that fails again and again is tried once more.
     fn pause_max(&self) -> Duration {
@@ -64,14 +64,14 @@ pub(crate) trait Wire: Send + Sync + fmt::Debug {
 }
 
 /// The two ends of one connection.
-pub(crate) struct Opened {
-    pub(crate) sender: Arc<dyn WireSender>,
-    pub(crate) receiver: Box<dyn WireReceiver>,
+pub(crate) struct ConnectionEnds {
+    pub(crate) sender: Arc<dyn MessageSender>,
+    pub(crate) receiver: Box<dyn MessageReceiver>,
 }
 
 /// The way to the server.
 #[async_trait]
-pub(crate) trait WireSender: Send + Sync + fmt::Debug {
+pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
     /// Sends the message of a POST. `handed_over` is set before its first byte can reach the server. Returns once the
     /// server has taken it, as far as it says so; what it answers may come before. Dropping the future sends the
     /// message whole or not at all.
@@ -79,7 +79,7 @@ pub(crate) trait WireSender: Send + Sync + fmt::Debug {
     /// # Errors
     /// If this message cannot be sent; whether the connection is over is the receiver's to say, unless the fault
     /// has the status 404: then the server knows the session no more.
-    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault>;
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault>;
 
     /// Ends the connection, and the server if it is this connection's own. Returns once that is done; bounded in time.
     async fn close(&self);
@@ -87,7 +87,7 @@ pub(crate) trait WireSender: Send + Sync + fmt::Debug {
 
 /// The way from the server.
 #[async_trait]
-pub(crate) trait WireReceiver: Send {
+pub(crate) trait MessageReceiver: Send {
     /// The next text: a message, or an array of them. Cancel safe.
     ///
     /// # Errors
@@ -96,64 +96,73 @@ pub(crate) trait WireReceiver: Send {
 }
 
 /// A streamable HTTP server in place of one that is reached over wires, one for each session.
-pub(crate) struct WireStand {
-    shared: Arc<Shared>,
-    wire: Box<dyn Wire>,
-    apart: CallsApart,
+pub(crate) struct TransportAdapter {
+    shared: Arc<AdapterShared>,
+    wire: Box<dyn MessageTransport>,
+    apart: DedicatedProcessRules,
     /// Those for clients without sessions.
-    connections: Mutex<stateless::Connections>,
+    connections: Mutex<stateless::StatelessConnections>,
 }
 
-impl fmt::Debug for WireStand {
+impl fmt::Debug for TransportAdapter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WireStand").field("wire", &self.wire).finish_non_exhaustive()
     }
 }
 
 /// What the sessions of one server share.
-struct Shared {
+struct AdapterShared {
     name: Arc<str>,
-    standing: Arc<Standing>,
-    life: Life,
+    standing: Arc<UpstreamHealth>,
+    life: TaskScope,
     /// All connections; whoever has a session knows its id, and nobody that of any other connection.
-    sessions: Mutex<HashMap<HeaderValue, Arc<WireSession>>>,
+    sessions: Mutex<HashMap<HeaderValue, Arc<AdapterConnection>>>,
     /// Connections at one time, those that end included unless another was given their place.
-    places: Slots,
-    backoff: Backoff,
+    places: CallPermits,
+    backoff: RestartBackoff,
     /// Connections that were opened for a call.
     processes: AtomicU64,
 }
 
-impl Shared {
+impl AdapterShared {
     fn dropped(&self, reason: &'static str) {
         let upstream = Arc::clone(&self.name);
         metrics::counter!(crate::metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
     }
 }
 
-impl WireStand {
+impl TransportAdapter {
     /// A stand in front of a server that nothing was sent to yet.
     ///
     /// Connections that end by themselves are reported to `standing`; why one cannot be opened, the wire reports.
-    pub(crate) fn new(standing: Arc<Standing>, wire: Box<dyn Wire>, sessions_max: usize, life: Life) -> Self {
-        let shared = Shared {
+    pub(crate) fn new(
+        standing: Arc<UpstreamHealth>,
+        wire: Box<dyn MessageTransport>,
+        sessions_max: usize,
+        life: TaskScope,
+    ) -> Self {
+        let shared = AdapterShared {
             name: Arc::clone(standing.name()),
             standing,
             life,
             sessions: Mutex::default(),
             places: places::new(sessions_max),
-            backoff: Backoff::new(wire.pause_max()),
+            backoff: RestartBackoff::new(wire.pause_max()),
             processes: AtomicU64::new(0),
         };
-        Self { shared: Arc::new(shared), wire, apart: CallsApart::default(), connections: Mutex::default() }
+        Self { shared: Arc::new(shared), wire, apart: DedicatedProcessRules::default(), connections: Mutex::default() }
     }
 
     /// The same with these calls on connections of their own.
-    pub(crate) fn with_calls_apart(self, apart: CallsApart) -> Self {
+    pub(crate) fn with_calls_apart(self, apart: DedicatedProcessRules) -> Self {
         Self { apart, ..self }
     }
 
-    async fn post(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<Response<AnswerBody>, GatewayFault> {
+    async fn post(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
         let text = outgoing.body().cloned().unwrap_or_default();
         let Ok(message) = envelope::read(&text, ScanLimits::UPSTREAM) else {
             return Ok(refusal(None, "the body is no message"));
@@ -203,17 +212,17 @@ impl WireStand {
     async fn initialize(
         &self,
         request: Request,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let owner = owner_of(outgoing);
         let (session, unless_opened) =
-            self.open(Kind::Session, (&owner, Patience::First), outgoing.forwarded()).await?;
+            self.open(ConnectionPurpose::Session, (&owner, PermitWait::First), outgoing.forwarded()).await?;
         let (answer, is_result) = session.first(&request, outgoing, handed_over).await?;
         let mut response = json(StatusCode::OK, answer);
         if is_result {
             // Set once: this is the only place.
-            let _ = session.origin.set(Origin::new(request, outgoing.clone()));
+            let _ = session.origin.set(SessionTemplate::new(request, outgoing.clone()));
             unless_opened.disarm();
             response.headers_mut().insert(super::http::post::SESSION_ID, session.id().clone());
         }
@@ -223,15 +232,15 @@ impl WireStand {
     /// Opens a connection, which ends with what comes beside it.
     async fn open(
         &self,
-        kind: Kind,
-        (owner, patience): (&Principal, Patience),
-        forwarded: &Forwarded,
-    ) -> Result<(Arc<WireSession>, Unopened), GatewayFault> {
+        kind: ConnectionPurpose,
+        (owner, patience): (&Principal, PermitWait),
+        forwarded: &ForwardedHeaders,
+    ) -> Result<(Arc<AdapterConnection>, UnopenedConnectionGuard), GatewayFault> {
         self.shared.backoff.wait().await?;
         let id = new_id()?;
         // Taken before anything is waited for, so that nobody opens one too many.
         let place = self.place(owner, patience).await?;
-        let session = WireSession::new(Arc::clone(&self.shared), id.clone(), kind, place);
+        let session = AdapterConnection::new(Arc::clone(&self.shared), id.clone(), kind, place);
         self.shared.sessions.lock().insert(id, Arc::clone(&session));
         let unless_kept = session.ends_unless_kept();
         let opened = self.wire.open(forwarded).await.inspect_err(|fault| {
@@ -244,14 +253,18 @@ impl WireStand {
         Ok((session, unless_kept))
     }
 
-    fn session(&self, id: &HeaderValue) -> Option<Arc<WireSession>> {
+    fn session(&self, id: &HeaderValue) -> Option<Arc<AdapterConnection>> {
         self.shared.sessions.lock().get(id).filter(|session| !session.is_over()).cloned()
     }
 }
 
 #[async_trait]
-impl Stand for WireStand {
-    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<Response<AnswerBody>, GatewayFault> {
+impl StreamableAdapter for TransportAdapter {
+    async fn send(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
         let method = outgoing.method();
         if method == Method::POST {
             return self.post(outgoing, handed_over).await;
@@ -275,7 +288,7 @@ impl Stand for WireStand {
 }
 
 /// On whose behalf a connection is opened.
-fn owner_of(outgoing: &Outgoing) -> Principal {
+fn owner_of(outgoing: &OutgoingRequest) -> Principal {
     outgoing.principal().cloned().unwrap_or_else(Principal::anonymous)
 }
 
@@ -300,14 +313,14 @@ fn json(status: StatusCode, text: Bytes) -> Response<AnswerBody> {
     response
 }
 
-fn events(pieces: Pieces) -> Response<AnswerBody> {
+fn events(pieces: BodyPieces) -> Response<AnswerBody> {
     let mut response = Response::new(AnswerBody::Made(pieces));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     response
 }
 
 /// The same; what comes beside it is dropped with the answer.
-fn events_with(pieces: Pieces, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
+fn events_with(pieces: BodyPieces, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
     events(pieces).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
 }
 

@@ -46,7 +46,7 @@ const FAILING: u8 = 2;
 
 /// What went wrong, in words for an operator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Trouble {
+pub struct UpstreamFailure {
     pub reason: Reason,
     /// Such as `connection refused` or `HTTP 401`.
     pub cause: String,
@@ -54,7 +54,7 @@ pub struct Trouble {
     pub location: Option<Url>,
 }
 
-impl Trouble {
+impl UpstreamFailure {
     pub(crate) fn new(reason: Reason, cause: impl Into<String>) -> Self {
         Self { reason, cause: cause.into(), location: None }
     }
@@ -77,10 +77,10 @@ impl Trouble {
 
 /// What transports had told of an upstream when a request began.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Mark([u32; FOUND_BY_BOTH.len()]);
+pub struct HealthMark([u32; FOUND_BY_BOTH.len()]);
 
 /// How one upstream stands.
-pub struct Standing {
+pub struct UpstreamHealth {
     name: Arc<str>,
     address: Arc<str>,
     failures: [Counter; REASONS.len()],
@@ -88,12 +88,12 @@ pub struct Standing {
     told_by_transports: [AtomicU32; FOUND_BY_BOTH.len()],
     /// Looked at for each answer, so that a good one after another costs nothing.
     now: AtomicU8,
-    state: Mutex<State>,
+    state: Mutex<UpstreamHealthState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    last: Option<(Trouble, Timestamp)>,
+struct UpstreamHealthState {
+    last: Option<(UpstreamFailure, Timestamp)>,
     told: [Option<Instant>; REASONS.len()],
     /// Failures since then that were not told of.
     untold: [u64; REASONS.len()],
@@ -102,7 +102,7 @@ struct State {
     is_refused: bool,
 }
 
-impl std::fmt::Debug for Standing {
+impl std::fmt::Debug for UpstreamHealth {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Standing").field("name", &self.name).field("state", &self.state.lock()).finish_non_exhaustive()
     }
@@ -110,7 +110,7 @@ impl std::fmt::Debug for Standing {
 
 /// How an upstream stands, as operators see it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Look {
+pub struct HealthReport {
     pub name: String,
     pub address: String,
     /// `untried`, `ok`, `failing`, or `refused`: it failed so often that nothing new is sent to it for a moment.
@@ -127,7 +127,7 @@ pub struct LastFailure {
     pub at: String,
 }
 
-impl std::fmt::Display for Look {
+impl std::fmt::Display for HealthReport {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { name, address, state, last_failure } = self;
         write!(f, "{name}  {state}  {address}")?;
@@ -138,7 +138,7 @@ impl std::fmt::Display for Look {
     }
 }
 
-impl Standing {
+impl UpstreamHealth {
     /// Of an upstream that nothing was sent to yet. The metrics recorder must be installed before.
     pub(crate) fn new(name: &Arc<str>, address: &str) -> Self {
         let counter = |reason| {
@@ -161,7 +161,7 @@ impl Standing {
 
     /// Notes a failure that a transport has found: counts it, and logs it unless the same reason was logged a moment ago.
     /// What is no fault of the upstream's is passed over.
-    pub(crate) fn failed(&self, trouble: Trouble) {
+    pub(crate) fn failed(&self, trouble: UpstreamFailure) {
         if let Some(at) = FOUND_BY_BOTH.iter().position(|reason| *reason == trouble.reason) {
             self.told_by_transports[at].fetch_add(1, Ordering::Relaxed);
         }
@@ -169,24 +169,24 @@ impl Standing {
     }
 
     /// What transports have told until now, for whoever begins a request.
-    pub(crate) fn mark(&self) -> Mark {
-        Mark(self.told_by_transports.each_ref().map(|told| told.load(Ordering::Relaxed)))
+    pub(crate) fn mark(&self) -> HealthMark {
+        HealthMark(self.told_by_transports.each_ref().map(|told| told.load(Ordering::Relaxed)))
     }
 
     /// Notes that a request ended with this fault in place of its answer, unless a transport has told the reason since
     /// the request began: the transport knew the cause, and tells once of what ends many requests. Reasons that only
     /// transports find are theirs to tell.
-    pub(crate) fn ended(&self, since: Mark, fault: &GatewayFault) {
+    pub(crate) fn ended(&self, since: HealthMark, fault: &GatewayFault) {
         let is_to_be_told = match FOUND_BY_BOTH.iter().position(|reason| *reason == fault.reason) {
             Some(at) => self.told_by_transports[at].load(Ordering::Relaxed) == since.0[at],
             None => fault.reason == Reason::UpstreamTimeout,
         };
         if is_to_be_told {
-            self.note(Trouble::of(fault));
+            self.note(UpstreamFailure::of(fault));
         }
     }
 
-    fn note(&self, mut trouble: Trouble) {
+    fn note(&self, mut trouble: UpstreamFailure) {
         let Some(at) = REASONS.iter().position(|reason| *reason == trouble.reason) else { return };
         self.failures[at].increment(1);
         let end = (0..=CAUSE_BYTES_MAX.min(trouble.cause.len())).rfind(|end| trouble.cause.is_char_boundary(*end));
@@ -228,12 +228,12 @@ impl Standing {
 
     /// What went wrong last.
     #[must_use]
-    pub fn last(&self) -> Option<Trouble> {
+    pub fn last(&self) -> Option<UpstreamFailure> {
         self.state.lock().last.as_ref().map(|(trouble, _)| trouble.clone())
     }
 
     #[must_use]
-    pub fn look(&self) -> Look {
+    pub fn look(&self) -> HealthReport {
         let state = self.state.lock();
         let last_failure = state.last.as_ref().map(|(trouble, at)| LastFailure {
             reason: reason_key(trouble.reason),
@@ -246,22 +246,22 @@ impl Standing {
             OK => "ok",
             _ => "failing",
         };
-        Look { name: self.name.to_string(), address: self.address.to_string(), state: word, last_failure }
+        HealthReport { name: self.name.to_string(), address: self.address.to_string(), state: word, last_failure }
     }
 }
 
 /// The upstreams that are served, in the order of the configuration. Clones share one list.
 #[derive(Clone, Debug, Default)]
-pub struct Standings(Arc<RwLock<Vec<Arc<Standing>>>>);
+pub struct UpstreamHealthList(Arc<RwLock<Vec<Arc<UpstreamHealth>>>>);
 
-impl Standings {
+impl UpstreamHealthList {
     /// These are served from now on, and no others.
-    pub fn set(&self, all: Vec<Arc<Standing>>) {
+    pub fn set(&self, all: Vec<Arc<UpstreamHealth>>) {
         *self.0.write() = all;
     }
 
     #[must_use]
-    pub fn looks(&self) -> Vec<Look> {
+    pub fn looks(&self) -> Vec<HealthReport> {
         self.0.read().iter().map(|standing| standing.look()).collect()
     }
 }
@@ -271,29 +271,29 @@ mod tests {
     use super::*;
     use crate::task::Executed;
 
-    fn state(standing: &Standing) -> (&'static str, Option<&'static str>) {
+    fn state(standing: &UpstreamHealth) -> (&'static str, Option<&'static str>) {
         let look = standing.look();
         (look.state, look.last_failure.map(|last| last.reason))
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_last_failure_stays_to_be_seen_and_the_state_follows_the_last_answer() {
-        let standing = Standing::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        let standing = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
         assert_eq!(state(&standing), ("untried", None));
-        standing.failed(Trouble::new(Reason::UpstreamUnreachable, "connection refused"));
+        standing.failed(UpstreamFailure::new(Reason::UpstreamUnreachable, "connection refused"));
         assert_eq!(state(&standing), ("failing", Some("upstream_unreachable")));
         standing.refused(true);
         assert_eq!(state(&standing).0, "refused");
         standing.refused(false);
         standing.answered();
         assert_eq!(state(&standing), ("ok", Some("upstream_unreachable")));
-        standing.failed(Trouble::new(Reason::QueueFull, "not its fault"));
+        standing.failed(UpstreamFailure::new(Reason::QueueFull, "not its fault"));
         assert_eq!(state(&standing), ("ok", Some("upstream_unreachable")));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_end_of_a_request_is_noted_unless_a_transport_has_told_the_reason_meanwhile() {
-        let standing = Standing::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        let standing = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
         let ended = |mark, reason| standing.ended(mark, &GatewayFault::new(reason, Executed::Unknown));
         let cause = || standing.last().map(|last| last.cause);
         let (before, malformed) = (standing.mark(), Reason::UpstreamMalformed);
@@ -305,7 +305,7 @@ mod tests {
         ended(before, Reason::UpstreamClosed);
         ended(before, malformed);
         assert_eq!(cause().as_deref(), Some("an answer that is not MCP"), "another request is another failure");
-        standing.failed(Trouble::new(malformed, "content-type text/html"));
+        standing.failed(UpstreamFailure::new(malformed, "content-type text/html"));
         ended(before, malformed);
         assert_eq!(cause().as_deref(), Some("content-type text/html"), "the transport knew the cause");
         ended(before, Reason::UpstreamClosed);
@@ -318,8 +318,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_reason_is_told_once_a_minute_and_then_how_often_it_was_not() {
-        let standing = Standing::new(&Arc::from("reports"), "http://127.0.0.1:1");
-        let fail = |reason| standing.failed(Trouble::new(reason, "é".repeat(CAUSE_BYTES_MAX)));
+        let standing = UpstreamHealth::new(&Arc::from("reports"), "http://127.0.0.1:1");
+        let fail = |reason| standing.failed(UpstreamFailure::new(reason, "é".repeat(CAUSE_BYTES_MAX)));
         for _ in 0..10 {
             fail(Reason::UpstreamAuth);
         }

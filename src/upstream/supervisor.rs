@@ -41,7 +41,7 @@ const SIGNALLED: u8 = 128;
 
 /// Bounds on a program; without one it has the gateway's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Limits {
+pub(crate) struct ProgramLimits {
     pub(crate) descriptors_max: Option<u64>,
     pub(crate) memory_bytes_max: Option<u64>,
 }
@@ -52,7 +52,7 @@ pub(crate) fn program() -> io::Result<PathBuf> {
 }
 
 /// What it is called with, before the program and its arguments.
-pub(crate) fn arguments(limits: &Limits) -> [String; 3] {
+pub(crate) fn arguments(limits: &ProgramLimits) -> [String; 3] {
     let text = |limit: Option<u64>| limit.map_or_else(|| "-".to_owned(), |limit| limit.to_string());
     [NAME.to_owned(), text(limits.descriptors_max), text(limits.memory_bytes_max)]
 }
@@ -65,7 +65,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
         return None;
     }
     let mut limit = || arguments.next()?.to_str()?.parse().ok();
-    let limits = Limits { descriptors_max: limit(), memory_bytes_max: limit() };
+    let limits = ProgramLimits { descriptors_max: limit(), memory_bytes_max: limit() };
     let program = arguments.next()?;
     let mut command = Command::new(&program);
     command.args(arguments).process_group(0);
@@ -80,7 +80,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> Option<ExitCode> {
 }
 
 /// Sets the limits of this process, which the program inherits.
-fn confine(limits: &Limits) -> io::Result<()> {
+fn confine(limits: &ProgramLimits) -> io::Result<()> {
     rustix::process::setrlimit(Resource::Core, exactly(0))?;
     if let Some(max) = limits.descriptors_max {
         rustix::process::setrlimit(Resource::Nofile, exactly(max))?;
@@ -96,7 +96,7 @@ fn confine(limits: &Limits) -> io::Result<()> {
 
 /// Starts the program. Its memory is limited from outside, as this process's own allocator reserves more than
 /// many a limit before it has done anything.
-fn start(command: &mut Command, limits: &Limits) -> io::Result<Child> {
+fn start(command: &mut Command, limits: &ProgramLimits) -> io::Result<Child> {
     #[cfg_attr(not(target_os = "linux"), expect(unused_mut, reason = "memory is limited on Linux alone"))]
     let mut child = command.spawn()?;
     #[cfg(target_os = "linux")]
@@ -120,7 +120,7 @@ const fn exactly(max: u64) -> Rlimit {
 }
 
 /// What a supervisor waits for.
-enum Event {
+enum SupervisorEvent {
     /// The program has ended; it is not reaped yet, so its group's number is still its own.
     Ended,
     /// The standard input has no writer left.
@@ -128,7 +128,10 @@ enum Event {
 }
 
 /// Sees a program to its end. One that cannot be watched is ended at once.
-fn supervise(mut child: Child, watch: impl FnOnce(Pid) -> io::Result<Receiver<Event>>) -> io::Result<ExitStatus> {
+fn supervise(
+    mut child: Child,
+    watch: impl FnOnce(Pid) -> io::Result<Receiver<SupervisorEvent>>,
+) -> io::Result<ExitStatus> {
     let group = Pid::from_child(&child);
     let watched = watch(group).map(|waiting| stop_when_closed(&waiting, group));
     // What the program has left behind goes with it.
@@ -139,7 +142,7 @@ fn supervise(mut child: Child, watch: impl FnOnce(Pid) -> io::Result<Receiver<Ev
 }
 
 /// Begins to wait for what may happen to a program.
-fn watch(program: Pid) -> io::Result<Receiver<Event>> {
+fn watch(program: Pid) -> io::Result<Receiver<SupervisorEvent>> {
     // The end of the program's output must show even while this process lives.
     let nothing = std::fs::OpenOptions::new().write(true).open("/dev/null")?;
     rustix::stdio::dup2_stdout(&nothing)?;
@@ -151,10 +154,10 @@ fn watch(program: Pid) -> io::Result<Receiver<Event>> {
 }
 
 /// Returns once the program has ended, by itself or because it was stopped.
-fn stop_when_closed(waiting: &Receiver<Event>, group: Pid) {
+fn stop_when_closed(waiting: &Receiver<SupervisorEvent>, group: Pid) {
     match waiting.recv() {
-        Ok(Event::Ended) | Err(_) => return,
-        Ok(Event::Closed) => (),
+        Ok(SupervisorEvent::Ended) | Err(_) => return,
+        Ok(SupervisorEvent::Closed) => (),
     }
     for (wait, signal) in [(CLOSED_WAIT, Signal::TERM), (TERMINATED_WAIT, Signal::KILL)] {
         if waiting.recv_timeout(wait).is_ok() {
@@ -166,7 +169,7 @@ fn stop_when_closed(waiting: &Receiver<Event>, group: Pid) {
 }
 
 /// Waits for the program's end, and reaps meanwhile what its children have left behind.
-fn when_ended(program: Pid, events: &SyncSender<Event>) {
+fn when_ended(program: Pid, events: &SyncSender<SupervisorEvent>) {
     let ended = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
     loop {
         match rustix::process::waitid(WaitId::All, ended) {
@@ -179,7 +182,7 @@ fn when_ended(program: Pid, events: &SyncSender<Event>) {
             Ok(Some(_)) | Err(_) => break,
         }
     }
-    let _ = events.send(Event::Ended);
+    let _ = events.send(SupervisorEvent::Ended);
 }
 
 /// Reaps what has ended, but for the program.
@@ -233,7 +236,7 @@ fn children() -> Vec<Pid> {
 }
 
 /// Waits without reading: what comes is the program's.
-fn when_closed(events: &SyncSender<Event>) {
+fn when_closed(events: &SyncSender<SupervisorEvent>) {
     let stdin = io::stdin();
     loop {
         let mut ends = [PollFd::new(&stdin, PollFlags::empty())];
@@ -243,7 +246,7 @@ fn when_closed(events: &SyncSender<Event>) {
             Ok(_) | Err(_) => break,
         }
     }
-    let _ = events.send(Event::Closed);
+    let _ = events.send(SupervisorEvent::Closed);
 }
 
 /// Ends as the program did.

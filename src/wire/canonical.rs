@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::Payload;
 use super::payload::write_string;
-use super::scan::{self, Piece};
-use super::walk::{Kind, Walk};
+use super::scan::{self, StringPiece};
+use super::walk::{ValueWalk, WalkedKind};
 
 /// The value with its keys in order and no whitespace. Strings are written alike however they were
 /// escaped; numbers stay the text that they are, so `1.0` and `1` differ and no digit is lost.
@@ -16,14 +16,14 @@ use super::walk::{Kind, Walk};
 #[must_use]
 pub fn canonical(value: &Payload) -> Vec<u8> {
     let mut out = Vec::with_capacity(value.len());
-    write(&mut Walk::of(value), &mut out, &mut Vec::new());
+    write(&mut ValueWalk::of(value), &mut out, &mut Vec::new());
     out
 }
 
 /// `spare` is room for members that change places.
-fn write(walk: &mut Walk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
+fn write(walk: &mut ValueWalk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
     match walk.kind() {
-        Kind::Object => {
+        WalkedKind::Object => {
             walk.enter();
             out.push(b'{');
             let from = out.len();
@@ -41,7 +41,7 @@ fn write(walk: &mut Walk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
             out.truncate(out.len() - usize::from(out.len() > from));
             out.push(b'}');
         }
-        Kind::Array => {
+        WalkedKind::Array => {
             walk.enter();
             out.push(b'[');
             let from = out.len();
@@ -52,7 +52,7 @@ fn write(walk: &mut Walk<'_>, out: &mut Vec<u8>, spare: &mut Vec<u8>) {
             out.truncate(out.len() - usize::from(out.len() > from));
             out.push(b']');
         }
-        Kind::Scalar => write_scalar(walk.skip().as_bytes(), out),
+        WalkedKind::Scalar => write_scalar(walk.skip().as_bytes(), out),
     }
 }
 
@@ -64,12 +64,12 @@ fn write_scalar(value: &[u8], out: &mut Vec<u8>) {
         (None, Some(raw)) => {
             out.push(b'"');
             scan::pieces(raw, |piece| match piece {
-                Piece::Text(text) => {
+                StringPiece::Text(text) => {
                     let mut quoted = Vec::with_capacity(text.len() + 2);
                     write_string(&mut quoted, text);
                     out.extend_from_slice(&quoted[1..quoted.len() - 1]);
                 }
-                Piece::Half(unit) => out.extend_from_slice(format!("\\u{unit:04x}").as_bytes()),
+                StringPiece::Half(unit) => out.extend_from_slice(format!("\\u{unit:04x}").as_bytes()),
             });
             out.push(b'"');
         }

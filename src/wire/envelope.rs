@@ -14,11 +14,11 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 
 use super::payload::write_string;
-use super::scan::{self, Member, Place};
+use super::scan::{self, Member, ObjectPlace};
 use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method, words};
 
 pub use batch::{is_batch, read_batch, split_batch};
-pub use glimpse::{Glimpse, asked_in, glimpse};
+pub use glimpse::{MalformedMessage, asked_in, glimpse};
 
 /// Longest method name in bytes, decoded (B95).
 const METHOD_BYTES_MAX: usize = 128;
@@ -104,7 +104,7 @@ pub enum EnvelopeError {
 /// See [`EnvelopeError`]; the id is there where it could be read and may be echoed (B80 to B95).
 pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> {
     let outline = scan::scan(text, limits).map_err(|error| EnvelopeError::Scan { error, id: None })?;
-    let parts = Parts::gather(text, &outline.members);
+    let parts = EnvelopeParts::gather(text, &outline.members);
     if let Some(error) = outline.flaw {
         return Err(EnvelopeError::Scan { error, id: parts.usable_id() });
     }
@@ -123,7 +123,7 @@ pub fn read(text: &Bytes, limits: ScanLimits) -> Result<Message, EnvelopeError> 
 
 /// Where the members of an envelope stand.
 #[derive(Debug)]
-struct Parts<'t> {
+struct EnvelopeParts<'t> {
     text: &'t Bytes,
     jsonrpc: Option<Range<usize>>,
     id: Option<Range<usize>>,
@@ -135,7 +135,7 @@ struct Parts<'t> {
     unknown: Option<String>,
 }
 
-impl<'t> Parts<'t> {
+impl<'t> EnvelopeParts<'t> {
     fn gather(text: &'t Bytes, members: &[Member]) -> Self {
         let mut parts = Self {
             text,
@@ -147,7 +147,7 @@ impl<'t> Parts<'t> {
             error: None,
             unknown: None,
         };
-        for member in members.iter().filter(|member| member.place == Place::Root) {
+        for member in members.iter().filter(|member| member.place == ObjectPlace::Root) {
             let raw = std::str::from_utf8(&text[member.key.clone()]).expect("scanned text is UTF-8");
             let key = member.decode(raw);
             let part = match key.as_ref() {
@@ -182,7 +182,7 @@ impl<'t> Parts<'t> {
             (Some(method), params, None, None) => self.call(method.clone(), params.clone(), members),
             (None, None, Some(result), None) => Ok(Message::Response(self.returned(result.clone(), members))),
             (None, None, None, Some(error)) => {
-                let fault = self.object(error.clone(), Place::Error, members);
+                let fault = self.object(error.clone(), ObjectPlace::Error, members);
                 let fault = fault.as_ref().and_then(RpcError::from_object);
                 let fault = fault.ok_or("`error` is not an object with a whole `code` and a text `message`")?;
                 Ok(Message::Response(Response { id: self.usable_id(), outcome: Err(fault), result: None }))
@@ -211,7 +211,7 @@ impl<'t> Parts<'t> {
         let method = method.into_owned();
         let params = match params {
             None => Params::Absent,
-            Some(span) => match self.object(span.clone(), Place::Params, members) {
+            Some(span) => match self.object(span.clone(), ObjectPlace::Params, members) {
                 Some(object) => Params::Object(object),
                 None => Params::Other(self.payload(span)),
             },
@@ -224,7 +224,7 @@ impl<'t> Parts<'t> {
 
     fn returned(&self, result: Range<usize>, members: &[Member]) -> Response {
         let outcome = Ok(self.payload(result.clone()));
-        Response { id: self.usable_id(), outcome, result: self.object(result, Place::Result, members) }
+        Response { id: self.usable_id(), outcome, result: self.object(result, ObjectPlace::Result, members) }
     }
 
     fn payload(&self, span: Range<usize>) -> Payload {
@@ -235,7 +235,7 @@ impl<'t> Parts<'t> {
         scan::decode_string(&self.text[span])
     }
 
-    fn object(&self, span: Range<usize>, place: Place, members: &[Member]) -> Option<Object> {
+    fn object(&self, span: Range<usize>, place: ObjectPlace, members: &[Member]) -> Option<Object> {
         let base = span.start;
         (self.text[base] == b'{').then(|| Object::located(self.payload(span), base, place, Arc::from(members)))
     }

@@ -9,8 +9,8 @@ mod tests;
 
 use bytes::Bytes;
 
-pub use gate::{EventGate, Passage, Primers, Whole, read_event, with_data};
-pub use glance::{Glance, Shows};
+pub use gate::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, read_event, with_data};
+pub use glance::{MessageClass, MessageClassifier};
 pub use line::LineDecoder;
 pub use sse::{SseDecoder, SseEvent};
 

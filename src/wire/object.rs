@@ -10,10 +10,10 @@ mod writer;
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::scan::{Member, Place};
+use super::scan::{Member, ObjectPlace};
 use super::{Payload, scan};
 
-pub use edit::Edit;
+pub use edit::ObjectEdit;
 pub use writer::ObjectWriter;
 
 /// A JSON object with its members located; the text stays as it came. Cloning shares everything.
@@ -22,7 +22,7 @@ pub struct Object {
     text: Payload,
     /// Where `text` begins, counted as the members' positions are.
     base: usize,
-    place: Place,
+    place: ObjectPlace,
     /// The members of `place`, perhaps among those of other places of one message.
     members: Arc<[Member]>,
 }
@@ -32,11 +32,16 @@ impl Object {
     #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
         let members = scan::walk::members(payload.bytes())?;
-        Some(Self { text: payload.clone(), base: 0, place: Place::Root, members: members.as_slice().into() })
+        Some(Self { text: payload.clone(), base: 0, place: ObjectPlace::Root, members: members.as_slice().into() })
     }
 
     /// The object that a scan has located at `place`.
-    pub(in crate::wire) const fn located(text: Payload, base: usize, place: Place, members: Arc<[Member]>) -> Self {
+    pub(in crate::wire) const fn located(
+        text: Payload,
+        base: usize,
+        place: ObjectPlace,
+        members: Arc<[Member]>,
+    ) -> Self {
         Self { text, base, place, members }
     }
 
@@ -98,10 +103,12 @@ impl Object {
         }
         match self.place.child(key) {
             // The scan of the message has been there.
-            Some(place @ (Place::ParamsMeta | Place::ResultMeta)) => {
+            Some(place @ (ObjectPlace::ParamsMeta | ObjectPlace::ResultMeta)) => {
                 Some(Self::located(text, member.value.start, place, Arc::clone(&self.members)))
             }
-            Some(Place::Root | Place::Params | Place::Result | Place::Error) | None => Self::of(&text),
+            Some(ObjectPlace::Root | ObjectPlace::Params | ObjectPlace::Result | ObjectPlace::Error) | None => {
+                Self::of(&text)
+            }
         }
     }
 
@@ -133,8 +140,8 @@ impl Object {
 
     /// Starts an edit of top-level members; what is not named is copied byte for byte.
     #[must_use]
-    pub const fn edit(&self) -> Edit<'_> {
-        Edit::new(self)
+    pub const fn edit(&self) -> ObjectEdit<'_> {
+        ObjectEdit::new(self)
     }
 
     fn members(&self) -> impl Iterator<Item = &Member> {

@@ -21,7 +21,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-pub(in crate::wire) use lexeme::{Piece, decode_lossy, decode_string, inside, pieces, string_end};
+pub(in crate::wire) use lexeme::{StringPiece, decode_lossy, decode_string, inside, pieces, string_end};
 
 /// Bounds of one scan.
 #[derive(Clone, Copy, Debug)]
@@ -73,7 +73,7 @@ pub enum ScanError {
 
 /// The objects whose members a scan locates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::wire) enum Place {
+pub(in crate::wire) enum ObjectPlace {
     /// The text itself.
     Root,
     /// The root's member of that name.
@@ -85,7 +85,7 @@ pub(in crate::wire) enum Place {
     ResultMeta,
 }
 
-impl Place {
+impl ObjectPlace {
     /// Where the value of `key` belongs if it turns out to be an object.
     pub(in crate::wire) fn child(self, key: &str) -> Option<Self> {
         match (self, key) {
@@ -102,7 +102,7 @@ impl Place {
 /// One located member. The positions count from the start of the scanned text.
 #[derive(Clone, Debug)]
 pub(in crate::wire) struct Member {
-    pub(in crate::wire) place: Place,
+    pub(in crate::wire) place: ObjectPlace,
     /// The key between its quotation marks, as written.
     pub(in crate::wire) key: Range<usize>,
     /// Whether the key is written with escapes.
@@ -122,7 +122,7 @@ pub(in crate::wire) type Members = SmallVec<[Member; 16]>;
 
 /// What a scan found in a text that is well-formed.
 #[derive(Debug)]
-pub(in crate::wire) struct Outline {
+pub(in crate::wire) struct ObjectOutline {
     /// The value without the whitespace around it.
     pub(in crate::wire) root: Range<usize>,
     pub(in crate::wire) members: Members,
@@ -131,7 +131,7 @@ pub(in crate::wire) struct Outline {
     pub(in crate::wire) flaw: Option<ScanError>,
 }
 
-impl Outline {
+impl ObjectOutline {
     /// # Errors
     /// The flaw, if there is one.
     pub(in crate::wire) fn flawless(self) -> Result<Self, ScanError> {
@@ -146,8 +146,8 @@ impl Outline {
 /// members of open objects, both within `limits`.
 ///
 /// # Errors
-/// What makes the text unreadable or its members ambiguous at the root; see [`Outline::flaw`] for the rest.
-pub(in crate::wire) fn scan(text: &[u8], limits: ScanLimits) -> Result<Outline, ScanError> {
+/// What makes the text unreadable or its members ambiguous at the root; see [`ObjectOutline::flaw`] for the rest.
+pub(in crate::wire) fn scan(text: &[u8], limits: ScanLimits) -> Result<ObjectOutline, ScanError> {
     let text = std::str::from_utf8(text).map_err(|error| ScanError::Utf8 { at: error.valid_up_to() })?;
-    pass::Pass::new(text, limits).run()
+    pass::ScanPass::new(text, limits).run()
 }

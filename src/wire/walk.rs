@@ -11,7 +11,7 @@ use super::scan::{self, walk};
 
 /// What kind of value comes next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum WalkedKind {
     Object,
     Array,
     Scalar,
@@ -19,7 +19,7 @@ pub enum Kind {
 
 /// One member of an object; the walk stands at its value.
 #[derive(Clone, Debug)]
-pub struct Key<'t> {
+pub struct WalkedKey<'t> {
     /// The key, decoded.
     pub name: Cow<'t, str>,
     /// Where the opening brace or the comma in front of the member stands.
@@ -28,12 +28,12 @@ pub struct Key<'t> {
 
 /// Stands in front of a value. The caller steps into objects and arrays, or over values, and thus meets each byte once.
 #[derive(Debug)]
-pub struct Walk<'t> {
+pub struct ValueWalk<'t> {
     text: &'t str,
     at: usize,
 }
 
-impl<'t> Walk<'t> {
+impl<'t> ValueWalk<'t> {
     /// Begins in front of the whole value.
     #[must_use]
     pub fn of(value: &'t Payload) -> Self {
@@ -42,11 +42,11 @@ impl<'t> Walk<'t> {
 
     /// What kind of value the walk stands in front of.
     #[must_use]
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> WalkedKind {
         match self.text.as_bytes().get(self.at) {
-            Some(b'{') => Kind::Object,
-            Some(b'[') => Kind::Array,
-            Some(_) | None => Kind::Scalar,
+            Some(b'{') => WalkedKind::Object,
+            Some(b'[') => WalkedKind::Array,
+            Some(_) | None => WalkedKind::Scalar,
         }
     }
 
@@ -56,14 +56,14 @@ impl<'t> Walk<'t> {
     }
 
     /// The next member of the object that was entered, or `None` once the walk has left it.
-    pub fn member(&mut self) -> Option<Key<'t>> {
+    pub fn member(&mut self) -> Option<WalkedKey<'t>> {
         let separator = self.separator()?;
         let bytes = self.text.as_bytes();
         let quoted = self.at..scan::string_end(bytes, self.at);
         let colon = walk::skip_whitespace(bytes, quoted.end);
         self.at = walk::skip_whitespace(bytes, colon + 1);
         let name = scan::decode_string(&bytes[quoted]).unwrap_or_default();
-        Some(Key { name, separator })
+        Some(WalkedKey { name, separator })
     }
 
     /// Goes to the next item of the array that was entered; false once the walk has left it.
@@ -81,7 +81,7 @@ impl<'t> Walk<'t> {
     /// What has to be taken out of the text so that this member, whose value was just stepped over, is gone. Only one
     /// member of an object can be taken out in this way.
     #[must_use]
-    pub fn extent(&self, key: &Key<'_>) -> Range<usize> {
+    pub fn extent(&self, key: &WalkedKey<'_>) -> Range<usize> {
         let bytes = self.text.as_bytes();
         let next = walk::skip_whitespace(bytes, self.at);
         match (bytes[key.separator], bytes.get(next)) {
@@ -108,7 +108,7 @@ impl<'t> Walk<'t> {
     }
 }
 
-/// A value without some parts of its text (see [`Walk::extent`]), which do not overlap and stand in order.
+/// A value without some parts of its text (see [`ValueWalk::extent`]), which do not overlap and stand in order.
 #[must_use]
 pub fn without(value: &Payload, parts: &[Range<usize>]) -> Payload {
     let text = value.bytes();
@@ -134,22 +134,22 @@ mod tests {
     }
 
     /// The parts of a value, each key and scalar once.
-    fn parts(walk: &mut Walk<'_>, out: &mut Vec<String>) {
+    fn parts(walk: &mut ValueWalk<'_>, out: &mut Vec<String>) {
         match walk.kind() {
-            Kind::Object => {
+            WalkedKind::Object => {
                 walk.enter();
                 while let Some(key) = walk.member() {
                     out.push(format!("{}:", key.name));
                     parts(walk, out);
                 }
             }
-            Kind::Array => {
+            WalkedKind::Array => {
                 walk.enter();
                 while walk.item() {
                     parts(walk, out);
                 }
             }
-            Kind::Scalar => out.push(walk.skip().to_owned()),
+            WalkedKind::Scalar => out.push(walk.skip().to_owned()),
         }
     }
 
@@ -158,7 +158,7 @@ mod tests {
         let text = r#"{ "a" : [ 1.10 , { } , [ ] , "x\"]" ] , "\u0062":{"c":null,"d":{"e":[true]}},"f":"" }"#;
         let mut found = Vec::new();
         let value = payload(text);
-        let mut walk = Walk::of(&value);
+        let mut walk = ValueWalk::of(&value);
         parts(&mut walk, &mut found);
         assert_eq!(found.join(" "), r#"a: 1.10 "x\"]" b: c: null d: e: true f: """#);
         assert_eq!(walk.at, value.len());
@@ -174,7 +174,7 @@ mod tests {
             (r#"{"a":2,"x":{"x":1} , "b":3}"#, r#"{"a":2 , "b":3}"#),
         ] {
             let value = payload(text);
-            let mut walk = Walk::of(&value);
+            let mut walk = ValueWalk::of(&value);
             let mut gone = Vec::new();
             walk.enter();
             while let Some(key) = walk.member() {

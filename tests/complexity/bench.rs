@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::families::Family;
-use crate::upstream::{Reply, Seen, Server, answer, json_text, status};
+use crate::upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, status};
 
 /// Valgrind makes everything some fifty times slower; what takes this long hangs.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -37,7 +37,7 @@ const TOOLS: &str = r#"{"resultType":"complete","ttlMs":0,"cacheScope":"public",
 /// What is counted.
 pub(crate) type Act = BoxFuture<'static, ()>;
 
-type Script = dyn Fn(&Seen) -> Option<Reply> + Send + Sync;
+type Script = dyn Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync;
 
 #[derive(Clone)]
 pub(crate) struct Stage {
@@ -49,7 +49,7 @@ pub(crate) struct Stage {
 pub(crate) struct Bench {
     runtime: Runtime,
     stage: Stage,
-    _parts: (Gateway, Server, Server, tempfile::TempDir),
+    _parts: (Gateway, ScriptedServer, ScriptedServer, tempfile::TempDir),
 }
 
 impl Bench {
@@ -71,16 +71,16 @@ fn counted_region(runtime: &Runtime, act: Act) {
     runtime.block_on(act);
 }
 
-async fn start() -> (Stage, (Gateway, Server, Server, tempfile::TempDir)) {
-    let script: Arc<Mutex<Arc<Script>>> = Arc::new(Mutex::new(Arc::new(|_: &Seen| None)));
+async fn start() -> (Stage, (Gateway, ScriptedServer, ScriptedServer, tempfile::TempDir)) {
+    let script: Arc<Mutex<Arc<Script>>> = Arc::new(Mutex::new(Arc::new(|_: &SeenRequest| None)));
     let (now, modern_now) = (Arc::clone(&script), Arc::clone(&script));
-    let session = Server::slow(move |seen, _| {
+    let session = ScriptedServer::slow(move |seen, _| {
         let script = Arc::clone(&now.lock());
         let said = || script(&seen).or_else(|| (seen.rpc() == "tools/list").then(|| result(&seen, TOOLS)));
         std::future::ready(if seen.rpc() == "initialize" { None } else { said() })
     })
     .await;
-    let modern = Server::slow(move |seen, _| {
+    let modern = ScriptedServer::slow(move |seen, _| {
         let script = Arc::clone(&modern_now.lock());
         std::future::ready(script(&seen).or_else(|| introduce(&seen)))
     })
@@ -105,7 +105,7 @@ async fn start() -> (Stage, (Gateway, Server, Server, tempfile::TempDir)) {
 }
 
 /// A server of 2026-07-28.
-fn introduce(seen: &Seen) -> Option<Reply> {
+fn introduce(seen: &SeenRequest) -> Option<ScriptedReply> {
     let complete = |mut result: serde_json::Value| {
         result["resultType"] = json!("complete");
         Some(answer(seen, &result))
@@ -122,13 +122,13 @@ fn introduce(seen: &Seen) -> Option<Reply> {
 }
 
 /// A result as text, for the request that was seen.
-pub(crate) fn result(seen: &Seen, result: &str) -> Reply {
+pub(crate) fn result(seen: &SeenRequest, result: &str) -> ScriptedReply {
     json_text(format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, seen.body["id"]))
 }
 
 impl Stage {
     /// From now on the upstreams answer in this way, where it says something.
-    pub(crate) fn answers(&self, script: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static) {
+    pub(crate) fn answers(&self, script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static) {
         *self.script.lock() = Arc::new(script);
     }
 

@@ -8,7 +8,7 @@ use crate::bench::{Act, Stage, result};
 use crate::bodies::{
     Session, answers, escaped_keys, escapes, items, keys, modern, modern_call, nested, object, post, text,
 };
-use crate::upstream::{Reply, Seen, whole};
+use crate::upstream::{ScriptedReply, SeenRequest, whole};
 use crate::{parts, rest};
 
 /// How the cost of an act may grow with its size.
@@ -245,20 +245,20 @@ fn answered(stage: Stage, path: &'static str, members: String) -> BoxFuture<'sta
 }
 
 /// Calls are answered by an event stream: first so much, then the result.
-fn streamed(stage: &Stage, first: impl Fn(&Seen) -> String + Send + Sync + 'static) {
+fn streamed(stage: &Stage, first: impl Fn(&SeenRequest) -> String + Send + Sync + 'static) {
     stage.answers(move |seen| {
         let last = format!(
             r#"{{"jsonrpc":"2.0","id":{},"result":{{"resultType":"complete","content":[]}}}}"#,
             seen.body["id"]
         );
-        let mut reply: Reply = whole(format!("{}data: {last}\n\n", first(seen)));
+        let mut reply: ScriptedReply = whole(format!("{}data: {last}\n\n", first(seen)));
         reply.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
         seen.is_call().then_some(reply)
     });
 }
 
 /// An event with a notification that belongs to no call.
-fn progress(_: &Seen) -> String {
+fn progress(_: &SeenRequest) -> String {
     "event: message\ndata: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\",\"params\":{\"level\":\"info\",\"data\":1}}\n\n"
         .to_owned()
 }

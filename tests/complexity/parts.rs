@@ -2,9 +2,9 @@
 
 use ::bytes::Bytes;
 use futures_util::future::BoxFuture;
-use taskgate::upstream::mirrored::{self, Annotations};
+use taskgate::upstream::mirrored::{self, HeaderAnnotations};
 use taskgate::wire::envelope::read_batch;
-use taskgate::wire::framing::{EventGate, LineDecoder, Primers, SseDecoder, Whole};
+use taskgate::wire::framing::{EventGate, HoldPolicy, LineDecoder, PrimerPolicy, SseDecoder};
 use taskgate::wire::{Object, Payload, ScanLimits, canonical as canonical_form};
 
 use crate::bench::Act;
@@ -18,7 +18,7 @@ pub(crate) fn pieces(bytes: usize) -> BoxFuture<'static, Act> {
     let text = Bytes::from(format!("data: {}\n\n", "x".repeat(bytes)));
     act(move || {
         let (mut events, mut lines) = (SseDecoder::new(usize::MAX), LineDecoder::new(usize::MAX));
-        let mut gate = EventGate::new(Primers::Withhold, Whole::Messages, usize::MAX);
+        let mut gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Messages, usize::MAX);
         let (mut found, mut passed) = (0, 0);
         for at in 0..text.len() {
             let piece = text.slice(at..=at);
@@ -33,7 +33,7 @@ pub(crate) fn pieces(bytes: usize) -> BoxFuture<'static, Act> {
 pub(crate) fn lead(bytes: usize) -> BoxFuture<'static, Act> {
     let text = Bytes::from(format!("data:{}x\n\n", " ".repeat(bytes)));
     act(move || {
-        let mut gate = EventGate::new(Primers::Withhold, Whole::Messages, usize::MAX);
+        let mut gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Messages, usize::MAX);
         let passed: usize = (0..text.len()).map(|at| gate.feed(&text.slice(at..=at)).unwrap().len()).sum();
         assert_eq!(passed, 1);
     })
@@ -48,7 +48,7 @@ pub(crate) fn canonical(text: String) -> BoxFuture<'static, Act> {
 pub(crate) fn schema(tools: &str) -> BoxFuture<'static, Act> {
     let tool = Payload::parse(&Bytes::copy_from_slice(tools.as_bytes()), ScanLimits::UPSTREAM).unwrap().items().next();
     let schema = Object::of(&tool.unwrap()).unwrap().get("inputSchema").unwrap();
-    act(move || assert_ne!(mirrored::read(&schema), Annotations::Valid(Vec::new())))
+    act(move || assert_ne!(mirrored::read(&schema), HeaderAnnotations::Valid(Vec::new())))
 }
 
 pub(crate) fn batch(count: usize) -> BoxFuture<'static, Act> {

@@ -10,14 +10,14 @@ use http::{HeaderMap, Method};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use taskgate::engine::{AdmissionLimits, Engine};
-use taskgate::face::duplex::Client;
-use taskgate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound, Response, full_body};
+use taskgate::face::duplex::StreamClient;
+use taskgate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, full_body};
 use taskgate::face::operators::Operators;
 use taskgate::face::stdio;
 use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{
-    Attempt, Clock as _, InputKey, Maker, ManualClock, Origin, Phase, Principal, Recovery, Shown, Summary, Task,
-    TaskId, TaskKey,
+    Attempt, CallOrigin, ClientKind, Clock as _, InputKey, ManualClock, Phase, Principal, Recovery, Summary, Task,
+    TaskId, TaskKey, TaskVisibility,
 };
 use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
@@ -39,8 +39,8 @@ async fn engine(tasks: usize) -> (Arc<Engine>, TaskKey) {
             owner: Principal::local(),
             id: TaskId::from_bits((number as u128 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835)),
         },
-        shown: Shown::Handle,
-        origin: Origin { upstream: Arc::from("up"), tool: Arc::from("t"), maker: Maker::Session },
+        shown: TaskVisibility::Handle,
+        origin: CallOrigin { upstream: Arc::from("up"), tool: Arc::from("t"), maker: ClientKind::Session },
         created_at: clock.now(),
         updated_at: clock.now(),
         ttl: Duration::from_secs(3_600),
@@ -103,7 +103,7 @@ fn inbound(method: Method, path: &str, query: Option<&str>) -> Inbound {
         principal: Principal::local(),
         accepted: AcceptedTypes::Both,
         received_at: Instant::now(),
-        carriage: Carriage::Request,
+        carriage: MessageChannel::Request,
     }
 }
 
@@ -154,11 +154,11 @@ struct Short;
 
 #[async_trait]
 impl Endpoint for Short {
-    async fn serve(&self, inbound: Inbound) -> Response {
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
         let id = taskgate::wire::envelope::read(&inbound.body, taskgate::wire::ScanLimits::CLIENT);
         let Ok(taskgate::wire::Message::Request(request)) = id else { panic!("a request is expected") };
         let body = taskgate::wire::envelope::result(&request.id, &taskgate::wire::Payload::empty_object());
-        let mut response = Response::new(full_body(body));
+        let mut response = FaceResponse::new(full_body(body));
         response.headers_mut().insert("content-type", "application/json".parse().unwrap());
         response
     }
@@ -175,7 +175,7 @@ pub(crate) fn lines(count: usize, bytes: usize) -> BoxFuture<'static, Act> {
     let input = (0..count).map(one).collect::<Vec<_>>().join("\n") + "\n";
     Box::pin(async move {
         Box::pin(async move {
-            let client = Client {
+            let client = StreamClient {
                 endpoint: Arc::new(Short),
                 upstream: Arc::from("up"),
                 path: "/up/mcp".to_owned(),

@@ -26,7 +26,7 @@ use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::{Instant, sleep, timeout};
-use wire_client::{Answer, Flavour, Wire};
+use wire_client::{Answer, Flavour, WireClient};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -85,7 +85,7 @@ impl Watch {
 
     /// Calls one tool after the other, and follows each to its end.
     async fn client(&self, number: usize, address: SocketAddr, is_over: &AtomicBool) {
-        let wire = Wire::new(Flavour::Extension);
+        let wire = WireClient::new(Flavour::Extension);
         let mut count = 0;
         while !is_over.load(Ordering::Relaxed) && self.mistakes.lock().len() < 20 {
             count += 1;

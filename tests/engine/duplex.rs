@@ -16,8 +16,8 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::face::duplex::{self, Client, Said, Spoken};
-use taskgate::face::http::{Carriage, Endpoint, Inbound, Response, empty_body, full_body};
+use taskgate::face::duplex::{self, ClientMessage, OutgoingMessage, StreamClient};
+use taskgate::face::http::{Endpoint, FaceResponse, Inbound, MessageChannel, empty_body, full_body};
 use taskgate::task::Principal;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -60,8 +60,8 @@ impl Drop for Dropped {
 
 #[async_trait]
 impl Endpoint for Script {
-    async fn serve(&self, inbound: Inbound) -> Response {
-        assert_eq!(inbound.carriage, Carriage::Stream);
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
+        assert_eq!(inbound.carriage, MessageChannel::Stream);
         let body = String::from_utf8(inbound.body.to_vec()).unwrap();
         self.seen.lock().push((inbound.method.clone(), inbound.headers, body.clone()));
         let key = if inbound.method == Method::POST { body.clone() } else { inbound.method.to_string() };
@@ -76,7 +76,7 @@ impl Endpoint for Script {
             Act::Events(pieces) => events(stream::iter(pieces).boxed()),
             Act::Open(pieces) => events(stream::iter(pieces).chain(stream::pending()).boxed()),
             Act::Bare(status) => {
-                let mut response = Response::new(empty_body());
+                let mut response = FaceResponse::new(empty_body());
                 *response.status_mut() = StatusCode::from_u16(status).unwrap();
                 response
             }
@@ -94,16 +94,16 @@ impl Endpoint for Script {
     }
 }
 
-fn json_answer(status: u16, text: String) -> Response {
-    let mut response = Response::new(full_body(text.into()));
+fn json_answer(status: u16, text: String) -> FaceResponse {
+    let mut response = FaceResponse::new(full_body(text.into()));
     *response.status_mut() = StatusCode::from_u16(status).unwrap();
     response.headers_mut().insert("content-type", "application/json".parse().unwrap());
     response
 }
 
-fn events(pieces: stream::BoxStream<'static, &'static str>) -> Response {
+fn events(pieces: stream::BoxStream<'static, &'static str>) -> FaceResponse {
     let frames = pieces.map(|piece| Ok(Frame::data(Bytes::from_static(piece.as_bytes()))));
-    let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
+    let mut response = FaceResponse::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert("content-type", "text/event-stream".parse().unwrap());
     response
 }
@@ -111,8 +111,8 @@ fn events(pieces: stream::BoxStream<'static, &'static str>) -> Response {
 /// A client at its end of the stream.
 struct Host {
     script: Arc<Script>,
-    to: Option<mpsc::Sender<Spoken>>,
-    from: mpsc::Receiver<Said>,
+    to: Option<mpsc::Sender<ClientMessage>>,
+    from: mpsc::Receiver<OutgoingMessage>,
     serving: JoinHandle<()>,
 }
 
@@ -124,7 +124,7 @@ impl Host {
             came: Semaphore::new(0),
             dropped: Arc::default(),
         });
-        let client = Client {
+        let client = StreamClient {
             endpoint: Arc::<Script>::clone(&script),
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
@@ -154,7 +154,7 @@ impl Host {
     }
 
     async fn write_text(&self, text: &str) {
-        let spoken = Spoken { text: Bytes::copy_from_slice(text.as_bytes()), headers: HeaderMap::new() };
+        let spoken = ClientMessage { text: Bytes::copy_from_slice(text.as_bytes()), headers: HeaderMap::new() };
         timeout(PATIENCE, self.to.as_ref().unwrap().send(spoken)).await.unwrap().unwrap();
     }
 

@@ -14,29 +14,29 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
-use taskgate::dialect::plain::PlainPeer;
-use taskgate::engine::recovery::{self, Origins, Reach};
-use taskgate::engine::{AdmissionLimits, Askable, CallEvent, CallSpec, Engine, Rounds};
+use taskgate::dialect::plain::PlainUpstream;
+use taskgate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
+use taskgate::engine::{AdmissionLimits, Askable, CallEvent, CallSpec, Engine, RoundSupport};
 use taskgate::store::TaskStore;
 use taskgate::task::{
-    AfterCrash, Answer, EarlyInput, Failure, GatewayFault, InputKey, Maker, Mode, Outcome, Phase, Plan, Principal,
-    SystemClock, Task, TaskKey, ToolPolicy, ToolRules,
+    AfterCrash, Answer, ClientKind, EarlyInput, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Principal,
+    SystemClock, Task, TaskKey, TaskMode, ToolPolicy, ToolRules,
 };
-use taskgate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
-use taskgate::upstream::limits::{SlotSettings, Slots};
-use taskgate::upstream::{CallContext, ClientFacts, NativeTask, Timeouts, Upstream, UpstreamRequest};
+use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
+use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
+use taskgate::upstream::{CallContext, ClientFacts, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode};
 use taskgate::wire::Payload;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use kept::Kept;
-use server::{Events, Reply, Seen, Server, World, in_time, status};
+use server::{BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, in_time, status};
 
 fn policy() -> ToolPolicy {
     let hour = Duration::from_secs(3600);
     ToolPolicy {
-        mode: Mode::Auto,
+        mode: TaskMode::Auto,
         grace: Duration::from_millis(50),
         ttl: hour,
         ttl_max: hour,
@@ -49,7 +49,7 @@ fn policy() -> ToolPolicy {
         result_bytes_max: 1 << 20,
         immediate_response: None,
         limits: taskgate::task::CallLimits::default(),
-        fallback: taskgate::task::Fallback::Hold,
+        fallback: taskgate::task::FallbackPolicy::Hold,
     }
 }
 
@@ -57,7 +57,7 @@ fn policy() -> ToolPolicy {
 struct Process {
     engine: Arc<Engine>,
     upstream: Arc<dyn Upstream>,
-    slots: Arc<Slots>,
+    slots: Arc<CallPermits>,
     /// Dropped with all that runs in it.
     runtime: Option<Runtime>,
 }
@@ -71,7 +71,7 @@ impl Drop for Process {
 }
 
 impl Process {
-    fn start(kept: &Kept, server: &Server, first_id: u128) -> Self {
+    fn start(kept: &Kept, server: &ScriptedServer, first_id: u128) -> Self {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let _inside = runtime.enter();
         let settings = HttpUpstreamSettings {
@@ -84,8 +84,8 @@ impl Process {
             tls: UpstreamTlsFiles::default(),
             credential: None,
         };
-        let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-        let upstream: Arc<dyn Upstream> = Arc::new(HttpUpstream::new(settings, life).unwrap());
+        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let upstream: Arc<dyn Upstream> = Arc::new(SessionUpstream::new(settings, life).unwrap());
         let limits =
             AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
         let engine = Engine::new(
@@ -95,8 +95,8 @@ impl Process {
             limits,
         );
         let in_flight_max = NonZeroUsize::MIN;
-        let settings = SlotSettings { in_flight_max, queue_max: 1, queue_deadline: Duration::from_secs(5) };
-        let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
+        let settings = CallPermitSettings { in_flight_max, queue_max: 1, queue_deadline: Duration::from_secs(5) };
+        let slots = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
         drop(_inside);
         Self { engine, upstream, slots, runtime: Some(runtime) }
     }
@@ -109,11 +109,11 @@ impl Process {
     async fn call(&self) -> TaskKey {
         let spec = CallSpec {
             owner: Principal::local(),
-            maker: Maker::Stateless,
+            maker: ClientKind::Stateless,
             upstream: Arc::clone(&self.upstream),
             slots: Some(Arc::clone(&self.slots)),
             queue_deadline: Duration::from_secs(5),
-            peer: Arc::new(PlainPeer),
+            peer: Arc::new(PlainUpstream),
             request: UpstreamRequest {
                 method: Arc::from("tools/call"),
                 params: Some(Payload::of(&json!({ "name": "slow", "arguments": {} }))),
@@ -125,8 +125,8 @@ impl Process {
                 log_level: None,
                 timeouts: Timeouts::default(),
                 result_bytes_max: 1 << 20,
-                native_task: NativeTask::Never,
-                forwarded: taskgate::upstream::Forwarded::default(),
+                native_task: UpstreamTaskMode::Never,
+                forwarded: taskgate::upstream::ForwardedHeaders::default(),
             },
             tool: Arc::from("slow"),
             policy: policy(),
@@ -135,7 +135,7 @@ impl Process {
             is_repeatable: false,
             idempotency: None,
             questions: Arc::new(|_| Askable::Declared),
-            rounds: Rounds::Unknown,
+            rounds: RoundSupport::Unknown,
             asides: None,
         };
         let engine = Arc::clone(&self.engine);
@@ -148,16 +148,16 @@ impl Process {
 
     async fn recover(&self) {
         let rules = ToolRules { patterns: Vec::new(), default: policy() };
-        let reach = Reach {
+        let reach = UpstreamBinding {
             upstream: Arc::clone(&self.upstream),
             slots: Arc::clone(&self.slots),
             queue_deadline: Duration::from_secs(5),
-            peer: Arc::new(PlainPeer),
+            peer: Arc::new(PlainUpstream),
             rules,
             timeouts: Timeouts::default(),
         };
         let engine = Arc::clone(&self.engine);
-        let pass = self.spawn(recovery::run(engine, Origins::default().with(reach), CancellationToken::new()));
+        let pass = self.spawn(recovery::run(engine, UpstreamBindings::default().with(reach), CancellationToken::new()));
         in_time(pass).await.unwrap();
     }
 
@@ -178,11 +178,11 @@ impl Process {
     }
 }
 
-fn is_resume(seen: &Seen) -> bool {
+fn is_resume(seen: &SeenRequest) -> bool {
     seen.method == Method::GET && seen.headers.contains_key("last-event-id")
 }
 
-fn is_answer(seen: &Seen) -> bool {
+fn is_answer(seen: &SeenRequest) -> bool {
     seen.body.get("result").is_some()
 }
 
@@ -190,23 +190,26 @@ fn question() -> Value {
     json!({ "jsonrpc": "2.0", "id": 7, "method": "elicitation/create", "params": { "message": "sure?" } })
 }
 
-fn progress(call: &Seen) -> Value {
+fn progress(call: &SeenRequest) -> Value {
     let params = json!({ "progressToken": call.token(), "progress": 1, "total": 2, "message": "half" });
     json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params })
 }
 
 /// Answers a call by a stream with an event id that says this and stays open, and whoever takes it up by `rest`.
-async fn server(first: fn(&Seen) -> Value, rest: fn(&Seen, Arc<World>, Events)) -> Server {
-    Server::slow(move |seen, world: Arc<World>| async move {
+async fn server(
+    first: fn(&SeenRequest) -> Value,
+    rest: fn(&SeenRequest, Arc<ScriptedState>, BodySender),
+) -> ScriptedServer {
+    ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| async move {
         if seen.is_call() {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             events.raw("id: e-1\nretry: 100\ndata: \n\n");
             events.numbered("e-2", &first(&seen));
             return Some(held(reply, events));
         }
-        let call = world.all(Seen::is_call).into_iter().next()?;
+        let call = world.all(SeenRequest::is_call).into_iter().next()?;
         if is_resume(&seen) {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             rest(&call, world, events.clone());
             return Some(held(reply, events));
         }
@@ -216,7 +219,7 @@ async fn server(first: fn(&Seen) -> Value, rest: fn(&Seen, Arc<World>, Events)) 
 }
 
 /// A stream that stays open until its reader leaves.
-fn held(reply: Reply, events: Events) -> Reply {
+fn held(reply: ScriptedReply, events: BodySender) -> ScriptedReply {
     TaskTracker::new().spawn(async move { events.left().await });
     reply
 }
@@ -259,7 +262,7 @@ async fn f09_f10_u23_a_call_is_taken_up_by_the_next_process() {
 }
 
 /// Says nothing until the question was answered.
-fn waits_for_answer(call: &Seen, world: Arc<World>, events: Events) {
+fn waits_for_answer(call: &SeenRequest, world: Arc<ScriptedState>, events: BodySender) {
     let call = call.clone();
     TaskTracker::new().spawn(async move {
         let answer = world.first(is_answer).await;
@@ -271,11 +274,11 @@ fn waits_for_answer(call: &Seen, world: Arc<World>, events: Events) {
 /// even where it was given before anybody looked.
 #[tokio::test]
 async fn f11_f12_f14_a_question_over_http_is_answered_in_the_next_process() {
-    let replays = |call: &Seen, world: Arc<World>, events: Events| {
+    let replays = |call: &SeenRequest, world: Arc<ScriptedState>, events: BodySender| {
         events.numbered("e-2", &question());
         waits_for_answer(call, world, events);
     };
-    let rests: [fn(&Seen, Arc<World>, Events); 2] = [waits_for_answer, replays];
+    let rests: [fn(&SeenRequest, Arc<ScriptedState>, BodySender); 2] = [waits_for_answer, replays];
     for (rest, is_early) in [(rests[0], true), (rests[0], false), (rests[1], true), (rests[1], false)] {
         let server = server(|_| question(), rest).await;
         let store = Kept::open().await;
@@ -319,7 +322,7 @@ async fn f20_an_upstream_is_told_of_a_cancel_by_the_next_process() {
     second.engine.cancel(&key).await.unwrap();
     second.recover().await;
     let told = server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
-    let call = server.world.first(Seen::is_call).await;
+    let call = server.world.first(SeenRequest::is_call).await;
     assert_eq!((&told.body["params"]["requestId"], told.header("mcp-session-id")), (&call.body["id"], Some("s-1")));
     let task = second.sees(&key, |task| !task.recovery.is_untold).await;
     assert_eq!(task.phase, Phase::Settled(Outcome::Cancelled));

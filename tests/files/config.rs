@@ -8,10 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use taskgate::config::{self, Config, Loaded, StoreSettings};
+use taskgate::config::{self, Config, LoadedConfig, StoreSettings};
 use taskgate::server::api_keys::{AuthSettings, KeySource};
 use taskgate::store::StoreLimits;
-use taskgate::task::{AfterCrash, EarlyInput, Mode, Principal};
+use taskgate::task::{AfterCrash, EarlyInput, Principal, TaskMode};
 use taskgate::tls::IdentityFiles;
 use taskgate::upstream::http::UpstreamTlsFiles;
 
@@ -47,7 +47,7 @@ fn toml_files(path: &str) -> Vec<PathBuf> {
     files
 }
 
-fn parse_file(path: &Path) -> Result<Loaded, config::ConfigError> {
+fn parse_file(path: &Path) -> Result<LoadedConfig, config::ConfigError> {
     let name = path.file_name().and_then(|name| name.to_str()).expect("a name in plain text");
     config::parse(name, &fs::read_to_string(path).expect("a readable file"), &env)
 }
@@ -56,7 +56,7 @@ fn parse(text: &str) -> Config {
     config::parse("test.toml", text, &env).expect("a good configuration").config
 }
 
-fn warnings(loaded: &Loaded) -> String {
+fn warnings(loaded: &LoadedConfig) -> String {
     loaded.warnings.iter().map(|warning| format!("{warning}\n")).collect()
 }
 
@@ -201,7 +201,7 @@ fn the_quick_start_has_the_defaults() {
     assert_eq!((demo.call_timeouts.first_byte, demo.call_timeouts.idle), (None, None));
 
     let policy = demo.rules.policy_of("any");
-    assert_eq!(policy.mode, Mode::Auto);
+    assert_eq!(policy.mode, TaskMode::Auto);
     assert_eq!((policy.grace, policy.poll_interval), (Duration::from_secs(2), Duration::from_secs(1)));
     assert_eq!((policy.ttl, policy.deadline), (Duration::from_secs(86_400), Duration::from_secs(3_600)));
     assert_eq!((policy.ttl_max, policy.immediate_response), (Duration::from_secs(7 * 86_400), None));
@@ -263,9 +263,9 @@ fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
     );
     let rules = &config.upstreams[0].rules;
     for (tool, mode, grace, deadline_min, result_mib, words) in [
-        ("other", Mode::Never, 7, 30, 5, "Wait."),
-        ("make_it_now", Mode::Never, 0, 30, 5, "Wait."),
-        ("make_it", Mode::Required, 7, 60, 6, "It is being made."),
+        ("other", TaskMode::Never, 7, 30, 5, "Wait."),
+        ("make_it_now", TaskMode::Never, 0, 30, 5, "Wait."),
+        ("make_it", TaskMode::Required, 7, 60, 6, "It is being made."),
     ] {
         let policy = rules.policy_of(tool);
         assert_eq!(policy.mode, mode, "{tool}");

@@ -20,9 +20,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cases::{Case, Cell};
-use client::Gate;
+use client::TestGateway;
 use served::Served;
-use speaker::Speaker;
+use speaker::PairClient;
 use tokio::runtime::Runtime;
 
 const KEYS: &str = "[upstreams.up.tasks]\ngrace = \"2s\"\npoll_interval = \"100ms\"\ninput_deadline = \"4s\"\n";
@@ -47,12 +47,12 @@ async fn row(client: speaker::Kind, kind: server::Kind) -> Row {
                 let url = format!("http://{}/mcp", upstream.address);
                 let is_gateway = kind == server::Kind::Gateway;
                 let inner = if is_gateway { Some(Served::before(&url, KEYS).await) } else { None };
-                let gate = Gate::open("", inner.as_ref().map_or(&url, |inner| &inner.url), &keys).await;
+                let gate = TestGateway::open("", inner.as_ref().map_or(&url, |inner| &inner.url), &keys).await;
                 let run = async {
                     let begun = Arc::clone(&ledger);
-                    let mut speaker = Speaker::new(client, &gate, move |tool| begun.runs(tool)).await?;
+                    let mut speaker = PairClient::new(client, &gate, move |tool| begun.runs(tool)).await?;
                     if is_queued {
-                        let mut blocker = Speaker::new(client, &gate, |_| 0).await?;
+                        let mut blocker = PairClient::new(client, &gate, |_| 0).await?;
                         return cases::run_queued(client, kind, (&mut speaker, &mut blocker), &ledger).await;
                     }
                     cases::run(case, client, kind, &mut speaker, &ledger, &upstream).await

@@ -153,7 +153,7 @@ async fn a_call_that_does_not_end_is_given_up_in_time() {
 #[tokio::test]
 async fn a_list_without_end_is_read_up_to_a_bound() {
     let (list, filling) = ("tools/list", "x".repeat(12 << 20));
-    let server = upstream::Server::start(move |seen| {
+    let server = upstream::ScriptedServer::start(move |seen| {
         let page = || {
             let tool = format!(r#"{{"name":"t","description":"{filling}","inputSchema":{{"type":"object"}}}}"#);
             let result = format!(r#"{{"tools":[{tool}],"nextCursor":"on"}}"#);

@@ -19,7 +19,7 @@ use gateway::Gateway;
 use install::Peers;
 use process::Child;
 use serde_json::{Value, json};
-use upstream::{Program, Server};
+use upstream::{PeerServer, Program};
 
 const EVERYTHING: &str = "node_modules/@modelcontextprotocol/server-everything/dist/index.js";
 const LONG: &str = "trigger-long-running-operation";
@@ -97,7 +97,7 @@ async fn the_typescript_client_takes_up_a_held_call_whose_connection_was_cut() {
 /// A tool with an output schema, which both SDKs check results against, and a timeout that the call outlives.
 async fn by_tools(what: &'static str, program: &str, arguments: &[&str]) {
     let Some(peers) = Peers::find(what) else { return };
-    let server = Server::start(Program::FastMcp, &peers, what).await.unwrap();
+    let server = PeerServer::start(Program::FastMcp, &peers, what).await.unwrap();
     let tasks = "[upstreams.up.tasks]\nfallback = \"tools\"\ngrace = \"500ms\"\n";
     let upstream = format!("[upstreams.up]\nurl = \"{}\"\n{tasks}", server.url());
     let gateway = Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap();

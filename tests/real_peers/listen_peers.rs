@@ -15,7 +15,7 @@ use gateway::Gateway;
 use install::Peers;
 use process::Child;
 use serde_json::{Value, json};
-use upstream::{Program, Server};
+use upstream::{PeerServer, Program};
 
 /// A resource of server-everything, and the tool that makes it tell of updates.
 const RESOURCE: &str = "demo://resource/dynamic/text/1";
@@ -24,7 +24,7 @@ const TOOL: &str = "toggle-subscriber-updates";
 /// MOD-24, MOD-25, T-52, GW-27: granted, told, and ended in order when the gateway shuts down.
 async fn check(what: &'static str, program: &str, script: &str) {
     let Some(peers) = Peers::find(what) else { return };
-    let server = Server::start(Program::Everything, &peers, what).await.unwrap();
+    let server = PeerServer::start(Program::Everything, &peers, what).await.unwrap();
     let upstream = format!("[upstreams.everything]\nurl = \"{}\"\n", server.url());
     let gateway = Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap();
     let command = peers.command(program, [script, gateway.url("everything"), RESOURCE, TOOL]);
@@ -51,8 +51,8 @@ const NOTE: &str = "note://1";
 const TOUCH: &str = "touch";
 
 /// A gateway in front of a server that says what changes only to those who listen.
-async fn before_listened(what: &'static str, peers: &Peers) -> (Server, Gateway) {
-    let server = Server::start(Program::Listened, peers, what).await.unwrap();
+async fn before_listened(what: &'static str, peers: &Peers) -> (PeerServer, Gateway) {
+    let server = PeerServer::start(Program::Listened, peers, what).await.unwrap();
     let upstream = format!("[upstreams.listened]\nurl = \"{}\"\nprotocol = \"2026-07-28\"\n", server.url());
     let gateway = Gateway::start(&format!("{what}-gateway"), &upstream, 1).await.unwrap();
     (server, gateway)

@@ -14,19 +14,19 @@ use std::time::Duration;
 use install::Peers;
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
 use taskgate::upstream::{
-    Answer, CallContext, ClientFacts, Exchange, ExchangeEvent, NativeTask, Timeouts, Upstream, UpstreamRequest,
+    Answer, CallContext, ClientFacts, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
 };
 use taskgate::wire::{Payload, RpcError};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use upstream::{Program, Server};
+use upstream::{PeerServer, Program};
 
 /// Interpreters start slowly on a busy machine.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
-fn connect(server: &Server) -> HttpUpstream {
+fn connect(server: &PeerServer) -> SessionUpstream {
     let settings = HttpUpstreamSettings {
         name: Arc::from(server.program.name()),
         url: server.url().parse().unwrap(),
@@ -37,7 +37,7 @@ fn connect(server: &Server) -> HttpUpstream {
         tls: UpstreamTlsFiles::default(),
         credential: None,
     };
-    HttpUpstream::new(settings, Life { tracker: TaskTracker::new(), stop: CancellationToken::new() }).unwrap()
+    SessionUpstream::new(settings, TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() }).unwrap()
 }
 
 fn context() -> CallContext {
@@ -48,8 +48,8 @@ fn context() -> CallContext {
         log_level: None,
         timeouts: Timeouts::default(),
         result_bytes_max: 1 << 20,
-        native_task: NativeTask::WhereServed { deadline: Duration::from_secs(300) },
-        forwarded: taskgate::upstream::Forwarded::default(),
+        native_task: UpstreamTaskMode::WhereServed { deadline: Duration::from_secs(300) },
+        forwarded: taskgate::upstream::ForwardedHeaders::default(),
     }
 }
 
@@ -57,7 +57,7 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(WAIT_MAX, future).await.expect("it happens in time")
 }
 
-async fn begin(upstream: &HttpUpstream, tool: &str, arguments: &Value) -> Box<dyn Exchange> {
+async fn begin(upstream: &SessionUpstream, tool: &str, arguments: &Value) -> Box<dyn Exchange> {
     let params = Payload::of(&json!({"name": tool, "arguments": arguments}));
     let request = UpstreamRequest { method: Arc::from("tools/call"), params: Some(params) };
     in_time(upstream.begin(request, context())).await.unwrap()
@@ -101,7 +101,7 @@ async fn follow(exchange: &mut Box<dyn Exchange>, answer: &Answer) -> Course {
 /// Starts a server and makes one call that asks; what it asked, and that its result holds `expected`.
 async fn check(program: Program, call: (&str, Value), answer: Answer, expected: (&[&str], &str)) {
     let Some(peers) = Peers::find("real servers with tasks of their own") else { return };
-    let server = Server::start(program, &peers, "native").await.unwrap();
+    let server = PeerServer::start(program, &peers, "native").await.unwrap();
     let upstream = connect(&server);
     let mut exchange = begin(&upstream, call.0, &call.1).await;
     let course = follow(&mut exchange, &answer).await;
@@ -133,7 +133,7 @@ async fn server_everything_goes_on_where_a_question_is_refused() {
 #[tokio::test]
 async fn server_everything_says_how_far_it_is() {
     let Some(peers) = Peers::find("real servers with tasks of their own") else { return };
-    let server = Server::start(Program::Everything, &peers, "native-words").await.unwrap();
+    let server = PeerServer::start(Program::Everything, &peers, "native-words").await.unwrap();
     let upstream = connect(&server);
     let mut exchange = begin(&upstream, "simulate-research-query", &json!({"topic": "tea"})).await;
     let course = follow(&mut exchange, &result(&json!({}))).await;
@@ -164,7 +164,7 @@ async fn upc_13_a_task_of_a_real_server_is_taken_up_in_another_life() {
         (Program::Everything, "simulate-research-query", json!({"topic": "tea"}), "Research Report: tea"),
     ] {
         let Some(peers) = Peers::find("real servers with tasks of their own") else { return };
-        let server = Server::start(program, &peers, "native-resume").await.unwrap();
+        let server = PeerServer::start(program, &peers, "native-resume").await.unwrap();
         let first_life = connect(&server);
         let mut exchange = begin(&first_life, tool, &arguments).await;
         let token = in_time(async {

@@ -11,9 +11,9 @@ mod peers;
 use support::standalone::client;
 use support::standalone::gate;
 
-use client::{Client, fault, text};
+use client::{StandaloneClient, fault, text};
 use futures_util::future::join_all;
-use gate::{Gate, in_time};
+use gate::{GatewayProcess, in_time};
 use peers::{Peers, Server};
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ async fn check(row: Row) {
     let Some(peers) = Peers::find() else { return };
     let mut server = Server::start(&peers, &row.command, "/sse").await;
     let upstream = format!("url = {:?}\n[upstreams.up.tasks]\ngrace = \"300ms\"\n", server.url);
-    let gate = Gate::start(tempfile::tempdir().unwrap(), &upstream).await;
+    let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &upstream).await;
     let url = format!("http://{}/up/mcp", gate.address);
     real_clients(&peers, &row, &url).await;
     fifty_at_once(&row, &gate).await;
@@ -80,9 +80,9 @@ async fn real_clients(peers: &Peers, row: &Row, url: &str) {
     }
 }
 
-async fn fifty_at_once(row: &Row, gate: &Gate) {
+async fn fifty_at_once(row: &Row, gate: &GatewayProcess) {
     let (tool, arguments, holds) = &row.fast;
-    for client in [Client::session(gate).await, Client::stateless(gate)] {
+    for client in [StandaloneClient::session(gate).await, StandaloneClient::stateless(gate)] {
         let client = &client;
         let calls = (1..51).map(|id| async move {
             let answer = client.call(id, tool, arguments.clone()).await;
@@ -94,9 +94,9 @@ async fn fifty_at_once(row: &Row, gate: &Gate) {
 }
 
 /// Whoever has a call in progress learns that it is lost; the server that comes back is served as before.
-async fn crash(peers: &Peers, row: &Row, gate: &Gate, server: &mut Server) {
+async fn crash(peers: &Peers, row: &Row, gate: &GatewayProcess, server: &mut Server) {
     let (fast, slow) = (&row.fast, &row.slow);
-    let (session, tasks) = (Client::session(gate).await, Client::stateless(gate).with_tasks());
+    let (session, tasks) = (StandaloneClient::session(gate).await, StandaloneClient::stateless(gate).with_tasks());
     let handle = tasks.call(1, slow.0, row.long.clone()).await;
     let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
     let params = json!({ "name": slow.0, "arguments": row.long, "_meta": { "progressToken": "p" } });

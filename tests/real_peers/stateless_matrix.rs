@@ -19,11 +19,11 @@ use gateway::Gateway;
 use install::Peers;
 use tap::Tap;
 use tokio::runtime::Runtime;
-use upstream::{Program, Server};
+use upstream::{PeerServer, Program};
 
 /// Every case of every client with one server, which has the same tools as the FastMCP server of the matrix.
 async fn failures(peers: &Peers, program: Program) -> Result<Vec<String>, String> {
-    let server = Server::start(program, peers, "stateless-matrix").await?;
+    let server = PeerServer::start(program, peers, "stateless-matrix").await?;
     let tap = Tap::start(server.address).await?;
     let tasks = format!("poll_interval = \"{POLL_INTERVAL}\"\ngrace = \"{GRACE}\"");
     let config = format!("[upstreams.up]\nurl = \"http://{}/mcp\"\n\n[upstreams.up.tasks]\n{tasks}\n", tap.address());

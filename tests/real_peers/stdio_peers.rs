@@ -18,14 +18,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use client::{Client, fault, text};
+use client::{StandaloneClient, fault, text};
 use futures_util::future::join_all;
-use gate::{Gate, in_time};
+use gate::{GatewayProcess, in_time};
 use install::Peers;
 use process::Child;
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use upstream::{Program, Server};
+use upstream::{PeerServer, Program};
 
 /// How much later calls reach a server that is made slow.
 const SLOWER_BY_S: &str = "2";
@@ -74,8 +74,8 @@ fn python(peers: &Path, venv: &str, arguments: &[&str]) -> Reached {
 struct Table {
     row: Row,
     peers: Peers,
-    gate: Gate,
-    server: Option<Server>,
+    gate: GatewayProcess,
+    server: Option<PeerServer>,
     /// While this file is there, calls are slow.
     switch: Option<PathBuf>,
     _files: TempDir,
@@ -101,11 +101,11 @@ impl Table {
                 (format!("command = {words:?}\ncwd = {folder:?}\nenv = {env}\n"), None)
             }
             Reached::Http(program) => {
-                let server = Server::start(*program, &peers, row.name).await.unwrap();
+                let server = PeerServer::start(*program, &peers, row.name).await.unwrap();
                 (format!("url = {:?}\n", server.url()), Some(server))
             }
         };
-        let gate = Gate::start(dir, &format!("{reached}[upstreams.up.tasks]\nmode = \"always\"\n")).await;
+        let gate = GatewayProcess::start(dir, &format!("{reached}[upstreams.up.tasks]\nmode = \"always\"\n")).await;
         Self { row, peers, gate, server, switch, _files: files }
     }
 
@@ -119,7 +119,7 @@ impl Table {
         self.row.slow.clone().unwrap_or_else(|| (self.row.tool, self.row.arguments.clone()))
     }
 
-    async fn call(&self, client: &Client, id: u32) {
+    async fn call(&self, client: &StandaloneClient, id: u32) {
         let answer = client.call(id, self.row.tool, self.row.arguments.clone()).await;
         assert!(answer["result"]["isError"] != true, "{answer}");
         assert!(text(&answer).contains(self.row.holds), "{answer}\n{client:?}");
@@ -138,7 +138,7 @@ impl Table {
 
     /// A slow call as a task of the extension.
     async fn task(&self) {
-        let client = Client::stateless(&self.gate).with_tasks();
+        let client = StandaloneClient::stateless(&self.gate).with_tasks();
         let (tool, arguments) = self.slow();
         let handle = client.call(70, tool, arguments).await;
         let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
@@ -156,7 +156,7 @@ impl Table {
         assert_eq!(task.await["result"]["status"], "completed");
     }
 
-    async fn cancel(&self, client: &Client) {
+    async fn cancel(&self, client: &StandaloneClient) {
         let (tool, arguments) = self.slow();
         let mut cancelled = client.ask(60, "tools/call", json!({ "name": tool, "arguments": arguments })).await;
         client.note("notifications/cancelled", json!({ "requestId": 60 })).await;
@@ -166,7 +166,7 @@ impl Table {
         }
     }
 
-    async fn lose(&mut self, client: &Client) {
+    async fn lose(&mut self, client: &StandaloneClient) {
         let (tool, arguments) = self.slow();
         let params = json!({ "name": tool, "arguments": arguments });
         let mut running = client.ask(62, "tools/call", params).await;
@@ -218,8 +218,8 @@ impl Table {
 
 async fn check(folder: &Path, row: Row) {
     let mut table = Table::set(folder, row).await;
-    let client = Client::session(&table.gate).await;
-    for client in [&client, &Client::stateless(&table.gate)] {
+    let client = StandaloneClient::session(&table.gate).await;
+    for client in [&client, &StandaloneClient::stateless(&table.gate)] {
         table.call(client, 1).await;
         join_all((2..52).map(|id| table.call(client, id))).await;
     }

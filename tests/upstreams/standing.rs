@@ -5,27 +5,27 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use serde_json::json;
-use support::scripted::{Events, Seen, Server, answer, json_text};
-use support::standalone::client::{Client, fault};
-use support::standalone::gate::Gate;
+use support::scripted::{BodySender, ScriptedServer, SeenRequest, answer, json_text};
+use support::standalone::client::{StandaloneClient, fault};
+use support::standalone::gate::GatewayProcess;
 
 /// A server whose tool `unreadable` says nothing that can be read, and whose tool `open` is the test's to end.
 struct Odd {
-    server: Server,
-    open: Arc<Mutex<Vec<Events>>>,
+    server: ScriptedServer,
+    open: Arc<Mutex<Vec<BodySender>>>,
 }
 
 impl Odd {
     async fn start() -> Self {
-        let open: Arc<Mutex<Vec<Events>>> = Arc::default();
+        let open: Arc<Mutex<Vec<BodySender>>> = Arc::default();
         let kept = Arc::clone(&open);
-        let server = Server::start(move |seen| {
+        let server = ScriptedServer::start(move |seen| {
             let tools = ["unreadable", "open"].map(|name| json!({ "name": name, "inputSchema": { "type": "object" } }));
             match (seen.rpc(), seen.body["params"]["name"].as_str().unwrap_or_default()) {
                 ("tools/list", _) => Some(answer(seen, &json!({ "tools": tools }))),
                 ("tools/call", "unreadable") => Some(json_text("{\"jsonrpc\":\"2.0\",")),
                 ("tools/call", _) => {
-                    let (events, reply) = Events::open();
+                    let (events, reply) = BodySender::open();
                     events.raw(": nothing more\n\n");
                     kept.lock().push(events);
                     Some(reply)
@@ -42,15 +42,15 @@ impl Odd {
         Self { server, open }
     }
 
-    async fn gate(&self) -> Gate {
+    async fn gate(&self) -> GatewayProcess {
         let url = self.server.url();
         let keys = format!("url = \"{url}\"\n[upstreams.up.tasks]\nmode = \"always\"\n");
-        Gate::start(tempfile::tempdir().expect("a folder"), &keys).await
+        GatewayProcess::start(tempfile::tempdir().expect("a folder"), &keys).await
     }
 
     /// Ends all streams in order, once so many calls have come.
     async fn end(&self, calls: usize) {
-        self.server.world.nth(calls - 1, Seen::is_call).await;
+        self.server.world.nth(calls - 1, SeenRequest::is_call).await;
         self.open.lock().clear();
     }
 }
@@ -59,13 +59,13 @@ impl Odd {
 async fn a_stream_that_ends_in_order_without_the_answer_is_a_failure_of_the_upstream() {
     let odd = Odd::start().await;
     let gate = odd.gate().await;
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let mut running = client.ask(1, "tools/call", json!({ "name": "open", "arguments": {} })).await;
     odd.end(1).await;
     let (lost, _) = running.answer().await;
     assert_eq!(fault(&lost)["reason"], "upstream_closed", "{lost}");
     assert_eq!(gate.failures("upstream_closed").await, 1, "of a call in the pipe");
-    let client = Client::stateless(&gate);
+    let client = StandaloneClient::stateless(&gate);
     let task = client.task(1, "open", json!({})).await;
     odd.end(2).await;
     let task = client.settled(&task).await;
@@ -83,7 +83,7 @@ async fn a_stream_that_ends_in_order_without_the_answer_is_a_failure_of_the_upst
 async fn an_answer_that_cannot_be_read_is_a_failure_of_the_upstream() {
     let odd = Odd::start().await;
     let gate = odd.gate().await;
-    let client = Client::stateless(&gate);
+    let client = StandaloneClient::stateless(&gate);
     let task = client.settled(&client.task(1, "unreadable", json!({})).await).await;
     assert_eq!(task["error"]["data"]["reason"], "upstream_malformed", "{task}");
     assert_eq!(gate.failures("upstream_malformed").await, 1);
@@ -94,14 +94,14 @@ async fn an_answer_that_cannot_be_read_is_a_failure_of_the_upstream() {
 async fn a_call_that_its_client_takes_back_is_no_failure_and_the_next_one_is_one() {
     let odd = Odd::start().await;
     let gate = odd.gate().await;
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let mut running = client.ask(1, "tools/call", json!({ "name": "open", "arguments": {} })).await;
     client.note("notifications/cancelled", json!({ "requestId": 1 })).await;
     while running.next().await.is_some() {}
     assert_eq!(gate.failures("upstream_closed").await, 0, "{}", gate.log());
-    let stateless = Client::stateless(&gate).with_tasks();
+    let stateless = StandaloneClient::stateless(&gate).with_tasks();
     let task = stateless.task(1, "open", json!({})).await;
-    odd.server.world.nth(1, Seen::is_call).await;
+    odd.server.world.nth(1, SeenRequest::is_call).await;
     stateless.ask(2, "tasks/cancel", json!({ "taskId": task })).await.answer().await;
     assert_eq!(stateless.settled(&task).await["status"], "cancelled");
     odd.server.world.nth(1, |seen| seen.rpc() == "notifications/cancelled").await;

@@ -18,9 +18,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
+use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
 use taskgate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, NativeTask, Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest,
+    UpstreamTaskMode,
 };
 use taskgate::wire::Payload;
 use tokio_util::sync::CancellationToken;
@@ -29,7 +30,7 @@ use url::Url;
 
 use server::in_time;
 
-fn upstream(url: &Url) -> HttpUpstream {
+fn upstream(url: &Url) -> SessionUpstream {
     upstream_of(settings(url))
 }
 
@@ -46,9 +47,9 @@ fn settings(url: &Url) -> HttpUpstreamSettings {
     }
 }
 
-fn upstream_of(settings: HttpUpstreamSettings) -> HttpUpstream {
-    let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    HttpUpstream::new(settings, life).unwrap()
+fn upstream_of(settings: HttpUpstreamSettings) -> SessionUpstream {
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    SessionUpstream::new(settings, life).unwrap()
 }
 
 fn context() -> CallContext {
@@ -59,8 +60,8 @@ fn context() -> CallContext {
         log_level: None,
         timeouts: Timeouts::default(),
         result_bytes_max: 1024 * 1024,
-        native_task: NativeTask::Never,
-        forwarded: taskgate::upstream::Forwarded::default(),
+        native_task: UpstreamTaskMode::Never,
+        forwarded: taskgate::upstream::ForwardedHeaders::default(),
     }
 }
 
@@ -71,12 +72,12 @@ fn call(arguments: &Value) -> UpstreamRequest {
     }
 }
 
-async fn begin(upstream: &HttpUpstream) -> Box<dyn Exchange> {
+async fn begin(upstream: &SessionUpstream) -> Box<dyn Exchange> {
     try_begin(upstream, call(&json!({})), context()).await.unwrap()
 }
 
 async fn try_begin(
-    upstream: &HttpUpstream,
+    upstream: &SessionUpstream,
     request: UpstreamRequest,
     context: CallContext,
 ) -> Result<Box<dyn Exchange>, BeginError> {

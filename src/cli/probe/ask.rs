@@ -10,18 +10,21 @@ use tokio_util::task::TaskTracker;
 use url::Url;
 
 use super::super::printable::printable;
-use super::report::{Called, Ended, Report, Served, Server, Tools, Transport, Version};
-use super::{Probe, Target, block};
+use super::report::{
+    ProbeReport, ProbedCall, ProbedCallOutcome, ProbedTools, ProbedTransport, ProbedVersion, ServerDescription,
+    VersionSupport,
+};
+use super::{ProbeCommand, ProbeTarget, block};
 use crate::dialect::faults::session_failure_error;
-use crate::task::{Answer, Exit, Failure, GatewayFault, Principal, Reason};
+use crate::task::{Answer, Failure, GatewayFault, Principal, ProcessExit, Reason};
 use crate::upstream::http::credential::{Credential, CredentialSource};
-use crate::upstream::http::{HttpTransport, HttpUpstream, HttpUpstreamSettings, Life, UpstreamTlsFiles};
-use crate::upstream::stand::apart::CallsApart;
+use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
+use crate::upstream::stand::apart::DedicatedProcessRules;
 use crate::upstream::stand::stdio::StdioUpstreamSettings;
-use crate::upstream::standing::Trouble;
+use crate::upstream::standing::UpstreamFailure;
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Forwarded, NativeTask, ServerFacts, Timeouts,
-    Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, Timeouts, Upstream,
+    UpstreamRequest, UpstreamTaskMode,
 };
 use crate::wire::fault::METHOD_NOT_FOUND;
 use crate::wire::object::ObjectWriter;
@@ -43,8 +46,8 @@ const END_MAX: Duration = Duration::from_secs(6);
 const CANCEL_MAX: Duration = Duration::from_secs(1);
 
 /// Asks all of it; see [`super::run`].
-pub(super) async fn run(probe: &Probe) -> Result<Report, String> {
-    let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
     let until = Instant::now() + probe.timeout;
     let report = anywhere(probe, until, &life).await;
     life.stop.cancel();
@@ -55,16 +58,16 @@ pub(super) async fn run(probe: &Probe) -> Result<Report, String> {
 }
 
 /// Asks at the address that is given, and if nothing speaks MCP there, where it points to or servers usually are.
-async fn anywhere(probe: &Probe, until: Instant, life: &Life) -> Result<Report, String> {
-    let asking = Asking { probe, until, life: life.clone() };
+async fn anywhere(probe: &ProbeCommand, until: Instant, life: &TaskScope) -> Result<ProbeReport, String> {
+    let asking = ProbeRun { probe, until, life: life.clone() };
     let nowhere = match asking.all().await {
         Ok(report) => return Ok(report),
         Err(nowhere) => nowhere,
     };
     let others = nowhere.others(&probe.target);
     for other in &others {
-        let probe = Probe { target: Target::Url(other.clone()), ..probe.clone() };
-        let asking = Asking { probe: &probe, until, life: life.clone() };
+        let probe = ProbeCommand { target: ProbeTarget::Url(other.clone()), ..probe.clone() };
+        let asking = ProbeRun { probe: &probe, until, life: life.clone() };
         if let Ok(report) = asking.all().await {
             return Ok(report);
         }
@@ -75,7 +78,7 @@ async fn anywhere(probe: &Probe, until: Instant, life: &Life) -> Result<Report, 
 }
 
 /// Nothing speaks MCP at an address; why.
-struct Nowhere {
+struct NotMcpError {
     text: String,
     /// Where it points to.
     location: Option<Url>,
@@ -83,10 +86,10 @@ struct Nowhere {
     is_there: bool,
 }
 
-impl Nowhere {
+impl NotMcpError {
     /// Where else to ask.
-    fn others(&self, target: &Target) -> Vec<Url> {
-        let Target::Url(url) = target else { return Vec::new() };
+    fn others(&self, target: &ProbeTarget) -> Vec<Url> {
+        let ProbeTarget::Url(url) = target else { return Vec::new() };
         match &self.location {
             // Credentials go to the server that they are meant for.
             Some(to) if to.origin() == url.origin() && to != url => vec![to.clone()],
@@ -97,34 +100,34 @@ impl Nowhere {
     }
 }
 
-struct Asking<'a> {
-    probe: &'a Probe,
+struct ProbeRun<'a> {
+    probe: &'a ProbeCommand,
     until: Instant,
-    life: Life,
+    life: TaskScope,
 }
 
 /// A server that answered over one transport.
-struct Found {
-    transport: Transport,
+struct ProbedServer {
+    transport: ProbedTransport,
     /// In sessions, with what it agreed to when it was asked for the newest version.
-    session: Result<(Arc<HttpUpstream>, Arc<ServerFacts>), Why>,
+    session: Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError>,
     /// Without them.
-    stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), Why>,
+    stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError>,
 }
 
 /// Why something is not to be had.
 #[derive(Clone, Debug)]
-enum Why {
+enum ProbeError {
     Fault(GatewayFault),
     /// The same, and what is known of it.
-    Trouble(Box<(GatewayFault, Trouble)>),
+    Trouble(Box<(GatewayFault, UpstreamFailure)>),
     Refused(RpcError),
     Late,
     Unusable(String),
     NotOverThis,
 }
 
-impl Why {
+impl ProbeError {
     fn text(&self) -> String {
         match self {
             Self::Refused(error) => format!("{} {}", error.code, error.message),
@@ -137,7 +140,7 @@ impl Why {
     }
 
     /// With what the transport knows of it.
-    fn explained(self, upstream: &HttpUpstream) -> Self {
+    fn explained(self, upstream: &SessionUpstream) -> Self {
         match (self, upstream.standing().last()) {
             (Self::Fault(fault), Some(trouble)) if fault.reason == trouble.reason => {
                 Self::Trouble(Box::new((fault, trouble)))
@@ -168,7 +171,7 @@ impl Why {
 }
 
 /// What went wrong, in a sentence, where the cause is known.
-fn trouble_text(fault: &GatewayFault, trouble: &Trouble) -> String {
+fn trouble_text(fault: &GatewayFault, trouble: &UpstreamFailure) -> String {
     let cause = &trouble.cause;
     let is = |reason| fault.reason == reason;
     if is(Reason::UpstreamUnreachable) && fault.exit.is_none() {
@@ -194,19 +197,19 @@ fn fault_text(fault: &GatewayFault) -> String {
         text.push_str(&format!(" (HTTP {status})"));
     }
     match fault.exit {
-        Some(Exit::Code(127)) => {
+        Some(ProcessExit::Code(127)) => {
             text.push_str(
                 " (it ended with exit code 127, which means that the program, or one that it starts, is not found)",
             );
         }
-        Some(Exit::Code(code)) => text.push_str(&format!(" (it ended with exit code {code})")),
-        Some(Exit::Signal(signal)) => text.push_str(&format!(" (signal {signal} ended it)")),
+        Some(ProcessExit::Code(code)) => text.push_str(&format!(" (it ended with exit code {code})")),
+        Some(ProcessExit::Signal(signal)) => text.push_str(&format!(" (signal {signal} ended it)")),
         None => (),
     }
     text
 }
 
-impl From<BeginError> for Why {
+impl From<BeginError> for ProbeError {
     fn from(error: BeginError) -> Self {
         match error {
             BeginError::Gateway(fault) => Self::Fault(fault),
@@ -215,25 +218,28 @@ impl From<BeginError> for Why {
     }
 }
 
-impl Asking<'_> {
-    async fn all(&self) -> Result<Report, Nowhere> {
+impl ProbeRun<'_> {
+    async fn all(&self) -> Result<ProbeReport, NotMcpError> {
         let found = self.find().await?;
         let versions = self.versions(&found).await;
         let (upstream, facts): (Arc<dyn Upstream>, _) = match (&found.session, &found.stateless) {
-            (Ok((upstream, facts)), _) => (Arc::<HttpUpstream>::clone(upstream), facts),
+            (Ok((upstream, facts)), _) => (Arc::<SessionUpstream>::clone(upstream), facts),
             (Err(_), Ok((upstream, facts))) => (Arc::clone(upstream), facts),
-            (Err(why), Err(_)) => return Err(Nowhere { text: why.text(), location: None, is_there: true }),
+            (Err(why), Err(_)) => return Err(NotMcpError { text: why.text(), location: None, is_there: true }),
         };
-        let server = Server::of(facts);
-        let tools =
-            if server.has_tools() { self.tools(&*upstream).await } else { Tools { all: Vec::new(), incomplete: None } };
+        let server = ServerDescription::of(facts);
+        let tools = if server.has_tools() {
+            self.tools(&*upstream).await
+        } else {
+            ProbedTools { all: Vec::new(), incomplete: None }
+        };
         let called = match &self.probe.call {
             Some((name, arguments)) => Some(self.call(&*upstream, &tools, name, arguments).await),
             None => None,
         };
         upstream.close().await;
         let toml = block::of(self.probe, found.transport, &server, &tools);
-        Ok(Report {
+        Ok(ProbeReport {
             target: block::shown(&self.probe.target),
             transport: found.transport,
             versions,
@@ -245,10 +251,10 @@ impl Asking<'_> {
     }
 
     /// The first transport over which the server answers.
-    async fn find(&self) -> Result<Found, Nowhere> {
-        let transports: &[Transport] = match &self.probe.target {
-            Target::Url(_) => &[Transport::StreamableHttp, Transport::Sse],
-            Target::Command(_) => &[Transport::Stdio],
+    async fn find(&self) -> Result<ProbedServer, NotMcpError> {
+        let transports: &[ProbedTransport] = match &self.probe.target {
+            ProbeTarget::Url(_) => &[ProbedTransport::StreamableHttp, ProbedTransport::Sse],
+            ProbeTarget::Command(_) => &[ProbedTransport::Stdio],
         };
         let (mut reasons, mut location, mut is_there): (Vec<String>, _, _) = (Vec::new(), None, true);
         for &transport in transports {
@@ -262,11 +268,11 @@ impl Asking<'_> {
             }
             let stateless = self.discover(transport).await;
             if session.is_ok() || stateless.is_ok() {
-                return Ok(Found { transport, session, stateless });
+                return Ok(ProbedServer { transport, session, stateless });
             }
             if let Err(why) = &session {
                 reasons.push(format!("{}: {}", transport.words(), printable(&why.text())));
-                if let Why::Trouble(known) = why
+                if let ProbeError::Trouble(known) = why
                     && let Some(to) = &known.1.location
                 {
                     location = Some(to.clone());
@@ -274,36 +280,36 @@ impl Asking<'_> {
                 }
             }
         }
-        Err(Nowhere { text: reasons.join("\n"), location, is_there })
+        Err(NotMcpError { text: reasons.join("\n"), location, is_there })
     }
 
     /// Which versions the server agrees to, newest first. What follows from an answer is not asked again.
-    async fn versions(&self, found: &Found) -> Vec<Version> {
+    async fn versions(&self, found: &ProbedServer) -> Vec<ProbedVersion> {
         let mut all = Vec::new();
         for version in ProtocolVersion::ALL.into_iter().rev() {
             let served = match (&found.session, version) {
                 (_, ProtocolVersion::V2026_06_30) => continue,
                 (_, ProtocolVersion::V2026_07_28) => match &found.stateless {
-                    Ok(_) => Served::Yes,
-                    Err(why) => Served::No(why.text()),
+                    Ok(_) => VersionSupport::Yes,
+                    Err(why) => VersionSupport::No(why.text()),
                 },
-                (Err(why), _) => Served::No(why.text()),
-                (Ok((_, facts)), version) if version == facts.version => Served::Yes,
+                (Err(why), _) => VersionSupport::No(why.text()),
+                (Ok((_, facts)), version) if version == facts.version => VersionSupport::Yes,
                 (Ok((_, facts)), version) if version > facts.version => {
-                    Served::No(format!("answers with {}", facts.version))
+                    VersionSupport::No(format!("answers with {}", facts.version))
                 }
                 (Ok(_), version) => match self.handshake(found.transport, Some(version)).await {
                     Ok((upstream, _)) => {
                         upstream.close().await;
-                        Served::Yes
+                        VersionSupport::Yes
                     }
                     Err(why) if why.reason() == Some(Reason::UpstreamRefused) => {
-                        Served::No("answers with another version".to_owned())
+                        VersionSupport::No("answers with another version".to_owned())
                     }
-                    Err(why) => Served::No(why.text()),
+                    Err(why) => VersionSupport::No(why.text()),
                 },
             };
-            all.push(Version { version, served });
+            all.push(ProbedVersion { version, served });
         }
         all
     }
@@ -311,22 +317,22 @@ impl Asking<'_> {
     /// Opens a session; with the newest version that both know, unless one is given.
     async fn handshake(
         &self,
-        transport: Transport,
+        transport: ProbedTransport,
         version: Option<ProtocolVersion>,
-    ) -> Result<(Arc<HttpUpstream>, Arc<ServerFacts>), Why> {
+    ) -> Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError> {
         let upstream = self.upstream(transport, version)?;
-        let facts = self.in_time(upstream.facts(&context(NativeTask::Never))).await;
+        let facts = self.in_time(upstream.facts(&context(UpstreamTaskMode::Never))).await;
         let facts = facts.map_err(|why| why.explained(&upstream))?;
         Ok((upstream, facts))
     }
 
-    async fn discover(&self, transport: Transport) -> Result<(Arc<dyn Upstream>, Arc<ServerFacts>), Why> {
-        if transport == Transport::Sse {
-            return Err(Why::NotOverThis);
+    async fn discover(&self, transport: ProbedTransport) -> Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError> {
+        if transport == ProbedTransport::Sse {
+            return Err(ProbeError::NotOverThis);
         }
         let upstream = self.upstream(transport, Some(ProtocolVersion::V2026_07_28))?;
         let stateless = upstream.for_stateless_clients().stateless();
-        match self.in_time(stateless.facts(&context(NativeTask::Never))).await {
+        match self.in_time(stateless.facts(&context(UpstreamTaskMode::Never))).await {
             Ok(facts) => Ok((stateless, facts)),
             Err(why) => {
                 upstream.close().await;
@@ -335,14 +341,18 @@ impl Asking<'_> {
         }
     }
 
-    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, BeginError>>) -> Result<T, Why> {
-        tokio::time::timeout_at(self.until, asked).await.map_err(|_| Why::Late)?.map_err(Why::from)
+    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, BeginError>>) -> Result<T, ProbeError> {
+        tokio::time::timeout_at(self.until, asked).await.map_err(|_| ProbeError::Late)?.map_err(ProbeError::from)
     }
 
-    fn upstream(&self, transport: Transport, protocol: Option<ProtocolVersion>) -> Result<Arc<HttpUpstream>, Why> {
+    fn upstream(
+        &self,
+        transport: ProbedTransport,
+        protocol: Option<ProtocolVersion>,
+    ) -> Result<Arc<SessionUpstream>, ProbeError> {
         let name: Arc<str> = Arc::from(NAME);
         let upstream = match &self.probe.target {
-            Target::Url(url) => {
+            ProbeTarget::Url(url) => {
                 let credential = self.probe.authorization.clone().map(|value| Credential {
                     header: http::header::AUTHORIZATION,
                     source: CredentialSource::Known(value),
@@ -350,34 +360,38 @@ impl Asking<'_> {
                 let settings = HttpUpstreamSettings {
                     name,
                     url: url.clone(),
-                    transport: if transport == Transport::Sse { HttpTransport::Sse } else { HttpTransport::Streamable },
+                    transport: if transport == ProbedTransport::Sse {
+                        HttpTransport::Sse
+                    } else {
+                        HttpTransport::Streamable
+                    },
                     event_bytes_max: BYTES_MAX,
                     protocol,
                     connect_max: CONNECT_MAX,
                     tls: UpstreamTlsFiles { ca: self.probe.ca.clone(), identity: None },
                     credential,
                 };
-                let made = HttpUpstream::new(settings, self.life.clone());
-                made.map_err(|error| Why::Unusable(crate::cause::Chain(&error).to_string()))?
+                let made = SessionUpstream::new(settings, self.life.clone());
+                made.map_err(|error| ProbeError::Unusable(crate::cause::CauseChain(&error).to_string()))?
             }
-            Target::Command(words) => HttpUpstream::stdio(program(name, words, protocol), self.life.clone()),
+            ProbeTarget::Command(words) => SessionUpstream::stdio(program(name, words, protocol), self.life.clone()),
         };
         Ok(Arc::new(upstream))
     }
 
-    async fn tools(&self, upstream: &dyn Upstream) -> Tools {
+    async fn tools(&self, upstream: &dyn Upstream) -> ProbedTools {
         let mut all = Vec::new();
         let mut params = None;
         let mut kept = 0;
         for _ in 0..PAGES_MAX {
             let page = match self.answer(upstream, method::TOOLS_LIST, params.take()).await {
                 Ok(page) => page,
-                Err(why) => return Tools { all, incomplete: Some(why.text()) },
+                Err(why) => return ProbedTools { all, incomplete: Some(why.text()) },
             };
             kept += page.len();
             if kept > LIST_BYTES_MAX {
                 let what = format!("the list has more than {} MiB", LIST_BYTES_MAX >> 20);
-                return Tools { all, incomplete: Some(what) };
+                return ProbedTools { all, incomplete: Some(what) };
             }
             let page = Object::of(&page);
             let tools = page.as_ref().and_then(|page| page.get("tools"));
@@ -385,26 +399,31 @@ impl Asking<'_> {
             let next = page.as_ref().and_then(|page| page.get("nextCursor")).filter(|next| next.as_str() != "null");
             match next {
                 Some(cursor) => params = Some(ObjectWriter::new().member("cursor", &cursor).finish()),
-                None => return Tools { all, incomplete: None },
+                None => return ProbedTools { all, incomplete: None },
             }
         }
-        Tools { all, incomplete: Some(format!("there are more than {PAGES_MAX} pages")) }
+        ProbedTools { all, incomplete: Some(format!("there are more than {PAGES_MAX} pages")) }
     }
 
     /// The result of one request.
-    async fn answer(&self, upstream: &dyn Upstream, method: &str, params: Option<Payload>) -> Result<Payload, Why> {
+    async fn answer(
+        &self,
+        upstream: &dyn Upstream,
+        method: &str,
+        params: Option<Payload>,
+    ) -> Result<Payload, ProbeError> {
         let request = UpstreamRequest { method: Arc::from(method), params };
-        let mut exchange = self.in_time(upstream.begin(request, context(NativeTask::Never))).await?;
+        let mut exchange = self.in_time(upstream.begin(request, context(UpstreamTaskMode::Never))).await?;
         loop {
             let Ok(event) = tokio::time::timeout_at(self.until, exchange.next()).await else {
                 give_up(&mut *exchange).await;
-                return Err(Why::Late);
+                return Err(ProbeError::Late);
             };
             match event {
                 ExchangeEvent::Returned(result) => return Ok(result),
-                ExchangeEvent::Faulted(error) => return Err(Why::Refused(error)),
-                ExchangeEvent::Lost(lost) => return Err(Why::Fault(lost.0)),
-                ExchangeEvent::Cancelled => return Err(Why::Unusable("the server cancelled it".to_owned())),
+                ExchangeEvent::Faulted(error) => return Err(ProbeError::Refused(error)),
+                ExchangeEvent::Lost(lost) => return Err(ProbeError::Fault(lost.0)),
+                ExchangeEvent::Cancelled => return Err(ProbeError::Unusable("the server cancelled it".to_owned())),
                 ExchangeEvent::Progress(_)
                 | ExchangeEvent::Status(_)
                 | ExchangeEvent::Task(_)
@@ -415,35 +434,35 @@ impl Asking<'_> {
         }
     }
 
-    async fn call(&self, upstream: &dyn Upstream, tools: &Tools, name: &str, arguments: &Payload) -> Called {
+    async fn call(&self, upstream: &dyn Upstream, tools: &ProbedTools, name: &str, arguments: &Payload) -> ProbedCall {
         let began = Instant::now();
-        let mut called = Called::new(name);
+        let mut called = ProbedCall::new(name);
         // Such a tool runs in no other way.
         let native_task = match tools.task_support(name).as_deref() {
-            Some("required") => NativeTask::WhereServed { deadline: self.probe.timeout },
-            Some(_) | None => NativeTask::Never,
+            Some("required") => UpstreamTaskMode::WhereServed { deadline: self.probe.timeout },
+            Some(_) | None => UpstreamTaskMode::Never,
         };
         let params = ObjectWriter::new().member("name", &Payload::of(name)).member("arguments", arguments).finish();
         let request = UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: Some(params) };
         called.ended = match self.in_time(upstream.begin(request, context(native_task))).await {
             Ok(exchange) => self.follow(exchange, &mut called).await,
-            Err(why) => Ended::Lost(why.text()),
+            Err(why) => ProbedCallOutcome::Lost(why.text()),
         };
         called.took = began.elapsed();
         called
     }
 
-    async fn follow(&self, mut exchange: Box<dyn Exchange>, called: &mut Called) -> Ended {
+    async fn follow(&self, mut exchange: Box<dyn Exchange>, called: &mut ProbedCall) -> ProbedCallOutcome {
         loop {
             let Ok(event) = tokio::time::timeout_at(self.until, exchange.next()).await else {
                 give_up(&mut *exchange).await;
-                return Ended::Late;
+                return ProbedCallOutcome::Late;
             };
             match event {
-                ExchangeEvent::Returned(result) => return Ended::Returned(result),
-                ExchangeEvent::Faulted(error) => return Ended::Faulted(error),
-                ExchangeEvent::Lost(lost) => return Ended::Lost(fault_text(&lost.0)),
-                ExchangeEvent::Cancelled => return Ended::Lost("the server cancelled it".to_owned()),
+                ExchangeEvent::Returned(result) => return ProbedCallOutcome::Returned(result),
+                ExchangeEvent::Faulted(error) => return ProbedCallOutcome::Faulted(error),
+                ExchangeEvent::Lost(lost) => return ProbedCallOutcome::Lost(fault_text(&lost.0)),
+                ExchangeEvent::Cancelled => return ProbedCallOutcome::Lost("the server cancelled it".to_owned()),
                 ExchangeEvent::Progress(_) => called.progress += 1,
                 ExchangeEvent::Asked { ask, .. } => {
                     called.questions += 1;
@@ -468,7 +487,7 @@ async fn give_up(exchange: &mut dyn Exchange) {
 fn program(name: Arc<str>, words: &[String], protocol: Option<ProtocolVersion>) -> StdioUpstreamSettings {
     let mut words = words.iter().cloned();
     StdioUpstreamSettings {
-        apart: CallsApart::default(),
+        apart: DedicatedProcessRules::default(),
         name,
         program: words.next().unwrap_or_default(),
         arguments: words.collect(),
@@ -485,7 +504,7 @@ fn program(name: Arc<str>, words: &[String], protocol: Option<ProtocolVersion>) 
 }
 
 /// Nobody in particular, who can be asked nothing.
-fn context(native_task: NativeTask) -> CallContext {
+fn context(native_task: UpstreamTaskMode) -> CallContext {
     CallContext {
         principal: Principal::local(),
         client: ClientFacts { capabilities: Payload::empty_object() },
@@ -494,6 +513,6 @@ fn context(native_task: NativeTask) -> CallContext {
         timeouts: Timeouts::default(),
         result_bytes_max: BYTES_MAX,
         native_task,
-        forwarded: Forwarded::default(),
+        forwarded: ForwardedHeaders::default(),
     }
 }

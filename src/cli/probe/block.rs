@@ -2,8 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::report::{Server, Tools, Transport, is_annotated};
-use super::{Probe, Target};
+use super::report::{ProbedTools, ProbedTransport, ServerDescription, is_annotated};
+use super::{ProbeCommand, ProbeTarget};
 use crate::wire::Object;
 
 /// Longest name that is made up.
@@ -11,13 +11,20 @@ const NAME_LEN_MAX: usize = 32;
 const FALLBACK_NAME: &str = "server";
 
 /// The block for what was found.
-pub(super) fn of(probe: &Probe, transport: Transport, server: &Server, tools: &Tools) -> String {
+pub(super) fn of(
+    probe: &ProbeCommand,
+    transport: ProbedTransport,
+    server: &ServerDescription,
+    tools: &ProbedTools,
+) -> String {
     let name = name_of(&probe.target, server);
     let mut block = format!("[upstreams.{name}]\n");
     // Writing to a string cannot fail.
     let _ = match &probe.target {
-        Target::Url(url) => writeln!(block, "url = {}\ntransport = {}", quoted(url.as_str()), quoted(transport.key())),
-        Target::Command(words) => {
+        ProbeTarget::Url(url) => {
+            writeln!(block, "url = {}\ntransport = {}", quoted(url.as_str()), quoted(transport.key()))
+        }
+        ProbeTarget::Command(words) => {
             let words: Vec<String> = words.iter().map(|word| quoted(word)).collect();
             writeln!(block, "command = [{}]", words.join(", "))
         }
@@ -44,25 +51,25 @@ pub(super) fn of(probe: &Probe, transport: Transport, server: &Server, tools: &T
 }
 
 /// The target as it may be shown: an address may have a secret in its query.
-pub(super) fn shown(target: &Target) -> String {
+pub(super) fn shown(target: &ProbeTarget) -> String {
     match target {
-        Target::Url(url) => {
+        ProbeTarget::Url(url) => {
             let mut url = url.clone();
             if url.query().is_some() {
                 url.set_query(Some("..."));
             }
             url.to_string()
         }
-        Target::Command(words) => words.join(" "),
+        ProbeTarget::Command(words) => words.join(" "),
     }
 }
 
 /// What the server calls itself, else where it is, as a name that the configuration takes.
-fn name_of(target: &Target, server: &Server) -> String {
+fn name_of(target: &ProbeTarget, server: &ServerDescription) -> String {
     let own = server.named("name").map(|name| plain(name.rsplit('/').next().unwrap_or_default()));
     let place = || match target {
-        Target::Url(url) => plain(url.host_str().unwrap_or_default()),
-        Target::Command(words) => plain(words[0].rsplit('/').next().unwrap_or_default()),
+        ProbeTarget::Url(url) => plain(url.host_str().unwrap_or_default()),
+        ProbeTarget::Command(words) => plain(words[0].rsplit('/').next().unwrap_or_default()),
     };
     let name = own.filter(|name| !name.is_empty()).unwrap_or_else(place);
     if name.is_empty() { FALLBACK_NAME.to_owned() } else { name }
@@ -92,8 +99,8 @@ mod tests {
     use super::*;
     use crate::wire::{Payload, ProtocolVersion};
 
-    fn server(name: &str) -> Server {
-        Server {
+    fn server(name: &str) -> ServerDescription {
+        ServerDescription {
             version: ProtocolVersion::V2025_11_25,
             info: Some(Payload::of(&serde_json::json!({ "name": name }))),
             capabilities: Payload::empty_object(),
@@ -101,14 +108,14 @@ mod tests {
         }
     }
 
-    fn probe(target: Target) -> Probe {
-        Probe { target, call: None, timeout: std::time::Duration::ZERO, ca: None, authorization: None }
+    fn probe(target: ProbeTarget) -> ProbeCommand {
+        ProbeCommand { target, call: None, timeout: std::time::Duration::ZERO, ca: None, authorization: None }
     }
 
     #[test]
     fn the_gateways_own_parser_reads_the_block_back_whatever_stands_in_it() {
         let tool = Payload::of(&serde_json::json!({ "name": "t", "annotations": { "readOnlyHint": true } }));
-        let tools = Tools { all: vec![tool], incomplete: None };
+        let tools = ProbedTools { all: vec![tool], incomplete: None };
         let env = |name: &str| (name == "EVERYTHING_KEY").then(|| "s3cr3t".to_owned());
         for word in [
             "plain",
@@ -120,8 +127,8 @@ mod tests {
             "line\nbreak\ttab",
             "ü\u{7f}",
         ] {
-            let target = Target::Command(vec!["npx".to_owned(), word.to_owned()]);
-            let block = of(&probe(target), Transport::Stdio, &server("Weird Näme!!"), &tools);
+            let target = ProbeTarget::Command(vec!["npx".to_owned(), word.to_owned()]);
+            let block = of(&probe(target), ProbedTransport::Stdio, &server("Weird Näme!!"), &tools);
             let config =
                 crate::config::parse("block.toml", &block, &env).unwrap_or_else(|error| panic!("{error}\n{block}"));
             let crate::config::ServerSettings::Stdio(stdio) = &config.config.upstreams[0].server else {
@@ -130,9 +137,9 @@ mod tests {
             assert_eq!((stdio.program.as_str(), &*stdio.arguments), ("npx", &[word.to_owned()][..]), "{block}");
         }
         let url = "https://mcp.example/sse?key=${a}&b='c'".parse().unwrap();
-        let mut probe = probe(Target::Url(url));
+        let mut probe = probe(ProbeTarget::Url(url));
         probe.authorization = Some(http::HeaderValue::from_static("Bearer s3cr3t"));
-        for transport in [Transport::Sse, Transport::StreamableHttp] {
+        for transport in [ProbedTransport::Sse, ProbedTransport::StreamableHttp] {
             let block = of(&probe, transport, &server("example-servers/everything"), &tools);
             assert!(!block.contains("s3cr3t"), "{block}");
             let config =
@@ -143,15 +150,15 @@ mod tests {
 
     #[test]
     fn a_name_is_made_of_what_the_server_calls_itself_else_of_its_place() {
-        let url = || Target::Url("http://mcp.example:9000/mcp".parse().unwrap());
-        let program = || Target::Command(vec!["/usr/bin/My Server".to_owned()]);
+        let url = || ProbeTarget::Url("http://mcp.example:9000/mcp".parse().unwrap());
+        let program = || ProbeTarget::Command(vec!["/usr/bin/My Server".to_owned()]);
         for (target, own, expected) in [
             (url(), "Reports", "reports"),
             (url(), "example-servers/everything", "everything"),
             (url(), "a  --  b?", "a-b"),
             (url(), "報告", "mcp-example"),
             (program(), "", "my-server"),
-            (Target::Command(vec!["報告".to_owned()]), "", "server"),
+            (ProbeTarget::Command(vec!["報告".to_owned()]), "", "server"),
         ] {
             assert_eq!(name_of(&target, &server(own)), expected);
         }

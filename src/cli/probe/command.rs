@@ -10,14 +10,14 @@ use anyhow::Context as _;
 use bytes::Bytes;
 
 use super::super::{UNAVAILABLE, refuse, say};
-use super::{Probe, Target};
+use super::{ProbeCommand, ProbeTarget};
 use crate::telemetry;
 use crate::upstream::http::credential::secret_value;
 use crate::wire::{Object, Payload, ScanLimits};
 
 /// What can be said on the command line.
 #[derive(Debug, clap::Args)]
-pub struct Arguments {
+pub struct ProbeArguments {
     /// The server's address, http or https.
     #[arg(required_unless_present = "command", conflicts_with = "command")]
     url: Option<url::Url>,
@@ -45,8 +45,8 @@ pub struct Arguments {
 ///
 /// # Errors
 /// If the log cannot be had, or nothing can be printed.
-pub(in crate::cli) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode> {
-    let Arguments { url, command, call, timeout, json, ca, key } = arguments;
+pub(in crate::cli) async fn run(arguments: ProbeArguments) -> anyhow::Result<ExitCode> {
+    let ProbeArguments { url, command, call, timeout, json, ca, key } = arguments;
     let target = match url {
         Some(url) if !matches!(url.scheme(), "http" | "https") => {
             return Ok(refuse("the server's address must begin with http:// or https://"));
@@ -56,9 +56,9 @@ pub(in crate::cli) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode
         }
         Some(mut url) => {
             url.set_fragment(None);
-            Target::Url(url)
+            ProbeTarget::Url(url)
         }
-        None => Target::Command(command),
+        None => ProbeTarget::Command(command),
     };
     let call = match <[String; 2]>::try_from(call) {
         Ok([tool, arguments]) => match Payload::parse(&Bytes::from(arguments), ScanLimits::CLIENT) {
@@ -75,7 +75,7 @@ pub(in crate::cli) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode
     if env::var_os(telemetry::LOG_FILTER).is_some() {
         telemetry::install_logs(telemetry::LogFormat::Auto).context("cannot log")?;
     }
-    let probe = Probe { target, call, timeout, ca, authorization: authorization.flatten() };
+    let probe = ProbeCommand { target, call, timeout, ca, authorization: authorization.flatten() };
     match super::run(&probe).await {
         Ok(report) => {
             let text = if json { format!("{:#}\n", report.json()) } else { report.text() };
@@ -84,7 +84,7 @@ pub(in crate::cli) async fn run(arguments: Arguments) -> anyhow::Result<ExitCode
         }
         Err(why) => {
             say(why);
-            if matches!(probe.target, Target::Command(_)) {
+            if matches!(probe.target, ProbeTarget::Command(_)) {
                 say(format_args!(
                     "with {}=taskgate=debug in the environment you see what the program writes",
                     telemetry::LOG_FILTER

@@ -14,28 +14,28 @@ const SHOWN_MAX: usize = 200;
 
 /// What a server speaks.
 #[derive(Debug)]
-pub struct Report {
+pub struct ProbeReport {
     /// The address or the command, without secrets.
     pub target: String,
-    pub transport: Transport,
+    pub transport: ProbedTransport,
     /// Newest first.
-    pub versions: Vec<Version>,
-    pub server: Server,
-    pub tools: Tools,
-    pub called: Option<Called>,
+    pub versions: Vec<ProbedVersion>,
+    pub server: ServerDescription,
+    pub tools: ProbedTools,
+    pub called: Option<ProbedCall>,
     /// The block that would serve it.
     pub toml: String,
 }
 
 /// How messages travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Transport {
+pub enum ProbedTransport {
     StreamableHttp,
     Sse,
     Stdio,
 }
 
-impl Transport {
+impl ProbedTransport {
     /// As the configuration names it.
     #[must_use]
     pub const fn key(self) -> &'static str {
@@ -59,13 +59,13 @@ impl Transport {
 
 /// One version, and whether the server agrees to it.
 #[derive(Debug)]
-pub struct Version {
+pub struct ProbedVersion {
     pub version: ProtocolVersion,
-    pub served: Served,
+    pub served: VersionSupport,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Served {
+pub enum VersionSupport {
     Yes,
     /// Why not.
     No(String),
@@ -73,7 +73,7 @@ pub enum Served {
 
 /// What the server says of itself.
 #[derive(Debug)]
-pub struct Server {
+pub struct ServerDescription {
     /// The newest version that it agrees to in a session, else the one without.
     pub version: ProtocolVersion,
     pub info: Option<Payload>,
@@ -81,7 +81,7 @@ pub struct Server {
     pub instructions: Option<Payload>,
 }
 
-impl Server {
+impl ServerDescription {
     pub(super) fn of(facts: &ServerFacts) -> Self {
         Self {
             version: facts.version,
@@ -103,13 +103,13 @@ impl Server {
 
 /// Its tools, as it lists them.
 #[derive(Debug)]
-pub struct Tools {
+pub struct ProbedTools {
     pub all: Vec<Payload>,
     /// Why there may be more.
     pub incomplete: Option<String>,
 }
 
-impl Tools {
+impl ProbedTools {
     /// What a tool says of tasks.
     pub(super) fn task_support(&self, name: &str) -> Option<String> {
         let tool = self.all.iter().filter_map(Object::of).find(|tool| tool.get_string("name").as_deref() == Some(name));
@@ -129,19 +129,19 @@ pub(super) fn is_annotated(tool: &Object, hint: &str) -> bool {
 
 /// The call that was made.
 #[derive(Debug)]
-pub struct Called {
+pub struct ProbedCall {
     pub tool: String,
     pub took: Duration,
     /// Progress notifications.
     pub progress: usize,
     /// Questions that were asked, and refused.
     pub questions: usize,
-    pub ended: Ended,
+    pub ended: ProbedCallOutcome,
 }
 
 /// How it ended.
 #[derive(Debug)]
-pub enum Ended {
+pub enum ProbedCallOutcome {
     Returned(Payload),
     Faulted(RpcError),
     /// There is no answer: why.
@@ -150,56 +150,56 @@ pub enum Ended {
     Late,
 }
 
-impl Called {
+impl ProbedCall {
     pub(super) fn new(tool: &str) -> Self {
-        Self { tool: tool.to_owned(), took: Duration::ZERO, progress: 0, questions: 0, ended: Ended::Late }
+        Self { tool: tool.to_owned(), took: Duration::ZERO, progress: 0, questions: 0, ended: ProbedCallOutcome::Late }
     }
 
     fn is_tool_error(&self) -> bool {
         match &self.ended {
-            Ended::Returned(result) => Object::of(result)
+            ProbedCallOutcome::Returned(result) => Object::of(result)
                 .and_then(|result| result.get("isError"))
                 .is_some_and(|value| value.as_str() == "true"),
-            Ended::Faulted(_) | Ended::Lost(_) | Ended::Late => false,
+            ProbedCallOutcome::Faulted(_) | ProbedCallOutcome::Lost(_) | ProbedCallOutcome::Late => false,
         }
     }
 
     fn outcome(&self) -> &'static str {
         match self.ended {
-            Ended::Returned(_) if self.is_tool_error() => "tool_error",
-            Ended::Returned(_) => "result",
-            Ended::Faulted(_) => "error",
-            Ended::Lost(_) => "lost",
-            Ended::Late => "no_answer_in_time",
+            ProbedCallOutcome::Returned(_) if self.is_tool_error() => "tool_error",
+            ProbedCallOutcome::Returned(_) => "result",
+            ProbedCallOutcome::Faulted(_) => "error",
+            ProbedCallOutcome::Lost(_) => "lost",
+            ProbedCallOutcome::Late => "no_answer_in_time",
         }
     }
 
     /// The text of a result, or what went wrong.
     fn words(&self) -> String {
         match &self.ended {
-            Ended::Returned(result) => {
+            ProbedCallOutcome::Returned(result) => {
                 let content = Object::of(result).and_then(|result| result.get("content"));
                 let texts =
                     content.iter().flat_map(Payload::items).filter_map(|item| Object::of(&item)?.get_string("text"));
                 texts.collect::<Vec<_>>().join("\n")
             }
-            Ended::Faulted(error) => format!("{} {}", error.code, error.message),
-            Ended::Lost(why) => why.clone(),
-            Ended::Late => "the time was over; see --timeout".to_owned(),
+            ProbedCallOutcome::Faulted(error) => format!("{} {}", error.code, error.message),
+            ProbedCallOutcome::Lost(why) => why.clone(),
+            ProbedCallOutcome::Late => "the time was over; see --timeout".to_owned(),
         }
     }
 }
 
 /// How the command ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum ProbeExit {
     Done,
     ToolFailed,
     Faulted,
     Lost,
 }
 
-impl Verdict {
+impl ProbeExit {
     /// The exit code of the process; as those of `call`.
     #[must_use]
     pub const fn exit_code(self) -> u8 {
@@ -212,16 +212,16 @@ impl Verdict {
     }
 }
 
-impl Report {
+impl ProbeReport {
     #[must_use]
-    pub fn verdict(&self) -> Verdict {
+    pub fn verdict(&self) -> ProbeExit {
         match &self.called {
-            None => Verdict::Done,
+            None => ProbeExit::Done,
             Some(called) => match &called.ended {
-                Ended::Returned(_) if called.is_tool_error() => Verdict::ToolFailed,
-                Ended::Returned(_) => Verdict::Done,
-                Ended::Faulted(_) => Verdict::Faulted,
-                Ended::Lost(_) | Ended::Late => Verdict::Lost,
+                ProbedCallOutcome::Returned(_) if called.is_tool_error() => ProbeExit::ToolFailed,
+                ProbedCallOutcome::Returned(_) => ProbeExit::Done,
+                ProbedCallOutcome::Faulted(_) => ProbeExit::Faulted,
+                ProbedCallOutcome::Lost(_) | ProbedCallOutcome::Late => ProbeExit::Lost,
             },
         }
     }
@@ -230,8 +230,8 @@ impl Report {
     #[must_use]
     pub fn json(&self) -> Value {
         let versions = self.versions.iter().map(|version| match &version.served {
-            Served::Yes => json!({ "version": version.version.as_str(), "served": true }),
-            Served::No(why) => json!({ "version": version.version.as_str(), "served": false, "why": why }),
+            VersionSupport::Yes => json!({ "version": version.version.as_str(), "served": true }),
+            VersionSupport::No(why) => json!({ "version": version.version.as_str(), "served": false, "why": why }),
         });
         let mut report = json!({
             "target": self.target,
@@ -256,12 +256,12 @@ impl Report {
                 "questions": called.questions,
             });
             match &called.ended {
-                Ended::Returned(result) => report["call"]["result"] = value(result),
-                Ended::Faulted(error) => {
+                ProbedCallOutcome::Returned(result) => report["call"]["result"] = value(result),
+                ProbedCallOutcome::Faulted(error) => {
                     report["call"]["error"] = json!({ "code": error.code, "message": error.message })
                 }
-                Ended::Lost(why) => report["call"]["why"] = json!(why),
-                Ended::Late => (),
+                ProbedCallOutcome::Lost(why) => report["call"]["why"] = json!(why),
+                ProbedCallOutcome::Late => (),
             }
         }
         report
@@ -285,8 +285,8 @@ impl Report {
         for (index, version) in self.versions.iter().enumerate() {
             let title = if index == 0 { "versions" } else { "" };
             match &version.served {
-                Served::Yes => writeln!(to, "{title:<14}{}  yes", version.version)?,
-                Served::No(why) => writeln!(to, "{title:<14}{}  no: {}", version.version, printable(why))?,
+                VersionSupport::Yes => writeln!(to, "{title:<14}{}  yes", version.version)?,
+                VersionSupport::No(why) => writeln!(to, "{title:<14}{}  no: {}", version.version, printable(why))?,
             }
         }
         let capabilities = Object::of(&self.server.capabilities);
@@ -307,7 +307,7 @@ impl Report {
     }
 }
 
-fn write_call(to: &mut String, called: &Called) -> std::fmt::Result {
+fn write_call(to: &mut String, called: &ProbedCall) -> std::fmt::Result {
     let took = called.took.as_secs_f64();
     write!(to, "call          {}: {} after {took:.3} s", printable(&called.tool), called.outcome().replace('_', " "))?;
     if called.progress > 0 {

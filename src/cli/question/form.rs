@@ -23,7 +23,7 @@ const CHOICES_MAX: usize = 512;
 
 /// What a form asks for, in the server's order.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::cli) struct Form {
+pub(in crate::cli) struct ElicitationForm {
     pub(in crate::cli) message: String,
     pub(in crate::cli) fields: Vec<Field>,
 }
@@ -38,24 +38,24 @@ pub(in crate::cli) struct Field {
     pub(in crate::cli) required: bool,
     /// What an empty line stands for. Only a default that the field itself would take.
     pub(in crate::cli) default: Option<Value>,
-    kind: Kind,
+    kind: FieldKind,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-enum Kind {
+enum FieldKind {
     Text {
-        length: Range<u64>,
+        length: ValueBounds<u64>,
         format: Option<Format>,
         /// Shown, and left to the server to check.
         pattern: Option<String>,
     },
-    Number(Range<f64>),
-    Integer(Range<f64>),
+    Number(ValueBounds<f64>),
+    Integer(ValueBounds<f64>),
     Boolean,
     One(Vec<Choice>),
     Many {
         choices: Vec<Choice>,
-        count: Range<u64>,
+        count: ValueBounds<u64>,
     },
 }
 
@@ -68,7 +68,7 @@ pub(in crate::cli) struct Choice {
 
 /// Both ends belong to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Range<T> {
+struct ValueBounds<T> {
     min: Option<T>,
     max: Option<T>,
 }
@@ -76,41 +76,44 @@ struct Range<T> {
 /// Why a form cannot be shown: a part of its schema that this client does not know.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(in crate::cli) struct Unsupported(String);
+pub(in crate::cli) struct UnsupportedSchema(String);
 
-impl Unsupported {
+impl UnsupportedSchema {
     fn new(what: impl Into<String>) -> Self {
         Self(what.into())
     }
 }
 
-impl Form {
+impl ElicitationForm {
     /// Reads the parameters of `elicitation/create` in form mode.
     ///
     /// # Errors
     /// If a part of the schema is none that MCP allows there.
-    pub(in crate::cli) fn read(params: &Object) -> Result<Self, Unsupported> {
-        let message = params.get_string("message").ok_or_else(|| Unsupported::new("the question has no message"))?;
-        let schema = params.get_object("requestedSchema").ok_or_else(|| Unsupported::new("the form has no schema"))?;
+    pub(in crate::cli) fn read(params: &Object) -> Result<Self, UnsupportedSchema> {
+        let message =
+            params.get_string("message").ok_or_else(|| UnsupportedSchema::new("the question has no message"))?;
+        let schema =
+            params.get_object("requestedSchema").ok_or_else(|| UnsupportedSchema::new("the form has no schema"))?;
         known(&schema, "the form", &["type", "properties", "required", "additionalProperties"])?;
         if schema.get_string("type").as_deref() != Some("object") {
-            return Err(Unsupported::new("the form is no object"));
+            return Err(UnsupportedSchema::new("the form is no object"));
         }
-        let properties = schema.get_object("properties").ok_or_else(|| Unsupported::new("the form has no fields"))?;
+        let properties =
+            schema.get_object("properties").ok_or_else(|| UnsupportedSchema::new("the form has no fields"))?;
         let required: BTreeSet<String> = match schema.get("required") {
             Some(names) => read(&names, "the form's list of required fields")?,
             None => BTreeSet::new(),
         };
         let names: HashSet<_> = properties.keys().collect();
         if let Some(name) = required.iter().find(|name| !names.contains(name.as_str())) {
-            return Err(Unsupported::new(format!("the field {name} is required and not described")));
+            return Err(UnsupportedSchema::new(format!("the field {name} is required and not described")));
         }
         if names.len() > FIELDS_MAX {
-            return Err(Unsupported::new(format!("the form has more than {FIELDS_MAX} fields")));
+            return Err(UnsupportedSchema::new(format!("the form has more than {FIELDS_MAX} fields")));
         }
         let field = |(name, schema): (Cow<'_, str>, Payload)| {
             let what = format!("the field {name}");
-            let schema = Object::of(&schema).ok_or_else(|| Unsupported::new(format!("{what} is no schema")))?;
+            let schema = Object::of(&schema).ok_or_else(|| UnsupportedSchema::new(format!("{what} is no schema")))?;
             Field::of_schema(&name, required.contains(&*name), &schema, &what)
         };
         Ok(Self { message, fields: properties.entries().map(field).collect::<Result<_, _>>()? })
@@ -125,8 +128,8 @@ impl Form {
 }
 
 impl Field {
-    fn of_schema(name: &str, required: bool, schema: &Object, what: &str) -> Result<Self, Unsupported> {
-        let kind = Kind::of_schema(schema, what)?;
+    fn of_schema(name: &str, required: bool, schema: &Object, what: &str) -> Result<Self, UnsupportedSchema> {
+        let kind = FieldKind::of_schema(schema, what)?;
         let default = schema.get("default").and_then(|default| default.read().ok());
         let default = default.filter(|value| kind.takes(value));
         let (title, description) = (schema.get_string("title"), schema.get_string("description"));
@@ -144,7 +147,7 @@ impl Field {
         }
         match (&self.default, &self.kind) {
             (Some(default), _) => Ok(Some(default.clone())),
-            (None, Kind::Many { count, .. }) if self.required => {
+            (None, FieldKind::Many { count, .. }) if self.required => {
                 count.check(0, "choices").map(|()| Some(Value::Array(Vec::new())))
             }
             (None, _) if self.required => Err("an answer is required".to_owned()),
@@ -166,15 +169,15 @@ impl Field {
     #[must_use]
     pub(in crate::cli) fn choices(&self) -> &[Choice] {
         match &self.kind {
-            Kind::One(choices) | Kind::Many { choices, .. } => choices,
-            Kind::Text { .. } | Kind::Number(_) | Kind::Integer(_) | Kind::Boolean => &[],
+            FieldKind::One(choices) | FieldKind::Many { choices, .. } => choices,
+            FieldKind::Text { .. } | FieldKind::Number(_) | FieldKind::Integer(_) | FieldKind::Boolean => &[],
         }
     }
 }
 
-impl Kind {
-    fn of_schema(schema: &Object, what: &str) -> Result<Self, Unsupported> {
-        let kind = schema.get_string("type").ok_or_else(|| Unsupported::new(format!("{what} has no type")))?;
+impl FieldKind {
+    fn of_schema(schema: &Object, what: &str) -> Result<Self, UnsupportedSchema> {
+        let kind = schema.get_string("type").ok_or_else(|| UnsupportedSchema::new(format!("{what} has no type")))?;
         match kind.as_str() {
             "string" if schema.contains("enum") => {
                 known(schema, what, &["type", "default", "enum", "enumNames"])?;
@@ -187,29 +190,30 @@ impl Kind {
             "string" => {
                 known(schema, what, &["type", "default", "minLength", "maxLength", "format", "pattern"])?;
                 let format = schema.get_string("format").map(|name| Format::parse(&name).ok_or(name));
-                let format =
-                    format.transpose().map_err(|name| Unsupported::new(format!("{what} has the format {name}")))?;
-                let length = Range::of_schema(schema, ("minLength", "maxLength"), what)?;
+                let format = format
+                    .transpose()
+                    .map_err(|name| UnsupportedSchema::new(format!("{what} has the format {name}")))?;
+                let length = ValueBounds::of_schema(schema, ("minLength", "maxLength"), what)?;
                 Ok(Self::Text { length, format, pattern: schema.get_string("pattern") })
             }
             "number" | "integer" => {
                 known(schema, what, &["type", "default", "minimum", "maximum"])?;
-                let range = Range::of_schema(schema, ("minimum", "maximum"), what)?;
+                let range = ValueBounds::of_schema(schema, ("minimum", "maximum"), what)?;
                 Ok(if kind == "number" { Self::Number(range) } else { Self::Integer(range) })
             }
             "boolean" => known(schema, what, &["type", "default"]).map(|()| Self::Boolean),
             "array" => {
                 known(schema, what, &["type", "default", "items", "minItems", "maxItems", "uniqueItems"])?;
                 let items = schema.get_object("items");
-                let items = items.ok_or_else(|| Unsupported::new(format!("{what} is a list of anything")))?;
+                let items = items.ok_or_else(|| UnsupportedSchema::new(format!("{what} is a list of anything")))?;
                 known(&items, what, &["type", "enum", "anyOf"])?;
                 let choices = match items.contains("anyOf") {
                     true => titled(&items, "anyOf", what)?,
                     false => enumerated(&items, what)?,
                 };
-                Ok(Self::Many { choices, count: Range::of_schema(schema, ("minItems", "maxItems"), what)? })
+                Ok(Self::Many { choices, count: ValueBounds::of_schema(schema, ("minItems", "maxItems"), what)? })
             }
-            other => Err(Unsupported::new(format!("{what} is of type {other}"))),
+            other => Err(UnsupportedSchema::new(format!("{what} is of type {other}"))),
         }
     }
 
@@ -286,8 +290,8 @@ impl Kind {
     }
 }
 
-impl<T: Copy + PartialOrd + std::fmt::Display + serde::de::DeserializeOwned> Range<T> {
-    fn of_schema(schema: &Object, (min, max): (&str, &str), what: &str) -> Result<Self, Unsupported> {
+impl<T: Copy + PartialOrd + std::fmt::Display + serde::de::DeserializeOwned> ValueBounds<T> {
+    fn of_schema(schema: &Object, (min, max): (&str, &str), what: &str) -> Result<Self, UnsupportedSchema> {
         let end = |key: &str| schema.get(key).map(|end| read(&end, &format!("the {key} of {what}"))).transpose();
         Ok(Self { min: end(min)?, max: end(max)? })
     }
@@ -316,21 +320,21 @@ impl<T: Copy + PartialOrd + std::fmt::Display + serde::de::DeserializeOwned> Ran
 }
 
 /// Refuses keywords that would have to be obeyed. What only explains is known everywhere.
-fn known(schema: &Object, what: &str, keys: &[&str]) -> Result<(), Unsupported> {
+fn known(schema: &Object, what: &str, keys: &[&str]) -> Result<(), UnsupportedSchema> {
     const EXPLAINS: [&str; 7] = ["title", "description", "$schema", "$comment", "examples", "deprecated", "_meta"];
     match schema.keys().find(|key| !keys.contains(&key.as_ref()) && !EXPLAINS.contains(&key.as_ref())) {
-        Some(key) => Err(Unsupported::new(format!("{what} has the keyword {key}"))),
+        Some(key) => Err(UnsupportedSchema::new(format!("{what} has the keyword {key}"))),
         None => Ok(()),
     }
 }
 
-fn read<T: serde::de::DeserializeOwned>(value: &Payload, what: &str) -> Result<T, Unsupported> {
+fn read<T: serde::de::DeserializeOwned>(value: &Payload, what: &str) -> Result<T, UnsupportedSchema> {
     serde_json::from_str(value.as_str())
-        .map_err(|_| Unsupported::new(format!("{what} is not of the kind that MCP knows")))
+        .map_err(|_| UnsupportedSchema::new(format!("{what} is not of the kind that MCP knows")))
 }
 
-fn enumerated(schema: &Object, what: &str) -> Result<Vec<Choice>, Unsupported> {
-    let values = schema.get("enum").ok_or_else(|| Unsupported::new(format!("{what} names no choices")))?;
+fn enumerated(schema: &Object, what: &str) -> Result<Vec<Choice>, UnsupportedSchema> {
+    let values = schema.get("enum").ok_or_else(|| UnsupportedSchema::new(format!("{what} names no choices")))?;
     let values: Vec<String> = read(&values, &format!("the enum of {what}"))?;
     let names: Vec<String> = match schema.get("enumNames") {
         Some(names) => read(&names, &format!("the enumNames of {what}"))?,
@@ -340,26 +344,26 @@ fn enumerated(schema: &Object, what: &str) -> Result<Vec<Choice>, Unsupported> {
     limited(values.into_iter().map(|value| Choice { value, title: names.next() }).collect(), what)
 }
 
-fn titled(schema: &Object, key: &str, what: &str) -> Result<Vec<Choice>, Unsupported> {
+fn titled(schema: &Object, key: &str, what: &str) -> Result<Vec<Choice>, UnsupportedSchema> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Titled {
+    struct TitledChoice {
         #[serde(rename = "const")]
         value: String,
         title: Option<String>,
         #[serde(rename = "description")]
         _description: Option<String>,
     }
-    let choices = schema.get(key).ok_or_else(|| Unsupported::new(format!("{what} names no choices")))?;
-    let choices: Vec<Titled> = read(&choices, &format!("the {key} of {what}"))?;
-    limited(choices.into_iter().map(|Titled { value, title, .. }| Choice { value, title }).collect(), what)
+    let choices = schema.get(key).ok_or_else(|| UnsupportedSchema::new(format!("{what} names no choices")))?;
+    let choices: Vec<TitledChoice> = read(&choices, &format!("the {key} of {what}"))?;
+    limited(choices.into_iter().map(|TitledChoice { value, title, .. }| Choice { value, title }).collect(), what)
 }
 
-fn limited(choices: Vec<Choice>, what: &str) -> Result<Vec<Choice>, Unsupported> {
+fn limited(choices: Vec<Choice>, what: &str) -> Result<Vec<Choice>, UnsupportedSchema> {
     match choices.len() {
-        0 => Err(Unsupported::new(format!("{what} names no choices"))),
+        0 => Err(UnsupportedSchema::new(format!("{what} names no choices"))),
         1..=CHOICES_MAX => Ok(choices),
-        _ => Err(Unsupported::new(format!("{what} names more than {CHOICES_MAX} choices"))),
+        _ => Err(UnsupportedSchema::new(format!("{what} names more than {CHOICES_MAX} choices"))),
     }
 }
 
@@ -372,7 +376,7 @@ fn choose<'c>(choices: &'c [Choice], text: &str) -> Result<&'c str, String> {
     found.map(|choice| choice.value.as_str()).ok_or_else(|| format!("{text} is none of the choices"))
 }
 
-fn number(line: &str, range: Range<f64>, why: &str) -> Result<Number, String> {
+fn number(line: &str, range: ValueBounds<f64>, why: &str) -> Result<Number, String> {
     let number: Number = serde_json::from_str(line).map_err(|_| why.to_owned())?;
     range.check(number.as_f64().ok_or_else(|| why.to_owned())?, "")?;
     Ok(number)

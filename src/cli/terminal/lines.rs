@@ -11,9 +11,9 @@ const LINES_MAX: usize = 16;
 
 /// Lines as they are typed.
 #[derive(Debug)]
-pub(super) struct Lines(mpsc::Receiver<String>);
+pub(super) struct StdinLines(mpsc::Receiver<String>);
 
-impl Lines {
+impl StdinLines {
     /// Reads on a thread of its own, for which the program does not wait when it ends: a terminal may not give a
     /// line for ever.
     pub(super) fn of_stdin() -> Self {

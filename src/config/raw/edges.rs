@@ -4,31 +4,31 @@ use std::path::PathBuf;
 
 use http::{HeaderName, HeaderValue};
 
-use super::super::error::Place;
-use super::super::section::{Placed, Section};
+use super::super::error::ConfigLocation;
+use super::super::section::{LocatedValue, Section};
 use super::super::value::{CREDENTIAL_HEADER, FORWARDED_HEADER, KEY_FILE, SECRET};
 
 #[derive(Debug, Default)]
-pub(in crate::config) struct RawEdges {
+pub(in crate::config) struct RawUpstreamHeaders {
     /// `None` where the table is not written.
     pub(in crate::config) auth: Option<RawCredential>,
     pub(in crate::config) forward_headers: Vec<HeaderName>,
-    pub(in crate::config) forward_authorization: Option<Placed<bool>>,
+    pub(in crate::config) forward_authorization: Option<LocatedValue<bool>>,
 }
 
 /// One credential; that it is written in one way and no other is seen to when it is resolved.
 #[derive(Debug)]
 pub(in crate::config) struct RawCredential {
-    pub(in crate::config) place: Place,
-    pub(in crate::config) authorization: Option<Placed<HeaderValue>>,
-    pub(in crate::config) header: Option<Placed<HeaderName>>,
-    pub(in crate::config) value: Option<Placed<HeaderValue>>,
-    pub(in crate::config) value_file: Option<Placed<PathBuf>>,
+    pub(in crate::config) place: ConfigLocation,
+    pub(in crate::config) authorization: Option<LocatedValue<HeaderValue>>,
+    pub(in crate::config) header: Option<LocatedValue<HeaderName>>,
+    pub(in crate::config) value: Option<LocatedValue<HeaderValue>>,
+    pub(in crate::config) value_file: Option<LocatedValue<PathBuf>>,
     /// Whether a secret stands in the file itself and not in the environment.
     pub(in crate::config) is_inline: bool,
 }
 
-pub(super) fn read(upstream: &mut Section<'_, '_>) -> RawEdges {
+pub(super) fn read(upstream: &mut Section<'_, '_>) -> RawUpstreamHeaders {
     let forward_headers = upstream.read_all("forward_headers", &FORWARDED_HEADER);
     let forward_authorization = upstream.flag("forward_authorization");
     let mut section = upstream.section("auth");
@@ -47,5 +47,5 @@ pub(super) fn read(upstream: &mut Section<'_, '_>) -> RawEdges {
     let is_inline =
         (credential.authorization.is_some() && authorization_inline) || (credential.value.is_some() && value_inline);
     let auth = is_written.then_some(RawCredential { is_inline, ..credential });
-    RawEdges { auth, forward_headers, forward_authorization }
+    RawUpstreamHeaders { auth, forward_headers, forward_authorization }
 }

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use super::super::error::Report;
+use super::super::error::MistakeCollector;
 use super::super::raw::{AuthMode, RawApiKey, RawAuth};
 use super::value_or;
 use crate::server::api_keys::{ApiKeySettings, AuthSettings, KeySource};
 use crate::task::Principal;
 
-pub(super) fn resolve(raw: &RawAuth, report: &mut Report) -> AuthSettings {
+pub(super) fn resolve(raw: &RawAuth, report: &mut MistakeCollector) -> AuthSettings {
     let anonymous = value_or(raw.anonymous.as_ref(), false);
     let keys: Vec<_> = raw.api_keys.iter().filter_map(|key| resolve_key(key, report)).collect();
     check_ids(raw, report);
@@ -32,7 +32,7 @@ pub(super) fn resolve(raw: &RawAuth, report: &mut Report) -> AuthSettings {
     }
 }
 
-fn resolve_key(raw: &RawApiKey, report: &mut Report) -> Option<ApiKeySettings> {
+fn resolve_key(raw: &RawApiKey, report: &mut MistakeCollector) -> Option<ApiKeySettings> {
     let table = &raw.place.key;
     let blamed = ["id", "key", "key_file", "key_sha256"].iter().any(|key| report.blames(&format!("{table}.{key}")));
     if let Some(key) = raw.key.as_ref().filter(|_| raw.is_inline) {
@@ -51,7 +51,7 @@ fn resolve_key(raw: &RawApiKey, report: &mut Report) -> Option<ApiKeySettings> {
 }
 
 /// Two keys with one ID could not be told apart. Those in files are compared when they are read.
-fn check_ids(raw: &RawAuth, report: &mut Report) {
+fn check_ids(raw: &RawAuth, report: &mut MistakeCollector) {
     let mut lines = BTreeMap::new();
     for key in raw.api_keys.iter().flat_map(|raw| [&raw.key, &raw.key_sha256]).flatten() {
         if let Some(line) = lines.insert(key.value.id(), key.place.line) {

@@ -3,14 +3,14 @@
 use http::header::AUTHORIZATION;
 use url::Host;
 
-use super::super::error::{Place, Report};
+use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::{RawCredential, RawUpstream};
 use super::value_or;
-use crate::upstream::Forwarding;
+use crate::upstream::ForwardingRules;
 use crate::upstream::http::credential::{Credential, CredentialSource};
 
 /// The upstream's own credential, if it has one.
-pub(super) fn credential(raw: &RawUpstream, report: &mut Report) -> Option<Credential> {
+pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Option<Credential> {
     let auth = raw.edges.auth.as_ref()?;
     let table = &auth.place.key;
     let keys = ["authorization", "header", "value", "value_file"];
@@ -39,7 +39,7 @@ pub(super) fn credential(raw: &RawUpstream, report: &mut Report) -> Option<Crede
     Some(Credential { header, source })
 }
 
-fn warn_of_inline(auth: &RawCredential, report: &mut Report) {
+fn warn_of_inline(auth: &RawCredential, report: &mut MistakeCollector) {
     let written = [&auth.authorization, &auth.value].into_iter().flatten().next();
     if let Some(written) = written.filter(|_| auth.is_inline) {
         let message = "the secret itself stands in this file; write it as \"${VAR}\", or name a `value_file`";
@@ -48,7 +48,7 @@ fn warn_of_inline(auth: &RawCredential, report: &mut Report) {
 }
 
 /// Warns where a credential goes to another machine in clear.
-fn warn_of_plain(raw: &RawUpstream, place: &Place, report: &mut Report) {
+fn warn_of_plain(raw: &RawUpstream, place: &ConfigLocation, report: &mut MistakeCollector) {
     let Some(url) = raw.url.as_ref().map(|url| &url.value).filter(|url| url.scheme() == "http") else { return };
     let is_here = match url.host() {
         Some(Host::Domain(name)) => name == "localhost" || name.ends_with(".localhost"),
@@ -62,7 +62,7 @@ fn warn_of_plain(raw: &RawUpstream, place: &Place, report: &mut Report) {
 }
 
 /// Which headers of clients go on.
-pub(super) fn forwarding(raw: &RawUpstream, asks_for_keys: bool, report: &mut Report) -> Forwarding {
+pub(super) fn forwarding(raw: &RawUpstream, asks_for_keys: bool, report: &mut MistakeCollector) -> ForwardingRules {
     let edges = &raw.edges;
     let authorization = edges.forward_authorization.as_ref().filter(|written| written.value);
     let own = edges.auth.as_ref();
@@ -79,5 +79,5 @@ pub(super) fn forwarding(raw: &RawUpstream, asks_for_keys: bool, report: &mut Re
             report.warning(&written.place, message);
         }
     }
-    Forwarding::new(edges.forward_headers.clone(), value_or(edges.forward_authorization.as_ref(), false))
+    ForwardingRules::new(edges.forward_headers.clone(), value_or(edges.forward_authorization.as_ref(), false))
 }

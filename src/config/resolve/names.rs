@@ -2,14 +2,14 @@
 
 use wildmatch::WildMatch;
 
-use super::super::error::Report;
+use super::super::error::MistakeCollector;
 use super::super::raw::RawTool;
-use super::super::section::Placed;
+use super::super::section::LocatedValue;
 use super::value_or;
-use crate::task::{NamePattern, Naming, ToolNames};
+use crate::task::{NamePattern, NameRule, ToolNames};
 
 /// Decides, and refuses what would be ambiguous.
-pub(super) fn resolve(tools: &[RawTool], report: &mut Report) -> ToolNames {
+pub(super) fn resolve(tools: &[RawTool], report: &mut MistakeCollector) -> ToolNames {
     let mut rules = Vec::new();
     let mut given: Vec<(NamePattern, usize)> = Vec::new();
     for tool in tools {
@@ -18,11 +18,11 @@ pub(super) fn resolve(tools: &[RawTool], report: &mut Report) -> ToolNames {
         let naming = match &tool.rename {
             Some(rename) if is_hidden => {
                 report.mistake(&rename.place, "the tool is hidden as well; leave out `hide` or `rename`");
-                Naming::Hidden
+                NameRule::Hidden
             }
             Some(rename) => renamed(pattern, rename, &mut given, report),
-            None if is_hidden => Naming::Hidden,
-            None => Naming::Kept,
+            None if is_hidden => NameRule::Hidden,
+            None => NameRule::Kept,
         };
         rules.push((WildMatch::new(&pattern.value), naming));
     }
@@ -30,25 +30,25 @@ pub(super) fn resolve(tools: &[RawTool], report: &mut Report) -> ToolNames {
 }
 
 fn renamed(
-    pattern: &Placed<String>,
-    rename: &Placed<String>,
+    pattern: &LocatedValue<String>,
+    rename: &LocatedValue<String>,
     given: &mut Vec<(NamePattern, usize)>,
-    report: &mut Report,
-) -> Naming {
+    report: &mut MistakeCollector,
+) -> NameRule {
     let Some(from) = NamePattern::parse(&pattern.value) else {
         let message = "`match` has more than one *, or a ?, so nobody can tell what becomes of it; write one * at most";
         report.mistake(&rename.place, message);
-        return Naming::Kept;
+        return NameRule::Kept;
     };
     // Read as a name already.
-    let Some(to) = NamePattern::parse(&rename.value) else { return Naming::Kept };
+    let Some(to) = NamePattern::parse(&rename.value) else { return NameRule::Kept };
     if from.has_star() != to.has_star() {
         let message = match to.has_star() {
             true => "has a *, but `match` has none; write the whole name",
             false => "has no *, so all tools that fit `match` would have this one name; write a * in both or in none",
         };
         report.mistake(&rename.place, message);
-        return Naming::Kept;
+        return NameRule::Kept;
     }
     if let Some((_, line)) = given.iter().find(|(other, _)| other.overlaps(&to)) {
         let message = format!("line {line} can give the same name to another tool; let the names differ");
@@ -60,5 +60,5 @@ fn renamed(
         report.warning(&rename.place, message);
     }
     given.push((to.clone(), rename.place.line));
-    Naming::Renamed { from, to }
+    NameRule::Renamed { from, to }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::super::error::Report;
+use super::super::error::MistakeCollector;
 use super::super::raw::RawUpstream;
 
 /// What ends the path of the current transport, unless the file says otherwise.
@@ -12,17 +12,21 @@ const EVENTS: &str = "/sse";
 
 /// The paths of one upstream.
 #[derive(Debug)]
-pub(super) struct Paths {
+pub(super) struct UpstreamPaths {
     pub(super) current: String,
     pub(super) events: String,
 }
 
 /// Whose a path is, for all paths that were decided.
 #[derive(Debug, Default)]
-pub(super) struct Taken<'a>(BTreeMap<String, &'a str>);
+pub(super) struct TakenPaths<'a>(BTreeMap<String, &'a str>);
 
 /// Decides one upstream's paths, and notes those that somebody has already.
-pub(super) fn resolve<'a>(raw: &'a RawUpstream, taken: &mut Taken<'a>, report: &mut Report) -> Paths {
+pub(super) fn resolve<'a>(
+    raw: &'a RawUpstream,
+    taken: &mut TakenPaths<'a>,
+    report: &mut MistakeCollector,
+) -> UpstreamPaths {
     let current = raw.path.as_ref().map_or_else(|| format!("/{}{CURRENT}", raw.name), |path| path.value.clone());
     let events = raw.sse_path.as_ref().map_or_else(|| beside(&current), |path| path.value.clone());
     let unknown = report.blames(&format!("{}.path", raw.place.key));
@@ -44,7 +48,7 @@ pub(super) fn resolve<'a>(raw: &'a RawUpstream, taken: &mut Taken<'a>, report: &
         };
         report.mistake(place, message);
     }
-    Paths { current, events }
+    UpstreamPaths { current, events }
 }
 
 /// The path for HTTP+SSE that belongs to one for the current transport.

@@ -2,12 +2,12 @@
 
 use std::net::SocketAddr;
 
-use super::super::error::Report;
+use super::super::error::MistakeCollector;
 use super::super::raw::{AuthMode, RawConfig};
 use super::{is_loopback, value_or};
 use crate::server::is_loopback as names_loopback;
 
-pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut Report) {
+pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut MistakeCollector) {
     // What cannot be read may say anything.
     if ["auth", "auth.mode", "auth.anonymous"].into_iter().any(|key| report.blames(key)) {
         return;
@@ -49,7 +49,7 @@ pub(super) fn check(raw: &RawConfig, address: SocketAddr, report: &mut Report) {
 }
 
 /// The gateway starts all the same: who wrote such a file for a version that took all for one person is served.
-fn warn_of_many(raw: &RawConfig, report: &mut Report) {
+fn warn_of_many(raw: &RawConfig, report: &mut MistakeCollector) {
     if let Some(place) = &raw.listen.allowed_hosts_place
         && !raw.listen.allowed_hosts.iter().all(|name| names_loopback(name))
     {

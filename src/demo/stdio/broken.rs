@@ -8,7 +8,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::demo::rpc::{Incoming, Request};
+use crate::demo::rpc::{DemoRequest, Incoming};
 use crate::wire::method;
 
 const VARIABLE: &str = "TASKGATE_DEMO_FAULT";
@@ -44,7 +44,7 @@ pub(super) fn is_stateless() -> bool {
 }
 
 /// What a server does at a request before `initialize`. `strict`: ends. `mute`: says nothing.
-pub(super) fn is_silent_at(request: &Request) -> bool {
+pub(super) fn is_silent_at(request: &DemoRequest) -> bool {
     if request.method == method::INITIALIZE {
         return false;
     }
@@ -72,7 +72,7 @@ pub(super) fn at(message: &Incoming) {
 }
 
 /// What the tool `broken` does before it is refused as unknown.
-pub(super) fn in_a_call(request: &Request) {
+pub(super) fn in_a_call(request: &DemoRequest) {
     if request.method != method::TOOLS_CALL || request.params["name"] != TOOL {
         return;
     }

@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, BufReader};
 use tokio::sync::mpsc;
 use tokio_util::task::TaskTracker;
 
-use crate::demo::rpc::{self, Incoming, Request};
+use crate::demo::rpc::{self, DemoRequest, Incoming};
 use crate::wire::meta::{LOG_LEVEL, META, PROGRESS_TOKEN, SUBSCRIPTION_ID};
 use crate::wire::{RpcError, fault, method};
 
@@ -22,7 +22,7 @@ const VERSION: &str = "2026-07-28";
 /// Notes of what was heard.
 const HEARD_MAX: usize = 10_000;
 
-struct Server {
+struct StatelessDemo {
     events: mpsc::Sender<Value>,
     heard: Mutex<Vec<String>>,
     /// Requests that listen.
@@ -30,7 +30,7 @@ struct Server {
 }
 
 pub(super) async fn serve(input: impl AsyncRead + Unpin + Send, events: mpsc::Sender<Value>) -> io::Result<()> {
-    let server = Arc::new(Server { events, heard: Mutex::default(), listeners: Mutex::default() });
+    let server = Arc::new(StatelessDemo { events, heard: Mutex::default(), listeners: Mutex::default() });
     let tracker = TaskTracker::new();
     let mut lines = BufReader::new(input).lines();
     while let Some(line) = lines.next_line().await? {
@@ -52,7 +52,7 @@ pub(super) async fn serve(input: impl AsyncRead + Unpin + Send, events: mpsc::Se
     Ok(())
 }
 
-impl Server {
+impl StatelessDemo {
     fn note(&self, what: String) {
         let mut heard = self.heard.lock();
         if heard.len() < HEARD_MAX {
@@ -65,7 +65,7 @@ impl Server {
         let _ = self.events.send(message).await;
     }
 
-    async fn answer(&self, request: Request) {
+    async fn answer(&self, request: DemoRequest) {
         let complete = |mut result: Value| {
             result["resultType"] = json!("complete");
             Ok(result)
@@ -93,7 +93,7 @@ impl Server {
         self.say(rpc::answer(&request.id, outcome)).await;
     }
 
-    async fn call(&self, request: &Request) -> Result<Value, RpcError> {
+    async fn call(&self, request: &DemoRequest) -> Result<Value, RpcError> {
         let (params, arguments) = (&request.params, &request.params["arguments"]);
         let text = match params["name"].as_str().unwrap_or_default() {
             "greet" => format!("Hello, {}!", arguments["name"].as_str().unwrap_or_default()),
@@ -137,7 +137,7 @@ impl Server {
         Ok(json!({ "resultType": "complete", "content": [{ "type": "text", "text": text }] }))
     }
 
-    async fn listen(&self, request: Request) {
+    async fn listen(&self, request: DemoRequest) {
         self.listeners.lock().push(request.id.clone());
         let granted =
             json!({ "notifications": request.params["notifications"], META: { SUBSCRIPTION_ID: request.id } });

@@ -17,7 +17,7 @@ use crate::wire::{Object, Payload, RequestId, envelope, method};
 
 /// How far a call is: number texts as they came.
 #[derive(Clone, Copy, Debug)]
-pub struct Step<'a> {
+pub struct ProgressView<'a> {
     pub progress: &'a Payload,
     pub total: Option<&'a Payload>,
     pub message: Option<&'a str>,
@@ -78,12 +78,12 @@ fn without_related(result: &Object) -> Payload {
 
 /// What of a task is worth a notification when it changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct StatusNotice {
     status: &'static str,
     message: Option<Arc<str>>,
 }
 
-impl Standing {
+impl StatusNotice {
     #[must_use]
     pub fn of(task: &Task) -> Self {
         let task = Summary::of(task);
@@ -99,7 +99,7 @@ pub fn status(task: &Task) -> Bytes {
 
 /// Progress under the token of the call (L25-46).
 #[must_use]
-pub fn progress(task: TaskId, token: &Payload, step: Step<'_>) -> Bytes {
+pub fn progress(task: TaskId, token: &Payload, step: ProgressView<'_>) -> Bytes {
     let mut params = ObjectWriter::new().member(PROGRESS_TOKEN, token).member("progress", step.progress);
     if let Some(total) = step.total {
         params = params.member("total", total);

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use super::messages::{self, Step};
+use super::messages::{self, ProgressView};
 use super::*;
 use crate::store::contract::task;
 use crate::task::{Answer, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId};
@@ -32,7 +32,7 @@ fn check_text(name: &str, text: &str) {
 }
 
 #[track_caller]
-fn check(name: &str, reply: Reply<'_>) {
+fn check(name: &str, reply: TaskReply<'_>) {
     match CoreTasks::default().encode(reply) {
         Ok(result) => check_text(name, result.as_str()),
         Err(error) => check_text(name, Payload::of(&error).as_str()),
@@ -62,49 +62,49 @@ fn faulted(failure: Failure) -> Task {
 #[test]
 fn every_status_is_as_its_golden_file() {
     let mut working = in_phase(Phase::Working);
-    check("created", Reply::Created(&working));
-    check("working", Reply::Snapshot(&working));
+    check("created", TaskReply::Created(&working));
+    check("working", TaskReply::Snapshot(&working));
     working.status_message = Some(Arc::from("3/10"));
-    check("working_with_message", Reply::Snapshot(&working));
-    check("queued", Reply::Snapshot(&in_phase(Phase::Queued)));
+    check("working_with_message", TaskReply::Snapshot(&working));
+    check("queued", TaskReply::Snapshot(&in_phase(Phase::Queued)));
     let open = BTreeMap::from([(InputKey(1), question(r#"{"method":"roots/list"}"#))]);
-    check("input_required", Reply::Snapshot(&in_phase(Phase::AwaitingInput(open))));
-    check("completed", Reply::Snapshot(&returned(r#"{"content":[{"type":"text","text":"not shown"}]}"#, false)));
+    check("input_required", TaskReply::Snapshot(&in_phase(Phase::AwaitingInput(open))));
+    check("completed", TaskReply::Snapshot(&returned(r#"{"content":[{"type":"text","text":"not shown"}]}"#, false)));
     let blocks = r#"{"content":[{"type":"image","data":""},{"type":"text","text":"it broke\nhere"},{"type":"text","text":"b"}],"isError":true}"#;
-    check("tool_error", Reply::Snapshot(&returned(blocks, true)));
+    check("tool_error", TaskReply::Snapshot(&returned(blocks, true)));
     let mut wordless = returned(r#"{"content":[],"isError":true}"#, true);
     wordless.status_message = Some(Arc::from("9/10"));
-    check("tool_error_without_text", Reply::Snapshot(&wordless));
+    check("tool_error_without_text", TaskReply::Snapshot(&wordless));
     let upstream = RpcError { code: -32042, message: "broke".into(), data: Some(payload("[1.10]")) };
-    check("failed", Reply::Snapshot(&faulted(Failure::Upstream(upstream))));
+    check("failed", TaskReply::Snapshot(&faulted(Failure::Upstream(upstream))));
     let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
-    check("cancelled", Reply::Cancelled { task: &cancelled, was_settled: false });
+    check("cancelled", TaskReply::Cancelled { task: &cancelled, was_settled: false });
     let with_words = CoreTasks::with_immediate_response(Some(Arc::from("Wait \"a bit\".")));
-    check_text("created_with_words", with_words.encode(Reply::Created(&in_phase(Phase::Queued))).unwrap().as_str());
+    check_text("created_with_words", with_words.encode(TaskReply::Created(&in_phase(Phase::Queued))).unwrap().as_str());
 }
 
 /// L25-22, L25-24 to L25-28, L25-37, T-06, T-08, T-14.
 #[test]
 fn every_outcome_is_as_its_golden_file() {
     let odd = r#"{"content":[], "n":12345678901234567890123,"_meta":{"a/b":1.10}}"#;
-    check("outcome", Reply::Outcome(&returned(odd, false)));
-    check("outcome_empty", Reply::Outcome(&returned("{ }", false)));
-    check("outcome_tool_error", Reply::Outcome(&returned(r#"{"content":[],"isError":true}"#, true)));
+    check("outcome", TaskReply::Outcome(&returned(odd, false)));
+    check("outcome_empty", TaskReply::Outcome(&returned("{ }", false)));
+    check("outcome_tool_error", TaskReply::Outcome(&returned(r#"{"content":[],"isError":true}"#, true)));
     let upstream = RpcError { code: -32042, message: "broke".into(), data: Some(payload("[1.10]")) };
-    check("outcome_error", Reply::Outcome(&faulted(Failure::Upstream(upstream))));
+    check("outcome_error", TaskReply::Outcome(&faulted(Failure::Upstream(upstream))));
     let gateway = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
-    check("outcome_gateway", Reply::Outcome(&faulted(Failure::Gateway(gateway))));
+    check("outcome_gateway", TaskReply::Outcome(&faulted(Failure::Gateway(gateway))));
     let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
-    check("outcome_cancelled", Reply::Outcome(&cancelled));
-    check("cancelled_too_late", Reply::Cancelled { task: &cancelled, was_settled: true });
+    check("outcome_cancelled", TaskReply::Outcome(&cancelled));
+    check("cancelled_too_late", TaskReply::Cancelled { task: &cancelled, was_settled: true });
 }
 
 /// L25-33, L25-34.
 #[test]
 fn pages_are_as_their_golden_files() {
     let tasks = [Phase::Working, Phase::Settled(Outcome::Cancelled)].map(|phase| Summary::of(&in_phase(phase)));
-    check("page", Reply::Listed { tasks: &tasks, next: Some("c-1") });
-    check("page_last", Reply::Listed { tasks: &[], next: None });
+    check("page", TaskReply::Listed { tasks: &tasks, next: Some("c-1") });
+    check("page_last", TaskReply::Listed { tasks: &[], next: None });
 }
 
 fn check_message(name: &str, message: &bytes::Bytes) {
@@ -128,7 +128,7 @@ fn every_message_is_as_its_golden_file() {
     check_message("question_withdrawn", &messages::withdrawn(task.key.id, &id));
     check_message("status", &messages::status(&task));
     let (half, whole) = (payload("0.50"), payload("1"));
-    let step = Step { progress: &half, total: Some(&whole), message: Some("half") };
+    let step = ProgressView { progress: &half, total: Some(&whole), message: Some("half") };
     check_message("progress", &messages::progress(task.key.id, &payload("\"token\""), step));
     check_message("log", &messages::log(task.key.id, &payload(r#"{"level":"info","data":1.10}"#)));
     assert_eq!(messages::question(task.key.id, InputKey(0), &question("7"), &id), None);
@@ -147,17 +147,17 @@ fn each_method_asks_for_its_command() {
     let decode = |method, text: &str| CoreTasks::default().decode(method, &params(text));
     let other = r#""task":{"ttl":-1},"_meta":{"io.modelcontextprotocol/related-task":{"taskId":"other"}}"#;
     let named = format!(r#"{{"taskId":"{ID}",{other}}}"#);
-    assert_eq!(decode(method::TASKS_GET, &named), Ok(Command::Get(id)));
-    assert_eq!(decode(method::TASKS_RESULT, &named), Ok(Command::Await(id)));
-    assert_eq!(decode(method::TASKS_CANCEL, &named), Ok(Command::Cancel(id)));
-    assert_eq!(decode(method::TASKS_LIST, &format!("{{{other}}}")), Ok(Command::List(None)));
-    assert_eq!(decode(method::TASKS_LIST, r#"{"cursor":""}"#), Ok(Command::List(Some(String::new()))));
+    assert_eq!(decode(method::TASKS_GET, &named), Ok(TaskCommand::Get(id)));
+    assert_eq!(decode(method::TASKS_RESULT, &named), Ok(TaskCommand::Await(id)));
+    assert_eq!(decode(method::TASKS_CANCEL, &named), Ok(TaskCommand::Cancel(id)));
+    assert_eq!(decode(method::TASKS_LIST, &format!("{{{other}}}")), Ok(TaskCommand::List(None)));
+    assert_eq!(decode(method::TASKS_LIST, r#"{"cursor":""}"#), Ok(TaskCommand::List(Some(String::new()))));
     for wrong in [r#"{"cursor":7}"#, r#"{"cursor":null}"#] {
         assert_eq!(decode(method::TASKS_LIST, wrong), Err(bad_cursor()), "L25-36: {wrong}");
     }
-    assert_eq!(decode(method::TASKS_GET, r#"{"taskId":"gate-test"}"#), Err(Complaint::UnknownTask), "L25-41");
-    assert!(matches!(decode(method::TASKS_GET, r#"{"task":{"taskId":"x"}}"#), Err(Complaint::Params(_))));
-    assert!(matches!(decode(method::TASKS_UPDATE, &named), Err(Complaint::UnknownMethod(_))));
+    assert_eq!(decode(method::TASKS_GET, r#"{"taskId":"gate-test"}"#), Err(RequestError::UnknownTask), "L25-41");
+    assert!(matches!(decode(method::TASKS_GET, r#"{"task":{"taskId":"x"}}"#), Err(RequestError::Params(_))));
+    assert!(matches!(decode(method::TASKS_UPDATE, &named), Err(RequestError::UnknownMethod(_))));
     let all = [method::TASKS_GET, method::TASKS_RESULT, method::TASKS_LIST, method::TASKS_CANCEL];
     assert!(all.into_iter().all(CoreTasks::is_method) && !CoreTasks::is_method(method::TASKS_UPDATE));
 }
@@ -179,14 +179,14 @@ fn a_wish_is_read_and_capped() {
         ("true", None),
         ("[]", None),
     ] {
-        let wish = Wish::read(&params(&format!(r#"{{"name":"t","task":{task}}}"#))).unwrap();
+        let wish = RequestedTtl::read(&params(&format!(r#"{{"name":"t","task":{task}}}"#))).unwrap();
         assert_eq!(wish.map(|wish| millis(wish.ttl(default, max))), ttl, "{task}");
     }
     for wrong in ["-1", "-0.5", "\"60\"", "{}", "[1]", "true"] {
-        let read = Wish::read(&params(&format!(r#"{{"task":{{"ttl":{wrong}}}}}"#)));
-        assert!(matches!(&read, Err(Complaint::Params(what)) if what.contains("ttl")), "{wrong}: {read:?}");
+        let read = RequestedTtl::read(&params(&format!(r#"{{"task":{{"ttl":{wrong}}}}}"#)));
+        assert!(matches!(&read, Err(RequestError::Params(what)) if what.contains("ttl")), "{wrong}: {read:?}");
     }
-    assert_eq!(Wish::read(&params("{}")), Ok(None));
+    assert_eq!(RequestedTtl::read(&params("{}")), Ok(None));
 }
 
 /// L25-04, L25-05, L25-65, T-09, T-79.
@@ -197,16 +197,16 @@ fn a_tool_is_called_as_its_rules_say_or_not_at_all() {
         CoreTasks::wish(&params(text), mode)
     };
     for (mode, support, plain, as_task) in [
-        (Mode::Never, "forbidden", Ok(None), Err(Complaint::TakesNoTask)),
-        (Mode::Auto, "optional", Ok(None), Ok(Some(Wish::Default))),
-        (Mode::Always, "optional", Ok(None), Ok(Some(Wish::Default))),
-        (Mode::Required, "required", Err(Complaint::NeedsTask), Ok(Some(Wish::Default))),
+        (TaskMode::Never, "forbidden", Ok(None), Err(RequestError::TakesNoTask)),
+        (TaskMode::Auto, "optional", Ok(None), Ok(Some(RequestedTtl::Default))),
+        (TaskMode::Always, "optional", Ok(None), Ok(Some(RequestedTtl::Default))),
+        (TaskMode::Required, "required", Err(RequestError::NeedsTask), Ok(Some(RequestedTtl::Default))),
     ] {
         assert_eq!(CoreTasks::support(mode), support);
         assert_eq!(wish(false, mode), plain, "{mode:?}");
         assert_eq!(wish(true, mode), as_task, "{mode:?}");
     }
-    for complaint in [Complaint::NeedsTask, Complaint::TakesNoTask] {
+    for complaint in [RequestError::NeedsTask, RequestError::TakesNoTask] {
         assert_eq!(complaint.to_error(ProtocolVersion::NEWEST_SESSION).code, fault::METHOD_NOT_FOUND);
     }
 }
@@ -215,8 +215,8 @@ fn a_tool_is_called_as_its_rules_say_or_not_at_all() {
 #[test]
 fn what_is_offered_is_what_is_served() {
     let capability = |lists| CoreTasks::capability(lists).as_str().to_owned();
-    assert_eq!(capability(Lists::Served), r#"{"requests":{"tools":{"call":{}}},"cancel":{},"list":{}}"#);
-    assert_eq!(capability(Lists::Withheld), r#"{"requests":{"tools":{"call":{}}},"cancel":{}}"#);
+    assert_eq!(capability(ListSupport::Served), r#"{"requests":{"tools":{"call":{}}},"cancel":{},"list":{}}"#);
+    assert_eq!(capability(ListSupport::Withheld), r#"{"requests":{"tools":{"call":{}}},"cancel":{}}"#);
     let offered: Vec<_> = ProtocolVersion::ALL.into_iter().filter(|v| CoreTasks::are_offered_in(*v)).collect();
     assert_eq!(offered, [ProtocolVersion::V2025_11_25]);
 }

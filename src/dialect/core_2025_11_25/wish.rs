@@ -3,12 +3,12 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use crate::dialect::Complaint;
+use crate::dialect::RequestError;
 use crate::wire::{Object, Payload};
 
 /// A wish for a task (L25-57).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish {
+pub enum RequestedTtl {
     /// For as long as the gateway sees fit.
     Default,
     /// For this long, from its creation on.
@@ -17,19 +17,21 @@ pub enum Wish {
     Longest,
 }
 
-impl Wish {
+impl RequestedTtl {
     /// Reads `params.task`. What is no object asks for nothing (GW-10).
     ///
     /// # Errors
     /// If `ttl` is neither a number of milliseconds, zero or more, nor null.
-    pub fn read(params: &Object) -> Result<Option<Self>, Complaint> {
+    pub fn read(params: &Object) -> Result<Option<Self>, RequestError> {
         let Some(task) = params.get_object("task") else { return Ok(None) };
         match task.get("ttl") {
             None => Ok(Some(Self::Default)),
             Some(ttl) if ttl.as_str() == "null" => Ok(Some(Self::Longest)),
             Some(ttl) => match millis(&ttl) {
                 Some(span) => Ok(Some(Self::For(span))),
-                None => Err(Complaint::Params(Cow::Borrowed("task.ttl must be a number of milliseconds, 0 or more"))),
+                None => {
+                    Err(RequestError::Params(Cow::Borrowed("task.ttl must be a number of milliseconds, 0 or more")))
+                }
             },
         }
     }

@@ -22,7 +22,7 @@ fn params(text: &str) -> Object {
 
 /// Compares with a file under `tests/golden/ext_tasks`; `UPDATE_GOLDEN=1` writes it.
 #[track_caller]
-fn check(name: &str, reply: Reply<'_>) {
+fn check(name: &str, reply: TaskReply<'_>) {
     let encoded = dialect().encode(reply).unwrap();
     let path = format!("{}/tests/golden/ext_tasks/{name}.json", env!("CARGO_MANIFEST_DIR"));
     let text = format!("{}\n", encoded.as_str());
@@ -48,29 +48,32 @@ fn returned(result: &str, is_error: bool) -> Phase {
 #[test]
 fn every_shape_is_as_its_golden_file() {
     let mut working = in_phase(Phase::Working);
-    check("created", Reply::Created(&working));
-    check("working", Reply::Snapshot(&working));
+    check("created", TaskReply::Created(&working));
+    check("working", TaskReply::Snapshot(&working));
     working.status_message = Some(Arc::from("3/10"));
-    check("working_with_message", Reply::Snapshot(&working));
-    check("created_with_message", Reply::Created(&working));
-    check("queued", Reply::Snapshot(&in_phase(Phase::Queued)));
+    check("working_with_message", TaskReply::Snapshot(&working));
+    check("created_with_message", TaskReply::Created(&working));
+    check("queued", TaskReply::Snapshot(&in_phase(Phase::Queued)));
     let question =
         |n: u32| Question { ask: payload("7"), request: payload(&format!(r#"{{"method":"roots/list","n":{n}}}"#)) };
     let open = BTreeMap::from([(InputKey(1), question(1)), (InputKey(3), question(3))]);
-    check("input_required", Reply::Snapshot(&in_phase(Phase::AwaitingInput(open))));
-    check("completed", Reply::Snapshot(&in_phase(returned(r#"{"content":[], "n":12345678901234567890123}"#, false))));
-    check("completed_empty", Reply::Snapshot(&in_phase(returned("{ }", false))));
-    check("completed_tool_error", Reply::Snapshot(&in_phase(returned(r#"{"content":[],"isError":true}"#, true))));
+    check("input_required", TaskReply::Snapshot(&in_phase(Phase::AwaitingInput(open))));
+    check(
+        "completed",
+        TaskReply::Snapshot(&in_phase(returned(r#"{"content":[], "n":12345678901234567890123}"#, false))),
+    );
+    check("completed_empty", TaskReply::Snapshot(&in_phase(returned("{ }", false))));
+    check("completed_tool_error", TaskReply::Snapshot(&in_phase(returned(r#"{"content":[],"isError":true}"#, true))));
     let upstream = Failure::Upstream(RpcError { code: -32050, message: "broke".into(), data: Some(payload("[1.10]")) });
-    check("failed", Reply::Snapshot(&in_phase(Phase::Settled(Outcome::Faulted(upstream)))));
+    check("failed", TaskReply::Snapshot(&in_phase(Phase::Settled(Outcome::Faulted(upstream)))));
     let gateway = Failure::Gateway(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown));
-    check("failed_gateway", Reply::Snapshot(&in_phase(Phase::Settled(Outcome::Faulted(gateway)))));
+    check("failed_gateway", TaskReply::Snapshot(&in_phase(Phase::Settled(Outcome::Faulted(gateway)))));
     let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
-    check("cancelled", Reply::Snapshot(&cancelled));
-    check("acknowledged", Reply::Answered);
+    check("cancelled", TaskReply::Snapshot(&cancelled));
+    check("acknowledged", TaskReply::Answered);
     // EXT-71: too late or not, the acknowledgement is the same.
-    check("acknowledged", Reply::Cancelled { task: &cancelled, was_settled: true });
-    check("acknowledged", Reply::Cancelled { task: &cancelled, was_settled: false });
+    check("acknowledged", TaskReply::Cancelled { task: &cancelled, was_settled: true });
+    check("acknowledged", TaskReply::Cancelled { task: &cancelled, was_settled: false });
     let dir = format!("{}/tests/golden/ext_tasks", env!("CARGO_MANIFEST_DIR"));
     assert_eq!(std::fs::read_dir(dir).unwrap().count(), 13);
 }
@@ -81,12 +84,15 @@ const ID: &str = "0123456789abcdef0123456789abcdef";
 fn each_method_asks_for_its_command() {
     let id = TaskId::parse(ID).unwrap();
     let decode = |method, text: String| dialect().decode(method, &params(&text));
-    assert_eq!(decode(method::TASKS_GET, format!(r#"{{"taskId":"{ID}"}}"#)), Ok(Command::Get(id)));
-    assert_eq!(decode(method::TASKS_CANCEL, format!(r#"{{"taskId":"{ID}"}}"#)), Ok(Command::Cancel(id)));
+    assert_eq!(decode(method::TASKS_GET, format!(r#"{{"taskId":"{ID}"}}"#)), Ok(TaskCommand::Get(id)));
+    assert_eq!(decode(method::TASKS_CANCEL, format!(r#"{{"taskId":"{ID}"}}"#)), Ok(TaskCommand::Cancel(id)));
     let update = format!(r#"{{"taskId":"{ID}","inputResponses":{{"r0":{{"action":"accept"}},"r01":7,"other":7}}}}"#);
     let answers = BTreeMap::from([(InputKey(0), Answer::Result(payload(r#"{"action":"accept"}"#)))]);
-    assert_eq!(decode(method::TASKS_UPDATE, update), Ok(Command::Answer(id, answers)));
-    assert!(matches!(decode(method::TASKS_LIST, format!(r#"{{"taskId":"{ID}"}}"#)), Err(Complaint::UnknownMethod(_))));
+    assert_eq!(decode(method::TASKS_UPDATE, update), Ok(TaskCommand::Answer(id, answers)));
+    assert!(matches!(
+        decode(method::TASKS_LIST, format!(r#"{{"taskId":"{ID}"}}"#)),
+        Err(RequestError::UnknownMethod(_))
+    ));
 }
 
 /// B119, B120, B123, EXT-33.
@@ -94,7 +100,7 @@ fn each_method_asks_for_its_command() {
 fn ids_that_cannot_be_ours_are_unknown_and_unusable_ones_are_named() {
     let long = format!(r#"{{"taskId":"{}"}}"#, "x".repeat(129));
     for text in ["{}", r#"{"taskId":7}"#, r#"{"taskId":""}"#, r#"{"taskId":"a\nb"}"#, r#"{"taskId":null}"#, &long] {
-        let Err(Complaint::Params(what)) = dialect().decode(method::TASKS_GET, &params(text)) else {
+        let Err(RequestError::Params(what)) = dialect().decode(method::TASKS_GET, &params(text)) else {
             panic!("{text} was accepted")
         };
         assert!(what.contains("taskId"), "{what}");
@@ -102,7 +108,7 @@ fn ids_that_cannot_be_ours_are_unknown_and_unusable_ones_are_named() {
     let upper = ID.to_uppercase();
     for id in ["../../x", "gate-test", upper.as_str(), "%30123456789abcdef0123456789abcde"] {
         let decoded = dialect().decode(method::TASKS_GET, &params(&format!(r#"{{"taskId":"{id}"}}"#)));
-        assert_eq!(decoded, Err(Complaint::UnknownTask), "{id}");
+        assert_eq!(decoded, Err(RequestError::UnknownTask), "{id}");
     }
 }
 
@@ -113,11 +119,11 @@ fn malformed_answers_are_named_and_foreign_keys_are_not_looked_at() {
         let text = format!(r#"{{"taskId":"{ID}","inputResponses":{responses}}}"#);
         let decoded = dialect().decode(method::TASKS_UPDATE, &params(&text));
         assert!(
-            matches!(&decoded, Err(Complaint::Params(what)) if what.contains("inputResponses")),
+            matches!(&decoded, Err(RequestError::Params(what)) if what.contains("inputResponses")),
             "{responses}: {decoded:?}"
         );
     }
     let foreign = format!(r#"{{"taskId":"{ID}","inputResponses":{{"unknown-key":{{"ignored":true}},"x":7}}}}"#);
     let id = TaskId::parse(ID).unwrap();
-    assert_eq!(dialect().decode(method::TASKS_UPDATE, &params(&foreign)), Ok(Command::Answer(id, BTreeMap::new())));
+    assert_eq!(dialect().decode(method::TASKS_UPDATE, &params(&foreign)), Ok(TaskCommand::Answer(id, BTreeMap::new())));
 }

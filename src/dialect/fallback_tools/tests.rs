@@ -27,7 +27,7 @@ fn returned(result: &str, is_error: bool) -> Phase {
 fn a_name_may_stand_for_a_tool_behind_any_number_of_prefixes_below_the_bound() {
     for tool in FallbackTool::ALL {
         for level in 0..LEVELS {
-            assert_eq!(FallbackTool::named(&tool.name(level)), Some(Named { tool, level }));
+            assert_eq!(FallbackTool::named(&tool.name(level)), Some(FallbackToolName { tool, level }));
             assert!(tool.name(level).len() <= 64, "the names of tools are bounded");
         }
         assert_eq!(FallbackTool::named(&tool.name(LEVELS)), None);
@@ -39,7 +39,7 @@ fn a_name_may_stand_for_a_tool_behind_any_number_of_prefixes_below_the_bound() {
 
 #[test]
 fn a_wait_is_read_with_its_default_and_cut_down_to_its_bound() {
-    let asked = |text: &str| Asked::read(FallbackTool::Result, Object::of(&payload(text)).as_ref());
+    let asked = |text: &str| FallbackToolArguments::read(FallbackTool::Result, Object::of(&payload(text)).as_ref());
     let id = Some(TaskId::parse(ID).unwrap());
     for (arguments, wait) in [
         (format!(r#"{{"id":"{ID}"}}"#), WAIT_DEFAULT),
@@ -47,7 +47,7 @@ fn a_wait_is_read_with_its_default_and_cut_down_to_its_bound() {
         (format!(r#"{{"id":"{ID}","wait_seconds":1.5}}"#), Duration::from_millis(1500)),
         (format!(r#"{{"id":"{ID}","wait_seconds":1e300}}"#), WAIT_MAX),
     ] {
-        assert_eq!(asked(&arguments), Ok(Asked { id, wait }), "{arguments}");
+        assert_eq!(asked(&arguments), Ok(FallbackToolArguments { id, wait }), "{arguments}");
     }
     assert_eq!(
         asked(r#"{"id":"mine"}"#).map(|asked| asked.id),
@@ -65,7 +65,7 @@ fn a_wait_is_read_with_its_default_and_cut_down_to_its_bound() {
     ] {
         assert!(asked(wrong).unwrap_err().contains("must be"), "{wrong}");
     }
-    assert!(Asked::read(FallbackTool::Status, None).is_err());
+    assert!(FallbackToolArguments::read(FallbackTool::Status, None).is_err());
 }
 
 #[test]
@@ -75,17 +75,17 @@ fn what_a_task_came_to_is_the_tools_own_result_as_it_came() {
         (r#"{"content":[{"type":"text","text":"b"} ],"structuredContent":{"n":1.10},"_meta":{"x":1}}"#, false),
         (r#"{"content":[],"isError":true}"#, true),
     ] {
-        let shown = words.encode(Reply::Outcome(&in_phase(returned(result, is_error)))).unwrap();
+        let shown = words.encode(TaskReply::Outcome(&in_phase(returned(result, is_error)))).unwrap();
         assert_eq!(shown.as_str(), result);
     }
     let info = payload(r#"{"name":"s","version":"1"}"#);
     let stateless = FallbackTools::for_stateless(0, info);
-    let shown = stateless.encode(Reply::Outcome(&in_phase(returned(r#"{"content":[]}"#, false)))).unwrap();
+    let shown = stateless.encode(TaskReply::Outcome(&in_phase(returned(r#"{"content":[]}"#, false)))).unwrap();
     assert!(shown.as_str().contains(r#""resultType":"complete""#), "{shown:?}");
 }
 
 #[track_caller]
-fn check(reply: Reply<'_>, status: Option<&str>, texts: &[&str]) {
+fn check(reply: TaskReply<'_>, status: Option<&str>, texts: &[&str]) {
     let shown = FallbackTools::for_session(1).encode(reply).unwrap();
     let shown: serde_json::Value = serde_json::from_str(shown.as_str()).unwrap();
     let text = shown["content"][0]["text"].as_str().unwrap();
@@ -114,23 +114,23 @@ fn every_phase_has_its_words_and_names_what_to_call_next() {
     let completed = in_phase(returned(r#"{"content":[]}"#, false));
     let cancelled = in_phase(Phase::Settled(Outcome::Cancelled));
     check(
-        Reply::Created(&working),
+        TaskReply::Created(&working),
         Some("working"),
         &[ID, "taskgate_task_result", "taskgate_task_status", "taskgate_task_cancel"],
     );
-    check(Reply::Snapshot(&in_phase(Phase::Queued)), Some("working"), &[ID, "turn"]);
-    check(Reply::Snapshot(&working), Some("working"), &[ID, "still running", "taskgate_task_result"]);
-    check(Reply::Outcome(&working), Some("working"), &["still running"]);
-    check(Reply::Snapshot(&asks), Some("input_required"), &["Which one?"]);
-    check(Reply::Outcome(&asks), Some("input_required"), &["Which one?"]);
-    check(Reply::Snapshot(&completed), Some("completed"), &["completed"]);
-    check(Reply::Snapshot(&failed), Some("failed"), &["failed"]);
-    check(Reply::Outcome(&failed), None, &["failed", "-32603"]);
-    check(Reply::Snapshot(&cancelled), Some("cancelled"), &["cancelled"]);
-    check(Reply::Outcome(&cancelled), None, &["cancelled"]);
-    check(Reply::Cancelled { task: &cancelled, was_settled: false }, Some("cancelled"), &["was cancelled"]);
+    check(TaskReply::Snapshot(&in_phase(Phase::Queued)), Some("working"), &[ID, "turn"]);
+    check(TaskReply::Snapshot(&working), Some("working"), &[ID, "still running", "taskgate_task_result"]);
+    check(TaskReply::Outcome(&working), Some("working"), &["still running"]);
+    check(TaskReply::Snapshot(&asks), Some("input_required"), &["Which one?"]);
+    check(TaskReply::Outcome(&asks), Some("input_required"), &["Which one?"]);
+    check(TaskReply::Snapshot(&completed), Some("completed"), &["completed"]);
+    check(TaskReply::Snapshot(&failed), Some("failed"), &["failed"]);
+    check(TaskReply::Outcome(&failed), None, &["failed", "-32603"]);
+    check(TaskReply::Snapshot(&cancelled), Some("cancelled"), &["cancelled"]);
+    check(TaskReply::Outcome(&cancelled), None, &["cancelled"]);
+    check(TaskReply::Cancelled { task: &cancelled, was_settled: false }, Some("cancelled"), &["was cancelled"]);
     check(
-        Reply::Cancelled { task: &completed, was_settled: true },
+        TaskReply::Cancelled { task: &completed, was_settled: true },
         Some("completed"),
         &["had ended before", "completed"],
     );

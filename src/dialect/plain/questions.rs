@@ -3,7 +3,7 @@
 use url::Url;
 
 use crate::dialect::negotiate::can_be_asked;
-use crate::dialect::peer::{Refusal, Refused};
+use crate::dialect::peer::{QuestionRefusal, RefusalAnswer};
 use crate::task::Answer;
 use crate::wire::meta::{HOP_BY_HOP, META, PROGRESS_TOKEN};
 use crate::wire::object::ObjectWriter;
@@ -13,22 +13,22 @@ use crate::wire::{Object, Payload, RpcError, fault, method};
 const URL_ELICITATION_REQUIRED: i64 = -32042;
 
 #[derive(serde::Serialize)]
-struct Elicited {
+struct ElicitResult {
     action: &'static str,
 }
 
-fn elicited(action: &'static str) -> Refused {
-    Refused::Result(Payload::of(&Elicited { action }))
+fn elicited(action: &'static str) -> RefusalAnswer {
+    RefusalAnswer::Result(Payload::of(&ElicitResult { action }))
 }
 
-fn error(code: i64, message: &str) -> Refused {
-    Refused::Error(RpcError::new(code, message))
+fn error(code: i64, message: &str) -> RefusalAnswer {
+    RefusalAnswer::Error(RpcError::new(code, message))
 }
 
 /// `{method, params}` without what belongs to the upstream's hop.
-pub(super) fn decode(question: &str, params: Option<&Payload>) -> Result<Payload, Refused> {
+pub(super) fn decode(question: &str, params: Option<&Payload>) -> Result<Payload, RefusalAnswer> {
     if !matches!(question, method::ELICIT | method::SAMPLE | method::ROOTS) {
-        return Err(refuse(question, Refusal::Undeclared));
+        return Err(refuse(question, QuestionRefusal::Undeclared));
     }
     let writer = ObjectWriter::new().text("method", question);
     let Some(params) = params else { return Ok(writer.finish()) };
@@ -52,7 +52,7 @@ fn stripped(params: &Object) -> Payload {
 
 /// A user is sent to web pages alone, and to none with credentials in its address (U32). Readers of addresses drop
 /// control characters silently, each others: what is shown would not be where the user goes.
-fn check_address(params: &Object) -> Result<(), Refused> {
+fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
     let url = params.get_str("url").ok_or_else(|| error(fault::INVALID_PARAMS, "url must be a string"))?;
     let is_page =
         |url: &Url| matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
@@ -61,10 +61,10 @@ fn check_address(params: &Object) -> Result<(), Refused> {
 }
 
 /// What is answered to a question that a client of these capabilities must not be shown; `None` for one that it may be.
-pub(super) fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<Refused> {
+pub(super) fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
     match decode(question, params) {
         Ok(request) if can_be_asked(declared, &request) => None,
-        Ok(_) => Some(refuse(question, Refusal::Undeclared)),
+        Ok(_) => Some(refuse(question, QuestionRefusal::Undeclared)),
         Err(refused) => Some(refused),
     }
 }
@@ -81,7 +81,7 @@ pub(super) fn encode_answer(answer: Answer) -> Answer {
 }
 
 /// The elicitations that an error stands for (T-49); none if it is an error and nothing else.
-pub(super) fn demanded(error: &RpcError) -> Vec<Result<Payload, Refused>> {
+pub(super) fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> {
     let elicitations = || {
         let data = Object::of(error.data.as_ref()?)?;
         let items = data.get("elicitations").filter(|items| items.as_str().starts_with('['))?;
@@ -105,18 +105,22 @@ pub(super) fn is_consent(answer: &Answer) -> bool {
     }
 }
 
-pub(super) fn refuse(question: &str, why: Refusal) -> Refused {
+pub(super) fn refuse(question: &str, why: QuestionRefusal) -> RefusalAnswer {
     match (question, why) {
-        (method::ELICIT, Refusal::Undeclared) => error(fault::INVALID_PARAMS, "the client takes no such elicitation"),
-        (method::SAMPLE | method::ROOTS, Refusal::Undeclared) => {
+        (method::ELICIT, QuestionRefusal::Undeclared) => {
+            error(fault::INVALID_PARAMS, "the client takes no such elicitation")
+        }
+        (method::SAMPLE | method::ROOTS, QuestionRefusal::Undeclared) => {
             error(fault::METHOD_NOT_FOUND, "the client did not declare this capability")
         }
-        (method::ELICIT | method::SAMPLE | method::ROOTS, Refusal::TooMany) => {
+        (method::ELICIT | method::SAMPLE | method::ROOTS, QuestionRefusal::TooMany) => {
             error(fault::INTERNAL_ERROR, "too many questions")
         }
-        (method::ELICIT, Refusal::Unanswered) => elicited("cancel"),
-        (method::SAMPLE, Refusal::Unanswered) => error(-1, "nobody answered the sampling request"),
-        (method::ROOTS, Refusal::Unanswered) => error(fault::INTERNAL_ERROR, "nobody answered the roots request"),
+        (method::ELICIT, QuestionRefusal::Unanswered) => elicited("cancel"),
+        (method::SAMPLE, QuestionRefusal::Unanswered) => error(-1, "nobody answered the sampling request"),
+        (method::ROOTS, QuestionRefusal::Unanswered) => {
+            error(fault::INTERNAL_ERROR, "nobody answered the roots request")
+        }
         _ => error(fault::METHOD_NOT_FOUND, "no such method"),
     }
 }

@@ -14,22 +14,22 @@ fn object(text: &str) -> Object {
 /// UPC-05, GW-07: only what is declared, and only by a server of this version.
 #[test]
 fn capabilities_count_where_they_are_present_and_not_false() {
-    let both = PeerTasks { calls: true, cancel: true };
-    let none = PeerTasks::default();
-    let calls = PeerTasks { calls: true, cancel: false };
+    let both = UpstreamTaskSupport { calls: true, cancel: true };
+    let none = UpstreamTaskSupport::default();
+    let calls = UpstreamTaskSupport { calls: true, cancel: false };
     for (text, expected) in [
         (r#"{"tasks":{"list":{},"cancel":{},"requests":{"tools":{"call":{}}}}}"#, both),
         (r#"{"tasks":{"cancel":true,"requests":{"tools":{"call":true}}}}"#, both),
         (r#"{"tasks":{"cancel":false,"requests":{"tools":{"call":{}}}}}"#, calls),
         (r#"{"tasks":{"cancel":null,"requests":{"tools":{"call":{}}}}}"#, calls),
-        (r#"{"tasks":{"cancel":{},"requests":{"tools":{}}}}"#, PeerTasks { calls: false, cancel: true }),
+        (r#"{"tasks":{"cancel":{},"requests":{"tools":{}}}}"#, UpstreamTaskSupport { calls: false, cancel: true }),
         (r#"{"tasks":{"requests":{"sampling":{"createMessage":{}}}}}"#, none),
         (r#"{"tasks":{}}"#, none),
         (r#"{"tasks":true}"#, none),
         (r#"{"tools":{}}"#, none),
     ] {
-        assert_eq!(PeerTasks::of(ProtocolVersion::V2025_11_25, &payload(text)), expected, "{text}");
-        assert_eq!(PeerTasks::of(ProtocolVersion::V2025_06_18, &payload(text)), none, "{text}");
+        assert_eq!(UpstreamTaskSupport::of(ProtocolVersion::V2025_11_25, &payload(text)), expected, "{text}");
+        assert_eq!(UpstreamTaskSupport::of(ProtocolVersion::V2025_06_18, &payload(text)), none, "{text}");
     }
 }
 
@@ -37,21 +37,21 @@ fn capabilities_count_where_they_are_present_and_not_false() {
 #[test]
 fn a_tool_is_called_as_a_task_only_where_it_says_so() {
     for (text, expected) in [
-        (r#"{"name":"t","execution":{"taskSupport":"required"}}"#, TaskSupport::Required),
-        (r#"{"name":"t","execution":{"taskSupport":"optional"}}"#, TaskSupport::Optional),
-        (r#"{"name":"t","execution":{"taskSupport":"forbidden"}}"#, TaskSupport::Forbidden),
-        (r#"{"name":"t","execution":{"taskSupport":"sometimes"}}"#, TaskSupport::Forbidden),
-        (r#"{"name":"t","execution":{"taskSupport":true}}"#, TaskSupport::Forbidden),
-        (r#"{"name":"t","execution":{}}"#, TaskSupport::Forbidden),
-        (r#"{"name":"t","taskSupport":"required"}"#, TaskSupport::Forbidden),
-        (r#"{"name":"t"}"#, TaskSupport::Forbidden),
+        (r#"{"name":"t","execution":{"taskSupport":"required"}}"#, ToolTaskSupport::Required),
+        (r#"{"name":"t","execution":{"taskSupport":"optional"}}"#, ToolTaskSupport::Optional),
+        (r#"{"name":"t","execution":{"taskSupport":"forbidden"}}"#, ToolTaskSupport::Forbidden),
+        (r#"{"name":"t","execution":{"taskSupport":"sometimes"}}"#, ToolTaskSupport::Forbidden),
+        (r#"{"name":"t","execution":{"taskSupport":true}}"#, ToolTaskSupport::Forbidden),
+        (r#"{"name":"t","execution":{}}"#, ToolTaskSupport::Forbidden),
+        (r#"{"name":"t","taskSupport":"required"}"#, ToolTaskSupport::Forbidden),
+        (r#"{"name":"t"}"#, ToolTaskSupport::Forbidden),
     ] {
-        assert_eq!(TaskSupport::of(&object(text)), expected, "{text}");
+        assert_eq!(ToolTaskSupport::of(&object(text)), expected, "{text}");
     }
 }
 
-fn task(standing: Standing, word: &'static str) -> PeerTask {
-    PeerTask {
+fn task(standing: UpstreamTaskStatus, word: &'static str) -> UpstreamTask {
+    UpstreamTask {
         id: Arc::from("u-1"),
         standing,
         word: Cow::Borrowed(word),
@@ -65,13 +65,13 @@ fn task(standing: Standing, word: &'static str) -> PeerTask {
 #[test]
 fn every_status_has_its_standing() {
     for (status, standing) in [
-        ("working", Standing::Working),
-        ("input_required", Standing::Asking),
-        ("completed", Standing::Done),
-        ("failed", Standing::Done),
-        ("cancelled", Standing::Cancelled),
-        ("submitted", Standing::Unknown),
-        ("Working", Standing::Unknown),
+        ("working", UpstreamTaskStatus::Working),
+        ("input_required", UpstreamTaskStatus::Asking),
+        ("completed", UpstreamTaskStatus::Done),
+        ("failed", UpstreamTaskStatus::Done),
+        ("cancelled", UpstreamTaskStatus::Cancelled),
+        ("submitted", UpstreamTaskStatus::Unknown),
+        ("Working", UpstreamTaskStatus::Unknown),
     ] {
         let text = format!(r#"{{"taskId":"u-1","status":"{status}","ttl":null}}"#);
         assert_eq!(polled(&payload(&text)), Some(task(standing, status)), "{status}");
@@ -117,13 +117,16 @@ fn what_a_task_says_of_itself_is_read_and_bounded() {
 #[test]
 fn a_handle_is_told_from_an_ordinary_result() {
     #[track_caller]
-    fn check(text: &str, expected: &Created) {
+    fn check(text: &str, expected: &TaskCallResult) {
         assert_eq!(&created(&payload(text)), expected, "{text}");
     }
-    check(r#"{"task":{"taskId":"u-1","status":"working"}}"#, &Created::Task(task(Standing::Working, "working")));
+    check(
+        r#"{"task":{"taskId":"u-1","status":"working"}}"#,
+        &TaskCallResult::Task(task(UpstreamTaskStatus::Working, "working")),
+    );
     check(
         r#"{"task":{"taskId":"u-1","status":"input_required"}}"#,
-        &Created::Task(task(Standing::Asking, "input_required")),
+        &TaskCallResult::Task(task(UpstreamTaskStatus::Asking, "input_required")),
     );
     for plain in [
         r#"{"content":[]}"#,
@@ -133,10 +136,10 @@ fn a_handle_is_told_from_an_ordinary_result() {
         "[]",
         r#"{"resultType":"task","taskId":"u-1","status":"working"}"#,
     ] {
-        check(plain, &Created::Plain);
+        check(plain, &TaskCallResult::Plain);
     }
     for malformed in [r#"{"task":{}}"#, r#"{"task":null}"#, r#"{"task":{"taskId":"u-1"}}"#, r#"{"task":"u-1"}"#] {
-        check(malformed, &Created::Malformed);
+        check(malformed, &TaskCallResult::Malformed);
     }
 }
 
@@ -146,7 +149,7 @@ fn words_for_the_model_are_the_first_status_message_where_there_is_no_other() {
     let meta = r#""_meta":{"io.modelcontextprotocol/model-immediate-response":"wait a bit"}"#;
     for (message, expected) in [("", "wait a bit"), (r#","statusMessage":"begun""#, "begun")] {
         let text = format!(r#"{{"task":{{"taskId":"u-1","status":"working"{message}}},{meta}}}"#);
-        let Created::Task(task) = created(&payload(&text)) else { panic!("{text}") };
+        let TaskCallResult::Task(task) = created(&payload(&text)) else { panic!("{text}") };
         assert_eq!(task.message.as_deref(), Some(expected));
     }
 }
@@ -205,14 +208,14 @@ fn t_67_questions_and_messages_lose_the_upstreams_id() {
 fn t_67_a_message_on_a_sessions_stream_says_whom_it_concerns() {
     let related = r#""_meta":{"io.modelcontextprotocol/related-task":{"taskId":"u"}}"#;
     for (members, expected) in [
-        (r#""method":"notifications/tasks/status","params":{"taskId":"u"}"#.to_owned(), Concern::Task),
-        (format!(r#""id":1,"method":"elicitation/create","params":{{{related}}}"#), Concern::Task),
-        (format!(r#""method":"notifications/message","params":{{{related}}}"#), Concern::Task),
-        (r#""id":1,"method":"elicitation/create","params":{"message":"m"}"#.to_owned(), Concern::Client),
-        (r#""method":"notifications/progress","params":{"progressToken":1}"#.to_owned(), Concern::Unsure),
-        (r#""method":"notifications/cancelled","params":{"requestId":1}"#.to_owned(), Concern::Unsure),
-        (r#""method":"notifications/tools/list_changed""#.to_owned(), Concern::Client),
-        (r#""id":1,"result":{}"#.to_owned(), Concern::Client),
+        (r#""method":"notifications/tasks/status","params":{"taskId":"u"}"#.to_owned(), MessageConcern::Task),
+        (format!(r#""id":1,"method":"elicitation/create","params":{{{related}}}"#), MessageConcern::Task),
+        (format!(r#""method":"notifications/message","params":{{{related}}}"#), MessageConcern::Task),
+        (r#""id":1,"method":"elicitation/create","params":{"message":"m"}"#.to_owned(), MessageConcern::Client),
+        (r#""method":"notifications/progress","params":{"progressToken":1}"#.to_owned(), MessageConcern::Unsure),
+        (r#""method":"notifications/cancelled","params":{"requestId":1}"#.to_owned(), MessageConcern::Unsure),
+        (r#""method":"notifications/tools/list_changed""#.to_owned(), MessageConcern::Client),
+        (r#""id":1,"result":{}"#.to_owned(), MessageConcern::Client),
     ] {
         let text = Bytes::from(format!(r#"{{"jsonrpc":"2.0",{members}}}"#));
         let message = crate::wire::envelope::read(&text, ScanLimits::UPSTREAM).unwrap();

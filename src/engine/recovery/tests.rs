@@ -2,14 +2,14 @@
 
 use super::*;
 use crate::store::contract::task;
-use crate::task::{AfterCrash, EarlyInput, Mode, Outcome, Recovery};
+use crate::task::{AfterCrash, EarlyInput, Outcome, Recovery, TaskMode};
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_500);
 
 fn policy(after_crash: AfterCrash) -> ToolPolicy {
     let span = Duration::from_secs(60);
     ToolPolicy {
-        mode: Mode::Auto,
+        mode: TaskMode::Auto,
         grace: span,
         ttl: span,
         ttl_max: span,
@@ -22,7 +22,7 @@ fn policy(after_crash: AfterCrash) -> ToolPolicy {
         result_bytes_max: 1,
         immediate_response: None,
         limits: crate::task::CallLimits::default(),
-        fallback: crate::task::Fallback::Hold,
+        fallback: crate::task::FallbackPolicy::Hold,
     }
 }
 
@@ -42,23 +42,23 @@ fn in_flight(call: Option<StoredCall>, resume: Option<&str>) -> Task {
     Task { phase: Phase::Working, recovery, ..task("a", 1) }
 }
 
-fn lost(reason: Reason, executed: Executed) -> Verdict {
-    Verdict::Settle(Failure::Gateway(GatewayFault::new(reason, executed)))
+fn lost(reason: Reason, executed: Executed) -> RecoveryDecision {
+    RecoveryDecision::Settle(Failure::Gateway(GatewayFault::new(reason, executed)))
 }
 
-fn unknown() -> Verdict {
+fn unknown() -> RecoveryDecision {
     lost(Reason::GatewayRestart, Executed::Unknown)
 }
 
-fn resume() -> Verdict {
-    Verdict::Run(Way::Resume(ResumeToken(Payload::of("here"))))
+fn resume() -> RecoveryDecision {
+    RecoveryDecision::Run(RecoveryAction::Resume(ResumeToken(Payload::of("here"))))
 }
 
 /// F04, F06, F09.
 #[test]
 fn a_call_in_flight_is_taken_up_else_sent_again_where_it_may_be_else_lost() {
     use AfterCrash::{Fail, Rerun, RerunIfSafe};
-    let again = || Verdict::Run(Way::Resend);
+    let again = || RecoveryDecision::Run(RecoveryAction::Resend);
     for (after_crash, is_repeatable, resumes, expected) in [
         (Fail, true, false, unknown()),
         (RerunIfSafe, false, false, unknown()),
@@ -93,7 +93,10 @@ fn a_call_in_flight_at_three_crashes_in_a_row_is_not_taken_up_any_more() {
 fn a_queued_call_is_sent_for_the_first_time_or_was_certainly_not_sent() {
     let queued = |call| Task { phase: Phase::Queued, ..in_flight(call, None) };
     let policy = policy(AfterCrash::Fail);
-    assert_eq!(verdict(&queued(Some(call(false))), Some(&policy), NOW), Verdict::Run(Way::Dispatch));
+    assert_eq!(
+        verdict(&queued(Some(call(false))), Some(&policy), NOW),
+        RecoveryDecision::Run(RecoveryAction::Dispatch)
+    );
     let unsent = lost(Reason::GatewayRestart, Executed::No);
     assert_eq!(verdict(&queued(None), Some(&policy), NOW), unsent);
     assert_eq!(verdict(&queued(Some(call(false))), None, NOW), unsent, "its upstream is not configured any more");
@@ -105,14 +108,14 @@ fn what_nobody_can_go_on_with_is_settled_or_told() {
     let policy = policy(AfterCrash::Rerun);
     let row = || in_flight(Some(call(true)), Some("here"));
     assert_eq!(verdict(&row(), None, NOW), unknown(), "its upstream is not configured any more");
-    let hidden = Task { shown: Shown::Hidden, ..row() };
+    let hidden = Task { shown: TaskVisibility::Hidden, ..row() };
     assert_eq!(verdict(&hidden, Some(&policy), NOW), unknown());
     let overdue = row().expires_at();
-    assert_eq!(verdict(&row(), Some(&policy), overdue), Verdict::Expire);
+    assert_eq!(verdict(&row(), Some(&policy), overdue), RecoveryDecision::Expire);
     let mut cancelled = Task { phase: Phase::Settled(Outcome::Cancelled), ..row() };
-    assert_eq!(verdict(&cancelled, Some(&policy), NOW), Verdict::Leave);
+    assert_eq!(verdict(&cancelled, Some(&policy), NOW), RecoveryDecision::Leave);
     cancelled.recovery.is_untold = true;
-    assert_eq!(verdict(&cancelled, None, NOW), Verdict::Tell);
+    assert_eq!(verdict(&cancelled, None, NOW), RecoveryDecision::Tell);
 }
 
 /// F58, F59: the time that a call ran before the crash counts, whatever the clock did since.

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Next, Runner};
-use crate::cause::Chain;
+use super::{Runner, RunnerFlow};
+use crate::cause::CauseChain;
 use crate::engine::TaskError;
-use crate::engine::apply::Applied;
-use crate::task::{Event, Shown, StoredCall, TaskKey};
-use crate::upstream::{NativeTask, ResumeToken};
+use crate::engine::apply::AppliedEvent;
+use crate::task::{Event, StoredCall, TaskKey, TaskVisibility};
+use crate::upstream::{ResumeToken, UpstreamTaskMode};
 use crate::wire::Payload;
 
 /// How soon after an event of the call its place is kept.
@@ -70,7 +70,7 @@ impl Runner {
             progress: self.spec.context.progress,
             log_level: self.spec.context.log_level.clone(),
             is_repeatable: self.spec.is_repeatable,
-            is_native: self.spec.context.native_task != NativeTask::Never,
+            is_native: self.spec.context.native_task != UpstreamTaskMode::Never,
         };
         let may_be_sent = self.stage.is_waiting() || self.spec.policy.after_crash.may_rerun(call.is_repeatable);
         Some(if may_be_sent { call } else { call.without_params() })
@@ -86,7 +86,7 @@ impl Runner {
     }
 
     /// Applies an event to the row, and the exchange's place with it in one commit.
-    pub(super) async fn apply(&mut self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
+    pub(super) async fn apply(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
         let place = self.new_place();
         let kept = place.clone().map(|place| Event::Checkpointed { attempt: self.attempt, resume: Some(place) });
         let applied = self.engine.apply_all(key, kept.into_iter().chain([event]).collect()).await?;
@@ -121,34 +121,34 @@ impl Runner {
     }
 
     /// It is time to look whether the place changed.
-    pub(super) async fn checkpoint_due(&mut self) -> Next {
+    pub(super) async fn checkpoint_due(&mut self) -> RunnerFlow {
         self.checkpoint.rest();
         self.is_steady().await;
         if let Err(error) = self.keep_place().await {
-            tracing::warn!(error = %Chain(&error), "where a call can be taken up was not stored");
+            tracing::warn!(error = %CauseChain(&error), "where a call can be taken up was not stored");
         }
-        if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { Next::Continue }
+        if self.engine.leaving.is_cancelled() { self.leave_for_later().await } else { RunnerFlow::Continue }
     }
 
     /// Lets go of a call that a later life of the process can go on with: its upstream is told nothing. Others stay.
-    pub(super) async fn leave_for_later(&mut self) -> Next {
+    pub(super) async fn leave_for_later(&mut self) -> RunnerFlow {
         self.stays = true;
-        let is_handle = self.row.as_ref().is_some_and(|row| row.shown == Shown::Handle);
+        let is_handle = self.row.as_ref().is_some_and(|row| row.shown == TaskVisibility::Handle);
         let can_go_on = self.stage.resume_token().is_some() || (self.stage.is_waiting() && self.deadline.is_none());
         if !is_handle || !can_go_on || !self.is_kept() {
             self.checkpoint.stirred();
-            return Next::Continue;
+            return RunnerFlow::Continue;
         }
         match self.keep_place().await {
             Ok(()) => {
                 self.is_let_go().await;
                 tracing::info!("a call is left to a later life of the gateway");
-                Next::Stop
+                RunnerFlow::Stop
             }
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "a call could not be left to a later life and is waited for");
+                tracing::warn!(error = %CauseChain(&error), "a call could not be left to a later life and is waited for");
                 self.checkpoint.stirred();
-                Next::Continue
+                RunnerFlow::Continue
             }
         }
     }

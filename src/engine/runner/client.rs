@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::call::{CallEnd, CallEvent, Seat};
+use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
 use crate::upstream::Progress;
 use crate::wire::Payload;
 use crate::wire::words::status_text;
@@ -18,12 +18,12 @@ const SEATS_MAX: usize = 8;
 
 /// The way to the client. More than one seat is taken only where a client repeats a request that it does not trust to
 /// be under way any more; nobody is displaced by it.
-pub(super) struct Client {
-    seats: Vec<Seat>,
+pub(super) struct AttachedClients {
+    seats: Vec<CallStreamSender>,
 }
 
-impl Client {
-    pub(super) fn new(seat: Seat) -> Self {
+impl AttachedClients {
+    pub(super) fn new(seat: CallStreamSender) -> Self {
         Self { seats: vec![seat] }
     }
 
@@ -33,7 +33,7 @@ impl Client {
     }
 
     /// Gives a client that came back a seat, if there is one.
-    pub(super) fn seat(&mut self, seat: Seat) {
+    pub(super) fn seat(&mut self, seat: CallStreamSender) {
         self.seats.retain(|seat| !seat.events.is_closed());
         if self.seats.len() < SEATS_MAX {
             self.seats.push(seat);
@@ -84,7 +84,7 @@ impl Client {
     }
 
     /// Lets out what a grace period held back.
-    pub(super) async fn release(&self, held: Held) {
+    pub(super) async fn release(&self, held: GraceBuffer) {
         for progress in held.progress {
             self.tell(CallEvent::Progress(progress)).await;
         }
@@ -96,14 +96,14 @@ impl Client {
 
 /// What waits for a grace period's end.
 #[derive(Default)]
-pub(super) struct Held {
+pub(super) struct GraceBuffer {
     progress: Vec<Progress>,
     /// Newer than all progress that was kept.
     status: Option<Arc<str>>,
     logs: Vec<Payload>,
 }
 
-impl Held {
+impl GraceBuffer {
     pub(super) fn keep_progress(&mut self, progress: Progress) {
         if self.progress.len() >= HELD_PROGRESS_MAX {
             self.progress.pop();

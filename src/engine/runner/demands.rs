@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use super::questions::NotPut;
-use super::{Failure, Next, Outcome, Runner};
-use crate::cause::Chain;
-use crate::dialect::plain::PlainPeer;
+use super::questions::QuestionError;
+use super::{Failure, Outcome, Runner, RunnerFlow};
+use crate::cause::CauseChain;
+use crate::dialect::plain::PlainUpstream;
 use crate::engine::call::Askable;
 use crate::task::{Executed, GatewayFault};
 use crate::upstream::Answer;
@@ -16,7 +16,7 @@ use crate::wire::{Payload, RpcError, method};
 const REPEATS_MAX: u32 = 8;
 
 /// Why a call rests.
-pub(super) struct Demand {
+pub(super) struct UrlElicitation {
     /// What the call ends with if the user does not go there.
     error: RpcError,
     /// The questions that stand for it, as the task names them.
@@ -26,7 +26,7 @@ pub(super) struct Demand {
 
 impl Runner {
     /// The upstream answered with an error. The exchange is over.
-    pub(super) async fn faulted(&mut self, error: RpcError) -> Next {
+    pub(super) async fn faulted(&mut self, error: RpcError) -> RunnerFlow {
         let repeats = self.demand.take().map_or(0, |demand| demand.repeats);
         let demanded: Result<Vec<_>, _> = self.spec.peer.demanded(&error).into_iter().collect();
         let requests = match demanded {
@@ -34,26 +34,26 @@ impl Runner {
             Ok(_) => return self.end(Outcome::Faulted(Failure::Upstream(error))).await,
             Err(_) => {
                 tracing::warn!("the upstream wants its user where nobody is sent to");
-                let error = PlainPeer::unfit(&error).unwrap_or(error);
+                let error = PlainUpstream::unfit(&error).unwrap_or(error);
                 return self.end(Outcome::Faulted(Failure::Upstream(error))).await;
             }
         };
         self.stage.rest();
-        self.demand = Some(Demand { error, open: Vec::new(), repeats: repeats + 1 });
+        self.demand = Some(UrlElicitation { error, open: Vec::new(), repeats: repeats + 1 });
         for (number, request) in requests.into_iter().enumerate() {
             let next = match (self.spec.questions)(&request) {
                 Askable::Declared => self.put_demanded(repeats, number, request).await,
                 Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
                 Askable::Undeclared | Askable::Required(_) => self.demand_refused().await,
             };
-            if matches!(next, Next::Stop) {
-                return Next::Stop;
+            if matches!(next, RunnerFlow::Stop) {
+                return RunnerFlow::Stop;
             }
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
-    async fn put_demanded(&mut self, repeats: u32, number: usize, request: Payload) -> Next {
+    async fn put_demanded(&mut self, repeats: u32, number: usize, request: Payload) -> RunnerFlow {
         // No exchange has such a name for a question: there is none while the call rests.
         let ask = Payload::of(&format!("demand-{repeats}-{number}"));
         if let Some(demand) = &mut self.demand {
@@ -61,7 +61,7 @@ impl Runner {
         }
         match self.put(&ask, &Arc::from(method::ELICIT), request).await {
             Ok(next) => next,
-            Err(NotPut(_)) => self.demand_refused().await,
+            Err(QuestionError(_)) => self.demand_refused().await,
         }
     }
 
@@ -70,26 +70,26 @@ impl Runner {
     }
 
     /// The call is made again once its user has been everywhere.
-    pub(super) async fn demand_answered(&mut self, ask: &Payload, answer: &Answer) -> Next {
+    pub(super) async fn demand_answered(&mut self, ask: &Payload, answer: &Answer) -> RunnerFlow {
         if !self.spec.peer.is_consent(answer) {
             return self.demand_refused().await;
         }
-        let Some(demand) = &mut self.demand else { return Next::Continue };
+        let Some(demand) = &mut self.demand else { return RunnerFlow::Continue };
         demand.open.retain(|open| open != ask);
         if demand.open.is_empty() {
             // Whoever took the old exchange up would be asked anew, and the call made once more.
             if let Err(error) = self.forget_place().await {
-                tracing::error!(error = %Chain(&error), "the call could not be marked as sent and is not sent again");
+                tracing::error!(error = %CauseChain(&error), "the call could not be marked as sent and is not sent again");
                 return self.end(super::lost(GatewayFault::new(error.reason(), Executed::Unknown))).await;
             }
             self.stage.repeat(&self.spec);
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
     /// The user does not go there: the error stands.
-    pub(super) async fn demand_refused(&mut self) -> Next {
-        let Some(demand) = self.demand.take() else { return Next::Continue };
+    pub(super) async fn demand_refused(&mut self) -> RunnerFlow {
+        let Some(demand) = self.demand.take() else { return RunnerFlow::Continue };
         self.end(Outcome::Faulted(Failure::Upstream(demand.error))).await
     }
 }

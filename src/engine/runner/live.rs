@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use crate::engine::call::{Retry, Seat};
+use crate::engine::call::{CallStreamSender, RoundRetry};
 use crate::task::{Answer, TaskKey};
 use crate::wire::Payload;
 
@@ -19,7 +19,7 @@ const RETRIES_MAX: usize = 8;
 
 /// What a runner is told.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum RunnerCommand {
     /// Tell the upstream that nobody wants the result, and end.
     Abandon,
     /// Hand answers to the upstream.
@@ -27,44 +27,44 @@ pub(super) enum Order {
     /// Hand those answers to the upstream that the row has and that have not left yet.
     LookAgain,
     /// A client came back.
-    Retried(Seat, Retry),
+    Retried(CallStreamSender, RoundRetry),
 }
 
 /// Runners by task. An entry lives from the task's insert to the runner's end.
 #[derive(Debug, Default)]
 pub(in crate::engine) struct LiveRunners {
-    by_task: Mutex<HashMap<TaskKey, Weak<Mailbox>>>,
+    by_task: Mutex<HashMap<TaskKey, Weak<RunnerMailbox>>>,
 }
 
 /// What waits for one runner, and a bell for when something new does. No channels: those take room for what they may
 /// hold, and most calls end without an order.
 #[derive(Debug, Default)]
-struct Mailbox {
-    waiting: Mutex<Waiting>,
+struct RunnerMailbox {
+    waiting: Mutex<MailboxState>,
     bell: Notify,
 }
 
 #[derive(Debug, Default)]
-struct Waiting {
+struct MailboxState {
     is_abandoned: bool,
     has_more: bool,
     deliveries: VecDeque<Vec<(Payload, Answer)>>,
-    retries: VecDeque<(Seat, Retry)>,
+    retries: VecDeque<(CallStreamSender, RoundRetry)>,
 }
 
 impl LiveRunners {
     /// Enters a task of an earlier life of the process; `None` if somebody runs it.
-    pub(in crate::engine) fn claim(&self, key: &TaskKey) -> Option<Orders> {
+    pub(in crate::engine) fn claim(&self, key: &TaskKey) -> Option<RunnerCommands> {
         if self.by_task.lock().contains_key(key) {
             return None;
         }
         Some(self.insert(key.clone()))
     }
 
-    pub(super) fn insert(&self, key: TaskKey) -> Orders {
+    pub(super) fn insert(&self, key: TaskKey) -> RunnerCommands {
         let mailbox = Arc::default();
         self.by_task.lock().insert(key, Arc::downgrade(&mailbox));
-        Orders { mailbox }
+        RunnerCommands { mailbox }
     }
 
     pub(in crate::engine) fn remove(&self, key: &TaskKey) {
@@ -73,7 +73,7 @@ impl LiveRunners {
 
     /// Lets `put` add something to what waits for a runner; whether it had room. `None` for a runner that has ended:
     /// then there is nobody to tell.
-    fn put(&self, key: &TaskKey, put: impl FnOnce(&mut Waiting) -> bool) -> Option<bool> {
+    fn put(&self, key: &TaskKey, put: impl FnOnce(&mut MailboxState) -> bool) -> Option<bool> {
         // Under the lock all along: a runner that has left finds whatever was put before.
         let by_task = self.by_task.lock();
         let mailbox = by_task.get(key).and_then(Weak::upgrade)?;
@@ -106,7 +106,7 @@ impl LiveRunners {
     }
 
     /// Whether a client that came back was handed to the runner.
-    pub(in crate::engine) fn retry(&self, key: &TaskKey, seat: Seat, retry: Retry) -> bool {
+    pub(in crate::engine) fn retry(&self, key: &TaskKey, seat: CallStreamSender, retry: RoundRetry) -> bool {
         self.put(key, |waiting| push(&mut waiting.retries, (seat, retry), RETRIES_MAX)) == Some(true)
     }
 }
@@ -122,13 +122,13 @@ fn push<T>(queue: &mut VecDeque<T>, item: T, max: usize) -> bool {
 
 /// The runner's end.
 #[derive(Debug)]
-pub(in crate::engine) struct Orders {
-    mailbox: Arc<Mailbox>,
+pub(in crate::engine) struct RunnerCommands {
+    mailbox: Arc<RunnerMailbox>,
 }
 
-impl Orders {
+impl RunnerCommands {
     /// The next order; pends for ever once the entry is gone. Cancel safe.
-    pub(super) async fn next(&mut self) -> Order {
+    pub(super) async fn next(&mut self) -> RunnerCommand {
         loop {
             if let Some(order) = self.take() {
                 return order;
@@ -139,22 +139,22 @@ impl Orders {
     }
 
     /// An end before answers, answers before clients. An end is never taken out: nothing comes after it.
-    fn take(&self) -> Option<Order> {
+    fn take(&self) -> Option<RunnerCommand> {
         let mut waiting = self.mailbox.waiting.lock();
         if waiting.is_abandoned {
-            return Some(Order::Abandon);
+            return Some(RunnerCommand::Abandon);
         }
         if let Some(answers) = waiting.deliveries.pop_front() {
-            return Some(Order::Deliver(answers));
+            return Some(RunnerCommand::Deliver(answers));
         }
         if std::mem::take(&mut waiting.has_more) {
-            return Some(Order::LookAgain);
+            return Some(RunnerCommand::LookAgain);
         }
-        waiting.retries.pop_front().map(|(seat, retry)| Order::Retried(seat, retry))
+        waiting.retries.pop_front().map(|(seat, retry)| RunnerCommand::Retried(seat, retry))
     }
 
     /// A client that came back too late to be told of by an order.
-    pub(super) fn late(&mut self) -> Option<Seat> {
+    pub(super) fn late(&mut self) -> Option<CallStreamSender> {
         self.mailbox.waiting.lock().retries.pop_front().map(|(seat, _)| seat)
     }
 }
@@ -186,8 +186,8 @@ mod tests {
         };
         let both = async { tokio::join!(biased; orders.next(), ring) };
         let (ordered, ()) = tokio::time::timeout(WAIT_MAX, both).await.expect("it wakes");
-        assert!(matches!(ordered, Order::Abandon), "{ordered:?}");
-        assert!(matches!(orders.next().await, Order::Abandon), "nothing comes after it");
+        assert!(matches!(ordered, RunnerCommand::Abandon), "{ordered:?}");
+        assert!(matches!(orders.next().await, RunnerCommand::Abandon), "nothing comes after it");
     }
 
     #[tokio::test]
@@ -198,11 +198,11 @@ mod tests {
             live.deliver(&key(), answers(number));
         }
         for number in 0..DELIVERIES_MAX {
-            let Some(Order::Deliver(got)) = orders.next().now_or_never() else { panic!("{number} is missing") };
+            let Some(RunnerCommand::Deliver(got)) = orders.next().now_or_never() else { panic!("{number} is missing") };
             assert_eq!(got, answers(number));
         }
         let last = orders.next().now_or_never();
-        assert!(matches!(last, Some(Order::LookAgain)), "the one too many lies in the row: {last:?}");
+        assert!(matches!(last, Some(RunnerCommand::LookAgain)), "the one too many lies in the row: {last:?}");
         assert!(orders.next().now_or_never().is_none(), "once");
     }
 

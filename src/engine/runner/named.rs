@@ -4,20 +4,20 @@
 //! through: so at most one call is made under a name while its task lives.
 
 use super::row::not_stored;
-use super::{CallEnd, CallEvent, Next, Runner, lost};
-use crate::cause::Chain;
+use super::{CallEnd, CallEvent, Runner, RunnerFlow, lost};
+use crate::cause::CauseChain;
 use crate::engine::TaskError;
-use crate::store::{StoreError, Stored};
-use crate::task::digest::{Named, Whose};
-use crate::task::{Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, Shown};
+use crate::store::{StoreError, StoredTask};
+use crate::task::digest::{LoggedPrincipal, LoggedTask};
+use crate::task::{Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, TaskVisibility};
 
 /// How often the name of a task that ends meanwhile is tried again.
 const TRIES_MAX: usize = 4;
 
 impl Runner {
     /// Makes the task of a named call, or hands out the one that was made under its name.
-    pub(super) async fn prepare_named(&mut self) -> Next {
-        let Some(named) = self.spec.idempotency else { return Next::Continue };
+    pub(super) async fn prepare_named(&mut self) -> RunnerFlow {
+        let Some(named) = self.spec.idempotency else { return RunnerFlow::Continue };
         for _ in 0..TRIES_MAX {
             let now = self.engine.clock.now();
             match self.engine.store.find_idempotent(&self.spec.owner, &named.key, now).await {
@@ -29,7 +29,7 @@ impl Runner {
                 Ok(None) => (),
                 Err(error) => return self.not_stored(error).await,
             }
-            match self.try_insert(Shown::Handle, None).await {
+            match self.try_insert(TaskVisibility::Handle, None).await {
                 Ok(task) => return self.hand_out(task).await,
                 // Another request under this name was first.
                 Err(StoreError::Exists) => (),
@@ -39,27 +39,27 @@ impl Runner {
         self.refuse(Reason::StoreFailed).await
     }
 
-    async fn not_stored(&mut self, error: StoreError) -> Next {
-        tracing::warn!(error = %Chain(&error), "a named call has no task");
+    async fn not_stored(&mut self, error: StoreError) -> RunnerFlow {
+        tracing::warn!(error = %CauseChain(&error), "a named call has no task");
         self.end(lost(not_stored(error))).await
     }
 
     /// Answers with the task that has the name; `None` if it is gone meanwhile.
-    async fn repeat(&mut self, named: Idempotency, row: Stored) -> Option<Next> {
+    async fn repeat(&mut self, named: Idempotency, row: StoredTask) -> Option<RunnerFlow> {
         // A row that was damaged does not know its call any more, and has failed.
         if row.task.idempotency.is_some_and(|first| first.call != named.call) {
             self.client.end(CallEnd::Misnamed).await;
-            return Some(Next::Stop);
+            return Some(RunnerFlow::Stop);
         }
         match self.engine.get(&row.task.key).await {
             Ok(task) => {
-                tracing::info!(task = %Named(&task.key), principal = %Whose(&task.key.owner), "a repeated call found its task");
+                tracing::info!(task = %LoggedTask(&task.key), principal = %LoggedPrincipal(&task.key.owner), "a repeated call found its task");
                 self.client.hand_over(CallEvent::Created(task)).await;
-                Some(Next::Stop)
+                Some(RunnerFlow::Stop)
             }
             Err(TaskError::Unknown) => None,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "the task of a repeated call could not be read");
+                tracing::warn!(error = %CauseChain(&error), "the task of a repeated call could not be read");
                 // The first one may have run; this one certainly did not.
                 let fault = GatewayFault::new(error.reason(), Executed::Unknown);
                 Some(self.end(Outcome::Faulted(Failure::Gateway(fault))).await)

@@ -7,16 +7,16 @@ use futures_util::FutureExt;
 use tokio::time::Instant;
 
 use super::stage::StageEvent;
-use super::{CallEnd, Next, Rounds, Runner, lost};
-use crate::cause::Chain;
+use super::{CallEnd, RoundSupport, Runner, RunnerFlow, lost};
+use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
-use crate::dialect::peer::{Refusal, Refused};
+use crate::dialect::peer::{QuestionRefusal, RefusalAnswer};
 use crate::engine::TaskError;
 use crate::engine::call::Askable;
 use crate::failpoint;
 use crate::metric;
-use crate::task::{Event, Executed, GatewayFault, Outcome, Question, Shown};
-use crate::upstream::{Answer, Lost};
+use crate::task::{Event, Executed, GatewayFault, Outcome, Question, TaskVisibility};
+use crate::upstream::{Answer, ExchangeError};
 use crate::wire::Payload;
 
 /// Questions that one call may have open, and may ask in all (U29).
@@ -34,8 +34,8 @@ const LAST_EVENTS_MAX: usize = 64;
 
 /// The questions of one call.
 #[derive(Default)]
-pub(super) struct Inputs {
-    pub(super) open: Vec<Open>,
+pub(super) struct CallQuestions {
+    pub(super) open: Vec<OpenQuestion>,
     asked: u32,
     /// When the client that waits is shown what is open.
     round_due: Option<Instant>,
@@ -46,13 +46,13 @@ pub(super) struct Inputs {
 }
 
 /// A question that was put to the client.
-pub(super) struct Open {
+pub(super) struct OpenQuestion {
     pub(super) ask: Payload,
     pub(super) method: Arc<str>,
     due: Instant,
 }
 
-impl Inputs {
+impl CallQuestions {
     const fn is_full(&self) -> bool {
         self.open.len() >= OPEN_MAX || self.asked >= ASKED_MAX
     }
@@ -80,7 +80,7 @@ impl Inputs {
         undelivered: &[(Payload, Answer)],
         due: Instant,
     ) -> Self {
-        let open: Vec<_> = open.into_iter().map(|(ask, method)| Open { ask, method, due }).collect();
+        let open: Vec<_> = open.into_iter().map(|(ask, method)| OpenQuestion { ask, method, due }).collect();
         let asked = u32::try_from(open.len()).unwrap_or(ASKED_MAX);
         let answered = undelivered.iter().map(|(ask, _)| ask);
         let earlier = open.iter().map(|open| &open.ask).chain(answered).cloned().collect();
@@ -99,40 +99,40 @@ impl Inputs {
         self.open.len() != before
     }
 
-    fn take_overdue(&mut self) -> Vec<Open> {
+    fn take_overdue(&mut self) -> Vec<OpenQuestion> {
         let now = Instant::now();
         self.open.extract_if(.., |open| open.due <= now).collect()
     }
 }
 
 /// A question that could not be put to anybody.
-pub(super) struct NotPut(pub(super) Refusal);
+pub(super) struct QuestionError(pub(super) QuestionRefusal);
 
 impl Runner {
-    pub(super) async fn asked(&mut self, ask: Payload, method: Arc<str>, params: Option<Payload>) -> Next {
+    pub(super) async fn asked(&mut self, ask: Payload, method: Arc<str>, params: Option<Payload>) -> RunnerFlow {
         if self.inputs.is_replayed(&ask) {
-            return Next::Continue;
+            return RunnerFlow::Continue;
         }
         let request = match self.spec.peer.decode_question(&method, params.as_ref()) {
             Ok(request) => request,
             Err(refused) => {
                 tracing::warn!(%method, "nobody may be asked this; it was refused");
                 self.say(&ask, refused).await;
-                return Next::Continue;
+                return RunnerFlow::Continue;
             }
         };
         match (self.spec.questions)(&request) {
             Askable::Declared => match self.put(&ask, &method, request).await {
                 Ok(next) => next,
-                Err(NotPut(why)) => {
+                Err(QuestionError(why)) => {
                     self.say(&ask, self.spec.peer.refuse(&method, why)).await;
-                    Next::Continue
+                    RunnerFlow::Continue
                 }
             },
             Askable::Required(capability) if self.is_waited_for() => self.needs(capability).await,
             Askable::Undeclared | Askable::Required(_) => {
-                self.say(&ask, self.spec.peer.refuse(&method, Refusal::Undeclared)).await;
-                Next::Continue
+                self.say(&ask, self.spec.peer.refuse(&method, QuestionRefusal::Undeclared)).await;
+                RunnerFlow::Continue
             }
         }
     }
@@ -143,19 +143,24 @@ impl Runner {
     }
 
     /// The call cannot be served: its client learns what it must declare (MOD-10).
-    pub(super) async fn needs(&mut self, capability: Payload) -> Next {
+    pub(super) async fn needs(&mut self, capability: Payload) -> RunnerFlow {
         self.stage.cancel("the client cannot be asked").await;
         self.settle_cancelled().await;
         self.told().await;
         self.client.end(CallEnd::NeedsCapability(capability)).await;
-        Next::Stop
+        RunnerFlow::Stop
     }
 
     /// Puts a question where the client finds it.
-    pub(super) async fn put(&mut self, ask: &Payload, method: &Arc<str>, request: Payload) -> Result<Next, NotPut> {
+    pub(super) async fn put(
+        &mut self,
+        ask: &Payload,
+        method: &Arc<str>,
+        request: Payload,
+    ) -> Result<RunnerFlow, QuestionError> {
         if self.inputs.is_full() {
             self.count_question("flood");
-            return Err(NotPut(Refusal::TooMany));
+            return Err(QuestionError(QuestionRefusal::TooMany));
         }
         failpoint::hit("question-heard");
         let question = Question { ask: ask.detached(), request };
@@ -163,11 +168,11 @@ impl Runner {
             Some(key) => {
                 let event = Event::Asked { attempt: self.attempt, question };
                 match self.apply(&key, event).await {
-                    Ok(applied) if applied.changed => Next::Continue,
-                    Ok(_) => return Err(NotPut(Refusal::Unanswered)),
+                    Ok(applied) if applied.changed => RunnerFlow::Continue,
+                    Ok(_) => return Err(QuestionError(QuestionRefusal::Unanswered)),
                     Err(error) => {
-                        tracing::warn!(error = %Chain(&error), "a question could not be stored and was refused");
-                        return Err(NotPut(Refusal::Unanswered));
+                        tracing::warn!(error = %CauseChain(&error), "a question could not be stored and was refused");
+                        return Err(QuestionError(QuestionRefusal::Unanswered));
                     }
                 }
             }
@@ -176,7 +181,7 @@ impl Runner {
         self.count_question("put");
         self.inputs.asked += 1;
         let due = Instant::now() + self.spec.policy.input_deadline;
-        self.inputs.open.push(Open { ask: ask.detached(), method: Arc::clone(method), due });
+        self.inputs.open.push(OpenQuestion { ask: ask.detached(), method: Arc::clone(method), due });
         if self.is_waited_for() {
             // What was asked in time is asked before the handle.
             self.grace_end = None;
@@ -186,39 +191,39 @@ impl Runner {
     }
 
     /// A question makes the row: visible where that is how this call may be answered, else hidden.
-    async fn put_first(&mut self, question: Question) -> Result<Next, NotPut> {
+    async fn put_first(&mut self, question: Question) -> Result<RunnerFlow, QuestionError> {
         if self.grace_end.is_some() && !self.asks_first() {
             self.grace_end = None;
             return match self.promote(Some(question)).await {
                 Ok(next) => Ok(next),
                 Err(fault) => {
                     self.stay_plain(fault.reason).await;
-                    Err(NotPut(Refusal::Unanswered))
+                    Err(QuestionError(QuestionRefusal::Unanswered))
                 }
             };
         }
-        if self.spec.rounds == Rounds::Unknown {
-            return Err(NotPut(Refusal::Unanswered));
+        if self.spec.rounds == RoundSupport::Unknown {
+            return Err(QuestionError(QuestionRefusal::Unanswered));
         }
         if self.place.is_none() {
             self.place = self.engine.admission.take(&self.spec.owner).ok();
         }
         if self.place.is_none() {
             tracing::warn!("no place for a held call; its question was refused");
-            return Err(NotPut(Refusal::Unanswered));
+            return Err(QuestionError(QuestionRefusal::Unanswered));
         }
-        match self.insert(Shown::Hidden, Some(question)).await {
-            Ok(_) => Ok(Next::Continue),
-            Err(_) => Err(NotPut(Refusal::Unanswered)),
+        match self.insert(TaskVisibility::Hidden, Some(question)).await {
+            Ok(_) => Ok(RunnerFlow::Continue),
+            Err(_) => Err(QuestionError(QuestionRefusal::Unanswered)),
         }
     }
 
     /// The upstream takes a question back.
-    pub(super) async fn withdrawn(&mut self, ask: Payload) -> Next {
+    pub(super) async fn withdrawn(&mut self, ask: Payload) -> RunnerFlow {
         if self.inputs.close(&ask) && self.withdraw(ask).await {
             self.count_question("withdrawn");
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
     /// Takes a question off the task; false if it was answered before.
@@ -227,40 +232,40 @@ impl Runner {
         match self.apply(&key, Event::Withdrawn { attempt: self.attempt, ask }).await {
             Ok(applied) => applied.changed,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "a question could not be taken off its task");
+                tracing::warn!(error = %CauseChain(&error), "a question could not be taken off its task");
                 true
             }
         }
     }
 
     /// Nobody answered in time: the upstream is told so, and the call goes on.
-    pub(super) async fn expire_inputs(&mut self) -> Next {
+    pub(super) async fn expire_inputs(&mut self) -> RunnerFlow {
         for open in self.inputs.take_overdue() {
-            if matches!(self.give_up(open).await, Next::Stop) {
-                return Next::Stop;
+            if matches!(self.give_up(open).await, RunnerFlow::Stop) {
+                return RunnerFlow::Stop;
             }
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
     /// Takes a question off the task and tells the upstream that nobody will answer. An answer that was given just
     /// before is on its way: then there is nothing to tell.
-    pub(super) async fn give_up(&mut self, open: Open) -> Next {
+    pub(super) async fn give_up(&mut self, open: OpenQuestion) -> RunnerFlow {
         if !self.withdraw(open.ask.clone()).await {
-            return Next::Continue;
+            return RunnerFlow::Continue;
         }
         self.count_question("expired");
         if self.is_demanded(&open.ask) {
             return self.demand_refused().await;
         }
-        self.say(&open.ask, self.spec.peer.refuse(&open.method, Refusal::Unanswered)).await;
-        Next::Continue
+        self.say(&open.ask, self.spec.peer.refuse(&open.method, QuestionRefusal::Unanswered)).await;
+        RunnerFlow::Continue
     }
 
     /// Hands answers to the upstream, each once.
-    pub(super) async fn deliver(&mut self, answers: Vec<(Payload, Answer)>) -> Next {
+    pub(super) async fn deliver(&mut self, answers: Vec<(Payload, Answer)>) -> RunnerFlow {
         // A call that is to be sent again asks again: what was said to the exchange before goes nowhere.
-        let Some(key) = self.row_key().filter(|_| !self.stage.is_waiting()) else { return Next::Continue };
+        let Some(key) = self.row_key().filter(|_| !self.stage.is_waiting()) else { return RunnerFlow::Continue };
         for (ask, answer) in answers {
             failpoint::hit("answer-stored");
             self.inputs.close(&ask);
@@ -272,45 +277,45 @@ impl Runner {
                 Err(error) => return self.undelivered(GatewayFault::new(error.reason(), Executed::Unknown)).await,
             }
             if self.is_demanded(&ask) {
-                if matches!(self.demand_answered(&ask, &answer).await, Next::Stop) {
-                    return Next::Stop;
+                if matches!(self.demand_answered(&ask, &answer).await, RunnerFlow::Stop) {
+                    return RunnerFlow::Stop;
                 }
                 continue;
             }
             let answer = self.spec.peer.encode_answer(answer);
-            if let Err(Lost(fault)) = self.stage.answer(&ask, answer).await {
+            if let Err(ExchangeError(fault)) = self.stage.answer(&ask, answer).await {
                 return self.undelivered(fault).await;
             }
             failpoint::hit("answer-delivered");
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
     /// Hands over what the row has and nobody told this runner of.
-    pub(super) async fn deliver_rest(&mut self) -> Next {
-        let Some(key) = self.row_key() else { return Next::Continue };
+    pub(super) async fn deliver_rest(&mut self) -> RunnerFlow {
+        let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         match self.engine.held(&key).await {
             Ok(task) => self.deliver(task.recovery.undelivered.clone()).await,
             // Its row is gone, and its answers with it.
-            Err(TaskError::Unknown) => Next::Continue,
+            Err(TaskError::Unknown) => RunnerFlow::Continue,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "answers that were accepted could not be read yet");
+                tracing::warn!(error = %CauseChain(&error), "answers that were accepted could not be read yet");
                 tokio::time::sleep(READ_AGAIN).await;
                 self.engine.live.look_again(&key);
-                Next::Continue
+                RunnerFlow::Continue
             }
         }
     }
 
     /// The upstream does not take an answer that the client believes to be given. What it said before is heard first;
     /// without an end among it the call is lost.
-    async fn undelivered(&mut self, fault: GatewayFault) -> Next {
+    async fn undelivered(&mut self, fault: GatewayFault) -> RunnerFlow {
         tracing::warn!(reason = reason_key(fault.reason), "an answer did not reach the upstream");
         for _ in 0..LAST_EVENTS_MAX {
             match self.stage.next().now_or_never() {
                 Some(StageEvent::Exchange(event)) => {
-                    if matches!(self.heard(event).await, Next::Stop) {
-                        return Next::Stop;
+                    if matches!(self.heard(event).await, RunnerFlow::Stop) {
+                        return RunnerFlow::Stop;
                     }
                 }
                 Some(StageEvent::PlaceTaken | StageEvent::Begun | StageEvent::NotBegun(_)) | None => break,
@@ -322,11 +327,11 @@ impl Runner {
     }
 
     /// Answers a question in nobody's name.
-    async fn say(&mut self, ask: &Payload, refused: Refused) {
+    async fn say(&mut self, ask: &Payload, refused: RefusalAnswer) {
         self.count_question("refused");
         let answer = match refused {
-            Refused::Result(result) => Answer::Result(result),
-            Refused::Error(error) => Answer::Error(error),
+            RefusalAnswer::Result(result) => Answer::Result(result),
+            RefusalAnswer::Error(error) => Answer::Error(error),
         };
         if let Err(lost) = self.stage.answer(ask, answer).await {
             tracing::warn!(%lost, "a refusal did not reach the upstream");
@@ -345,7 +350,7 @@ mod tests {
 
     #[test]
     fn u29_a_call_asks_at_most_1000_questions_in_all() {
-        let asked = |asked| Inputs { asked, ..Inputs::default() };
+        let asked = |asked| CallQuestions { asked, ..CallQuestions::default() };
         assert!(!asked(ASKED_MAX - 1).is_full());
         assert!(asked(ASKED_MAX).is_full());
     }

@@ -2,9 +2,9 @@
 
 use tokio::time::Instant;
 
-use super::{CallEvent, Next, Runner};
-use crate::cause::Chain;
-use crate::engine::call::{CallEnd, Retry, Seat};
+use super::{CallEvent, Runner, RunnerFlow};
+use crate::cause::CauseChain;
+use crate::engine::call::{CallEnd, CallStreamSender, RoundRetry};
 use crate::task::{Event, Phase, Plan, Task};
 
 /// Rounds of questions in one call; clients give up at ten.
@@ -12,12 +12,12 @@ const ROUNDS_MAX: u32 = 8;
 
 impl Runner {
     /// Answers the client that waits with the questions that are open. From then on nobody waits.
-    pub(super) async fn ask_client(&mut self) -> Next {
+    pub(super) async fn ask_client(&mut self) -> RunnerFlow {
         self.inputs.stop_gathering();
-        let Some(key) = self.row_key().filter(|_| self.is_waited_for()) else { return Next::Continue };
+        let Some(key) = self.row_key().filter(|_| self.is_waited_for()) else { return RunnerFlow::Continue };
         if self.inputs.open.is_empty() {
             self.begin_grace();
-            return Next::Continue;
+            return RunnerFlow::Continue;
         }
         if self.inputs.rounds >= ROUNDS_MAX {
             tracing::warn!("too many rounds of questions; the rest is refused");
@@ -26,39 +26,39 @@ impl Runner {
         let task = match self.engine.held(&key).await {
             Ok(task) if !task.is_settled() => task,
             // The order that says so is on its way.
-            Ok(_) => return Next::Continue,
+            Ok(_) => return RunnerFlow::Continue,
             Err(error) => {
-                tracing::warn!(error = %Chain(&error), "questions could not be read and are refused");
+                tracing::warn!(error = %CauseChain(&error), "questions could not be read and are refused");
                 return self.give_up_all().await;
             }
         };
         self.inputs.rounds += 1;
-        self.held = super::Held::default();
+        self.held = super::GraceBuffer::default();
         let asks = CallEvent::InputRequired { task, round: self.inputs.rounds };
-        if self.client.hand_over(asks).await { Next::Continue } else { self.client_left().await }
+        if self.client.hand_over(asks).await { RunnerFlow::Continue } else { self.client_left().await }
     }
 
-    async fn give_up_all(&mut self) -> Next {
+    async fn give_up_all(&mut self) -> RunnerFlow {
         for open in std::mem::take(&mut self.inputs.open) {
-            if matches!(self.give_up(open).await, Next::Stop) {
-                return Next::Stop;
+            if matches!(self.give_up(open).await, RunnerFlow::Stop) {
+                return RunnerFlow::Stop;
             }
         }
         self.begin_grace();
-        Next::Continue
+        RunnerFlow::Continue
     }
 
     /// A client came back. What it says is part of the task before anything else; then it waits as the first time.
-    pub(super) async fn retried(&mut self, seat: Seat, retry: Retry) -> Next {
-        let Some(key) = self.row_key() else { return Next::Continue };
+    pub(super) async fn retried(&mut self, seat: CallStreamSender, retry: RoundRetry) -> RunnerFlow {
+        let Some(key) = self.row_key() else { return RunnerFlow::Continue };
         self.client.seat(seat);
         self.spec.questions = retry.questions;
         let task = match self.engine.apply(&key, Event::Answered { answers: retry.answers }).await {
             Ok(applied) => applied.task,
             Err(error) => {
-                tracing::error!(error = %Chain(&error), "answers could not be stored");
+                tracing::error!(error = %CauseChain(&error), "answers could not be stored");
                 self.client.end(CallEnd::Gone).await;
-                return Next::Continue;
+                return RunnerFlow::Continue;
             }
         };
         if self.has_handle() {
@@ -73,19 +73,19 @@ impl Runner {
         self.inputs.open.retain(|open| is_open(open.ask.clone()));
         if self.inputs.open.is_empty() {
             self.begin_grace();
-            return Next::Continue;
+            return RunnerFlow::Continue;
         }
         self.ask_client().await
     }
 
-    async fn show_handle(&mut self, plan: Plan, task: std::sync::Arc<Task>) -> Next {
+    async fn show_handle(&mut self, plan: Plan, task: std::sync::Arc<Task>) -> RunnerFlow {
         match plan {
             Plan::Grace(_) | Plan::Task => {
                 self.client.hand_over(CallEvent::Created(task)).await;
             }
             Plan::Direct | Plan::Refuse => self.client.end(CallEnd::Gone).await,
         }
-        Next::Continue
+        RunnerFlow::Continue
     }
 
     /// Each round starts the grace anew, for a client that may have a handle after it (GW-36).

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::client::Held;
-use super::live::Orders;
-use super::{CallEnd, CallEvent, Concerned, Next, Runner};
-use crate::cause::Chain;
-use crate::engine::apply::Applied;
-use crate::engine::pauses::Pauses;
+use super::client::GraceBuffer;
+use super::live::RunnerCommands;
+use super::{BugRecipient, CallEnd, CallEvent, Runner, RunnerFlow};
+use crate::cause::CauseChain;
+use crate::engine::apply::AppliedEvent;
+use crate::engine::pauses::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;
 use crate::store::StoreError;
-use crate::task::digest::{Named, Whose};
+use crate::task::digest::{LoggedPrincipal, LoggedTask};
 use crate::task::{
-    Attempt, Event, Executed, Failure, GatewayFault, InputKey, Origin, Outcome, Phase, Plan, Question, Reason,
-    Recovery, Shown, Task, TaskKey, transition,
+    Attempt, CallOrigin, Event, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Reason,
+    Recovery, Task, TaskKey, TaskVisibility, transition,
 };
 
 /// How soon an outcome that was not stored is stored again, first and at last.
@@ -29,11 +29,11 @@ const STORE_RETRY_LAST: Duration = Duration::from_secs(5);
 const SABOTAGE_DELAY: Duration = Duration::from_millis(100);
 
 /// What a runner has once its call has a row.
-pub(super) struct Row {
+pub(super) struct RunnerRow {
     pub(super) key: TaskKey,
     /// Whether its owner has the handle.
-    pub(super) shown: Shown,
-    pub(super) orders: Orders,
+    pub(super) shown: TaskVisibility,
+    pub(super) orders: RunnerCommands,
     pub(super) progress: Option<Arc<str>>,
     pub(super) progress_due: Option<Instant>,
 }
@@ -45,21 +45,21 @@ impl Runner {
 
     /// Whether the client has, or is being given, a handle.
     pub(super) fn has_handle(&self) -> bool {
-        self.row.as_ref().is_some_and(|row| row.shown == Shown::Handle)
+        self.row.as_ref().is_some_and(|row| row.shown == TaskVisibility::Handle)
     }
 
     /// Makes the task, or shows the hidden one, and hands out its handle.
-    pub(super) async fn promote(&mut self, first: Option<Question>) -> Result<Next, GatewayFault> {
+    pub(super) async fn promote(&mut self, first: Option<Question>) -> Result<RunnerFlow, GatewayFault> {
         let not_sent = |reason| GatewayFault::new(reason, Executed::No);
         let task = match self.row_key() {
             Some(key) => self.reveal(&key).await.map_err(not_sent)?,
-            None => self.insert(Shown::Handle, first).await?,
+            None => self.insert(TaskVisibility::Handle, first).await?,
         };
         Ok(self.hand_out(task).await)
     }
 
     /// Gives the client the handle of its new task.
-    pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> Next {
+    pub(super) async fn hand_out(&mut self, task: Arc<Task>) -> RunnerFlow {
         // Who knows the call's name can find the task by it (T-27).
         if !self.client.hand_over(CallEvent::Created(task)).await && self.spec.idempotency.is_none() {
             return self.drop_orphan().await;
@@ -70,21 +70,29 @@ impl Runner {
         if matches!(self.spec.plan, Plan::Grace(_)) {
             self.count_grace("task");
         }
-        tracing::debug!(principal = %Whose(&self.spec.owner), "a call became a task");
-        self.held = Held::default();
-        Next::Continue
+        tracing::debug!(principal = %LoggedPrincipal(&self.spec.owner), "a call became a task");
+        self.held = GraceBuffer::default();
+        RunnerFlow::Continue
     }
 
     /// Adds the row, with its first question where that is what it is made for.
-    pub(super) async fn insert(&mut self, shown: Shown, first: Option<Question>) -> Result<Arc<Task>, GatewayFault> {
+    pub(super) async fn insert(
+        &mut self,
+        shown: TaskVisibility,
+        first: Option<Question>,
+    ) -> Result<Arc<Task>, GatewayFault> {
         self.try_insert(shown, first).await.map_err(|error| {
-            tracing::warn!(error = %Chain(&error), "a task could not be stored");
+            tracing::warn!(error = %CauseChain(&error), "a task could not be stored");
             not_stored(error)
         })
     }
 
     /// Adds the row, or says why there is none.
-    pub(super) async fn try_insert(&mut self, shown: Shown, first: Option<Question>) -> Result<Arc<Task>, StoreError> {
+    pub(super) async fn try_insert(
+        &mut self,
+        shown: TaskVisibility,
+        first: Option<Question>,
+    ) -> Result<Arc<Task>, StoreError> {
         let key = self.engine.mint_key(&self.spec.owner);
         let now = self.engine.clock.now();
         let policy = &self.spec.policy;
@@ -92,7 +100,7 @@ impl Runner {
         let mut task = Task {
             key: key.clone(),
             shown,
-            origin: Origin {
+            origin: CallOrigin {
                 upstream: Arc::clone(self.spec.upstream.name()),
                 tool: Arc::clone(&self.spec.tool),
                 maker: self.spec.maker,
@@ -131,9 +139,9 @@ impl Runner {
             return Err(error);
         }
         failpoint::hit("handle-durable");
-        *self.concerned.lock() = Concerned::Task(key.clone());
-        tracing::Span::current().record("task", tracing::field::display(Named(&key)));
-        self.row = Some(Row { key, shown, orders, progress: None, progress_due: None });
+        *self.concerned.lock() = BugRecipient::Task(key.clone());
+        tracing::Span::current().record("task", tracing::field::display(LoggedTask(&key)));
+        self.row = Some(RunnerRow { key, shown, orders, progress: None, progress_due: None });
         if self.is_kept() {
             self.checkpoint.is_written(place);
             self.checkpoint.stirred();
@@ -145,7 +153,7 @@ impl Runner {
     async fn reveal(&mut self, key: &TaskKey) -> Result<Arc<Task>, Reason> {
         let applied = self.engine.apply(key, Event::Revealed).await.map_err(|error| error.reason())?;
         match &mut self.row {
-            Some(row) if applied.changed => row.shown = Shown::Handle,
+            Some(row) if applied.changed => row.shown = TaskVisibility::Handle,
             // It was settled in between: the order that says so is on its way.
             Some(_) | None => return Err(Reason::TtlExpired),
         }
@@ -153,11 +161,11 @@ impl Runner {
     }
 
     /// The client left before it could learn the id: nobody will ever ask (T-27).
-    async fn drop_orphan(&mut self) -> Next {
+    async fn drop_orphan(&mut self) -> RunnerFlow {
         if let Some(row) = self.row.take() {
-            let mut pauses = Pauses::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
+            let mut pauses = RetryDelays::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
             while let Err(error) = self.engine.store.remove(&row.key).await {
-                tracing::warn!(error = %Chain(&error), "a task that nobody knows is not dropped yet");
+                tracing::warn!(error = %CauseChain(&error), "a task that nobody knows is not dropped yet");
                 // Its upstream need not wait for that, and a later life must not send it.
                 self.stage.cancel("the client left").await;
                 pauses.wait().await;
@@ -166,15 +174,15 @@ impl Runner {
             self.engine.live.remove(&row.key);
         }
         self.stage.cancel("the client left").await;
-        Next::Stop
+        RunnerFlow::Stop
     }
 
     /// A client without a handle cancels its call by leaving (MOD-20).
-    pub(super) async fn client_left(&mut self) -> Next {
+    pub(super) async fn client_left(&mut self) -> RunnerFlow {
         self.settle_cancelled().await;
         self.stage.cancel("the client left").await;
         self.told().await;
-        Next::Stop
+        RunnerFlow::Stop
     }
 
     /// Settles the row, if there is one, as cancelled.
@@ -182,7 +190,7 @@ impl Runner {
         if let Some(key) = self.row_key()
             && let Err(error) = self.apply(&key, Event::CancelRequested).await
         {
-            tracing::error!(error = %Chain(&error), "a cancel could not be stored");
+            tracing::error!(error = %CauseChain(&error), "a cancel could not be stored");
         }
     }
 
@@ -191,20 +199,20 @@ impl Runner {
         if let Some(key) = self.row_key()
             && let Err(error) = self.engine.apply(&key, Event::Told).await
         {
-            tracing::warn!(error = %Chain(&error), "that an upstream was told was not stored");
+            tracing::warn!(error = %CauseChain(&error), "that an upstream was told was not stored");
         }
     }
 
     /// Settles the task, and answers the client that waits.
-    pub(super) async fn end(&mut self, outcome: Outcome) -> Next {
+    pub(super) async fn end(&mut self, outcome: Outcome) -> RunnerFlow {
         let outcome = self.of_all_attempts(outcome);
         // However long the store takes with the outcome: nothing runs at the upstream any more.
         self.stage.finish();
         if self.spec.plan == Plan::Task && self.asks_first() && self.row.is_some() && self.is_waited_for() {
             // `always` and `required` end in a handle, however quick the call was after its questions.
             match self.promote(None).await {
-                Ok(Next::Stop) => return Next::Stop,
-                Ok(Next::Continue) => (),
+                Ok(RunnerFlow::Stop) => return RunnerFlow::Stop,
+                Ok(RunnerFlow::Continue) => (),
                 Err(_) => tracing::warn!("a call stays without the handle that it should have"),
             }
         }
@@ -218,7 +226,7 @@ impl Runner {
             self.client.release(std::mem::take(&mut self.held)).await;
             self.client.end(CallEnd::Outcome(outcome)).await;
         }
-        Next::Stop
+        RunnerFlow::Stop
     }
 
     /// That this try was not sent says nothing of those before it.
@@ -259,25 +267,25 @@ impl Runner {
             // The upstream cancelled it, so it knows.
             Ok(_) if is_cancelled => self.told().await,
             Ok(_) => (),
-            Err(error) => tracing::error!(error = %Chain(&error), "an outcome could not be stored"),
+            Err(error) => tracing::error!(error = %CauseChain(&error), "an outcome could not be stored"),
         }
     }
 
     /// Stores an outcome, however long the store fails: one that is dropped is lost (L8). Whoever ends the process ends
     /// this, and the task is left to a later life.
-    async fn apply_outcome(&mut self, key: &TaskKey, event: Event) -> Result<Applied, TaskError> {
-        let mut pauses = Pauses::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
+    async fn apply_outcome(&mut self, key: &TaskKey, event: Event) -> Result<AppliedEvent, TaskError> {
+        let mut pauses = RetryDelays::new(STORE_RETRY_FIRST, STORE_RETRY_LAST);
         let mut has_failed = false;
         loop {
             match self.engine.apply(key, event.clone()).await {
                 Err(error @ (TaskError::Store(StoreError::Io(_)) | TaskError::Contended)) => {
-                    tracing::warn!(task = %Named(key), error = %Chain(&error), "an outcome is not stored yet");
+                    tracing::warn!(task = %LoggedTask(key), error = %CauseChain(&error), "an outcome is not stored yet");
                     has_failed = true;
                     pauses.wait().await;
                 }
                 // A write that was reported as failed was made after all.
                 Ok(applied) if has_failed && says(&applied.task, &event) => {
-                    return Ok(Applied { changed: true, ..applied });
+                    return Ok(AppliedEvent { changed: true, ..applied });
                 }
                 done => return done,
             }
@@ -308,7 +316,7 @@ async fn without_row(engine: &Engine, key: &TaskKey, error: StoreError) -> Store
     match engine.store.remove(key).await {
         Ok(()) => StoreError::Io(cause),
         Err(failed) => {
-            tracing::warn!(error = %Chain(&failed), "whether a task was stored is not known");
+            tracing::warn!(error = %CauseChain(&failed), "whether a task was stored is not known");
             StoreError::Unsure(cause)
         }
     }

@@ -6,8 +6,8 @@ use futures_util::future::BoxFuture;
 
 use crate::engine::call::CallSpec;
 use crate::task::{Executed, Failure, GatewayFault, Outcome, Reason};
-use crate::upstream::limits::Slot;
-use crate::upstream::{Answer, BeginError, Exchange, ExchangeEvent, Lost, ResumeToken};
+use crate::upstream::limits::CallPermit;
+use crate::upstream::{Answer, BeginError, Exchange, ExchangeError, ExchangeEvent, ResumeToken};
 use crate::wire::Payload;
 
 /// What moved.
@@ -20,22 +20,22 @@ pub(super) enum StageEvent {
     Exchange(ExchangeEvent),
 }
 
-/// One call's way to the upstream. [`Stage::next`] is cancel safe: each step is kept until it is done.
-pub(super) struct Stage {
+/// One call's way to the upstream. [`ExchangeStage::next`] is cancel safe: each step is kept until it is done.
+pub(super) struct ExchangeStage {
     step: StepFuture,
-    slot: Option<Slot>,
+    slot: Option<CallPermit>,
     begin: Option<BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>>,
 }
 
 enum StepFuture {
-    Waiting(BoxFuture<'static, Result<Option<Slot>, GatewayFault>>),
+    Waiting(BoxFuture<'static, Result<Option<CallPermit>, GatewayFault>>),
     Beginning(BoxFuture<'static, Result<Box<dyn Exchange>, BeginError>>),
     Exchanging(Box<dyn Exchange>),
     /// Nothing is under way; what was is over, or waits to be made again.
     Over,
 }
 
-impl Stage {
+impl ExchangeStage {
     /// A stage that has done nothing yet. It waits for its place at most `wait_max`; a call that will
     /// have a handle waits as long as the task lives.
     pub(super) fn new(spec: &CallSpec, wait_max: Option<Duration>) -> Self {
@@ -137,11 +137,11 @@ impl Stage {
         StageEvent::NotBegun(Outcome::Faulted(failure))
     }
 
-    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+    pub(super) async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         match &mut self.step {
             StepFuture::Exchanging(exchange) => exchange.answer(ask, answer).await,
             StepFuture::Waiting(_) | StepFuture::Beginning(_) | StepFuture::Over => {
-                Err(Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)))
+                Err(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)))
             }
         }
     }

@@ -12,17 +12,17 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::checkpoint::Checkpoint;
-use super::client::{Client, Held};
-use super::live::Orders;
-use super::questions::Inputs;
-use super::row::Row;
-use super::stage::Stage;
-use super::{Concerned, Next, Runner, SharedConcerned, lost, spawn};
-use crate::cause::Chain;
+use super::client::{AttachedClients, GraceBuffer};
+use super::live::RunnerCommands;
+use super::questions::CallQuestions;
+use super::row::RunnerRow;
+use super::stage::ExchangeStage;
+use super::{BugRecipient, Runner, RunnerFlow, SharedBugRecipient, lost, spawn};
+use crate::cause::CauseChain;
 use crate::dialect::peer::question_method;
 use crate::engine::Engine;
 use crate::engine::call::CallSpec;
-use crate::task::digest::Named;
+use crate::task::digest::LoggedTask;
 use crate::task::{Attempt, Event, Executed, GatewayFault, Phase, Reason, Task};
 use crate::upstream::ResumeToken;
 
@@ -35,7 +35,7 @@ const STEADY_AFTER: Duration = Duration::from_secs(35);
 
 /// How a call goes on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::engine) enum Way {
+pub(in crate::engine) enum RecoveryAction {
     /// It was certainly not sent, and is.
     Dispatch,
     /// Its exchange is taken up; if that fails it is sent again where it may be.
@@ -45,24 +45,29 @@ pub(in crate::engine) enum Way {
 }
 
 /// What a runner knows of a call that was in flight, until the upstream gives a sign of it.
-pub(super) struct Unproven {
-    what: Taking,
+pub(super) struct UnconfirmedCall {
+    what: ResumeMethod,
     since: Instant,
     /// Whether the row says that this life took the call up.
     is_counted: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Taking {
+enum ResumeMethod {
     Up,
     Again,
 }
 
 /// Starts a runner for a row. Its place among the live ones must be claimed.
-pub(in crate::engine) fn start(engine: &Arc<Engine>, spec: CallSpec, (task, orders): (Arc<Task>, Orders), way: Way) {
-    let concerned = Arc::new(Mutex::new(Concerned::Task(task.key.clone())));
+pub(in crate::engine) fn start(
+    engine: &Arc<Engine>,
+    spec: CallSpec,
+    (task, orders): (Arc<Task>, RunnerCommands),
+    way: RecoveryAction,
+) {
+    let concerned = Arc::new(Mutex::new(BugRecipient::Task(task.key.clone())));
     let runner = Box::new(Runner::of_row(Arc::clone(engine), spec, (&task, orders), Arc::clone(&concerned)));
-    let span = tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = %Named(&task.key));
+    let span = tracing::info_span!("call", upstream = %task.origin.upstream, tool = %task.origin.tool, task = %LoggedTask(&task.key));
     spawn(engine, (span, concerned), runner.run_again(task, way));
 }
 
@@ -70,8 +75,8 @@ impl Runner {
     fn of_row(
         engine: Arc<Engine>,
         spec: CallSpec,
-        (task, orders): (&Task, Orders),
-        concerned: SharedConcerned,
+        (task, orders): (&Task, RunnerCommands),
+        concerned: SharedBugRecipient,
     ) -> Self {
         let mut checkpoint = Checkpoint::new();
         checkpoint.is_written(task.recovery.resume.clone());
@@ -80,24 +85,24 @@ impl Runner {
             Phase::AwaitingInput(open) => {
                 let due = Instant::now() + spec.policy.input_deadline;
                 let questions = open.values().map(|one| (one.ask.clone(), question_method(&one.request)));
-                Inputs::reopened(questions, &task.recovery.undelivered, due)
+                CallQuestions::reopened(questions, &task.recovery.undelivered, due)
             }
             Phase::Queued | Phase::Working | Phase::Settled(_) => {
-                Inputs::reopened([], &task.recovery.undelivered, Instant::now())
+                CallQuestions::reopened([], &task.recovery.undelivered, Instant::now())
             }
         };
-        let row = Row { key: task.key.clone(), shown: task.shown, orders, progress: None, progress_due: None };
+        let row = RunnerRow { key: task.key.clone(), shown: task.shown, orders, progress: None, progress_due: None };
         Self {
             place: Some(engine.admission.take_again(&spec.owner)),
-            stage: Stage::again(&spec),
+            stage: ExchangeStage::again(&spec),
             engine,
             spec,
-            client: Client::nobody(),
+            client: AttachedClients::nobody(),
             grace_end: None,
             queue_end: None,
             dispatched: None,
             deadline: None,
-            held: Held::default(),
+            held: GraceBuffer::default(),
             row: Some(row),
             inputs,
             demand: None,
@@ -109,27 +114,28 @@ impl Runner {
         }
     }
 
-    async fn run_again(mut self: Box<Self>, task: Arc<Task>, way: Way) {
+    async fn run_again(mut self: Box<Self>, task: Arc<Task>, way: RecoveryAction) {
         let next = match way {
-            Way::Dispatch => Next::Continue,
-            Way::Resend => {
-                self.unproven = Some(Unproven { what: Taking::Again, since: Instant::now(), is_counted: false });
-                Next::Continue
+            RecoveryAction::Dispatch => RunnerFlow::Continue,
+            RecoveryAction::Resend => {
+                self.unproven =
+                    Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: false });
+                RunnerFlow::Continue
             }
-            Way::Resume(token) => Box::pin(self.resume(&task, token)).await,
+            RecoveryAction::Resume(token) => Box::pin(self.resume(&task, token)).await,
         };
         match next {
-            Next::Continue => self.go_on().await,
-            Next::Stop => Box::pin(self.leave()).await,
+            RunnerFlow::Continue => self.go_on().await,
+            RunnerFlow::Stop => Box::pin(self.leave()).await,
         }
     }
 
     /// Takes the exchange up, and hands over what was answered meanwhile.
-    async fn resume(&mut self, task: &Task, token: ResumeToken) -> Next {
-        self.unproven = Some(Unproven { what: Taking::Up, since: Instant::now(), is_counted: true });
+    async fn resume(&mut self, task: &Task, token: ResumeToken) -> RunnerFlow {
+        self.unproven = Some(UnconfirmedCall { what: ResumeMethod::Up, since: Instant::now(), is_counted: true });
         // An event that no longer applies has an order behind it that says why.
         if let Err(error) = self.engine.apply(&task.key, Event::TakenUp { attempt: self.attempt }).await {
-            tracing::warn!(error = %Chain(&error), "that a call is taken up was not stored");
+            tracing::warn!(error = %CauseChain(&error), "that a call is taken up was not stored");
         }
         let since = task.recovery.dispatched_at.unwrap_or(task.created_at);
         let ran = self.engine.clock.now().since(since);
@@ -138,7 +144,7 @@ impl Runner {
         match self.stage.resume(&self.spec, token).await {
             Ok(()) => self.deliver(task.recovery.undelivered.clone()).await,
             Err(error) => {
-                tracing::info!(error = %Chain(&error), "a call could not be taken up");
+                tracing::info!(error = %CauseChain(&error), "a call could not be taken up");
                 self.not_taken_up().await
             }
         }
@@ -146,18 +152,19 @@ impl Runner {
 
     /// Whether a loss is that of an exchange that could not be taken up.
     pub(super) fn is_untaken(&self, fault: &GatewayFault) -> bool {
-        let is_taking_up = self.unproven.as_ref().is_some_and(|unproven| unproven.what == Taking::Up);
+        let is_taking_up = self.unproven.as_ref().is_some_and(|unproven| unproven.what == ResumeMethod::Up);
         is_taking_up && fault.executed != Executed::Yes
     }
 
     /// The exchange is gone: the call is sent again where it may be, else nobody knows how it ended.
-    pub(super) async fn not_taken_up(&mut self) -> Next {
+    pub(super) async fn not_taken_up(&mut self) -> RunnerFlow {
         let may_rerun = self.spec.policy.after_crash.may_rerun(self.spec.is_repeatable);
         if may_rerun && self.attempt < ATTEMPTS_MAX && self.spec.request.params.is_some() {
-            self.stage = Stage::again(&self.spec);
+            self.stage = ExchangeStage::again(&self.spec);
             self.deadline = None;
-            self.unproven = Some(Unproven { what: Taking::Again, since: Instant::now(), is_counted: true });
-            return Next::Continue;
+            self.unproven =
+                Some(UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true });
+            return RunnerFlow::Continue;
         }
         self.end(lost(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown))).await
     }
@@ -171,7 +178,7 @@ impl Runner {
     pub(super) fn sending(&self) -> Vec<Event> {
         let attempt = self.attempt;
         match &self.unproven {
-            Some(Unproven { is_counted: true, .. }) => vec![Event::Resent { attempt }],
+            Some(UnconfirmedCall { is_counted: true, .. }) => vec![Event::Resent { attempt }],
             Some(_) => vec![Event::TakenUp { attempt }, Event::Resent { attempt }],
             None => vec![Event::Dispatched { attempt, call: self.stored_call() }],
         }
@@ -180,9 +187,9 @@ impl Runner {
     /// The row says that the call is about to be sent.
     pub(super) fn is_sending(&mut self) {
         if let Some(unproven) = &mut self.unproven {
-            *unproven = Unproven { what: Taking::Again, since: Instant::now(), is_counted: true };
+            *unproven = UnconfirmedCall { what: ResumeMethod::Again, since: Instant::now(), is_counted: true };
             self.attempt.0 += 1;
-            self.inputs = Inputs::default();
+            self.inputs = CallQuestions::default();
             self.checkpoint.is_written(None);
             tracing::warn!(attempt = self.attempt.0, "a call is sent again");
         }
@@ -194,7 +201,7 @@ impl Runner {
             && let Some(key) = self.row_key()
             && let Err(error) = self.engine.apply(&key, Event::Alive { attempt: self.attempt }).await
         {
-            tracing::warn!(error = %Chain(&error), "that a call is alive was not stored");
+            tracing::warn!(error = %CauseChain(&error), "that a call is alive was not stored");
         }
     }
 

@@ -12,17 +12,17 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 
 use super::{CallMessage, CallMessages};
-use crate::dialect::Complaint;
+use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
-use crate::face::call_stream::progress::Signs;
-use crate::face::http::{AcceptedTypes, Response, ResponseBody, empty_body, full_body};
+use crate::face::call_stream::progress::LifeSigns;
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_body};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{Payload, RpcError, envelope};
 
 /// What became of a request.
-pub(in crate::face) enum Answer {
+pub(in crate::face) enum RequestAnswer {
     /// As one message.
     Json(ResponseBody),
     Events(ResponseBody),
@@ -31,21 +31,21 @@ pub(in crate::face) enum Answer {
     /// An error that the upstream gave under a status of its own.
     Refused(StatusCode, RpcError),
     /// A refusal of the request itself.
-    Complaint(Complaint),
+    Complaint(RequestError),
     /// A fault of the gateway, for clients that take a status which means that it may be repeated.
     Fault(GatewayFault),
     /// A status alone, for a stream that there is not.
-    Status(Response),
+    Status(FaceResponse),
 }
 
-impl Answer {
-    pub(in crate::face) fn into_response(self, addressee: &Addressee) -> Response {
+impl RequestAnswer {
+    pub(in crate::face) fn into_response(self, addressee: &Addressee) -> FaceResponse {
         match self {
             Self::Json(body) if addressee.accepted == AcceptedTypes::EventStream => {
-                event_stream(OneEvent::new(body).boxed_unsync())
+                event_stream(SingleEventBody::new(body).boxed_unsync())
             }
             Self::Json(body) => {
-                let mut response = Response::new(body);
+                let mut response = FaceResponse::new(body);
                 response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 response
             }
@@ -63,7 +63,7 @@ impl Answer {
     pub(in crate::face) fn into_events(self, addressee: &Addressee) -> Option<ResponseBody> {
         match self.written(addressee) {
             AnswerContent::Message(message) => Some(full_body(sse_message(&message))),
-            AnswerContent::Json(body) => Some(OneEvent::new(body).boxed_unsync()),
+            AnswerContent::Json(body) => Some(SingleEventBody::new(body).boxed_unsync()),
             AnswerContent::Events(body) => Some(body),
             AnswerContent::Nothing => None,
         }
@@ -95,79 +95,81 @@ pub(in crate::face) enum AnswerContent {
     Nothing,
 }
 
-impl From<Result<Payload, RpcError>> for Answer {
+impl From<Result<Payload, RpcError>> for RequestAnswer {
     fn from(ending: Result<Payload, RpcError>) -> Self {
         ending.map_or_else(Self::Error, Self::Result)
     }
 }
 
 /// An answer that is on its way, and how silence is broken meanwhile.
-pub(in crate::face) struct Late {
-    pub(in crate::face) answering: BoxFuture<'static, Answer>,
-    pub(in crate::face) signs: Option<Signs>,
+pub(in crate::face) struct LateAnswer {
+    pub(in crate::face) answering: BoxFuture<'static, RequestAnswer>,
+    pub(in crate::face) signs: Option<LifeSigns>,
 }
 
-impl CallMessages for Late {
+impl CallMessages for LateAnswer {
     async fn next(&mut self) -> Option<CallMessage> {
         Some(CallMessage::Answer((&mut self.answering).await))
     }
 
     async fn sign(&mut self) -> Bytes {
-        self.signs.as_ref().map_or_else(sse_comment, Signs::sign)
+        self.signs.as_ref().map_or_else(sse_comment, LifeSigns::sign)
     }
 }
 
 /// What answers a request that was cancelled: there is no response (LEG-14), but HTTP wants one.
-pub(in crate::face) fn unanswered(accepted: AcceptedTypes) -> Answer {
+pub(in crate::face) fn unanswered(accepted: AcceptedTypes) -> RequestAnswer {
     match accepted {
         AcceptedTypes::Json => status(StatusCode::ACCEPTED),
-        AcceptedTypes::EventStream | AcceptedTypes::Both | AcceptedTypes::Neither => Answer::Events(empty_body()),
+        AcceptedTypes::EventStream | AcceptedTypes::Both | AcceptedTypes::Neither => {
+            RequestAnswer::Events(empty_body())
+        }
     }
 }
 
 /// Any answer of the gateway's own where a status is all there is to say.
-pub(in crate::face) fn status(status: StatusCode) -> Answer {
-    Answer::Status(bare(status))
+pub(in crate::face) fn status(status: StatusCode) -> RequestAnswer {
+    RequestAnswer::Status(bare(status))
 }
 
 /// A JSON body as one event, piece by piece. Line ends in it, which only JSON's whitespace has, become
 /// several lines of data that read back as the same JSON.
-struct OneEvent {
+struct SingleEventBody {
     source: ResponseBody,
-    at: Part,
+    at: SingleEventPart,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Part {
+enum SingleEventPart {
     Head,
     Data,
     Over,
 }
 
-impl OneEvent {
+impl SingleEventBody {
     const fn new(source: ResponseBody) -> Self {
-        Self { source, at: Part::Head }
+        Self { source, at: SingleEventPart::Head }
     }
 }
 
-impl Body for OneEvent {
+impl Body for SingleEventBody {
     type Data = Bytes;
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = self.get_mut();
-        if this.at == Part::Over {
+        if this.at == SingleEventPart::Over {
             return Poll::Ready(None);
         }
         let frame = match ready!(Pin::new(&mut this.source).poll_frame(cx)) {
             Some(Ok(frame)) => frame.into_data().unwrap_or_default(),
             Some(Err(error)) => return Poll::Ready(Some(Err(error))),
             None => {
-                this.at = Part::Over;
+                this.at = SingleEventPart::Over;
                 return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"\n\n")))));
             }
         };
-        let is_first = std::mem::replace(&mut this.at, Part::Data) == Part::Head;
+        let is_first = std::mem::replace(&mut this.at, SingleEventPart::Data) == SingleEventPart::Head;
         if !is_first && memchr::memchr2(b'\r', b'\n', &frame).is_none() {
             return Poll::Ready(Some(Ok(Frame::data(frame))));
         }

@@ -8,15 +8,15 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::answer::Answer;
+use super::answer::RequestAnswer;
 use super::progress::CallNotices;
 use super::{CallMessage, CallMessages, respond};
 use crate::dialect::faults::{failure_error, with_uri};
 use crate::dialect::lifecycle::{server_meta, stateless_result};
-use crate::dialect::{Complaint, FaceDialect, Reply, inputs};
+use crate::dialect::{FaceDialect, RequestError, TaskReply, inputs};
 use crate::engine::{CallEnd, CallEvent, CallStream};
 use crate::face::answer::Addressee;
-use crate::face::http::Response;
+use crate::face::http::FaceResponse;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task};
 use crate::wire::{Payload, RpcError, fault, method};
@@ -64,14 +64,14 @@ pub enum Promotable {
 }
 
 /// A call whose events are shown.
-struct Showing<D> {
+struct EngineCallMessages<D> {
     view: CallView<D>,
     call: CallStream,
     /// What comes next, if it is known already.
     next: Option<CallMessage>,
 }
 
-impl<D: FaceDialect + 'static> CallMessages for Showing<D> {
+impl<D: FaceDialect + 'static> CallMessages for EngineCallMessages<D> {
     async fn next(&mut self) -> Option<CallMessage> {
         loop {
             if let Some(message) = self.next.take() {
@@ -89,18 +89,18 @@ impl<D: FaceDialect + 'static> CallMessages for Showing<D> {
 
 impl<D: FaceDialect + 'static> CallView<D> {
     /// Answers with the call's events. Dropping the answer, or this future, means that the client left.
-    pub async fn respond(mut self, mut call: CallStream) -> Response {
+    pub async fn respond(mut self, mut call: CallStream) -> FaceResponse {
         let mut next = None;
         while self.promotable == Promotable::Yes && next.is_none() {
             next = self.show(call.next().await);
         }
         let addressee = self.addressee.clone();
-        respond(Showing { view: self, call, next }, addressee).await
+        respond(EngineCallMessages { view: self, call, next }, addressee).await
     }
 
     /// Answers with the last event of a call that is over.
     #[must_use]
-    pub fn answer(mut self, event: CallEvent) -> Response {
+    pub fn answer(mut self, event: CallEvent) -> FaceResponse {
         match self.show(Some(event)) {
             Some(CallMessage::Answer(answer)) => answer.into_response(&self.addressee),
             Some(CallMessage::Event(_)) | None => self.addressee.fault(&INTERNAL),
@@ -118,37 +118,37 @@ impl<D: FaceDialect + 'static> CallView<D> {
                 self.promotable = Promotable::No;
                 return None;
             }
-            Some(CallEvent::Created(task)) => match self.dialect.encode(Reply::Created(&task)) {
-                Ok(handle) => Answer::Result(handle),
+            Some(CallEvent::Created(task)) => match self.dialect.encode(TaskReply::Created(&task)) {
+                Ok(handle) => RequestAnswer::Result(handle),
                 Err(error) => self.refused(error),
             },
             Some(CallEvent::InputRequired { task, round }) => self.questions(&task, round),
-            Some(CallEvent::Ended(CallEnd::Gone)) => Answer::Complaint(Complaint::State),
-            Some(CallEvent::Ended(CallEnd::Misnamed)) => Answer::Complaint(Complaint::Misnamed),
+            Some(CallEvent::Ended(CallEnd::Gone)) => RequestAnswer::Complaint(RequestError::State),
+            Some(CallEvent::Ended(CallEnd::Misnamed)) => RequestAnswer::Complaint(RequestError::Misnamed),
             Some(CallEvent::Ended(CallEnd::NeedsCapability(required))) => {
-                Answer::Complaint(Complaint::Capability(required))
+                RequestAnswer::Complaint(RequestError::Capability(required))
             }
             Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => self.outcome(outcome),
-            None => Answer::Fault(INTERNAL),
+            None => RequestAnswer::Fault(INTERNAL),
         }))
     }
 
-    fn questions(&self, task: &Task, round: u32) -> Answer {
+    fn questions(&self, task: &Task, round: u32) -> RequestAnswer {
         let state = self.rounds.as_ref().and_then(|rounds| rounds.seal(task, round));
         match (&task.phase, state) {
             (Phase::AwaitingInput(open), Some(state)) => {
-                Answer::Result(inputs::input_required(open, &state, &server_meta(&self.server_info)))
+                RequestAnswer::Result(inputs::input_required(open, &state, &server_meta(&self.server_info)))
             }
-            _ => Answer::Fault(INTERNAL),
+            _ => RequestAnswer::Fault(INTERNAL),
         }
     }
 
-    fn outcome(&self, outcome: Outcome) -> Answer {
+    fn outcome(&self, outcome: Outcome) -> RequestAnswer {
         match outcome {
             Outcome::Returned { result, .. } => {
-                Answer::Result(stateless_result(&self.method, &result, &self.server_info))
+                RequestAnswer::Result(stateless_result(&self.method, &result, &self.server_info))
             }
-            Outcome::Faulted(Failure::Gateway(fault)) => Answer::Fault(fault),
+            Outcome::Faulted(Failure::Gateway(fault)) => RequestAnswer::Fault(fault),
             Outcome::Faulted(failure) => {
                 let error = failure_error(&failure);
                 self.refused(match &self.uri {
@@ -156,13 +156,13 @@ impl<D: FaceDialect + 'static> CallView<D> {
                     None => error,
                 })
             }
-            Outcome::Cancelled => Answer::Fault(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)),
+            Outcome::Cancelled => RequestAnswer::Fault(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown)),
         }
     }
 
     /// An unknown method is 404 whoever says so (MOD-09); a tool may mean anything by the code.
-    fn refused(&self, error: RpcError) -> Answer {
+    fn refused(&self, error: RpcError) -> RequestAnswer {
         let is_unknown = error.code == fault::METHOD_NOT_FOUND && self.method != method::TOOLS_CALL;
-        Answer::Refused(if is_unknown { StatusCode::NOT_FOUND } else { StatusCode::OK }, error)
+        RequestAnswer::Refused(if is_unknown { StatusCode::NOT_FOUND } else { StatusCode::OK }, error)
     }
 }

@@ -158,19 +158,19 @@ const EVENT_BYTES_MAX: usize = 16 * 1024;
 
 /// The signs of one call, shared by whatever writes parts of its answer.
 #[derive(Clone)]
-pub(in crate::face) struct Signs(Arc<Mutex<Watch>>);
+pub(in crate::face) struct LifeSigns(Arc<Mutex<ProgressWatch>>);
 
-struct Watch {
+struct ProgressWatch {
     rising: MonotonicProgress,
     id: RequestId,
     /// Whether progress has no place any more, or nobody can tell.
     is_over: bool,
 }
 
-impl Signs {
+impl LifeSigns {
     /// For the call `id`, whose progress bears `token`.
     pub(in crate::face) fn new(id: RequestId, token: Payload) -> Self {
-        Self(Arc::new(Mutex::new(Watch { rising: MonotonicProgress::new(token), id, is_over: false })))
+        Self(Arc::new(Mutex::new(ProgressWatch { rising: MonotonicProgress::new(token), id, is_over: false })))
     }
 
     /// The next sign, to be written between two events.
@@ -209,7 +209,7 @@ impl Signs {
     }
 }
 
-impl Watch {
+impl ProgressWatch {
     /// What to show in place of the upstream's progress, if its own value would not rise.
     fn raised(&mut self, notification: &Notification) -> Option<Payload> {
         let params = notification.params.object()?;

@@ -3,23 +3,23 @@
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 
-use super::replay_buffer::{Reader, Word, event_id, read_event_id};
+use super::replay_buffer::{ReplayItem, ReplayReader, event_id, read_event_id};
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, event_stream};
-use crate::face::call_stream::answer::{Answer, unanswered};
+use crate::face::call_stream::answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
-use crate::face::http::{AcceptedTypes, Response};
+use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::sealed::SessionToken;
-use crate::face::session::bridge::call::Ending;
-use crate::face::session::sessions::Session;
-use crate::face::session::{Shared, addressee};
+use crate::face::session::bridge::call::BridgedCallResult;
+use crate::face::session::sessions::ClientSession;
+use crate::face::session::{SessionFaceState, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::sse_message;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
 
 /// The client's end of a call. Dropping it leaves the call alone.
-pub(in crate::face) struct Said {
-    words: Reader,
+pub(in crate::face) struct ReplayStream {
+    words: ReplayReader,
     /// Whether its events bear names.
     is_named: bool,
     /// The request that is answered on its stream.
@@ -27,15 +27,15 @@ pub(in crate::face) struct Said {
 }
 
 /// What one of several calls has to say.
-pub(in crate::face) enum Saying {
+pub(in crate::face) enum BatchedMessage {
     /// As it stands in a stream.
     Event(Bytes),
     /// The answer, as a message.
     Last(Bytes),
 }
 
-impl Saying {
-    pub(in crate::face) fn last(id: &RequestId, ending: &Ending) -> Self {
+impl BatchedMessage {
+    pub(in crate::face) fn last(id: &RequestId, ending: &BridgedCallResult) -> Self {
         Self::Last(last_message(Some(id), ending))
     }
 
@@ -47,22 +47,22 @@ impl Saying {
     }
 }
 
-impl Said {
-    pub(in crate::face) const fn new(words: Reader) -> Self {
+impl ReplayStream {
+    pub(in crate::face) const fn new(words: ReplayReader) -> Self {
         Self { words, is_named: false, request: None }
     }
 
     /// The whole answer: JSON where nothing comes before it in time.
     pub(in crate::face) async fn respond(
         mut self,
-        shared: &Shared,
-        session: &Session,
+        shared: &SessionFaceState,
+        session: &ClientSession,
         addressee: Addressee,
-    ) -> Response {
+    ) -> FaceResponse {
         match self.words.next().await {
-            Some(Word::Event(event, number)) => self.begin(shared, &session.token, addressee, (event, number)),
-            Some(Word::Last(ending, _)) => Answer::from(ending).into_response(&addressee),
-            Some(Word::Rest(rest)) => event_stream(rest),
+            Some(ReplayItem::Event(event, number)) => self.begin(shared, &session.token, addressee, (event, number)),
+            Some(ReplayItem::Last(ending, _)) => RequestAnswer::from(ending).into_response(&addressee),
+            Some(ReplayItem::Rest(rest)) => event_stream(rest),
             None => unanswered(addressee.accepted).into_response(&addressee),
         }
     }
@@ -70,11 +70,11 @@ impl Said {
     /// Begins the stream with its first event. From here on it can be taken up, where there are names for that.
     pub(in crate::face) fn begin(
         mut self,
-        shared: &Shared,
+        shared: &SessionFaceState,
         token: &SessionToken,
         addressee: Addressee,
         (event, number): (Bytes, Option<u64>),
-    ) -> Response {
+    ) -> FaceResponse {
         let mut opening = Vec::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
             self.is_named = true;
@@ -100,31 +100,31 @@ impl Said {
     }
 
     /// All that is said, the answer last; a request that was cancelled has none.
-    pub(in crate::face) fn sayings(self, id: RequestId) -> impl Stream<Item = Saying> + Send {
+    pub(in crate::face) fn sayings(self, id: RequestId) -> impl Stream<Item = BatchedMessage> + Send {
         stream::unfold((Some(self), id), |(said, id)| async move {
             let mut said = said?;
             Some(match said.words.next().await? {
-                Word::Event(event, _) => (Saying::Event(event), (Some(said), id)),
-                Word::Last(ending, _) => (Saying::last(&id, &ending), (None, id)),
+                ReplayItem::Event(event, _) => (BatchedMessage::Event(event), (Some(said), id)),
+                ReplayItem::Last(ending, _) => (BatchedMessage::last(&id, &ending), (None, id)),
                 // Of streams that are passed on, which stand alone.
-                Word::Rest(_) => return None,
+                ReplayItem::Rest(_) => return None,
             })
         })
     }
 }
 
-impl CallMessages for Said {
+impl CallMessages for ReplayStream {
     /// The buffer holds signs of life, too.
     const IS_SIGNED: bool = false;
 
     async fn next(&mut self) -> Option<CallMessage> {
         Some(match self.words.next().await? {
-            Word::Event(event, number) => CallMessage::Event(self.named(event, number)),
-            Word::Last(ending, number) => {
+            ReplayItem::Event(event, number) => CallMessage::Event(self.named(event, number)),
+            ReplayItem::Last(ending, number) => {
                 let message = last_message(self.request.as_ref(), &ending);
                 CallMessage::Event(self.named(sse_message(&message), Some(number)))
             }
-            Word::Rest(rest) => CallMessage::Answer(Answer::Events(rest)),
+            ReplayItem::Rest(rest) => CallMessage::Answer(RequestAnswer::Events(rest)),
         })
     }
 }
@@ -135,14 +135,18 @@ pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
 }
 
 /// Takes up the stream of a call from behind this event (LEG-09); `None` for one that is not kept, or never was.
-pub(in crate::face) fn take_up(shared: &Shared, session: &Session, last_event: &str) -> Option<Response> {
+pub(in crate::face) fn take_up(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    last_event: &str,
+) -> Option<FaceResponse> {
     let (stream, number) = read_event_id(last_event)?;
     let (request, words) = shared.desk.replays.take_up((session.token.nonce, stream), number)?;
-    let said = Said { words, is_named: true, request: Some(request) };
+    let said = ReplayStream { words, is_named: true, request: Some(request) };
     Some(event_stream(call_stream::stream(said, addressee(None, AcceptedTypes::EventStream), None)))
 }
 
-fn last_message(id: Option<&RequestId>, ending: &Ending) -> Bytes {
+fn last_message(id: Option<&RequestId>, ending: &BridgedCallResult) -> Bytes {
     match (id, ending) {
         (Some(id), Ok(result)) => envelope::result(id, result),
         (_, Err(error)) => envelope::error(id, error),

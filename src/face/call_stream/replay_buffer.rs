@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::face::http::ResponseBody;
-use crate::face::session::bridge::call::{Ending, fault};
+use crate::face::session::bridge::call::{BridgedCallResult, fault};
 use crate::task::Reason;
 use crate::wire::framing::read_event;
 use crate::wire::{Payload, RequestId};
@@ -35,14 +35,14 @@ const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
 struct ReplayBuffer {
     /// What its events are called by.
     stream: u128,
-    state: watch::Sender<State>,
+    state: watch::Sender<ReplayState>,
     /// Shared by all of one face.
     bytes: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    events: VecDeque<Event>,
+struct ReplayState {
+    events: VecDeque<ReplayEvent>,
     /// The number of the next event. Comments have one too, though it is never shown.
     next: u64,
     /// The client has taken all before this one.
@@ -50,7 +50,7 @@ struct State {
     /// The newest reader, while it is there.
     reader: Option<u64>,
     readers: u64,
-    last: Option<Ending>,
+    last: Option<BridgedCallResult>,
     /// Nothing follows.
     is_closed: bool,
     /// There is no answer, and should be none.
@@ -62,7 +62,7 @@ struct State {
 }
 
 #[derive(Clone, Debug)]
-struct Event {
+struct ReplayEvent {
     number: u64,
     text: Bytes,
     is_comment: bool,
@@ -72,7 +72,7 @@ struct Event {
 
 /// What becomes of what nobody is there to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::face) enum Unheard {
+pub(in crate::face) enum UnreadPolicy {
     /// Whoever takes up the stream hears it, unless it is a comment.
     Kept,
     Dropped,
@@ -80,11 +80,11 @@ pub(in crate::face) enum Unheard {
 
 /// What a reader gets.
 #[derive(Debug)]
-pub(in crate::face) enum Word {
+pub(in crate::face) enum ReplayItem {
     /// An event or a comment, as it stands in a stream; the number of an event that can be named.
     Event(Bytes, Option<u64>),
     /// The answer. Nothing follows.
-    Last(Ending, u64),
+    Last(BridgedCallResult, u64),
     /// The rest of the stream as it comes.
     Rest(ResponseBody),
 }
@@ -92,11 +92,11 @@ pub(in crate::face) enum Word {
 impl ReplayBuffer {
     fn new(stream: u128, bytes: Arc<AtomicUsize>) -> Arc<Self> {
         // Zero is the number of the stream's beginning.
-        Arc::new(Self { stream, state: watch::Sender::new(State { next: 1, ..State::default() }), bytes })
+        Arc::new(Self { stream, state: watch::Sender::new(ReplayState { next: 1, ..ReplayState::default() }), bytes })
     }
 
     /// Reads from the event after `number` on. Whoever read before hears nothing more.
-    fn read_after(self: &Arc<Self>, number: u64) -> Reader {
+    fn read_after(self: &Arc<Self>, number: u64) -> ReplayReader {
         let mut own = 0;
         self.state.send_modify(|state| {
             state.readers += 1;
@@ -105,23 +105,23 @@ impl ReplayBuffer {
             // Whoever has seen the last of all has seen one more than there are events.
             state.read = number.saturating_add(1).min(state.next + 1);
         });
-        Reader { log: Arc::clone(self), own, state: self.state.subscribe() }
+        ReplayReader { log: Arc::clone(self), own, state: self.state.subscribe() }
     }
 
     /// Says something, once the reader has room. False if nobody is there to read it.
-    async fn say(&self, text: Bytes, unheard: Unheard) -> bool {
-        let has_room = |state: &State| state.reader.is_none() || state.unread() < UNREAD_MAX;
+    async fn say(&self, text: Bytes, unheard: UnreadPolicy) -> bool {
+        let has_room = |state: &ReplayState| state.reader.is_none() || state.unread() < UNREAD_MAX;
         // The other end of this is held here.
         let _ = self.state.subscribe().wait_for(has_room).await;
         let is_comment = text.starts_with(b":");
         let mut is_heard = false;
         self.state.send_modify(|state| {
             is_heard = state.reader.is_some();
-            if is_heard || (unheard == Unheard::Kept && !is_comment) {
+            if is_heard || (unheard == UnreadPolicy::Kept && !is_comment) {
                 state.size += text.len();
                 self.bytes.fetch_add(text.len(), Ordering::Relaxed);
                 let bears_id = read_event(&text).is_some_and(|event| event.id.is_some());
-                state.events.push_back(Event { number: state.next, text, is_comment, bears_id });
+                state.events.push_back(ReplayEvent { number: state.next, text, is_comment, bears_id });
                 state.next += 1;
                 self.trim(state);
             }
@@ -130,7 +130,7 @@ impl ReplayBuffer {
     }
 
     /// Says the last of all. False if nobody is there to read it.
-    fn finish(&self, ending: Ending) -> bool {
+    fn finish(&self, ending: BridgedCallResult) -> bool {
         let mut is_heard = false;
         self.state.send_modify(|state| {
             let size = ending.as_ref().map_or(0, Payload::len);
@@ -143,7 +143,7 @@ impl ReplayBuffer {
     }
 
     /// Forgets what was read, and what nobody is there to read, beyond what may be kept.
-    fn trim(&self, state: &mut State) {
+    fn trim(&self, state: &mut ReplayState) {
         while let Some(first) = state.events.front() {
             let is_unread = state.reader.is_some() && first.number >= state.read;
             let is_much = state.events.len() > EVENTS_MAX || self.bytes.load(Ordering::Relaxed) > BYTES_MAX;
@@ -163,7 +163,7 @@ impl Drop for ReplayBuffer {
     }
 }
 
-impl State {
+impl ReplayState {
     fn is_over(&self) -> bool {
         self.last.is_some() || self.is_closed
     }
@@ -175,25 +175,25 @@ impl State {
 
 /// The driver's end. Dropping it says that nothing follows.
 #[derive(Debug)]
-pub(in crate::face) struct Writer(Arc<ReplayBuffer>);
+pub(in crate::face) struct ReplayWriter(Arc<ReplayBuffer>);
 
-impl Writer {
+impl ReplayWriter {
     /// What the events of the stream are called by.
     pub(in crate::face) fn stream(&self) -> u128 {
         self.0.stream
     }
 
     /// Says something, once the reader has room. False if nobody is there to read it. Cancel safe.
-    pub(in crate::face) async fn say(&self, text: Bytes, unheard: Unheard) -> bool {
+    pub(in crate::face) async fn say(&self, text: Bytes, unheard: UnreadPolicy) -> bool {
         self.0.say(text, unheard).await
     }
 
     /// Says the last of all. False if nobody is there to read it.
-    pub(in crate::face) fn finish(&self, ending: Ending) -> bool {
+    pub(in crate::face) fn finish(&self, ending: BridgedCallResult) -> bool {
         self.0.finish(ending)
     }
 
-    /// Says that this follows, and nothing else. Returns once somebody reads it. Cancel safe, but for [`Writer::close`],
+    /// Says that this follows, and nothing else. Returns once somebody reads it. Cancel safe, but for [`ReplayWriter::close`],
     /// which takes it back.
     pub(in crate::face) async fn hand_over(&self, rest: ResponseBody) {
         self.0.state.send_modify(|state| {
@@ -226,7 +226,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for ReplayWriter {
     fn drop(&mut self) {
         self.0.state.send_modify(|state| state.is_closed = true);
     }
@@ -234,22 +234,22 @@ impl Drop for Writer {
 
 /// The client's end. Dropping it means that the client left, or lost its stream.
 #[derive(Debug)]
-pub(in crate::face) struct Reader {
+pub(in crate::face) struct ReplayReader {
     log: Arc<ReplayBuffer>,
     own: u64,
-    state: watch::Receiver<State>,
+    state: watch::Receiver<ReplayState>,
 }
 
-impl Reader {
+impl ReplayReader {
     /// What the events of the stream are called by.
     pub(in crate::face) fn stream(&self) -> u128 {
         self.log.stream
     }
 
     /// The next word; `None` where nothing follows, or another reader took over. Cancel safe.
-    pub(in crate::face) async fn next(&mut self) -> Option<Word> {
+    pub(in crate::face) async fn next(&mut self) -> Option<ReplayItem> {
         let own = self.own;
-        let is_due = |state: &State| state.reader != Some(own) || state.unread() > 0 || state.is_over();
+        let is_due = |state: &ReplayState| state.reader != Some(own) || state.unread() > 0 || state.is_over();
         self.state.wait_for(is_due).await.ok()?;
         let mut word = None;
         self.log.state.send_modify(|state| {
@@ -267,23 +267,23 @@ impl Reader {
                     }
                     self.log.trim(state);
                     let is_named = !event.is_comment && !event.bears_id;
-                    word = Some(Word::Event(event.text, is_named.then_some(event.number)));
+                    word = Some(ReplayItem::Event(event.text, is_named.then_some(event.number)));
                 }
                 None => {
                     state.reader = None;
                     if let Some(rest) = state.rest.get_mut().take() {
-                        word = Some(Word::Rest(rest));
+                        word = Some(ReplayItem::Rest(rest));
                         return;
                     }
                     // It bears the number after all others; whoever has seen that has seen it all.
                     let number = state.next;
                     let is_new = state.read <= number;
                     word = match &state.last {
-                        Some(last) => is_new.then(|| Word::Last(last.clone(), number)),
+                        Some(last) => is_new.then(|| ReplayItem::Last(last.clone(), number)),
                         None if state.is_unwanted => None,
                         // Whoever wrote is gone without a word, by a bug or with the process. Behind all others, however
                         // many there were.
-                        None => Some(Word::Last(fault(Reason::Internal), u64::MAX)),
+                        None => Some(ReplayItem::Last(fault(Reason::Internal), u64::MAX)),
                     };
                 }
             }
@@ -292,7 +292,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for ReplayReader {
     fn drop(&mut self) {
         self.log.state.send_modify(|state| {
             if state.reader == Some(self.own) {
@@ -306,20 +306,20 @@ impl Drop for Reader {
 /// The streams that can be taken up again.
 #[derive(Debug, Default)]
 pub(in crate::face) struct ReplayBuffers {
-    kept: Mutex<Kept>,
+    kept: Mutex<ReplayIndex>,
     bytes: Arc<AtomicUsize>,
 }
 
 #[derive(Debug, Default)]
-struct Kept {
+struct ReplayIndex {
     /// By session, in the order in which they began.
-    by_session: HashMap<u128, VecDeque<Stream>>,
+    by_session: HashMap<u128, VecDeque<ReplayEntry>>,
     /// Those that have their answer, in the order in which they got it.
     answered: VecDeque<(Instant, u128, u128)>,
 }
 
 #[derive(Debug)]
-struct Stream {
+struct ReplayEntry {
     id: u128,
     /// The request that is answered on it.
     request: RequestId,
@@ -329,21 +329,21 @@ struct Stream {
 
 impl ReplayBuffers {
     /// A call's log, which cannot be taken up before it is [`ReplayBuffers::keep`]t.
-    pub(in crate::face) fn begin(&self, stream: u128) -> (Writer, Reader) {
+    pub(in crate::face) fn begin(&self, stream: u128) -> (ReplayWriter, ReplayReader) {
         let log = ReplayBuffer::new(stream, Arc::clone(&self.bytes));
         let reader = log.read_after(0);
-        (Writer(log), reader)
+        (ReplayWriter(log), reader)
     }
 
     /// Keeps a log whose client learns the stream's id now.
-    pub(in crate::face) fn keep(&self, nonce: u128, request: RequestId, reader: &Reader) {
+    pub(in crate::face) fn keep(&self, nonce: u128, request: RequestId, reader: &ReplayReader) {
         let (log, id) = (&reader.log, reader.log.stream);
         let mut kept = self.kept.lock();
         let streams = kept.by_session.entry(nonce).or_default();
         if streams.len() >= PER_SESSION_MAX {
             streams.pop_front();
         }
-        streams.push_back(Stream { id, request, log: Arc::clone(log), is_answered: false });
+        streams.push_back(ReplayEntry { id, request, log: Arc::clone(log), is_answered: false });
         self.settle(&mut kept, (nonce, id));
         self.tidy(&mut kept);
     }
@@ -356,7 +356,7 @@ impl ReplayBuffers {
     }
 
     /// The stream that a client names, from the event after `number` on.
-    pub(in crate::face) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, Reader)> {
+    pub(in crate::face) fn take_up(&self, (nonce, id): (u128, u128), number: u64) -> Option<(RequestId, ReplayReader)> {
         let mut kept = self.kept.lock();
         self.tidy(&mut kept);
         let stream = kept.by_session.get(&nonce)?.iter().find(|stream| stream.id == id)?;
@@ -368,7 +368,7 @@ impl ReplayBuffers {
         self.kept.lock().by_session.remove(&nonce);
     }
 
-    fn settle(&self, kept: &mut Kept, (nonce, id): (u128, u128)) {
+    fn settle(&self, kept: &mut ReplayIndex, (nonce, id): (u128, u128)) {
         let streams = kept.by_session.get_mut(&nonce);
         let stream = streams.and_then(|streams| streams.iter_mut().find(|stream| stream.id == id));
         if let Some(stream) = stream
@@ -381,7 +381,7 @@ impl ReplayBuffers {
     }
 
     /// Forgets answers that were kept for long enough, and the oldest while there is too much of them.
-    fn tidy(&self, kept: &mut Kept) {
+    fn tidy(&self, kept: &mut ReplayIndex) {
         while let Some((when, nonce, id)) = kept.answered.front().copied() {
             let is_too_much = self.bytes.load(Ordering::Relaxed) > BYTES_MAX || kept.answered.len() > ANSWERED_MAX;
             if when.elapsed() < ANSWERED_FOR && !is_too_much {
@@ -413,11 +413,11 @@ pub(in crate::face) fn read_event_id(text: &str) -> Option<(u128, u64)> {
 mod tests {
     use super::*;
 
-    fn text(word: Option<Word>) -> String {
+    fn text(word: Option<ReplayItem>) -> String {
         match word {
-            Some(Word::Event(text, number)) => format!("{} {number:?}", std::str::from_utf8(&text).unwrap()),
-            Some(Word::Last(_, number)) => format!("last {number}"),
-            Some(Word::Rest(_)) => "rest".to_owned(),
+            Some(ReplayItem::Event(text, number)) => format!("{} {number:?}", std::str::from_utf8(&text).unwrap()),
+            Some(ReplayItem::Last(_, number)) => format!("last {number}"),
+            Some(ReplayItem::Rest(_)) => "rest".to_owned(),
             None => "end".to_owned(),
         }
     }
@@ -428,14 +428,14 @@ mod tests {
         let (writer, mut first) = logs.begin(7);
         logs.keep(1, RequestId::number(5), &first);
         for said in ["a", ": sign", "b"] {
-            assert!(writer.say(Bytes::from_static(said.as_bytes()), Unheard::Kept).await);
+            assert!(writer.say(Bytes::from_static(said.as_bytes()), UnreadPolicy::Kept).await);
         }
         assert_eq!(text(first.next().await), "a Some(1)");
         assert_eq!(text(first.next().await), ": sign None");
         drop(first);
-        assert!(!writer.say(Bytes::from_static(b"c"), Unheard::Kept).await);
-        assert!(!writer.say(Bytes::from_static(b"question"), Unheard::Dropped).await);
-        assert!(!writer.say(Bytes::from_static(b": sign"), Unheard::Kept).await);
+        assert!(!writer.say(Bytes::from_static(b"c"), UnreadPolicy::Kept).await);
+        assert!(!writer.say(Bytes::from_static(b"question"), UnreadPolicy::Dropped).await);
+        assert!(!writer.say(Bytes::from_static(b": sign"), UnreadPolicy::Kept).await);
         assert!(logs.take_up((2, 7), 1).is_none() && logs.take_up((1, 8), 1).is_none());
         let (request, mut second) = logs.take_up((1, 7), 1).unwrap();
         assert_eq!(request, RequestId::number(5));
@@ -461,7 +461,7 @@ mod tests {
         let writers: Vec<_> = (0..=PER_SESSION_MAX as u128).map(begin).collect();
         assert!(logs.take_up((1, 0), 0).is_none(), "the oldest made room");
         for n in 0..EVENTS_MAX + 10 {
-            writers[1].say(Bytes::from(format!("{n}")), Unheard::Kept).await;
+            writers[1].say(Bytes::from(format!("{n}")), UnreadPolicy::Kept).await;
         }
         let (_, mut reader) = logs.take_up((1, 1), 0).unwrap();
         assert_eq!(text(reader.next().await), "10 Some(11)");

@@ -14,20 +14,20 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
-use super::replay::{Said, can_resume};
-use super::replay_buffer::{Unheard, Word, Writer};
+use super::replay::{ReplayStream, can_resume};
+use super::replay_buffer::{ReplayItem, ReplayWriter, UnreadPolicy};
 use crate::face::answer::{Addressee, event_stream};
-use crate::face::call_stream::answer::{Answer, Late};
+use crate::face::call_stream::answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::silence::Silence;
 use crate::face::call_stream::{self, CallMessages as _};
-use crate::face::http::{Response, ResponseBody, empty_body, full_body};
-use crate::face::pipe::edit::Gated;
-use crate::face::pipe::read::{self, Resumed};
+use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
+use crate::face::pipe::edit::GatedBody;
+use crate::face::pipe::read::{self, PartlyReadBody};
 use crate::face::sealed::SessionToken;
-use crate::face::session::Shared;
+use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
 use crate::wire::ProtocolVersion;
-use crate::wire::framing::{EventGate, Passage, Primers, Whole, read_event, sse_comment};
+use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, read_event, sse_comment};
 
 /// How long a call goes on that nobody reads.
 const DESERTED_MAX: Duration = Duration::from_secs(5 * 60);
@@ -38,7 +38,7 @@ const ALONE_MAX: Duration = Duration::from_millis(100);
 const KEPT_BYTES_MAX: usize = 1024 * 1024;
 
 /// Who made a request.
-pub(in crate::face) struct Whose {
+pub(in crate::face) struct RequestOrigin {
     pub(in crate::face) token: Arc<SessionToken>,
     /// Whether it is a `tools/call`: nothing else takes long.
     pub(in crate::face) is_call: bool,
@@ -46,38 +46,43 @@ pub(in crate::face) struct Whose {
 
 /// Answers as soon as there is an answer, or holds the call on a stream of the gateway's own.
 pub(in crate::face) async fn respond(
-    shared: &Arc<Shared>,
-    whose: Whose,
-    mut late: Late,
+    shared: &Arc<SessionFaceState>,
+    whose: RequestOrigin,
+    mut late: LateAnswer,
     addressee: Addressee,
-) -> Response {
+) -> FaceResponse {
     if !whose.is_call || !addressee.accepted.takes_stream() || !can_resume(whose.token.client_version) {
         return call_stream::respond(late, addressee).await;
     }
     match Silence::begin().wait(&mut late.answering).await {
-        Some(Answer::Events(body)) if shared.served.conduit.makes_streams() => {
+        Some(RequestAnswer::Events(body)) if shared.served.conduit.makes_streams() => {
             Box::pin(begin_made(shared, whose, body, addressee)).await
         }
         Some(answer) => answer.into_response(&addressee),
         None => {
             let first = late.sign().await;
-            let source = Source::Answer(late, addressee.clone());
+            let source = ResumableSource::Answer(late, addressee.clone());
             Box::pin(begin(shared, whose, (Some(first), source), addressee)).await
         }
     }
 }
 
 /// Where what is said comes from.
-enum Source {
-    Answer(Late, Addressee),
-    Events(Events),
+enum ResumableSource {
+    Answer(LateAnswer, Addressee),
+    Events(GatedEvents),
 }
 
 /// Holds a stream that was made out of what came over another transport, unless it is the answer alone.
-async fn begin_made(shared: &Arc<Shared>, whose: Whose, body: ResponseBody, addressee: Addressee) -> Response {
-    let mut events = Events::of(body);
+async fn begin_made(
+    shared: &Arc<SessionFaceState>,
+    whose: RequestOrigin,
+    body: ResponseBody,
+    addressee: Addressee,
+) -> FaceResponse {
+    let mut events = GatedEvents::of(body);
     let Ok(first) = tokio::time::timeout(ALONE_MAX, events.next()).await else {
-        return begin(shared, whose, (None, Source::Events(events)), addressee).await;
+        return begin(shared, whose, (None, ResumableSource::Events(events)), addressee).await;
     };
     let first = match first {
         Some(Ok(first)) => first,
@@ -94,25 +99,25 @@ async fn begin_made(shared: &Arc<Shared>, whose: Whose, body: ResponseBody, addr
     if is_answer {
         return event_stream(full_body(first));
     }
-    begin(shared, whose, (Some(first), Source::Events(events)), addressee).await
+    begin(shared, whose, (Some(first), ResumableSource::Events(events)), addressee).await
 }
 
 /// Begins a stream that can be taken up again.
 async fn begin(
-    shared: &Arc<Shared>,
-    Whose { token, .. }: Whose,
-    (first, source): (Option<Bytes>, Source),
+    shared: &Arc<SessionFaceState>,
+    RequestOrigin { token, .. }: RequestOrigin,
+    (first, source): (Option<Bytes>, ResumableSource),
     addressee: Addressee,
-) -> Response {
+) -> FaceResponse {
     let Some(id) = &addressee.id else { return event_stream(empty_body()) };
     let (words, mut reader) = shared.desk.replays.begin((shared.served.random)());
     let stream = reader.stream();
     let first = match first {
         Some(first) => {
-            words.say(first, Unheard::Kept).await;
+            words.say(first, UnreadPolicy::Kept).await;
             match reader.next().await {
-                Some(Word::Event(event, number)) => (event, number),
-                Some(Word::Last(..) | Word::Rest(_)) | None => return event_stream(empty_body()),
+                Some(ReplayItem::Event(event, number)) => (event, number),
+                Some(ReplayItem::Last(..) | ReplayItem::Rest(_)) | None => return event_stream(empty_body()),
             }
         }
         // The head goes out with something.
@@ -120,7 +125,7 @@ async fn begin(
         None => (Bytes::new(), None),
     };
     let held = shared.in_flight.enter(token.nonce, id, RequestStage::Held);
-    let response = Said::new(reader).begin(shared, &token, addressee, first);
+    let response = ReplayStream::new(reader).begin(shared, &token, addressee, first);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {
@@ -140,17 +145,17 @@ async fn begin(
 }
 
 /// Writes down what is said, to its end.
-async fn pump(words: &Writer, source: Source, shared: &Shared) {
+async fn pump(words: &ReplayWriter, source: ResumableSource, shared: &SessionFaceState) {
     let mut events = match source {
-        Source::Events(events) => events,
-        Source::Answer(mut late, addressee) => {
+        ResumableSource::Events(events) => events,
+        ResumableSource::Answer(mut late, addressee) => {
             let answer = loop {
                 match Silence::begin().wait(&mut late.answering).await {
                     Some(answer) => break answer,
-                    None => words.say(late.sign().await, Unheard::Dropped).await,
+                    None => words.say(late.sign().await, UnreadPolicy::Dropped).await,
                 };
             };
-            let Answer::Events(body) = answer else {
+            let RequestAnswer::Events(body) = answer else {
                 if let Some(event) = answer.into_events(&addressee) {
                     keep(words, event).await;
                 }
@@ -160,16 +165,16 @@ async fn pump(words: &Writer, source: Source, shared: &Shared) {
                 // From here on it is the upstream's, with event ids or without.
                 return words.hand_over(body).await;
             }
-            Events::of(body)
+            GatedEvents::of(body)
         }
     };
     while let Some(Ok(event)) = events.next().await {
-        words.say(event, Unheard::Kept).await;
+        words.say(event, UnreadPolicy::Kept).await;
     }
 }
 
 /// Writes down the one event of an answer, unless it is too large to be kept.
-async fn keep(words: &Writer, mut event: ResponseBody) {
+async fn keep(words: &ReplayWriter, mut event: ResponseBody) {
     let (mut pieces, mut length) = (VecDeque::new(), 0);
     loop {
         match read::next(&mut event).await {
@@ -177,7 +182,7 @@ async fn keep(words: &Writer, mut event: ResponseBody) {
                 length += piece.len();
                 pieces.push_back(piece);
                 if length > KEPT_BYTES_MAX {
-                    return words.hand_over(Resumed { pieces, rest: event }.boxed_unsync()).await;
+                    return words.hand_over(PartlyReadBody { pieces, rest: event }.boxed_unsync()).await;
                 }
             }
             Ok(None) => break,
@@ -185,27 +190,27 @@ async fn keep(words: &Writer, mut event: ResponseBody) {
             Err(_) => {
                 let broken = futures_util::stream::iter([Err(io::Error::other("the answer broke off"))]);
                 let rest = StreamBody::new(broken).boxed_unsync();
-                return words.hand_over(Resumed { pieces, rest }.boxed_unsync()).await;
+                return words.hand_over(PartlyReadBody { pieces, rest }.boxed_unsync()).await;
             }
         }
     }
     let mut whole = Vec::with_capacity(length);
     pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
-    words.say(whole.into(), Unheard::Kept).await;
+    words.say(whole.into(), UnreadPolicy::Kept).await;
 }
 
 /// A stream, event by event, comments among them.
-struct Events(Gated<ResponseBody>);
+struct GatedEvents(GatedBody<ResponseBody>);
 
-impl Events {
+impl GatedEvents {
     /// Whoever made the stream has bounded its events.
     fn of(body: ResponseBody) -> Self {
-        Self(Gated::new(body, EventGate::new(Primers::Pass, Whole::Messages, usize::MAX)))
+        Self(GatedBody::new(body, EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, usize::MAX)))
     }
 
     /// The next event or comment; `None` at the end. Cancel safe.
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         let passage = self.0.next().await?;
-        Some(passage.map(|(Passage::Through(bytes) | Passage::Event(bytes))| bytes))
+        Some(passage.map(|(GateOutput::Through(bytes) | GateOutput::Event(bytes))| bytes))
     }
 }

@@ -10,10 +10,10 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 
-use super::line::{Gone, Line};
-use super::room::Held;
+use super::line::{ClientDisconnected, ClientLink};
+use super::room::OutgoingPermit;
 use crate::dialect::faults::{gateway_error, reason_key};
-use crate::face::http::{Response, ResponseBody};
+use crate::face::http::{FaceResponse, ResponseBody};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
@@ -25,18 +25,18 @@ const BATCH_MAX: usize = 1_000;
 
 /// How an answer ended.
 #[derive(Debug)]
-pub(super) enum Relayed {
+pub(super) enum RelayOutcome {
     /// With all that was to be said.
     Whole,
     /// A stream without the answer that was waited for; where it could be taken up again.
-    Short(Place),
+    Short(RelayResumePoint),
     /// There was nothing in it.
     Nothing,
 }
 
 /// Where a stream stands.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Place {
+pub(super) struct RelayResumePoint {
     pub(super) event: Option<String>,
     /// How long the server wants to be left alone first.
     pub(super) retry: Option<Duration>,
@@ -44,31 +44,35 @@ pub(super) struct Place {
     pub(super) moved: bool,
 }
 
-impl Line {
+impl ClientLink {
     /// Says what is in an answer: to the request `id`, or to nobody in particular.
-    pub(super) async fn relay(&self, response: Response, id: Option<&RequestId>) -> Result<Relayed, Gone> {
+    pub(super) async fn relay(
+        &self,
+        response: FaceResponse,
+        id: Option<&RequestId>,
+    ) -> Result<RelayOutcome, ClientDisconnected> {
         let (head, body) = response.into_parts();
         let kind = head.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes());
         if kind.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
             return self.relay_events(body, id).await;
         }
-        let mut held = Held::default();
+        let mut held = OutgoingPermit::default();
         let text = match self.collect(body, &mut held).await {
             Ok(text) => text,
             Err(fault) => {
                 self.say_fault(id, &fault).await?;
-                return Ok(Relayed::Whole);
+                return Ok(RelayOutcome::Whole);
             }
         };
         if text.is_empty() && (head.status.is_success() || id.is_none()) {
-            return Ok(Relayed::Nothing);
+            return Ok(RelayOutcome::Nothing);
         }
         if !head.status.is_success() {
             let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
             let refusal = refusal(&text, id, head.status, wait.map(Duration::from_secs));
             return match self.vetted(refusal, None).0 {
-                Some(refusal) => self.say_held(refusal, held).await.map(|()| Relayed::Whole),
-                None => Ok(Relayed::Whole),
+                Some(refusal) => self.say_held(refusal, held).await.map(|()| RelayOutcome::Whole),
+                None => Ok(RelayOutcome::Whole),
             };
         }
         let (message, is_answer) = self.vetted(text, id);
@@ -78,14 +82,18 @@ impl Line {
         if !is_answer {
             self.say_fault(id, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
         }
-        Ok(Relayed::Whole)
+        Ok(RelayOutcome::Whole)
     }
 
-    async fn relay_events(&self, mut body: ResponseBody, id: Option<&RequestId>) -> Result<Relayed, Gone> {
+    async fn relay_events(
+        &self,
+        mut body: ResponseBody,
+        id: Option<&RequestId>,
+    ) -> Result<RelayOutcome, ClientDisconnected> {
         let mut decoder = SseDecoder::new(self.message_bytes_max());
-        let (mut place, mut is_answered) = (Place::default(), false);
+        let (mut place, mut is_answered) = (RelayResumePoint::default(), false);
         // Of the event under way, as far as anybody can tell.
-        let (mut held, mut pending) = (Held::default(), 0);
+        let (mut held, mut pending) = (OutgoingPermit::default(), 0);
         loop {
             // An event that has come so far has more to come.
             self.room().grow(&mut held, pending).await;
@@ -94,7 +102,7 @@ impl Line {
             let Ok(bytes) = frame.into_data() else { continue };
             let Ok(events) = decoder.feed(&bytes) else {
                 self.say_fault(id, &GatewayFault::new(Reason::ResultTooLarge, Executed::Yes)).await?;
-                return Ok(Relayed::Whole);
+                return Ok(RelayOutcome::Whole);
             };
             pending = if events.is_empty() { pending + bytes.len() } else { bytes.len() };
             for event in events {
@@ -113,8 +121,8 @@ impl Line {
                 }
             }
         }
-        let place = Place { event: place.event.filter(|event| !event.is_empty()), ..place };
-        Ok(if is_answered { Relayed::Whole } else { Relayed::Short(place) })
+        let place = RelayResumePoint { event: place.event.filter(|event| !event.is_empty()), ..place };
+        Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(place) })
     }
 
     /// What of a text is said: nothing but messages, and no answer but that to `id`, where one is waited for. And whether
@@ -122,25 +130,25 @@ impl Line {
     fn vetted(&self, text: Bytes, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
         if !is_batch(&text) {
             let kind = kind_of(&text, id);
-            if kind == Kind::None {
+            if kind == RelayedKind::None {
                 self.dropped();
             }
-            return ((kind != Kind::None).then_some(text), kind == Kind::Answer);
+            return ((kind != RelayedKind::None).then_some(text), kind == RelayedKind::Answer);
         }
         let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else {
             self.dropped();
             return (None, false);
         };
         let kinds: Vec<_> = messages.iter().map(|message| kind_of(message, id)).collect();
-        let is_answer = kinds.contains(&Kind::Answer);
-        if !kinds.contains(&Kind::None) {
+        let is_answer = kinds.contains(&RelayedKind::Answer);
+        if !kinds.contains(&RelayedKind::None) {
             return (Some(text), is_answer);
         }
         self.dropped();
         let kept: Vec<_> = messages
             .into_iter()
             .zip(kinds)
-            .filter(|(_, kind)| *kind != Kind::None)
+            .filter(|(_, kind)| *kind != RelayedKind::None)
             .map(|(message, _)| message)
             .collect();
         let array = || Bytes::from([b"[", kept.join(&b',').as_slice(), b"]"].concat());
@@ -154,7 +162,7 @@ impl Line {
     }
 
     /// Reads a whole body, once there is room for it.
-    async fn collect(&self, mut body: ResponseBody, held: &mut Held) -> Result<Bytes, GatewayFault> {
+    async fn collect(&self, mut body: ResponseBody, held: &mut OutgoingPermit) -> Result<Bytes, GatewayFault> {
         let bytes_max = self.message_bytes_max();
         let known = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
         if known > bytes_max {
@@ -175,7 +183,11 @@ impl Line {
     }
 
     /// What is nobody's in particular is not worth an error.
-    pub(super) async fn say_fault(&self, id: Option<&RequestId>, fault: &GatewayFault) -> Result<(), Gone> {
+    pub(super) async fn say_fault(
+        &self,
+        id: Option<&RequestId>,
+        fault: &GatewayFault,
+    ) -> Result<(), ClientDisconnected> {
         match id {
             Some(id) => self.say_error(Some(id), &gateway_error(fault)).await,
             None => {
@@ -207,7 +219,7 @@ fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after
 
 /// What a text is to a client that waits for the answer to a request, or for anything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum RelayedKind {
     /// What it waits for. Clients differ in what they can read, so a text that bears the id is it even where the gateway
     /// would not keep it.
     Answer,
@@ -216,17 +228,17 @@ enum Kind {
     None,
 }
 
-fn kind_of(text: &Bytes, id: Option<&RequestId>) -> Kind {
+fn kind_of(text: &Bytes, id: Option<&RequestId>) -> RelayedKind {
     let named = match envelope::read(text, ScanLimits::UPSTREAM) {
-        Ok(Message::Request(_) | Message::Notification(_)) => return Kind::Message,
+        Ok(Message::Request(_) | Message::Notification(_)) => return RelayedKind::Message,
         // To messages of an array, or on a stream of its own.
-        Ok(Message::Response(_)) if id.is_none() => return Kind::Message,
+        Ok(Message::Response(_)) if id.is_none() => return RelayedKind::Message,
         Ok(Message::Response(response)) => response.id,
         Err(EnvelopeError::Scan { id: named, .. } | EnvelopeError::Shape { id: named, .. }) => named,
         Err(EnvelopeError::Batch) => None,
     };
     match (named, id) {
-        (Some(named), Some(id)) if named.says(id) => Kind::Answer,
-        (Some(_) | None, _) => Kind::None,
+        (Some(named), Some(id)) if named.says(id) => RelayedKind::Answer,
+        (Some(_) | None, _) => RelayedKind::None,
     }
 }

@@ -8,8 +8,8 @@ use http::StatusCode;
 use tokio::time::sleep;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::answer::{Place, Relayed};
-use super::line::{Gone, Line};
+use super::answer::{RelayOutcome, RelayResumePoint};
+use super::line::{ClientDisconnected, ClientLink};
 use crate::face::http::Inbound;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::RequestId;
@@ -21,7 +21,7 @@ const RETRY_MAX: Duration = Duration::from_secs(60);
 /// Attempts in a row that bring nothing new.
 const ATTEMPTS_MAX: u32 = 10;
 
-impl Line {
+impl ClientLink {
     /// Asks, and says the answer. Where the stream ends before it, and can be taken up, that is done; else an error is
     /// said in its place, unless the client has `withdrawn` its request meanwhile.
     pub(super) async fn ask(
@@ -29,7 +29,7 @@ impl Line {
         inbound: Inbound,
         id: &RequestId,
         withdrawn: &CancellationToken,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), ClientDisconnected> {
         let response = self.serve(inbound).await;
         let relayed = self.relay(response, Some(id)).await?;
         self.see_through(relayed, id, withdrawn).await
@@ -38,16 +38,16 @@ impl Line {
     /// From what there is of an answer to its end.
     pub(super) async fn see_through(
         &self,
-        mut relayed: Relayed,
+        mut relayed: RelayOutcome,
         id: &RequestId,
         withdrawn: &CancellationToken,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), ClientDisconnected> {
         let mut attempts = 0;
         loop {
             let place = match relayed {
-                Relayed::Whole => return Ok(()),
-                Relayed::Nothing => break,
-                Relayed::Short(place) => place,
+                RelayOutcome::Whole => return Ok(()),
+                RelayOutcome::Nothing => break,
+                RelayOutcome::Short(place) => place,
             };
             attempts = if place.moved { 1 } else { attempts + 1 };
             if attempts > ATTEMPTS_MAX || withdrawn.is_cancelled() {
@@ -59,13 +59,17 @@ impl Line {
             relayed = match response.status() {
                 StatusCode::OK => match self.relay(response, Some(id)).await? {
                     // Nothing new: the same place again.
-                    Relayed::Short(Place { event: None, retry, moved }) => {
-                        Relayed::Short(Place { event: place.event, retry: retry.or(place.retry), moved })
+                    RelayOutcome::Short(RelayResumePoint { event: None, retry, moved }) => {
+                        RelayOutcome::Short(RelayResumePoint {
+                            event: place.event,
+                            retry: retry.or(place.retry),
+                            moved,
+                        })
                     }
-                    other @ (Relayed::Whole | Relayed::Nothing | Relayed::Short(_)) => other,
+                    other @ (RelayOutcome::Whole | RelayOutcome::Nothing | RelayOutcome::Short(_)) => other,
                 },
                 StatusCode::SERVICE_UNAVAILABLE | StatusCode::BAD_GATEWAY => {
-                    Relayed::Short(Place { moved: false, ..place })
+                    RelayOutcome::Short(RelayResumePoint { moved: false, ..place })
                 }
                 _ => break,
             };
@@ -78,7 +82,7 @@ impl Line {
 
     /// Keeps the session's own stream open, and says what comes on it. Ends where there is none to be had. `opening` is
     /// dropped once it is known whether there is one.
-    pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), Gone> {
+    pub(super) async fn listen(self: Arc<Self>, opening: DropGuard) -> Result<(), ClientDisconnected> {
         let (mut event, mut pause, mut opening) = (None::<String>, RETRY, Some(opening));
         loop {
             let Some(get) = self.get(event.as_deref()) else { return Ok(()) };
@@ -86,11 +90,11 @@ impl Line {
             drop(opening.take());
             match response.status() {
                 StatusCode::OK => match self.relay(response, None).await? {
-                    Relayed::Short(place) => {
+                    RelayOutcome::Short(place) => {
                         pause = place.retry.unwrap_or(RETRY).min(RETRY_MAX);
                         event = place.event.or(event);
                     }
-                    Relayed::Whole | Relayed::Nothing => pause = RETRY,
+                    RelayOutcome::Whole | RelayOutcome::Nothing => pause = RETRY,
                 },
                 // The server has no such stream, or the session is over.
                 StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => return Ok(()),

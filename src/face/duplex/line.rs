@@ -10,10 +10,10 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::Client;
-use super::room::{Held, Room, Said};
+use super::StreamClient;
+use super::room::{OutgoingBudget, OutgoingMessage, OutgoingPermit};
 use crate::face::headers;
-use crate::face::http::{AcceptedTypes, Carriage, Inbound, Response};
+use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use crate::wire::{RequestId, RpcError, envelope};
 
 /// How long the end of a session may take.
@@ -21,30 +21,30 @@ const END_MAX: Duration = Duration::from_secs(1);
 
 /// The client is gone: nobody reads what is said to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Gone;
+pub(super) struct ClientDisconnected;
 
 /// A session that is open.
 #[derive(Clone, Debug)]
-pub(super) struct Session {
+pub(super) struct StreamClientSession {
     id: HeaderValue,
     /// What came with the message that opened it, for what the gateway asks in it by itself.
     with: HeaderMap,
 }
 
 /// What everything that is done for one client shares.
-pub(super) struct Line {
-    client: Client,
-    outgoing: mpsc::Sender<Said>,
-    session: Mutex<Option<Session>>,
-    room: Room,
+pub(super) struct ClientLink {
+    client: StreamClient,
+    outgoing: mpsc::Sender<OutgoingMessage>,
+    session: Mutex<Option<StreamClientSession>>,
+    room: OutgoingBudget,
 }
 
-impl Line {
-    pub(super) fn new(client: Client, outgoing: mpsc::Sender<Said>) -> Arc<Self> {
-        Arc::new(Self { client, outgoing, session: Mutex::default(), room: Room::default() })
+impl ClientLink {
+    pub(super) fn new(client: StreamClient, outgoing: mpsc::Sender<OutgoingMessage>) -> Arc<Self> {
+        Arc::new(Self { client, outgoing, session: Mutex::default(), room: OutgoingBudget::default() })
     }
 
-    pub(super) const fn room(&self) -> &Room {
+    pub(super) const fn room(&self) -> &OutgoingBudget {
         &self.room
     }
 
@@ -62,7 +62,7 @@ impl Line {
 
     /// From now on messages of session versions belong to this session.
     pub(super) fn open(&self, id: HeaderValue, with: HeaderMap) {
-        *self.session.lock() = Some(Session { id, with });
+        *self.session.lock() = Some(StreamClientSession { id, with });
     }
 
     /// Waits until the client is gone.
@@ -71,17 +71,17 @@ impl Line {
     }
 
     /// Says one message to the client, once there is room. Dropping the future says it whole or not at all.
-    pub(super) async fn say(&self, message: Bytes) -> Result<(), Gone> {
-        self.say_held(message, Held::default()).await
+    pub(super) async fn say(&self, message: Bytes) -> Result<(), ClientDisconnected> {
+        self.say_held(message, OutgoingPermit::default()).await
     }
 
     /// The same for one that has room already.
-    pub(super) async fn say_held(&self, message: Bytes, held: Held) -> Result<(), Gone> {
+    pub(super) async fn say_held(&self, message: Bytes, held: OutgoingPermit) -> Result<(), ClientDisconnected> {
         let said = self.room.message(message, held).await;
-        self.outgoing.send(said).await.map_err(|_| Gone)
+        self.outgoing.send(said).await.map_err(|_| ClientDisconnected)
     }
 
-    pub(super) async fn say_error(&self, id: Option<&RequestId>, error: &RpcError) -> Result<(), Gone> {
+    pub(super) async fn say_error(&self, id: Option<&RequestId>, error: &RpcError) -> Result<(), ClientDisconnected> {
         self.say(envelope::error(id, error)).await
     }
 
@@ -114,7 +114,7 @@ impl Line {
         Some(Inbound { accepted: AcceptedTypes::EventStream, ..inbound })
     }
 
-    pub(super) async fn serve(&self, inbound: Inbound) -> Response {
+    pub(super) async fn serve(&self, inbound: Inbound) -> FaceResponse {
         self.client.endpoint.serve(inbound).await
     }
 
@@ -142,7 +142,7 @@ impl Line {
             principal: self.client.principal.clone(),
             accepted: AcceptedTypes::Both,
             received_at,
-            carriage: Carriage::Stream,
+            carriage: MessageChannel::Stream,
         }
     }
 }

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use futures_util::FutureExt as _;
 
-use super::{Done, Heard, Talk, WAITING_MAX, caught};
+use super::{CompletedWork, ParsedMessage, StreamClientLoop, WAITING_MAX, caught};
 use crate::metric;
 use crate::wire::{Message, method};
 
 /// Says that something changed; how often, and after what, is all the same.
 const ROOTS_CHANGED: &str = "notifications/roots/list_changed";
 
-impl Talk {
+impl StreamClientLoop {
     /// Hands over what wants no answer. Whatever takes long there holds up neither requests nor answers: only what may
     /// have to arrive in order waits for those before it, and too much of that is dropped.
-    pub(super) fn note(&mut self, heard: Heard) {
+    pub(super) fn note(&mut self, heard: ParsedMessage) {
         let is_free = match &heard.message {
             Some(Message::Notification(notification)) => {
                 matches!(notification.method.as_str(), method::CANCELLED | ROOTS_CHANGED)
@@ -24,7 +24,7 @@ impl Talk {
         if is_free {
             self.noting += 1;
             let noting = self.noted(heard);
-            return self.work.push(noting.map(|()| Done::Noted { in_order: false }).boxed());
+            return self.work.push(noting.map(|()| CompletedWork::Noted { in_order: false }).boxed());
         }
         if self.notes.len() >= WAITING_MAX {
             let upstream = Arc::clone(self.line.upstream());
@@ -43,11 +43,11 @@ impl Talk {
         let Some(heard) = self.notes.pop_front() else { return };
         self.is_noting = true;
         let noting = self.noted(heard);
-        self.work.push(noting.map(|()| Done::Noted { in_order: true }).boxed());
+        self.work.push(noting.map(|()| CompletedWork::Noted { in_order: true }).boxed());
     }
 
     /// What is refused stays without an answer too.
-    fn noted(&self, Heard { spoken, arrived, .. }: Heard) -> impl Future<Output = ()> + Send + use<> {
+    fn noted(&self, ParsedMessage { spoken, arrived, .. }: ParsedMessage) -> impl Future<Output = ()> + Send + use<> {
         let line = Arc::clone(&self.line);
         let noting = async move {
             let response = line.serve(line.inside(spoken.text, spoken.headers, arrived)).await;

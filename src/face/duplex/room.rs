@@ -16,13 +16,13 @@ const UNIT: usize = 1024;
 
 /// The room of one client.
 #[derive(Debug)]
-pub(super) struct Room {
+pub(super) struct OutgoingBudget {
     units: Arc<Semaphore>,
     /// Whoever has it may go on where there is no room: so that one of several that are half read gets to its end.
     turn: Arc<Semaphore>,
 }
 
-impl Default for Room {
+impl Default for OutgoingBudget {
     fn default() -> Self {
         Self { units: Arc::new(Semaphore::new(ROOM_BYTES / UNIT)), turn: Arc::new(Semaphore::new(1)) }
     }
@@ -30,12 +30,12 @@ impl Default for Room {
 
 /// The room of one message; given back when dropped.
 #[derive(Debug, Default)]
-pub struct Held {
+pub struct OutgoingPermit {
     units: Option<OwnedSemaphorePermit>,
     turn: Option<OwnedSemaphorePermit>,
 }
 
-impl Held {
+impl OutgoingPermit {
     fn units(&self) -> usize {
         self.units.as_ref().map_or(0, OwnedSemaphorePermit::num_permits)
     }
@@ -51,9 +51,9 @@ impl Held {
     }
 }
 
-impl Room {
+impl OutgoingBudget {
     /// Waits until there is room for a message that has `bytes` by now. Cancel safe.
-    pub(super) async fn grow(&self, held: &mut Held, bytes: usize) {
+    pub(super) async fn grow(&self, held: &mut OutgoingPermit, bytes: usize) {
         let wanted = units_of(bytes);
         let more = wanted.saturating_sub(held.units());
         if more == 0 || held.turn.is_some() {
@@ -74,10 +74,10 @@ impl Room {
     }
 
     /// Makes a message of its text, with as much room as it needs. Cancel safe.
-    pub(super) async fn message(&self, text: Bytes, mut held: Held) -> Said {
+    pub(super) async fn message(&self, text: Bytes, mut held: OutgoingPermit) -> OutgoingMessage {
         self.grow(&mut held, text.len()).await;
         held.shrink(text.len());
-        Said { text, held }
+        OutgoingMessage { text, held }
     }
 }
 
@@ -87,12 +87,12 @@ const fn units_of(bytes: usize) -> usize {
 
 /// One message to a client: a whole JSON text, and the room that it has until the client has read it.
 #[derive(Debug)]
-pub struct Said {
+pub struct OutgoingMessage {
     text: Bytes,
-    held: Held,
+    held: OutgoingPermit,
 }
 
-impl Said {
+impl OutgoingMessage {
     #[must_use]
     pub const fn text(&self) -> &Bytes {
         &self.text
@@ -100,14 +100,14 @@ impl Said {
 
     /// The text, and what is to be dropped once it is written.
     #[must_use]
-    pub fn into_parts(self) -> (Bytes, Held) {
+    pub fn into_parts(self) -> (Bytes, OutgoingPermit) {
         (self.text, self.held)
     }
 }
 
 /// A small message of the gateway's own.
-impl From<Bytes> for Said {
+impl From<Bytes> for OutgoingMessage {
     fn from(text: Bytes) -> Self {
-        Self { text, held: Held::default() }
+        Self { text, held: OutgoingPermit::default() }
     }
 }

@@ -11,33 +11,33 @@ use http::{HeaderValue, StatusCode, header};
 use http_body_util::{BodyExt, BodyStream, StreamBody};
 use hyper::body::Frame;
 
-use super::body::{Form, Pace, PipeBody};
-use super::edit::Gated;
-use super::{Call, Kind, Parcel, PipedRequest, Piping, note, notes, read};
-use crate::dialect::Complaint;
+use super::body::{BodyForm, PipeBody, PipeTimeouts};
+use super::edit::GatedBody;
+use super::{OneWayKind, PipeForward, PipedCall, PipedMessage, PipedRequest, note, notes, read};
+use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream;
-use crate::face::call_stream::answer::{Answer, AnswerContent, Late};
-use crate::face::call_stream::replay::Saying;
-use crate::face::http::{AcceptedTypes, Response, ResponseBody, full_body};
-use crate::face::session::sessions::Session;
-use crate::face::session::{Shared, addressee};
+use crate::face::call_stream::answer::{AnswerContent, LateAnswer, RequestAnswer};
+use crate::face::call_stream::replay::BatchedMessage;
+use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, full_body};
+use crate::face::session::sessions::ClientSession;
+use crate::face::session::{SessionFaceState, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::wire::framing::{EventGate, Passage, Primers, Whole, sse_message};
+use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, sse_message};
 use crate::wire::{ProtocolVersion, RequestId, envelope};
 
 /// A message of an array, or what is wrong with it. `None` is one that was for the gateway itself.
-pub(in crate::face) type Item = Result<Option<Parcel>, (Option<RequestId>, Complaint)>;
+pub(in crate::face) type BatchItem = Result<Option<PipedMessage>, (Option<RequestId>, RequestError)>;
 
 /// What a call says that the gateway drives itself.
-pub(in crate::face) type Driven = BoxStream<'static, Saying>;
+pub(in crate::face) type DrivenMessages = BoxStream<'static, BatchedMessage>;
 
 /// What an array holds, by what is done with it.
 #[derive(Default)]
-struct Sorted {
+struct SortedBatch {
     requests: Vec<PipedRequest>,
-    notes: Vec<(Kind, Option<RequestId>, Bytes)>,
+    notes: Vec<(OneWayKind, Option<RequestId>, Bytes)>,
     /// The answers to what is refused here.
     refusals: Vec<Bytes>,
 }
@@ -45,11 +45,11 @@ struct Sorted {
 /// Passes on the messages of an array. Those that want no answer go first, in their order; requests run
 /// beside each other.
 pub(in crate::face) async fn post_batch(
-    shared: &Arc<Shared>,
-    session: Session,
-    (items, driven): (Vec<Item>, Vec<Driven>),
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    (items, driven): (Vec<BatchItem>, Vec<DrivenMessages>),
     accepted: AcceptedTypes,
-) -> Response {
+) -> FaceResponse {
     let sorted = sort(items);
     let mut status = StatusCode::ACCEPTED;
     for (kind, cancels, bytes) in sorted.notes {
@@ -64,7 +64,7 @@ pub(in crate::face) async fn post_batch(
     }
     let pipings = sorted.requests.into_iter().map(|request| {
         let signs = request.signs().filter(|_| shared.served.life_signs);
-        Piping { shared: Arc::clone(shared), session: session.clone(), request, signs }
+        PipeForward { shared: Arc::clone(shared), session: session.clone(), request, signs }
     });
     if accepted == AcceptedTypes::Json || (pipings.len() == 0 && driven.is_empty()) {
         return array(pipings, driven, sorted.refusals, shared.served.edited_bytes_max).await;
@@ -74,17 +74,17 @@ pub(in crate::face) async fn post_batch(
     let answers = pipings.map(events).chain(driven).chain([refused]);
     let merged = stream::select_all(answers).map(|event| event.map(Frame::data));
     let source = StreamBody::new(merged).boxed_unsync();
-    event_stream(PipeBody::<Call>::new(source, Form::Events, Pace::default(), None).boxed_unsync())
+    event_stream(PipeBody::<PipedCall>::new(source, BodyForm::Events, PipeTimeouts::default(), None).boxed_unsync())
 }
 
-fn sort(items: Vec<Item>) -> Sorted {
-    let mut sorted = Sorted::default();
+fn sort(items: Vec<BatchItem>) -> SortedBatch {
+    let mut sorted = SortedBatch::default();
     for item in items {
         match item {
-            Ok(Some(Parcel::Request(request))) => sorted.requests.push(request),
-            Ok(Some(Parcel::Notification(bytes))) => sorted.notes.push((Kind::Notification, None, bytes)),
-            Ok(Some(Parcel::Cancel(id, bytes))) => sorted.notes.push((Kind::Notification, Some(id), bytes)),
-            Ok(Some(Parcel::Response(bytes))) => sorted.notes.push((Kind::Response, None, bytes)),
+            Ok(Some(PipedMessage::Request(request))) => sorted.requests.push(request),
+            Ok(Some(PipedMessage::Notification(bytes))) => sorted.notes.push((OneWayKind::Notification, None, bytes)),
+            Ok(Some(PipedMessage::Cancel(id, bytes))) => sorted.notes.push((OneWayKind::Notification, Some(id), bytes)),
+            Ok(Some(PipedMessage::Response(bytes))) => sorted.notes.push((OneWayKind::Response, None, bytes)),
             Ok(None) => (),
             Err((id, complaint)) => {
                 let error = complaint.to_error(ProtocolVersion::V2025_03_26);
@@ -97,11 +97,11 @@ fn sort(items: Vec<Item>) -> Sorted {
 
 /// All answers in one array; of streams only the answers.
 async fn array(
-    pipings: impl Iterator<Item = Piping>,
-    driven: Vec<Driven>,
+    pipings: impl Iterator<Item = PipeForward>,
+    driven: Vec<DrivenMessages>,
     refusals: Vec<Bytes>,
     bytes_max: usize,
-) -> Response {
+) -> FaceResponse {
     let answers = pipings.map(|piping| async move {
         let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Json);
         message(piping.run(AcceptedTypes::Json).await, &addressee, bytes_max).await
@@ -113,24 +113,24 @@ async fn array(
     text.push(b'[');
     text.extend_from_slice(&all.join(&b','));
     text.push(b']');
-    let mut response = Response::new(full_body(text.into()));
+    let mut response = FaceResponse::new(full_body(text.into()));
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// The answer of a driven call; none if it was cancelled.
-async fn last(mut said: Driven) -> Option<Bytes> {
+async fn last(mut said: DrivenMessages) -> Option<Bytes> {
     while let Some(saying) = said.next().await {
         match saying {
-            Saying::Last(message) => return Some(message),
-            Saying::Event(_) => (),
+            BatchedMessage::Last(message) => return Some(message),
+            BatchedMessage::Event(_) => (),
         }
     }
     None
 }
 
 /// One answer as a message.
-async fn message(answer: Answer, addressee: &Addressee, bytes_max: usize) -> Bytes {
+async fn message(answer: RequestAnswer, addressee: &Addressee, bytes_max: usize) -> Bytes {
     let fault = match answer.written(addressee) {
         AnswerContent::Message(message) => return message,
         AnswerContent::Json(body) => match read::whole(body, bytes_max).await {
@@ -146,31 +146,31 @@ async fn message(answer: Answer, addressee: &Addressee, bytes_max: usize) -> Byt
 
 /// One answer as whole events, so that those of several answers can stand between each other. Each shows its
 /// own signs of life.
-fn events(piping: Piping) -> BoxStream<'static, io::Result<Bytes>> {
+fn events(piping: PipeForward) -> BoxStream<'static, io::Result<Bytes>> {
     let bytes_max = piping.shared.served.edited_bytes_max;
     let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
     let (whole, signs) = (addressee.clone(), piping.signs.clone());
     let answering = async move {
         let answer = piping.run(AcceptedTypes::Both).await;
-        if matches!(answer, Answer::Events(_)) {
+        if matches!(answer, RequestAnswer::Events(_)) {
             return answer;
         }
-        Answer::Json(full_body(message(answer, &whole, bytes_max).await))
+        RequestAnswer::Json(full_body(message(answer, &whole, bytes_max).await))
     };
-    let late = Late { answering: Box::pin(answering), signs };
+    let late = LateAnswer { answering: Box::pin(answering), signs };
     whole_events(call_stream::stream(late, addressee, None), bytes_max).boxed()
 }
 
 /// Nothing but events: comments, and whatever else says nothing, have no place among others.
 fn whole_events(body: ResponseBody, bytes_max: usize) -> impl futures_util::Stream<Item = io::Result<Bytes>> {
-    let gate = EventGate::new(Primers::Withhold, Whole::Messages, bytes_max);
+    let gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Messages, bytes_max);
     // What breaks off in the middle of an event has no place either.
     let body = StreamBody::new(BodyStream::new(body).take_while(|frame| std::future::ready(frame.is_ok())));
-    stream::unfold(Gated::new(body, gate), |mut events| async move {
+    stream::unfold(GatedBody::new(body, gate), |mut events| async move {
         loop {
             match events.next().await? {
-                Ok(Passage::Event(event)) => return Some((Ok(event), events)),
-                Ok(Passage::Through(_)) => (),
+                Ok(GateOutput::Event(event)) => return Some((Ok(event), events)),
+                Ok(GateOutput::Through(_)) => (),
                 Err(error) => return Some((Err(error), events)),
             }
         }

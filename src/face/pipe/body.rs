@@ -10,19 +10,19 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::Call;
-use super::paused::{EVENT_BYTES_MAX, Pause, Resumable, Tail};
+use super::PipedCall;
+use super::paused::{EVENT_BYTES_MAX, PausedCall, StreamPause, StreamTail};
 use crate::dialect::faults::gateway_error;
-use crate::face::call_stream::progress::Signs;
+use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::{ConduitBody, fault_in};
+use crate::upstream::conduit::{RawBody, fault_in};
 use crate::wire::framing::{SseDecoder, sse_comment, sse_message};
 use crate::wire::{RequestId, envelope};
 
 /// How long a body may take.
 #[derive(Clone, Copy, Debug, Default)]
-pub(in crate::face) struct Pace {
+pub(in crate::face) struct PipeTimeouts {
     /// Longest silence of the upstream.
     pub(in crate::face) idle: Option<Duration>,
     /// The end of the call.
@@ -31,13 +31,13 @@ pub(in crate::face) struct Pace {
 
 /// What stands in a body.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::face) enum Form {
+pub(in crate::face) enum BodyForm {
     Json,
     Events,
 }
 
 /// The request that a body answers. Dropping it gives back what the request held.
-pub(in crate::face) trait Answered: Send + Unpin {
+pub(in crate::face) trait AnsweredRequest: Send + Unpin {
     fn id(&self) -> &RequestId;
 
     /// Notes that it ends with this in place of its answer.
@@ -55,7 +55,7 @@ pub(in crate::face) trait Answered: Send + Unpin {
     }
 
     /// Keeps the request, which goes on upstream, until its stream is taken up.
-    fn pause(self, _pace: Pace, _at: &Pause)
+    fn pause(self, _pace: PipeTimeouts, _at: &StreamPause)
     where
         Self: Sized,
     {
@@ -64,10 +64,10 @@ pub(in crate::face) trait Answered: Send + Unpin {
 
 /// A body on its way. Dropping it lets go of the upstream's stream without a cancel (T-81).
 pub(in crate::face) struct PipeBody<C> {
-    source: ConduitBody,
+    source: RawBody,
     /// Where an event stream stands, and what its events say; none of JSON.
     events: Option<SseDecoder>,
-    pace: Pace,
+    pace: PipeTimeouts,
     last_frame: Instant,
     /// Since the client last saw that the answer lives.
     silence: Silence,
@@ -76,29 +76,31 @@ pub(in crate::face) struct PipeBody<C> {
     /// The call that is answered; none behind a stream of the client's own.
     call: Option<C>,
     /// Progress instead of comments.
-    signs: Option<Signs>,
+    signs: Option<LifeSigns>,
     /// Tells whether that call is over when its stream ends.
-    tail: Option<Tail>,
+    tail: Option<StreamTail>,
     /// Whether the stream may go on when the call is over.
     is_resumed: bool,
     is_over: bool,
 }
 
-impl PipeBody<Call> {
+impl PipeBody<PipedCall> {
     /// The rest of a call's stream. Servers may keep such a stream as the session's own once it has brought the
     /// answer.
-    pub(super) fn resumed(source: ConduitBody, Resumable { call, pace, .. }: Resumable) -> Self {
-        Self { is_resumed: true, ..Self::new(source, Form::Events, pace, Some(call)) }
+    pub(super) fn resumed(source: RawBody, PausedCall { call, pace, .. }: PausedCall) -> Self {
+        Self { is_resumed: true, ..Self::new(source, BodyForm::Events, pace, Some(call)) }
     }
 }
 
-impl<C: Answered> PipeBody<C> {
-    pub(in crate::face) fn new(source: ConduitBody, form: Form, pace: Pace, call: Option<C>) -> Self {
+impl<C: AnsweredRequest> PipeBody<C> {
+    pub(in crate::face) fn new(source: RawBody, form: BodyForm, pace: PipeTimeouts, call: Option<C>) -> Self {
         let now = Instant::now();
         let (tail, events) = match (form, call.as_ref().filter(|call| call.ends_with_answer())) {
-            (Form::Events, Some(call)) => (Some(Tail::new(call.id())), Some(SseDecoder::new(EVENT_BYTES_MAX))),
-            (Form::Events, None) => (None, Some(SseDecoder::of_nothing())),
-            (Form::Json, _) => (None, None),
+            (BodyForm::Events, Some(call)) => {
+                (Some(StreamTail::new(call.id())), Some(SseDecoder::new(EVENT_BYTES_MAX)))
+            }
+            (BodyForm::Events, None) => (None, Some(SseDecoder::of_nothing())),
+            (BodyForm::Json, _) => (None, None),
         };
         Self {
             source,
@@ -116,7 +118,7 @@ impl<C: Answered> PipeBody<C> {
     }
 
     /// The same with progress in place of comments.
-    pub(in crate::face) fn with_signs(self, signs: Option<Signs>) -> Self {
+    pub(in crate::face) fn with_signs(self, signs: Option<LifeSigns>) -> Self {
         Self { signs, ..self }
     }
 
@@ -153,7 +155,7 @@ impl<C: Answered> PipeBody<C> {
     }
 
     fn sign(&self) -> Bytes {
-        self.signs.as_ref().map_or_else(sse_comment, Signs::sign)
+        self.signs.as_ref().map_or_else(sse_comment, LifeSigns::sign)
     }
 
     /// Takes note of what passes.
@@ -216,13 +218,13 @@ impl<C: Answered> PipeBody<C> {
     /// Whether the client goes on by itself: its events had ids, here or on the stream that this one goes on with.
     fn can_be_taken_up(&self) -> bool {
         let gave_ids = || self.events.as_ref().is_some_and(SseDecoder::gave_ids);
-        let gave_id = self.tail.as_ref().and_then(Tail::gave_id).unwrap_or_else(gave_ids);
-        self.call.as_ref().is_none_or(Answered::is_resumable) && (self.is_resumed || gave_id)
+        let gave_id = self.tail.as_ref().and_then(StreamTail::gave_id).unwrap_or_else(gave_ids);
+        self.call.as_ref().is_none_or(AnsweredRequest::is_resumable) && (self.is_resumed || gave_id)
     }
 
     /// Lets go of a call whose answer has come on a stream that goes on.
     fn let_go(&mut self) {
-        if self.is_resumed && self.tail.as_ref().is_some_and(Tail::is_answered) {
+        if self.is_resumed && self.tail.as_ref().is_some_and(StreamTail::is_answered) {
             (self.call, self.tail) = (None, None);
             (self.pace.idle, self.pace.deadline) = (None, None);
         }
@@ -253,7 +255,7 @@ impl<C: Answered> PipeBody<C> {
 /// Waits for something of the upstream's, within its limits; past them it is told that nobody waits. Notes a failure as
 /// the end of the request.
 pub(in crate::face) async fn in_time<T>(
-    call: &impl Answered,
+    call: &impl AnsweredRequest,
     waiting: impl Future<Output = Result<T, GatewayFault>>,
     silence_max: Option<Duration>,
     deadline: Option<Instant>,
@@ -270,7 +272,7 @@ pub(in crate::face) async fn in_time<T>(
     outcome.inspect_err(|fault| call.ended(fault))
 }
 
-impl<C: Answered> Body for PipeBody<C> {
+impl<C: AnsweredRequest> Body for PipeBody<C> {
     type Data = Bytes;
     type Error = io::Error;
 

@@ -11,13 +11,13 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use hyper::body::{Body, Frame};
 
-use super::sieve::Sieve;
-use crate::face::fallback::FallbackDesk;
+use super::sieve::ClientFilter;
+use crate::face::fallback::FallbackToolService;
 use crate::face::rewrite;
-use crate::face::session::tasks::Support;
-use crate::upstream::conduit::ConduitBody;
+use crate::face::session::tasks::TaskSupportLookup;
+use crate::upstream::conduit::RawBody;
 use crate::wire::envelope::{is_batch, split_batch};
-use crate::wire::framing::{EventGate, Passage, Primers, Whole, read_event, with_data};
+use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, read_event, with_data};
 use crate::wire::{ProtocolVersion, RequestId, ScanLimits};
 
 /// Most messages in one array.
@@ -25,50 +25,50 @@ const BATCH_MAX: usize = 1_000;
 
 /// What is to be done with the messages of an answer.
 #[derive(Clone)]
-pub(super) struct Edits {
-    pub(super) primers: Primers,
+pub(super) struct StreamEdits {
+    pub(super) primers: PrimerPolicy,
     /// Whether the client knows arrays of messages.
-    pub(super) arrays: Arrays,
+    pub(super) arrays: ArrayPolicy,
     /// The request whose answer is a tool list.
-    pub(super) tool_list: Option<ToolList>,
+    pub(super) tool_list: Option<ToolListEdit>,
     /// What keeps out what the client must not be shown.
-    sieve: Sieve,
+    sieve: ClientFilter,
 }
 
 /// A tool list on its way.
 #[derive(Clone)]
-pub(super) struct ToolList {
+pub(super) struct ToolListEdit {
     pub(super) id: RequestId,
     /// What is said of each tool; `None` says nothing.
-    pub(super) support: Option<Support>,
+    pub(super) support: Option<TaskSupportLookup>,
     /// The gateway's own tools, for clients that have them.
-    pub(super) fallback: Option<Arc<FallbackDesk>>,
+    pub(super) fallback: Option<Arc<FallbackToolService>>,
 }
 
 /// Arrays of messages, which a server of 2025-03-26 may send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Arrays {
+pub(super) enum ArrayPolicy {
     /// None come, or the client takes them.
     Pass,
     Split,
 }
 
-impl Edits {
+impl StreamEdits {
     /// What the two versions of a session demand (GW-05, T-28).
-    pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion, sieve: Sieve) -> Self {
+    pub(super) fn between(client: ProtocolVersion, upstream: ProtocolVersion, sieve: ClientFilter) -> Self {
         let knows_primers = client >= ProtocolVersion::V2025_11_25;
         let may_send_arrays = upstream == ProtocolVersion::V2025_03_26 && client != upstream;
         Self {
-            primers: if knows_primers { Primers::Pass } else { Primers::Withhold },
-            arrays: if may_send_arrays { Arrays::Split } else { Arrays::Pass },
+            primers: if knows_primers { PrimerPolicy::Pass } else { PrimerPolicy::Withhold },
+            arrays: if may_send_arrays { ArrayPolicy::Split } else { ArrayPolicy::Pass },
             tool_list: None,
             sieve,
         }
     }
 
     /// An event stream with these edits.
-    pub(super) fn apply(self, source: ConduitBody, event_bytes_max: usize) -> ConduitBody {
-        let whole = if self.tool_list.is_some() { Whole::Messages } else { Whole::Asking };
+    pub(super) fn apply(self, source: RawBody, event_bytes_max: usize) -> RawBody {
+        let whole = if self.tool_list.is_some() { HoldPolicy::Messages } else { HoldPolicy::Asking };
         let gate = EventGate::new(self.primers, whole, event_bytes_max);
         edited_events(source, gate, move |event| self.event(event))
     }
@@ -76,13 +76,13 @@ impl Edits {
     /// A JSON body with these edits; nothing, if nothing of it is for the client.
     pub(super) fn text(&self, text: Bytes) -> Vec<Bytes> {
         let messages = match self.arrays {
-            Arrays::Split if is_batch(&text) => {
+            ArrayPolicy::Split if is_batch(&text) => {
                 split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX).unwrap_or_else(|_| vec![text])
             }
-            Arrays::Split | Arrays::Pass => vec![text],
+            ArrayPolicy::Split | ArrayPolicy::Pass => vec![text],
         };
         let messages: Vec<Bytes> = messages.into_iter().filter_map(|message| self.sieve.text(message)).collect();
-        let Some(ToolList { id, support, fallback }) = &self.tool_list else { return messages };
+        let Some(ToolListEdit { id, support, fallback }) = &self.tool_list else { return messages };
         let support = support.as_ref().map(|support| &**support as &dyn Fn(&str) -> &'static str);
         let listed = |message: Bytes| {
             self.sieve.learn(&message);
@@ -117,15 +117,15 @@ fn edited(event: Bytes, data: Bytes, edit: impl FnOnce(Bytes) -> Vec<Bytes>) -> 
 
 /// An event stream in which the events that a gate hands over whole are edited.
 pub(in crate::face) fn edited_events(
-    source: ConduitBody,
+    source: RawBody,
     gate: EventGate,
     edit: impl Fn(Bytes) -> Bytes + Send + Unpin + 'static,
-) -> ConduitBody {
-    ConduitBody::new(EditedEvents { events: Gated::new(source, gate), edit })
+) -> RawBody {
+    RawBody::new(EditedEvents { events: GatedBody::new(source, gate), edit })
 }
 
 struct EditedEvents<E> {
-    events: Gated<ConduitBody>,
+    events: GatedBody<RawBody>,
     edit: E,
 }
 
@@ -136,8 +136,8 @@ impl<E: Fn(Bytes) -> Bytes + Send + Unpin> Body for EditedEvents<E> {
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = self.get_mut();
         let bytes = match ready!(this.events.poll_next(cx)) {
-            Some(Ok(Passage::Through(bytes))) => bytes,
-            Some(Ok(Passage::Event(event))) => (this.edit)(event),
+            Some(Ok(GateOutput::Through(bytes))) => bytes,
+            Some(Ok(GateOutput::Event(event))) => (this.edit)(event),
             Some(Err(error)) => return Poll::Ready(Some(Err(error))),
             None => return Poll::Ready(this.events.gate.finish().map(|rest| Ok(Frame::data(rest)))),
         };
@@ -146,14 +146,14 @@ impl<E: Fn(Bytes) -> Bytes + Send + Unpin> Body for EditedEvents<E> {
 }
 
 /// An event stream, cut by a gate into what passes and events as a whole.
-pub(in crate::face) struct Gated<B> {
+pub(in crate::face) struct GatedBody<B> {
     source: B,
     gate: EventGate,
     /// What one piece of the source became.
-    ready: VecDeque<Passage>,
+    ready: VecDeque<GateOutput>,
 }
 
-impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> Gated<B> {
+impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> GatedBody<B> {
     pub(in crate::face) const fn new(source: B, gate: EventGate) -> Self {
         Self { source, gate, ready: VecDeque::new() }
     }
@@ -161,7 +161,7 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> Gated<B> {
     /// What comes next; `None` at the end of the source.
     ///
     /// Fails as the source does, and where the gate refuses an event.
-    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<Passage>>> {
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<GateOutput>>> {
         loop {
             if let Some(passage) = self.ready.pop_front() {
                 return Poll::Ready(Some(Ok(passage)));
@@ -179,7 +179,7 @@ impl<B: Body<Data = Bytes, Error = io::Error> + Unpin> Gated<B> {
     }
 
     /// The same. Cancel safe.
-    pub(in crate::face) async fn next(&mut self) -> Option<io::Result<Passage>> {
+    pub(in crate::face) async fn next(&mut self) -> Option<io::Result<GateOutput>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 }

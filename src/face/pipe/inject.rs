@@ -10,7 +10,7 @@ use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 
-use crate::face::call_stream::answer::Answer;
+use crate::face::call_stream::answer::RequestAnswer;
 use crate::face::call_stream::{CallMessage, CallMessages};
 use crate::face::http::ResponseBody;
 use crate::face::session::streams::SessionStream;
@@ -18,18 +18,18 @@ use crate::wire::framing::{SseDecoder, sse_message};
 
 /// The session's own stream on its way: the answer to its request, and what the gateway says meanwhile and between its
 /// events.
-pub(super) struct OwnStream {
-    pub(super) answering: BoxFuture<'static, Answer>,
+pub(super) struct SessionOwnStream {
+    pub(super) answering: BoxFuture<'static, RequestAnswer>,
     pub(super) own: Option<SessionStream>,
 }
 
-impl CallMessages for OwnStream {
+impl CallMessages for SessionOwnStream {
     async fn next(&mut self) -> Option<CallMessage> {
         tokio::select! {
             biased;
             answer = &mut self.answering => Some(CallMessage::Answer(match (answer, self.own.take()) {
-                (Answer::Events(source), Some(own)) => {
-                    Answer::Events(Injected { source, own, position: SseDecoder::of_nothing() }.boxed_unsync())
+                (RequestAnswer::Events(source), Some(own)) => {
+                    RequestAnswer::Events(InjectedStream { source, own, position: SseDecoder::of_nothing() }.boxed_unsync())
                 }
                 (answer, _) => answer,
             })),
@@ -43,13 +43,13 @@ async fn next(own: Option<&mut SessionStream>) -> Option<Bytes> {
 }
 
 /// An event stream with the messages of `own` in it. Ends with the stream.
-struct Injected {
+struct InjectedStream {
     source: ResponseBody,
     own: SessionStream,
     position: SseDecoder,
 }
 
-impl Body for Injected {
+impl Body for InjectedStream {
     type Data = Bytes;
     type Error = io::Error;
 

@@ -8,7 +8,7 @@ use metrics::{Counter, Histogram};
 use crate::metric;
 
 /// The counters of one upstream.
-pub(in crate::face) struct Meter {
+pub(in crate::face) struct PipeMetrics {
     pub(in crate::face) calls: Counter,
     pub(in crate::face) requests: Counter,
     pub(in crate::face) notifications: Counter,
@@ -19,7 +19,7 @@ pub(in crate::face) struct Meter {
     pub(in crate::face) request_time: Histogram,
 }
 
-impl Meter {
+impl PipeMetrics {
     /// The metrics recorder must be installed before.
     pub(in crate::face) fn of(upstream: &Arc<str>) -> Self {
         let counter =
@@ -37,7 +37,7 @@ impl Meter {
     }
 }
 
-impl fmt::Debug for Meter {
+impl fmt::Debug for PipeMetrics {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Meter").finish_non_exhaustive()
     }

@@ -6,54 +6,64 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::read::Judged;
-use crate::face::session::Shared;
+use super::read::JudgedResponse;
+use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
-use crate::face::session::sessions::Session;
+use crate::face::session::sessions::ClientSession;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::Verb;
+use crate::upstream::conduit::RawMethod;
 use crate::wire::RequestId;
 
 /// How long such a message may take to be accepted.
 const TELL_MAX: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum OneWayKind {
     Notification,
     Response,
 }
 
 /// Takes back a request. One that waits for a place was never sent, so the upstream hears nothing of it; of any other the
 /// client tells it itself.
-pub(super) async fn cancel(shared: &Arc<Shared>, session: &Session, id: &RequestId, bytes: Bytes) -> StatusCode {
+pub(super) async fn cancel(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    id: &RequestId,
+    bytes: Bytes,
+) -> StatusCode {
     shared.in_flight.cancel(session.token.nonce, id, RequestStage::Held);
     match shared.in_flight.cancel(session.token.nonce, id, RequestStage::Queued) {
         true => StatusCode::ACCEPTED,
         false => {
             // Before the upstream hears of it, and ends the request.
             shared.in_flight.take_back(session.token.nonce, id);
-            note(shared, session, bytes, Kind::Notification).await
+            note(shared, session, bytes, OneWayKind::Notification).await
         }
     }
 }
 
 /// Passes on something that wants no answer; the status is all there is to say (LEG-06).
-pub(super) async fn note(shared: &Arc<Shared>, session: &Session, bytes: Bytes, kind: Kind) -> StatusCode {
+pub(super) async fn note(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    bytes: Bytes,
+    kind: OneWayKind,
+) -> StatusCode {
     let counter = match kind {
-        Kind::Notification => &shared.meter.notifications,
-        Kind::Response => &shared.meter.responses,
+        OneWayKind::Notification => &shared.meter.notifications,
+        OneWayKind::Response => &shared.meter.responses,
     };
     counter.increment(1);
     let noting = async {
         let binding = shared.sessions.binding(session);
-        match shared.judged(&binding, Verb::Note(bytes.clone()), &session.forwarded).await? {
+        match shared.judged(&binding, RawMethod::Note(bytes.clone()), &session.forwarded).await? {
             // An answer belongs to a question, and the question has gone with its session.
-            Judged::SessionLost if kind == Kind::Response => Ok(StatusCode::ACCEPTED),
-            Judged::SessionLost => {
+            JudgedResponse::SessionLost if kind == OneWayKind::Response => Ok(StatusCode::ACCEPTED),
+            JudgedResponse::SessionLost => {
                 let renewed = shared.renew(session, &binding).await?;
-                Ok(verdict(&shared.judged(&renewed, Verb::Note(bytes), &session.forwarded).await?))
+                Ok(verdict(&shared.judged(&renewed, RawMethod::Note(bytes), &session.forwarded).await?))
             }
-            judged @ (Judged::Fine(_) | Judged::Refused { .. }) => Ok(verdict(&judged)),
+            judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => Ok(verdict(&judged)),
         }
     };
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
@@ -65,9 +75,9 @@ pub(super) async fn note(shared: &Arc<Shared>, session: &Session, bytes: Bytes, 
     }
 }
 
-const fn verdict(judged: &Judged) -> StatusCode {
+const fn verdict(judged: &JudgedResponse) -> StatusCode {
     match judged {
-        Judged::Fine(_) => StatusCode::ACCEPTED,
-        Judged::SessionLost | Judged::Refused { .. } => StatusCode::BAD_REQUEST,
+        JudgedResponse::Fine(_) => StatusCode::ACCEPTED,
+        JudgedResponse::SessionLost | JudgedResponse::Refused { .. } => StatusCode::BAD_REQUEST,
     }
 }

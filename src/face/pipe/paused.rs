@@ -11,9 +11,9 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::body::{Answered as _, Pace};
-use super::{Call, read};
-use crate::face::session::sessions::Session;
+use super::body::{AnsweredRequest as _, PipeTimeouts};
+use super::{PipedCall, read};
+use crate::face::session::sessions::ClientSession;
 use crate::task::Reason;
 use crate::wire::RequestId;
 use crate::wire::framing::SseEvent;
@@ -28,19 +28,19 @@ pub(super) const EVENT_BYTES_MAX: usize = 64 * 1024;
 /// Calls that wait for their clients, by session and event id. Each has a place, so there are no more than
 /// places.
 #[derive(Debug, Default)]
-pub(in crate::face) struct Paused(Mutex<HashMap<(u128, String), Resumable>>);
+pub(in crate::face) struct PausedCalls(Mutex<HashMap<(u128, String), PausedCall>>);
 
 /// A call, and what it is still to keep to.
 #[derive(Debug)]
-pub(super) struct Resumable {
-    pub(super) call: Call,
-    pub(super) pace: Pace,
+pub(super) struct PausedCall {
+    pub(super) call: PipedCall,
+    pub(super) pace: PipeTimeouts,
     until: Instant,
 }
 
-impl Paused {
+impl PausedCalls {
     /// The call whose stream `session` takes up again.
-    pub(super) fn take(&self, session: &Session, last_event: &HeaderValue) -> Option<Resumable> {
+    pub(super) fn take(&self, session: &ClientSession, last_event: &HeaderValue) -> Option<PausedCall> {
         let event = String::from_utf8_lossy(last_event.as_bytes()).into_owned();
         self.0.lock().remove(&(session.token.nonce, event))
     }
@@ -48,12 +48,12 @@ impl Paused {
 
 /// Keeps a call until its client comes back, its deadline, or the end of patience, whichever is first. A client
 /// that stays away cancels nothing (T-81); a deadline does.
-pub(super) fn pause(call: Call, pace: Pace, at: &Pause) {
+pub(super) fn pause(call: PipedCall, pace: PipeTimeouts, at: &StreamPause) {
     let shared = Arc::clone(&call.shared);
     let key = (call.session.token.nonce, at.event.clone());
     let patience = Instant::now() + at.retry.min(RETRY_MAX) + AWAY_MAX;
     let until = pace.deadline.map_or(patience, |deadline| deadline.min(patience));
-    shared.paused.0.lock().insert(key.clone(), Resumable { call, pace, until });
+    shared.paused.0.lock().insert(key.clone(), PausedCall { call, pace, until });
     let stop = shared.served.life.stop.clone();
     let tracker = shared.served.life.tracker.clone();
     tracker.spawn(async move {
@@ -64,7 +64,7 @@ pub(super) fn pause(call: Call, pace: Pace, at: &Pause) {
             let is_due = all.get(&key).is_some_and(|paused| paused.until == until);
             if is_due { all.remove(&key) } else { None }
         };
-        if let Some(Resumable { call, pace, .. }) = due
+        if let Some(PausedCall { call, pace, .. }) = due
             && pace.deadline.is_some_and(|deadline| Instant::now() >= deadline)
         {
             call.cancel(Reason::DeadlineExceeded);
@@ -74,7 +74,7 @@ pub(super) fn pause(call: Call, pace: Pace, at: &Pause) {
 
 /// Where a stream stands that can be taken up.
 #[derive(Debug)]
-pub(in crate::face) struct Pause {
+pub(in crate::face) struct StreamPause {
     event: String,
     /// How long the client was asked to wait.
     retry: Duration,
@@ -82,7 +82,7 @@ pub(in crate::face) struct Pause {
 
 /// Watches the events of a call's stream go by, and holds the last one.
 #[derive(Debug)]
-pub(super) struct Tail {
+pub(super) struct StreamTail {
     id: RequestId,
     /// Whether an event was too large to be looked into.
     is_lost: bool,
@@ -94,7 +94,7 @@ pub(super) struct Tail {
     was_answered: bool,
 }
 
-impl Tail {
+impl StreamTail {
     /// For the stream of the request `id`.
     pub(super) fn new(id: &RequestId) -> Self {
         let (id, data) = (id.clone(), Bytes::new());
@@ -128,9 +128,9 @@ impl Tail {
 
     /// Where the stream stands if it ends here: `None` if it was over, with the answer among its events, or cannot be
     /// taken up.
-    pub(super) fn pause(self) -> Option<Pause> {
+    pub(super) fn pause(self) -> Option<StreamPause> {
         let is_answered = self.is_answered();
         let event = self.event.filter(|event| !event.is_empty())?;
-        (!is_answered).then_some(Pause { event, retry: self.retry })
+        (!is_answered).then_some(StreamPause { event, retry: self.retry })
     }
 }

@@ -11,10 +11,10 @@ use http::StatusCode;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 
-use crate::face::call_stream::answer::Answer;
+use crate::face::call_stream::answer::RequestAnswer;
 use crate::face::http::{AcceptedTypes, full_body};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::{Binding, ConduitBody, ConduitResponse, Content, fault_in};
+use crate::upstream::conduit::{BodyKind, RawBody, RawResponse, SessionBinding, fault_in};
 use crate::upstream::http::reply::names_lost_session;
 use crate::wire::envelope::{EnvelopeError, Response};
 use crate::wire::framing::{SseDecoder, sse_message};
@@ -27,9 +27,9 @@ const ERROR_WAIT: Duration = Duration::from_secs(5);
 /// Most messages in one array.
 const BATCH_MAX: usize = 1_000;
 /// An answer whose head says what it is worth.
-pub(in crate::face) enum Judged {
+pub(in crate::face) enum JudgedResponse {
     /// A success, still to be read.
-    Fine(ConduitResponse),
+    Fine(RawResponse),
     /// The upstream does not know the session; it has not looked at the message.
     SessionLost,
     /// The upstream refuses, with a JSON-RPC error if it gave one.
@@ -37,26 +37,26 @@ pub(in crate::face) enum Judged {
 }
 
 /// Judges an answer to a request in `binding`.
-pub(in crate::face) async fn judge(response: ConduitResponse, binding: &Binding) -> Judged {
+pub(in crate::face) async fn judge(response: RawResponse, binding: &SessionBinding) -> JudgedResponse {
     if response.status.is_success() {
-        return Judged::Fine(response);
+        return JudgedResponse::Fine(response);
     }
     let fault = status_fault(&response);
     let status = response.status;
     if binding.session.is_some() && status == StatusCode::NOT_FOUND {
-        return Judged::SessionLost;
+        return JudgedResponse::SessionLost;
     }
     // On the heap: few answers are refusals, and every call waits in this future.
     let error = Box::pin(explained(response)).await;
     let is_lost = error.as_ref().is_some_and(|error| names_lost_session(status, error));
     if binding.session.is_some() && is_lost {
-        return Judged::SessionLost;
+        return JudgedResponse::SessionLost;
     }
-    Judged::Refused { fault, error }
+    JudgedResponse::Refused { fault, error }
 }
 
 /// What a refusing status means.
-pub(in crate::face) fn status_fault(response: &ConduitResponse) -> GatewayFault {
+pub(in crate::face) fn status_fault(response: &RawResponse) -> GatewayFault {
     let reason = match response.status {
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Reason::UpstreamAuth,
         status if status.is_redirection() => Reason::UpstreamRedirect,
@@ -70,8 +70,8 @@ pub(in crate::face) fn status_fault(response: &ConduitResponse) -> GatewayFault 
 }
 
 /// The JSON-RPC error under a refusing status. Whoever was refused is the only one it can be meant for.
-pub(in crate::face) async fn explained(response: ConduitResponse) -> Option<RpcError> {
-    if response.content != Content::Json {
+pub(in crate::face) async fn explained(response: RawResponse) -> Option<RpcError> {
+    if response.content != BodyKind::Json {
         return None;
     }
     let text = tokio::time::timeout(ERROR_WAIT, whole(response.body, ERROR_BYTES_MAX)).await.ok()?.ok()?;
@@ -85,7 +85,7 @@ pub(in crate::face) async fn explained(response: ConduitResponse) -> Option<RpcE
 ///
 /// # Errors
 /// `ResultTooLarge` at the bound, without having read more; `UpstreamClosed` when it breaks.
-pub(in crate::face) async fn whole(mut body: ConduitBody, bytes_max: usize) -> Result<Bytes, GatewayFault> {
+pub(in crate::face) async fn whole(mut body: RawBody, bytes_max: usize) -> Result<Bytes, GatewayFault> {
     let too_large = GatewayFault::new(Reason::ResultTooLarge, Executed::Yes);
     if body.size_hint().lower() > bytes_max as u64 {
         return Err(too_large);
@@ -105,7 +105,7 @@ pub(in crate::face) async fn whole(mut body: ConduitBody, bytes_max: usize) -> R
 }
 
 /// The next bytes of a body; `None` at its end. Cancel safe.
-pub(in crate::face) async fn next(body: &mut ConduitBody) -> Result<Option<Bytes>, GatewayFault> {
+pub(in crate::face) async fn next(body: &mut RawBody) -> Result<Option<Bytes>, GatewayFault> {
     loop {
         match body.frame().await {
             None => return Ok(None),
@@ -124,12 +124,12 @@ pub(in crate::face) async fn next(body: &mut ConduitBody) -> Result<Option<Bytes
 /// # Errors
 /// If the answer does not come, is no JSON-RPC answer, or is larger than `bytes_max`.
 pub(in crate::face) async fn answer(
-    mut response: ConduitResponse,
+    mut response: RawResponse,
     id: &RequestId,
     bytes_max: usize,
 ) -> Result<Response, GatewayFault> {
     let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
-    if response.content == Content::Json {
+    if response.content == BodyKind::Json {
         let text = whole(response.body, bytes_max).await?;
         return answer_in(&text, id).ok_or(malformed);
     }
@@ -165,20 +165,20 @@ pub(super) fn several(
     mut messages: Vec<Bytes>,
     accepted: AcceptedTypes,
     id: &RequestId,
-) -> Result<Answer, GatewayFault> {
+) -> Result<RequestAnswer, GatewayFault> {
     let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
     if messages.is_empty() {
         return Err(malformed);
     }
     if messages.len() == 1 {
-        return Ok(Answer::Json(full_body(messages.swap_remove(0))));
+        return Ok(RequestAnswer::Json(full_body(messages.swap_remove(0))));
     }
     if accepted == AcceptedTypes::Json {
         let answer = messages.into_iter().find(|message| answer_in(message, id).is_some()).ok_or(malformed)?;
-        return Ok(Answer::Json(full_body(answer)));
+        return Ok(RequestAnswer::Json(full_body(answer)));
     }
     let events: Vec<Bytes> = messages.iter().map(sse_message).collect();
-    Ok(Answer::Events(full_body(events.concat().into())))
+    Ok(RequestAnswer::Events(full_body(events.concat().into())))
 }
 
 /// Whether a client would take a message for the answer to `id`. Clients differ in what they can read, so a message that
@@ -201,12 +201,12 @@ pub(in crate::face) fn brings_answer(message: &Bytes, id: &RequestId) -> bool {
 }
 
 /// A body whose beginning was read already.
-pub(in crate::face) struct Resumed {
+pub(in crate::face) struct PartlyReadBody {
     pub(in crate::face) pieces: VecDeque<Bytes>,
-    pub(in crate::face) rest: ConduitBody,
+    pub(in crate::face) rest: RawBody,
 }
 
-impl Body for Resumed {
+impl Body for PartlyReadBody {
     type Data = Bytes;
     type Error = io::Error;
 

@@ -12,18 +12,18 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::read::{self, Resumed};
-use crate::dialect::peer::Refused;
-use crate::dialect::plain::PlainPeer;
+use super::read::{self, PartlyReadBody};
+use crate::dialect::peer::RefusalAnswer;
+use crate::dialect::plain::PlainUpstream;
 use crate::dialect::reintroduction::client_capabilities;
-use crate::face::session::Shared;
-use crate::face::session::sessions::Session;
+use crate::face::session::SessionFaceState;
+use crate::face::session::sessions::ClientSession;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::Forwarded;
-use crate::upstream::conduit::{ConduitBody, ConduitRequest, Verb};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::conduit::{RawBody, RawMethod, RawRequest};
 use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, split_batch};
-use crate::wire::framing::{FramingError, Glance, Shows};
+use crate::wire::framing::{FramingError, MessageClass, MessageClassifier};
 use crate::wire::{Message, Object, RequestId, RpcError, ScanLimits, envelope, fault, method};
 
 /// Most messages in one array.
@@ -33,13 +33,13 @@ const REPLY_MAX: Duration = Duration::from_secs(10);
 
 /// What keeps questions from one client that it must not be shown.
 #[derive(Clone, Debug)]
-pub(super) struct Sieve {
-    shared: Arc<Shared>,
-    session: Session,
+pub(super) struct ClientFilter {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
 }
 
 /// What becomes of a message.
-enum Sifted {
+enum FilteredMessage {
     /// It goes on as it came.
     Same,
     /// Another one takes its place.
@@ -47,8 +47,8 @@ enum Sifted {
     Nothing,
 }
 
-impl Sieve {
-    pub(super) const fn new(shared: Arc<Shared>, session: Session) -> Self {
+impl ClientFilter {
+    pub(super) const fn new(shared: Arc<SessionFaceState>, session: ClientSession) -> Self {
         Self { shared, session }
     }
 
@@ -63,14 +63,14 @@ impl Sieve {
 
     /// What the client sees of a text: itself, as a rule. `None` if nothing is left of it.
     pub(super) fn text(&self, text: Bytes) -> Option<Bytes> {
-        if matches!(Glance::default().feed(&text), Shows::Harmless | Shows::Nothing) {
+        if matches!(MessageClassifier::default().feed(&text), MessageClass::Harmless | MessageClass::Nothing) {
             return Some(text);
         }
         if !is_batch(&text) {
             return match self.message(&text) {
-                Sifted::Same => Some(text),
-                Sifted::Other(other) => Some(other),
-                Sifted::Nothing => None,
+                FilteredMessage::Same => Some(text),
+                FilteredMessage::Other(other) => Some(other),
+                FilteredMessage::Nothing => None,
             };
         }
         let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else {
@@ -80,12 +80,12 @@ impl Sieve {
         let (mut is_same, mut left) = (true, Vec::with_capacity(messages.len()));
         for message in messages {
             match self.message(&message) {
-                Sifted::Same => left.push(message),
-                Sifted::Other(other) => {
+                FilteredMessage::Same => left.push(message),
+                FilteredMessage::Other(other) => {
                     is_same = false;
                     left.push(other);
                 }
-                Sifted::Nothing => is_same = false,
+                FilteredMessage::Nothing => is_same = false,
             }
         }
         match (is_same, left.is_empty()) {
@@ -95,27 +95,28 @@ impl Sieve {
         }
     }
 
-    fn message(&self, text: &Bytes) -> Sifted {
+    fn message(&self, text: &Bytes) -> FilteredMessage {
         match envelope::read(text, ScanLimits::UPSTREAM) {
             Ok(Message::Request(request)) => self.request(&request),
             // It says nothing to anybody, but for readers that look at the method alone.
             Ok(Message::Notification(notification)) if is_question(&notification.method) => {
                 self.shared.dropped("question_without_id");
-                Sifted::Nothing
+                FilteredMessage::Nothing
             }
-            Ok(Message::Response(Response { id: Some(id), outcome: Err(error), .. })) => match PlainPeer::unfit(&error)
-            {
-                Some(instead) => {
-                    self.shared.dropped("question_refused");
-                    Sifted::Other(envelope::error(Some(&id), &instead))
+            Ok(Message::Response(Response { id: Some(id), outcome: Err(error), .. })) => {
+                match PlainUpstream::unfit(&error) {
+                    Some(instead) => {
+                        self.shared.dropped("question_refused");
+                        FilteredMessage::Other(envelope::error(Some(&id), &instead))
+                    }
+                    None => FilteredMessage::Same,
                 }
-                None => Sifted::Same,
-            },
-            Ok(Message::Notification(_) | Message::Response(_)) => Sifted::Same,
+            }
+            Ok(Message::Notification(_) | Message::Response(_)) => FilteredMessage::Same,
             Err(EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. }) => {
-                let is_fault = Glance::default().feed(text) == Shows::Failing;
+                let is_fault = MessageClassifier::default().feed(text) == MessageClass::Failing;
                 if is_fault && memchr::memmem::find(text, b"elicitation").is_none() {
-                    return Sifted::Same;
+                    return FilteredMessage::Same;
                 }
                 self.unreadable(id)
             }
@@ -124,9 +125,9 @@ impl Sieve {
         }
     }
 
-    fn request(&self, request: &Request) -> Sifted {
+    fn request(&self, request: &Request) -> FilteredMessage {
         if !is_question(&request.method) {
-            return Sifted::Same;
+            return FilteredMessage::Same;
         }
         let token = &self.session.token;
         // Rarely needed, so worked out when it is.
@@ -137,26 +138,28 @@ impl Sieve {
             Params::Object(object) => Some(object.payload()),
             Params::Other(payload) => Some(payload),
         };
-        let Some(refused) = PlainPeer::forbidden(&declared, &request.method, params) else { return Sifted::Same };
+        let Some(refused) = PlainUpstream::forbidden(&declared, &request.method, params) else {
+            return FilteredMessage::Same;
+        };
         let upstream = Arc::clone(self.shared.served.conduit.name());
         tracing::warn!(%upstream, method = request.method, "a session client may not be asked this; it was refused");
         metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
         let answer = match refused {
-            Refused::Result(result) => envelope::result(&request.id, &result),
-            Refused::Error(error) => envelope::error(Some(&request.id), &error),
+            RefusalAnswer::Result(result) => envelope::result(&request.id, &result),
+            RefusalAnswer::Error(error) => envelope::error(Some(&request.id), &error),
         };
         self.shared.reply(&self.session, answer);
-        Sifted::Nothing
+        FilteredMessage::Nothing
     }
 
     /// A text that nobody can tell the meaning of, and that readers may take for a question.
-    fn unreadable(&self, id: Option<RequestId>) -> Sifted {
+    fn unreadable(&self, id: Option<RequestId>) -> FilteredMessage {
         self.shared.dropped("question_unreadable");
         if let Some(id) = id {
             let error = RpcError::new(fault::INVALID_REQUEST, "this cannot be read as one message");
             self.shared.reply(&self.session, envelope::error(Some(&id), &error));
         }
-        Sifted::Nothing
+        FilteredMessage::Nothing
     }
 }
 
@@ -164,7 +167,7 @@ fn is_question(name: &str) -> bool {
     matches!(name, method::ELICIT | method::SAMPLE | method::ROOTS)
 }
 
-impl Shared {
+impl SessionFaceState {
     /// Counts a message of the server's that goes to nobody.
     pub(in crate::face) fn dropped(&self, reason: &'static str) {
         let upstream = Arc::clone(self.served.conduit.name());
@@ -173,13 +176,14 @@ impl Shared {
 
     /// Answers the server in a client's session, where the client is not asked. In the background, best effort; under a
     /// flood it is dropped.
-    pub(in crate::face) fn reply(self: &Arc<Self>, session: &Session, message: Bytes) {
+    pub(in crate::face) fn reply(self: &Arc<Self>, session: &ClientSession, message: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else { return self.dropped("reply_flood") };
         let binding = self.sessions.binding(session);
         let (shared, stop) = (Arc::clone(self), self.served.life.stop.clone());
         let replying = async move {
             let _permit = permit;
-            let request = ConduitRequest { binding, verb: Verb::Post(message), forwarded: Forwarded::default() };
+            let request =
+                RawRequest { binding, verb: RawMethod::Post(message), forwarded: ForwardedHeaders::default() };
             let _ = tokio::time::timeout(REPLY_MAX, shared.served.conduit.send(request)).await;
         };
         self.served.life.tracker.spawn(stop.run_until_cancelled_owned(replying));
@@ -187,11 +191,11 @@ impl Shared {
 }
 
 /// A JSON answer that was looked at.
-pub(super) enum Opened {
+pub(super) enum PeekedAnswer {
     /// It is one, and goes on as it comes.
-    Plain(ConduitBody),
+    Plain(RawBody),
     /// To be read whole first.
-    Odd(ConduitBody),
+    Odd(RawBody),
 }
 
 /// Largest part of a JSON body in front of the member that shows what it is: blanks, an id, members of nobody.
@@ -201,42 +205,42 @@ const LEAD_BYTES_MAX: usize = 64 * 1024;
 ///
 /// # Errors
 /// If it breaks before, or does not show itself within [`LEAD_BYTES_MAX`]: no more of it is held.
-pub(super) async fn opened(mut body: ConduitBody) -> Result<Opened, GatewayFault> {
-    let (mut pieces, mut glance, mut length) = (VecDeque::new(), Glance::default(), 0);
-    let mut shows = Shows::Nothing;
-    while shows == Shows::Nothing {
+pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFault> {
+    let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
+    let mut shows = MessageClass::Nothing;
+    while shows == MessageClass::Nothing {
         let Some(piece) = read::next(&mut body).await? else { break };
         length += piece.len();
         shows = glance.feed(&piece);
         pieces.push_back(piece);
-        if shows == Shows::Nothing && length > LEAD_BYTES_MAX {
+        if shows == MessageClass::Nothing && length > LEAD_BYTES_MAX {
             return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
         }
     }
-    let watched = ConduitBody::new(Watched { body: Resumed { pieces, rest: body }, glance });
+    let watched = RawBody::new(GuardedBody { body: PartlyReadBody { pieces, rest: body }, glance });
     Ok(match shows {
-        Shows::Harmless => Opened::Plain(watched),
-        Shows::Nothing | Shows::Failing | Shows::Asking => Opened::Odd(watched),
+        MessageClass::Harmless => PeekedAnswer::Plain(watched),
+        MessageClass::Nothing | MessageClass::Failing | MessageClass::Asking => PeekedAnswer::Odd(watched),
     })
 }
 
 /// A body whose beginning was looked at. It breaks off where it turns out to be more than an answer.
-struct Watched {
-    body: Resumed,
-    glance: Glance,
+struct GuardedBody {
+    body: PartlyReadBody,
+    glance: MessageClassifier,
 }
 
-impl Body for Watched {
+impl Body for GuardedBody {
     type Data = Bytes;
     type Error = io::Error;
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
         let this = self.get_mut();
         let was_seen = !this.body.pieces.is_empty();
-        let was_harmless = this.glance.shows() == Shows::Harmless;
+        let was_harmless = this.glance.shows() == MessageClass::Harmless;
         let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
         let data = frame.as_ref().filter(|_| !was_seen).and_then(|frame| frame.as_ref().ok()?.data_ref());
-        if was_harmless && data.is_some_and(|data| this.glance.feed(data) != Shows::Harmless) {
+        if was_harmless && data.is_some_and(|data| this.glance.feed(data) != MessageClass::Harmless) {
             return Poll::Ready(Some(Err(io::Error::other(FramingError::TwoMessagesInOne))));
         }
         Poll::Ready(frame)

@@ -14,7 +14,7 @@ const KEYS_MAX: usize = 16;
 /// To change keys, write the new one into the first line and leave the old ones below it for as long as
 /// tokens made with them are to work.
 #[derive(Clone, PartialEq, Eq)]
-pub struct KeyRing(Vec<[u8; KEY_LEN]>);
+pub struct SealingKeys(Vec<[u8; KEY_LEN]>);
 
 /// What is wrong with a text of keys. Says what would be right, and shows nothing of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -29,7 +29,7 @@ pub enum KeyError {
     TooMany,
 }
 
-impl KeyRing {
+impl SealingKeys {
     /// Reads one key a line. Empty lines, and whitespace around a key, are left out.
     ///
     /// # Errors
@@ -83,7 +83,7 @@ fn read_key(line: &str, number: usize) -> Result<[u8; KEY_LEN], KeyError> {
     Ok(key)
 }
 
-impl fmt::Debug for KeyRing {
+impl fmt::Debug for SealingKeys {
     /// Says how many keys there are and nothing of them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "KeyRing({} keys)", self.0.len())
@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn a_ring_is_one_key_a_line_and_every_mistake_names_its_line() {
         let (a, b) = ("0f".repeat(KEY_LEN), "A5".repeat(KEY_LEN));
-        let ring = |keys: &[u8]| Ok(KeyRing(keys.iter().map(|byte| [*byte; KEY_LEN]).collect()));
+        let ring = |keys: &[u8]| Ok(SealingKeys(keys.iter().map(|byte| [*byte; KEY_LEN]).collect()));
         let umlauts = "ü".repeat(DIGITS);
         for (text, read) in [
             (a.clone(), ring(&[0x0f])),
@@ -111,14 +111,14 @@ mod tests {
             (umlauts, Err(KeyError::Digits { line: 1 })),
             (format!("{a}\n").repeat(KEYS_MAX + 1), Err(KeyError::TooMany)),
         ] {
-            assert_eq!(KeyRing::parse(&text), read, "{text:?}");
+            assert_eq!(SealingKeys::parse(&text), read, "{text:?}");
         }
     }
 
     #[test]
     fn a_ring_reads_back_and_shows_nothing_of_its_keys() {
-        let ring = KeyRing(vec![[0x1f; KEY_LEN], std::array::from_fn(|at| u8::try_from(at).unwrap())]);
-        assert_eq!(KeyRing::parse(&ring.to_text()), Ok(ring.clone()));
+        let ring = SealingKeys(vec![[0x1f; KEY_LEN], std::array::from_fn(|at| u8::try_from(at).unwrap())]);
+        assert_eq!(SealingKeys::parse(&ring.to_text()), Ok(ring.clone()));
         assert_eq!(format!("{ring:?}"), "KeyRing(2 keys)");
     }
 }

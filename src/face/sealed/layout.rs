@@ -21,9 +21,9 @@ pub(super) fn hex_digest(of: &[u8]) -> String {
 }
 
 /// What is left to be read.
-pub(super) struct Reader<'a>(&'a [u8]);
+pub(super) struct TokenReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> TokenReader<'a> {
     pub(super) const fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }

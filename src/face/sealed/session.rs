@@ -1,8 +1,8 @@
 //! Encodes what a session id holds: enough to open the upstream's session anew, with no table anywhere.
 
-use super::Purpose;
-use super::layout::{Reader, hex_digest, put};
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use super::TokenPurpose;
+use super::layout::{TokenReader, hex_digest, put};
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion};
 
@@ -37,7 +37,7 @@ pub struct SessionToken {
     /// The upstream's own id of the session, if it gave one.
     pub upstream_session: Option<String>,
     /// What the upstream declared of tasks of its own, whatever version it was said in.
-    pub tasks: PeerTasks,
+    pub tasks: UpstreamTaskSupport,
     /// Whether the client declared tasks in its handshake: then it knows what they are.
     pub declares_tasks: bool,
 }
@@ -48,7 +48,7 @@ impl SessionToken {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let whole = self.write(self.client_info.as_ref());
-        if whole.len() <= Purpose::Session.plain_len_max() { whole } else { self.write(None) }
+        if whole.len() <= TokenPurpose::Session.plain_len_max() { whole } else { self.write(None) }
     }
 
     fn write(&self, client_info: Option<&Payload>) -> Vec<u8> {
@@ -73,7 +73,7 @@ impl SessionToken {
     /// Reads what [`SessionToken::encode`] wrote; `None` for anything else.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = Reader::new(bytes);
+        let mut rest = TokenReader::new(bytes);
         let [layout, flags, client_version, upstream_version] = rest.take()?;
         if layout != LAYOUT || flags & !ALL_FLAGS != 0 {
             return None;
@@ -89,7 +89,7 @@ impl SessionToken {
             capabilities: rest.payload()?,
             client_info: if flags & HAS_CLIENT_INFO == 0 { None } else { Some(rest.payload()?) },
             upstream_session: if flags & HAS_UPSTREAM_SESSION == 0 { None } else { Some(rest.text()?) },
-            tasks: PeerTasks { calls: flags & TASK_CALLS != 0, cancel: flags & TASK_CANCEL != 0 },
+            tasks: UpstreamTaskSupport { calls: flags & TASK_CALLS != 0, cancel: flags & TASK_CANCEL != 0 },
             declares_tasks: flags & CLIENT_TASKS != 0,
         };
         rest.is_empty().then_some(token)

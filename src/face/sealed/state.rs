@@ -3,7 +3,7 @@
 //! Clients keep it and send it back with their answers, so it is as good as made up until it was
 //! opened, and it is of use only for the request that it was given out for (T-24).
 
-use super::layout::{Reader, hex_digest, put};
+use super::layout::{TokenReader, hex_digest, put};
 use super::session::digest_of;
 use crate::task::{Principal, TaskId, Timestamp};
 use crate::wire::object::ObjectWriter;
@@ -87,7 +87,7 @@ impl StateToken {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut rest = Reader::new(bytes);
+        let mut rest = TokenReader::new(bytes);
         let [layout] = rest.take()?;
         if layout != LAYOUT {
             return None;
@@ -116,7 +116,7 @@ mod tests {
 
     use bytes::Bytes;
 
-    use super::super::{KEY_LEN, KeyRing, Purpose, Sealer, TooLarge};
+    use super::super::{KEY_LEN, Sealer, SealingKeys, TokenPurpose, TooLarge};
     use super::*;
     use crate::wire::{ScanLimits, method};
 
@@ -125,7 +125,7 @@ mod tests {
     const PARAMS: &str = r#"{"name":"a","arguments":{"n":1.10,"m":[1,{"k":null}]},"_meta":{"progressToken":1}}"#;
 
     fn sealer() -> Sealer {
-        Sealer::new(KeyRing::parse(&"07".repeat(KEY_LEN)).unwrap())
+        Sealer::new(SealingKeys::parse(&"07".repeat(KEY_LEN)).unwrap())
     }
 
     fn object(text: &str) -> Object {
@@ -150,7 +150,7 @@ mod tests {
             StateContent::Task { id: TaskId::from_bits(u128::MAX - 3), round: 7 },
         ] {
             let sealed = seal(content.clone());
-            let plain = sealer().open(Purpose::RequestState, &sealed).unwrap();
+            let plain = sealer().open(TokenPurpose::RequestState, &sealed).unwrap();
             for cut in 0..plain.len() {
                 assert_eq!(StateToken::decode(&plain[..cut]), None, "{cut}");
             }
@@ -167,7 +167,7 @@ mod tests {
         let mut forged = sealed.clone().into_bytes();
         forged[40] = if forged[40] == b'A' { b'B' } else { b'A' };
         let forged = String::from_utf8(forged).unwrap();
-        let session = sealer().seal(Purpose::Session, b"x");
+        let session = sealer().seal(TokenPurpose::Session, b"x");
         let (local, call) = (Principal::local(), method::TOOLS_CALL);
         let of = |upstream: &str, principal: &Principal, method: &str, params: &str| {
             StateScope::of(upstream, principal, method, &object(params))
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_state_has_at_most_64_kib() {
-        let max = Purpose::RequestState.plain_len_max();
+        let max = TokenPurpose::RequestState.plain_len_max();
         let token = |len: usize| {
             let content = StateContent::Upstream(Some(Payload::of(&"s".repeat(len))));
             StateToken { scope: scope(), issued_at: NOW, content }

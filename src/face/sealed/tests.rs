@@ -4,13 +4,13 @@ use bytes::Bytes;
 use proptest::prelude::*;
 
 use super::*;
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Principal, Timestamp};
 use crate::wire::{Payload, ProtocolVersion, ScanLimits};
 
 fn sealer(keys: &[u8]) -> Sealer {
     let lines: Vec<String> = keys.iter().map(|byte| format!("{byte:02x}").repeat(KEY_LEN)).collect();
-    Sealer::new(KeyRing::parse(&lines.join("\n")).unwrap())
+    Sealer::new(SealingKeys::parse(&lines.join("\n")).unwrap())
 }
 
 fn object(text: &str) -> Payload {
@@ -29,7 +29,7 @@ fn token(capabilities: &str, client_info: Option<&str>) -> SessionToken {
         client_info: client_info.map(object),
         issued_at: Timestamp::from_millis(1_785_196_800_007),
         upstream_session: Some("5c1f".repeat(8)),
-        tasks: PeerTasks::default(),
+        tasks: UpstreamTaskSupport::default(),
         declares_tasks: false,
     }
 }
@@ -56,7 +56,7 @@ prop_compose! {
             client_info: client_info.as_deref().map(object),
             issued_at: Timestamp::from_millis(issued_at),
             upstream_session,
-            tasks: PeerTasks { calls: tasks[0], cancel: tasks[1] },
+            tasks: UpstreamTaskSupport { calls: tasks[0], cancel: tasks[1] },
             declares_tasks: tasks[2],
         }
     }
@@ -65,9 +65,9 @@ prop_compose! {
 proptest! {
     #[test]
     fn what_was_sealed_is_opened_as_it_was(plain: Vec<u8>) {
-        let sealed = sealer(&[1]).seal(Purpose::Session, &plain);
+        let sealed = sealer(&[1]).seal(TokenPurpose::Session, &plain);
         prop_assert!(sealed.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_".contains(&byte)), "{}", sealed);
-        prop_assert_eq!(sealer(&[1]).open(Purpose::Session, &sealed), Some(plain));
+        prop_assert_eq!(sealer(&[1]).open(TokenPurpose::Session, &sealed), Some(plain));
     }
 
     #[test]
@@ -83,25 +83,25 @@ proptest! {
     #[test]
     fn a_token_that_was_changed_anywhere_does_not_open(plain: Vec<u8>, at: prop::sample::Index, bit in 0..8_u8) {
         let sealer = sealer(&[1]);
-        let sealed = sealer.seal(Purpose::Session, &plain);
+        let sealed = sealer.seal(TokenPurpose::Session, &plain);
         let mut bytes = URL_SAFE_NO_PAD.decode(&sealed).unwrap();
         let at_byte = at.index(bytes.len());
         bytes[at_byte] ^= 1 << bit;
-        prop_assert_eq!(sealer.open(Purpose::Session, &URL_SAFE_NO_PAD.encode(bytes)), None);
+        prop_assert_eq!(sealer.open(TokenPurpose::Session, &URL_SAFE_NO_PAD.encode(bytes)), None);
         // In its text too: no second spelling of the same token is accepted.
         let mut text = sealed.clone().into_bytes();
         let at_text = at.index(text.len());
         text[at_text] ^= 1 << bit;
         let text = String::from_utf8_lossy(&text);
-        prop_assert_eq!(sealer.open(Purpose::Session, &text), None);
-        prop_assert_eq!(sealer.open(Purpose::Session, &sealed[..at_text]), None);
-        prop_assert_eq!(sealer.open(Purpose::Session, &format!("{sealed}A")), None);
+        prop_assert_eq!(sealer.open(TokenPurpose::Session, &text), None);
+        prop_assert_eq!(sealer.open(TokenPurpose::Session, &sealed[..at_text]), None);
+        prop_assert_eq!(sealer.open(TokenPurpose::Session, &format!("{sealed}A")), None);
     }
 
     #[test]
     fn what_others_made_up_is_no_token(text in ".{0,100}", bytes: Vec<u8>) {
-        prop_assert_eq!(sealer(&[1]).open(Purpose::Session, &text), None);
-        prop_assert_eq!(sealer(&[1]).open(Purpose::Session, &URL_SAFE_NO_PAD.encode(&bytes)), None);
+        prop_assert_eq!(sealer(&[1]).open(TokenPurpose::Session, &text), None);
+        prop_assert_eq!(sealer(&[1]).open(TokenPurpose::Session, &URL_SAFE_NO_PAD.encode(&bytes)), None);
         let _ = SessionToken::decode(&bytes);
     }
 
@@ -116,35 +116,35 @@ proptest! {
 #[test]
 fn two_seals_of_the_same_content_differ() {
     let sealer = sealer(&[1]);
-    assert_ne!(sealer.seal(Purpose::Session, b"same"), sealer.seal(Purpose::Session, b"same"));
+    assert_ne!(sealer.seal(TokenPurpose::Session, b"same"), sealer.seal(TokenPurpose::Session, b"same"));
 }
 
 /// T-24: a token of one kind is none of another.
 #[test]
 fn a_token_for_another_purpose_does_not_open() {
     let sealer = sealer(&[1]);
-    let sealed = sealer.seal(Purpose::RequestState, b"x");
-    assert_eq!(sealer.open(Purpose::RequestState, &sealed).as_deref(), Some(&b"x"[..]));
-    assert_eq!(sealer.open(Purpose::Session, &sealed), None);
-    assert_eq!(sealer.open(Purpose::RequestState, &sealer.seal(Purpose::Session, b"x")), None);
+    let sealed = sealer.seal(TokenPurpose::RequestState, b"x");
+    assert_eq!(sealer.open(TokenPurpose::RequestState, &sealed).as_deref(), Some(&b"x"[..]));
+    assert_eq!(sealer.open(TokenPurpose::Session, &sealed), None);
+    assert_eq!(sealer.open(TokenPurpose::RequestState, &sealer.seal(TokenPurpose::Session, b"x")), None);
 }
 
 #[test]
 fn after_a_change_of_keys_old_tokens_open_until_their_key_is_removed() {
-    let old = sealer(&[1]).seal(Purpose::Session, b"old");
+    let old = sealer(&[1]).seal(TokenPurpose::Session, b"old");
     let both = sealer(&[2, 1]);
-    let new = both.seal(Purpose::Session, b"new");
-    assert_eq!(both.open(Purpose::Session, &old).as_deref(), Some(&b"old"[..]));
-    assert_eq!(both.open(Purpose::Session, &new).as_deref(), Some(&b"new"[..]));
-    assert_eq!(sealer(&[2]).open(Purpose::Session, &new).as_deref(), Some(&b"new"[..]), "the first key seals");
-    assert_eq!(sealer(&[1]).open(Purpose::Session, &new), None);
-    assert_eq!(sealer(&[2]).open(Purpose::Session, &old), None);
+    let new = both.seal(TokenPurpose::Session, b"new");
+    assert_eq!(both.open(TokenPurpose::Session, &old).as_deref(), Some(&b"old"[..]));
+    assert_eq!(both.open(TokenPurpose::Session, &new).as_deref(), Some(&b"new"[..]));
+    assert_eq!(sealer(&[2]).open(TokenPurpose::Session, &new).as_deref(), Some(&b"new"[..]), "the first key seals");
+    assert_eq!(sealer(&[1]).open(TokenPurpose::Session, &new), None);
+    assert_eq!(sealer(&[2]).open(TokenPurpose::Session, &old), None);
 }
 
 #[test]
 fn a_long_client_name_is_left_out_and_long_capabilities_are_refused() {
     let sealer = sealer(&[1]);
-    let max = Purpose::Session.plain_len_max();
+    let max = TokenPurpose::Session.plain_len_max();
     let fixed = token("", None).encode().len();
     for (capabilities, client_info, kept) in [(10, 10, true), (10, max, false), (max - fixed, 1, false)] {
         let token = token(&"c".repeat(capabilities), Some(&"n".repeat(client_info)));
@@ -157,8 +157,8 @@ fn a_long_client_name_is_left_out_and_long_capabilities_are_refused() {
     assert_eq!(largest.len(), 2048, "nothing of the room is wasted");
     let refused = sealer.seal_session(&token(&"c".repeat(max - fixed + 1), None));
     assert_eq!(refused, Err(TooLarge { len: max + 1, max }));
-    let too_long = sealer.seal(Purpose::Session, &vec![0; max + 1]);
-    assert_eq!(sealer.open(Purpose::Session, &too_long), None);
+    let too_long = sealer.seal(TokenPurpose::Session, &vec![0; max + 1]);
+    assert_eq!(sealer.open(TokenPurpose::Session, &too_long), None);
 }
 
 #[test]

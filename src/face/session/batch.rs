@@ -8,10 +8,10 @@ use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
 use super::known::ServerTools;
-use super::sessions::Session;
-use super::{Shared, batch_item, bridge, fallback, native, vet};
-use crate::face::call_stream::replay::Saying;
-use crate::face::http::{Inbound, Response};
+use super::sessions::ClientSession;
+use super::{SessionFaceState, batch_item, bridge, fallback, native, vet};
+use crate::face::call_stream::replay::BatchedMessage;
+use crate::face::http::{FaceResponse, Inbound};
 use crate::face::pipe;
 use crate::upstream::own_ids::is_own;
 use crate::wire::Message;
@@ -19,11 +19,11 @@ use crate::wire::envelope::EnvelopeError;
 
 /// Answers an array.
 pub(super) async fn post(
-    shared: &Arc<Shared>,
-    session: Session,
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
     batch: Vec<(Result<Message, EnvelopeError>, Bytes)>,
     inbound: &Inbound,
-) -> Response {
+) -> FaceResponse {
     let (mut items, mut driven) = (Vec::new(), Vec::new());
     // One for all of them, however many calls wait for a server that does not list its tools.
     let (until, mut asked) = (Instant::now() + native::LOOK_MAX, ServerTools::default());
@@ -31,7 +31,7 @@ pub(super) async fn post(
         if let Ok(Message::Request(request)) = &read
             && let Some(hidden) = Box::pin(shared.hidden(&session, &inbound.principal, request, &mut asked)).await
         {
-            driven.push(stream::iter([Saying::Last(hidden.message(request))]).boxed());
+            driven.push(stream::iter([BatchedMessage::Last(hidden.message(request))]).boxed());
             continue;
         }
         match read {
@@ -39,7 +39,7 @@ pub(super) async fn post(
                 let Some(running) = fallback::in_batch(shared, &session, &request, &inbound.principal) else {
                     continue;
                 };
-                let last = async move { Saying::last(&request.id, &running.await) };
+                let last = async move { BatchedMessage::last(&request.id, &running.await) };
                 driven.push(stream::once(last).boxed());
             }
             Ok(Message::Request(request))
@@ -54,7 +54,7 @@ pub(super) async fn post(
                 let begun = tokio::time::timeout_at(until, drive).await.unwrap_or_default();
                 match begun {
                     Some(Ok(said)) => driven.push(said.sayings(id).boxed()),
-                    Some(Err(error)) => driven.push(stream::iter([Saying::last(&id, &Err(error))]).boxed()),
+                    Some(Err(error)) => driven.push(stream::iter([BatchedMessage::last(&id, &Err(error))]).boxed()),
                     None => items.push(batch_item(&shared.served.rules, Ok(message), bytes)),
                 }
             }
@@ -70,7 +70,7 @@ pub(super) async fn post(
 }
 
 /// Whether a message calls off a call that the gateway drives, or answers a question of one.
-fn is_about_a_driven_call(shared: &Shared, session: &Session, message: &Message) -> bool {
+fn is_about_a_driven_call(shared: &SessionFaceState, session: &ClientSession, message: &Message) -> bool {
     match message {
         Message::Notification(notification) => native::is_about_a_driven_call(shared, session, notification),
         Message::Response(response) => shared.drives(session) && response.id.as_ref().is_some_and(is_own),

@@ -28,13 +28,13 @@ use hyper::body::Frame;
 
 use super::in_flight::RequestStage;
 use super::known::ServerTools;
-use super::sessions::{Session, Telling};
-use super::{Shared, addressee, fallback, refuse, vet};
-use crate::dialect::Complaint;
+use super::sessions::{ClientSession, PreferenceChange};
+use super::{SessionFaceState, addressee, fallback, refuse, vet};
+use crate::dialect::RequestError;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::answer::{accepted, bare, event_stream};
 use crate::face::endpoint::unreadable;
-use crate::face::http::{AcceptedTypes, Inbound, Response, full_body};
+use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, full_body};
 use crate::task::Answer;
 use crate::upstream::own_ids::is_own;
 use crate::upstream::{Era, Upstream};
@@ -42,9 +42,9 @@ use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as An
 use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
-use crate::face::call_stream::replay::{Said, Saying};
-use call::Caller;
-pub(in crate::face) use desk::Desk;
+use crate::face::call_stream::replay::{BatchedMessage, ReplayStream};
+use call::BridgedCaller;
+pub(in crate::face) use desk::BridgeState;
 pub(super) use introduce::introduce;
 pub(super) use listen::get;
 
@@ -72,12 +72,17 @@ impl Bridge {
 }
 
 /// Whether a session is one of the gateway's alone.
-pub(in crate::face) fn carries(session: &Session) -> bool {
+pub(in crate::face) fn carries(session: &ClientSession) -> bool {
     session.token.upstream_version.is_stateless()
 }
 
 /// Answers one message. Dropping the future means that the client left, which cancels nothing (T-81).
-pub(super) async fn post(shared: &Arc<Shared>, session: Session, message: Message, inbound: &Inbound) -> Response {
+pub(super) async fn post(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    message: Message,
+    inbound: &Inbound,
+) -> FaceResponse {
     let id = match &message {
         Message::Request(request) => Some(request.id.clone()),
         Message::Notification(_) | Message::Response(_) => None,
@@ -98,7 +103,7 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, message: Messag
         Message::Request(request) => match own_answer(shared, &session, &request) {
             Some(Ok(result)) => addressee.result(result),
             Some(Err(complaint)) => refuse(&addressee, &complaint),
-            None => match call::begin(shared, &session, &request, Caller::of(inbound)) {
+            None => match call::begin(shared, &session, &request, BridgedCaller::of(inbound)) {
                 Ok(said) => said.respond(shared, &session, addressee).await,
                 Err(error) => addressee.error(StatusCode::OK, &error),
             },
@@ -117,12 +122,12 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, message: Messag
 /// Answers an array of messages, all of them together. What has to be said before the last answer, be it a sign of life,
 /// makes an event stream of it.
 pub(super) async fn post_batch(
-    shared: &Arc<Shared>,
-    session: Session,
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
     batch: Vec<(Result<Message, EnvelopeError>, Bytes)>,
     inbound: &Inbound,
-) -> Response {
-    let caller = || Caller::of(inbound);
+) -> FaceResponse {
+    let caller = || BridgedCaller::of(inbound);
     let (mut answers, mut calls, mut asked) = (BTreeMap::new(), Vec::new(), ServerTools::default());
     for (place, (read, _)) in batch.into_iter().enumerate() {
         if let Ok(Message::Request(request)) = &read
@@ -132,12 +137,14 @@ pub(super) async fn post_batch(
             continue;
         }
         match batch_answer(shared, &session, read, &caller) {
-            Some(Reply::Now(message)) => {
+            Some(BatchReply::Now(message)) => {
                 answers.insert(place, message);
             }
-            Some(Reply::Later(id, said)) => calls.push(said.sayings(id).map(move |saying| (place, saying)).boxed()),
-            Some(Reply::Subscribed(id, answering)) => {
-                let last = async move { Saying::last(&id, &answering.await) };
+            Some(BatchReply::Later(id, said)) => {
+                calls.push(said.sayings(id).map(move |saying| (place, saying)).boxed())
+            }
+            Some(BatchReply::Subscribed(id, answering)) => {
+                let last = async move { BatchedMessage::last(&id, &answering.await) };
                 calls.push(stream::once(last).map(move |saying| (place, saying)).boxed());
             }
             None => (),
@@ -146,10 +153,10 @@ pub(super) async fn post_batch(
     let mut calls = select_all(calls);
     while let Some((place, saying)) = calls.next().await {
         match saying {
-            Saying::Last(message) => {
+            BatchedMessage::Last(message) => {
                 answers.insert(place, message);
             }
-            Saying::Event(event) => {
+            BatchedMessage::Event(event) => {
                 let first: Vec<Bytes> = answers.values().map(sse_message).chain([event]).collect();
                 let rest = calls.map(|(_, saying)| saying.into_event());
                 let events = stream::iter([Bytes::from(first.concat())]).chain(rest);
@@ -162,7 +169,7 @@ pub(super) async fn post_batch(
 }
 
 /// The answers to an array, once all of them are there.
-fn together(answers: &[Bytes], taken: AcceptedTypes) -> Response {
+fn together(answers: &[Bytes], taken: AcceptedTypes) -> FaceResponse {
     if answers.is_empty() {
         return accepted();
     }
@@ -170,26 +177,26 @@ fn together(answers: &[Bytes], taken: AcceptedTypes) -> Response {
         return event_stream(full_body(answers.iter().map(sse_message).collect::<Vec<_>>().concat().into()));
     }
     let array = [b"[", answers.join(&b',').as_slice(), b"]"].concat();
-    let mut response = Response::new(full_body(array.into()));
+    let mut response = FaceResponse::new(full_body(array.into()));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
 /// What one message of an array is answered with.
-enum Reply {
+enum BatchReply {
     Now(Bytes),
-    Later(RequestId, Said),
-    Subscribed(RequestId, BoxFuture<'static, call::Ending>),
+    Later(RequestId, ReplayStream),
+    Subscribed(RequestId, BoxFuture<'static, call::BridgedCallResult>),
 }
 
 /// `None` for a message that wants no answer.
 fn batch_answer(
-    shared: &Arc<Shared>,
-    session: &Session,
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
     read: Result<Message, EnvelopeError>,
-    caller: &dyn Fn() -> Caller,
-) -> Option<Reply> {
-    let error = |id: Option<&RequestId>, error: &RpcError| Some(Reply::Now(envelope::error(id, error)));
+    caller: &dyn Fn() -> BridgedCaller,
+) -> Option<BatchReply> {
+    let error = |id: Option<&RequestId>, error: &RpcError| Some(BatchReply::Now(envelope::error(id, error)));
     let version = session.token.client_version;
     let message = match read.map_err(unreadable) {
         Ok(message) => message,
@@ -203,20 +210,20 @@ fn batch_answer(
                 return error(id, &refused);
             }
             if request.method == method::INITIALIZE {
-                let alone = Complaint::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
+                let alone = RequestError::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));
                 return error(id, &alone.to_error(version));
             }
             if let Some(running) = fallback::in_batch(shared, session, &request, &caller().principal) {
-                return Some(Reply::Subscribed(request.id, running));
+                return Some(BatchReply::Subscribed(request.id, running));
             }
             if let Some(answering) = listen::subscription(shared, session, &request, &caller().principal) {
-                return Some(Reply::Subscribed(request.id, answering));
+                return Some(BatchReply::Subscribed(request.id, answering));
             }
             match own_answer(shared, session, &request) {
-                Some(Ok(result)) => Some(Reply::Now(envelope::result(&request.id, &result))),
+                Some(Ok(result)) => Some(BatchReply::Now(envelope::result(&request.id, &result))),
                 Some(Err(complaint)) => error(id, &complaint.to_error(version)),
                 None => match call::begin(shared, session, &request, caller()) {
-                    Ok(said) => Some(Reply::Later(request.id, said)),
+                    Ok(said) => Some(BatchReply::Later(request.id, said)),
                     Err(refused) => error(id, &refused),
                 },
             }
@@ -234,13 +241,17 @@ fn batch_answer(
 }
 
 /// Ends a session, and its calls with it.
-pub(super) fn delete(shared: &Shared, session: &Session) -> Response {
+pub(super) fn delete(shared: &SessionFaceState, session: &ClientSession) -> FaceResponse {
     shared.is_ended(session);
     bare(StatusCode::OK)
 }
 
 /// What the gateway answers by itself; `None` for what the server is asked.
-fn own_answer(shared: &Shared, session: &Session, request: &Request) -> Option<Result<Payload, Complaint>> {
+fn own_answer(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    request: &Request,
+) -> Option<Result<Payload, RequestError>> {
     match request.method.as_str() {
         method::PING => Some(Ok(Payload::empty_object())),
         method::SET_LEVEL => {
@@ -248,21 +259,21 @@ fn own_answer(shared: &Shared, session: &Session, request: &Request) -> Option<R
             let level = params.and_then(|params| params.get_string("level"));
             Some(match (params, level.as_deref().and_then(LogLevel::parse)) {
                 (Some(params), Some(_)) => {
-                    shared.sessions.tell(session, Telling::Level(params.payload().clone()));
+                    shared.sessions.tell(session, PreferenceChange::Level(params.payload().clone()));
                     Ok(Payload::empty_object())
                 }
-                _ => Err(Complaint::Params(Cow::Borrowed("level must be a log level"))),
+                _ => Err(RequestError::Params(Cow::Borrowed("level must be a log level"))),
             })
         }
         // Of another version: no client with a session knows them.
-        method::DISCOVER | method::LISTEN => Some(Err(Complaint::UnknownMethod(request.method.clone()))),
-        name if name.starts_with("tasks/") => Some(Err(Complaint::UnknownMethod(request.method.clone()))),
+        method::DISCOVER | method::LISTEN => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
+        name if name.starts_with("tasks/") => Some(Err(RequestError::UnknownMethod(request.method.clone()))),
         _ => None,
     }
 }
 
 /// Takes note of what wants no answer. The server has no use for any of it but for a cancellation.
-fn note(shared: &Shared, session: &Session, notification: &Notification) {
+fn note(shared: &SessionFaceState, session: &ClientSession, notification: &Notification) {
     shared.meter.notifications.increment(1);
     if let Some(id) = notification.cancelled() {
         shared.in_flight.cancel(session.token.nonce, &id, RequestStage::Driven);
@@ -270,7 +281,7 @@ fn note(shared: &Shared, session: &Session, notification: &Notification) {
 }
 
 /// Hands an answer to whoever asked. One that nobody waits for any more is dropped.
-fn hear(shared: &Shared, session: &Session, response: Answered) {
+fn hear(shared: &SessionFaceState, session: &ClientSession, response: Answered) {
     shared.meter.responses.increment(1);
     let Some(id) = response.id.filter(is_own) else { return };
     let answer = match response.outcome {

@@ -9,18 +9,18 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::bridge::client::Client;
-use super::sessions::Session;
-use super::{Shared, addressee, bridge, native};
+use super::bridge::client::BridgedClient;
+use super::sessions::ClientSession;
+use super::{SessionFaceState, addressee, bridge, native};
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
-use crate::dialect::plain::PlainPeer;
-use crate::face::answer::TaskMissed;
-use crate::face::call_stream::answer::{Answer, Late};
-use crate::face::call_stream::progress::Signs;
+use crate::dialect::plain::PlainUpstream;
+use crate::face::answer::UnknownTaskMarker;
+use crate::face::call_stream::answer::{LateAnswer, RequestAnswer};
+use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::respond;
 use crate::face::catalog::Catalog;
-use crate::face::fallback::{Answered, Errand, FallbackDesk, run};
-use crate::face::http::{Inbound, Response};
+use crate::face::fallback::{FallbackAnswer, FallbackResult, FallbackToolService, run};
+use crate::face::http::{FaceResponse, Inbound};
 use crate::task::{Principal, ToolRules};
 use crate::upstream::Upstream;
 use crate::wire::envelope::{self, Request};
@@ -34,17 +34,17 @@ const LOOK_MAX: Duration = Duration::from_secs(3);
 
 /// What the session face knows of the three tools.
 #[derive(Debug)]
-pub(super) struct Fallback {
-    desk: Arc<FallbackDesk>,
+pub(super) struct SessionFallback {
+    desk: Arc<FallbackToolService>,
     /// The tools of a server without sessions.
     bridged: Option<Catalog>,
 }
 
-impl Fallback {
+impl SessionFallback {
     /// `None` where no tool's rules ask for it.
     pub(super) fn new(rules: &ToolRules, stateless: Option<&Arc<dyn Upstream>>) -> Option<Self> {
-        let bridged = || stateless.map(|upstream| Catalog::new(Arc::clone(upstream), Arc::new(PlainPeer)));
-        FallbackDesk::new(rules).map(|desk| Self { desk, bridged: bridged() })
+        let bridged = || stateless.map(|upstream| Catalog::new(Arc::clone(upstream), Arc::new(PlainUpstream)));
+        FallbackToolService::new(rules).map(|desk| Self { desk, bridged: bridged() })
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -55,21 +55,21 @@ impl Fallback {
     }
 }
 
-impl Shared {
+impl SessionFaceState {
     /// The tools that a session's client is given in place of tasks, if any.
-    pub(in crate::face) fn fallback_for(&self, session: &Session) -> Option<Arc<FallbackDesk>> {
+    pub(in crate::face) fn fallback_for(&self, session: &ClientSession) -> Option<Arc<FallbackToolService>> {
         let fallback = self.fallback.as_ref()?;
         let knows_tasks = session.token.declares_tasks || self.sessions.uses_tasks(session);
         (!knows_tasks).then(|| Arc::clone(&fallback.desk))
     }
 
     /// Whether a plain call of this tool may be answered with a word of its task.
-    pub(super) fn falls_back(&self, session: &Session, tool: &str) -> bool {
+    pub(super) fn falls_back(&self, session: &ClientSession, tool: &str) -> bool {
         self.fallback_for(session).is_some_and(|desk| desk.covers(tool))
     }
 
     /// Takes note that a session's client knows tasks. Means something only where others are given tools instead.
-    pub(super) fn note_tasks(&self, session: &Session) {
+    pub(super) fn note_tasks(&self, session: &ClientSession) {
         if self.fallback.is_some() {
             self.sessions.note_tasks(session);
         }
@@ -81,18 +81,18 @@ impl Shared {
     }
 
     /// Whether the gateway may drive calls of this session itself.
-    pub(super) fn drives(&self, session: &Session) -> bool {
+    pub(super) fn drives(&self, session: &ClientSession) -> bool {
         session.token.tasks.calls || self.fallback.is_some()
     }
 
     /// Learns which names are the upstream's, if nobody knows yet.
-    async fn learn_names(&self, session: &Session, principal: &Principal) {
+    async fn learn_names(&self, session: &ClientSession, principal: &Principal) {
         let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.desk.has_learned()) else { return };
-        let client = Client::of(session.token.client_version, &session.token.capabilities);
+        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
         let catalog = match bridge::carries(session) {
             true => fallback.bridged.as_ref(),
-            false => self.native.as_ref().map(native::Native::catalog),
+            false => self.native.as_ref().map(native::UpstreamTaskTools::catalog),
         };
         let Some(catalog) = catalog else { return };
         if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
@@ -104,7 +104,7 @@ impl Shared {
 }
 
 /// The tool of the gateway's own that a request calls, as far as is known.
-pub(super) fn called(shared: &Shared, session: &Session, request: &Request) -> Option<FallbackTool> {
+pub(super) fn called(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> Option<FallbackTool> {
     let fallback = shared.fallback.as_ref().filter(|_| request.method == method::TOOLS_CALL)?;
     if session.token.declares_tasks {
         return None;
@@ -114,7 +114,7 @@ pub(super) fn called(shared: &Shared, session: &Session, request: &Request) -> O
 }
 
 /// Whether a plain call is one that may end in a word of its task.
-pub(super) fn may_drive(shared: &Shared, session: &Session, request: &Request) -> bool {
+pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, request: &Request) -> bool {
     shared.fallback.is_some()
         && request.method == method::TOOLS_CALL
         && request.params.object().and_then(|params| params.get_str("name")).is_some_and(|tool| {
@@ -125,7 +125,12 @@ pub(super) fn may_drive(shared: &Shared, session: &Session, request: &Request) -
 
 /// Answers a call of one of the tools. Dropping the future means that the client left, which changes nothing about the
 /// task (T-81).
-pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Request, inbound: &Inbound) -> Response {
+pub(super) async fn post(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    request: Request,
+    inbound: &Inbound,
+) -> FaceResponse {
     shared.learn_names(&session, &inbound.principal).await;
     let Some(tool) = called(shared, &session, &request) else {
         // The upstream has a tool of this name after all.
@@ -137,33 +142,33 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Reques
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let errand = errand(shared, &inbound.principal, tool, &request).await;
     let waiting = match errand {
-        Errand::Now(Ok(result)) => return addressee.result(result),
-        Errand::Now(Err(error)) => return addressee.error(http::StatusCode::OK, &error),
-        Errand::Missed(unknown) => {
+        FallbackAnswer::Now(Ok(result)) => return addressee.result(result),
+        FallbackAnswer::Now(Err(error)) => return addressee.error(http::StatusCode::OK, &error),
+        FallbackAnswer::Missed(unknown) => {
             let mut response = addressee.result(unknown);
-            response.extensions_mut().insert(TaskMissed);
+            response.extensions_mut().insert(UnknownTaskMarker);
             return response;
         }
-        Errand::Later(waiting) => waiting,
+        FallbackAnswer::Later(waiting) => waiting,
     };
     let token = request.params.object().and_then(progress_token).filter(|_| shared.served.life_signs);
-    let signs = token.map(|token| Signs::new(request.id.clone(), token));
-    let answering = async move { Answer::from(waiting.await) };
-    respond(Late { answering: Box::pin(answering), signs }, addressee).await
+    let signs = token.map(|token| LifeSigns::new(request.id.clone(), token));
+    let answering = async move { RequestAnswer::from(waiting.await) };
+    respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await
 }
 
-async fn errand(shared: &Shared, owner: &Principal, tool: FallbackTool, request: &Request) -> Errand {
+async fn errand(shared: &SessionFaceState, owner: &Principal, tool: FallbackTool, request: &Request) -> FallbackAnswer {
     let (engine, misses) = (&shared.served.engine, shared.tasks.misses());
     run(engine, (owner, misses), (tool, request.params.object()), shared.fallback_words()).await
 }
 
 /// The same for one call of an array.
 pub(super) fn in_batch(
-    shared: &Arc<Shared>,
-    session: &Session,
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
     request: &Request,
     owner: &Principal,
-) -> Option<BoxFuture<'static, Answered>> {
+) -> Option<BoxFuture<'static, FallbackResult>> {
     let tool = called(shared, session, request)?;
     let (shared, owner, request) = (Arc::clone(shared), owner.clone(), request.clone());
     Some(Box::pin(async move { errand(&shared, &owner, tool, &request).await.done().await }))

@@ -9,20 +9,20 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::bridge::{Bridge, introduce};
-use super::sessions::{Session, Told};
-use super::{Shared, addressee, not_allowed, refuse};
-use crate::dialect::Complaint;
+use super::sessions::{ClientSession, SessionPreferences};
+use super::{SessionFaceState, addressee, not_allowed, refuse};
+use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::face::answer::bare;
-use crate::face::http::{Inbound, Response};
+use crate::face::http::{FaceResponse, Inbound};
 use crate::face::pipe::read;
-use crate::face::rewrite::{self, Introduction};
+use crate::face::rewrite::{self, ClientInitialize};
 use crate::face::sealed::{SessionToken, digest_of};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::Forwarded;
-use crate::upstream::conduit::{Binding, ConduitRequest, ConduitResponse, Content, Verb};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::conduit::{BodyKind, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::era::contradicts;
 use crate::upstream::own_ids;
 use crate::wire::envelope::Request;
@@ -41,21 +41,21 @@ const SESSION_ID_BYTES_MAX: usize = 1024;
 const VERSIONS_MAX: usize = 4;
 
 /// A session that the upstream has agreed to.
-struct Agreed {
-    binding: Binding,
+struct AgreedSession {
+    binding: SessionBinding,
     version: ProtocolVersion,
     result: Object,
     /// What it declared of tasks of its own, whatever its version.
-    tasks: PeerTasks,
+    tasks: UpstreamTaskSupport,
 }
 
 /// Why there is none.
-enum NotAgreed {
+enum AgreementError {
     Gateway(GatewayFault),
     Refused(RpcError),
 }
 
-impl NotAgreed {
+impl AgreementError {
     /// Whether a server without sessions may have said this: it does not know the method, however it says so.
     fn may_be_for_good(&self) -> bool {
         match self {
@@ -72,7 +72,7 @@ impl NotAgreed {
     }
 }
 
-impl From<GatewayFault> for NotAgreed {
+impl From<GatewayFault> for AgreementError {
     /// Whatever failed, nothing of the client's was run.
     fn from(fault: GatewayFault) -> Self {
         Self::Gateway(GatewayFault { executed: Executed::No, ..fault })
@@ -81,15 +81,15 @@ impl From<GatewayFault> for NotAgreed {
 
 /// Answers a client's `initialize`. Its session id is given with the answer.
 pub(super) async fn open(
-    shared: &Arc<Shared>,
+    shared: &Arc<SessionFaceState>,
     inbound: &Inbound,
     request: &Request,
-    forwarded: &Forwarded,
-) -> Response {
+    forwarded: &ForwardedHeaders,
+) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
-    let Some(introduction) = Introduction::read(request) else {
+    let Some(introduction) = ClientInitialize::read(request) else {
         let what = "initialize needs protocolVersion, capabilities and clientInfo";
-        return refuse(&addressee, &Complaint::Params(Cow::Borrowed(what)));
+        return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
     };
     let opened = match open_either(shared, inbound, request, (&introduction, forwarded)).await {
         Ok(opened) => opened,
@@ -114,7 +114,7 @@ pub(super) async fn open(
             shared.let_go(opened.binding);
         }
         let what = "the capabilities are too large for a session id";
-        return refuse(&addressee, &Complaint::Params(Cow::Borrowed(what)));
+        return refuse(&addressee, &RequestError::Params(Cow::Borrowed(what)));
     };
     tracing::debug!(upstream = %token.upstream, client = %token.client_version, server = %token.upstream_version, "opened a session");
     let mut response = addressee.result(opened.result);
@@ -123,26 +123,26 @@ pub(super) async fn open(
 }
 
 /// A client's session, and what its `initialize` is answered with.
-struct Opened {
-    binding: Binding,
+struct InitializedSession {
+    binding: SessionBinding,
     version: ProtocolVersion,
     result: Payload,
-    tasks: PeerTasks,
+    tasks: UpstreamTaskSupport,
 }
 
 /// Opens a session at the upstream, or in front of one that turns out to know none.
 async fn open_either(
-    shared: &Arc<Shared>,
+    shared: &Arc<SessionFaceState>,
     inbound: &Inbound,
     request: &Request,
-    (introduction, forwarded): (&Introduction, &Forwarded),
-) -> Result<Opened, RpcError> {
+    (introduction, forwarded): (&ClientInitialize, &ForwardedHeaders),
+) -> Result<InitializedSession, RpcError> {
     let tasks = super::tasks::offer(introduction.version, &inbound.principal);
     let bridged = async |over: &Bridge| {
         let result = introduce(shared, over, &inbound.principal, introduction).await?;
         let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
-        let (binding, tasks) = (Binding::default(), PeerTasks::default());
-        Ok(Opened { binding, version: ProtocolVersion::V2026_07_28, result, tasks })
+        let (binding, tasks) = (SessionBinding::default(), UpstreamTaskSupport::default());
+        Ok(InitializedSession { binding, version: ProtocolVersion::V2026_07_28, result, tasks })
     };
     let bridge = shared.served.bridge.as_ref();
     if let Some(certain) = bridge.filter(|bridge| bridge.is_certain) {
@@ -153,8 +153,8 @@ async fn open_either(
     let refusal = match in_time(agree(shared, (&request.id, &inbound.principal, forwarded), asked, message)).await {
         Ok(agreed) => {
             let result = rewrite::introduction_result(&agreed.result, introduction.version, tasks);
-            let Agreed { binding, version, tasks, .. } = agreed;
-            return Ok(Opened { binding, version, result, tasks });
+            let AgreedSession { binding, version, tasks, .. } = agreed;
+            return Ok(InitializedSession { binding, version, result, tasks });
         }
         Err(refusal) => refusal,
     };
@@ -166,17 +166,17 @@ async fn open_either(
 
 /// Asks for versions until one is agreed on.
 async fn agree(
-    shared: &Shared,
-    (id, owner, forwarded): (&RequestId, &Principal, &Forwarded),
+    shared: &SessionFaceState,
+    (id, owner, forwarded): (&RequestId, &Principal, &ForwardedHeaders),
     mut asked: ProtocolVersion,
     message: impl Fn(ProtocolVersion) -> Bytes,
-) -> Result<Agreed, NotAgreed> {
+) -> Result<AgreedSession, AgreementError> {
     let conduit = &shared.served.conduit;
     for _ in 1..VERSIONS_MAX {
         match initialize(shared, (id, owner, forwarded), message(asked)).await {
-            Err(NotAgreed::Refused(error)) => match conduit.version_after(asked, &error) {
+            Err(AgreementError::Refused(error)) => match conduit.version_after(asked, &error) {
                 Some(older) => asked = older,
-                None => return Err(NotAgreed::Refused(error)),
+                None => return Err(AgreementError::Refused(error)),
             },
             other => return other,
         }
@@ -185,25 +185,25 @@ async fn agree(
 }
 
 async fn initialize(
-    shared: &Shared,
-    (id, owner, forwarded): (&RequestId, &Principal, &Forwarded),
+    shared: &SessionFaceState,
+    (id, owner, forwarded): (&RequestId, &Principal, &ForwardedHeaders),
     message: Bytes,
-) -> Result<Agreed, NotAgreed> {
-    let verb = Verb::PostWith { message, headers: HeaderMap::new(), principal: owner.clone() };
-    let request = ConduitRequest { binding: Binding::default(), verb, forwarded: forwarded.clone() };
+) -> Result<AgreedSession, AgreementError> {
+    let verb = RawMethod::PostWith { message, headers: HeaderMap::new(), principal: owner.clone() };
+    let request = RawRequest { binding: SessionBinding::default(), verb, forwarded: forwarded.clone() };
     let response = shared.served.conduit.send(request).await?;
     let session = response.session.clone();
     let answer = match (response.status.is_success(), response.content) {
-        (true, Content::Json | Content::Events) => read::answer(response, id, ANSWER_BYTES_MAX).await?,
-        (true, Content::Other) => return Err(malformed()),
+        (true, BodyKind::Json | BodyKind::Events) => read::answer(response, id, ANSWER_BYTES_MAX).await?,
+        (true, BodyKind::Other) => return Err(malformed()),
         (false, _) => {
             let fault = read::status_fault(&response);
             let explained = read::explained(response).await;
-            return Err(explained.map_or_else(|| fault.into(), NotAgreed::Refused));
+            return Err(explained.map_or_else(|| fault.into(), AgreementError::Refused));
         }
     };
     let result = match answer.outcome {
-        Err(error) => return Err(NotAgreed::Refused(error)),
+        Err(error) => return Err(AgreementError::Refused(error)),
         Ok(_) => answer.result.ok_or_else(malformed)?,
     };
     let version = result.get_string("protocolVersion").as_deref().and_then(ProtocolVersion::parse);
@@ -211,12 +211,14 @@ async fn initialize(
     if session.as_ref().is_some_and(|id| !is_session_id(id)) {
         return Err(malformed());
     }
-    let tasks = result.get("capabilities").map_or_else(PeerTasks::default, |declared| PeerTasks::declared(&declared));
-    let binding = Binding { session, version: Some(version), tasks: tasks.within(version) };
-    Ok(Agreed { binding, version, result, tasks })
+    let tasks = result
+        .get("capabilities")
+        .map_or_else(UpstreamTaskSupport::default, |declared| UpstreamTaskSupport::declared(&declared));
+    let binding = SessionBinding { session, version: Some(version), tasks: tasks.within(version) };
+    Ok(AgreedSession { binding, version, result, tasks })
 }
 
-fn malformed() -> NotAgreed {
+fn malformed() -> AgreementError {
     GatewayFault::new(Reason::UpstreamMalformed, Executed::No).into()
 }
 
@@ -225,29 +227,31 @@ fn is_session_id(id: &HeaderValue) -> bool {
     (1..=SESSION_ID_BYTES_MAX).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
-async fn in_time(agreeing: impl Future<Output = Result<Agreed, NotAgreed>>) -> Result<Agreed, NotAgreed> {
+async fn in_time(
+    agreeing: impl Future<Output = Result<AgreedSession, AgreementError>>,
+) -> Result<AgreedSession, AgreementError> {
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-    tokio::time::timeout(HANDSHAKE_MAX, agreeing).await.unwrap_or(Err(NotAgreed::Gateway(late)))
+    tokio::time::timeout(HANDSHAKE_MAX, agreeing).await.unwrap_or(Err(AgreementError::Gateway(late)))
 }
 
 async fn post(
-    shared: &Shared,
-    binding: Binding,
-    forwarded: &Forwarded,
+    shared: &SessionFaceState,
+    binding: SessionBinding,
+    forwarded: &ForwardedHeaders,
     message: Bytes,
-) -> Result<ConduitResponse, GatewayFault> {
-    let request = ConduitRequest { binding, verb: Verb::Post(message), forwarded: forwarded.clone() };
+) -> Result<RawResponse, GatewayFault> {
+    let request = RawRequest { binding, verb: RawMethod::Post(message), forwarded: forwarded.clone() };
     shared.served.conduit.send(request).await
 }
 
-impl Shared {
+impl SessionFaceState {
     /// An upstream session in place of one that is lost: once for all who wait. The client keeps its id
     /// and hears nothing of it.
     pub(in crate::face) async fn renew(
         self: &Arc<Self>,
-        session: &Session,
-        lost: &Binding,
-    ) -> Result<Binding, GatewayFault> {
+        session: &ClientSession,
+        lost: &SessionBinding,
+    ) -> Result<SessionBinding, GatewayFault> {
         let open = |told| {
             let (shared, token) = (Arc::clone(self), Arc::clone(&session.token));
             let (owner, forwarded) = (session.owner.clone(), session.forwarded.clone());
@@ -275,16 +279,16 @@ impl Shared {
     async fn open_anew(
         &self,
         token: &SessionToken,
-        (owner, forwarded): (&Principal, &Forwarded),
-        told: Told,
-    ) -> Result<Binding, GatewayFault> {
+        (owner, forwarded): (&Principal, &ForwardedHeaders),
+        told: SessionPreferences,
+    ) -> Result<SessionBinding, GatewayFault> {
         let id = self.mint();
         let message = |version| rewrite::introduction(&id, version, &token.capabilities, token.client_info.as_ref());
         let asked = self.served.conduit.version_for(token.upstream_version);
         let agreed = match in_time(agree(self, (&id, owner, forwarded), asked, message)).await {
             Ok(agreed) => agreed,
-            Err(NotAgreed::Gateway(fault)) => return Err(fault),
-            Err(NotAgreed::Refused(error)) => {
+            Err(AgreementError::Gateway(fault)) => return Err(fault),
+            Err(AgreementError::Refused(error)) => {
                 tracing::warn!(upstream = %self.served.conduit.name(), code = error.code, "the upstream refused a session anew");
                 return Err(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
             }
@@ -305,7 +309,12 @@ impl Shared {
 
     /// Sends something whose answer is of no interest, and waits for it. What the upstream says to it is
     /// its own affair; only that it cannot be reached counts.
-    async fn tell(&self, binding: &Binding, forwarded: &Forwarded, message: Bytes) -> Result<(), GatewayFault> {
+    async fn tell(
+        &self,
+        binding: &SessionBinding,
+        forwarded: &ForwardedHeaders,
+        message: Bytes,
+    ) -> Result<(), GatewayFault> {
         let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
         let telling = tokio::time::timeout(HANDSHAKE_MAX, post(self, binding.clone(), forwarded, message));
         let told = telling.await.unwrap_or(Err(late));
@@ -321,7 +330,7 @@ impl Shared {
     }
 
     /// Ends a client's session for good, here and at the upstream.
-    pub(super) async fn end(&self, session: &Session) -> Response {
+    pub(super) async fn end(&self, session: &ClientSession) -> FaceResponse {
         let binding = self.sessions.binding(session);
         if self.tasks.lendings.put_off(session.token.nonce, &binding) {
             // Tasks still run in it; the client's session ends here all the same.
@@ -331,7 +340,7 @@ impl Shared {
         // Before the upstream hears of it, and ends what runs in it.
         self.in_flight.take_leave(session.token.nonce);
         let had_id = binding.session.is_some();
-        let ended = ConduitRequest { binding, verb: Verb::Delete, forwarded: session.forwarded.clone() };
+        let ended = RawRequest { binding, verb: RawMethod::Delete, forwarded: session.forwarded.clone() };
         // Without an id the upstream has nothing that could be ended.
         let status = if had_id {
             let ending = tokio::time::timeout(END_MAX, self.served.conduit.send(ended)).await;
@@ -347,7 +356,7 @@ impl Shared {
     }
 
     /// Plain calls end with their session: nobody is left who could have their answers (T-81).
-    pub(super) fn is_ended(&self, session: &Session) {
+    pub(super) fn is_ended(&self, session: &ClientSession) {
         self.streams.end(session.token.nonce);
         self.desk.replays.forget(session.token.nonce);
         self.in_flight.end_session(session.token.nonce);
@@ -355,10 +364,10 @@ impl Shared {
     }
 
     /// Ends an upstream session that nobody will use, in the background.
-    pub(super) fn let_go(self: &Arc<Self>, binding: Binding) {
+    pub(super) fn let_go(self: &Arc<Self>, binding: SessionBinding) {
         let shared = Arc::clone(self);
         self.served.life.tracker.spawn(async move {
-            let end = ConduitRequest { binding, verb: Verb::Delete, forwarded: Forwarded::default() };
+            let end = RawRequest { binding, verb: RawMethod::Delete, forwarded: ForwardedHeaders::default() };
             let _ = tokio::time::timeout(END_MAX, shared.served.conduit.send(end)).await;
         });
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::recent::Recent;
+use super::recent::RecentMap;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::RequestId;
 
@@ -28,33 +28,33 @@ pub(in crate::face) enum RequestStage {
     Driven,
 }
 
-type Key = (u128, RequestId, RequestStage);
+type InFlightKey = (u128, RequestId, RequestStage);
 
 /// By the session's nonce, so that no session reaches into another.
 #[derive(Debug)]
 pub(in crate::face) struct InFlight {
-    requests: Mutex<Requests>,
+    requests: Mutex<InFlightIndex>,
     /// What clients want no more of those requests that have no entry: most are passed on and answered at once, and an
     /// entry would cost each of them more than the few that are cancelled.
-    unwanted: Recent<()>,
+    unwanted: RecentMap<()>,
 }
 
 impl Default for InFlight {
     fn default() -> Self {
-        Self { requests: Mutex::default(), unwanted: Recent::new(UNWANTED_MAX) }
+        Self { requests: Mutex::default(), unwanted: RecentMap::new(UNWANTED_MAX) }
     }
 }
 
 #[derive(Debug, Default)]
-struct Requests {
+struct InFlightIndex {
     next: u64,
     driven: usize,
     all: HashMap<u64, (u128, RequestStage, CancellationToken)>,
     /// A client may not use an id twice at a time; if it does, the newest is meant.
-    by_id: HashMap<Key, u64>,
+    by_id: HashMap<InFlightKey, u64>,
 }
 
-impl Requests {
+impl InFlightIndex {
     fn find(&self, nonce: u128, id: &RequestId, stage: RequestStage) -> Option<&CancellationToken> {
         let number = self.by_id.get(&(nonce, id.clone(), stage))?;
         self.all.get(number).map(|(.., cancelled)| cancelled)
@@ -63,7 +63,7 @@ impl Requests {
 
 impl InFlight {
     /// Takes up a request, which can be cancelled from here on until the entry is dropped.
-    pub(in crate::face) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId, stage: RequestStage) -> Entry {
+    pub(in crate::face) fn enter(self: &Arc<Self>, nonce: u128, id: &RequestId, stage: RequestStage) -> InFlightEntry {
         self.add(&mut self.requests.lock(), (nonce, id.clone(), stage))
     }
 
@@ -71,7 +71,7 @@ impl InFlight {
     ///
     /// # Errors
     /// `QueueFull`: nothing was sent.
-    pub(super) fn drive(self: &Arc<Self>, nonce: u128, id: &RequestId) -> Result<Entry, GatewayFault> {
+    pub(super) fn drive(self: &Arc<Self>, nonce: u128, id: &RequestId) -> Result<InFlightEntry, GatewayFault> {
         let mut requests = self.requests.lock();
         if requests.driven >= CALLS_MAX {
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
@@ -79,13 +79,13 @@ impl InFlight {
         Ok(self.add(&mut requests, (nonce, id.clone(), RequestStage::Driven)))
     }
 
-    fn add(self: &Arc<Self>, requests: &mut Requests, key: Key) -> Entry {
+    fn add(self: &Arc<Self>, requests: &mut InFlightIndex, key: InFlightKey) -> InFlightEntry {
         requests.next += 1;
         let (number, cancelled) = (requests.next, CancellationToken::new());
         requests.driven += usize::from(key.2 == RequestStage::Driven);
         requests.all.insert(number, (key.0, key.2, cancelled.clone()));
         requests.by_id.insert(key.clone(), number);
-        Entry { in_flight: Arc::clone(self), key, number, cancelled }
+        InFlightEntry { in_flight: Arc::clone(self), key, number, cancelled }
     }
 
     /// Cancels a request; false if none of this id is at this stage: its answer may just have gone out.
@@ -134,21 +134,21 @@ fn passed_on(nonce: u128, id: &RequestId) -> u128 {
 
 /// A request under way.
 #[derive(Debug)]
-pub(in crate::face) struct Entry {
+pub(in crate::face) struct InFlightEntry {
     in_flight: Arc<InFlight>,
-    key: Key,
+    key: InFlightKey,
     number: u64,
     cancelled: CancellationToken,
 }
 
-impl Entry {
+impl InFlightEntry {
     /// Set once its client wants no answer any more.
     pub(in crate::face) const fn cancelled(&self) -> &CancellationToken {
         &self.cancelled
     }
 }
 
-impl Drop for Entry {
+impl Drop for InFlightEntry {
     fn drop(&mut self) {
         let mut requests = self.in_flight.requests.lock();
         requests.all.remove(&self.number);

@@ -11,15 +11,15 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::bridge::client::Client;
-use super::recent::Recent;
-use super::sessions::Session;
-use super::{Shared, addressee, pipe, refuse};
-use crate::dialect::Complaint;
+use super::bridge::client::BridgedClient;
+use super::recent::RecentMap;
+use super::sessions::ClientSession;
+use super::{SessionFaceState, addressee, pipe, refuse};
+use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::plain::PlainPeer;
+use crate::dialect::plain::PlainUpstream;
 use crate::face::catalog::Catalog;
-use crate::face::http::{Inbound, Response};
+use crate::face::http::{FaceResponse, Inbound};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, ProtocolVersion, RpcError, envelope, method};
@@ -33,11 +33,11 @@ const LOOK_MAX: Duration = Duration::from_secs(3);
 
 /// The names that clients know tools by, by session.
 #[derive(Debug)]
-pub(super) struct KnownTools(Recent<Arc<Mutex<HashSet<Box<str>>>>>);
+pub(super) struct KnownTools(RecentMap<Arc<Mutex<HashSet<Box<str>>>>>);
 
 impl Default for KnownTools {
     fn default() -> Self {
-        Self(Recent::new(SESSIONS_MAX))
+        Self(RecentMap::new(SESSIONS_MAX))
     }
 }
 
@@ -54,22 +54,22 @@ struct ListedNames {
 
 /// What is known of a tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Standing {
+enum ToolListing {
     Listed,
     Unlisted,
     /// The server does not say.
     Untold,
 }
 
-impl Shared {
+impl SessionFaceState {
     /// Remembers the names in the result of `tools/list`.
-    pub(in crate::face) fn learn_tools(&self, session: &Session, list: &Object) {
+    pub(in crate::face) fn learn_tools(&self, session: &ClientSession, list: &Object) {
         let Some(tools) = list.get("tools") else { return };
         let names = tools.items().filter_map(|tool| Object::of(&tool)?.get_string("name"));
         self.learn(session, names);
     }
 
-    fn learn(&self, session: &Session, names: impl Iterator<Item = String>) {
+    fn learn(&self, session: &ClientSession, names: impl Iterator<Item = String>) {
         let known = self.tools.0.get_or_default(session.token.nonce);
         let mut known = known.lock();
         for name in names {
@@ -80,36 +80,36 @@ impl Shared {
         }
     }
 
-    fn is_listed(&self, session: &Session, tool: &str) -> bool {
+    fn is_listed(&self, session: &ClientSession, tool: &str) -> bool {
         self.tools.0.get(session.token.nonce).is_some_and(|known| known.lock().contains(tool))
     }
 
     async fn standing(
         self: &Arc<Self>,
-        session: &Session,
+        session: &ClientSession,
         principal: &Principal,
         tool: &str,
         asked: &mut ServerTools,
-    ) -> Standing {
+    ) -> ToolListing {
         if self.is_listed(session, tool) {
-            return Standing::Listed;
+            return ToolListing::Listed;
         }
         let listing = match &asked.0 {
             Some(listing) => listing,
             None => asked.0.insert(self.listing(session, principal).await),
         };
         match (listing.names.contains(tool), listing.is_whole) {
-            (true, _) => Standing::Listed,
-            (false, true) => Standing::Unlisted,
-            (false, false) => Standing::Untold,
+            (true, _) => ToolListing::Listed,
+            (false, true) => ToolListing::Unlisted,
+            (false, false) => ToolListing::Untold,
         }
     }
 
     /// Asks the server for its tools.
-    async fn listing(self: &Arc<Self>, session: &Session, principal: &Principal) -> ListedNames {
-        let client = Client::of(session.token.client_version, &session.token.capabilities);
+    async fn listing(self: &Arc<Self>, session: &ClientSession, principal: &Principal) -> ListedNames {
+        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
-        let catalog = Catalog::new(self.upstream_of(session), Arc::new(PlainPeer));
+        let catalog = Catalog::new(self.upstream_of(session), Arc::new(PlainUpstream));
         match tokio::time::timeout(LOOK_MAX, catalog.names(&context)).await {
             Ok(Ok((names, is_whole))) => {
                 self.learn(session, names.iter().cloned());
@@ -120,19 +120,24 @@ impl Shared {
     }
 
     /// Whether a call that is to be a task has a tool, before it gets a handle (T-72). Where the server does not say, it has.
-    pub(super) async fn may_begin(self: &Arc<Self>, session: &Session, principal: &Principal, tool: &str) -> bool {
-        self.standing(session, principal, tool, &mut ServerTools::default()).await != Standing::Unlisted
+    pub(super) async fn may_begin(
+        self: &Arc<Self>,
+        session: &ClientSession,
+        principal: &Principal,
+        tool: &str,
+    ) -> bool {
+        self.standing(session, principal, tool, &mut ServerTools::default()).await != ToolListing::Unlisted
     }
 
     /// What is wrong with a call where tools are hidden: a server may take another spelling of a hidden name for that name,
     /// so only names of its list go to it.
     pub(super) async fn hidden(
         self: &Arc<Self>,
-        session: &Session,
+        session: &ClientSession,
         principal: &Principal,
         request: &Request,
         asked: &mut ServerTools,
-    ) -> Option<Hidden> {
+    ) -> Option<HiddenToolRefusal> {
         if request.method != method::TOOLS_CALL || !self.served.conduit.hides_tools() {
             return None;
         }
@@ -142,26 +147,26 @@ impl Shared {
             return None;
         }
         match self.standing(session, principal, &tool, asked).await {
-            Standing::Listed => None,
-            Standing::Unlisted => Some(Hidden::Unknown),
-            Standing::Untold => Some(Hidden::Untold),
+            ToolListing::Listed => None,
+            ToolListing::Unlisted => Some(HiddenToolRefusal::Unknown),
+            ToolListing::Untold => Some(HiddenToolRefusal::Untold),
         }
     }
 }
 
 /// Why a call goes nowhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hidden {
+pub(super) enum HiddenToolRefusal {
     Unknown,
     /// Nobody can tell whether its tool is a hidden one.
     Untold,
 }
 
-impl Hidden {
-    pub(super) fn answer(self, request: &Request, inbound: &Inbound) -> Response {
+impl HiddenToolRefusal {
+    pub(super) fn answer(self, request: &Request, inbound: &Inbound) -> FaceResponse {
         let addressee = addressee(Some(&request.id), inbound.accepted);
         match self {
-            Self::Unknown => refuse(&addressee, &Complaint::unknown_tool(request.params.object())),
+            Self::Unknown => refuse(&addressee, &RequestError::unknown_tool(request.params.object())),
             Self::Untold => addressee.error(http::StatusCode::OK, &untold()),
         }
     }
@@ -169,7 +174,7 @@ impl Hidden {
     /// The answer as a message of an array.
     pub(super) fn message(self, request: &Request) -> Bytes {
         let error = match self {
-            Self::Unknown => Complaint::unknown_tool(request.params.object()).to_error(ProtocolVersion::V2025_03_26),
+            Self::Unknown => RequestError::unknown_tool(request.params.object()).to_error(ProtocolVersion::V2025_03_26),
             Self::Untold => untold(),
         };
         envelope::error(Some(&request.id), &error)

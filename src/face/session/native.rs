@@ -13,23 +13,23 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::bridge::call::{self, Caller, Speech, Way};
-use super::bridge::client::Client;
+use super::bridge::call::{self, AnswerEra, BridgedCaller, CallRoute};
+use super::bridge::client::BridgedClient;
 use super::in_flight::RequestStage;
-use super::sessions::Session;
-use super::tasks::Asking;
-use super::{Shared, addressee, refuse};
-use crate::dialect::plain::PlainPeer;
-use crate::dialect::relay_core_2025_11_25::{PeerTasks, TaskSupport};
-use crate::face::call_stream::replay::{self, Said};
+use super::sessions::ClientSession;
+use super::tasks::TaskRequestContext;
+use super::{SessionFaceState, addressee, refuse};
+use crate::dialect::plain::PlainUpstream;
+use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
+use crate::face::call_stream::replay::{self, ReplayStream};
 use crate::face::catalog::Catalog;
-use crate::face::http::{Inbound, Response};
+use crate::face::http::{FaceResponse, Inbound};
 use crate::face::pipe;
 use crate::task::Principal;
-use crate::upstream::{CallContext, NativeTask, Upstream};
+use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{RequestId, RpcError, method};
-use hearing::Hearing;
+use hearing::SessionStreamReaders;
 pub(in crate::face) use hearing::own_stream;
 
 /// How long a call waits for what the server says of its tool; without that it goes its ordinary way.
@@ -37,15 +37,15 @@ pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
 
 /// What a server says of its tools.
 #[derive(Debug)]
-pub(super) struct Native {
+pub(super) struct UpstreamTaskTools {
     pool: Arc<dyn Upstream>,
     catalog: Catalog,
-    hearing: Arc<Hearing>,
+    hearing: Arc<SessionStreamReaders>,
 }
 
-impl Native {
+impl UpstreamTaskTools {
     pub(super) fn new(pool: Arc<dyn Upstream>) -> Self {
-        let catalog = Catalog::new(Arc::clone(&pool), Arc::new(PlainPeer));
+        let catalog = Catalog::new(Arc::clone(&pool), Arc::new(PlainUpstream));
         Self { catalog, pool, hearing: Arc::default() }
     }
 
@@ -60,10 +60,10 @@ impl Native {
     }
 
     /// What the server says of a tool; as of an ordinary one where it says nothing in time.
-    async fn support(&self, tool: &str, context: &CallContext) -> TaskSupport {
+    async fn support(&self, tool: &str, context: &CallContext) -> ToolTaskSupport {
         let look = async {
             let facts = self.pool.facts(context).await.ok()?;
-            if !PeerTasks::of(facts.version, &facts.capabilities).calls {
+            if !UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls {
                 return None;
             }
             Some(self.catalog.list_with(tool, context).await.ok()?.task_support(tool))
@@ -72,7 +72,7 @@ impl Native {
             Ok(support) => support.unwrap_or_default(),
             Err(_) => {
                 tracing::warn!(upstream = %self.pool.name(), tool, "the server was slow to say how its tool is called");
-                TaskSupport::default()
+                ToolTaskSupport::default()
             }
         }
     }
@@ -80,12 +80,16 @@ impl Native {
 
 /// Whether a plain call may be of a tool that the server runs only as a task. A glance at a flag: most servers have no
 /// tasks.
-pub(super) fn may_drive(session: &Session, request: &Request) -> bool {
+pub(super) fn may_drive(session: &ClientSession, request: &Request) -> bool {
     session.token.tasks.calls && request.method == method::TOOLS_CALL
 }
 
 /// Whether a notification calls off a request that the gateway drives: the server never saw it under that id.
-pub(super) fn is_about_a_driven_call(shared: &Shared, session: &Session, notification: &Notification) -> bool {
+pub(super) fn is_about_a_driven_call(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    notification: &Notification,
+) -> bool {
     let named = || {
         let id = notification.params.object()?.get("requestId")?;
         RequestId::from_payload(&id)
@@ -97,7 +101,12 @@ pub(super) fn is_about_a_driven_call(shared: &Shared, session: &Session, notific
 
 /// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (GW-11). Dropping the
 /// future means that the client left, which cancels nothing (T-81).
-pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Request, inbound: &Inbound) -> Response {
+pub(super) async fn post(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    request: Request,
+    inbound: &Inbound,
+) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     match drive(shared, &session, &request, inbound).await {
         Some(Ok(said)) => return said.respond(shared, &session, addressee).await,
@@ -113,53 +122,57 @@ pub(super) async fn post(shared: &Arc<Shared>, session: Session, request: Reques
 /// Begins a call of a tool that the server runs only as a task, or one that may end in a word of its task; `None` for
 /// every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
 pub(super) async fn drive(
-    shared: &Arc<Shared>,
-    session: &Session,
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
     request: &Request,
     inbound: &Inbound,
-) -> Option<Result<Said, RpcError>> {
+) -> Option<Result<ReplayStream, RpcError>> {
     let tool = pipe::tool_of(request.params.object()).ok()?;
-    let served_natively = NativeTask::WhereServed { deadline: shared.served.rules.policy_of(&tool).deadline };
+    let served_natively = UpstreamTaskMode::WhereServed { deadline: shared.served.rules.policy_of(&tool).deadline };
     let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
-        TaskSupport::Required => (shared.upstream_for_native(session), served_natively),
-        TaskSupport::Optional | TaskSupport::Forbidden if !shared.falls_back(session, &tool) => return None,
-        TaskSupport::Optional => (shared.upstream_of(session), served_natively),
-        TaskSupport::Forbidden => (shared.upstream_of(session), NativeTask::Never),
+        ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
+        ToolTaskSupport::Optional | ToolTaskSupport::Forbidden if !shared.falls_back(session, &tool) => return None,
+        ToolTaskSupport::Optional => (shared.upstream_of(session), served_natively),
+        ToolTaskSupport::Forbidden => (shared.upstream_of(session), UpstreamTaskMode::Never),
     };
-    let way = Way { upstream, speech: Speech::Sessions, native };
-    Some(call::begin_on(&way, shared, session, request, Caller::of(inbound)))
+    let way = CallRoute { upstream, speech: AnswerEra::Sessions, native };
+    Some(call::begin_on(&way, shared, session, request, BridgedCaller::of(inbound)))
 }
 
 /// The rest of a stream that the gateway made, where this event was one of it; every other event is the server's own.
-pub(super) fn take_up(shared: &Shared, session: &Session, last_event: Option<&HeaderValue>) -> Option<Response> {
+pub(super) fn take_up(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    last_event: Option<&HeaderValue>,
+) -> Option<FaceResponse> {
     let event = last_event?.to_str().ok()?;
     replay::take_up(shared, session, event)
 }
 
-impl Shared {
+impl SessionFaceState {
     /// What the server says of being asked for a task by this tool.
-    async fn support(&self, session: &Session, principal: &Principal, tool: &str) -> TaskSupport {
+    async fn support(&self, session: &ClientSession, principal: &Principal, tool: &str) -> ToolTaskSupport {
         let Some(native) = self.native.as_ref().filter(|_| session.token.tasks.calls) else {
-            return TaskSupport::default();
+            return ToolTaskSupport::default();
         };
-        let client = Client::of(session.token.client_version, &session.token.capabilities);
+        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
         native.support(tool, &context).await
     }
 
     /// Whether a call that asks for a task is made one at the server too: wherever its tool can be (GW-11).
-    pub(super) async fn native_task(&self, asking: &Asking<'_>, tool: &str) -> NativeTask {
+    pub(super) async fn native_task(&self, asking: &TaskRequestContext<'_>, tool: &str) -> UpstreamTaskMode {
         match self.support(&asking.session, asking.principal, tool).await {
-            TaskSupport::Optional | TaskSupport::Required => {
-                NativeTask::WhereServed { deadline: self.served.rules.policy_of(tool).deadline }
+            ToolTaskSupport::Optional | ToolTaskSupport::Required => {
+                UpstreamTaskMode::WhereServed { deadline: self.served.rules.policy_of(tool).deadline }
             }
-            TaskSupport::Forbidden => NativeTask::Never,
+            ToolTaskSupport::Forbidden => UpstreamTaskMode::Never,
         }
     }
 
     /// Where a plain call runs as a task: in the client's own session, if that is of the version which knows tasks,
     /// else in one of the gateway's that is.
-    fn upstream_for_native(self: &Arc<Self>, session: &Session) -> Arc<dyn Upstream> {
+    fn upstream_for_native(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match &self.native {
             Some(native) if !self.sessions.binding(session).tasks.calls => Arc::clone(&native.pool),
             Some(_) | None => self.upstream_of(session),

@@ -12,26 +12,26 @@ const SHARDS: usize = 64;
 
 /// At most about `entries_max` values. Keys are such that nobody can choose them.
 #[derive(Debug)]
-pub(super) struct Recent<V> {
-    shards: Box<[Mutex<Shard<V>>]>,
+pub(super) struct RecentMap<V> {
+    shards: Box<[Mutex<RecentShard<V>>]>,
     shard_entries_max: usize,
 }
 
 #[derive(Debug)]
-struct Shard<V> {
-    entries: HashMap<u128, Entry<V>, BuildHasherDefault<Mixed>>,
+struct RecentShard<V> {
+    entries: HashMap<u128, RecentEntry<V>, BuildHasherDefault<RandomKeyHasher>>,
     uses: u64,
 }
 
 #[derive(Debug)]
-struct Entry<V> {
+struct RecentEntry<V> {
     value: V,
     last_use: u64,
 }
 
-impl<V: Clone> Recent<V> {
+impl<V: Clone> RecentMap<V> {
     pub(super) fn new(entries_max: usize) -> Self {
-        let shard = || Mutex::new(Shard { entries: HashMap::default(), uses: 0 });
+        let shard = || Mutex::new(RecentShard { entries: HashMap::default(), uses: 0 });
         Self { shards: (0..SHARDS).map(|_| shard()).collect(), shard_entries_max: entries_max.div_ceil(SHARDS).max(1) }
     }
 
@@ -68,14 +68,14 @@ impl<V: Clone> Recent<V> {
         self.shard(key).lock().entries.remove(&key);
     }
 
-    fn shard(&self, key: u128) -> &Mutex<Shard<V>> {
+    fn shard(&self, key: u128) -> &Mutex<RecentShard<V>> {
         // Other bits than those that the table of a shard begins with.
         let mixed = usize::try_from(mix(key) >> 32 & 0xffff).unwrap_or(0);
         &self.shards[mixed % SHARDS]
     }
 }
 
-impl<V> Shard<V> {
+impl<V> RecentShard<V> {
     fn touch(&mut self, key: u128) -> Option<&V> {
         let entry = self.entries.get_mut(&key)?;
         self.uses += 1;
@@ -85,7 +85,7 @@ impl<V> Shard<V> {
 
     fn put(&mut self, key: u128, value: V) {
         self.uses += 1;
-        self.entries.insert(key, Entry { value, last_use: self.uses });
+        self.entries.insert(key, RecentEntry { value, last_use: self.uses });
     }
 
     /// Linear in what one shard holds, and only where it is full.
@@ -109,9 +109,9 @@ fn mix(key: u128) -> u64 {
 
 /// Hashes one number, and nothing else.
 #[derive(Debug, Default)]
-struct Mixed(u64);
+struct RandomKeyHasher(u64);
 
-impl Hasher for Mixed {
+impl Hasher for RandomKeyHasher {
     fn write_u128(&mut self, key: u128) {
         self.0 = mix(key);
     }
@@ -132,14 +132,14 @@ mod tests {
     use super::*;
 
     /// Keys of one shard, so that its bound can be met.
-    fn keys_of_one_shard(recent: &Recent<u32>, count: usize) -> Vec<u128> {
+    fn keys_of_one_shard(recent: &RecentMap<u32>, count: usize) -> Vec<u128> {
         let shard = std::ptr::from_ref(recent.shard(0));
         (0..).filter(|&key| std::ptr::eq(recent.shard(key), shard)).take(count).collect()
     }
 
     #[test]
     fn what_was_used_longest_ago_makes_room() {
-        let recent = Recent::new(SHARDS * 3);
+        let recent = RecentMap::new(SHARDS * 3);
         let keys = keys_of_one_shard(&recent, 4);
         for (value, key) in (0..).zip(&keys[..3]) {
             recent.insert(*key, value);
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn no_more_is_kept_than_may_be() {
-        let recent = Recent::new(SHARDS * 2);
+        let recent = RecentMap::new(SHARDS * 2);
         for key in 0..10_000 {
             recent.insert(key << 64 | key, ());
         }

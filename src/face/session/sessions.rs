@@ -9,12 +9,12 @@ use futures_util::future::{BoxFuture, Shared};
 use http::HeaderValue;
 use parking_lot::Mutex;
 
-use super::recent::Recent;
+use super::recent::RecentMap;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::sealed::SessionToken;
 use crate::task::{GatewayFault, Principal};
-use crate::upstream::Forwarded;
-use crate::upstream::conduit::Binding;
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::conduit::SessionBinding;
 use crate::wire::{Object, Payload};
 
 /// Sessions that something is known about; the one used longest ago falls out. What is lost with it is its
@@ -30,54 +30,54 @@ const TOLD_BYTES_MAX: usize = 16 * 1024;
 
 /// One client's session, as its id tells.
 #[derive(Clone, Debug)]
-pub(in crate::face) struct Session {
+pub(in crate::face) struct ClientSession {
     pub(in crate::face) token: Arc<SessionToken>,
     /// Whose it is.
     pub(in crate::face) owner: Principal,
     /// The upstream session that was opened for it.
-    opened: Binding,
+    opened: SessionBinding,
     /// What of the headers of the request in hand goes on to the upstream.
-    pub(in crate::face) forwarded: Forwarded,
+    pub(in crate::face) forwarded: ForwardedHeaders,
 }
 
-impl Session {
+impl ClientSession {
     pub(super) fn new(token: SessionToken, owner: Principal) -> Self {
         let session = token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
         let tasks = token.tasks.within(token.upstream_version);
-        let opened = Binding { session, version: Some(token.upstream_version), tasks };
-        Self { token: Arc::new(token), owner, opened, forwarded: Forwarded::default() }
+        let opened = SessionBinding { session, version: Some(token.upstream_version), tasks };
+        Self { token: Arc::new(token), owner, opened, forwarded: ForwardedHeaders::default() }
     }
 }
 
 /// A session id that was opened before, for whoever owns it. Opening costs more than all else that the
 /// gateway does with a small request.
 #[derive(Debug)]
-struct Opened {
+struct OpenedToken {
     sealed: Box<str>,
     owner: Principal,
-    session: Session,
+    session: ClientSession,
 }
 
 /// A handshake that all who need it wait for.
-pub(super) type Renewal = Shared<BoxFuture<'static, Result<Binding, GatewayFault>>>;
+pub(super) type Renewal = Shared<BoxFuture<'static, Result<SessionBinding, GatewayFault>>>;
 
 /// What is known about one session.
 #[derive(Debug, Default)]
-struct Known(Mutex<Facts>);
+struct SessionMemory(Mutex<SessionFacts>);
 
 #[derive(Debug, Default)]
-struct Facts {
+struct SessionFacts {
     /// The upstream session in use, where it is not the token's any more.
-    renewed: Option<Binding>,
+    renewed: Option<SessionBinding>,
     renewal: Option<Renewal>,
-    told: Told,
+    told: SessionPreferences,
     /// Whether its client has used tasks.
     uses_tasks: bool,
 }
 
 /// What an upstream session was told that a new one has to be told again.
 #[derive(Clone, Debug, Default)]
-pub(in crate::face) struct Told {
+pub(in crate::face) struct SessionPreferences {
     /// The params of `logging/setLevel`.
     pub(in crate::face) level: Option<Payload>,
     /// The addresses of `resources/subscribe`.
@@ -86,7 +86,7 @@ pub(in crate::face) struct Told {
 
 /// One thing that a client tells its upstream session.
 #[derive(Clone, Debug)]
-pub(in crate::face) enum Telling {
+pub(in crate::face) enum PreferenceChange {
     Level(Payload),
     Subscribe(String),
     Unsubscribe(String),
@@ -94,15 +94,15 @@ pub(in crate::face) enum Telling {
 
 /// By nonce, but for `opened`, which is by the end of the sealed text: no two of our tokens share it.
 #[derive(Debug)]
-pub(in crate::face) struct Sessions {
-    known: Recent<Arc<Known>>,
-    ended: Recent<()>,
-    opened: Recent<Arc<Opened>>,
+pub(in crate::face) struct ClientSessionCache {
+    known: RecentMap<Arc<SessionMemory>>,
+    ended: RecentMap<()>,
+    opened: RecentMap<Arc<OpenedToken>>,
 }
 
-impl Sessions {
+impl ClientSessionCache {
     pub(super) fn new() -> Self {
-        Self { known: Recent::new(KNOWN_MAX), ended: Recent::new(ENDED_MAX), opened: Recent::new(OPENED_MAX) }
+        Self { known: RecentMap::new(KNOWN_MAX), ended: RecentMap::new(ENDED_MAX), opened: RecentMap::new(OPENED_MAX) }
     }
 
     /// The session that a sealed id stands for, by `open` where it is not known from before. `None` where
@@ -112,15 +112,15 @@ impl Sessions {
         sealed: &str,
         owner: &Principal,
         open: impl FnOnce() -> Option<SessionToken>,
-    ) -> Option<Session> {
+    ) -> Option<ClientSession> {
         // Whoever sends the same end of a text, and another beginning, has no token of ours.
         let key = sealed.as_bytes().last_chunk().map(|end| u128::from_ne_bytes(*end))?;
-        let is_same = |opened: &Arc<Opened>| *opened.sealed == *sealed && opened.owner == *owner;
+        let is_same = |opened: &Arc<OpenedToken>| *opened.sealed == *sealed && opened.owner == *owner;
         let session = match self.opened.get(key).filter(is_same) {
             Some(opened) => opened.session.clone(),
             None => {
-                let session = Session::new(open()?, owner.clone());
-                let opened = Opened { sealed: sealed.into(), owner: owner.clone(), session: session.clone() };
+                let session = ClientSession::new(open()?, owner.clone());
+                let opened = OpenedToken { sealed: sealed.into(), owner: owner.clone(), session: session.clone() };
                 self.opened.insert(key, Arc::new(opened));
                 session
             }
@@ -134,56 +134,56 @@ impl Sessions {
     }
 
     /// The upstream session that is in use.
-    pub(in crate::face) fn binding(&self, session: &Session) -> Binding {
+    pub(in crate::face) fn binding(&self, session: &ClientSession) -> SessionBinding {
         let renewed = self.known.get(session.token.nonce).and_then(|known| known.0.lock().renewed.clone());
         renewed.unwrap_or_else(|| session.opened.clone())
     }
 
     /// Whether another upstream session took the place of the first one.
-    pub(in crate::face) fn is_renewed(&self, session: &Session) -> bool {
+    pub(in crate::face) fn is_renewed(&self, session: &ClientSession) -> bool {
         self.known.get(session.token.nonce).is_some_and(|known| known.0.lock().renewed.is_some())
     }
 
     /// Keeps in mind what an upstream session was told.
-    pub(in crate::face) fn tell(&self, session: &Session, telling: Telling) {
+    pub(in crate::face) fn tell(&self, session: &ClientSession, telling: PreferenceChange) {
         let known = self.known.get_or_default(session.token.nonce);
         let told = &mut known.0.lock().told;
         match telling {
-            Telling::Level(params) => {
+            PreferenceChange::Level(params) => {
                 told.level =
                     Some(params).filter(|params| params.len() <= TOLD_BYTES_MAX).map(|params| params.detached());
             }
-            Telling::Subscribe(uri) => {
+            PreferenceChange::Subscribe(uri) => {
                 let kept: usize = told.subscriptions.iter().map(String::len).sum();
                 if told.subscriptions.len() < SUBSCRIPTIONS_MAX && kept + uri.len() <= TOLD_BYTES_MAX {
                     told.subscriptions.insert(uri);
                 }
             }
-            Telling::Unsubscribe(uri) => {
+            PreferenceChange::Unsubscribe(uri) => {
                 told.subscriptions.remove(&uri);
             }
         }
     }
 
     /// Takes note that a session's client knows tasks.
-    pub(super) fn note_tasks(&self, session: &Session) {
+    pub(super) fn note_tasks(&self, session: &ClientSession) {
         self.known.get_or_default(session.token.nonce).0.lock().uses_tasks = true;
     }
 
     /// Whether it does, as far as it is known here.
-    pub(super) fn uses_tasks(&self, session: &Session) -> bool {
+    pub(super) fn uses_tasks(&self, session: &ClientSession) -> bool {
         self.known.get(session.token.nonce).is_some_and(|known| known.0.lock().uses_tasks)
     }
 
     /// The least severity of log messages that a session wants, as far as it is known here.
-    pub(super) fn level(&self, session: &Session) -> Option<LogLevel> {
+    pub(super) fn level(&self, session: &ClientSession) -> Option<LogLevel> {
         let known = self.known.get(session.token.nonce)?;
         let level = known.0.lock().told.level.clone()?;
         Object::of(&level)?.get_str("level").as_deref().and_then(LogLevel::parse)
     }
 
     /// The resources that a session subscribed to, as far as it is known here.
-    pub(super) fn subscriptions(&self, session: &Session) -> BTreeSet<String> {
+    pub(super) fn subscriptions(&self, session: &ClientSession) -> BTreeSet<String> {
         let known = self.known.get(session.token.nonce);
         known.map(|known| known.0.lock().told.subscriptions.clone()).unwrap_or_default()
     }
@@ -192,10 +192,10 @@ impl Sessions {
     /// `open` is opening, started here unless somebody has started it.
     pub(super) async fn renew(
         &self,
-        session: &Session,
-        lost: &Binding,
-        open: impl FnOnce(Told) -> BoxFuture<'static, Result<Binding, GatewayFault>>,
-    ) -> Result<Binding, GatewayFault> {
+        session: &ClientSession,
+        lost: &SessionBinding,
+        open: impl FnOnce(SessionPreferences) -> BoxFuture<'static, Result<SessionBinding, GatewayFault>>,
+    ) -> Result<SessionBinding, GatewayFault> {
         let known = self.known.get_or_default(session.token.nonce);
         let renewal = {
             let mut facts = known.0.lock();
@@ -231,7 +231,7 @@ impl Sessions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::dialect::relay_core_2025_11_25::PeerTasks;
+    use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
     use crate::task::Timestamp;
     use crate::wire::ProtocolVersion;
 
@@ -246,7 +246,7 @@ mod tests {
             client_info: None,
             issued_at: Timestamp::from_millis(0),
             upstream_session: Some("s-1".to_owned()),
-            tasks: PeerTasks::default(),
+            tasks: UpstreamTaskSupport::default(),
             declares_tasks: false,
         }
     }
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn an_id_is_opened_once_for_its_owner_and_anew_for_anybody_else() {
-        let sessions = Sessions::new();
+        let sessions = ClientSessionCache::new();
         let owner = Principal::local();
         let first = sessions.open(SEALED, &owner, || Some(token(1))).unwrap();
         let again = sessions.open(SEALED, &owner, || panic!("it is known from before")).unwrap();
@@ -269,7 +269,7 @@ mod tests {
 
     #[test]
     fn an_id_that_has_ended_stands_for_nothing_though_it_was_open_before() {
-        let sessions = Sessions::new();
+        let sessions = ClientSessionCache::new();
         let session = sessions.open(SEALED, &Principal::local(), || Some(token(1))).unwrap();
         sessions.ended(session.token.nonce);
         assert!(sessions.open(SEALED, &Principal::local(), || Some(token(1))).is_none());

@@ -27,35 +27,35 @@ pub(super) struct StreamSender {
 /// All streams of one face's clients, by the nonce of their session. What is known of a session is gone with its streams.
 #[derive(Debug, Default)]
 pub(in crate::face) struct SessionStreams {
-    open: Mutex<Open>,
+    open: Mutex<OpenSessionStreams>,
     opened: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
-struct Open {
+struct OpenSessionStreams {
     next: u64,
     /// Streams that met [`STREAMS_MAX`].
     counted: usize,
-    by_session: HashMap<u128, OfSession>,
+    by_session: HashMap<u128, StreamsOfSession>,
 }
 
 #[derive(Debug, Default)]
-struct OfSession {
+struct StreamsOfSession {
     /// In the order in which they were opened.
     streams: Vec<StreamSender>,
-    now: watch::Sender<Now>,
+    now: watch::Sender<NewestStream>,
 }
 
 /// What the streams of a session have to know.
 #[derive(Clone, Copy, Debug, Default)]
-struct Now {
+struct NewestStream {
     newest: u64,
     is_over: bool,
 }
 
 /// Which stream of its session one is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum StreamTurn {
     Newest,
     Older,
     /// The session has ended.
@@ -66,7 +66,7 @@ pub(super) enum Turn {
 #[derive(Debug)]
 pub(in crate::face) struct SessionStream {
     messages: mpsc::Receiver<Bytes>,
-    now: watch::Receiver<Now>,
+    now: watch::Receiver<NewestStream>,
     nonce: u128,
     number: u64,
     is_counted: bool,
@@ -96,13 +96,13 @@ impl SessionStreams {
         Some(self.enter(&mut open, nonce, true))
     }
 
-    fn enter(self: &Arc<Self>, open: &mut Open, nonce: u128, is_counted: bool) -> SessionStream {
+    fn enter(self: &Arc<Self>, open: &mut OpenSessionStreams, nonce: u128, is_counted: bool) -> SessionStream {
         let (sender, messages) = mpsc::channel(MESSAGES_MAX);
         open.next += 1;
         let number = open.next;
         let session = open.by_session.entry(nonce).or_default();
         session.streams.push(StreamSender { number, sender });
-        session.now.send_replace(Now { newest: number, is_over: false });
+        session.now.send_replace(NewestStream { newest: number, is_over: false });
         self.opened.send_replace(());
         let now = session.now.subscribe();
         SessionStream { messages, now, nonce, number, is_counted, streams: Arc::clone(self) }
@@ -144,12 +144,12 @@ pub(super) fn newest(streams: &[StreamSender]) -> Option<&StreamSender> {
 }
 
 impl SessionStream {
-    pub(super) fn turn(&self) -> Turn {
+    pub(super) fn turn(&self) -> StreamTurn {
         let now = *self.now.borrow();
         match (now.is_over, now.newest == self.number) {
-            (true, _) => Turn::Over,
-            (false, true) => Turn::Newest,
-            (false, false) => Turn::Older,
+            (true, _) => StreamTurn::Over,
+            (false, true) => StreamTurn::Newest,
+            (false, false) => StreamTurn::Older,
         }
     }
 
@@ -219,15 +219,15 @@ mod tests {
     fn the_newest_stream_has_its_turn_and_nothing_is_left_of_any() {
         let streams = Arc::new(SessionStreams::default());
         let (first, other) = (streams.try_open(1).unwrap(), streams.try_open(2).unwrap());
-        assert_eq!((first.turn(), other.turn()), (Turn::Newest, Turn::Newest));
+        assert_eq!((first.turn(), other.turn()), (StreamTurn::Newest, StreamTurn::Newest));
         let second = streams.try_open(1).unwrap();
-        assert_eq!((first.turn(), second.turn()), (Turn::Older, Turn::Newest));
+        assert_eq!((first.turn(), second.turn()), (StreamTurn::Older, StreamTurn::Newest));
         drop(second);
-        assert_eq!(first.turn(), Turn::Newest);
+        assert_eq!(first.turn(), StreamTurn::Newest);
         let many: Vec<_> = (1..PER_SESSION_MAX).map(|_| streams.try_open(1).unwrap()).collect();
         assert!(streams.try_open(1).is_none() && streams.try_open(2).is_some());
         streams.end(1);
-        assert_eq!((first.turn(), other.turn()), (Turn::Over, Turn::Newest));
+        assert_eq!((first.turn(), other.turn()), (StreamTurn::Over, StreamTurn::Newest));
         drop((first, many, other));
         assert!(!streams.is_open(1) && !streams.is_open(2));
         assert_eq!(streams.open.lock().counted, 0);

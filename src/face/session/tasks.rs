@@ -1,7 +1,7 @@
 //! Tasks of session clients: calls that ask for one, the methods about them, and what is said in between.
 //!
 //! Everything that a task is stands in the store; here is only who may be told what at the moment. Read
-//! [`Shared::call`] for how a task begins, `result` for how its outcome is waited for, `courier` for what it
+//! [`SessionFaceState::call`] for how a task begins, `result` for how its outcome is waited for, `courier` for what it
 //! says of its own accord.
 
 mod courier;
@@ -19,96 +19,96 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::sessions::Session;
-use super::{Shared, addressee, bridge, refuse};
-use crate::cause::Chain;
-use crate::dialect::core_2025_11_25::messages::{self, Step};
-use crate::dialect::core_2025_11_25::{CoreTasks, Lists, Wish, bad_cursor};
+use super::sessions::ClientSession;
+use super::{SessionFaceState, addressee, bridge, refuse};
+use crate::cause::CauseChain;
+use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
+use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
 use crate::dialect::faults::{gateway_error, no_words};
 use crate::dialect::negotiate::can_be_asked;
-use crate::dialect::plain::PlainPeer;
+use crate::dialect::plain::PlainUpstream;
 use crate::dialect::reintroduction::client_capabilities;
-use crate::dialect::{Command, Complaint, FaceDialect, PeerDialect, Reply, inputs};
+use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, UpstreamDialect, inputs};
 use crate::engine::apply::record_shown;
-use crate::engine::{Aside, Askable, CallEnd, CallEvent, CallSpec, Rounds, TaskError};
+use crate::engine::{Askable, CallEnd, CallEvent, CallSpec, RoundSupport, TaskError, TaskNotice};
 use crate::face::answer::{Addressee, bare};
 use crate::face::call_stream::progress::MonotonicProgress;
-use crate::face::http::{AcceptedTypes, Response};
-use crate::face::misses::Misses;
+use crate::face::http::{AcceptedTypes, FaceResponse};
+use crate::face::misses::UnknownTaskWatch;
 use crate::face::named;
-use crate::face::refused::Refused;
+use crate::face::refused::TaskMethodError;
 use crate::metric;
 use crate::task::{
-    Answer, Executed, Failure, GatewayFault, InputKey, Maker, Outcome, Phase, Principal, Reason, TakesTasks, Task,
-    TaskId, TaskKey, ToolRules,
+    Answer, ClientKind, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase, Principal, Reason,
+    Task, TaskId, TaskKey, ToolRules,
 };
-use crate::upstream::conduit::Ear;
-use crate::upstream::{CallContext, ClientFacts, NativeTask, Progress, Upstream, UpstreamRequest};
+use crate::upstream::conduit::CallMessageSink;
+use crate::upstream::{CallContext, ClientFacts, Progress, Upstream, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
 use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
-use lent::{Lendings, Lent};
-use lines::{Line, Lines, Shown};
-use result::Awaiting;
+use lent::{SessionLease, SessionLeases};
+use lines::{SharedProgress, SubscriberList, TaskSubscribers};
+use result::OutcomeRequest;
 
 /// Tasks on one page of a list.
 const PAGE: usize = 50;
 
 /// Says of a tool, by its name, how it can be called.
-pub(in crate::face) type Support = Arc<dyn Fn(&str) -> &'static str + Send + Sync>;
+pub(in crate::face) type TaskSupportLookup = Arc<dyn Fn(&str) -> &'static str + Send + Sync>;
 
 /// What a face remembers for its clients' tasks. All of it can be made again from the store.
-pub(in crate::face) struct Desk {
-    lines: Lines,
-    pub(super) lendings: Lendings,
-    misses: Misses,
-    support: Support,
+pub(in crate::face) struct SessionTasksState {
+    lines: TaskSubscribers,
+    pub(super) lendings: SessionLeases,
+    misses: UnknownTaskWatch,
+    support: TaskSupportLookup,
 }
 
-impl std::fmt::Debug for Desk {
+impl std::fmt::Debug for SessionTasksState {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Desk").field("lines", &self.lines).finish_non_exhaustive()
     }
 }
 
-impl Desk {
+impl SessionTasksState {
     pub(super) fn new(rules: &ToolRules) -> Self {
         let rules = rules.clone();
         Self {
-            lines: Lines::default(),
-            lendings: Lendings::default(),
-            misses: Misses::default(),
+            lines: TaskSubscribers::default(),
+            lendings: SessionLeases::default(),
+            misses: UnknownTaskWatch::default(),
             support: Arc::new(move |tool| CoreTasks::support(rules.mode_of(tool))),
         }
     }
 
     /// The look-ups of tasks that failed.
-    pub(super) const fn misses(&self) -> &Misses {
+    pub(super) const fn misses(&self) -> &UnknownTaskWatch {
         &self.misses
     }
 
     /// What a session's tool list says of each tool; `None` where tasks are not offered.
-    pub(in crate::face) fn support(&self, session: &Session) -> Option<Support> {
+    pub(in crate::face) fn support(&self, session: &ClientSession) -> Option<TaskSupportLookup> {
         session.has_tasks().then(|| Arc::clone(&self.support))
     }
 
     /// Whether a session has to do with tasks.
-    pub(in crate::face) fn are_for(&self, session: &Session) -> bool {
+    pub(in crate::face) fn are_for(&self, session: &ClientSession) -> bool {
         session.has_tasks()
     }
 
     /// Those who hear what the upstream says of its own tasks on a session's stream.
-    pub(super) fn ears(&self, session: &Session) -> Vec<Arc<dyn Ear>> {
+    pub(super) fn ears(&self, session: &ClientSession) -> Vec<Arc<dyn CallMessageSink>> {
         self.lendings.ears(session.token.nonce)
     }
 
     /// Cancelled once nothing runs in a session any more; `None` if nothing does now.
-    pub(super) fn over(&self, session: &Session) -> Option<CancellationToken> {
+    pub(super) fn over(&self, session: &ClientSession) -> Option<CancellationToken> {
         self.lendings.over(session.token.nonce)
     }
 }
 
-impl Session {
+impl ClientSession {
     /// Whether its client was offered tasks.
     pub(super) fn has_tasks(&self) -> bool {
         CoreTasks::are_offered_in(self.token.client_version)
@@ -117,7 +117,7 @@ impl Session {
 
 /// What a client is offered in `initialize`; `None` for versions without tasks.
 pub(super) fn offer(version: ProtocolVersion, principal: &Principal) -> Option<Payload> {
-    let lists = if principal.is_identified() { Lists::Served } else { Lists::Withheld };
+    let lists = if principal.is_identified() { ListSupport::Served } else { ListSupport::Withheld };
     CoreTasks::are_offered_in(version).then(|| CoreTasks::capability(lists))
 }
 
@@ -127,8 +127,8 @@ pub(super) fn is_method(name: &str) -> bool {
 }
 
 /// Who asks, in which session.
-pub(super) struct Asking<'a> {
-    pub(super) session: Session,
+pub(super) struct TaskRequestContext<'a> {
+    pub(super) session: ClientSession,
     pub(super) principal: &'a Principal,
     pub(super) headers: &'a HeaderMap,
     pub(super) accepted: AcceptedTypes,
@@ -140,7 +140,7 @@ pub(super) struct Asking<'a> {
 pub(super) struct TaskCall {
     pub(super) request: Request,
     pub(super) tool: String,
-    pub(super) wish: Wish,
+    pub(super) wish: RequestedTtl,
 }
 
 /// What a call asks for, where tasks are offered. One whose tool cannot be told asks for nothing, and is refused
@@ -148,29 +148,29 @@ pub(super) struct TaskCall {
 ///
 /// # Errors
 /// If the tool cannot be called this way.
-pub(super) fn wish(rules: &ToolRules, params: &Object) -> Result<Option<Wish>, Complaint> {
+pub(super) fn wish(rules: &ToolRules, params: &Object) -> Result<Option<RequestedTtl>, RequestError> {
     match params.get_str("name") {
         Some(tool) => CoreTasks::wish(params, rules.mode_of(&tool)),
         None => Ok(None),
     }
 }
 
-impl Shared {
+impl SessionFaceState {
     /// Makes a task of a call, and answers with its handle once that is kept. The call runs in the client's
     /// own upstream session.
-    pub(super) async fn call(self: &Arc<Self>, asking: Asking<'_>, call: TaskCall) -> Response {
+    pub(super) async fn call(self: &Arc<Self>, asking: TaskRequestContext<'_>, call: TaskCall) -> FaceResponse {
         let addressee = addressee(Some(&call.request.id), asking.accepted);
         self.note_tasks(&asking.session);
         let Some(params) = call.request.params.object() else {
-            return refuse(&addressee, &Complaint::unknown_tool(None));
+            return refuse(&addressee, &RequestError::unknown_tool(None));
         };
-        let names = named::Names::of(asking.principal, Some(asking.session.token.nonce));
+        let names = named::IdempotencyScope::of(asking.principal, Some(asking.session.token.nonce));
         let idempotency = match named::read(asking.headers, params, names, self.served.conduit.name(), &call.tool) {
             Ok(idempotency) => idempotency,
             Err(complaint) => return refuse(&addressee, &complaint),
         };
         if !Box::pin(self.may_begin(&asking.session, asking.principal, &call.tool)).await {
-            return refuse(&addressee, &Complaint::unknown_tool(Some(params)));
+            return refuse(&addressee, &RequestError::unknown_tool(Some(params)));
         }
         let native = self.native_task(&asking, &call.tool).await;
         let rising = progress_token(params).map(|token| Arc::new(Mutex::new(MonotonicProgress::new(token))));
@@ -183,12 +183,12 @@ impl Shared {
                     self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
                     moment::pass(&self.served.engine, &task.key, is_named).await;
                 }
-                respond(&addressee, dialect.encode(Reply::Created(&task)))
+                respond(&addressee, dialect.encode(TaskReply::Created(&task)))
             }
             Some(CallEvent::Ended(CallEnd::Outcome(Outcome::Faulted(Failure::Gateway(fault))))) => {
                 addressee.error(StatusCode::OK, &gateway_error(&fault))
             }
-            Some(CallEvent::Ended(CallEnd::Misnamed)) => refuse(&addressee, &Complaint::Misnamed),
+            Some(CallEvent::Ended(CallEnd::Misnamed)) => refuse(&addressee, &RequestError::Misnamed),
             Some(
                 CallEvent::Progress(_)
                 | CallEvent::Log(_)
@@ -209,25 +209,25 @@ impl Shared {
     }
 
     /// Where a task of this session runs: in the client's own upstream session, where the server knows any.
-    pub(super) fn upstream_of(self: &Arc<Self>, session: &Session) -> Arc<dyn Upstream> {
+    pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
         match self.served.bridge.as_ref().filter(|_| bridge::carries(session)) {
             Some(bridge) => Arc::clone(&bridge.stateless),
-            None => self.served.conduit.bound(Arc::new(Lent::new(self, session))),
+            None => self.served.conduit.bound(Arc::new(SessionLease::new(self, session))),
         }
     }
 
     fn spec(
         self: &Arc<Self>,
-        asking: &Asking<'_>,
+        asking: &TaskRequestContext<'_>,
         call: &TaskCall,
         params: &Object,
-        native_task: NativeTask,
-        rising: Option<Shown>,
+        native_task: UpstreamTaskMode,
+        rising: Option<SharedProgress>,
     ) -> CallSpec {
         let served = &self.served;
         let mut policy = served.rules.policy_of(&call.tool);
         policy.ttl = call.wish.ttl(policy.ttl, policy.ttl_max);
-        let plan = policy.mode.plan(TakesTasks::AtOnce, policy.grace);
+        let plan = policy.mode.plan(HandleSupport::AtOnce, policy.grace);
         let token = &asking.session.token;
         let capabilities = match bridge::carries(&asking.session) {
             true => client_capabilities(&token.capabilities, token.client_version),
@@ -237,14 +237,14 @@ impl Shared {
         let is_declared = move |question: &Payload| declared.as_ref().is_some_and(|all| can_be_asked(all, question));
         CallSpec {
             owner: asking.principal.clone(),
-            maker: Maker::Session,
+            maker: ClientKind::Session,
             upstream: self.upstream_of(&asking.session),
             slots: Some(Arc::clone(&served.slots)),
             queue_deadline: served.queue_deadline,
-            peer: Arc::new(PlainPeer),
+            peer: Arc::new(PlainUpstream),
             request: UpstreamRequest {
                 method: Arc::from(method::TOOLS_CALL),
-                params: Some(PlainPeer.encode_params(params)),
+                params: Some(PlainUpstream.encode_params(params)),
             },
             context: CallContext {
                 principal: asking.principal.clone(),
@@ -268,20 +268,20 @@ impl Shared {
                 false => Askable::Undeclared,
             }),
             // What is asked before the outcome goes out on a stream: the handle comes first in any case.
-            rounds: Rounds::Unknown,
+            rounds: RoundSupport::Unknown,
             asides: Some(self.asides(rising)),
         }
     }
 
     /// Carries progress and log messages to whoever waits, or to the session's own stream.
-    fn asides(self: &Arc<Self>, rising: Option<Shown>) -> crate::engine::Asides {
+    fn asides(self: &Arc<Self>, rising: Option<SharedProgress>) -> crate::engine::TaskNoticeSink {
         let shared = Arc::clone(self);
         Arc::new(move |key, aside| {
             let message = match aside {
-                Aside::Progress(progress) => {
+                TaskNotice::Progress(progress) => {
                     rising.as_ref().and_then(|rising| shown(key.id, &mut rising.lock(), progress))
                 }
-                Aside::Log(params) => Some(messages::log(key.id, params)),
+                TaskNotice::Log(params) => Some(messages::log(key.id, params)),
             };
             let Some(message) = message else { return };
             if let Some(line) = shared.tasks.lines.get(key) {
@@ -291,10 +291,10 @@ impl Shared {
     }
 
     /// The line of an unsettled task, with somebody who carries. `shown` is what the client knows of it.
-    fn line(self: &Arc<Self>, key: &TaskKey, home: u128, shown: Option<&Task>) -> Arc<Line> {
+    fn line(self: &Arc<Self>, key: &TaskKey, home: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
         let (line, is_new) = self.tasks.lines.open(key, home);
         if is_new {
-            let courier = courier::Courier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
+            let courier = courier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
             let life = &self.served.life;
             life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(courier.run()));
         }
@@ -307,15 +307,19 @@ impl Shared {
     }
 
     /// Answers a task method.
-    pub(super) async fn task_method(self: &Arc<Self>, asking: Asking<'_>, request: &Request) -> Response {
+    pub(super) async fn task_method(
+        self: &Arc<Self>,
+        asking: TaskRequestContext<'_>,
+        request: &Request,
+    ) -> FaceResponse {
         let addressee = addressee(Some(&request.id), asking.accepted);
         if !asking.session.has_tasks() {
-            return refuse(&addressee, &Complaint::UnknownMethod(request.method.clone()));
+            return refuse(&addressee, &RequestError::UnknownMethod(request.method.clone()));
         }
         self.note_tasks(&asking.session);
         let none = Object::of(&Payload::empty_object());
         let Some(params) = request.params.object().or(none.as_ref()) else {
-            return refuse(&addressee, &Complaint::UnknownTask);
+            return refuse(&addressee, &RequestError::UnknownTask);
         };
         let command = match CoreTasks::default().decode(&request.method, params) {
             Ok(command) => command,
@@ -324,19 +328,19 @@ impl Shared {
         let home = asking.session.token.nonce;
         let key = |id| TaskKey { owner: asking.principal.clone(), id };
         let answered = match command {
-            Command::Get(id) => self.get(&key(id), home).await,
-            Command::Cancel(id) => self.cancel(&key(id)).await,
-            Command::List(cursor) => self.list(asking.principal, cursor).await,
-            Command::Await(id) => {
+            TaskCommand::Get(id) => self.get(&key(id), home).await,
+            TaskCommand::Cancel(id) => self.cancel(&key(id)).await,
+            TaskCommand::List(cursor) => self.list(asking.principal, cursor).await,
+            TaskCommand::Await(id) => {
                 let shared = Arc::clone(self);
-                return Awaiting { shared, key: key(id), home, addressee }.answer().await;
+                return OutcomeRequest { shared, key: key(id), home, addressee }.answer().await;
             }
-            Command::Answer(..) => Err(Refused::Error(no_words())),
+            TaskCommand::Answer(..) => Err(TaskMethodError::Error(no_words())),
         };
         match answered {
             Ok(result) => addressee.result(result),
             Err(refused) => {
-                if matches!(refused, Refused::Task(TaskError::Unknown)) {
+                if matches!(refused, TaskMethodError::Task(TaskError::Unknown)) {
                     self.tasks.misses.note(asking.principal);
                 }
                 answer_refused(refused, &addressee)
@@ -344,7 +348,7 @@ impl Shared {
         }
     }
 
-    async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, Refused> {
+    async fn get(self: &Arc<Self>, key: &TaskKey, home: u128) -> Result<Payload, TaskMethodError> {
         metrics::counter!(metric::TASK_POLLS).increment(1);
         let task = self.served.engine.get(key).await?;
         if !task.is_settled() {
@@ -352,31 +356,33 @@ impl Shared {
             self.line(key, home, None);
         }
         record_shown(&task);
-        Ok(CoreTasks::default().encode(Reply::Snapshot(&task))?)
+        Ok(CoreTasks::default().encode(TaskReply::Snapshot(&task))?)
     }
 
-    async fn cancel(&self, key: &TaskKey) -> Result<Payload, Refused> {
+    async fn cancel(&self, key: &TaskKey) -> Result<Payload, TaskMethodError> {
         let cancelled = self.served.engine.cancel(key).await?;
         if let Some(line) = self.tasks.lines.get(key) {
             // What is on its way from the upstream comes too late (L25-47).
             line.mute();
         }
-        let reply = Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled };
+        let reply = TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled };
         Ok(CoreTasks::default().encode(reply)?)
     }
 
-    async fn list(&self, owner: &Principal, cursor: Option<String>) -> Result<Payload, Refused> {
+    async fn list(&self, owner: &Principal, cursor: Option<String>) -> Result<Payload, TaskMethodError> {
         if !owner.is_identified() {
-            return Err(Refused::Complaint(Complaint::UnknownMethod(method::TASKS_LIST.to_owned())));
+            return Err(TaskMethodError::Complaint(RequestError::UnknownMethod(method::TASKS_LIST.to_owned())));
         }
         let sealer = &self.served.sealer;
         let after = match cursor {
-            Some(cursor) => Some(tokens::place(sealer, owner, &cursor).ok_or(Refused::Complaint(bad_cursor()))?),
+            Some(cursor) => {
+                Some(tokens::place(sealer, owner, &cursor).ok_or(TaskMethodError::Complaint(bad_cursor()))?)
+            }
             None => None,
         };
         let page = self.served.engine.list(owner, after, PAGE).await?;
         let next = page.next.map(|place| tokens::cursor(sealer, owner, place));
-        Ok(CoreTasks::default().encode(Reply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
+        Ok(CoreTasks::default().encode(TaskReply::Listed { tasks: &page.tasks, next: next.as_deref() })?)
     }
 
     /// An answer that has the shape of its question, or the refusal that it comes to: a response is taken whatever it
@@ -390,7 +396,7 @@ impl Shared {
 
     /// Takes a client's answer to a question of a task. What it is about stands in its id; one that nobody
     /// waits for is taken all the same.
-    pub(super) async fn take_answer(&self, principal: &Principal, response: envelope::Response) -> Response {
+    pub(super) async fn take_answer(&self, principal: &Principal, response: envelope::Response) -> FaceResponse {
         let Some((task, key)) = response.id.as_ref().and_then(|id| tokens::question(&self.served.sealer, id)) else {
             return bare(StatusCode::ACCEPTED);
         };
@@ -403,7 +409,7 @@ impl Shared {
         match self.served.engine.answer(&whose, answers).await {
             Ok(()) | Err(TaskError::Unknown) => bare(StatusCode::ACCEPTED),
             Err(error) => {
-                tracing::error!(error = %Chain(&error), "an answer could not be stored");
+                tracing::error!(error = %CauseChain(&error), "an answer could not be stored");
                 bare(StatusCode::SERVICE_UNAVAILABLE)
             }
         }
@@ -413,7 +419,7 @@ impl Shared {
 /// Progress of the upstream's as the client is to see it; what falls back is left out (T-73).
 fn shown(task: TaskId, rising: &mut MonotonicProgress, progress: &Progress) -> Option<Bytes> {
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
-    let step = Step { progress: &value, total: progress.total.as_ref(), message: progress.message.as_deref() };
+    let step = ProgressView { progress: &value, total: progress.total.as_ref(), message: progress.message.as_deref() };
     Some(messages::progress(task, rising.token(), step))
 }
 
@@ -423,7 +429,7 @@ pub(super) fn progress_token(params: &Object) -> Option<Payload> {
     RequestId::from_payload(&token).map(|token| token.payload().clone())
 }
 
-fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> Response {
+fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> FaceResponse {
     match encoded {
         Ok(result) => addressee.result(result),
         Err(error) => addressee.error(StatusCode::OK, &error),
@@ -431,13 +437,13 @@ fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> Respons
 }
 
 /// An error that answers a request is HTTP 200 here.
-fn answer_refused(refused: Refused, addressee: &Addressee) -> Response {
+fn answer_refused(refused: TaskMethodError, addressee: &Addressee) -> FaceResponse {
     match refused {
-        Refused::Complaint(complaint) => refuse(addressee, &complaint),
-        Refused::Error(error) => addressee.error(StatusCode::OK, &error),
-        Refused::Task(TaskError::Unknown) => refuse(addressee, &Complaint::UnknownTask),
-        Refused::Task(error @ (TaskError::Contended | TaskError::Store(_))) => {
-            tracing::error!(error = %Chain(&error), "a task could not be served");
+        TaskMethodError::Complaint(complaint) => refuse(addressee, &complaint),
+        TaskMethodError::Error(error) => addressee.error(StatusCode::OK, &error),
+        TaskMethodError::Task(TaskError::Unknown) => refuse(addressee, &RequestError::UnknownTask),
+        TaskMethodError::Task(error @ (TaskError::Contended | TaskError::Store(_))) => {
+            tracing::error!(error = %CauseChain(&error), "a task could not be served");
             let fault = GatewayFault::new(error.reason(), Executed::No);
             addressee.error(StatusCode::OK, &gateway_error(&fault))
         }

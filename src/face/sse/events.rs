@@ -2,25 +2,28 @@
 
 use tokio::sync::mpsc;
 
-use super::super::duplex::{Held, Said, Spoken};
-use super::streams::Place;
+use super::super::duplex::{ClientMessage, OutgoingMessage, OutgoingPermit};
+use super::streams::SseStreamPermit;
 use crate::face::call_stream::{CallMessage, CallMessages};
 
 /// One open stream. Dropped, as its connection ends, it gives its place back, and nobody receives what is said on it.
-pub(super) struct Events {
-    said: mpsc::Receiver<Said>,
+pub(super) struct SseEventStream {
+    said: mpsc::Receiver<OutgoingMessage>,
     /// The room of the message that is being written.
-    writing: Option<Held>,
-    _place: Place<mpsc::Sender<Spoken>>,
+    writing: Option<OutgoingPermit>,
+    _place: SseStreamPermit<mpsc::Sender<ClientMessage>>,
 }
 
-impl Events {
-    pub(super) const fn new(said: mpsc::Receiver<Said>, place: Place<mpsc::Sender<Spoken>>) -> Self {
+impl SseEventStream {
+    pub(super) const fn new(
+        said: mpsc::Receiver<OutgoingMessage>,
+        place: SseStreamPermit<mpsc::Sender<ClientMessage>>,
+    ) -> Self {
         Self { said, writing: None, _place: place }
     }
 }
 
-impl CallMessages for Events {
+impl CallMessages for SseEventStream {
     async fn next(&mut self) -> Option<CallMessage> {
         // What was given out before is written: nothing more is asked for until it is.
         self.writing = None;
@@ -38,7 +41,7 @@ mod tests {
     use http_body_util::BodyExt;
     use tokio::time::Instant;
 
-    use super::super::streams::{Key, Table};
+    use super::super::streams::{SseStreamKey, SseStreamTable};
     use super::*;
     use crate::face::call_stream::silence::LIFE_SIGN as SIGN;
     use crate::face::call_stream::stream;
@@ -46,12 +49,13 @@ mod tests {
     use crate::face::session::addressee;
     use crate::task::Principal;
 
-    fn open() -> (mpsc::Sender<Said>, ResponseBody) {
-        let key = Key { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
-        let place = Arc::<Table<mpsc::Sender<Spoken>>>::default().open(key, || mpsc::channel(1).0).unwrap();
+    fn open() -> (mpsc::Sender<OutgoingMessage>, ResponseBody) {
+        let key = SseStreamKey { owner: Principal::local(), upstream: Arc::from("up"), nonce: 1 };
+        let place =
+            Arc::<SseStreamTable<mpsc::Sender<ClientMessage>>>::default().open(key, || mpsc::channel(1).0).unwrap();
         let (saying, said) = mpsc::channel(4);
         let first = Some(Bytes::from_static(b"address"));
-        (saying, stream(Events::new(said, place), addressee(None, AcceptedTypes::EventStream), first))
+        (saying, stream(SseEventStream::new(said, place), addressee(None, AcceptedTypes::EventStream), first))
     }
 
     async fn next(body: &mut ResponseBody) -> Option<Bytes> {

@@ -17,7 +17,7 @@ pub const STREAMS_MAX: usize = 4_096;
 
 /// What a stream is found by: a message for one that is another principal's, or another upstream's, finds none.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Key {
+pub(super) struct SseStreamKey {
     pub(super) owner: Principal,
     pub(super) upstream: Arc<str>,
     /// 128 random bits.
@@ -25,31 +25,35 @@ pub(super) struct Key {
 }
 
 /// All open streams, whatever upstream they lead to; `I` takes messages in.
-pub(super) struct Table<I>(Mutex<Open<I>>);
+pub(super) struct SseStreamTable<I>(Mutex<OpenSseStreams<I>>);
 
-struct Open<I> {
-    inlets: HashMap<Key, I>,
+struct OpenSseStreams<I> {
+    inlets: HashMap<SseStreamKey, I>,
     by_owner: HashMap<Principal, usize>,
 }
 
-impl<I> Default for Table<I> {
+impl<I> Default for SseStreamTable<I> {
     fn default() -> Self {
-        Self(Mutex::new(Open { inlets: HashMap::new(), by_owner: HashMap::new() }))
+        Self(Mutex::new(OpenSseStreams { inlets: HashMap::new(), by_owner: HashMap::new() }))
     }
 }
 
-impl<I> fmt::Debug for Table<I> {
+impl<I> fmt::Debug for SseStreamTable<I> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Table").field("streams", &self.0.lock().inlets.len()).finish_non_exhaustive()
     }
 }
 
-impl<I: Clone> Table<I> {
+impl<I: Clone> SseStreamTable<I> {
     /// Takes a place and makes the stream known. The principal's own bound is asked before the one of all.
     ///
     /// # Errors
     /// `TooManyListeners`.
-    pub(super) fn open(self: &Arc<Self>, key: Key, inlet: impl FnOnce() -> I) -> Result<Place<I>, GatewayFault> {
+    pub(super) fn open(
+        self: &Arc<Self>,
+        key: SseStreamKey,
+        inlet: impl FnOnce() -> I,
+    ) -> Result<SseStreamPermit<I>, GatewayFault> {
         let upstream = Arc::clone(&key.upstream);
         let mut open = self.0.lock();
         let own = open.by_owner.get(&key.owner).copied().unwrap_or(0);
@@ -60,22 +64,22 @@ impl<I: Clone> Table<I> {
         open.by_owner.insert(key.owner.clone(), own + 1);
         open.inlets.insert(key.clone(), inlet());
         metrics::gauge!(metric::SSE_STREAMS, "upstream" => upstream).increment(1.0);
-        Ok(Place { table: Arc::clone(self), key })
+        Ok(SseStreamPermit { table: Arc::clone(self), key })
     }
 
     /// What takes messages in for a stream; `None` for one that is not open, or not this principal's.
-    pub(super) fn find(&self, key: &Key) -> Option<I> {
+    pub(super) fn find(&self, key: &SseStreamKey) -> Option<I> {
         self.0.lock().inlets.get(key).cloned()
     }
 }
 
 /// The place of one stream. Dropped, it is given back, and messages for the stream find none.
-pub(super) struct Place<I> {
-    table: Arc<Table<I>>,
-    key: Key,
+pub(super) struct SseStreamPermit<I> {
+    table: Arc<SseStreamTable<I>>,
+    key: SseStreamKey,
 }
 
-impl<I> Drop for Place<I> {
+impl<I> Drop for SseStreamPermit<I> {
     fn drop(&mut self) {
         metrics::gauge!(metric::SSE_STREAMS, "upstream" => Arc::clone(&self.key.upstream)).decrement(1.0);
         let mut open = self.table.0.lock();
@@ -96,16 +100,16 @@ impl<I> Drop for Place<I> {
 mod tests {
     use super::*;
 
-    fn key(owner: &str, nonce: u128) -> Key {
-        Key { owner: Principal::new(owner), upstream: Arc::from("reports"), nonce }
+    fn key(owner: &str, nonce: u128) -> SseStreamKey {
+        SseStreamKey { owner: Principal::new(owner), upstream: Arc::from("reports"), nonce }
     }
 
     #[test]
     fn sec_02_a_stream_is_found_by_its_owner_at_its_upstream_while_it_is_open() {
-        let table = Arc::<Table<u8>>::default();
+        let table = Arc::<SseStreamTable<u8>>::default();
         let place = table.open(key("key:ada", 7), || 1).unwrap();
         assert_eq!(table.find(&key("key:ada", 7)), Some(1));
-        let elsewhere = Key { upstream: Arc::from("letters"), ..key("key:ada", 7) };
+        let elsewhere = SseStreamKey { upstream: Arc::from("letters"), ..key("key:ada", 7) };
         for foreign in [key("key:bob", 7), key("key:ada", 8), elsewhere] {
             assert_eq!(table.find(&foreign), None, "{foreign:?}");
         }
@@ -115,7 +119,7 @@ mod tests {
 
     #[test]
     fn a_principal_meets_its_own_bound_and_all_meet_theirs() {
-        let table = Arc::<Table<()>>::default();
+        let table = Arc::<SseStreamTable<()>>::default();
         let owners = STREAMS_MAX / STREAMS_PER_PRINCIPAL_MAX;
         let keys = (0..owners).flat_map(|owner| {
             (0..STREAMS_PER_PRINCIPAL_MAX).map(move |nonce| key(&format!("key:{owner}"), nonce as u128))

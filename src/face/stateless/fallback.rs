@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::{Inquiry, Promotable, Response, StatelessFace};
+use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::dialect::fallback_tools::FallbackTools;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::engine::CallStream;
-use crate::face::answer::TaskMissed;
+use crate::face::answer::UnknownTaskMarker;
 use crate::face::call_stream;
-use crate::face::call_stream::answer::{Answer, Late};
-use crate::face::call_stream::progress::Signs;
-use crate::face::fallback::{Errand, FallbackDesk, run};
-use crate::task::{Mode, TakesTasks, ToolPolicy};
+use crate::face::call_stream::answer::{LateAnswer, RequestAnswer};
+use crate::face::call_stream::progress::LifeSigns;
+use crate::face::fallback::{FallbackAnswer, FallbackToolService, run};
+use crate::task::{HandleSupport, TaskMode, ToolPolicy};
 use crate::wire::{Object, method};
 
 /// How long a call waits to learn which names are the upstream's, as for sessions.
@@ -22,19 +22,21 @@ const LOOK_MAX: Duration = Duration::from_secs(3);
 
 /// How a request may be answered, and the rules that hold for it then. A tool that runs only as a task is refused to
 /// clients without the extension all the same (GW-13).
-pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, TakesTasks) {
+pub(super) fn takes_tasks(said: &StatelessRequest, policy: ToolPolicy) -> (ToolPolicy, HandleSupport) {
     match said.takes_tasks() {
-        TakesTasks::No if policy.falls_back_to_tools() && policy.mode != Mode::Required => {
-            (policy.asking_first(), TakesTasks::ByTools)
+        HandleSupport::No if policy.falls_back_to_tools() && policy.mode != TaskMode::Required => {
+            (policy.asking_first(), HandleSupport::ByTools)
         }
-        takes @ (TakesTasks::No | TakesTasks::AfterGrace | TakesTasks::AtOnce | TakesTasks::ByTools) => (policy, takes),
+        takes @ (HandleSupport::No | HandleSupport::AfterGrace | HandleSupport::AtOnce | HandleSupport::ByTools) => {
+            (policy, takes)
+        }
     }
 }
 
 impl StatelessFace {
     /// The tools that this request's client is given in place of tasks, if any.
-    pub(super) fn fallback_for(&self, said: &StatelessRequest) -> Option<Arc<FallbackDesk>> {
-        self.fallback.as_ref().filter(|_| said.takes_tasks() == TakesTasks::No).cloned()
+    pub(super) fn fallback_for(&self, said: &StatelessRequest) -> Option<Arc<FallbackToolService>> {
+        self.fallback.as_ref().filter(|_| said.takes_tasks() == HandleSupport::No).cloned()
     }
 
     /// The words for such a client, with the names that are in force.
@@ -43,13 +45,18 @@ impl StatelessFace {
     }
 
     /// Shows a call to the client that waits for it, in the words that it knows.
-    pub(super) async fn respond(&self, inquiry: Inquiry<'_>, promotable: Promotable, call: CallStream) -> Response {
+    pub(super) async fn respond(
+        &self,
+        inquiry: StatelessRequestContext<'_>,
+        promotable: Promotable,
+        call: CallStream,
+    ) -> FaceResponse {
         match inquiry.said.takes_tasks() {
-            TakesTasks::No | TakesTasks::ByTools => {
+            HandleSupport::No | HandleSupport::ByTools => {
                 let words = self.fallback_words();
                 self.view(inquiry, promotable, words).respond(call).await
             }
-            TakesTasks::AfterGrace | TakesTasks::AtOnce => {
+            HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                 let words = self.dialect();
                 self.view(inquiry, promotable, words).respond(call).await
             }
@@ -64,7 +71,7 @@ impl StatelessFace {
 
     /// Answers a call of one of the gateway's own tools; `None` for every other call. Dropping the future changes
     /// nothing about a task.
-    pub(super) async fn errand(&self, inquiry: &Inquiry<'_>) -> Option<Response> {
+    pub(super) async fn errand(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
         let desk = self.fallback_for(&inquiry.said).filter(|_| self.is_errand(inquiry.method, Some(inquiry.params)))?;
         if !desk.has_learned() {
             let context = self.context(inquiry, self.served.timeouts);
@@ -78,19 +85,19 @@ impl StatelessFace {
         let whose = (&inquiry.principal, &self.misses);
         let errand = run(&self.served.engine, whose, (tool, Some(inquiry.params)), self.fallback_words()).await;
         let waiting = match errand {
-            Errand::Now(Ok(result)) => return Some(inquiry.addressee.result(result)),
-            Errand::Now(Err(error)) => return Some(inquiry.addressee.error(StatusCode::OK, &error)),
-            Errand::Missed(unknown) => {
+            FallbackAnswer::Now(Ok(result)) => return Some(inquiry.addressee.result(result)),
+            FallbackAnswer::Now(Err(error)) => return Some(inquiry.addressee.error(StatusCode::OK, &error)),
+            FallbackAnswer::Missed(unknown) => {
                 let mut response = inquiry.addressee.result(unknown);
-                response.extensions_mut().insert(TaskMissed);
+                response.extensions_mut().insert(UnknownTaskMarker);
                 return Some(response);
             }
-            Errand::Later(waiting) => waiting,
+            FallbackAnswer::Later(waiting) => waiting,
         };
         let token = inquiry.said.progress_token.clone().filter(|_| self.served.life_signs);
-        let signs = token.map(|token| Signs::new(inquiry.request.id.clone(), token));
-        let answering = async move { Answer::from(waiting.await) };
-        let late = Late { answering: Box::pin(answering), signs };
+        let signs = token.map(|token| LifeSigns::new(inquiry.request.id.clone(), token));
+        let answering = async move { RequestAnswer::from(waiting.await) };
+        let late = LateAnswer { answering: Box::pin(answering), signs };
         Some(call_stream::respond(late, inquiry.addressee.clone()).await)
     }
 }

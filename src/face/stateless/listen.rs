@@ -14,36 +14,36 @@ use bytes::Bytes;
 use http::StatusCode;
 use tokio_util::sync::CancellationToken;
 
-use super::{Inquiry, StatelessFace, not_begun};
-use crate::dialect::Complaint;
+use super::{StatelessFace, StatelessRequestContext, not_begun};
+use crate::dialect::RequestError;
 use crate::dialect::negotiate::StatelessRequest;
-use crate::dialect::subscriptions::{Subscription, Wishes};
+use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
 use crate::face::answer::{bare, event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
-use crate::face::ear::{Ear, Heard};
-use crate::face::http::Response;
-use crate::task::{Executed, GatewayFault, Reason, TakesTasks};
+use crate::face::ear::{NotificationSubscriber, SubscriberEvent};
+use crate::face::http::FaceResponse;
+use crate::task::{Executed, GatewayFault, HandleSupport, Reason};
 use crate::upstream::BeginError;
 use crate::wire::Payload;
-use places::Place;
-pub use places::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, Listeners};
-use watched::Watched;
+use places::ListenPermit;
+pub use places::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, ListenPermits};
+use watched::WatchedTasks;
 
 /// Why there is no stream.
-enum NoStream {
-    Complaint(Complaint),
+enum ListenRefusal {
+    Complaint(RequestError),
     Fault(GatewayFault),
     /// The client takes no event stream.
     NotAcceptable,
 }
 
-impl From<Complaint> for NoStream {
-    fn from(complaint: Complaint) -> Self {
+impl From<RequestError> for ListenRefusal {
+    fn from(complaint: RequestError) -> Self {
         Self::Complaint(complaint)
     }
 }
 
-impl From<BeginError> for NoStream {
+impl From<BeginError> for ListenRefusal {
     fn from(error: BeginError) -> Self {
         Self::Fault(not_begun(error))
     }
@@ -52,7 +52,7 @@ impl From<BeginError> for NoStream {
 impl StatelessFace {
     /// Answers `subscriptions/listen`. Dropping the answer, or this future, means that the client left:
     /// subscriptions that nobody else holds are taken back.
-    pub(super) async fn listen(&self, inquiry: &Inquiry<'_>) -> Response {
+    pub(super) async fn listen(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
         let addressee = &inquiry.addressee;
         match Box::pin(self.begin_to_listen(inquiry)).await {
             // However many they were: a client that comes back may name all that it ever had.
@@ -65,25 +65,25 @@ impl StatelessFace {
                 }
                 response
             }
-            Err(NoStream::Complaint(complaint)) => addressee.complaint(&complaint),
-            Err(NoStream::Fault(fault)) => addressee.fault(&fault),
-            Err(NoStream::NotAcceptable) => bare(StatusCode::NOT_ACCEPTABLE),
+            Err(ListenRefusal::Complaint(complaint)) => addressee.complaint(&complaint),
+            Err(ListenRefusal::Fault(fault)) => addressee.fault(&fault),
+            Err(ListenRefusal::NotAcceptable) => bare(StatusCode::NOT_ACCEPTABLE),
         }
     }
 
-    async fn begin_to_listen(&self, inquiry: &Inquiry<'_>) -> Result<Listen, NoStream> {
+    async fn begin_to_listen(&self, inquiry: &StatelessRequestContext<'_>) -> Result<ListenStream, ListenRefusal> {
         if !inquiry.addressee.accepted.takes_stream() {
-            return Err(NoStream::NotAcceptable);
+            return Err(ListenRefusal::NotAcceptable);
         }
-        let Some(id) = inquiry.addressee.id.clone() else { return Err(NoStream::Fault(INTERNAL)) };
-        if Wishes::speak_of_tasks(inquiry.params) && inquiry.said.takes_tasks() == TakesTasks::No {
+        let Some(id) = inquiry.addressee.id.clone() else { return Err(ListenRefusal::Fault(INTERNAL)) };
+        if SubscriptionFilter::speak_of_tasks(inquiry.params) && inquiry.said.takes_tasks() == HandleSupport::No {
             return Err(StatelessRequest::needs_extension().into());
         }
-        let wishes = Wishes::read(inquiry.params)?;
+        let wishes = SubscriptionFilter::read(inquiry.params)?;
         let listeners = &self.served.listeners;
-        let place = listeners.take(&inquiry.principal, self.served.upstream.name()).map_err(NoStream::Fault)?;
+        let place = listeners.take(&inquiry.principal, self.served.upstream.name()).map_err(ListenRefusal::Fault)?;
         let (ear, mut granted) = self.ear(inquiry, wishes).await?;
-        let watched = Watched::new(
+        let watched = WatchedTasks::new(
             Arc::clone(&self.served.engine),
             self.dialect(),
             inquiry.said.clone(),
@@ -92,7 +92,7 @@ impl StatelessFace {
         );
         let watched = watched.await;
         let subscription = Subscription::new(id);
-        Ok(Listen {
+        Ok(ListenStream {
             due: VecDeque::from([subscription.acknowledged(&granted)]),
             subscription,
             granted,
@@ -105,41 +105,45 @@ impl StatelessFace {
     }
 
     /// Listens to the upstream as far as that is wished for and offered.
-    async fn ear(&self, inquiry: &Inquiry<'_>, wishes: Wishes) -> Result<(Ear, Wishes), NoStream> {
+    async fn ear(
+        &self,
+        inquiry: &StatelessRequestContext<'_>,
+        wishes: SubscriptionFilter,
+    ) -> Result<(NotificationSubscriber, SubscriptionFilter), ListenRefusal> {
         let context = self.context(inquiry, self.served.timeouts);
         let upstream = &self.served.upstream;
         if !wishes.concern_the_upstream() {
-            return Ok((Ear::deaf(upstream, context), wishes));
+            return Ok((NotificationSubscriber::deaf(upstream, context), wishes));
         }
         let facts = upstream.facts(&context).await?;
         self.remember(&facts);
         let mut granted = wishes.within(&facts.capabilities);
         if !granted.concern_the_upstream() {
-            return Ok((Ear::deaf(upstream, context), granted));
+            return Ok((NotificationSubscriber::deaf(upstream, context), granted));
         }
         let listening = upstream.listen(&context, &granted).await?;
-        granted = Wishes { tasks: granted.tasks.take(), ..granted.in_common(&listening.granted) };
-        Ok((Ear::open(upstream, context, granted.of_the_upstream(), listening), granted))
+        granted = SubscriptionFilter { tasks: granted.tasks.take(), ..granted.in_common(&listening.granted) };
+        Ok((NotificationSubscriber::open(upstream, context, granted.of_the_upstream(), listening), granted))
     }
 }
 
 const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::No);
 
 /// One open stream.
-struct Listen {
+struct ListenStream {
     subscription: Subscription,
-    granted: Wishes,
-    ear: Ear,
-    watched: Watched,
+    granted: SubscriptionFilter,
+    ear: NotificationSubscriber,
+    watched: WatchedTasks,
     /// What is to be said next; bounded by what was granted.
     due: VecDeque<Bytes>,
     /// Ends the stream in order; `None` once it has.
     ending: Option<CancellationToken>,
     server_info: Payload,
-    _place: Place,
+    _place: ListenPermit,
 }
 
-impl CallMessages for Listen {
+impl CallMessages for ListenStream {
     async fn next(&mut self) -> Option<CallMessage> {
         loop {
             let ending = self.ending.as_ref()?;
@@ -158,10 +162,10 @@ impl CallMessages for Listen {
                 heard = self.ear.next() => heard,
             };
             match heard {
-                Heard::News((name, params)) => {
+                SubscriberEvent::News((name, params)) => {
                     self.due.extend(self.subscription.passed_on(&self.granted, &name, params.as_ref()));
                 }
-                Heard::TooMuch => self.due.extend(self.subscription.anything(&self.granted)),
+                SubscriberEvent::TooMuch => self.due.extend(self.subscription.anything(&self.granted)),
             }
         }
     }

@@ -19,26 +19,26 @@ use hyper::body::Frame;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::edit::{Aim, Asker, Edits, Sniffed};
-use super::{Inquiry, StatelessFace};
-use crate::dialect::Complaint;
+use self::edit::{AnswerEdits, EditTarget, SniffedAnswer, StateBinding};
+use super::{StatelessFace, StatelessRequestContext};
+use crate::dialect::RequestError;
 use crate::dialect::faults::{failure_error, reason_key};
-use crate::face::call_stream::answer::{Answer, Late};
-use crate::face::call_stream::progress::Signs;
+use crate::face::call_stream::answer::{LateAnswer, RequestAnswer};
+use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::respond;
 use crate::face::headers;
-use crate::face::http::{AcceptedTypes, Response, full_body};
-use crate::face::pipe::body::{Answered, Form, Pace, PipeBody, in_time};
-use crate::face::pipe::read::{self, Judged};
+use crate::face::http::{AcceptedTypes, FaceResponse, full_body};
+use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use crate::face::pipe::read::{self, JudgedResponse};
 use crate::face::sealed::{Sealer, StateContent};
 use crate::metric;
-use crate::task::{CallLimits, Clock, Executed, Failure, GatewayFault, Plan, Reason, TakesTasks};
-use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, Content, Verb};
+use crate::task::{CallLimits, Clock, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
+use crate::upstream::conduit::{BodyKind, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::era::contradicts;
-use crate::upstream::limits::{Slot, Slots};
+use crate::upstream::limits::{CallPermit, CallPermits};
 use crate::upstream::mirrored::PARAM_PREFIX;
-use crate::upstream::standing::{Mark, Standing};
-use crate::upstream::{Forwarded, Forwarding, Timeouts, Upstream};
+use crate::upstream::standing::{HealthMark, UpstreamHealth};
+use crate::upstream::{ForwardedHeaders, ForwardingRules, Timeouts, Upstream};
 use crate::wire::framing::sse_message;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
@@ -59,15 +59,15 @@ const GONE: [&str; 7] = [
 ];
 
 /// What it takes to pass requests on.
-pub struct Piped {
-    pub conduit: Arc<dyn Conduit>,
+pub struct PipeServed {
+    pub conduit: Arc<dyn RawChannel>,
     pub sealer: Arc<Sealer>,
     pub clock: Arc<dyn Clock>,
     /// Ends subscriptions, which would hold up a shutdown: they end by no other means.
     pub leaving: CancellationToken,
 }
 
-impl std::fmt::Debug for Piped {
+impl std::fmt::Debug for PipeServed {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Piped").field("upstream", self.conduit.name()).finish_non_exhaustive()
     }
@@ -75,10 +75,10 @@ impl std::fmt::Debug for Piped {
 
 /// What all requests of one upstream share.
 #[derive(Debug)]
-pub(super) struct Pipe {
-    piped: Piped,
+pub(super) struct StatelessPipe {
+    piped: PipeServed,
     upstream: Arc<dyn Upstream>,
-    slots: Arc<Slots>,
+    slots: Arc<CallPermits>,
     queue_deadline: Duration,
     timeouts: Timeouts,
     call_timeouts: Timeouts,
@@ -93,9 +93,9 @@ pub(super) fn is_passed_on(name: &str) -> bool {
 impl StatelessFace {
     /// The face, with a way for requests to upstreams of their own era.
     #[must_use]
-    pub fn with_pipe(mut self, piped: Piped) -> Self {
+    pub fn with_pipe(mut self, piped: PipeServed) -> Self {
         let served = &self.served;
-        self.pipe = Some(Arc::new(Pipe {
+        self.pipe = Some(Arc::new(StatelessPipe {
             piped,
             upstream: Arc::clone(&served.upstream),
             slots: Arc::clone(&served.slots),
@@ -109,13 +109,13 @@ impl StatelessFace {
 
     /// The face, with headers of clients that go on to the upstream.
     #[must_use]
-    pub fn with_forwarding(self, forwarding: Forwarding) -> Self {
+    pub fn with_forwarding(self, forwarding: ForwardingRules) -> Self {
         Self { forwarding, ..self }
     }
 
     /// Passes a request on, or hands it to the engine where it may become a task.
-    pub(super) async fn pass(&self, pipe: &Arc<Pipe>, inquiry: Inquiry<'_>) -> Response {
-        let asker = Asker {
+    pub(super) async fn pass(&self, pipe: &Arc<StatelessPipe>, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
+        let asker = StateBinding {
             upstream: Arc::clone(pipe.upstream.name()),
             principal: inquiry.principal.clone(),
             method: inquiry.method.to_owned(),
@@ -132,25 +132,25 @@ impl StatelessFace {
                 Err(refusal) => return *refusal,
             };
             // What was asked without a task goes on without one.
-            if weighed.plan != Plan::Direct && matches!(state, State::New | State::Held) {
+            if weighed.plan != Plan::Direct && matches!(state, ReturnedState::New | ReturnedState::Held) {
                 return self.run_call(inquiry, &weighed).await;
             }
-            if state == State::Held {
-                return inquiry.addressee.complaint(&Complaint::State);
+            if state == ReturnedState::Held {
+                return inquiry.addressee.complaint(&RequestError::State);
             }
             (deadline, limits) = (Some(weighed.policy.deadline), weighed.policy.limits);
         }
         let signs = self.signs(&inquiry);
-        let edits = Edits {
+        let edits = AnswerEdits {
             id: inquiry.request.id.clone(),
-            aim: Aim::of(inquiry.method),
+            aim: EditTarget::of(inquiry.method),
             fallback: self.fallback_for(&inquiry.said),
             asker,
             sealer: Arc::clone(&pipe.piped.sealer),
             clock: Arc::clone(&pipe.piped.clock),
             said: inquiry.said.clone(),
         };
-        let passing = Passing {
+        let passing = StatelessForward {
             pipe: Arc::clone(pipe),
             method: inquiry.method.to_owned(),
             message: message(&inquiry, state),
@@ -163,20 +163,20 @@ impl StatelessFace {
         };
         let addressee = inquiry.addressee.clone();
         let accepted = addressee.accepted;
-        respond(Late { answering: Box::pin(passing.run(accepted)), signs }, addressee).await
+        respond(LateAnswer { answering: Box::pin(passing.run(accepted)), signs }, addressee).await
     }
 
     /// What silence is broken with, where the client wants progress (GW-26). A subscription makes none.
-    fn signs(&self, inquiry: &Inquiry<'_>) -> Option<Signs> {
+    fn signs(&self, inquiry: &StatelessRequestContext<'_>) -> Option<LifeSigns> {
         let token = inquiry.said.progress_token.clone();
         let token = token.filter(|_| self.served.life_signs && inquiry.method != method::LISTEN)?;
-        Some(Signs::new(inquiry.request.id.clone(), token))
+        Some(LifeSigns::new(inquiry.request.id.clone(), token))
     }
 }
 
 /// What a request says of a round before it.
 #[derive(Debug, PartialEq, Eq)]
-enum State {
+enum ReturnedState {
     /// There was none, or the upstream left nothing to be kept.
     New,
     /// What the upstream gave, to be given back.
@@ -185,20 +185,20 @@ enum State {
     Held,
 }
 
-impl Pipe {
+impl StatelessPipe {
     /// Opens a `requestState` (MOD-28). Methods that cannot be asked back know none.
-    fn open(&self, inquiry: &Inquiry<'_>, asker: &Asker) -> Result<State, Complaint> {
+    fn open(&self, inquiry: &StatelessRequestContext<'_>, asker: &StateBinding) -> Result<ReturnedState, RequestError> {
         let may_be_asked = [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ].contains(&inquiry.method);
         if !may_be_asked || !inquiry.params.contains("requestState") {
-            return Ok(State::New);
+            return Ok(ReturnedState::New);
         }
-        let sealed = inquiry.params.get_str("requestState").ok_or(Complaint::State)?;
+        let sealed = inquiry.params.get_str("requestState").ok_or(RequestError::State)?;
         let now = self.piped.clock.now();
         match self.piped.sealer.open_state(&sealed, &asker.scope(), now, STATE_EXPIRES_AFTER) {
-            Some(StateContent::Upstream(own)) => Ok(State::Kept(own)),
-            Some(StateContent::Task { .. }) if inquiry.method == method::TOOLS_CALL => Ok(State::Held),
+            Some(StateContent::Upstream(own)) => Ok(ReturnedState::Kept(own)),
+            Some(StateContent::Task { .. }) if inquiry.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
             // A request that the gateway held for an upstream which has no sessions any more is gone.
-            Some(StateContent::Task { .. }) | None => Err(Complaint::State),
+            Some(StateContent::Task { .. }) | None => Err(RequestError::State),
         }
     }
 
@@ -209,10 +209,10 @@ impl Pipe {
 }
 
 /// The message as the upstream is to see it: as it came, unless it holds something that is not for it.
-fn message(inquiry: &Inquiry<'_>, state: State) -> Bytes {
+fn message(inquiry: &StatelessRequestContext<'_>, state: ReturnedState) -> Bytes {
     let mut edit = inquiry.params.edit();
     let mut is_edited = false;
-    if let State::Kept(own) = state {
+    if let ReturnedState::Kept(own) = state {
         is_edited = true;
         edit = match own {
             Some(own) => edit.set("requestState", own),
@@ -220,7 +220,7 @@ fn message(inquiry: &Inquiry<'_>, state: State) -> Bytes {
         };
     }
     // A task of the upstream's own would be found by nobody, so a call that is passed on takes none.
-    let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.said.takes_tasks() != TakesTasks::No;
+    let takes_tasks = inquiry.method == method::TOOLS_CALL && inquiry.said.takes_tasks() != HandleSupport::No;
     let is_draft = inquiry.said.version != ProtocolVersion::V2026_07_28;
     if (takes_tasks || is_draft)
         && let Some(meta) = inquiry.params.get_object(META)
@@ -247,32 +247,32 @@ fn repeated(all: &HeaderMap) -> HeaderMap {
 }
 
 /// One request on its way.
-struct Passing {
-    pipe: Arc<Pipe>,
+struct StatelessForward {
+    pipe: Arc<StatelessPipe>,
     method: String,
     message: Bytes,
     headers: HeaderMap,
-    forwarded: Forwarded,
-    edits: Edits,
+    forwarded: ForwardedHeaders,
+    edits: AnswerEdits,
     /// How long a call may run.
     deadline: Option<Duration>,
     limits: CallLimits,
     /// Progress instead of comments.
-    signs: Option<Signs>,
+    signs: Option<LifeSigns>,
 }
 
 /// A request that is at the upstream: its place and its time.
-struct Call {
+struct StatelessPipedCall {
     id: RequestId,
-    conduit: Arc<dyn Conduit>,
-    mark: Mark,
+    conduit: Arc<dyn RawChannel>,
+    mark: HealthMark,
     began: Instant,
     class: &'static str,
     is_stream: bool,
-    _slot: Option<Slot>,
+    _slot: Option<CallPermit>,
 }
 
-impl Answered for Call {
+impl AnsweredRequest for StatelessPipedCall {
     fn id(&self) -> &RequestId {
         &self.id
     }
@@ -298,25 +298,25 @@ impl Answered for Call {
     fn cancel(&self, _: Reason) {}
 }
 
-impl Drop for Call {
+impl Drop for StatelessPipedCall {
     fn drop(&mut self) {
         metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(self.conduit.name()), "class" => self.class)
             .record(self.began.elapsed());
     }
 }
 
-impl Passing {
-    async fn run(self, accepted: AcceptedTypes) -> Answer {
+impl StatelessForward {
+    async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
         match self.attempt(accepted).await {
             Ok(answer) => answer,
             Err(fault) => {
                 tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
-                Answer::Fault(fault)
+                RequestAnswer::Fault(fault)
             }
         }
     }
 
-    async fn attempt(self, accepted: AcceptedTypes) -> Result<Answer, GatewayFault> {
+    async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
         let pipe = &self.pipe;
         let is_stream = self.method == method::LISTEN;
         let (slot, timeouts, deadline) = match self.deadline {
@@ -328,37 +328,37 @@ impl Passing {
         };
         let kind = if is_stream { "stream" } else { "request" };
         pipe.count(if slot.is_some() { "call" } else { kind });
-        let call = Call {
+        let call = StatelessPipedCall {
             id: self.edits.id.clone(),
             conduit: Arc::clone(&pipe.piped.conduit),
-            mark: pipe.piped.conduit.standing().map(Standing::mark).unwrap_or_default(),
+            mark: pipe.piped.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default(),
             began: Instant::now(),
             class: if slot.is_some() { "call" } else { "other" },
             is_stream,
             _slot: slot,
         };
         let response = match in_time(&call, self.deliver(), timeouts.first_byte, deadline).await? {
-            Judged::Fine(response) => response,
-            Judged::Refused { fault, error } => return self.refused(fault, error),
-            Judged::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+            JudgedResponse::Fine(response) => response,
+            JudgedResponse::Refused { fault, error } => return self.refused(fault, error),
+            JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         };
         // A subscription is silent for as long as nothing changes.
         let idle = timeouts.idle.filter(|_| !is_stream);
-        let pace = Pace { idle, deadline };
+        let pace = PipeTimeouts { idle, deadline };
         self.answer(response, accepted, pace, call).await
     }
 
-    async fn deliver(&self) -> Result<Judged, GatewayFault> {
-        let binding = Binding { version: Some(ProtocolVersion::V2026_07_28), ..Binding::default() };
+    async fn deliver(&self) -> Result<JudgedResponse, GatewayFault> {
+        let binding = SessionBinding { version: Some(ProtocolVersion::V2026_07_28), ..SessionBinding::default() };
         let principal = self.edits.asker.principal.clone();
-        let verb = Verb::PostWith { message: self.message.clone(), headers: self.headers.clone(), principal };
-        let request = ConduitRequest { binding: binding.clone(), verb, forwarded: self.forwarded.clone() };
+        let verb = RawMethod::PostWith { message: self.message.clone(), headers: self.headers.clone(), principal };
+        let request = RawRequest { binding: binding.clone(), verb, forwarded: self.forwarded.clone() };
         let response = self.pipe.piped.conduit.send(request).await?;
         Ok(read::judge(response, &binding).await)
     }
 
     /// What a refusal means to the client.
-    fn refused(&self, fault: GatewayFault, error: Option<RpcError>) -> Result<Answer, GatewayFault> {
+    fn refused(&self, fault: GatewayFault, error: Option<RpcError>) -> Result<RequestAnswer, GatewayFault> {
         if contradicts(fault.http_status, error.as_ref()) {
             self.pipe.upstream.doubt_era();
         }
@@ -366,22 +366,22 @@ impl Passing {
         let status = fault.http_status.and_then(|status| StatusCode::from_u16(status).ok());
         let status = status.filter(|status| [400, 404].contains(&status.as_u16())).unwrap_or(StatusCode::OK);
         Ok(match self.edits.error(&error) {
-            Some(about_us) => Answer::Error(about_us),
-            None => Answer::Refused(status, error),
+            Some(about_us) => RequestAnswer::Error(about_us),
+            None => RequestAnswer::Refused(status, error),
         })
     }
 
     async fn answer(
         self,
-        response: ConduitResponse,
+        response: RawResponse,
         accepted: AcceptedTypes,
-        pace: Pace,
-        call: Call,
-    ) -> Result<Answer, GatewayFault> {
+        pace: PipeTimeouts,
+        call: StatelessPipedCall,
+    ) -> Result<RequestAnswer, GatewayFault> {
         let bytes_max = self.pipe.edited_bytes_max;
         match response.content {
-            Content::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
-            Content::Events if accepted == AcceptedTypes::Json => {
+            BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            BodyKind::Events if accepted == AcceptedTypes::Json => {
                 // The client takes no stream: what was said before the answer has nowhere to go.
                 let reading = read::answer(response, &call.id, bytes_max);
                 let answer = in_time(&call, reading, None, pace.deadline).await?;
@@ -389,25 +389,25 @@ impl Passing {
                     Ok(result) => envelope::result(&call.id, result),
                     Err(error) => envelope::error(Some(&call.id), error),
                 };
-                Ok(Answer::Json(full_body(self.edits.text(text))))
+                Ok(RequestAnswer::Json(full_body(self.edits.text(text))))
             }
-            Content::Events => {
+            BodyKind::Events => {
                 let leaving = (self.method == method::LISTEN).then(|| self.pipe.piped.leaving.clone());
                 let (id, signs) = (call.id.clone(), self.signs);
                 let source = self.edits.events(response.body, bytes_max);
-                let form = Form::Events;
+                let form = BodyForm::Events;
                 let body = PipeBody::new(source, form, pace, Some(call)).with_signs(signs);
-                Ok(Answer::Events(match leaving {
+                Ok(RequestAnswer::Events(match leaving {
                     Some(leaving) => until_leaving(body, leaving, &id),
                     None => body.boxed_unsync(),
                 }))
             }
-            Content::Json => {
+            BodyKind::Json => {
                 let sniffing = self.edits.sniff(response.body, bytes_max);
                 match in_time(&call, sniffing, pace.idle, pace.deadline).await? {
-                    Sniffed::Whole(text) => Ok(Answer::Json(full_body(self.edits.text(text)))),
-                    Sniffed::Through(body) => {
-                        Ok(Answer::Json(PipeBody::new(body, Form::Json, pace, Some(call)).boxed_unsync()))
+                    SniffedAnswer::Whole(text) => Ok(RequestAnswer::Json(full_body(self.edits.text(text)))),
+                    SniffedAnswer::Through(body) => {
+                        Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(call)).boxed_unsync()))
                     }
                 }
             }
@@ -416,7 +416,11 @@ impl Passing {
 }
 
 /// A subscription that ends with its result when the gateway shuts down (MOD-25).
-fn until_leaving(body: PipeBody<Call>, leaving: CancellationToken, id: &RequestId) -> crate::face::http::ResponseBody {
+fn until_leaving(
+    body: PipeBody<StatelessPipedCall>,
+    leaving: CancellationToken,
+    id: &RequestId,
+) -> crate::face::http::ResponseBody {
     let meta = ObjectWriter::new().member(SUBSCRIPTION_ID, id.payload()).finish();
     let result = ObjectWriter::new().text("resultType", "complete").member(META, &meta).finish();
     let farewell = sse_message(&envelope::result(id, &result));

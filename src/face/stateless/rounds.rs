@@ -3,30 +3,30 @@
 
 use std::sync::Arc;
 
-use super::{Inquiry, Promotable, Response, StatelessFace};
-use crate::cause::Chain;
+use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
+use crate::cause::CauseChain;
 use crate::dialect::negotiate::StatelessRequest;
-use crate::dialect::{Complaint, inputs};
-use crate::engine::{Askable, CallEnd, CallEvent, Questions, Retry, Rounds, TaskError};
+use crate::dialect::{RequestError, inputs};
+use crate::engine::{Askable, CallEnd, CallEvent, QuestionFilter, RoundRetry, RoundSupport, TaskError};
 use crate::face::call_stream::engine_call::RoundSeal;
 use crate::face::sealed::{StateContent, StateScope};
 use crate::task::model::LINGER;
 use crate::task::{
-    EarlyInput, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Reason, Shown, TakesTasks,
-    Task, TaskKey, ToolPolicy,
+    EarlyInput, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase, Plan, Question, Reason, Task,
+    TaskKey, TaskVisibility, ToolPolicy,
 };
 use crate::wire::{Object, Payload, method};
 
 /// The methods whose answer may be questions (MOD-26).
-pub(super) fn rounds_of(name: &str) -> Rounds {
+pub(super) fn rounds_of(name: &str) -> RoundSupport {
     match name {
-        method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => Rounds::Allowed,
-        _ => Rounds::Unknown,
+        method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => RoundSupport::Allowed,
+        _ => RoundSupport::Unknown,
     }
 }
 
 /// What the client of this very request can be asked (MOD-19, MOD-27).
-pub(super) fn questions_for(said: &StatelessRequest) -> Questions {
+pub(super) fn questions_for(said: &StatelessRequest) -> QuestionFilter {
     let said = said.clone();
     Arc::new(move |question| match said.missing([question]) {
         None => Askable::Declared,
@@ -41,25 +41,25 @@ fn asks_for_roots(question: &Payload) -> bool {
 }
 
 /// Why a held call is not gone on with.
-enum NotHeld {
-    Complaint(Complaint),
+enum HeldCallRefusal {
+    Complaint(RequestError),
     Fault(GatewayFault),
 }
 
-impl From<Complaint> for NotHeld {
-    fn from(complaint: Complaint) -> Self {
+impl From<RequestError> for HeldCallRefusal {
+    fn from(complaint: RequestError) -> Self {
         Self::Complaint(complaint)
     }
 }
 
 impl StatelessFace {
-    fn scope(&self, inquiry: &Inquiry<'_>) -> StateScope {
+    fn scope(&self, inquiry: &StatelessRequestContext<'_>) -> StateScope {
         StateScope::of(self.served.upstream.name(), &inquiry.principal, inquiry.method, inquiry.params)
     }
 
     /// Seals references to this request's call, where its answer may be questions.
-    pub(super) fn seal_for(&self, inquiry: &Inquiry<'_>) -> Option<RoundSeal> {
-        (rounds_of(inquiry.method) == Rounds::Allowed).then(|| RoundSeal {
+    pub(super) fn seal_for(&self, inquiry: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
+        (rounds_of(inquiry.method) == RoundSupport::Allowed).then(|| RoundSeal {
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),
             scope: self.scope(inquiry),
@@ -67,41 +67,51 @@ impl StatelessFace {
     }
 
     /// Goes on with a call that was held. Whatever is wrong with its state, the tool is never run again (T-56).
-    pub(super) async fn go_on(&self, inquiry: Inquiry<'_>, policy: ToolPolicy, plan: Plan) -> Response {
+    pub(super) async fn go_on(
+        &self,
+        inquiry: StatelessRequestContext<'_>,
+        policy: ToolPolicy,
+        plan: Plan,
+    ) -> FaceResponse {
         match self.take_up(&inquiry, &policy, plan).await {
-            Ok(TakenUp::Going(stream)) => {
+            Ok(HeldCallResumption::Going(stream)) => {
                 let may_promote = plan != Plan::Direct && policy.early_input == EarlyInput::AskFirst;
                 let promotable = if may_promote { Promotable::Yes } else { Promotable::No };
                 self.respond(inquiry, promotable, stream).await
             }
-            Ok(TakenUp::Over(event)) => match inquiry.said.takes_tasks() {
-                TakesTasks::No | TakesTasks::ByTools => {
+            Ok(HeldCallResumption::Over(event)) => match inquiry.said.takes_tasks() {
+                HandleSupport::No | HandleSupport::ByTools => {
                     let words = self.fallback_words();
                     self.view(inquiry, Promotable::No, words).answer(event)
                 }
-                TakesTasks::AfterGrace | TakesTasks::AtOnce => {
+                HandleSupport::AfterGrace | HandleSupport::AtOnce => {
                     let words = self.dialect();
                     self.view(inquiry, Promotable::No, words).answer(event)
                 }
             },
-            Err(NotHeld::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
-            Err(NotHeld::Fault(fault)) => inquiry.addressee.fault(&fault),
+            Err(HeldCallRefusal::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
+            Err(HeldCallRefusal::Fault(fault)) => inquiry.addressee.fault(&fault),
         }
     }
 
-    async fn take_up(&self, inquiry: &Inquiry<'_>, policy: &ToolPolicy, plan: Plan) -> Result<TakenUp, NotHeld> {
-        let sealed = inquiry.params.get_string("requestState").ok_or(Complaint::State)?;
+    async fn take_up(
+        &self,
+        inquiry: &StatelessRequestContext<'_>,
+        policy: &ToolPolicy,
+        plan: Plan,
+    ) -> Result<HeldCallResumption, HeldCallRefusal> {
+        let sealed = inquiry.params.get_string("requestState").ok_or(RequestError::State)?;
         let (scope, now) = (self.scope(inquiry), self.served.clock.now());
         let lives = policy.ttl.saturating_add(LINGER);
         let content = self.served.sealer.open_state(&sealed, &scope, now, lives);
         // A state of another kind was given out by a gateway that was configured otherwise.
-        let Some(StateContent::Task { id, .. }) = content else { return Err(Complaint::State.into()) };
+        let Some(StateContent::Task { id, .. }) = content else { return Err(RequestError::State.into()) };
         let answers = inputs::responses(inquiry.params)?;
         let key = TaskKey { owner: inquiry.principal.clone(), id };
         let task = self.held(&key).await?;
-        let takes_tasks = inquiry.said.takes_tasks() != TakesTasks::No || matches!(plan, Plan::Grace(_));
+        let takes_tasks = inquiry.said.takes_tasks() != HandleSupport::No || matches!(plan, Plan::Grace(_));
         if let Some(over) = end_of(&task, takes_tasks)? {
-            return Ok(TakenUp::Over(over));
+            return Ok(HeldCallResumption::Over(over));
         }
         if let Phase::AwaitingInput(open) = &task.phase {
             inputs::check(open, &answers)?;
@@ -110,51 +120,55 @@ impl StatelessFace {
             };
             let left: Vec<_> = open.iter().filter_map(left).collect();
             if let Some(needed) = inquiry.said.missing(&left) {
-                return Err(Complaint::Capability(needed).into());
+                return Err(RequestError::Capability(needed).into());
             }
         }
-        let retry = Retry { answers, plan, questions: questions_for(&inquiry.said) };
+        let retry = RoundRetry { answers, plan, questions: questions_for(&inquiry.said) };
         match self.served.engine.retry(&key, retry) {
-            Some(stream) => Ok(TakenUp::Going(stream)),
+            Some(stream) => Ok(HeldCallResumption::Going(stream)),
             // It ended just now, or too many come back for it at once.
             None => match end_of(&self.held(&key).await?, takes_tasks)? {
-                Some(over) => Ok(TakenUp::Over(over)),
-                None => Err(NotHeld::Fault(GatewayFault::new(Reason::QueueFull, Executed::Unknown))),
+                Some(over) => Ok(HeldCallResumption::Over(over)),
+                None => Err(HeldCallRefusal::Fault(GatewayFault::new(Reason::QueueFull, Executed::Unknown))),
             },
         }
     }
 
-    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, NotHeld> {
+    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, HeldCallRefusal> {
         self.served.engine.held(key).await.map_err(|error| match error {
-            TaskError::Unknown => NotHeld::Complaint(Complaint::State),
+            TaskError::Unknown => HeldCallRefusal::Complaint(RequestError::State),
             TaskError::Contended | TaskError::Store(_) => {
-                tracing::error!(error = %Chain(&error), "a held call could not be read");
-                NotHeld::Fault(GatewayFault::new(error.reason(), Executed::Unknown))
+                tracing::error!(error = %CauseChain(&error), "a held call could not be read");
+                HeldCallRefusal::Fault(GatewayFault::new(error.reason(), Executed::Unknown))
             }
         })
     }
 }
 
 /// What became of a held call.
-enum TakenUp {
+enum HeldCallResumption {
     Going(crate::engine::CallStream),
     /// It ended while nobody waited, or has a handle.
     Over(CallEvent),
 }
 
 /// The last event of a call that is not held any more; `None` if it is.
-fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, Complaint> {
+fn end_of(task: &Arc<Task>, takes_tasks: bool) -> Result<Option<CallEvent>, RequestError> {
     match (task.shown, &task.phase) {
         // A repetition of the request that the handle was given to.
-        (Shown::Handle, _) if takes_tasks => Ok(Some(CallEvent::Created(Arc::clone(task)))),
-        (Shown::Handle, _) | (Shown::Hidden, Phase::Settled(Outcome::Cancelled)) => Err(Complaint::State),
+        (TaskVisibility::Handle, _) if takes_tasks => Ok(Some(CallEvent::Created(Arc::clone(task)))),
+        (TaskVisibility::Handle, _) | (TaskVisibility::Hidden, Phase::Settled(Outcome::Cancelled)) => {
+            Err(RequestError::State)
+        }
         // Lost with the process that ran it (T-56).
-        (Shown::Hidden, Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))))
+        (TaskVisibility::Hidden, Phase::Settled(Outcome::Faulted(Failure::Gateway(fault))))
             if fault.reason == Reason::GatewayRestart =>
         {
-            Err(Complaint::State)
+            Err(RequestError::State)
         }
-        (Shown::Hidden, Phase::Settled(outcome)) => Ok(Some(CallEvent::Ended(CallEnd::Outcome(outcome.clone())))),
-        (Shown::Hidden, Phase::Queued | Phase::Working | Phase::AwaitingInput(_)) => Ok(None),
+        (TaskVisibility::Hidden, Phase::Settled(outcome)) => {
+            Ok(Some(CallEvent::Ended(CallEnd::Outcome(outcome.clone()))))
+        }
+        (TaskVisibility::Hidden, Phase::Queued | Phase::Working | Phase::AwaitingInput(_)) => Ok(None),
     }
 }

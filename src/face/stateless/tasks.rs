@@ -1,118 +1,124 @@
 //! Serves the methods of the tasks extension.
 
-use super::{Inquiry, Response, StatelessFace};
-use crate::cause::Chain;
+use super::{FaceResponse, StatelessFace, StatelessRequestContext};
+use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::faults::no_words;
 use crate::dialect::lifecycle::stateless_result;
 use crate::dialect::negotiate::StatelessRequest;
-use crate::dialect::{Command, Complaint, FaceDialect, Reply, inputs};
+use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
 use crate::face::answer::missed;
-use crate::face::refused::Refused;
+use crate::face::refused::TaskMethodError;
 use crate::metric;
-use crate::task::{Executed, GatewayFault, Maker, Phase, TakesTasks, Task, TaskKey};
+use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
 use crate::wire::{Payload, method};
 
 /// Whether a request may be about tasks at all. Clients that still declare those of 2025-11-25 may look after what they
 /// made in a session, and cancel it (T-10, EXT-63).
 pub(super) fn may_ask(said: &StatelessRequest, name: &str) -> bool {
     let is_looked_after = matches!(name, method::TASKS_GET | method::TASKS_CANCEL);
-    said.takes_tasks() != TakesTasks::No || (is_looked_after && said.declares_session_tasks())
+    said.takes_tasks() != HandleSupport::No || (is_looked_after && said.declares_session_tasks())
 }
 
 impl StatelessFace {
-    pub(super) async fn task(&self, inquiry: &Inquiry<'_>) -> Response {
+    pub(super) async fn task(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
         let answered = match inquiry.said.takes_tasks() {
-            TakesTasks::No | TakesTasks::ByTools => self.look_after(inquiry).await,
-            TakesTasks::AtOnce | TakesTasks::AfterGrace => self.answer(inquiry).await,
+            HandleSupport::No | HandleSupport::ByTools => self.look_after(inquiry).await,
+            HandleSupport::AtOnce | HandleSupport::AfterGrace => self.answer(inquiry).await,
         };
         match answered {
             Ok(result) => inquiry.addressee.result(result),
-            Err(Refused::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
-            Err(Refused::Error(error)) => inquiry.addressee.error(http::StatusCode::OK, &error),
-            Err(Refused::Task(TaskError::Unknown)) => {
+            Err(TaskMethodError::Complaint(complaint)) => inquiry.addressee.complaint(&complaint),
+            Err(TaskMethodError::Error(error)) => inquiry.addressee.error(http::StatusCode::OK, &error),
+            Err(TaskMethodError::Task(TaskError::Unknown)) => {
                 self.misses.note(&inquiry.principal);
-                let has_extension = matches!(inquiry.said.takes_tasks(), TakesTasks::AtOnce | TakesTasks::AfterGrace);
+                let has_extension =
+                    matches!(inquiry.said.takes_tasks(), HandleSupport::AtOnce | HandleSupport::AfterGrace);
                 let complaint =
-                    if has_extension { Complaint::UnknownTask } else { StatelessRequest::needs_extension() };
+                    if has_extension { RequestError::UnknownTask } else { StatelessRequest::needs_extension() };
                 missed(inquiry.addressee.complaint(&complaint))
             }
-            Err(Refused::Task(error)) => {
-                tracing::error!(error = %Chain(&error), "a task could not be served");
+            Err(TaskMethodError::Task(error)) => {
+                tracing::error!(error = %CauseChain(&error), "a task could not be served");
                 inquiry.addressee.fault(&GatewayFault::new(error.reason(), Executed::No))
             }
         }
     }
 
-    async fn answer(&self, inquiry: &Inquiry<'_>) -> Result<Payload, Refused> {
+    async fn answer(&self, inquiry: &StatelessRequestContext<'_>) -> Result<Payload, TaskMethodError> {
         let dialect = self.dialect();
         match dialect.decode(inquiry.method, inquiry.params) {
             Ok(command) => self.obey(command, inquiry, &dialect).await,
-            Err(complaint) => Err(Refused::Complaint(complaint)),
+            Err(complaint) => Err(TaskMethodError::Complaint(complaint)),
         }
     }
 
     /// Answers a client without the extension about a task that was made in a session, in the shape that it had there.
     /// Whatever else is named, be it a task or not, is refused for want of the extension: so no id is told from another.
-    async fn look_after(&self, inquiry: &Inquiry<'_>) -> Result<Payload, Refused> {
-        let other = || Refused::Complaint(StatelessRequest::needs_extension());
+    async fn look_after(&self, inquiry: &StatelessRequestContext<'_>) -> Result<Payload, TaskMethodError> {
+        let other = || TaskMethodError::Complaint(StatelessRequest::needs_extension());
         let dialect = CoreTasks::default();
         let command = dialect.decode(inquiry.method, inquiry.params).map_err(|_| other())?;
         let Some(id) = command.task() else { return Err(other()) };
         let key = TaskKey { owner: inquiry.principal.clone(), id };
         let engine = &self.served.engine;
         let task = match engine.get(&key).await {
-            Ok(task) if task.origin.maker == Maker::Session => task,
+            Ok(task) if task.origin.maker == ClientKind::Session => task,
             Ok(_) | Err(TaskError::Unknown) => return Err(TaskError::Unknown.into()),
             Err(error) => return Err(error.into()),
         };
         let result = if inquiry.method == method::TASKS_CANCEL {
             let cancelled = engine.cancel(&key).await?;
-            dialect.encode(Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })?
+            dialect.encode(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })?
         } else {
             metrics::counter!(metric::TASK_POLLS).increment(1);
             record_shown(&task);
-            dialect.encode(Reply::Snapshot(&task))?
+            dialect.encode(TaskReply::Snapshot(&task))?
         };
         Ok(stateless_result(inquiry.method, &result, &self.identity()))
     }
 
-    async fn obey(&self, command: Command, inquiry: &Inquiry<'_>, dialect: &ExtTasks) -> Result<Payload, Refused> {
+    async fn obey(
+        &self,
+        command: TaskCommand,
+        inquiry: &StatelessRequestContext<'_>,
+        dialect: &ExtTasks,
+    ) -> Result<Payload, TaskMethodError> {
         let key = |id| TaskKey { owner: inquiry.principal.clone(), id };
         let engine = &self.served.engine;
         let result = match command {
-            Command::Get(id) => {
+            TaskCommand::Get(id) => {
                 metrics::counter!(metric::TASK_POLLS).increment(1);
                 let task = engine.get(&key(id)).await?;
                 check_declared(&inquiry.said, &task)?;
                 record_shown(&task);
-                dialect.encode(Reply::Snapshot(&task))
+                dialect.encode(TaskReply::Snapshot(&task))
             }
-            Command::Answer(id, answers) => {
+            TaskCommand::Answer(id, answers) => {
                 // What a question wants as its answer never changes: keys are not used again.
                 if let Phase::AwaitingInput(open) = &engine.get(&key(id)).await?.phase {
                     inputs::check(open, &answers)?;
                 }
                 engine.answer(&key(id), answers).await?;
-                dialect.encode(Reply::Answered)
+                dialect.encode(TaskReply::Answered)
             }
-            Command::Cancel(id) => {
+            TaskCommand::Cancel(id) => {
                 let cancelled = engine.cancel(&key(id)).await?;
-                dialect.encode(Reply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
+                dialect.encode(TaskReply::Cancelled { task: &cancelled.task, was_settled: cancelled.was_settled })
             }
             // The dialect reads neither out of any method.
-            Command::Await(_) | Command::List(_) => Err(no_words()),
+            TaskCommand::Await(_) | TaskCommand::List(_) => Err(no_words()),
         };
         Ok(result?)
     }
 }
 
 /// All questions that are open must be shown, and none of a kind that this very request does not declare (T-11).
-fn check_declared(said: &StatelessRequest, task: &Task) -> Result<(), Complaint> {
+fn check_declared(said: &StatelessRequest, task: &Task) -> Result<(), RequestError> {
     let Phase::AwaitingInput(open) = &task.phase else { return Ok(()) };
     said.missing(open.values().map(|question| &question.request))
-        .map_or(Ok(()), |needed| Err(Complaint::Capability(needed)))
+        .map_or(Ok(()), |needed| Err(RequestError::Capability(needed)))
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use rusqlite::Connection;
 
-use super::columns::{Columns, Outline, is_damage};
-use super::resident::Change;
-use super::rows::{self, Found, Stuck};
+use super::columns::{RowColumns, RowOutline, is_damage};
+use super::resident::RowChange;
+use super::rows::{self, FoundRow, UnfreeableRows};
 use crate::metric;
-use crate::store::tasks::{Revision, StoreError, Stored};
+use crate::store::tasks::{Revision, StoreError, StoredTask};
 use crate::task::{Task, TaskKey, Timestamp};
 
 /// SQLite takes no larger value than a billion bytes.
@@ -17,7 +17,7 @@ const ROW_BYTES_MAX: usize = 900 << 20;
 
 /// What is asked of the writer.
 #[derive(Debug)]
-pub(super) enum Write {
+pub(super) enum RowWrite {
     Insert(Arc<Task>),
     Replace {
         expected: Revision,
@@ -35,7 +35,7 @@ pub(super) enum Write {
     },
 }
 
-impl Write {
+impl RowWrite {
     /// What it puts into the transaction, roughly.
     pub(super) fn bytes(&self) -> usize {
         match self {
@@ -47,7 +47,7 @@ impl Write {
 
 /// What became of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Written {
+pub(super) enum WriteResult {
     /// The row has this revision.
     At(Revision),
     Removed,
@@ -57,12 +57,12 @@ pub(super) enum Written {
 
 /// Why new rows are refused at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NoNew {
+pub(super) enum InsertRefusal {
     Full,
     Failing,
 }
 
-impl NoNew {
+impl InsertRefusal {
     pub(super) fn error(self) -> StoreError {
         match self {
             Self::Full => StoreError::Full { what: "bytes on its disk" },
@@ -72,26 +72,26 @@ impl NoNew {
 }
 
 /// See the module. Dropping it decides nothing: the connection's owner commits or rolls back.
-pub(super) struct Batch<'a> {
+pub(super) struct WriteBatch<'a> {
     conn: &'a Connection,
-    no_new: Option<NoNew>,
+    no_new: Option<InsertRefusal>,
     /// All rows, those of this transaction included.
     bytes: usize,
     bytes_max: usize,
     seen: Timestamp,
-    stuck: &'a Mutex<Stuck>,
+    stuck: &'a Mutex<UnfreeableRows>,
     /// Whether records are made anew instead of being written over.
     is_careful: bool,
-    pub(super) changes: Vec<Change>,
+    pub(super) changes: Vec<RowChange>,
 }
 
-impl<'a> Batch<'a> {
+impl<'a> WriteBatch<'a> {
     pub(super) const fn new(
         conn: &'a Connection,
-        no_new: Option<NoNew>,
+        no_new: Option<InsertRefusal>,
         (bytes, bytes_max): (usize, usize),
         seen: Timestamp,
-        (stuck, is_careful): (&'a Mutex<Stuck>, bool),
+        (stuck, is_careful): (&'a Mutex<UnfreeableRows>, bool),
     ) -> Self {
         Self { conn, no_new, bytes, bytes_max, seen, stuck, is_careful, changes: Vec::new() }
     }
@@ -100,13 +100,13 @@ impl<'a> Batch<'a> {
     ///
     /// # Errors
     /// The outer one ends the whole transaction, the inner one is for who asked.
-    pub(super) fn run(&mut self, write: &Write) -> rusqlite::Result<Result<Written, StoreError>> {
+    pub(super) fn run(&mut self, write: &RowWrite) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         match write {
-            Write::Insert(task) => self.insert(task),
-            Write::Replace { expected, task } => self.put(*expected, task, self.is_careful),
-            Write::Condemn { expected, task } => self.put(*expected, task, true),
-            Write::Remove(key) => self.remove(key),
-            Write::Sweep { now, limit } => self.sweep(*now, *limit),
+            RowWrite::Insert(task) => self.insert(task),
+            RowWrite::Replace { expected, task } => self.put(*expected, task, self.is_careful),
+            RowWrite::Condemn { expected, task } => self.put(*expected, task, true),
+            RowWrite::Remove(key) => self.remove(key),
+            RowWrite::Sweep { now, limit } => self.sweep(*now, *limit),
         }
     }
 
@@ -114,7 +114,7 @@ impl<'a> Batch<'a> {
         self.bytes.checked_add(more).is_some_and(|sum| sum <= self.bytes_max)
     }
 
-    fn insert(&mut self, task: &Arc<Task>) -> rusqlite::Result<Result<Written, StoreError>> {
+    fn insert(&mut self, task: &Arc<Task>) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         if let Some(why) = self.no_new {
             return Ok(Err(why.error()));
         }
@@ -141,9 +141,9 @@ impl<'a> Batch<'a> {
         expected: Revision,
         task: &Arc<Task>,
         anew: bool,
-    ) -> rusqlite::Result<Result<Written, StoreError>> {
+    ) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         // Nobody can say which revision a row has whose columns are damaged: whoever writes next mends it.
-        let is_next = |found: &Found| found.columns.revision == expected || !found.is_sound;
+        let is_next = |found: &FoundRow| found.columns.revision == expected || !found.is_sound;
         let Some(found) = rows::find(self.conn, &task.key)?.filter(is_next) else {
             return Ok(Err(StoreError::Conflict));
         };
@@ -154,7 +154,7 @@ impl<'a> Batch<'a> {
             return Ok(Err(StoreError::Full { what: "bytes" }));
         }
         let revision = Revision(expected.0.max(found.columns.revision.0) + 1);
-        if self.no_new == Some(NoNew::Full)
+        if self.no_new == Some(InsertRefusal::Full)
             && let Some(record) = found.record().filter(|_| !anew)
         {
             // SQLite makes the new record before it frees the old one; on a full disk there is no room for both.
@@ -165,20 +165,20 @@ impl<'a> Batch<'a> {
         Ok(Ok(self.note(task, revision, Some(before))))
     }
 
-    fn note(&mut self, task: &Arc<Task>, revision: Revision, before: Option<Outline>) -> Written {
-        let after = Stored { task: Arc::clone(task), revision };
-        self.changes.push(Change { key: task.key.clone(), before, after: Some(after) });
-        Written::At(revision)
+    fn note(&mut self, task: &Arc<Task>, revision: Revision, before: Option<RowOutline>) -> WriteResult {
+        let after = StoredTask { task: Arc::clone(task), revision };
+        self.changes.push(RowChange { key: task.key.clone(), before, after: Some(after) });
+        WriteResult::At(revision)
     }
 
-    fn remove(&mut self, key: &TaskKey) -> rusqlite::Result<Result<Written, StoreError>> {
+    fn remove(&mut self, key: &TaskKey) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         if let Some(found) = rows::find(self.conn, key)? {
             self.delete(found)?;
         }
-        Ok(Ok(Written::Removed))
+        Ok(Ok(WriteResult::Removed))
     }
 
-    fn sweep(&mut self, now: Timestamp, limit: usize) -> rusqlite::Result<Result<Written, StoreError>> {
+    fn sweep(&mut self, now: Timestamp, limit: usize) -> rusqlite::Result<Result<WriteResult, StoreError>> {
         // Rows that cannot be freed stand before all others, as they get older.
         let stuck = self.stuck.lock().rows.len();
         let mut freed = 0;
@@ -204,14 +204,14 @@ impl<'a> Batch<'a> {
             // What is freed must not have been there after all when the clock is set back.
             rows::note_seen(self.conn, now)?;
         }
-        Ok(Ok(Written::Freed(freed)))
+        Ok(Ok(WriteResult::Freed(freed)))
     }
 
-    fn delete(&mut self, found: Found) -> rusqlite::Result<()> {
+    fn delete(&mut self, found: FoundRow) -> rusqlite::Result<()> {
         rows::delete(self.conn, &found, self.stuck)?;
-        let Columns { key, outline, .. } = found.columns;
+        let RowColumns { key, outline, .. } = found.columns;
         self.bytes = self.bytes.saturating_sub(outline.bytes);
-        self.changes.push(Change { key, before: Some(outline), after: None });
+        self.changes.push(RowChange { key, before: Some(outline), after: None });
         Ok(())
     }
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, ErrorCode, InterruptHandle, OptionalExtension as _};
 
-use super::health::Monitor;
-use super::{Tuning, schema, writer};
+use super::health::StoreHealthMonitor;
+use super::{DiskTuning, schema, writer};
 
 /// How much log there may be before the check makes way.
 pub(super) const LOG_BYTES_MAX: u64 = 64 << 20;
@@ -29,20 +29,20 @@ const WAY_MAX: Duration = Duration::from_secs(2);
 const WAY_POLL: Duration = Duration::from_millis(2);
 
 #[derive(Default)]
-pub(super) struct Check {
-    state: Mutex<State>,
+pub(super) struct FileCheck {
+    state: Mutex<FileCheckState>,
     woken: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct FileCheckState {
     /// Set while the file is opened anew.
     is_held: bool,
     is_over: bool,
     running: Option<InterruptHandle>,
 }
 
-impl std::fmt::Debug for Check {
+impl std::fmt::Debug for FileCheck {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let state = self.state.lock();
         f.debug_struct("Check")
@@ -52,7 +52,7 @@ impl std::fmt::Debug for Check {
     }
 }
 
-impl Check {
+impl FileCheck {
     /// Makes it stop reading for a while.
     pub(super) fn pause(&self) {
         if let Some(running) = &self.state.lock().running {
@@ -94,7 +94,7 @@ impl Check {
     }
 
     /// Looks through the file, and tells the monitor of what is wrong.
-    pub(super) fn run(self: &Arc<Self>, path: &Path, monitor: &Monitor, tuning: Tuning) {
+    pub(super) fn run(self: &Arc<Self>, path: &Path, monitor: &StoreHealthMonitor, tuning: DiskTuning) {
         match self.all(path, tuning) {
             Ok(None) => tracing::debug!("the task store's file is whole"),
             Ok(Some(found)) => {
@@ -113,7 +113,7 @@ impl Check {
     }
 
     /// What is wrong, if anything is.
-    fn all(&self, path: &Path, tuning: Tuning) -> rusqlite::Result<Option<String>> {
+    fn all(&self, path: &Path, tuning: DiskTuning) -> rusqlite::Result<Option<String>> {
         let conn = schema::open_reader(path)?;
         let sql = tuning.check_first.unwrap_or("PRAGMA quick_check(1)");
         let whole = |conn: &Connection| conn.query_row(sql, (), |row| row.get::<_, String>(0));

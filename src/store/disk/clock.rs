@@ -24,11 +24,11 @@ pub(super) const DISTRUST: Duration = Duration::from_secs(10 * 60);
 
 /// What is known of the clock in this life.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Judged {
+pub(super) struct ClockTrust {
     distrusted_until: Option<Instant>,
 }
 
-impl Judged {
+impl ClockTrust {
     pub(super) fn is_distrusted(&self) -> bool {
         self.distrusted_until.is_some_and(|until| Instant::now() < until)
     }

@@ -4,11 +4,11 @@ use rusqlite::{Row, ToSql, params};
 
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::Revision;
-use crate::task::{Digest, Principal, Reference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// What is known of a row without its record: enough for every sum and every index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Outline {
+pub(super) struct RowOutline {
     pub(super) is_settled: bool,
     /// Settled without its upstream, which is still to be told.
     pub(super) is_untold: bool,
@@ -17,7 +17,7 @@ pub(super) struct Outline {
     pub(super) bytes: usize,
 }
 
-impl Outline {
+impl RowOutline {
     /// Times are those that a column can hold.
     pub(super) fn of(task: &Task) -> Self {
         Self {
@@ -37,14 +37,14 @@ impl Outline {
 
 /// Where a row's record stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum RecordLocation {
     /// In `records`.
     Now(i64),
     /// In `records_1`, where the first schema left it: nothing is added there, and in time all of it goes.
     Before(i64),
 }
 
-impl Place {
+impl RecordLocation {
     /// A column has the place of before as a negative number.
     pub(super) const fn column(self) -> i64 {
         match self {
@@ -60,23 +60,23 @@ impl Place {
 
 /// All columns of a row but its number and its summary, which has a checksum over them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Columns {
+pub(super) struct RowColumns {
     pub(super) key: TaskKey,
     pub(super) revision: Revision,
-    pub(super) outline: Outline,
+    pub(super) outline: RowOutline,
     pub(super) name: Option<Digest>,
-    pub(super) place: Place,
+    pub(super) place: RecordLocation,
 }
 
-/// What [`Columns::of_row`] reads, in its order.
+/// What [`RowColumns::of_row`] reads, in its order.
 pub(super) const COLUMNS: &str =
     "owner, id, revision, settled, untold, created_at, expires_at, bytes, name, record, ref";
 const COUNT: usize = 11;
 
-impl Columns {
-    pub(super) fn of(task: &Task, revision: Revision, place: Place) -> Self {
+impl RowColumns {
+    pub(super) fn of(task: &Task, revision: Revision, place: RecordLocation) -> Self {
         let name = task.idempotency.map(|named| named.key);
-        Self { key: task.key.clone(), revision, outline: Outline::of(task), name, place }
+        Self { key: task.key.clone(), revision, outline: RowOutline::of(task), name, place }
     }
 
     /// Reads [`COLUMNS`], the first of which is `from`, and the summary that follows them.
@@ -86,23 +86,23 @@ impl Columns {
             revision: revision(row.get(from + 2)?),
             outline: outline(row, from + 3)?,
             name: row.get::<_, Option<[u8; 32]>>(from + 8)?.map(Digest),
-            place: Place::of(row.get(from + 9)?),
+            place: RecordLocation::of(row.get(from + 9)?),
         };
-        let reference = Reference(row.get(from + 10)?);
+        let reference = ShortReference(row.get(from + 10)?);
         let summary = row.get_ref(from + COUNT)?.as_blob()?;
         let summary = record::summary::decode(&columns.key, &columns.sealed(reference), summary);
         Ok((columns, summary))
     }
 
     /// What the checksum covers of them. Everything but the owner has one length, and so all of it can be told apart.
-    fn sealed(&self, reference: Reference) -> Vec<u8> {
+    fn sealed(&self, reference: ShortReference) -> Vec<u8> {
         let owner = self.key.owner.as_str();
         let mut bytes = Vec::with_capacity(128 + owner.len());
         bytes.extend_from_slice(&(owner.len() as u64).to_be_bytes());
         bytes.extend_from_slice(owner.as_bytes());
         bytes.extend_from_slice(&id(&self.key));
         bytes.extend_from_slice(&reference.0);
-        let Outline { is_settled, is_untold, created_at, expires_at, bytes: size } = self.outline;
+        let RowOutline { is_settled, is_untold, created_at, expires_at, bytes: size } = self.outline;
         bytes.extend_from_slice(&[u8::from(is_settled), u8::from(is_untold), u8::from(self.name.is_some())]);
         let revision = column(self.revision);
         for value in [revision, at(created_at), at(expires_at), number(size), self.place.column()] {
@@ -118,7 +118,7 @@ impl Columns {
         summary: &Summary,
         run: impl FnOnce(&[&dyn ToSql]) -> rusqlite::Result<T>,
     ) -> rusqlite::Result<T> {
-        let reference = Reference::of(&self.key);
+        let reference = ShortReference::of(&self.key);
         self.bind_bytes(&record::summary::encode(summary, &self.sealed(reference)), run)
     }
 
@@ -139,7 +139,7 @@ impl Columns {
             number(self.outline.bytes),
             self.name.map(|name| name.0),
             self.place.column(),
-            Reference::of(&self.key).0,
+            ShortReference::of(&self.key).0,
             summary,
         ])
     }
@@ -178,8 +178,8 @@ pub(super) fn key(row: &Row<'_>, from: usize) -> rusqlite::Result<TaskKey> {
 }
 
 /// The columns of an outline, beginning at `from`.
-pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<Outline> {
-    Ok(Outline {
+pub(super) fn outline(row: &Row<'_>, from: usize) -> rusqlite::Result<RowOutline> {
+    Ok(RowOutline {
         is_settled: row.get(from)?,
         is_untold: row.get(from + 1)?,
         created_at: time(row.get(from + 2)?),

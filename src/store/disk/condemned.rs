@@ -3,24 +3,24 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::columns::Outline;
+use super::columns::RowOutline;
 use crate::task::{
-    Attempt, Executed, Failure, GatewayFault, InputKey, Maker, Origin, Outcome, Phase, Reason, Recovery, Shown, Task,
-    TaskKey, Timestamp,
+    Attempt, CallOrigin, ClientKind, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Reason, Recovery, Task,
+    TaskKey, TaskVisibility, Timestamp,
 };
 
 /// How long it says so at least, if it was not settled.
 const CONDEMNED_FOR: Duration = Duration::from_secs(15 * 60);
 
 /// What can still be said of a task whose record is lost: when it was made, and that it failed.
-pub(super) fn condemned(key: TaskKey, outline: Outline, now: Timestamp) -> Task {
+pub(super) fn condemned(key: TaskKey, outline: RowOutline, now: Timestamp) -> Task {
     let nothing: Arc<str> = Arc::from("");
     let ttl = outline.expires_at.since(outline.created_at);
     let readable = if outline.is_settled { Duration::ZERO } else { now.since(outline.created_at) + CONDEMNED_FOR };
     Task {
         key,
-        shown: Shown::Handle,
-        origin: Origin { upstream: Arc::clone(&nothing), tool: nothing, maker: Maker::Stateless },
+        shown: TaskVisibility::Handle,
+        origin: CallOrigin { upstream: Arc::clone(&nothing), tool: nothing, maker: ClientKind::Stateless },
         created_at: outline.created_at,
         updated_at: now.max(outline.created_at),
         ttl: ttl.max(readable),

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, VecDeque};
 
 use parking_lot::Mutex;
 
-use super::resident::Change;
+use super::resident::RowChange;
 use crate::task::TaskKey;
 
 /// Removed rows that are still hidden from readers that read them before.
@@ -16,18 +16,18 @@ const REMOVED_MAX: usize = 1_024;
 
 /// At most the rows of one transaction are open at a time: the next one begins with their removal.
 #[derive(Debug, Default)]
-pub(super) struct Doubt(Mutex<Rows>);
+pub(super) struct DoubtfulRows(Mutex<DoubtfulRowsState>);
 
 #[derive(Debug, Default)]
-struct Rows {
+struct DoubtfulRowsState {
     open: BTreeSet<TaskKey>,
     removed: VecDeque<TaskKey>,
 }
 
-impl Doubt {
+impl DoubtfulRows {
     /// Before a commit: from here on it is not known of these changes' new rows whether they are there. Returns them.
-    pub(super) fn begin(&self, changes: &[Change]) -> Vec<TaskKey> {
-        let is_new = |change: &&Change| change.before.is_none() && change.after.is_some();
+    pub(super) fn begin(&self, changes: &[RowChange]) -> Vec<TaskKey> {
+        let is_new = |change: &&RowChange| change.before.is_none() && change.after.is_some();
         let keys: Vec<TaskKey> = changes.iter().filter(is_new).map(|change| change.key.clone()).collect();
         self.0.lock().open.extend(keys.iter().cloned());
         keys

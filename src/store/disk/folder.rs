@@ -32,12 +32,12 @@ const FREE_BYTES_ENOUGH: u64 = 1 << 30;
 
 /// Room on a disk, in bytes that an ordinary user may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Space {
+pub(super) struct DiskSpace {
     pub(super) free: u64,
     pub(super) all: u64,
 }
 
-impl Space {
+impl DiskSpace {
     /// Whether new tasks are refused, so that those at work can be finished.
     pub(super) const fn is_low(self) -> bool {
         let share = self.all / FREE_SHARE_MIN;
@@ -51,9 +51,9 @@ impl Space {
     }
 }
 
-pub(super) fn space(folder: &Path) -> io::Result<Space> {
+pub(super) fn space(folder: &Path) -> io::Result<DiskSpace> {
     let found = statvfs(folder)?;
-    Ok(Space { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })
+    Ok(DiskSpace { free: found.f_bavail * found.f_frsize, all: found.f_blocks * found.f_frsize })
 }
 
 /// Makes the folder if it is not there, and sees that it can be used.
@@ -116,10 +116,10 @@ pub(super) fn unfit_medium(_folder: &Path) -> Option<&'static str> {
 /// The folder itself is locked, for a lock that lies in it can be removed; and the file of that name, too, which is what
 /// earlier versions lock.
 #[derive(Debug)]
-pub(super) struct Lock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] [File; 2]);
+pub(super) struct FolderLock(#[expect(dead_code, reason = "held, not read: closing it is what unlocks")] [File; 2]);
 
 /// Waits for the lock for at most `patience`: a predecessor may still be about to end (B171).
-pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<Lock, OpenError> {
+pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<FolderLock, OpenError> {
     let path = folder.join(LOCK);
     let wrong = |source| OpenError::Folder { path: path.clone(), source };
     let file = OpenOptions::new().write(true).create(true).truncate(false).mode(FILE_MODE).open(&path);
@@ -138,7 +138,7 @@ pub(super) async fn lock(folder: &Path, patience: Duration) -> Result<Lock, Open
         Ok(())
     };
     match tokio::time::timeout(patience, taken).await {
-        Ok(outcome) => outcome.map(|()| Lock(files)),
+        Ok(outcome) => outcome.map(|()| FolderLock(files)),
         Err(_) => Err(OpenError::Locked { path: folder.to_owned() }),
     }
 }

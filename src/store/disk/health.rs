@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 /// How the store is. What is there can be read and finished in all of these, as far as the disk lets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
+pub enum StoreHealth {
     Good,
     /// Too little room on the disk: no new tasks until there is more (F53).
     Full,
@@ -23,7 +23,7 @@ pub enum Health {
 
 /// What is known, from worst to best, and what follows from it.
 #[derive(Clone, Copy, Debug, Default)]
-struct Known {
+struct StoreHealthFacts {
     has_ended: bool,
     is_damaged: bool,
     is_failing: bool,
@@ -31,16 +31,20 @@ struct Known {
 }
 
 #[derive(Debug)]
-pub(super) struct Monitor {
-    known: Mutex<Known>,
-    health: watch::Sender<Health>,
+pub(super) struct StoreHealthMonitor {
+    known: Mutex<StoreHealthFacts>,
+    health: watch::Sender<StoreHealth>,
     /// Since when the oldest write waits that is being made.
     serves: Mutex<Option<Instant>>,
 }
 
-impl Monitor {
+impl StoreHealthMonitor {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { known: Mutex::default(), health: watch::Sender::new(Health::Good), serves: Mutex::default() })
+        Arc::new(Self {
+            known: Mutex::default(),
+            health: watch::Sender::new(StoreHealth::Good),
+            serves: Mutex::default(),
+        })
     }
 
     pub(super) fn ended(&self) {
@@ -60,30 +64,32 @@ impl Monitor {
         self.note(|known| known.is_low = is_low);
     }
 
-    fn note(&self, change: impl FnOnce(&mut Known)) {
+    fn note(&self, change: impl FnOnce(&mut StoreHealthFacts)) {
         let mut known = self.known.lock();
         change(&mut known);
         let now = match *known {
-            Known { has_ended: true, .. } => Health::Ended,
-            Known { is_damaged: true, .. } => Health::Damaged,
-            Known { is_failing: true, .. } => Health::Failing,
-            Known { is_low: true, .. } => Health::Full,
-            Known { has_ended: false, is_damaged: false, is_failing: false, is_low: false } => Health::Good,
+            StoreHealthFacts { has_ended: true, .. } => StoreHealth::Ended,
+            StoreHealthFacts { is_damaged: true, .. } => StoreHealth::Damaged,
+            StoreHealthFacts { is_failing: true, .. } => StoreHealth::Failing,
+            StoreHealthFacts { is_low: true, .. } => StoreHealth::Full,
+            StoreHealthFacts { has_ended: false, is_damaged: false, is_failing: false, is_low: false } => {
+                StoreHealth::Good
+            }
         };
         let changed = self.health.send_if_modified(|health| std::mem::replace(health, now) != now);
         if changed {
             match now {
-                Health::Good => tracing::info!("the task store takes new tasks again"),
-                Health::Full => {
+                StoreHealth::Good => tracing::info!("the task store takes new tasks again"),
+                StoreHealth::Full => {
                     tracing::warn!("the disk is nearly full: no new tasks until there is room")
                 }
-                Health::Failing => {
+                StoreHealth::Failing => {
                     tracing::error!("the task store cannot write: no new tasks until it can")
                 }
-                Health::Damaged => {
+                StoreHealth::Damaged => {
                     tracing::error!("the task store's file is damaged: no new tasks")
                 }
-                Health::Ended => {
+                StoreHealth::Ended => {
                     tracing::error!("the task store's writer ended: nothing is stored until the next start")
                 }
             }
@@ -100,11 +106,11 @@ impl Monitor {
         self.serves.lock().map_or(Duration::ZERO, |asked| asked.elapsed())
     }
 
-    pub(super) fn now(&self) -> Health {
+    pub(super) fn now(&self) -> StoreHealth {
         *self.health.borrow()
     }
 
-    pub(super) fn watch(&self) -> watch::Receiver<Health> {
+    pub(super) fn watch(&self) -> watch::Receiver<StoreHealth> {
         self.health.subscribe()
     }
 }

@@ -6,15 +6,15 @@ use std::time::Duration;
 use rusqlite::Connection;
 
 use super::folder::Ballast;
-use super::resident::Sums;
-use super::settings::{Hooks, Tuning};
+use super::resident::RowTotals;
+use super::settings::{DiskTuning, FaultHooks};
 use super::{OpenError, clock, rows, schema};
 use crate::task::Timestamp;
 
 /// What has to be known before anybody is served.
-pub(super) struct Found {
+pub(super) struct OpenedDatabase {
     pub(super) conn: Connection,
-    pub(super) sums: Sums,
+    pub(super) sums: RowTotals,
     pub(super) seen: Timestamp,
     /// The longest time to live.
     pub(super) longest: Duration,
@@ -24,9 +24,9 @@ pub(super) struct Found {
 pub(super) fn read_in_at_last(
     path: &Path,
     ballast: Option<&Ballast>,
-    tuning: Tuning,
-    hooks: &Hooks,
-) -> Result<Found, OpenError> {
+    tuning: DiskTuning,
+    hooks: &FaultHooks,
+) -> Result<OpenedDatabase, OpenError> {
     let open = || {
         hooks.before_open().map_err(|error| schema::open_error(path, error))?;
         read_in(path, tuning)
@@ -50,15 +50,15 @@ fn folder_of(path: &Path) -> PathBuf {
     path.parent().map_or_else(PathBuf::new, Path::to_owned)
 }
 
-fn read_in(path: &Path, tuning: Tuning) -> Result<Found, OpenError> {
+fn read_in(path: &Path, tuning: DiskTuning) -> Result<OpenedDatabase, OpenError> {
     let conn = schema::open(path, tuning)?;
     clock::reset(&conn, &folder_of(path)).map_err(|source| OpenError::Folder { path: folder_of(path), source })?;
-    let (mut sums, mut longest) = (Sums::default(), Duration::ZERO);
+    let (mut sums, mut longest) = (RowTotals::default(), Duration::ZERO);
     let counted = rows::outlines(&conn, |key, row| {
         longest = longest.max(row.expires_at.since(row.created_at));
         sums.add(&key, &row);
     });
     let seen = counted.and_then(|()| rows::seen(&conn)).map_err(|error| schema::open_error(path, error))?;
     tracing::info!(tasks = sums.all().tasks, unsettled = sums.all().unsettled, "the task store is open");
-    Ok(Found { conn, sums, seen, longest })
+    Ok(OpenedDatabase { conn, sums, seen, longest })
 }

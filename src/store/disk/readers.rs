@@ -18,14 +18,14 @@ const POINTS: usize = 4;
 const LISTS: usize = 2;
 
 #[derive(Debug)]
-pub(super) struct Readers {
+pub(super) struct ReaderPool {
     path: PathBuf,
     idle: Mutex<Vec<Connection>>,
     points: Arc<Semaphore>,
     lists: Arc<Semaphore>,
 }
 
-impl Readers {
+impl ReaderPool {
     /// Opens nothing yet.
     pub(super) fn new(path: PathBuf) -> Arc<Self> {
         let places = |count| Arc::new(Semaphore::new(count));

@@ -4,25 +4,27 @@
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row, params};
 
-use super::columns::{COLUMNS, Columns, OUTLINE, Outline, Place, at, id, id_of, is_damage, key, number, outline, time};
+use super::columns::{
+    COLUMNS, OUTLINE, RecordLocation, RowColumns, RowOutline, at, id, id_of, is_damage, key, number, outline, time,
+};
 use crate::store::record::{self, RecordError};
-use crate::store::tasks::{Newest, PAGE_BYTES_MAX, Revision, Stored};
-use crate::task::{Digest, Principal, Reference, Summary, Task, TaskId, TaskKey, Timestamp};
+use crate::store::tasks::{NewestCursor, PAGE_BYTES_MAX, Revision, StoredTask};
+use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskId, TaskKey, Timestamp};
 
 /// A row as a reader of it finds it.
 #[derive(Debug)]
-pub(super) enum Read {
-    Whole(Stored),
+pub(super) enum ReadRow {
+    Whole(StoredTask),
     /// It is not what was written (F56).
     Damaged {
         key: TaskKey,
         revision: Revision,
-        outline: Outline,
+        outline: RowOutline,
         error: RecordError,
     },
 }
 
-impl Read {
+impl ReadRow {
     pub(super) fn key(&self) -> &TaskKey {
         match self {
             Self::Whole(row) => &row.task.key,
@@ -33,7 +35,7 @@ impl Read {
 
 /// A row as a list finds it.
 #[derive(Debug)]
-pub(super) enum Glimpse {
+pub(super) enum ListedRow {
     Whole(Summary),
     /// Who reads it as a whole learns what is the matter. `None` if not even its key can be read.
     Unreadable(Option<TaskKey>),
@@ -41,70 +43,74 @@ pub(super) enum Glimpse {
 
 /// Some rows of a list, each with its place in it.
 #[derive(Debug)]
-pub(super) struct Glimpses<P> {
-    pub(super) rows: Vec<(P, Glimpse)>,
+pub(super) struct ListedRows<P> {
+    pub(super) rows: Vec<(P, ListedRow)>,
     pub(super) has_more: bool,
 }
 
 /// Reads a row, and holds what its columns say against what its record says.
-pub(super) fn read(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<Read>> {
+pub(super) fn read(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>> {
     match find(conn, wanted) {
         // Its page cannot be read. What an index has of it is enough to say that it failed.
         Err(error) if is_damage(&error) => {
             let outline = outline_of(conn, wanted)?.ok_or(error)?;
             let (key, revision) = (wanted.clone(), Revision(0));
-            Ok(Some(Read::Damaged { key, revision, outline, error: RecordError::Damaged }))
+            Ok(Some(ReadRow::Damaged { key, revision, outline, error: RecordError::Damaged }))
         }
         found => found,
     }
 }
 
-fn find(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<Read>> {
+fn find(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<ReadRow>> {
     let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE ref = ?1");
     let mut statement = conn.prepare_cached(&sql)?;
-    let mut rows = statement.query([Reference::of(wanted).0])?;
+    let mut rows = statement.query([ShortReference::of(wanted).0])?;
     while let Some(row) = rows.next()? {
-        let (columns, summary) = Columns::of_row(row, 0)?;
+        let (columns, summary) = RowColumns::of_row(row, 0)?;
         // Of a row that is not sound its reference alone says whose it is.
         let error = match summary {
             Ok(_) if columns.key != *wanted => continue,
             Ok(_) => match whole(conn, &columns) {
-                Ok(task) => return Ok(Some(Read::Whole(Stored { task: task.into(), revision: columns.revision }))),
-                Err(Unread::Record(error)) => error,
-                Err(Unread::File(error)) => return Err(error),
+                Ok(task) => {
+                    return Ok(Some(ReadRow::Whole(StoredTask { task: task.into(), revision: columns.revision })));
+                }
+                Err(RowReadError::Record(error)) => error,
+                Err(RowReadError::File(error)) => return Err(error),
             },
             // One that this program cannot judge is not called damaged.
             Err(error) => error,
         };
-        let Columns { revision, outline, .. } = columns;
-        return Ok(Some(Read::Damaged { key: wanted.clone(), revision, outline, error }));
+        let RowColumns { revision, outline, .. } = columns;
+        return Ok(Some(ReadRow::Damaged { key: wanted.clone(), revision, outline, error }));
     }
     Ok(None)
 }
 
-enum Unread {
+enum RowReadError {
     Record(RecordError),
     File(rusqlite::Error),
 }
 
 /// The task of a row whose columns are sound.
-fn whole(conn: &Connection, columns: &Columns) -> Result<Task, Unread> {
+fn whole(conn: &Connection, columns: &RowColumns) -> Result<Task, RowReadError> {
     let bytes = match record_at(conn, columns.place) {
-        Ok(bytes) => bytes.ok_or(Unread::Record(RecordError::Damaged))?,
-        Err(error) if is_damage(&error) => return Err(Unread::Record(RecordError::Damaged)),
-        Err(error) => return Err(Unread::File(error)),
+        Ok(bytes) => bytes.ok_or(RowReadError::Record(RecordError::Damaged))?,
+        Err(error) if is_damage(&error) => return Err(RowReadError::Record(RecordError::Damaged)),
+        Err(error) => return Err(RowReadError::File(error)),
     };
-    let task = record::decode(&bytes).map_err(Unread::Record)?;
+    let task = record::decode(&bytes).map_err(RowReadError::Record)?;
     let is_named_so = task.idempotency.is_none_or(|named| columns.name == Some(named.key));
     let fits = task.key == columns.key && columns.outline.fits(&task) && is_named_so;
-    if fits { Ok(task) } else { Err(Unread::Record(RecordError::Damaged)) }
+    if fits { Ok(task) } else { Err(RowReadError::Record(RecordError::Damaged)) }
 }
 
-fn record_at(conn: &Connection, place: Place) -> rusqlite::Result<Option<Bytes>> {
+fn record_at(conn: &Connection, place: RecordLocation) -> rusqlite::Result<Option<Bytes>> {
     let copied = |row: &Row<'_>| Ok(Bytes::copy_from_slice(row.get_ref(0)?.as_blob()?));
     match place {
-        Place::Now(row) => conn.prepare_cached("SELECT record FROM records WHERE row = ?1")?.query_row([row], copied),
-        Place::Before(row) => {
+        RecordLocation::Now(row) => {
+            conn.prepare_cached("SELECT record FROM records WHERE row = ?1")?.query_row([row], copied)
+        }
+        RecordLocation::Before(row) => {
             conn.prepare_cached("SELECT record FROM records_1 WHERE row = ?1")?.query_row([row], copied)
         }
     }
@@ -112,7 +118,7 @@ fn record_at(conn: &Connection, place: Place) -> rusqlite::Result<Option<Bytes>>
 }
 
 /// What the index of ages has of a row: looked for among all of its owner's.
-fn outline_of(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<Outline>> {
+fn outline_of(conn: &Connection, wanted: &TaskKey) -> rusqlite::Result<Option<RowOutline>> {
     let sql = format!("SELECT {OUTLINE} FROM tasks INDEXED BY tasks_age WHERE owner = ?1 AND id = ?2");
     let mut statement = conn.prepare_cached(&sql)?;
     statement.query_row(params![wanted.owner.as_str(), id(wanted)], |row| outline(row, 0)).optional()
@@ -125,7 +131,7 @@ pub(super) fn page(
     after: Option<(Timestamp, TaskId)>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<Glimpses<(Timestamp, TaskId)>> {
+) -> rusqlite::Result<ListedRows<(Timestamp, TaskId)>> {
     let (from, last) = after.map_or((-1, [0; 16]), |(time, id)| (at(time), id.bits().to_be_bytes()));
     let sql = "SELECT row, created_at, id FROM tasks INDEXED BY tasks_age
                WHERE owner = ?1 AND (created_at, id) > (?2, ?3) AND (settled = 0 OR expires_at > ?4)
@@ -145,10 +151,10 @@ pub(super) fn page(
 /// Rows that are not gone, whoever owns them, the newest first.
 pub(super) fn survey(
     conn: &Connection,
-    after: Option<Newest>,
+    after: Option<NewestCursor>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<Glimpses<Newest>> {
+) -> rusqlite::Result<ListedRows<NewestCursor>> {
     let (from, last) = after.map_or((i64::MAX, [0; 6]), |(time, reference)| (at(time), reference.0));
     let is_first = after.is_none();
     let sql = "SELECT row, created_at, ref FROM tasks INDEXED BY tasks_newest
@@ -156,7 +162,7 @@ pub(super) fn survey(
     let snapshot = conn.unchecked_transaction()?;
     let mut statement = conn.prepare_cached(sql)?;
     let found = statement.query_map(params![from, last, is_first], |row| {
-        Ok((row.get(0)?, (time(row.get(1)?), Reference(row.get(2)?)), None))
+        Ok((row.get(0)?, (time(row.get(1)?), ShortReference(row.get(2)?)), None))
     })?;
     let glimpses = glimpses(conn, found, limit, now)?;
     drop(statement);
@@ -170,36 +176,37 @@ fn glimpses<P>(
     found: impl Iterator<Item = rusqlite::Result<(i64, P, Option<TaskKey>)>>,
     limit: usize,
     now: Timestamp,
-) -> rusqlite::Result<Glimpses<P>> {
-    let mut page = Glimpses { rows: Vec::new(), has_more: false };
+) -> rusqlite::Result<ListedRows<P>> {
+    let mut page = ListedRows { rows: Vec::new(), has_more: false };
     let mut bytes = 0;
     for found in found {
         let (row, place, key) = found?;
         let glimpse = match glimpse(conn, row) {
-            Ok(Some(Glimpse::Whole(summary))) if summary.is_gone(now) => continue,
+            Ok(Some(ListedRow::Whole(summary))) if summary.is_gone(now) => continue,
             Ok(Some(glimpse)) => glimpse,
             Ok(None) => continue,
-            Err(error) if is_damage(&error) => Glimpse::Unreadable(key),
+            Err(error) if is_damage(&error) => ListedRow::Unreadable(key),
             Err(error) => return Err(error),
         };
         if page.rows.len() >= limit || bytes > PAGE_BYTES_MAX {
             page.has_more = true;
             break;
         }
-        bytes += if let Glimpse::Whole(summary) = &glimpse { summary.bytes() } else { size_of::<Summary>() };
+        bytes += if let ListedRow::Whole(summary) = &glimpse { summary.bytes() } else { size_of::<Summary>() };
         page.rows.push((place, glimpse));
     }
     Ok(page)
 }
 
-fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<Glimpse>> {
+fn glimpse(conn: &Connection, row: i64) -> rusqlite::Result<Option<ListedRow>> {
     let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
-    let found = conn.prepare_cached(&sql)?.query_row([row], |row| Columns::of_row(row, 0)).optional()?;
-    Ok(found.map(|(columns, summary)| summary.map_or_else(|_| Glimpse::Unreadable(Some(columns.key)), Glimpse::Whole)))
+    let found = conn.prepare_cached(&sql)?.query_row([row], |row| RowColumns::of_row(row, 0)).optional()?;
+    Ok(found
+        .map(|(columns, summary)| summary.map_or_else(|_| ListedRow::Unreadable(Some(columns.key)), ListedRow::Whole)))
 }
 
 /// The keys of the rows that operators call so.
-pub(super) fn referred(conn: &Connection, reference: Reference, limit: usize) -> rusqlite::Result<Vec<TaskKey>> {
+pub(super) fn referred(conn: &Connection, reference: ShortReference, limit: usize) -> rusqlite::Result<Vec<TaskKey>> {
     let sql = "SELECT owner, id FROM tasks WHERE ref = ?1 LIMIT ?2";
     conn.prepare_cached(sql)?.query_map(params![reference.0, number(limit)], |row| key(row, 0))?.collect()
 }

@@ -14,9 +14,9 @@ use moka::Expiry;
 use moka::future::Cache;
 use parking_lot::Mutex;
 
-use super::columns::Outline;
-use super::rows::Stuck;
-use crate::store::tasks::{Stored, Usage};
+use super::columns::RowOutline;
+use super::rows::UnfreeableRows;
+use crate::store::tasks::{StoredTask, Usage};
 use crate::task::{Principal, TaskKey, Timestamp};
 
 const SHARDS: usize = 256;
@@ -30,24 +30,24 @@ const KEPT_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 const SETTLED_ROW_BYTES_MAX: usize = 8 << 20;
 
 #[derive(Debug)]
-pub(super) struct Resident {
-    shards: Box<[Mutex<Shard>]>,
+pub(super) struct ResidentRows {
+    shards: Box<[Mutex<ResidentShard>]>,
     live_bytes: AtomicUsize,
-    sums: Mutex<Sums>,
-    settled: Cache<TaskKey, Kept>,
-    stuck: Mutex<Stuck>,
+    sums: Mutex<RowTotals>,
+    settled: Cache<TaskKey, CachedRow>,
+    stuck: Mutex<UnfreeableRows>,
 }
 
 #[derive(Debug, Default)]
-struct Shard {
-    live: HashMap<TaskKey, Stored>,
+struct ResidentShard {
+    live: HashMap<TaskKey, StoredTask>,
     /// Odd while a commit that touches the shard is under way.
     commits: u64,
 }
 
 /// All that is known of all rows.
 #[derive(Debug, Default)]
-pub(super) struct Sums {
+pub(super) struct RowTotals {
     all: Usage,
     by_owner: HashMap<Principal, Usage>,
     /// Rows by key that somebody has to do something about: unsettled ones, and those whose upstream is to be told.
@@ -56,8 +56,8 @@ pub(super) struct Sums {
     due: BTreeSet<(Timestamp, TaskKey)>,
 }
 
-impl Sums {
-    pub(super) fn add(&mut self, key: &TaskKey, row: &Outline) {
+impl RowTotals {
+    pub(super) fn add(&mut self, key: &TaskKey, row: &RowOutline) {
         let live = usize::from(!row.is_settled);
         let own = self.by_owner.entry(key.owner.clone()).or_default();
         for usage in [own, &mut self.all] {
@@ -73,7 +73,7 @@ impl Sums {
         }
     }
 
-    fn take(&mut self, key: &TaskKey, row: &Outline) {
+    fn take(&mut self, key: &TaskKey, row: &RowOutline) {
         let live = usize::from(!row.is_settled);
         let subtract = |usage: &mut Usage| {
             usage.tasks = usage.tasks.saturating_sub(1);
@@ -100,36 +100,36 @@ impl Sums {
 
 /// What a commit did to one row.
 #[derive(Debug)]
-pub(super) struct Change {
+pub(super) struct RowChange {
     pub(super) key: TaskKey,
-    pub(super) before: Option<Outline>,
+    pub(super) before: Option<RowOutline>,
     /// The row as it is now; `None` if it is gone.
-    pub(super) after: Option<Stored>,
+    pub(super) after: Option<StoredTask>,
 }
 
 /// What a reader must show to put a live row here.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ticket(u64);
+pub(super) struct ReadTicket(u64);
 
 /// A settled row in the cache.
 #[derive(Clone, Debug)]
-struct Kept {
-    row: Stored,
+struct CachedRow {
+    row: StoredTask,
     /// How long it is of use, counted from when it came here.
     remaining: Duration,
 }
 
-struct UntilGone;
+struct CachedRowExpiry;
 
-impl Expiry<TaskKey, Kept> for UntilGone {
-    fn expire_after_create(&self, _: &TaskKey, kept: &Kept, _: Instant) -> Option<Duration> {
+impl Expiry<TaskKey, CachedRow> for CachedRowExpiry {
+    fn expire_after_create(&self, _: &TaskKey, kept: &CachedRow, _: Instant) -> Option<Duration> {
         Some(kept.remaining)
     }
 }
 
-impl Resident {
-    pub(super) fn new(sums: Sums) -> Self {
-        let weigh = |_: &TaskKey, kept: &Kept| u32::try_from(kept.row.task.stored_bytes()).unwrap_or(u32::MAX);
+impl ResidentRows {
+    pub(super) fn new(sums: RowTotals) -> Self {
+        let weigh = |_: &TaskKey, kept: &CachedRow| u32::try_from(kept.row.task.stored_bytes()).unwrap_or(u32::MAX);
         Self {
             shards: (0..SHARDS).map(|_| Mutex::default()).collect(),
             live_bytes: AtomicUsize::new(0),
@@ -139,7 +139,7 @@ impl Resident {
                 .name("settled tasks")
                 .max_capacity(SETTLED_BYTES_MAX)
                 .weigher(weigh)
-                .expire_after(UntilGone)
+                .expire_after(CachedRowExpiry)
                 .build(),
         }
     }
@@ -148,27 +148,27 @@ impl Resident {
         usize::try_from(key.id.bits() % SHARDS as u128).unwrap_or(0)
     }
 
-    fn shard(&self, key: &TaskKey) -> &Mutex<Shard> {
+    fn shard(&self, key: &TaskKey) -> &Mutex<ResidentShard> {
         &self.shards[Self::index(key)]
     }
 
     /// An unsettled row that is in memory.
-    pub(super) fn live(&self, key: &TaskKey) -> Option<Stored> {
+    pub(super) fn live(&self, key: &TaskKey) -> Option<StoredTask> {
         self.shard(key).lock().live.get(key).cloned()
     }
 
     /// A settled row that is in memory, whether or not it is gone.
-    pub(super) async fn settled(&self, key: &TaskKey) -> Option<Stored> {
+    pub(super) async fn settled(&self, key: &TaskKey) -> Option<StoredTask> {
         self.settled.get(key).await.map(|kept| kept.row)
     }
 
     /// To be taken before a row is read from the disk.
-    pub(super) fn ticket(&self, key: &TaskKey) -> Ticket {
-        Ticket(self.shard(key).lock().commits)
+    pub(super) fn ticket(&self, key: &TaskKey) -> ReadTicket {
+        ReadTicket(self.shard(key).lock().commits)
     }
 
     /// Keeps a row that was read from the disk, unless its shard was written to meanwhile.
-    pub(super) async fn keep(&self, ticket: Ticket, row: &Stored, now: Timestamp) {
+    pub(super) async fn keep(&self, ticket: ReadTicket, row: &StoredTask, now: Timestamp) {
         {
             let mut shard = self.shard(&row.task.key).lock();
             if !ticket.0.is_multiple_of(2) || ticket.0 != shard.commits {
@@ -185,25 +185,25 @@ impl Resident {
     }
 
     /// Keeps a settled row for those who ask next, unless a later revision of it is here.
-    pub(super) async fn keep_settled(&self, row: &Stored, now: Timestamp) {
+    pub(super) async fn keep_settled(&self, row: &StoredTask, now: Timestamp) {
         let remaining = row.task.expires_at().since(now).min(KEPT_MAX);
         if !remaining.is_zero() && row.task.stored_bytes() <= SETTLED_ROW_BYTES_MAX {
-            let kept = async { Kept { row: row.clone(), remaining } };
-            let is_older = |there: &Kept| there.row.revision < row.revision;
+            let kept = async { CachedRow { row: row.clone(), remaining } };
+            let is_older = |there: &CachedRow| there.row.revision < row.revision;
             self.settled.entry_by_ref(&row.task.key).or_insert_with_if(kept, is_older).await;
         }
     }
 
     /// Leaves a row out of what somebody has to do something about: in this life of the process nobody can.
     /// Whether it was among them.
-    pub(super) fn set_aside(&self, key: &TaskKey, row: &Outline) -> bool {
+    pub(super) fn set_aside(&self, key: &TaskKey, row: &RowOutline) -> bool {
         let mut sums = self.sums.lock();
         let was_due = sums.due.remove(&(row.expires_at, key.clone()));
         sums.open.remove(key) || was_due
     }
 
     /// What cannot be freed in this life.
-    pub(super) const fn stuck(&self) -> &Mutex<Stuck> {
+    pub(super) const fn stuck(&self) -> &Mutex<UnfreeableRows> {
         &self.stuck
     }
 
@@ -212,7 +212,7 @@ impl Resident {
         self.settled.invalidate(key).await;
     }
 
-    fn put_live(&self, shard: &mut Shard, row: Stored) {
+    fn put_live(&self, shard: &mut ResidentShard, row: StoredTask) {
         let bytes = row.task.stored_bytes();
         if self.live_bytes.load(Ordering::Relaxed) + bytes <= LIVE_BYTES_MAX {
             self.live_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -220,38 +220,38 @@ impl Resident {
         }
     }
 
-    fn drop_live(&self, shard: &mut Shard, key: &TaskKey) {
+    fn drop_live(&self, shard: &mut ResidentShard, key: &TaskKey) {
         if let Some(row) = shard.live.remove(key) {
             self.live_bytes.fetch_sub(row.task.stored_bytes(), Ordering::Relaxed);
         }
     }
 
-    fn touched(changes: &[Change]) -> BTreeSet<usize> {
+    fn touched(changes: &[RowChange]) -> BTreeSet<usize> {
         changes.iter().map(|change| Self::index(&change.key)).collect()
     }
 
     /// Before a commit: from here on readers may find what memory does not know yet.
-    pub(super) fn begin(&self, changes: &[Change]) {
+    pub(super) fn begin(&self, changes: &[RowChange]) {
         for shard in Self::touched(changes) {
             self.shards[shard].lock().commits += 1;
         }
     }
 
     /// After a commit that did not happen.
-    pub(super) fn abandon(&self, changes: &[Change]) {
+    pub(super) fn abandon(&self, changes: &[RowChange]) {
         self.begin(changes);
     }
 
     /// After a commit.
-    pub(super) fn follow(&self, changes: Vec<Change>) {
+    pub(super) fn follow(&self, changes: Vec<RowChange>) {
         let touched = Self::touched(&changes);
         let mut sums = self.sums.lock();
-        for Change { key, before, after } in changes {
+        for RowChange { key, before, after } in changes {
             if let Some(before) = &before {
                 sums.take(&key, before);
             }
             if let Some(after) = &after {
-                sums.add(&key, &Outline::of(&after.task));
+                sums.add(&key, &RowOutline::of(&after.task));
             }
             let mut shard = self.shard(&key).lock();
             self.drop_live(&mut shard, &key);
@@ -267,7 +267,7 @@ impl Resident {
 
     /// Begins anew with what the disk has, after a failure that left open what was written. Settled rows stay: a
     /// row that was shown as settled was on the disk.
-    pub(super) fn reset(&self, sums: Sums) {
+    pub(super) fn reset(&self, sums: RowTotals) {
         for shard in &self.shards {
             let mut shard = shard.lock();
             for (_, row) in shard.live.drain() {

@@ -5,33 +5,35 @@ use std::collections::BTreeSet;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension as _, params};
 
-use super::columns::{COLUMNS, Columns, OUTLINE, Outline, Place, at, id, id_of, is_damage, number, outline, time};
+use super::columns::{
+    COLUMNS, OUTLINE, RecordLocation, RowColumns, RowOutline, at, id, id_of, is_damage, number, outline, time,
+};
 use crate::store::record;
 use crate::store::tasks::Revision;
-use crate::task::{Digest, Principal, Reference, Summary, Task, TaskKey, Timestamp};
+use crate::task::{Digest, Principal, ShortReference, Summary, Task, TaskKey, Timestamp};
 
 /// A row as a writer finds it.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundRow {
     pub(super) row: i64,
-    pub(super) columns: Columns,
+    pub(super) columns: RowColumns,
     /// Whether its columns are those that were written.
     pub(super) is_sound: bool,
 }
 
-impl Found {
+impl FoundRow {
     /// Where its record is. Columns that are damaged may name another row's.
-    pub(super) fn record(&self) -> Option<Place> {
+    pub(super) fn record(&self) -> Option<RecordLocation> {
         self.is_sound.then_some(self.columns.place)
     }
 }
 
-pub(super) fn find(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<Found>> {
+pub(super) fn find(conn: &Connection, key: &TaskKey) -> rusqlite::Result<Option<FoundRow>> {
     let sql = format!("SELECT row, {COLUMNS}, summary FROM tasks WHERE ref = ?1 AND owner = ?2 AND id = ?3");
     conn.prepare_cached(&sql)?
-        .query_row(params![Reference::of(key).0, key.owner.as_str(), id(key)], |row| {
-            let (columns, summary) = Columns::of_row(row, 1)?;
-            Ok(Found { row: row.get(0)?, columns, is_sound: summary.is_ok() })
+        .query_row(params![ShortReference::of(key).0, key.owner.as_str(), id(key)], |row| {
+            let (columns, summary) = RowColumns::of_row(row, 1)?;
+            Ok(FoundRow { row: row.get(0)?, columns, is_sound: summary.is_ok() })
         })
         .optional()
 }
@@ -45,32 +47,32 @@ pub(super) fn is_named(conn: &Connection, owner: &Principal, key: &Digest, now: 
 /// What cannot be freed: nothing can be written any more in a transaction that met damage, so what was found to be
 /// damaged is left alone from then on.
 #[derive(Debug, Default)]
-pub(super) struct Stuck {
+pub(super) struct UnfreeableRows {
     /// By number.
     pub(super) rows: BTreeSet<i64>,
     /// By place, as columns have it.
     pub(super) records: BTreeSet<i64>,
 }
 
-impl Stuck {
+impl UnfreeableRows {
     pub(super) fn len(&self) -> usize {
         self.rows.len() + self.records.len()
     }
 }
 
-fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<Place> {
+fn put_record(conn: &Connection, task: &Task) -> rusqlite::Result<RecordLocation> {
     conn.prepare_cached("INSERT INTO records (record) VALUES (?1)")?.execute([record::encode(task)])?;
-    Ok(Place::Now(conn.last_insert_rowid()))
+    Ok(RecordLocation::Now(conn.last_insert_rowid()))
 }
 
 /// Drops a record that no row names any more. One that is damaged stays behind, and nobody finds it.
-fn drop_record(conn: &Connection, place: Place, stuck: &Mutex<Stuck>) -> rusqlite::Result<()> {
+fn drop_record(conn: &Connection, place: RecordLocation, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
     if stuck.lock().records.contains(&place.column()) {
         return Ok(());
     }
     let dropped = match place {
-        Place::Now(row) => conn.prepare_cached("DELETE FROM records WHERE row = ?1")?.execute([row]),
-        Place::Before(row) => conn.prepare_cached("DELETE FROM records_1 WHERE row = ?1")?.execute([row]),
+        RecordLocation::Now(row) => conn.prepare_cached("DELETE FROM records WHERE row = ?1")?.execute([row]),
+        RecordLocation::Before(row) => conn.prepare_cached("DELETE FROM records_1 WHERE row = ?1")?.execute([row]),
     };
     if dropped.as_ref().is_err_and(is_damage) {
         stuck.lock().records.insert(place.column());
@@ -80,7 +82,7 @@ fn drop_record(conn: &Connection, place: Place, stuck: &Mutex<Stuck>) -> rusqlit
 }
 
 pub(super) fn insert(conn: &Connection, task: &Task) -> rusqlite::Result<()> {
-    let columns = Columns::of(task, Revision(1), put_record(conn, task)?);
+    let columns = RowColumns::of(task, Revision(1), put_record(conn, task)?);
     insert_row(conn, |run| columns.bind(&Summary::of(task), run))
 }
 
@@ -100,23 +102,23 @@ pub(super) fn insert_row(
 /// old one may be damaged.
 pub(super) fn update(
     conn: &Connection,
-    found: &Found,
+    found: &FoundRow,
     to: Revision,
     task: &Task,
-    (anew, stuck): (bool, &Mutex<Stuck>),
+    (anew, stuck): (bool, &Mutex<UnfreeableRows>),
 ) -> rusqlite::Result<()> {
     let before = found.record();
     let place = match before {
-        Some(Place::Now(row)) if !anew => {
+        Some(RecordLocation::Now(row)) if !anew => {
             let sql = "UPDATE records SET record = ?2 WHERE row = ?1";
             let written = conn.prepare_cached(sql)?.execute(params![row, record::encode(task)])?;
-            if written == 1 { Place::Now(row) } else { put_record(conn, task)? }
+            if written == 1 { RecordLocation::Now(row) } else { put_record(conn, task)? }
         }
         Some(_) | None => put_record(conn, task)?,
     };
     // A name is never taken from a row: a task that is lost keeps others from being made under it.
-    let columns = Columns::of(task, to, place);
-    let columns = Columns { name: columns.name.or(found.columns.name), ..columns };
+    let columns = RowColumns::of(task, to, place);
+    let columns = RowColumns { name: columns.name.or(found.columns.name), ..columns };
     let sql = format!(
         "UPDATE tasks SET ({COLUMNS}, summary) = (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12) WHERE row = ?13"
     );
@@ -132,10 +134,12 @@ pub(super) fn update(
 }
 
 /// Frees a row's record, which is written anew in the same transaction.
-pub(super) fn empty(conn: &Connection, place: Place) -> rusqlite::Result<()> {
+pub(super) fn empty(conn: &Connection, place: RecordLocation) -> rusqlite::Result<()> {
     match place {
-        Place::Now(row) => conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([row])?,
-        Place::Before(row) => {
+        RecordLocation::Now(row) => {
+            conn.prepare_cached("UPDATE records SET record = x'' WHERE row = ?1")?.execute([row])?
+        }
+        RecordLocation::Before(row) => {
             conn.prepare_cached("UPDATE records_1 SET record = x'' WHERE row = ?1")?.execute([row])?
         }
     };
@@ -143,7 +147,7 @@ pub(super) fn empty(conn: &Connection, place: Place) -> rusqlite::Result<()> {
 }
 
 /// Frees a row and its record.
-pub(super) fn delete(conn: &Connection, found: &Found, stuck: &Mutex<Stuck>) -> rusqlite::Result<()> {
+pub(super) fn delete(conn: &Connection, found: &FoundRow, stuck: &Mutex<UnfreeableRows>) -> rusqlite::Result<()> {
     conn.prepare_cached("DELETE FROM tasks WHERE row = ?1")?.execute([found.row])?;
     found.record().map_or(Ok(()), |place| drop_record(conn, place, stuck))
 }
@@ -156,16 +160,16 @@ pub(super) fn gone(conn: &Connection, now: Timestamp, limit: usize) -> rusqlite:
 }
 
 /// The row of this number.
-pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<Found> {
+pub(super) fn numbered(conn: &Connection, row: i64) -> rusqlite::Result<FoundRow> {
     let sql = format!("SELECT {COLUMNS}, summary FROM tasks WHERE row = ?1");
     conn.prepare_cached(&sql)?.query_row([row], |columns| {
-        let (columns, summary) = Columns::of_row(columns, 0)?;
-        Ok(Found { row, columns, is_sound: summary.is_ok() })
+        let (columns, summary) = RowColumns::of_row(columns, 0)?;
+        Ok(FoundRow { row, columns, is_sound: summary.is_ok() })
     })
 }
 
 /// Every row's outline, owner by owner, from an index alone.
-pub(super) fn outlines(conn: &Connection, mut each: impl FnMut(TaskKey, Outline)) -> rusqlite::Result<()> {
+pub(super) fn outlines(conn: &Connection, mut each: impl FnMut(TaskKey, RowOutline)) -> rusqlite::Result<()> {
     let sql = format!("SELECT owner, id, {OUTLINE} FROM tasks INDEXED BY tasks_age ORDER BY owner, created_at, id");
     let mut statement = conn.prepare(&sql)?;
     let mut rows = statement.query(())?;

@@ -14,7 +14,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::folder::{self, FILE_MODE};
-use super::{OpenError, Tuning, upgrade};
+use super::{DiskTuning, OpenError, upgrade};
 
 /// "tgat": told apart from every other program's database.
 const APPLICATION_ID: i32 = 0x7467_6174;
@@ -103,14 +103,14 @@ fn judge(path: &Path, application: i32, schema: i32) -> Result<(), OpenError> {
 
 /// Opens the file again, and makes none: one that is gone took its tasks along. Reads it through the connection alone,
 /// for there are others (see [`super::examine`]).
-pub(super) fn reopen(path: &Path, tuning: Tuning) -> Result<Connection, OpenError> {
+pub(super) fn reopen(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenError> {
     let gone = |source| OpenError::Folder { path: path.to_owned(), source };
     fs::metadata(path).map_err(gone)?;
     open_database(path, tuning).map_err(|error| open_error(path, error))?
 }
 
 /// Opens the file, making and filling it if it is not there.
-pub(super) fn open(path: &Path, tuning: Tuning) -> Result<Connection, OpenError> {
+pub(super) fn open(path: &Path, tuning: DiskTuning) -> Result<Connection, OpenError> {
     examine(path)?;
     // SQLite gives the files beside it the mode that this one has.
     let made = OpenOptions::new().append(true).create(true).mode(FILE_MODE).open(path);
@@ -129,7 +129,7 @@ pub(super) fn open_error(path: &Path, error: rusqlite::Error) -> OpenError {
     }
 }
 
-fn open_database(path: &Path, tuning: Tuning) -> rusqlite::Result<Result<Connection, OpenError>> {
+fn open_database(path: &Path, tuning: DiskTuning) -> rusqlite::Result<Result<Connection, OpenError>> {
     let conn = bare(path)?;
     // Closing the last connection brings the log into the file: not where it is refused.
     conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
@@ -225,7 +225,7 @@ fn bare(path: &Path) -> rusqlite::Result<Connection> {
     Ok(conn)
 }
 
-fn tune(conn: &Connection, tuning: Tuning) -> rusqlite::Result<()> {
+fn tune(conn: &Connection, tuning: DiskTuning) -> rusqlite::Result<()> {
     conn.pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))?;
     conn.pragma_update(None, "synchronous", if tuning.syncs { "FULL" } else { "OFF" })?;
     conn.pragma_update_and_check(None, "wal_autocheckpoint", CHECKPOINT_PAGES, |_| Ok(()))?;

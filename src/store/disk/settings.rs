@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::clock;
-use super::folder::{self, Space};
+use super::folder::{self, DiskSpace};
 use crate::failpoint;
 use crate::task::Timestamp;
 
@@ -29,13 +29,13 @@ pub struct DiskSettings {
     /// What the machine's clock shows at the start, to be held against the time that the store was last used at; `None`
     /// where the tasks' times have nothing to do with that clock.
     pub clock: Option<Timestamp>,
-    pub(super) tuning: Tuning,
+    pub(super) tuning: DiskTuning,
 }
 
 impl DiskSettings {
     #[must_use]
     pub const fn new(folder: PathBuf, stored_bytes_max: usize) -> Self {
-        let tuning = Tuning {
+        let tuning = DiskTuning {
             syncs: true,
             pages_max: None,
             tick: TICK,
@@ -57,7 +57,7 @@ impl DiskSettings {
 
 /// What tests change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Tuning {
+pub(super) struct DiskTuning {
     pub(super) syncs: bool,
     /// The size at which the file is as good as a full disk.
     pub(super) pages_max: Option<u32>,
@@ -71,19 +71,19 @@ pub(super) struct Tuning {
     pub(super) distrust: Duration,
 }
 
-pub(super) type Hook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;
+pub(super) type FaultHook = Box<dyn Fn() -> rusqlite::Result<()> + Send>;
 
 /// Where tests make things fail.
 #[derive(Default)]
-pub(super) struct Hooks {
+pub(super) struct FaultHooks {
     /// Before the file is opened again.
-    pub(super) before_open: Option<Hook>,
-    pub(super) before_commit: Option<Hook>,
-    pub(super) after_commit: Option<Hook>,
-    pub(super) space: Option<Box<dyn Fn() -> Space + Send>>,
+    pub(super) before_open: Option<FaultHook>,
+    pub(super) before_commit: Option<FaultHook>,
+    pub(super) after_commit: Option<FaultHook>,
+    pub(super) space: Option<Box<dyn Fn() -> DiskSpace + Send>>,
 }
 
-impl Hooks {
+impl FaultHooks {
     pub(super) fn before_open(&self) -> rusqlite::Result<()> {
         self.before_open.as_ref().map_or(Ok(()), |hook| hook())
     }
@@ -100,7 +100,7 @@ impl Hooks {
         self.after_commit.as_ref().map_or(Ok(()), |hook| hook())
     }
 
-    pub(super) fn space(&self, folder: &Path) -> io::Result<Space> {
+    pub(super) fn space(&self, folder: &Path) -> io::Result<DiskSpace> {
         self.space.as_ref().map_or_else(|| folder::space(folder), |space| Ok(space()))
     }
 }

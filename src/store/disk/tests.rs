@@ -17,9 +17,9 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::folder::Space;
-use super::resident::{Change, Sums};
-use super::settings::Hook;
+use super::folder::DiskSpace;
+use super::resident::{RowChange, RowTotals};
+use super::settings::FaultHook;
 use super::*;
 use crate::store::contract::{self, task};
 use crate::task::{Attempt, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, transition};
@@ -36,8 +36,8 @@ fn settings(folder: &TempDir) -> DiskSettings {
 }
 
 /// Room enough, whatever the disk of the test machine says.
-fn roomy() -> Hooks {
-    Hooks { space: Some(Box::new(|| Space { free: 50 << 30, all: 100 << 30 })), ..Hooks::default() }
+fn roomy() -> FaultHooks {
+    FaultHooks { space: Some(Box::new(|| DiskSpace { free: 50 << 30, all: 100 << 30 })), ..FaultHooks::default() }
 }
 
 async fn open(folder: &TempDir) -> Arc<DiskStore> {
@@ -50,7 +50,7 @@ fn settled(task: Task, result: &str) -> Task {
 }
 
 /// The commit of this number says that it is reached, and waits for a word.
-fn held_commit(number: usize) -> (Hooks, Arc<AtomicBool>, std::sync::mpsc::Sender<()>) {
+fn held_commit(number: usize) -> (FaultHooks, Arc<AtomicBool>, std::sync::mpsc::Sender<()>) {
     let (release, held) = std::sync::mpsc::channel::<()>();
     let reached = Arc::new(AtomicBool::new(false));
     let (first, at) = (Mutex::new(Some(held)), Arc::clone(&reached));
@@ -64,7 +64,7 @@ fn held_commit(number: usize) -> (Hooks, Arc<AtomicBool>, std::sync::mpsc::Sende
         }
         Ok(())
     };
-    (Hooks { before_commit: Some(Box::new(hold)), ..roomy() }, reached, release)
+    (FaultHooks { before_commit: Some(Box::new(hold)), ..roomy() }, reached, release)
 }
 
 /// Waits until something holds that another thread brings about.
@@ -190,22 +190,22 @@ async fn what_was_read_before_a_commit_is_not_kept_after_it() {
     let store = open(&folder).await;
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
-    store.resident.reset(Sums::default());
+    store.resident.reset(RowTotals::default());
     let ticket = store.resident.ticket(&one.key);
-    let old = Stored { task: Arc::new(one.clone()), revision };
+    let old = StoredTask { task: Arc::new(one.clone()), revision };
     store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
     store.resident.keep(ticket, &old, START).await;
     assert!(store.resident.live(&one.key).is_none(), "a row that is settled by now");
     assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
     let other = task("a", 1 << 64);
     let ticket = store.resident.ticket(&other.key);
-    let row = Stored { task: Arc::new(other.clone()), revision };
-    store.resident.begin(&[Change { key: other.key.clone(), before: None, after: None }]);
+    let row = StoredTask { task: Arc::new(other.clone()), revision };
+    store.resident.begin(&[RowChange { key: other.key.clone(), before: None, after: None }]);
     store.resident.keep(ticket, &row, START).await;
     let during = store.resident.ticket(&other.key);
     store.resident.keep(during, &row, START).await;
     assert!(store.resident.live(&other.key).is_none(), "a commit is under way");
-    store.resident.abandon(&[Change { key: other.key.clone(), before: None, after: None }]);
+    store.resident.abandon(&[RowChange { key: other.key.clone(), before: None, after: None }]);
     store.resident.keep(store.resident.ticket(&other.key), &row, START).await;
     assert!(store.resident.live(&other.key).is_some());
 }

@@ -7,7 +7,7 @@
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row};
 
-use super::columns::{self, Columns, Place, is_damage};
+use super::columns::{self, RecordLocation, RowColumns, is_damage};
 use super::rows::insert_row;
 use super::schema::{TABLES, TABLES_DONE};
 use crate::failpoint;
@@ -73,19 +73,19 @@ fn bring_up(conn: &Connection, reader: &Connection, schema: i32) -> rusqlite::Re
     Ok(count)
 }
 
-fn columns_of(row: &Row<'_>) -> rusqlite::Result<Columns> {
-    Ok(Columns {
+fn columns_of(row: &Row<'_>) -> rusqlite::Result<RowColumns> {
+    Ok(RowColumns {
         key: columns::key(row, 0)?,
         revision: columns::revision(row.get(2)?),
         outline: columns::outline(row, 3)?,
         name: row.get::<_, Option<[u8; 32]>>(8)?.map(Digest),
-        place: Place::Before(row.get(9)?),
+        place: RecordLocation::Before(row.get(9)?),
     })
 }
 
 /// The task of a row, if its record is whole and says what the columns say.
-fn task_of(reader: &Connection, columns: &Columns) -> rusqlite::Result<Option<Task>> {
-    let Place::Before(row) = columns.place else { return Ok(None) };
+fn task_of(reader: &Connection, columns: &RowColumns) -> rusqlite::Result<Option<Task>> {
+    let RecordLocation::Before(row) = columns.place else { return Ok(None) };
     // This connection sees the file as it was before.
     let sql = "SELECT record FROM tasks WHERE row = ?1";
     let copied = |row: &Row<'_>| Ok(Bytes::copy_from_slice(row.get_ref(0)?.as_blob()?));

@@ -7,8 +7,8 @@ use rusqlite::Connection;
 use tokio::time::Instant;
 
 use super::check::LOG_BYTES_MAX;
-use super::health::Health;
-use super::writer::{Writer, is_full};
+use super::health::StoreHealth;
+use super::writer::{DiskWriter, is_full};
 use super::{rows, schema};
 use crate::failpoint;
 use crate::metric;
@@ -20,14 +20,14 @@ const VACUUM_TIME_MAX: Duration = Duration::from_millis(100);
 /// How often the time that the store was last used at is noted, for a process that is killed.
 const SEEN_NOTED: Duration = Duration::from_secs(60 * 60);
 
-impl Writer {
+impl DiskWriter {
     pub(super) fn tick(&mut self) {
         if self.conn.is_some() && !self.is_in_place() {
             tracing::error!("the task store's file is not where it was");
             self.conn = None;
             self.monitor.failing(true);
         }
-        if self.monitor.now() == Health::Failing {
+        if self.monitor.now() == StoreHealth::Failing {
             self.probe();
         }
         self.settle();

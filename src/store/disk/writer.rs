@@ -15,14 +15,14 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
-use super::batch::{Batch, NoNew, Write, Written};
-use super::check::Check;
-use super::clock::Judged;
-use super::doubt::Doubt;
+use super::batch::{InsertRefusal, RowWrite, WriteBatch, WriteResult};
+use super::check::FileCheck;
+use super::clock::ClockTrust;
+use super::doubt::DoubtfulRows;
 use super::folder::Ballast;
-use super::health::{Health, Monitor};
-use super::resident::{Resident, Sums};
-use super::{Hooks, OpenError, Tuning, failed, rows, schema};
+use super::health::{StoreHealth, StoreHealthMonitor};
+use super::resident::{ResidentRows, RowTotals};
+use super::{DiskTuning, FaultHooks, OpenError, failed, rows, schema};
 use crate::failpoint;
 use crate::metric;
 use crate::store::tasks::StoreError;
@@ -41,48 +41,48 @@ const DAMAGED_MAX: usize = 64;
 
 /// A write, since when it waits, and who waits for it.
 #[derive(Debug)]
-pub(super) enum Request {
-    Write(Write, Instant, oneshot::Sender<Result<Written, StoreError>>),
+pub(super) enum WriterRequest {
+    Write(RowWrite, Instant, oneshot::Sender<Result<WriteResult, StoreError>>),
     /// Ends the thread; answered when everything is closed.
     Close(oneshot::Sender<()>),
 }
 
-pub(super) struct Writer {
+pub(super) struct DiskWriter {
     pub(super) folder: PathBuf,
     pub(super) path: PathBuf,
-    pub(super) tuning: Tuning,
-    pub(super) hooks: Hooks,
+    pub(super) tuning: DiskTuning,
+    pub(super) hooks: FaultHooks,
     pub(super) stored_bytes_max: usize,
     /// `None` after a failure, until it can be had again.
     pub(super) conn: Option<Connection>,
     /// Which file the connection has open.
     pub(super) place: Option<(u64, u64)>,
-    pub(super) resident: Arc<Resident>,
-    pub(super) monitor: Arc<Monitor>,
+    pub(super) resident: Arc<ResidentRows>,
+    pub(super) monitor: Arc<StoreHealthMonitor>,
     /// The latest time that anybody was served at, in milliseconds.
     pub(super) seen: Arc<AtomicU64>,
     pub(super) commits: Arc<AtomicU64>,
     /// `None` where a full disk cannot be told from full memory.
     pub(super) ballast: Option<Ballast>,
     pub(super) failures: VecDeque<Instant>,
-    pub(super) doubt: Arc<Doubt>,
-    pub(super) check: Arc<Check>,
+    pub(super) doubt: Arc<DoubtfulRows>,
+    pub(super) check: Arc<FileCheck>,
     /// What readers kept from being brought into the file.
     pub(super) owes_checkpoint: bool,
-    pub(super) clock: Judged,
+    pub(super) clock: ClockTrust,
     /// When the time was noted last.
     pub(super) seen_noted: Option<Instant>,
     /// Whether records are made anew instead of being written over, as some are damaged.
     pub(super) is_careful: bool,
 }
 
-type Waiting = (Write, oneshot::Sender<Result<Written, StoreError>>);
-type Outcomes = Vec<Result<Written, StoreError>>;
+type PendingWrite = (RowWrite, oneshot::Sender<Result<WriteResult, StoreError>>);
+type WriteResults = Vec<Result<WriteResult, StoreError>>;
 
-impl Writer {
+impl DiskWriter {
     /// Works until it is told to close, or nobody can tell it anything any more. Returns who told it to, once everything
     /// is closed.
-    pub(super) fn run(mut self, mut queue: mpsc::Receiver<Request>) -> Option<oneshot::Sender<()>> {
+    pub(super) fn run(mut self, mut queue: mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let Ok(runtime) = tokio::runtime::Builder::new_current_thread().enable_time().build() else {
             self.monitor.ended();
             return None;
@@ -91,7 +91,7 @@ impl Writer {
         let mut ticked = Instant::now();
         let closing = loop {
             match runtime.block_on(async { tokio::time::timeout(self.tuning.tick, queue.recv()).await }) {
-                Ok(Some(Request::Write(write, asked, reply))) => {
+                Ok(Some(WriterRequest::Write(write, asked, reply))) => {
                     // First come, first served: nobody who waits came before.
                     self.monitor.serves(Some(asked));
                     let closing = self.serve((write, reply), &mut queue);
@@ -100,7 +100,7 @@ impl Writer {
                         break Some(reply);
                     }
                 }
-                Ok(Some(Request::Close(reply))) => break Some(reply),
+                Ok(Some(WriterRequest::Close(reply))) => break Some(reply),
                 Ok(None) => break None,
                 Err(_) => (),
             }
@@ -112,7 +112,7 @@ impl Writer {
         // Nothing of what still waits in the queue was written.
         queue.close();
         while let Ok(request) = queue.try_recv() {
-            if let Request::Write(_, _, reply) = request {
+            if let WriterRequest::Write(_, _, reply) = request {
                 let _ = reply.send(Err(super::closed()));
             }
         }
@@ -137,12 +137,12 @@ impl Writer {
     }
 
     /// Serves one write and whatever waits behind it. Returns who asked for the end, if anybody did.
-    fn serve(&mut self, first: Waiting, queue: &mut mpsc::Receiver<Request>) -> Option<oneshot::Sender<()>> {
+    fn serve(&mut self, first: PendingWrite, queue: &mut mpsc::Receiver<WriterRequest>) -> Option<oneshot::Sender<()>> {
         let mut closing = None;
         let standing = 1 + queue.len();
         let mut more = || match queue.try_recv() {
-            Ok(Request::Write(write, _, reply)) => Some((write, reply)),
-            Ok(Request::Close(reply)) => {
+            Ok(WriterRequest::Write(write, _, reply)) => Some((write, reply)),
+            Ok(WriterRequest::Close(reply)) => {
                 closing = Some(reply);
                 None
             }
@@ -175,10 +175,10 @@ impl Writer {
     }
 
     /// Whether a row that was to be made may be there although its commit failed.
-    fn is_in_doubt(&self, write: &Write) -> bool {
+    fn is_in_doubt(&self, write: &RowWrite) -> bool {
         match write {
-            Write::Insert(task) => self.doubt.is_open(&task.key),
-            Write::Replace { .. } | Write::Condemn { .. } | Write::Remove(_) | Write::Sweep { .. } => false,
+            RowWrite::Insert(task) => self.doubt.is_open(&task.key),
+            RowWrite::Replace { .. } | RowWrite::Condemn { .. } | RowWrite::Remove(_) | RowWrite::Sweep { .. } => false,
         }
     }
 
@@ -186,19 +186,19 @@ impl Writer {
     /// at its commit, its new rows are in doubt; where it fails before, nothing has happened.
     fn attempt(
         &mut self,
-        waiting: &mut Vec<Waiting>,
+        waiting: &mut Vec<PendingWrite>,
         standing: usize,
-        more: &mut dyn FnMut() -> Option<Waiting>,
-    ) -> rusqlite::Result<Outcomes> {
+        more: &mut dyn FnMut() -> Option<PendingWrite>,
+    ) -> rusqlite::Result<WriteResults> {
         // Once it fails for good, probes alone open it.
-        if self.conn.is_none() && self.monitor.now() != Health::Failing {
+        if self.conn.is_none() && self.monitor.now() != StoreHealth::Failing {
             self.reopen().map_err(|error| cannot_open(&error.to_string()))?;
         }
         let Some(conn) = &self.conn else { return Err(cannot_open("the file cannot be opened at the moment")) };
         let began = Instant::now();
         let bytes = (self.resident.usage().bytes, self.stored_bytes_max);
         let care = (self.resident.stuck(), self.is_careful);
-        let mut batch = Batch::new(conn, no_new(self.monitor.now()), bytes, self.seen(), care);
+        let mut batch = WriteBatch::new(conn, no_new(self.monitor.now()), bytes, self.seen(), care);
         let mut outcomes = Vec::with_capacity(waiting.len());
         let mut size = 0;
         conn.execute_batch("BEGIN IMMEDIATE")?;
@@ -240,7 +240,7 @@ impl Writer {
     }
 
     /// The disk is full: gives up the ballast, takes no new tasks, and tries the rest once more.
-    fn attempt_with_less(&mut self, waiting: &mut Vec<Waiting>) -> rusqlite::Result<Outcomes> {
+    fn attempt_with_less(&mut self, waiting: &mut Vec<PendingWrite>) -> rusqlite::Result<WriteResults> {
         self.monitor.low(true);
         metrics::counter!(metric::STORE_FAILURES, "reason" => "full").increment(1);
         self.conn = None;
@@ -269,7 +269,7 @@ impl Writer {
 
     /// One write met damage: each is tried for itself, with records made anew, and again where something else was found
     /// that is to be left alone.
-    fn attempt_with_care(&mut self, waiting: &mut Vec<Waiting>) -> Outcomes {
+    fn attempt_with_care(&mut self, waiting: &mut Vec<PendingWrite>) -> WriteResults {
         self.conn = None;
         self.is_careful = true;
         let mut outcomes = Vec::with_capacity(waiting.len());
@@ -299,7 +299,7 @@ impl Writer {
         outcomes
     }
 
-    fn alone(&mut self, single: &mut Vec<Waiting>) -> Result<Written, StoreError> {
+    fn alone(&mut self, single: &mut Vec<PendingWrite>) -> Result<WriteResult, StoreError> {
         match self.attempt(single, 0, &mut || None) {
             Ok(mut outcomes) => outcomes.pop().unwrap_or_else(|| Err(super::closed())),
             Err(error) => {
@@ -313,7 +313,7 @@ impl Writer {
                 let is_open = single.first().is_some_and(|(write, _)| self.is_in_doubt(write));
                 Err(match (is_open, is_full) {
                     (true, _) => StoreError::Unsure(std::io::Error::other(error)),
-                    (false, true) => NoNew::Full.error(),
+                    (false, true) => InsertRefusal::Full.error(),
                     (false, false) => failed(error),
                 })
             }
@@ -372,7 +372,7 @@ impl Writer {
             tracing::warn!(%error, "rows whose insert was reported as failed are not removed yet");
             return Ok(());
         }
-        let mut sums = Sums::default();
+        let mut sums = RowTotals::default();
         let counted = rows::outlines(&conn, |key, row| sums.add(&key, &row));
         counted.map_err(wrong)?;
         self.resident.reset(sums);
@@ -420,11 +420,11 @@ pub(super) fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
 
-const fn no_new(health: Health) -> Option<NoNew> {
+const fn no_new(health: StoreHealth) -> Option<InsertRefusal> {
     match health {
-        Health::Good => None,
-        Health::Full => Some(NoNew::Full),
-        Health::Failing | Health::Damaged | Health::Ended => Some(NoNew::Failing),
+        StoreHealth::Good => None,
+        StoreHealth::Full => Some(InsertRefusal::Full),
+        StoreHealth::Failing | StoreHealth::Damaged | StoreHealth::Ended => Some(InsertRefusal::Failing),
     }
 }
 

@@ -10,9 +10,9 @@ use crate::task::time::millis;
 use crate::wire::Payload;
 
 /// Appends.
-pub(super) struct Put(Vec<u8>);
+pub(super) struct RecordWriter(Vec<u8>);
 
-impl Put {
+impl RecordWriter {
     /// Begins after `head` bytes that are filled in later.
     pub(super) fn with_capacity(head: usize, body: usize) -> Self {
         let mut out = Vec::with_capacity(head + body);
@@ -71,9 +71,9 @@ impl Put {
 }
 
 /// Takes from the front; `None` where the bytes are not what is wanted.
-pub(super) struct Take(Bytes);
+pub(super) struct RecordReader(Bytes);
 
-impl Take {
+impl RecordReader {
     pub(super) const fn new(body: Bytes) -> Self {
         Self(body)
     }

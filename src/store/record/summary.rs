@@ -8,12 +8,12 @@
 
 use ::bytes::Bytes;
 
-use super::bytes::{Put, Take};
+use super::bytes::{RecordReader, RecordWriter};
 use super::{
     CHECKSUM_LEN, HEAD_LEN, RecordError, checksum_of, put_fault, put_origin, put_shown, take_fault, take_origin,
     take_shown,
 };
-use crate::task::{Standing, Summary, TaskKey};
+use crate::task::{Summary, SummaryPhase, TaskKey};
 
 /// What is written now.
 pub const VERSION: u16 = 1;
@@ -24,7 +24,7 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     // Whole on purpose: a member that is added later does not build until it stands here.
     let Summary { key: _, shown, origin, created_at, updated_at, ttl, poll_interval, standing, status_message, said } =
         summary;
-    let mut out = Put::with_capacity(HEAD_LEN, summary.bytes());
+    let mut out = RecordWriter::with_capacity(HEAD_LEN, summary.bytes());
     put_shown(&mut out, *shown);
     put_origin(&mut out, origin);
     out.time(*created_at);
@@ -32,8 +32,8 @@ pub fn encode(summary: &Summary, columns: &[u8]) -> Vec<u8> {
     out.span(*ttl);
     out.span(*poll_interval);
     put_standing(&mut out, standing);
-    out.maybe(status_message.as_deref(), Put::text);
-    out.maybe(said.as_deref(), Put::text);
+    out.maybe(status_message.as_deref(), RecordWriter::text);
+    out.maybe(said.as_deref(), RecordWriter::text);
     let mut bytes = out.into_bytes();
     bytes[..2].copy_from_slice(&VERSION.to_be_bytes());
     let sum = checksum_of(VERSION, &[columns, &bytes[HEAD_LEN..]]);
@@ -56,12 +56,12 @@ pub fn decode(key: &TaskKey, columns: &[u8], bytes: &[u8]) -> Result<Summary, Re
     if version > VERSION {
         return Err(RecordError::Newer(version));
     }
-    let mut body = Take::new(Bytes::copy_from_slice(body));
+    let mut body = RecordReader::new(Bytes::copy_from_slice(body));
     let summary = take(key, &mut body).filter(|_| body.is_at_end());
     summary.ok_or(RecordError::Damaged)
 }
 
-fn take(key: &TaskKey, body: &mut Take) -> Option<Summary> {
+fn take(key: &TaskKey, body: &mut RecordReader) -> Option<Summary> {
     Some(Summary {
         key: key.clone(),
         shown: take_shown(body)?,
@@ -71,38 +71,38 @@ fn take(key: &TaskKey, body: &mut Take) -> Option<Summary> {
         ttl: body.span()?,
         poll_interval: body.span()?,
         standing: take_standing(body)?,
-        status_message: body.maybe(Take::text)?,
-        said: body.maybe(Take::text)?,
+        status_message: body.maybe(RecordReader::text)?,
+        said: body.maybe(RecordReader::text)?,
     })
 }
 
-fn put_standing(out: &mut Put, standing: &Standing) {
+fn put_standing(out: &mut RecordWriter, standing: &SummaryPhase) {
     match standing {
-        Standing::Queued => out.byte(0),
-        Standing::Working => out.byte(1),
-        Standing::AwaitingInput => out.byte(2),
-        Standing::Returned { is_error } => {
+        SummaryPhase::Queued => out.byte(0),
+        SummaryPhase::Working => out.byte(1),
+        SummaryPhase::AwaitingInput => out.byte(2),
+        SummaryPhase::Returned { is_error } => {
             out.byte(3);
             out.flag(*is_error);
         }
-        Standing::Refused => out.byte(4),
-        Standing::Faulted(fault) => {
+        SummaryPhase::Refused => out.byte(4),
+        SummaryPhase::Faulted(fault) => {
             out.byte(5);
             put_fault(out, fault);
         }
-        Standing::Cancelled => out.byte(6),
+        SummaryPhase::Cancelled => out.byte(6),
     }
 }
 
-fn take_standing(body: &mut Take) -> Option<Standing> {
+fn take_standing(body: &mut RecordReader) -> Option<SummaryPhase> {
     Some(match body.byte()? {
-        0 => Standing::Queued,
-        1 => Standing::Working,
-        2 => Standing::AwaitingInput,
-        3 => Standing::Returned { is_error: body.flag()? },
-        4 => Standing::Refused,
-        5 => Standing::Faulted(take_fault(body)?),
-        6 => Standing::Cancelled,
+        0 => SummaryPhase::Queued,
+        1 => SummaryPhase::Working,
+        2 => SummaryPhase::AwaitingInput,
+        3 => SummaryPhase::Returned { is_error: body.flag()? },
+        4 => SummaryPhase::Refused,
+        5 => SummaryPhase::Faulted(take_fault(body)?),
+        6 => SummaryPhase::Cancelled,
         _ => return None,
     })
 }

@@ -55,7 +55,7 @@ fn samples() -> Vec<(&'static str, Task)> {
     let faulted = |failure| Phase::Settled(Outcome::Faulted(failure));
     let bare = GatewayFault::new(Reason::UpstreamUnreachable, Executed::No);
     vec![
-        ("queued", Task { phase: Phase::Queued, shown: Shown::Hidden, ..base() }),
+        ("queued", Task { phase: Phase::Queued, shown: TaskVisibility::Hidden, ..base() }),
         ("working", Task { recovery, idempotency: Some(named), status_message: Some(Arc::from("half")), ..base() }),
         ("asking", Task { phase: Phase::AwaitingInput(open), next_key: InputKey(5), ..base() }),
         ("returned", Task { phase: returned(false), attempt: Attempt(3), ..base() }),
@@ -145,8 +145,9 @@ fn any_phase() -> impl Strategy<Value = Phase> {
     let fault = (0..REASONS.len(), any::<Option<u16>>(), any::<Option<u32>>(), exit).prop_map(
         |(reason, http_status, wait, exit)| {
             let retry_after = wait.map(|ms| Duration::from_millis(ms.into()));
-            let exit =
-                exit.map(|(by_itself, number)| if by_itself { Exit::Code(number) } else { Exit::Signal(number) });
+            let exit = exit.map(
+                |(by_itself, number)| if by_itself { ProcessExit::Code(number) } else { ProcessExit::Signal(number) },
+            );
             let fault =
                 GatewayFault { reason: REASONS[reason], executed: Executed::Unknown, http_status, retry_after, exit };
             Phase::Settled(Outcome::Faulted(Failure::Gateway(fault)))

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::store::contract::task;
-use crate::task::Shown;
+use crate::task::TaskVisibility;
 use crate::wire::RpcError;
 
 const NOW: Timestamp = Timestamp::from_millis(1_000_500);
@@ -157,9 +157,9 @@ fn every_phase_and_event_follow_the_table() {
 #[test]
 fn a_hidden_task_that_gets_a_handle_asks_under_new_keys() {
     for (phase_name, phase) in phases().into_iter().filter(|(_, phase)| !matches!(phase, Phase::Settled(_))) {
-        let before = Task { shown: Shown::Hidden, ..in_phase(phase) };
+        let before = Task { shown: TaskVisibility::Hidden, ..in_phase(phase) };
         let (after, effects) = transition(before.clone(), Event::Revealed, NOW);
-        assert_eq!((after.shown, effects), (Shown::Handle, vec![Effect::NotifyWatchers]), "{phase_name}");
+        assert_eq!((after.shown, effects), (TaskVisibility::Handle, vec![Effect::NotifyWatchers]), "{phase_name}");
         match (&before.phase, &after.phase) {
             (Phase::AwaitingInput(before), Phase::AwaitingInput(after)) => {
                 assert!(after.keys().all(|key| !before.contains_key(key)), "{phase_name}");
@@ -173,7 +173,7 @@ fn a_hidden_task_that_gets_a_handle_asks_under_new_keys() {
 /// Nobody was told how long a hidden task lives, and nobody comes back for its outcome after a while.
 #[test]
 fn the_outcome_of_a_hidden_task_lingers_and_goes() {
-    let task = Task { shown: Shown::Hidden, ..in_phase(Phase::Working) };
+    let task = Task { shown: TaskVisibility::Hidden, ..in_phase(Phase::Working) };
     let created_at = task.created_at;
     let (settled, _) = transition(task, Event::CancelRequested, NOW);
     assert_eq!(settled.ttl, NOW.since(created_at) + LINGER);
@@ -281,7 +281,7 @@ proptest! {
             }
             prop_assert!(after.ttl >= before.ttl);
             prop_assert!(after.next_key >= before.next_key);
-            prop_assert_eq!(after.shown, Shown::Handle);
+            prop_assert_eq!(after.shown, TaskVisibility::Handle);
             if before.is_settled() {
                 let same = Task { recovery: before.recovery.clone(), ..after.clone() };
                 prop_assert_eq!(&same, &before, "only that its upstream was told may be noted");

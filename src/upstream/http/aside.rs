@@ -7,12 +7,12 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::client::HandedOver;
-use super::drive::Link;
-use super::hear::{Awaited, Heard, Said};
-use super::reply::{self, Addressee, Break, ReadLimits, Refusal, Reply};
+use super::drive::HttpCall;
+use super::hear::{AwaitedRequest, RpcResult, StreamEnd};
+use super::reply::{self, AcceptedResponse, BodyReadError, ErrorAddressee, ReadLimits, ResponseRefusal};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::own_ids;
-use crate::upstream::session::Session;
+use crate::upstream::session::UpstreamSession;
 use crate::wire::{Payload, envelope};
 
 /// How long an upstream may be silent where it has nothing to wait for.
@@ -23,7 +23,7 @@ const TAKE_UP_MAX: Duration = Duration::from_secs(2);
 
 /// Whether an answer may take its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Patience {
+pub(super) enum AnswerWait {
     /// It is there already.
     Short,
     /// It comes when there is something to say.
@@ -31,77 +31,83 @@ pub(super) enum Patience {
 }
 
 /// Why a request beside a call has no answer.
-enum Trouble {
+enum SideRequestError {
     SessionLost,
     Gateway(GatewayFault),
 }
 
-impl From<GatewayFault> for Trouble {
+impl From<GatewayFault> for SideRequestError {
     fn from(fault: GatewayFault) -> Self {
         Self::Gateway(fault)
     }
 }
 
-impl Link {
+impl HttpCall {
     /// Makes a request that is safe to repeat. Where the upstream has forgotten the session, the call moves to
     /// another one and the request is made once more there.
     ///
     /// # Errors
     /// If there is no answer. The fault speaks of this request, not of the call.
-    pub(super) async fn aside(&self, method: &str, params: &Payload, patience: Patience) -> Result<Said, GatewayFault> {
+    pub(super) async fn aside(
+        &self,
+        method: &str,
+        params: &Payload,
+        patience: AnswerWait,
+    ) -> Result<RpcResult, GatewayFault> {
         let session = self.session();
         let asked = match self.ask_in(&session, method, params, patience).await {
-            Err(Trouble::SessionLost) => {
+            Err(SideRequestError::SessionLost) => {
                 let session = self.renew(&session).await?;
                 self.ask_in(&session, method, params, patience).await
             }
             asked => asked,
         };
         asked.map_err(|trouble| match trouble {
-            Trouble::Gateway(fault) => fault,
-            Trouble::SessionLost => GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown),
+            SideRequestError::Gateway(fault) => fault,
+            SideRequestError::SessionLost => GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown),
         })
     }
 
     async fn ask_in(
         &self,
-        session: &Session,
+        session: &UpstreamSession,
         method: &str,
         params: &Payload,
-        patience: Patience,
-    ) -> Result<Said, Trouble> {
+        patience: AnswerWait,
+    ) -> Result<RpcResult, SideRequestError> {
         let id = own_ids::mint();
         let message = envelope::request(&id, method, Some(params));
         let handed_over = HandedOver::default();
         let head = session.post_beside(message, &handed_over);
         let (response, idle, take_up_max) = match patience {
-            Patience::Endless => (head.await?, None, SILENCE_MAX),
-            Patience::Short => {
+            AnswerWait::Endless => (head.await?, None, SILENCE_MAX),
+            AnswerWait::Short => {
                 let head = tokio::time::timeout(SILENCE_MAX, head).await;
-                (head.map_err(|_| Break::Idle.into_fault())??, Some(SILENCE_MAX), TAKE_UP_MAX)
+                (head.map_err(|_| BodyReadError::Idle.into_fault())??, Some(SILENCE_MAX), TAKE_UP_MAX)
             }
         };
         let limits = ReadLimits { idle, ..self.limits };
-        let addressee = if session.has_id() { Addressee::RequestInSession(&id) } else { Addressee::Request(&id) };
+        let addressee =
+            if session.has_id() { ErrorAddressee::RequestInSession(&id) } else { ErrorAddressee::Request(&id) };
         let point = Mutex::default();
-        let awaited = Awaited { id: &id, limits, point: &point };
+        let awaited = AwaitedRequest { id: &id, limits, point: &point };
         match reply::open(response, addressee, limits).await {
-            Ok(Reply::Json(body)) => Ok(self.read(body, &awaited).await?),
-            Ok(Reply::Events(mut events)) => loop {
+            Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
+            Ok(AcceptedResponse::Events(mut events)) => loop {
                 match self.hear(&mut events, &awaited, &mut 0).await? {
-                    Heard::Said(said) => {
+                    StreamEnd::Said(said) => {
                         self.drain(events);
                         return Ok(said);
                     }
-                    Heard::Broke { .. } => {
+                    StreamEnd::Broke { .. } => {
                         let pause = point.lock().pause();
                         events = Box::pin(self.reopen(&awaited, take_up_max, pause)).await?;
                     }
                 }
             },
-            Err(Refusal::Rpc(error)) => Ok(Err(error)),
-            Err(Refusal::Gateway(fault)) => Err(fault.into()),
-            Err(Refusal::SessionLost) => Err(Trouble::SessionLost),
+            Err(ResponseRefusal::Rpc(error)) => Ok(Err(error)),
+            Err(ResponseRefusal::Gateway(fault)) => Err(fault.into()),
+            Err(ResponseRefusal::SessionLost) => Err(SideRequestError::SessionLost),
         }
     }
 }

@@ -8,28 +8,28 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use tokio::sync::broadcast;
 
-use super::drive::Home;
+use super::drive::SessionSource;
 use super::exchange::HttpExchange;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::OwnSession;
-use crate::upstream::session::Hop;
+use crate::upstream::conduit::ClientOwnSession;
+use crate::upstream::session::UpstreamLink;
 use crate::upstream::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
 use crate::wire::Payload;
 
 /// A streamable HTTP server, within one session.
 #[derive(Debug)]
-pub(super) struct BoundUpstream {
-    hop: Arc<Hop>,
-    own: Arc<dyn OwnSession>,
+pub(super) struct ClientSessionUpstream {
+    hop: Arc<UpstreamLink>,
+    own: Arc<dyn ClientOwnSession>,
 }
 
-impl BoundUpstream {
-    pub(super) fn new(hop: Arc<Hop>, own: Arc<dyn OwnSession>) -> Self {
+impl ClientSessionUpstream {
+    pub(super) fn new(hop: Arc<UpstreamLink>, own: Arc<dyn ClientOwnSession>) -> Self {
         Self { hop, own }
     }
 
-    fn home(&self) -> Home {
-        Home::Own(Arc::clone(&self.own))
+    fn home(&self) -> SessionSource {
+        SessionSource::Own(Arc::clone(&self.own))
     }
 }
 
@@ -39,7 +39,7 @@ const fn not_known_here() -> BeginError {
 }
 
 #[async_trait]
-impl Upstream for BoundUpstream {
+impl Upstream for ClientSessionUpstream {
     fn name(&self) -> &Arc<str> {
         &self.hop.name
     }

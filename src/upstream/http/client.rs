@@ -27,15 +27,15 @@ use tokio::sync::{Notify, SetOnce};
 use tower::retry::budget::{Budget as _, TpsBudget};
 
 use super::credential::CredentialError;
-use super::post::{Outgoing, Part};
+use super::post::{OutgoingRequest, RequestScope};
 use super::reply;
 use super::trouble::{self, causes};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{TlsFileError, provider};
-use crate::upstream::breaker::{Breaker, Health};
+use crate::upstream::breaker::{AnswerHealth, Breaker};
 use crate::upstream::carrier::AnswerBody;
-use crate::upstream::standing::{Standing, Trouble};
+use crate::upstream::standing::{UpstreamFailure, UpstreamHealth};
 
 /// Largest header block of an answer, and most fields (U13).
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -108,9 +108,9 @@ pub(crate) struct HttpClient {
     credential: Option<(HeaderName, HeaderValue)>,
     connect_max: Duration,
     /// Boxed: a connection has a queue with room for 32 requests, however few it will ever have.
-    pool: Client<ConnectLimit, Box<OneBody>>,
+    pool: Client<ConnectLimit, Box<SinglePieceBody>>,
     breaker: Arc<Breaker>,
-    standing: Arc<Standing>,
+    standing: Arc<UpstreamHealth>,
     /// How many requests may be sent again, beside those that are sent at all.
     resends: Arc<TpsBudget>,
     resent: Counter,
@@ -152,7 +152,7 @@ impl HttpClient {
         let is_plain = uri.scheme() == Some(&Scheme::HTTP);
         let authority = uri.authority().filter(|_| is_plain);
         let host = authority.and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
-        let standing = Arc::new(Standing::new(name, &url.origin().ascii_serialization()));
+        let standing = Arc::new(UpstreamHealth::new(name, &url.origin().ascii_serialization()));
         Ok(Self {
             uri,
             host,
@@ -180,19 +180,19 @@ impl HttpClient {
     }
 
     /// Where this reports what is wrong with the upstream.
-    pub(crate) const fn standing(&self) -> &Arc<Standing> {
+    pub(crate) const fn standing(&self) -> &Arc<UpstreamHealth> {
         &self.standing
     }
 
     /// The body of an answer to this request, which reports if it breaks off. Streams that belong to no request of the
     /// gateway's end as their servers like.
-    pub(crate) fn body_of(&self, outgoing: &Outgoing, body: Incoming) -> AnswerBody {
+    pub(crate) fn body_of(&self, outgoing: &OutgoingRequest, body: Incoming) -> AnswerBody {
         let is_answer = outgoing.method() == Method::POST;
         AnswerBody::Http(body, is_answer.then(|| Arc::clone(&self.standing)))
     }
 
     /// Notes what the head of an answer says of the upstream.
-    pub(crate) fn note<B: Body>(&self, outgoing: &Outgoing, response: &Response<B>) {
+    pub(crate) fn note<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
         match trouble::of_head(&self.uri, outgoing, response) {
             Some(trouble) => self.standing.failed(trouble),
             None => self.standing.answered(),
@@ -205,7 +205,7 @@ impl HttpClient {
     /// As there.
     pub(crate) async fn send(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<Incoming>, GatewayFault> {
         let response = self.try_send(outgoing, handed_over).await?;
@@ -223,24 +223,24 @@ impl HttpClient {
     /// If there is no answer; at once where the upstream is ill and the request a new one.
     pub(crate) async fn try_send(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<Incoming>, GatewayFault> {
         let pass = match outgoing.part() {
-            Part::New => Some(self.breaker.admit()?),
-            Part::UnderWay => None,
+            RequestScope::New => Some(self.breaker.admit()?),
+            RequestScope::UnderWay => None,
         };
         let answer = self.send_within_limits(outgoing, handed_over).await.map_err(|(fault, cause)| {
-            self.standing.failed(Trouble::new(fault.reason, cause));
+            self.standing.failed(UpstreamFailure::new(fault.reason, cause));
             fault
         });
         if let Some(pass) = pass {
             pass.note(match &answer {
                 Ok(response) => {
                     let headers = response.headers();
-                    Health::of_head(response, reply::is_json(headers), reply::retry_after(headers))
+                    AnswerHealth::of_head(response, reply::is_json(headers), reply::retry_after(headers))
                 }
-                Err(fault) => Health::of_fault(fault),
+                Err(fault) => AnswerHealth::of_fault(fault),
             });
         }
         answer
@@ -248,7 +248,7 @@ impl HttpClient {
 
     async fn send_within_limits(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<Incoming>, (GatewayFault, String)> {
         let malformed =
@@ -257,7 +257,7 @@ impl HttpClient {
         let resend_until = tokio::time::Instant::now() + self.connect_max;
         let mut resends = 0;
         loop {
-            let interim = Interim::default();
+            let interim = InterimAnswers::default();
             let request = interim.counted(self.request(outgoing, handed_over));
             let answer = tokio::select! {
                 answer = self.pool.request(request) => answer,
@@ -286,8 +286,8 @@ impl HttpClient {
         }
     }
 
-    fn request(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Request<Box<OneBody>> {
-        let body = OneBody { data: outgoing.body().cloned(), handed_over: Arc::clone(handed_over) };
+    fn request(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Request<Box<SinglePieceBody>> {
+        let body = SinglePieceBody { data: outgoing.body().cloned(), handed_over: Arc::clone(handed_over) };
         let mut request = Request::new(Box::new(body));
         *request.method_mut() = outgoing.method();
         *request.uri_mut() = self.uri.clone();
@@ -351,9 +351,9 @@ fn refuses_us(cause: &(dyn Error + 'static)) -> bool {
 
 /// Counts the interim answers (1xx) to one request.
 #[derive(Clone, Debug, Default)]
-struct Interim(Arc<(AtomicUsize, Notify)>);
+struct InterimAnswers(Arc<(AtomicUsize, Notify)>);
 
-impl Interim {
+impl InterimAnswers {
     fn counted<B>(&self, mut request: Request<B>) -> Request<B> {
         let Self(shared) = self.clone();
         hyper::ext::on_informational(&mut request, move |_| {
@@ -376,12 +376,12 @@ impl Interim {
 
 /// A body in one piece that tells when a connection takes it.
 #[derive(Debug)]
-struct OneBody {
+struct SinglePieceBody {
     data: Option<Bytes>,
     handed_over: HandedOver,
 }
 
-impl Body for OneBody {
+impl Body for SinglePieceBody {
     type Data = Bytes;
     type Error = std::convert::Infallible;
 

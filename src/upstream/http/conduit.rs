@@ -5,19 +5,19 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use http_body_util::BodyExt;
 
-use super::HttpUpstream;
-use super::bound::BoundUpstream;
+use super::SessionUpstream;
+use super::bound::ClientSessionUpstream;
 use super::client::HandedOver;
-use super::post::{Credentials, Outgoing, SESSION_ID};
+use super::post::{OutgoingRequest, SESSION_ID, SessionHeaders};
 use super::reply;
 use crate::task::GatewayFault;
 use crate::upstream::Upstream;
-use crate::upstream::conduit::{Binding, Conduit, ConduitRequest, ConduitResponse, OwnSession, Verb};
-use crate::upstream::standing::Standing;
+use crate::upstream::conduit::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::standing::UpstreamHealth;
 use crate::wire::{ProtocolVersion, RpcError};
 
 #[async_trait]
-impl Conduit for HttpUpstream {
+impl RawChannel for SessionUpstream {
     fn name(&self) -> &Arc<str> {
         &self.hop.name
     }
@@ -30,10 +30,10 @@ impl Conduit for HttpUpstream {
         self.hop.versions.named_by(asked, refusal)
     }
 
-    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
         let response = self.hop.carrier.send(&outgoing(request), &HandedOver::default()).await?;
         let content = reply::content_of(response.headers());
-        Ok(ConduitResponse {
+        Ok(RawResponse {
             status: response.status(),
             content,
             retry_after: reply::retry_after(response.headers()),
@@ -42,7 +42,7 @@ impl Conduit for HttpUpstream {
         })
     }
 
-    fn standing(&self) -> Option<&Standing> {
+    fn standing(&self) -> Option<&UpstreamHealth> {
         Some(&self.hop.standing)
     }
 
@@ -50,22 +50,22 @@ impl Conduit for HttpUpstream {
         self.hop.carrier.is_stand()
     }
 
-    fn bound(&self, own: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
-        Arc::new(BoundUpstream::new(Arc::clone(&self.hop), own))
+    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+        Arc::new(ClientSessionUpstream::new(Arc::clone(&self.hop), own))
     }
 }
 
-fn outgoing(request: ConduitRequest) -> Outgoing {
-    let Binding { session, version, tasks: _ } = request.binding;
-    let credentials = Credentials { session, version };
+fn outgoing(request: RawRequest) -> OutgoingRequest {
+    let SessionBinding { session, version, tasks: _ } = request.binding;
+    let credentials = SessionHeaders { session, version };
     let outgoing = match request.verb {
-        Verb::Post(message) => credentials.post(message),
-        Verb::Note(message) => credentials.post(message).under_way(),
-        Verb::PostWith { message, headers, principal } => {
+        RawMethod::Post(message) => credentials.post(message),
+        RawMethod::Note(message) => credentials.post(message).under_way(),
+        RawMethod::PostWith { message, headers, principal } => {
             credentials.post_with(message, headers).on_behalf_of(principal)
         }
-        Verb::Get { last_event } => credentials.get(last_event.as_ref()),
-        Verb::Delete => credentials.delete(),
+        RawMethod::Get { last_event } => credentials.get(last_event.as_ref()),
+        RawMethod::Delete => credentials.delete(),
     };
     outgoing.forwarding(request.forwarded)
 }

@@ -14,17 +14,19 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
 use super::client::HandedOver;
-use super::hear::{Awaited, Heard, Said};
-use super::post::Credentials;
-use super::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use super::hear::{AwaitedRequest, RpcResult, StreamEnd};
+use super::post::SessionHeaders;
+use super::reply::{
+    self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
+};
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::carrier::AnswerBody;
-use crate::upstream::conduit::{Binding, Ear, OwnSession};
-use crate::upstream::session::calls::Call;
-use crate::upstream::session::pool::Pool;
-use crate::upstream::session::{Hop, Session, SessionKey};
-use crate::upstream::{BeginError, CallContext, ExchangeEvent, Forwarded, Lost, Timeouts};
+use crate::upstream::conduit::{CallMessageSink, ClientOwnSession, SessionBinding};
+use crate::upstream::session::calls::SessionCall;
+use crate::upstream::session::pool::SessionPool;
+use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
+use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, Timeouts};
 
 /// How long a call goes without a stream before it is given up (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);
@@ -32,7 +34,7 @@ const RESUME_WINDOW: Duration = Duration::from_secs(30);
 const DRAIN_MAX: Duration = Duration::from_secs(1);
 
 /// How a call comes into this process.
-pub(super) enum Start {
+pub(super) enum CallStart {
     /// It is sent.
     Post { message: Bytes, handed_over: HandedOver },
     /// It was sent in another life: its stream is taken up.
@@ -43,17 +45,17 @@ pub(super) enum Start {
 
 /// Where a call finds its session, and another one when the upstream has lost it.
 #[derive(Debug)]
-pub(super) enum Home {
+pub(super) enum SessionSource {
     Pool {
-        pool: Arc<Pool>,
+        pool: Arc<SessionPool>,
         key: SessionKey,
     },
     /// A client's own session, which others renew.
-    Own(Arc<dyn OwnSession>),
+    Own(Arc<dyn ClientOwnSession>),
 }
 
-impl Home {
-    pub(super) async fn session(&self, hop: &Arc<Hop>) -> Result<Arc<Session>, BeginError> {
+impl SessionSource {
+    pub(super) async fn session(&self, hop: &Arc<UpstreamLink>) -> Result<Arc<UpstreamSession>, BeginError> {
         match self {
             Self::Pool { pool, key } => pool.session(key).await,
             Self::Own(own) => Ok(listened_to(own, in_own(hop, own, own.binding().await)).await),
@@ -61,25 +63,30 @@ impl Home {
     }
 
     /// A session that another process life opened, for a call whose task the upstream made.
-    pub(super) fn adopt(&self, hop: &Arc<Hop>, credentials: Credentials, tasks: PeerTasks) -> Arc<Session> {
+    pub(super) fn adopt(
+        &self,
+        hop: &Arc<UpstreamLink>,
+        credentials: SessionHeaders,
+        tasks: UpstreamTaskSupport,
+    ) -> Arc<UpstreamSession> {
         match self {
             Self::Pool { pool, key } => pool.adopt(key, credentials, tasks),
             Self::Own(own) => {
-                let Credentials { session, version } = credentials;
-                in_own(hop, own, Binding { session, version, tasks })
+                let SessionHeaders { session, version } = credentials;
+                in_own(hop, own, SessionBinding { session, version, tasks })
             }
         }
     }
 
-    async fn renew(&self, lost: &Arc<Session>) -> Result<Arc<Session>, GatewayFault> {
+    async fn renew(&self, lost: &Arc<UpstreamSession>) -> Result<Arc<UpstreamSession>, GatewayFault> {
         match self {
             Self::Pool { pool, key } => pool.replace(key, lost).await.map_err(|error| match error {
                 BeginError::Gateway(fault) => fault,
                 BeginError::Refused(_) => GatewayFault::new(Reason::UpstreamRefused, Executed::No),
             }),
             Self::Own(own) => {
-                let Credentials { session, version } = lost.credentials.clone();
-                let binding = own.renew(&Binding { session, version, tasks: lost.tasks }).await?;
+                let SessionHeaders { session, version } = lost.credentials.clone();
+                let binding = own.renew(&SessionBinding { session, version, tasks: lost.tasks }).await?;
                 Ok(listened_to(own, in_own(&lost.hop, own, binding)).await)
             }
         }
@@ -87,18 +94,18 @@ impl Home {
 }
 
 /// A client's own session, for one call. What is said on the session's stream reaches it by the client's ears.
-fn in_own(hop: &Arc<Hop>, own: &Arc<dyn OwnSession>, binding: Binding) -> Arc<Session> {
-    let Binding { session, version, tasks } = binding;
-    let adopted = Session::adopted(hop, Credentials { session, version }, tasks);
+fn in_own(hop: &Arc<UpstreamLink>, own: &Arc<dyn ClientOwnSession>, binding: SessionBinding) -> Arc<UpstreamSession> {
+    let SessionBinding { session, version, tasks } = binding;
+    let adopted = UpstreamSession::adopted(hop, SessionHeaders { session, version }, tasks);
     if tasks.calls {
-        let ear: Arc<dyn Ear> = Arc::<Session>::clone(&adopted);
+        let ear: Arc<dyn CallMessageSink> = Arc::<UpstreamSession>::clone(&adopted);
         own.listen(Arc::downgrade(&ear));
     }
     adopted
 }
 
 /// A session in which the upstream may speak of its tasks on the session's own stream.
-async fn listened_to(own: &Arc<dyn OwnSession>, session: Arc<Session>) -> Arc<Session> {
+async fn listened_to(own: &Arc<dyn ClientOwnSession>, session: Arc<UpstreamSession>) -> Arc<UpstreamSession> {
     if session.tasks.calls {
         own.listening().await;
     }
@@ -109,32 +116,37 @@ async fn listened_to(own: &Arc<dyn OwnSession>, session: Arc<Session>) -> Arc<Se
 ///
 /// Dropping the last one takes the call out of its session.
 #[derive(Debug)]
-pub(super) struct Link {
-    pub(super) call: Arc<Call>,
+pub(super) struct HttpCall {
+    pub(super) call: Arc<SessionCall>,
     /// The session that the call is entered in.
-    session: Mutex<Arc<Session>>,
-    home: Home,
+    session: Mutex<Arc<UpstreamSession>>,
+    home: SessionSource,
     timeouts: Timeouts,
-    forwarded: Forwarded,
+    forwarded: ForwardedHeaders,
     pub(super) limits: ReadLimits,
     /// When the call began, and when its time is over where that is known.
     pub(super) began: Instant,
     pub(super) deadline: Option<Instant>,
     /// Whether its owner hears how the upstream's task goes.
     pub(super) is_watched: bool,
-    pub(super) point: Mutex<StreamPoint>,
+    pub(super) point: Mutex<SseResumePoint>,
     /// Set once the head of the answer is there: the upstream knows of the call.
     pub(super) head: SetOnce<()>,
 }
 
-impl Drop for Link {
+impl Drop for HttpCall {
     fn drop(&mut self) {
         self.leave();
     }
 }
 
-impl Link {
-    pub(super) fn new(call: Arc<Call>, session: Arc<Session>, home: Home, context: &CallContext) -> Arc<Self> {
+impl HttpCall {
+    pub(super) fn new(
+        call: Arc<SessionCall>,
+        session: Arc<UpstreamSession>,
+        home: SessionSource,
+        context: &CallContext,
+    ) -> Arc<Self> {
         session.calls.enter(&call);
         let began = Instant::now();
         Arc::new(Self {
@@ -152,7 +164,7 @@ impl Link {
         })
     }
 
-    pub(super) fn session(&self) -> Arc<Session> {
+    pub(super) fn session(&self) -> Arc<UpstreamSession> {
         Arc::clone(&self.session.lock())
     }
 
@@ -162,23 +174,23 @@ impl Link {
     }
 
     /// Runs the call to its last event.
-    pub(super) async fn run(self: Arc<Self>, start: Start) -> ExchangeEvent {
+    pub(super) async fn run(self: Arc<Self>, start: CallStart) -> ExchangeEvent {
         let outcome = match start {
-            Start::Post { message, handed_over } => match self.post(message, &handed_over).await {
+            CallStart::Post { message, handed_over } => match self.post(message, &handed_over).await {
                 Ok(said) if self.call.may_be_task => Box::pin(self.maybe_relay(said)).await,
                 outcome => outcome.map(last),
             },
-            Start::Resume => self.resume().await.map(last),
-            Start::Task => Box::pin(self.relay(None)).await,
+            CallStart::Resume => self.resume().await.map(last),
+            CallStart::Task => Box::pin(self.relay(None)).await,
         };
-        outcome.unwrap_or_else(|fault| ExchangeEvent::Lost(Lost(fault)))
+        outcome.unwrap_or_else(|fault| ExchangeEvent::Lost(ExchangeError(fault)))
     }
 
-    async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<Said, GatewayFault> {
+    async fn post(&self, message: Bytes, handed_over: &HandedOver) -> Result<RpcResult, GatewayFault> {
         let session = self.session();
         let response = self.head(&session, message.clone(), handed_over).await?;
         let mut opened = self.open(&session, response).await;
-        if matches!(opened, Err(Refusal::SessionLost)) {
+        if matches!(opened, Err(ResponseRefusal::SessionLost)) {
             // The upstream refused the call with its session, so it is sent once more (U04).
             let session = self.renew(&session).await?;
             let response = self.head(&session, message, &HandedOver::default()).await?;
@@ -188,17 +200,22 @@ impl Link {
         let _ = self.head.set(());
         match opened {
             // Boxed, as all that comes after the long wait for the head and is larger than it.
-            Ok(Reply::Json(body)) => Box::pin(self.read(body, &self.awaited())).await,
-            Ok(Reply::Events(events)) => self.follow(events).await,
-            Err(Refusal::Rpc(error)) => Ok(Err(error)),
-            Err(Refusal::Gateway(fault)) => Err(fault),
-            Err(Refusal::SessionLost) => Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+            Ok(AcceptedResponse::Json(body)) => Box::pin(self.read(body, &self.awaited())).await,
+            Ok(AcceptedResponse::Events(events)) => self.follow(events).await,
+            Err(ResponseRefusal::Rpc(error)) => Ok(Err(error)),
+            Err(ResponseRefusal::Gateway(fault)) => Err(fault),
+            Err(ResponseRefusal::SessionLost) => Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
         }
     }
 
-    async fn open(&self, session: &Session, response: Response<AnswerBody>) -> Result<Reply, Refusal> {
+    async fn open(
+        &self,
+        session: &UpstreamSession,
+        response: Response<AnswerBody>,
+    ) -> Result<AcceptedResponse, ResponseRefusal> {
         let id = &self.call.id;
-        let addressee = if session.has_id() { Addressee::RequestInSession(id) } else { Addressee::Request(id) };
+        let addressee =
+            if session.has_id() { ErrorAddressee::RequestInSession(id) } else { ErrorAddressee::Request(id) };
         reply::open(response, addressee, self.limits).await
     }
 
@@ -206,7 +223,7 @@ impl Link {
     /// when its tool has ended.
     async fn head(
         &self,
-        session: &Session,
+        session: &UpstreamSession,
         message: Bytes,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
@@ -219,7 +236,7 @@ impl Link {
     }
 
     /// Moves the call into a session that the upstream knows.
-    pub(super) async fn renew(&self, lost: &Arc<Session>) -> Result<Arc<Session>, GatewayFault> {
+    pub(super) async fn renew(&self, lost: &Arc<UpstreamSession>) -> Result<Arc<UpstreamSession>, GatewayFault> {
         let session = self.home.renew(lost).await?;
         self.leave();
         session.calls.enter(&self.call);
@@ -231,18 +248,18 @@ impl Link {
     }
 
     /// Follows the call's stream, and those that take it up, until the answer is there.
-    async fn follow(&self, mut events: EventStream) -> Result<Said, GatewayFault> {
+    async fn follow(&self, mut events: EventStream) -> Result<RpcResult, GatewayFault> {
         let awaited = self.awaited();
         let mut malformed = 0;
         let mut patience = RESUME_WINDOW;
         loop {
             match self.hear(&mut events, &awaited, &mut malformed).await? {
-                Heard::Said(said) => {
+                StreamEnd::Said(said) => {
                     self.drain(events);
                     return Ok(said);
                 }
                 // Either a server that ends streams on purpose (SEP-1699) or a broken connection: the same.
-                Heard::Broke { any } => {
+                StreamEnd::Broke { any } => {
                     if any {
                         patience = RESUME_WINDOW;
                     }
@@ -262,11 +279,11 @@ impl Link {
         }
     }
 
-    fn awaited(&self) -> Awaited<'_> {
-        Awaited { id: &self.call.id, limits: self.limits, point: &self.point }
+    fn awaited(&self) -> AwaitedRequest<'_> {
+        AwaitedRequest { id: &self.call.id, limits: self.limits, point: &self.point }
     }
 
-    async fn resume(&self) -> Result<Said, GatewayFault> {
+    async fn resume(&self) -> Result<RpcResult, GatewayFault> {
         // The upstream knows the call, so a cancel need not wait.
         let _ = self.head.set(());
         // The stream broke with an earlier life of the process: only what the server asked for is waited for.
@@ -279,7 +296,7 @@ impl Link {
     /// (T-29).
     pub(super) async fn reopen(
         &self,
-        awaited: &Awaited<'_>,
+        awaited: &AwaitedRequest<'_>,
         patience: Duration,
         mut pause: Duration,
     ) -> Result<EventStream, GatewayFault> {
@@ -287,7 +304,7 @@ impl Link {
         loop {
             let point = awaited.point.lock().clone();
             let resumable = point.last_event.as_ref().filter(|_| Instant::now() < until);
-            let Some(last_event) = resumable else { return Err(Break::Closed.into_fault()) };
+            let Some(last_event) = resumable else { return Err(BodyReadError::Closed.into_fault()) };
             tokio::time::sleep(pause).await;
             pause = point.pause();
             let session = self.session();
@@ -295,8 +312,8 @@ impl Link {
             let handed_over = HandedOver::default();
             let head = tokio::time::timeout(RESUME_WINDOW, session.hop.carrier.send(&get, &handed_over));
             if let Ok(Ok(response)) = head.await
-                && let Ok(Reply::Events(events)) =
-                    reply::open(response, Addressee::Request(awaited.id), awaited.limits).await
+                && let Ok(AcceptedResponse::Events(events)) =
+                    reply::open(response, ErrorAddressee::Request(awaited.id), awaited.limits).await
             {
                 return Ok(events);
             }
@@ -321,7 +338,7 @@ impl Link {
 }
 
 /// The last event of a call that was answered.
-pub(super) fn last(said: Said) -> ExchangeEvent {
+pub(super) fn last(said: RpcResult) -> ExchangeEvent {
     said.map_or_else(ExchangeEvent::Faulted, ExchangeEvent::Returned)
 }
 
@@ -336,7 +353,7 @@ mod tests {
 
     #[test]
     fn a_call_that_waits_for_its_answer_takes_no_room_for_what_it_will_do_with_it() {
-        let bytes = returned_bytes(Link::run);
+        let bytes = returned_bytes(HttpCall::run);
         assert!(bytes <= 2_048, "{bytes}");
     }
 }

@@ -10,19 +10,20 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::aside::Patience;
+use super::aside::AnswerWait;
 use super::client::HandedOver;
-use super::drive::{Home, Link, Start};
-use super::resume::{self, At};
-use crate::dialect::relay_core_2025_11_25::{self as peer, PeerTasks, Standing};
+use super::drive::{CallStart, HttpCall, SessionSource};
+use super::resume::{self, CallPosition};
+use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::own_ids;
-use crate::upstream::session::calls::{Call, Native};
-use crate::upstream::session::{Hop, Session};
-use crate::upstream::standing::Mark;
+use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
+use crate::upstream::session::{UpstreamLink, UpstreamSession};
+use crate::upstream::standing::HealthMark;
 use crate::upstream::{
-    Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, Unanswered, UpstreamRequest,
+    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
+    UpstreamRequest,
 };
 use crate::wire::envelope::Params;
 use crate::wire::{Object, Payload, RequestId, envelope, meta, method};
@@ -37,19 +38,19 @@ const CANCEL_MAX: Duration = Duration::from_secs(5);
 
 /// One call over HTTP.
 pub(super) struct HttpExchange {
-    link: Arc<Link>,
+    link: Arc<HttpCall>,
     queue: mpsc::Receiver<Box<ExchangeEvent>>,
-    state: State,
+    state: HttpExchangeState,
     began: Instant,
     /// When a connection took the call.
     sent: Instant,
-    class: Class,
-    mark: Mark,
+    class: ExchangeClass,
+    mark: HealthMark,
 }
 
 /// What an exchange is counted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Class {
+pub(crate) enum ExchangeClass {
     Call,
     Other,
     Resumed,
@@ -57,30 +58,30 @@ pub(crate) enum Class {
 
 /// How long exchanges with one upstream take, by class; looked up once, since every exchange is counted.
 #[derive(Debug)]
-pub(crate) struct Latencies {
+pub(crate) struct ExchangeLatencies {
     call: Histogram,
     other: Histogram,
     resumed: Histogram,
 }
 
-impl Latencies {
+impl ExchangeLatencies {
     /// The metrics recorder must be installed before.
     pub(crate) fn of(upstream: &Arc<str>) -> Self {
         let histogram = |class: &'static str| metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(upstream), "class" => class);
         Self { call: histogram("call"), other: histogram("other"), resumed: histogram("resumed") }
     }
 
-    pub(crate) fn record(&self, class: Class, took: Duration) {
+    pub(crate) fn record(&self, class: ExchangeClass, took: Duration) {
         let histogram = match class {
-            Class::Call => &self.call,
-            Class::Other => &self.other,
-            Class::Resumed => &self.resumed,
+            ExchangeClass::Call => &self.call,
+            ExchangeClass::Other => &self.other,
+            ExchangeClass::Resumed => &self.resumed,
         };
         histogram.record(took);
     }
 }
 
-enum State {
+enum HttpExchangeState {
     Running(Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>),
     /// The last event is there; it comes after those in the queue.
     Ended(ExchangeEvent),
@@ -89,7 +90,7 @@ enum State {
 impl Drop for HttpExchange {
     fn drop(&mut self) {
         let can_go_on = self.link.call.task.initialized() || self.link.point.lock().last_event.is_some();
-        if matches!(self.state, State::Running(_)) && can_go_on {
+        if matches!(self.state, HttpExchangeState::Running(_)) && can_go_on {
             self.link.session().keep_for_later();
         }
     }
@@ -101,8 +102,8 @@ impl HttpExchange {
     /// # Errors
     /// If there is no session or no connection: nothing was sent.
     pub(super) async fn begin(
-        hop: &Arc<Hop>,
-        home: Home,
+        hop: &Arc<UpstreamLink>,
+        home: SessionSource,
         request: UpstreamRequest,
         context: &CallContext,
     ) -> Result<Self, BeginError> {
@@ -116,21 +117,21 @@ impl HttpExchange {
         let params = located(request.params);
         // A call asks for a task only where the upstream declared that it takes that (UPC-05).
         let is_native = context.native_task.is_wanted() && is_call && session.tasks.calls;
-        let asked = if is_native { Native::Asked } else { Native::Never };
+        let asked = if is_native { UpstreamTaskState::Asked } else { UpstreamTaskState::Never };
         let params = with_token(params, context.progress.then_some(&id));
         let params = if is_native { with_task(params, context.native_task.deadline()) } else { params };
         let message = envelope::request(&id, &request.method, params.as_ref());
-        let (call, queue) = Call::new(id, asked);
-        let link = Link::new(call, session, home, context);
+        let (call, queue) = SessionCall::new(id, asked);
+        let link = HttpCall::new(call, session, home, context);
         let handed_over = HandedOver::default();
-        let start = Start::Post { message, handed_over: Arc::clone(&handed_over) };
+        let start = CallStart::Post { message, handed_over: Arc::clone(&handed_over) };
         let mut exchange = Self {
-            state: State::Running(Box::pin(Arc::clone(&link).run(start))),
+            state: HttpExchangeState::Running(Box::pin(Arc::clone(&link).run(start))),
             link,
             queue,
             began,
             sent: began,
-            class: if is_call { Class::Call } else { Class::Other },
+            class: if is_call { ExchangeClass::Call } else { ExchangeClass::Other },
             mark: hop.standing.mark(),
         };
         exchange.hand_over(&handed_over).await?;
@@ -143,45 +144,47 @@ impl HttpExchange {
     /// # Errors
     /// If the token is none of this transport's.
     pub(super) fn resume(
-        hop: &Arc<Hop>,
-        home: Home,
+        hop: &Arc<UpstreamLink>,
+        home: SessionSource,
         token: &ResumeToken,
         context: &CallContext,
     ) -> Result<Self, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
         let resumed = resume::read(token).ok_or(BeginError::Gateway(broken))?;
         let (session, native, start) = match resumed.at {
-            At::Stream(_) => {
-                (Session::adopted(hop, resumed.credentials, PeerTasks::default()), Native::Never, Start::Resume)
-            }
-            At::Task { ref id, tasks } => {
-                (home.adopt(hop, resumed.credentials, tasks), Native::Made(Arc::clone(id)), Start::Task)
+            CallPosition::Stream(_) => (
+                UpstreamSession::adopted(hop, resumed.credentials, UpstreamTaskSupport::default()),
+                UpstreamTaskState::Never,
+                CallStart::Resume,
+            ),
+            CallPosition::Task { ref id, tasks } => {
+                (home.adopt(hop, resumed.credentials, tasks), UpstreamTaskState::Made(Arc::clone(id)), CallStart::Task)
             }
         };
-        let (call, queue) = Call::new(resumed.request, native);
+        let (call, queue) = SessionCall::new(resumed.request, native);
         for ask in resumed.open.iter().filter_map(RequestId::from_payload) {
             // They were within the bounds when they were asked.
             let _ = call.ask(&ask);
         }
-        let link = Link::new(call, session, home, context);
-        if let At::Stream(point) = resumed.at {
+        let link = HttpCall::new(call, session, home, context);
+        if let CallPosition::Stream(point) = resumed.at {
             *link.point.lock() = point;
         }
-        let state = State::Running(Box::pin(Arc::clone(&link).run(start)));
+        let state = HttpExchangeState::Running(Box::pin(Arc::clone(&link).run(start)));
         let now = Instant::now();
-        Ok(Self { state, link, queue, began: now, sent: now, class: Class::Resumed, mark: hop.standing.mark() })
+        Ok(Self { state, link, queue, began: now, sent: now, class: ExchangeClass::Resumed, mark: hop.standing.mark() })
     }
 
     /// Runs the call until a connection has taken it. An end before that is a beginning that failed.
     async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
-        let State::Running(drive) = &mut self.state else { return Ok(()) };
+        let HttpExchangeState::Running(drive) = &mut self.state else { return Ok(()) };
         let last = tokio::select! {
             biased;
             _ = handed_over.wait() => return Ok(()),
             last = drive => last,
         };
         self.note(&last);
-        if let ExchangeEvent::Lost(Lost(fault)) = last
+        if let ExchangeEvent::Lost(ExchangeError(fault)) = last
             && !handed_over.initialized()
         {
             return Err(BeginError::Gateway(fault));
@@ -198,13 +201,13 @@ impl HttpExchange {
     fn end(&mut self, last: ExchangeEvent) {
         self.link.leave();
         self.link.session().hop.latencies.record(self.class, self.began.elapsed());
-        self.state = State::Ended(last);
+        self.state = HttpExchangeState::Ended(last);
     }
 
     /// Runs the call on until the upstream knows of it or is taken to, and until its task is known if it asked
     /// for one. Events stay in the queue.
     async fn known_upstream(&mut self) {
-        let State::Running(drive) = &mut self.state else { return };
+        let HttpExchangeState::Running(drive) = &mut self.state else { return };
         let call = &self.link.call;
         let known = async {
             if call.may_be_task {
@@ -225,7 +228,7 @@ impl HttpExchange {
 
     async fn tell_cancelled(&mut self, reason: &str) {
         self.known_upstream().await;
-        if !matches!(self.state, State::Running(_)) {
+        if !matches!(self.state, HttpExchangeState::Running(_)) {
             return;
         }
         if let Some(task) = self.link.call.task.get() {
@@ -281,8 +284,8 @@ impl Exchange for HttpExchange {
                 return *event;
             }
             let last = match &mut self.state {
-                State::Ended(last) => return last.clone(),
-                State::Running(drive) => tokio::select! {
+                HttpExchangeState::Ended(last) => return last.clone(),
+                HttpExchangeState::Running(drive) => tokio::select! {
                     biased;
                     Some(event) = self.queue.recv() => return *event,
                     last = drive => last,
@@ -293,7 +296,7 @@ impl Exchange for HttpExchange {
         }
     }
 
-    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         // An answer to what was taken back or answered already has nowhere to go.
         let Some(id) = RequestId::from_payload(ask).filter(|_| self.link.call.is_open(ask)) else { return Ok(()) };
         let named = self.link.call.related(ask);
@@ -305,7 +308,7 @@ impl Exchange for HttpExchange {
             Answer::Result(result) => envelope::result(&id, &result),
             Answer::Error(error) => envelope::error(Some(&id), &error),
         };
-        self.link.session().tell(message).await.map_err(Lost)?;
+        self.link.session().tell(message).await.map_err(ExchangeError)?;
         self.link.call.close(ask);
         Ok(())
     }
@@ -315,21 +318,25 @@ impl Exchange for HttpExchange {
         if told.is_err() {
             self.link.session().hop.dropped("cancel_failed");
         }
-        if matches!(self.state, State::Running(_)) {
-            self.end(ExchangeEvent::Lost(Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
+        if matches!(self.state, HttpExchangeState::Running(_)) {
+            self.end(ExchangeEvent::Lost(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
         }
     }
 
-    async fn cancel_task(&mut self) -> Result<(), Unanswered> {
-        let Some(task) = self.link.call.task.get().filter(|_| matches!(self.state, State::Running(_))) else {
+    async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
+        let Some(task) = self.link.call.task.get().filter(|_| matches!(self.state, HttpExchangeState::Running(_)))
+        else {
             return Ok(());
         };
-        let said =
-            self.link.aside(method::TASKS_CANCEL, &peer::params_of(task), Patience::Short).await.map_err(Lost)?;
+        let said = self
+            .link
+            .aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short)
+            .await
+            .map_err(ExchangeError)?;
         // How the task ends otherwise is asked for; soon, whatever the answer.
         self.link.call.hint.notify_one();
-        let stands = peer::polled(&said.map_err(Unanswered::Refused)?);
-        if stands.is_some_and(|task| task.standing == Standing::Cancelled) {
+        let stands = peer::polled(&said.map_err(TaskRequestError::Refused)?);
+        if stands.is_some_and(|task| task.standing == UpstreamTaskStatus::Cancelled) {
             self.end(ExchangeEvent::Cancelled);
         }
         Ok(())
@@ -337,15 +344,15 @@ impl Exchange for HttpExchange {
 
     fn resume_token(&self) -> Option<ResumeToken> {
         match self.state {
-            State::Running(_) => {
+            HttpExchangeState::Running(_) => {
                 let session = self.link.session();
                 let at = match self.link.call.task.get() {
-                    Some(id) => At::Task { id: Arc::clone(id), tasks: session.tasks },
-                    None => At::Stream(self.link.point.lock().clone()),
+                    Some(id) => CallPosition::Task { id: Arc::clone(id), tasks: session.tasks },
+                    None => CallPosition::Stream(self.link.point.lock().clone()),
                 };
                 resume::token(&self.link.call.id, &session.credentials, &at, &self.link.call.open())
             }
-            State::Ended(_) => None,
+            HttpExchangeState::Ended(_) => None,
         }
     }
 }

@@ -3,11 +3,11 @@
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::drive::Link;
-use super::reply::{self, Break, EventStream, ReadLimits, StreamPoint};
+use super::drive::HttpCall;
+use super::reply::{self, BodyReadError, EventStream, ReadLimits, SseResumePoint};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::carrier::AnswerBody;
-use crate::wire::envelope::{EnvelopeError, Glimpse};
+use crate::wire::envelope::{EnvelopeError, MalformedMessage};
 use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
 
 /// Malformed events that one call survives (U19).
@@ -16,11 +16,11 @@ const MALFORMED_MAX: u32 = 10;
 const BATCH_MAX: usize = 1_000;
 
 /// The answer to a request.
-pub(super) type Said = Result<Payload, RpcError>;
+pub(super) type RpcResult = Result<Payload, RpcError>;
 
 /// How far a stream was of use.
-pub(super) enum Heard {
-    Said(Said),
+pub(super) enum StreamEnd {
+    Said(RpcResult),
     /// It ended before the answer, in order or not.
     Broke {
         /// Whether anything came.
@@ -30,16 +30,16 @@ pub(super) enum Heard {
 
 /// The request whose answer is waited for.
 #[derive(Debug)]
-pub(super) struct Awaited<'a> {
+pub(super) struct AwaitedRequest<'a> {
     pub(super) id: &'a RequestId,
     pub(super) limits: ReadLimits,
     /// Where its stream can be taken up.
-    pub(super) point: &'a Mutex<StreamPoint>,
+    pub(super) point: &'a Mutex<SseResumePoint>,
 }
 
-impl Link {
+impl HttpCall {
     /// Reads an answer in JSON, which is the last that comes.
-    pub(super) async fn read(&self, body: AnswerBody, awaited: &Awaited<'_>) -> Result<Said, GatewayFault> {
+    pub(super) async fn read(&self, body: AnswerBody, awaited: &AwaitedRequest<'_>) -> Result<RpcResult, GatewayFault> {
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let text = reply::read_whole(body, awaited.limits).await?;
         let mut answer = None;
@@ -54,9 +54,9 @@ impl Link {
     pub(super) async fn hear(
         &self,
         events: &mut EventStream,
-        awaited: &Awaited<'_>,
+        awaited: &AwaitedRequest<'_>,
         malformed: &mut u32,
-    ) -> Result<Heard, GatewayFault> {
+    ) -> Result<StreamEnd, GatewayFault> {
         let mut any = false;
         loop {
             match events.next().await {
@@ -67,11 +67,13 @@ impl Link {
                     if let Some(text) = reply::message_in(&event)
                         && let Some(said) = Box::pin(self.take_event(text, awaited.id, malformed)).await?
                     {
-                        return Ok(Heard::Said(said));
+                        return Ok(StreamEnd::Said(said));
                     }
                 }
-                Ok(None) | Err(Break::Closed) => return Ok(Heard::Broke { any }),
-                Err(known @ (Break::Idle | Break::TooLarge | Break::Known(_))) => return Err(known.into_fault()),
+                Ok(None) | Err(BodyReadError::Closed) => return Ok(StreamEnd::Broke { any }),
+                Err(known @ (BodyReadError::Idle | BodyReadError::TooLarge | BodyReadError::Known(_))) => {
+                    return Err(known.into_fault());
+                }
             }
         }
     }
@@ -82,7 +84,7 @@ impl Link {
         text: &Bytes,
         id: &RequestId,
         malformed: &mut u32,
-    ) -> Result<Option<Said>, GatewayFault> {
+    ) -> Result<Option<RpcResult>, GatewayFault> {
         let messages = match self.messages(text) {
             Ok(messages) => messages,
             Err(_) if is_unreadable_answer(text, id) => {
@@ -113,7 +115,7 @@ impl Link {
     }
 
     /// Takes one message; what it says if it is the answer.
-    async fn take(&self, message: Message, id: &RequestId) -> Option<Said> {
+    async fn take(&self, message: Message, id: &RequestId) -> Option<RpcResult> {
         let session = self.session();
         match message {
             Message::Notification(notification) => session.note_to(&self.call, notification).await,
@@ -145,6 +147,6 @@ fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
 /// Whether a text that nobody can read was to be the answer: on the stream of one request that is any answer that does
 /// not name another.
 pub(super) fn is_unreadable_answer(text: &[u8], awaited: &RequestId) -> bool {
-    let is_meant = |seen: &Glimpse| seen.is_answer && seen.id.as_ref().is_none_or(|id| id.says(awaited));
+    let is_meant = |seen: &MalformedMessage| seen.is_answer && seen.id.as_ref().is_none_or(|id| id.says(awaited));
     envelope::glimpse(text).iter().any(is_meant)
 }

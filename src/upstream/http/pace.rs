@@ -20,7 +20,7 @@ const LAST_LOOK: Duration = Duration::from_secs(1);
 
 /// The times of the polls of one task.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct PollSchedule {
     /// When the call was sent, which is before its task was made.
     began: Instant,
     deadline: Option<Instant>,
@@ -31,7 +31,7 @@ pub(super) struct Pace {
     last: Instant,
 }
 
-impl Pace {
+impl PollSchedule {
     /// The pace of a call that began then.
     pub(super) const fn new(began: Instant, deadline: Option<Instant>) -> Self {
         Self { began, deadline, expires: None, interval: INTERVAL_DEFAULT, failures: 0, last: began }
@@ -98,13 +98,13 @@ mod tests {
         Duration::from_secs(seconds)
     }
 
-    fn pace(deadline: Option<u64>) -> (Instant, Pace) {
+    fn pace(deadline: Option<u64>) -> (Instant, PollSchedule) {
         let start = Instant::now();
-        (start, Pace::new(start, deadline.map(|deadline| start + s(deadline))))
+        (start, PollSchedule::new(start, deadline.map(|deadline| start + s(deadline))))
     }
 
     #[track_caller]
-    fn check(pace: &Pace, dice: u8, from: Instant, expected: Duration) {
+    fn check(pace: &PollSchedule, dice: u8, from: Instant, expected: Duration) {
         assert_eq!(pace.next(dice).duration_since(from), expected);
     }
 

@@ -8,7 +8,7 @@ use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 
 use crate::task::Principal;
-use crate::upstream::Forwarded;
+use crate::upstream::ForwardedHeaders;
 use crate::wire::{ProtocolVersion, method};
 
 pub(crate) const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
@@ -17,68 +17,74 @@ const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 
 /// What the upstream asked to see on every request of one session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Credentials {
+pub(crate) struct SessionHeaders {
     pub(crate) session: Option<HeaderValue>,
     /// Sent from 2025-06-18 on; `None` before the handshake.
     pub(crate) version: Option<ProtocolVersion>,
 }
 
-impl Credentials {
+impl SessionHeaders {
     /// One message. Both answer types are always offered (UPC-15).
-    pub(crate) fn post(&self, message: Bytes) -> Outgoing {
+    pub(crate) fn post(&self, message: Bytes) -> OutgoingRequest {
         self.post_with(message, HeaderMap::new())
     }
 
     /// The same with further headers.
-    pub(crate) fn post_with(&self, message: Bytes, further: HeaderMap) -> Outgoing {
-        let verb = Verb::Post { message, further };
-        Outgoing { credentials: self.clone(), verb, part: Part::New, forwarded: Forwarded::default(), principal: None }
+    pub(crate) fn post_with(&self, message: Bytes, further: HeaderMap) -> OutgoingRequest {
+        let verb = OutgoingMethod::Post { message, further };
+        OutgoingRequest {
+            credentials: self.clone(),
+            verb,
+            part: RequestScope::New,
+            forwarded: ForwardedHeaders::default(),
+            principal: None,
+        }
     }
 
     /// A stream: the session's own, or the rest of one that gave `last_event`.
-    pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> Outgoing {
-        let verb = Verb::Get { last_event: last_event.cloned(), purpose: None };
-        let (part, forwarded) = (Part::UnderWay, Forwarded::default());
-        Outgoing { credentials: self.clone(), verb, part, forwarded, principal: None }
+    pub(crate) fn get(&self, last_event: Option<&HeaderValue>) -> OutgoingRequest {
+        let verb = OutgoingMethod::Get { last_event: last_event.cloned(), purpose: None };
+        let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
+        OutgoingRequest { credentials: self.clone(), verb, part, forwarded, principal: None }
     }
 
     /// The end of the session.
-    pub(crate) fn delete(&self) -> Outgoing {
-        let (part, forwarded) = (Part::UnderWay, Forwarded::default());
-        Outgoing { credentials: self.clone(), verb: Verb::Delete, part, forwarded, principal: None }
+    pub(crate) fn delete(&self) -> OutgoingRequest {
+        let (part, forwarded) = (RequestScope::UnderWay, ForwardedHeaders::default());
+        OutgoingRequest { credentials: self.clone(), verb: OutgoingMethod::Delete, part, forwarded, principal: None }
     }
 }
 
 /// A request that may be put on a connection more than once, as long as nothing of it left.
 #[derive(Clone, Debug)]
-pub(crate) struct Outgoing {
-    credentials: Credentials,
-    verb: Verb,
-    part: Part,
-    forwarded: Forwarded,
+pub(crate) struct OutgoingRequest {
+    credentials: SessionHeaders,
+    verb: OutgoingMethod,
+    part: RequestScope,
+    forwarded: ForwardedHeaders,
     principal: Option<Principal>,
 }
 
 /// What a request is part of. An upstream that is ill is spared new ones only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum RequestScope {
     New,
     /// It belongs to a call or a session that is there already: streams, answers, cancels, polls.
     UnderWay,
 }
 
 #[derive(Clone, Debug)]
-enum Verb {
+enum OutgoingMethod {
     Post { message: Bytes, further: HeaderMap },
-    Get { last_event: Option<HeaderValue>, purpose: Option<Purpose> },
+    Get { last_event: Option<HeaderValue>, purpose: Option<StreamPurpose> },
     Delete,
 }
 
 /// What a stream is there for that the gateway reads by itself, whether or not anybody uses the session.
 #[derive(Clone)]
-pub(crate) struct Purpose(Arc<dyn Fn() -> bool + Send + Sync>);
+pub(crate) struct StreamPurpose(Arc<dyn Fn() -> bool + Send + Sync>);
 
-impl Purpose {
+impl StreamPurpose {
     /// `is_served` says whether anybody uses the session now; it waits for nobody and takes no lock of a stand's.
     pub(crate) fn new(is_served: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Arc::new(is_served))
@@ -89,20 +95,20 @@ impl Purpose {
     }
 }
 
-impl fmt::Debug for Purpose {
+impl fmt::Debug for StreamPurpose {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Purpose").field(&self.is_served()).finish()
     }
 }
 
-impl Outgoing {
+impl OutgoingRequest {
     /// The same as part of what is there already.
     pub(crate) fn under_way(self) -> Self {
-        Self { part: Part::UnderWay, ..self }
+        Self { part: RequestScope::UnderWay, ..self }
     }
 
     /// The same with headers of the client's.
-    pub(crate) fn forwarding(self, forwarded: Forwarded) -> Self {
+    pub(crate) fn forwarding(self, forwarded: ForwardedHeaders) -> Self {
         Self { forwarded, ..self }
     }
 
@@ -113,7 +119,7 @@ impl Outgoing {
     }
 
     /// The headers of the client's.
-    pub(crate) const fn forwarded(&self) -> &Forwarded {
+    pub(crate) const fn forwarded(&self) -> &ForwardedHeaders {
         &self.forwarded
     }
 
@@ -134,50 +140,52 @@ impl Outgoing {
     /// Whether it only asks what a server speaks; servers of older versions refuse it as they like.
     pub(crate) fn is_a_trial(&self) -> bool {
         match &self.verb {
-            Verb::Post { further, .. } => further.get("mcp-method").is_some_and(|named| named == method::DISCOVER),
-            Verb::Get { .. } | Verb::Delete => false,
+            OutgoingMethod::Post { further, .. } => {
+                further.get("mcp-method").is_some_and(|named| named == method::DISCOVER)
+            }
+            OutgoingMethod::Get { .. } | OutgoingMethod::Delete => false,
         }
     }
 
-    pub(crate) const fn part(&self) -> Part {
+    pub(crate) const fn part(&self) -> RequestScope {
         self.part
     }
 
     pub(crate) const fn method(&self) -> Method {
         match self.verb {
-            Verb::Post { .. } => Method::POST,
-            Verb::Get { .. } => Method::GET,
-            Verb::Delete => Method::DELETE,
+            OutgoingMethod::Post { .. } => Method::POST,
+            OutgoingMethod::Get { .. } => Method::GET,
+            OutgoingMethod::Delete => Method::DELETE,
         }
     }
 
     pub(crate) const fn body(&self) -> Option<&Bytes> {
         match &self.verb {
-            Verb::Post { message, .. } => Some(message),
-            Verb::Get { .. } | Verb::Delete => None,
+            OutgoingMethod::Post { message, .. } => Some(message),
+            OutgoingMethod::Get { .. } | OutgoingMethod::Delete => None,
         }
     }
 
     /// The same with another message in place of its own.
     pub(crate) fn with_body(mut self, text: Bytes) -> Self {
-        if let Verb::Post { message, .. } = &mut self.verb {
+        if let OutgoingMethod::Post { message, .. } = &mut self.verb {
             *message = text;
         }
         self
     }
 
     /// The same stream, which for itself makes nothing of use; other requests are left as they are.
-    pub(crate) fn for_use(mut self, meant: Purpose) -> Self {
-        if let Verb::Get { purpose, .. } = &mut self.verb {
+    pub(crate) fn for_use(mut self, meant: StreamPurpose) -> Self {
+        if let OutgoingMethod::Get { purpose, .. } = &mut self.verb {
             *purpose = Some(meant);
         }
         self
     }
 
-    pub(crate) const fn purpose(&self) -> Option<&Purpose> {
+    pub(crate) const fn purpose(&self) -> Option<&StreamPurpose> {
         match &self.verb {
-            Verb::Get { purpose, .. } => purpose.as_ref(),
-            Verb::Post { .. } | Verb::Delete => None,
+            OutgoingMethod::Get { purpose, .. } => purpose.as_ref(),
+            OutgoingMethod::Post { .. } | OutgoingMethod::Delete => None,
         }
     }
 
@@ -193,21 +201,21 @@ impl Outgoing {
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(USER_AGENT, HeaderValue::from_static(concat!("taskgate/", env!("CARGO_PKG_VERSION"))));
         let accept = match &self.verb {
-            Verb::Post { further, .. } => {
+            OutgoingMethod::Post { further, .. } => {
                 headers.extend(further.clone());
                 headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
                 "application/json, text/event-stream"
             }
-            Verb::Get { last_event, .. } => {
+            OutgoingMethod::Get { last_event, .. } => {
                 if let Some(event) = last_event {
                     headers.insert(LAST_EVENT_ID, event.clone());
                 }
                 "text/event-stream"
             }
-            Verb::Delete => "application/json, text/event-stream",
+            OutgoingMethod::Delete => "application/json, text/event-stream",
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
-        let Credentials { session, version } = &self.credentials;
+        let SessionHeaders { session, version } = &self.credentials;
         if let Some(session) = session {
             headers.insert(SESSION_ID, session.clone());
         }

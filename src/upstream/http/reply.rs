@@ -12,8 +12,8 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::carrier::{AnswerBody, BrokenOff};
-use crate::upstream::conduit::Content;
+use crate::upstream::carrier::{AnswerBody, BodyBreakError};
+use crate::upstream::conduit::BodyKind;
 use crate::wire::framing::{SseDecoder, SseEvent};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 
@@ -39,14 +39,14 @@ pub(crate) struct ReadLimits {
 
 /// An answer whose head is fine.
 #[derive(Debug)]
-pub(crate) enum Reply {
+pub(crate) enum AcceptedResponse {
     Json(AnswerBody),
     Events(EventStream),
 }
 
 /// An answer whose head is not.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum ResponseRefusal {
     Gateway(GatewayFault),
     /// A JSON-RPC error came under the refusing status.
     Rpc(RpcError),
@@ -56,7 +56,7 @@ pub(crate) enum Refusal {
 
 /// Whose error a refusing answer may carry.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Addressee<'a> {
+pub(crate) enum ErrorAddressee<'a> {
     /// Only the one with this id counts.
     Request(&'a RequestId),
     /// The same, in a session that the upstream may have forgotten.
@@ -68,29 +68,31 @@ pub(crate) enum Addressee<'a> {
 /// Judges the answer to a request (U01 to U06, U16).
 pub(crate) async fn open(
     response: Response<AnswerBody>,
-    addressee: Addressee<'_>,
+    addressee: ErrorAddressee<'_>,
     limits: ReadLimits,
-) -> Result<Reply, Refusal> {
+) -> Result<AcceptedResponse, ResponseRefusal> {
     if !response.status().is_success() {
         return Err(Box::pin(refusal(response, addressee)).await);
     }
     match content_of(response.headers()) {
-        Content::Json => Ok(Reply::Json(response.into_body())),
-        Content::Events => Ok(Reply::Events(EventStream::new(response.into_body(), limits))),
-        Content::Other => Err(Refusal::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown))),
+        BodyKind::Json => Ok(AcceptedResponse::Json(response.into_body())),
+        BodyKind::Events => Ok(AcceptedResponse::Events(EventStream::new(response.into_body(), limits))),
+        BodyKind::Other => {
+            Err(ResponseRefusal::Gateway(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)))
+        }
     }
 }
 
 /// What a body is by its head. One that is encoded is of no use, as none was asked for.
-pub(crate) fn content_of(headers: &HeaderMap) -> Content {
+pub(crate) fn content_of(headers: &HeaderMap) -> BodyKind {
     let plain =
         headers.get_all(CONTENT_ENCODING).iter().all(|coding| coding.as_bytes().eq_ignore_ascii_case(b"identity"));
     if plain && is_json(headers) {
-        Content::Json
+        BodyKind::Json
     } else if plain && is_media(headers, "text/event-stream") {
-        Content::Events
+        BodyKind::Events
     } else {
-        Content::Other
+        BodyKind::Other
     }
 }
 
@@ -135,21 +137,23 @@ fn is_media(headers: &HeaderMap, media: &str) -> bool {
 }
 
 /// What a refusing answer means.
-async fn refusal(response: Response<AnswerBody>, addressee: Addressee<'_>) -> Refusal {
+async fn refusal(response: Response<AnswerBody>, addressee: ErrorAddressee<'_>) -> ResponseRefusal {
     let (fault, status) = (status_fault(&response), response.status());
-    let in_session = matches!(addressee, Addressee::RequestInSession(_));
+    let in_session = matches!(addressee, ErrorAddressee::RequestInSession(_));
     if in_session && status == StatusCode::NOT_FOUND {
-        return Refusal::SessionLost;
+        return ResponseRefusal::SessionLost;
     }
     let may_explain = fault.reason == Reason::UpstreamHttpStatus && is_json(response.headers());
     let explained = if may_explain { explained(response.into_body()).await } else { None };
     match (explained, addressee) {
-        (Some((_, error)), _) if in_session && names_lost_session(status, &error) => Refusal::SessionLost,
-        (Some((_, error)), Addressee::Handshake) => Refusal::Rpc(error),
-        (Some((Some(named), error)), Addressee::Request(id) | Addressee::RequestInSession(id)) if named == *id => {
-            Refusal::Rpc(error)
+        (Some((_, error)), _) if in_session && names_lost_session(status, &error) => ResponseRefusal::SessionLost,
+        (Some((_, error)), ErrorAddressee::Handshake) => ResponseRefusal::Rpc(error),
+        (Some((Some(named), error)), ErrorAddressee::Request(id) | ErrorAddressee::RequestInSession(id))
+            if named == *id =>
+        {
+            ResponseRefusal::Rpc(error)
         }
-        (Some(_) | None, _) => Refusal::Gateway(fault),
+        (Some(_) | None, _) => ResponseRefusal::Gateway(fault),
     }
 }
 
@@ -182,7 +186,7 @@ pub(crate) async fn read_whole(mut body: AnswerBody, limits: ReadLimits) -> Resu
     }
     let mut first = Bytes::new();
     let mut rest = BytesMut::new();
-    while let Some(piece) = next_piece(&mut body, limits.idle).await.map_err(Break::into_fault)? {
+    while let Some(piece) = next_piece(&mut body, limits.idle).await.map_err(BodyReadError::into_fault)? {
         if first.len() + rest.len() + piece.len() > limits.bytes_max {
             return Err(too_large);
         }
@@ -204,7 +208,7 @@ pub(crate) async fn read_whole(mut body: AnswerBody, limits: ReadLimits) -> Resu
 
 /// Why a body or a stream stops before it said what it should.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Break {
+pub(crate) enum BodyReadError {
     /// The connection broke.
     Closed,
     /// Silent for longer than allowed.
@@ -215,7 +219,7 @@ pub(crate) enum Break {
     Known(GatewayFault),
 }
 
-impl Break {
+impl BodyReadError {
     pub(crate) const fn into_fault(self) -> GatewayFault {
         match self {
             Self::Closed => GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown),
@@ -227,15 +231,17 @@ impl Break {
 }
 
 /// The next bytes of a body; `None` at its end. Cancel safe.
-async fn next_piece(body: &mut AnswerBody, idle: Option<Duration>) -> Result<Option<Bytes>, Break> {
+async fn next_piece(body: &mut AnswerBody, idle: Option<Duration>) -> Result<Option<Bytes>, BodyReadError> {
     loop {
         let frame = match idle {
-            Some(max) => tokio::time::timeout(max, body.frame()).await.map_err(|_| Break::Idle)?,
+            Some(max) => tokio::time::timeout(max, body.frame()).await.map_err(|_| BodyReadError::Idle)?,
             None => body.frame().await,
         };
         match frame {
             None => return Ok(None),
-            Some(Err(error)) => return Err(BrokenOff::known_in(&error).map_or(Break::Closed, Break::Known)),
+            Some(Err(error)) => {
+                return Err(BodyBreakError::known_in(&error).map_or(BodyReadError::Closed, BodyReadError::Known));
+            }
             Some(Ok(frame)) => match frame.into_data() {
                 Ok(data) => return Ok(Some(data)),
                 Err(_trailers) => (),
@@ -259,14 +265,15 @@ impl EventStream {
     }
 
     /// The next event; `None` when the stream ended in order. Cancel safe.
-    pub(crate) async fn next(&mut self) -> Result<Option<SseEvent>, Break> {
+    pub(crate) async fn next(&mut self) -> Result<Option<SseEvent>, BodyReadError> {
         loop {
             if let Some(event) = self.ready.pop_front() {
                 return Ok(Some(event));
             }
             let piece = next_piece(&mut self.body, self.idle).await?;
             // The decoder hands out what came before an event that is too large, and refuses then.
-            let events = self.decoder.feed(piece.as_deref().unwrap_or_default()).map_err(|_| Break::TooLarge)?;
+            let events =
+                self.decoder.feed(piece.as_deref().unwrap_or_default()).map_err(|_| BodyReadError::TooLarge)?;
             if piece.is_none() {
                 return Ok(None);
             }
@@ -284,12 +291,12 @@ pub(crate) fn message_in(event: &SseEvent) -> Option<&Bytes> {
 
 /// Where a stream can be taken up again, and how soon.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct StreamPoint {
+pub(crate) struct SseResumePoint {
     pub(crate) last_event: Option<HeaderValue>,
     pub(crate) retry: Option<Duration>,
 }
 
-impl StreamPoint {
+impl SseResumePoint {
     /// Soonest and latest reconnection, whatever the upstream asks for (U21).
     const RETRY_MIN: Duration = Duration::from_millis(100);
     const RETRY_MAX: Duration = Duration::from_secs(60);

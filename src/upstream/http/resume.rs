@@ -6,9 +6,9 @@ use std::time::Duration;
 use http::HeaderValue;
 use serde_json::value::RawValue;
 
-use super::post::Credentials;
-use super::reply::StreamPoint;
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use super::post::SessionHeaders;
+use super::reply::SseResumePoint;
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::time::millis;
 use crate::upstream::ResumeToken;
 use crate::wire::{Payload, ProtocolVersion, RequestId};
@@ -16,7 +16,7 @@ use crate::wire::{Payload, ProtocolVersion, RequestId};
 /// The token's content. Rows hold it for as long as they live, so its members keep their meaning. One of
 /// `last_event` and `task` is there.
 #[derive(serde::Serialize, serde::Deserialize)]
-struct Token {
+struct ResumeTokenContent {
     request: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     last_event: Option<String>,
@@ -36,33 +36,40 @@ struct Token {
 
 /// Where a call stands, as far as it can be taken up there.
 #[derive(Clone, Debug)]
-pub(super) enum At {
-    Stream(StreamPoint),
+pub(super) enum CallPosition {
+    Stream(SseResumePoint),
     /// The upstream made a task of it.
     Task {
         id: Arc<str>,
-        tasks: PeerTasks,
+        tasks: UpstreamTaskSupport,
     },
 }
 
 /// A call that was begun in another life.
 #[derive(Debug)]
-pub(super) struct Resumed {
+pub(super) struct ResumedCall {
     pub(super) request: RequestId,
-    pub(super) credentials: Credentials,
-    pub(super) at: At,
+    pub(super) credentials: SessionHeaders,
+    pub(super) at: CallPosition,
     /// The questions that it has open.
     pub(super) open: Vec<Payload>,
 }
 
 /// The token of a call with these questions open; `None` as long as its stream gave no event id and no task was made
 /// of it.
-pub(super) fn token(request: &RequestId, credentials: &Credentials, at: &At, open: &[Payload]) -> Option<ResumeToken> {
+pub(super) fn token(
+    request: &RequestId,
+    credentials: &SessionHeaders,
+    at: &CallPosition,
+    open: &[Payload],
+) -> Option<ResumeToken> {
     let (last_event, retry, task, tasks) = match at {
-        At::Stream(point) => (Some(text(point.last_event.as_ref()?)?), point.retry, None, PeerTasks::default()),
-        At::Task { id, tasks } => (None, None, Some(id.as_ref().to_owned()), *tasks),
+        CallPosition::Stream(point) => {
+            (Some(text(point.last_event.as_ref()?)?), point.retry, None, UpstreamTaskSupport::default())
+        }
+        CallPosition::Task { id, tasks } => (None, None, Some(id.as_ref().to_owned()), *tasks),
     };
-    let token = Token {
+    let token = ResumeTokenContent {
         request: request.payload().read().ok()?,
         last_event,
         session: match &credentials.session {
@@ -79,25 +86,28 @@ pub(super) fn token(request: &RequestId, credentials: &Credentials, at: &At, ope
 }
 
 /// Reads a token; `None` if it is not one of ours.
-pub(super) fn read(token: &ResumeToken) -> Option<Resumed> {
-    let token: Token = token.0.read().ok()?;
+pub(super) fn read(token: &ResumeToken) -> Option<ResumedCall> {
+    let token: ResumeTokenContent = token.0.read().ok()?;
     let session = match &token.session {
         Some(session) => Some(HeaderValue::from_str(session).ok()?),
         None => None,
     };
     let at = match (token.task, &token.last_event) {
-        (Some(id), _) => At::Task { id: Arc::from(id), tasks: PeerTasks { calls: true, cancel: token.task_cancel } },
-        (None, Some(event)) => At::Stream(StreamPoint {
+        (Some(id), _) => CallPosition::Task {
+            id: Arc::from(id),
+            tasks: UpstreamTaskSupport { calls: true, cancel: token.task_cancel },
+        },
+        (None, Some(event)) => CallPosition::Stream(SseResumePoint {
             last_event: Some(HeaderValue::from_bytes(event.as_bytes()).ok()?),
             retry: token.retry_ms.map(Duration::from_millis),
         }),
         (None, None) => return None,
     };
     let open = token.open.iter().map(Payload::of).collect();
-    Some(Resumed {
+    Some(ResumedCall {
         open,
         request: RequestId::text(&token.request),
-        credentials: Credentials { session, version: token.version.as_deref().and_then(ProtocolVersion::parse) },
+        credentials: SessionHeaders { session, version: token.version.as_deref().and_then(ProtocolVersion::parse) },
         at,
     })
 }
@@ -110,31 +120,36 @@ fn text(value: &HeaderValue) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn credentials() -> Credentials {
-        Credentials { session: Some(HeaderValue::from_static("s-1")), version: Some(ProtocolVersion::V2025_11_25) }
+    fn credentials() -> SessionHeaders {
+        SessionHeaders { session: Some(HeaderValue::from_static("s-1")), version: Some(ProtocolVersion::V2025_11_25) }
     }
 
     #[test]
     fn a_token_brings_back_what_it_was_made_of() {
-        let mut point = StreamPoint { last_event: None, retry: Some(Duration::from_millis(250)) };
+        let mut point = SseResumePoint { last_event: None, retry: Some(Duration::from_millis(250)) };
         let request = RequestId::text("tg:1");
-        assert_eq!(token(&request, &credentials(), &At::Stream(point.clone()), &[]), None, "nothing to resume after");
+        assert_eq!(
+            token(&request, &credentials(), &CallPosition::Stream(point.clone()), &[]),
+            None,
+            "nothing to resume after"
+        );
         point.last_event = Some(HeaderValue::from_bytes("caf\u{e9}-7".as_bytes()).unwrap());
         let open = [Payload::of(&7), Payload::of("ask")];
-        let back = read(&token(&request, &credentials(), &At::Stream(point.clone()), &open).unwrap()).unwrap();
+        let back =
+            read(&token(&request, &credentials(), &CallPosition::Stream(point.clone()), &open).unwrap()).unwrap();
         assert_eq!((back.request, back.credentials, back.open), (request, credentials(), open.to_vec()));
-        let At::Stream(read) = back.at else { panic!("{:?}", back.at) };
+        let CallPosition::Stream(read) = back.at else { panic!("{:?}", back.at) };
         assert_eq!((read.last_event, read.retry), (point.last_event, point.retry));
     }
 
     #[test]
     fn upc_13_a_token_brings_back_the_upstreams_task() {
         for cancel in [false, true] {
-            let tasks = PeerTasks { calls: true, cancel };
-            let at = At::Task { id: Arc::from("\"u\" 1"), tasks };
+            let tasks = UpstreamTaskSupport { calls: true, cancel };
+            let at = CallPosition::Task { id: Arc::from("\"u\" 1"), tasks };
             let back = read(&token(&RequestId::text("tg:1"), &credentials(), &at, &[]).unwrap()).unwrap();
             assert_eq!(back.credentials, credentials());
-            let At::Task { id, tasks: read } = back.at else { panic!("{:?}", back.at) };
+            let CallPosition::Task { id, tasks: read } = back.at else { panic!("{:?}", back.at) };
             assert_eq!((&*id, read), ("\"u\" 1", tasks));
         }
     }
@@ -144,7 +159,9 @@ mod tests {
         let text = r#"{"request":"tg:1","last_event":"e-1","session":null,"version":"2025-06-18","retry_ms":null}"#;
         let value: Box<RawValue> = serde_json::from_str(text).unwrap();
         let back = read(&ResumeToken(Payload::of(&value))).unwrap();
-        assert!(matches!(back.at, At::Stream(point) if point.last_event == Some(HeaderValue::from_static("e-1"))));
+        assert!(
+            matches!(back.at, CallPosition::Stream(point) if point.last_event == Some(HeaderValue::from_static("e-1")))
+        );
     }
 
     #[test]

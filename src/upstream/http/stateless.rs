@@ -17,15 +17,15 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use self::exchange::StatelessExchange;
-use self::line::{Annotated, Ending, Line, Said};
-use self::listen::Listens;
-use crate::dialect::subscriptions::Wishes;
+use self::line::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
+use self::listen::ListenSources;
+use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::era::{Discover, Era, Eras, era_of_refusal, is_served};
-use crate::upstream::session::{Hop, SessionKey};
+use crate::upstream::era::{Era, EraCache, EraDiscovery, era_of_refusal, is_served};
+use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, Forwarded, Listening, NativeTask, News, ResumeToken, ServerFacts,
-    Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, ClientFacts, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
+    ServerFacts, ServerNotification, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -36,29 +36,29 @@ const DISCOVER_BYTES_MAX: usize = 1024 * 1024;
 /// A server of 2026-07-28.
 #[derive(Debug)]
 pub(crate) struct StatelessUpstream {
-    hop: Arc<Hop>,
-    eras: Arc<Eras>,
-    annotated: Arc<Annotated>,
+    hop: Arc<UpstreamLink>,
+    eras: Arc<EraCache>,
+    annotated: Arc<AnnotatedTools>,
     /// What the server said of itself last. It may differ with who asks, so it is believed as far as the
     /// name goes.
     facts: parking_lot::Mutex<Option<Arc<ServerFacts>>>,
-    listens: Arc<Listens>,
+    listens: Arc<ListenSources>,
 }
 
 impl StatelessUpstream {
-    pub(in crate::upstream) fn new(hop: Arc<Hop>, eras: Arc<Eras>) -> Self {
-        let listens = Listens::new(Arc::clone(&hop));
+    pub(in crate::upstream) fn new(hop: Arc<UpstreamLink>, eras: Arc<EraCache>) -> Self {
+        let listens = ListenSources::new(Arc::clone(&hop));
         Self { hop, eras, annotated: Arc::default(), facts: parking_lot::Mutex::default(), listens }
     }
 
-    fn line(&self, context: &CallContext) -> Line {
-        Line::new(Arc::clone(&self.hop), Arc::clone(&self.eras), Arc::clone(&self.annotated), context)
+    fn line(&self, context: &CallContext) -> StatelessSender {
+        StatelessSender::new(Arc::clone(&self.hop), Arc::clone(&self.eras), Arc::clone(&self.annotated), context)
     }
 
-    async fn ask_facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, Ending> {
-        let said = Said::new(method::DISCOVER, None);
+    async fn ask_facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, RequestFailure> {
+        let said = DraftRequest::new(method::DISCOVER, None);
         let result = self.line(context).answer(&said, None).await?;
-        let facts = Arc::new(facts_in(&result).ok_or(Ending::Lost(MALFORMED))?);
+        let facts = Arc::new(facts_in(&result).ok_or(RequestFailure::Lost(MALFORMED))?);
         *self.facts.lock() = Some(Arc::clone(&facts));
         Ok(facts)
     }
@@ -82,23 +82,23 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
 
 /// Asks on nobody's behalf: a server without sessions answers this to anyone, with no capabilities declared.
 #[async_trait]
-impl Discover for StatelessUpstream {
+impl EraDiscovery for StatelessUpstream {
     async fn discover(&self) -> Option<Era> {
         let context = CallContext {
             principal: Principal::anonymous(),
             client: ClientFacts { capabilities: Payload::empty_object() },
             progress: false,
             log_level: None,
-            native_task: NativeTask::Never,
+            native_task: UpstreamTaskMode::Never,
             timeouts: Timeouts::default(),
             result_bytes_max: DISCOVER_BYTES_MAX,
-            forwarded: Forwarded::default(),
+            forwarded: ForwardedHeaders::default(),
         };
         match self.ask_facts(&context).await {
             Ok(_) => Some(Era::Stateless),
-            Err(Ending::Faulted(error)) => Some(era_of_refusal(&error)),
+            Err(RequestFailure::Faulted(error)) => Some(era_of_refusal(&error)),
             // Whoever is not let in, and a server in trouble, says nothing of eras.
-            Err(Ending::Lost(fault)) => match (fault.reason, fault.http_status) {
+            Err(RequestFailure::Lost(fault)) => match (fault.reason, fault.http_status) {
                 (Reason::UpstreamMalformed, _) => Some(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => Some(Era::Session),
                 // Some servers end at what comes before `initialize`.
@@ -120,8 +120,8 @@ impl Upstream for StatelessUpstream {
         match known {
             Some(facts) => Ok(facts),
             None => self.ask_facts(context).await.map_err(|ending| match ending {
-                Ending::Faulted(error) => BeginError::Refused(error),
-                Ending::Lost(fault) => BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault }),
+                RequestFailure::Faulted(error) => BeginError::Refused(error),
+                RequestFailure::Lost(fault) => BeginError::Gateway(GatewayFault { executed: Executed::No, ..fault }),
             }),
         }
     }
@@ -139,11 +139,15 @@ impl Upstream for StatelessUpstream {
 
     /// The server says what changes only to those who listen for it. Heard here is that tools changed, as long as
     /// anybody does.
-    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         Ok(self.listens.tool_changes())
     }
 
-    async fn listen(&self, context: &CallContext, wishes: &Wishes) -> Result<Listening, BeginError> {
+    async fn listen(
+        &self,
+        context: &CallContext,
+        wishes: &SubscriptionFilter,
+    ) -> Result<NotificationSubscription, BeginError> {
         let key =
             SessionKey { principal: context.principal.clone(), capabilities: context.client.capabilities.clone() };
         self.listens.listen(key, self.line(context), wishes.of_the_upstream()).await

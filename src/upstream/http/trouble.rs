@@ -9,13 +9,13 @@ use http::{Method, Response, StatusCode};
 use hyper::body::Body;
 use url::Url;
 
-use super::post::Outgoing;
+use super::post::OutgoingRequest;
 use super::reply;
 use crate::task::Reason;
 use crate::tls;
-use crate::upstream::breaker::Health;
-use crate::upstream::conduit::Content;
-use crate::upstream::standing::Trouble;
+use crate::upstream::breaker::AnswerHealth;
+use crate::upstream::conduit::BodyKind;
+use crate::upstream::standing::UpstreamFailure;
 use crate::wire::{Message, ScanLimits, envelope, method};
 
 /// An error and all its causes. An I/O error hides what it wraps from `source`, so it is looked into.
@@ -61,23 +61,27 @@ pub(crate) const fn is_unlike_http(status: StatusCode) -> bool {
 }
 
 /// What is wrong with the head of an answer, as far as the upstream is to blame and not one request.
-pub(super) fn of_head<B: Body>(url: &http::Uri, outgoing: &Outgoing, response: &Response<B>) -> Option<Trouble> {
+pub(super) fn of_head<B: Body>(
+    url: &http::Uri,
+    outgoing: &OutgoingRequest,
+    response: &Response<B>,
+) -> Option<UpstreamFailure> {
     let (status, headers) = (response.status(), response.headers());
     if status.is_success() {
         let is_odd = status == StatusCode::OK
             && outgoing.method() == Method::POST
-            && reply::content_of(headers) == Content::Other
+            && reply::content_of(headers) == BodyKind::Other
             && is_request(outgoing);
-        return is_odd.then(|| Trouble::new(Reason::UpstreamMalformed, media(response)));
+        return is_odd.then(|| UpstreamFailure::new(Reason::UpstreamMalformed, media(response)));
     }
     if status.is_redirection() {
         return Some(redirect(url, response));
     }
     if matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-        return Some(Trouble::new(Reason::UpstreamAuth, format!("HTTP {}", status.as_u16())));
+        return Some(UpstreamFailure::new(Reason::UpstreamAuth, format!("HTTP {}", status.as_u16())));
     }
     let is_json = reply::is_json(headers);
-    let is_ill = matches!(Health::of_head(response, is_json, None), Health::Ill(_));
+    let is_ill = matches!(AnswerHealth::of_head(response, is_json, None), AnswerHealth::Ill(_));
     // Streams are a matter of taste, and so is the end of a session.
     let is_of_use = outgoing.method() == Method::POST;
     let is_in_session = outgoing.session().is_some();
@@ -93,17 +97,17 @@ pub(super) fn of_head<B: Body>(url: &http::Uri, outgoing: &Outgoing, response: &
     let is_trouble = is_refused || (is_ill && (is_of_use || !is_in_session));
     is_trouble.then(|| {
         let cause = format!("HTTP {}, {}", status.as_u16(), media(response));
-        Trouble::new(Reason::UpstreamHttpStatus, cause)
+        UpstreamFailure::new(Reason::UpstreamHttpStatus, cause)
     })
 }
 
-fn is_request(outgoing: &Outgoing) -> bool {
+fn is_request(outgoing: &OutgoingRequest) -> bool {
     let message = outgoing.body().and_then(|text| envelope::read(text, ScanLimits::UPSTREAM).ok());
     matches!(message, Some(Message::Request(_)))
 }
 
 /// Whether a request opens a session.
-pub(crate) fn is_initialize(outgoing: &Outgoing) -> bool {
+pub(crate) fn is_initialize(outgoing: &OutgoingRequest) -> bool {
     let message = outgoing.body().and_then(|text| envelope::read(text, ScanLimits::UPSTREAM).ok());
     matches!(message, Some(Message::Request(request)) if request.method == method::INITIALIZE)
 }
@@ -118,7 +122,7 @@ fn media<B: Body>(response: &Response<B>) -> String {
 }
 
 /// Where a redirect leads, without what may be a secret of it.
-fn redirect<B>(from: &http::Uri, response: &Response<B>) -> Trouble {
+fn redirect<B>(from: &http::Uri, response: &Response<B>) -> UpstreamFailure {
     let status = response.status().as_u16();
     let said = response.headers().get(LOCATION).and_then(|value| value.to_str().ok());
     let from = Url::parse(&from.to_string()).ok();
@@ -133,7 +137,10 @@ fn redirect<B>(from: &http::Uri, response: &Response<B>) -> Trouble {
         (_, Some(to)) => to.origin().ascii_serialization(),
         (_, None) => "nowhere".to_owned(),
     };
-    Trouble { location, ..Trouble::new(Reason::UpstreamRedirect, format!("HTTP {status}, Location: {to}")) }
+    UpstreamFailure {
+        location,
+        ..UpstreamFailure::new(Reason::UpstreamRedirect, format!("HTTP {status}, Location: {to}"))
+    }
 }
 
 #[cfg(test)]
@@ -141,7 +148,7 @@ mod tests {
     use http_body_util::Empty;
 
     use super::*;
-    use crate::upstream::http::post::Credentials;
+    use crate::upstream::http::post::SessionHeaders;
 
     fn said(location: &str) -> String {
         let response = Response::builder().status(307).header(LOCATION, location).body(()).unwrap();
@@ -176,7 +183,7 @@ mod tests {
                 .into_iter()
                 .fold(Response::builder().status(status), |response, media| response.header(CONTENT_TYPE, media));
             let response = response.body(Empty::<bytes::Bytes>::new()).unwrap();
-            let outgoing = Credentials::default().post(bytes::Bytes::from_static(message.as_bytes()));
+            let outgoing = SessionHeaders::default().post(bytes::Bytes::from_static(message.as_bytes()));
             let found = of_head(&url, &outgoing, &response).map(|trouble| trouble.cause);
             assert_eq!(found.as_deref(), expected, "{status} {media:?} {message}");
         }

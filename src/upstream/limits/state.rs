@@ -5,12 +5,12 @@ use std::collections::{HashMap, VecDeque};
 
 use tokio::sync::oneshot;
 
-use super::{Slot, share};
+use super::{CallPermit, share};
 use crate::task::Principal;
 
 /// While a place is free, those who wait have all that they may have.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct CallPermitsState {
     max: usize,
     queue_max: usize,
     taken: usize,
@@ -20,18 +20,18 @@ pub(super) struct State {
     /// Counts those who wait, to find them again; within a lane it rises.
     next_ticket: u64,
     /// Never empty ones.
-    lanes: HashMap<Principal, VecDeque<Waiter>>,
+    lanes: HashMap<Principal, VecDeque<PermitWaiter>>,
     /// Each lane once, the next one to be served first.
     turns: VecDeque<Principal>,
 }
 
 #[derive(Debug)]
-pub(super) struct Waiter {
+pub(super) struct PermitWaiter {
     ticket: u64,
-    pub(super) place: oneshot::Sender<Slot>,
+    pub(super) place: oneshot::Sender<CallPermit>,
 }
 
-impl State {
+impl CallPermitsState {
     pub(super) fn new(max: usize, queue_max: usize) -> Self {
         Self {
             max,
@@ -98,7 +98,7 @@ impl State {
         *self.held.entry(to.clone()).or_default() += 1;
     }
 
-    pub(super) fn enter(&mut self, owner: &Principal, place: oneshot::Sender<Slot>) -> u64 {
+    pub(super) fn enter(&mut self, owner: &Principal, place: oneshot::Sender<CallPermit>) -> u64 {
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         self.waiting += 1;
@@ -106,18 +106,18 @@ impl State {
             self.turns.push_back(owner.clone());
             VecDeque::new()
         });
-        lane.push_back(Waiter { ticket, place });
+        lane.push_back(PermitWaiter { ticket, place });
         ticket
     }
 
     /// Those whose turn it is, each with a place that was taken for it.
-    pub(super) fn call_all(&mut self) -> Vec<(Principal, Waiter)> {
+    pub(super) fn call_all(&mut self) -> Vec<(Principal, PermitWaiter)> {
         std::iter::from_fn(|| self.call_next()).collect()
     }
 
     /// The one whose turn it is; its principal goes to the end of the line. Principals that have all they may have
     /// keep their turns: at most one of several has, but where the bound was lowered.
-    fn call_next(&mut self) -> Option<(Principal, Waiter)> {
+    fn call_next(&mut self) -> Option<(Principal, PermitWaiter)> {
         if self.taken >= self.max {
             return None;
         }

@@ -8,10 +8,10 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn slots(in_flight_max: usize, queue_max: usize) -> Slots {
+fn slots(in_flight_max: usize, queue_max: usize) -> CallPermits {
     let in_flight_max = NonZeroUsize::new(in_flight_max).unwrap();
-    let settings = SlotSettings { in_flight_max, queue_max, queue_deadline: Duration::from_secs(30) };
-    Slots::new(Arc::from("reports"), settings)
+    let settings = CallPermitSettings { in_flight_max, queue_max, queue_deadline: Duration::from_secs(30) };
+    CallPermits::new(Arc::from("reports"), settings)
 }
 
 fn owner(n: usize) -> Principal {
@@ -89,9 +89,9 @@ async fn the_person_of_a_loopback_listener_has_all_places() {
 
 #[tokio::test]
 async fn places_by_name_go_on_counting_with_other_bounds() {
-    let all = SlotsByName::default();
+    let all = CallPermitsByName::default();
     let name: Arc<str> = Arc::from("reports");
-    let settings = |max| SlotSettings {
+    let settings = |max| CallPermitSettings {
         in_flight_max: NonZeroUsize::new(max).unwrap(),
         queue_max: 8,
         queue_deadline: Duration::from_secs(30),
@@ -122,7 +122,7 @@ fn poll<F: Future + ?Sized>(future: Pin<&mut F>) -> Poll<F::Output> {
 
 /// What can happen at an upstream.
 #[derive(Clone, Debug)]
-enum Step {
+enum LoadStep {
     /// A call of one of four principals comes.
     Arrive(usize),
     /// The call that has run longest ends.
@@ -131,33 +131,33 @@ enum Step {
     Abandon(prop::sample::Index),
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<LoadStep>> {
     let step = prop_oneof![
-        4 => (0_usize..4).prop_map(Step::Arrive),
-        3 => Just(Step::End),
-        1 => any::<prop::sample::Index>().prop_map(Step::Abandon),
+        4 => (0_usize..4).prop_map(LoadStep::Arrive),
+        3 => Just(LoadStep::End),
+        1 => any::<prop::sample::Index>().prop_map(LoadStep::Abandon),
     ];
     prop::collection::vec(step, 1..200)
 }
 
-type Waiting<'a> = (usize, usize, Pin<Box<dyn Future<Output = Result<Slot, GatewayFault>> + 'a>>);
+type PendingPermit<'a> = (usize, usize, Pin<Box<dyn Future<Output = Result<CallPermit, GatewayFault>> + 'a>>);
 
 /// A place that was given: whose, to which call, and which calls of whom went on waiting.
-type Granted = (usize, usize, Vec<(usize, usize)>);
+type GrantedPermit = (usize, usize, Vec<(usize, usize)>);
 
 /// Plays the steps; returns the places in the order in which they were given.
-fn play(slots: &Slots, owners: &[Principal], steps: &[Step]) -> Vec<Granted> {
+fn play(slots: &CallPermits, owners: &[Principal], steps: &[LoadStep]) -> Vec<GrantedPermit> {
     let (mut granted, mut running, mut number) = (Vec::new(), VecDeque::new(), 0);
-    let mut waiting: Vec<Waiting<'_>> = Vec::new();
+    let mut waiting: Vec<PendingPermit<'_>> = Vec::new();
     for step in steps {
         match step {
-            Step::Arrive(who) => {
+            LoadStep::Arrive(who) => {
                 number += 1;
                 waiting.push((*who, number, Box::pin(slots.acquire(&owners[*who], None))));
             }
-            Step::End => drop(running.pop_front()),
-            Step::Abandon(which) if !waiting.is_empty() => drop(waiting.remove(which.index(waiting.len()))),
-            Step::Abandon(_) => (),
+            LoadStep::End => drop(running.pop_front()),
+            LoadStep::Abandon(which) if !waiting.is_empty() => drop(waiting.remove(which.index(waiting.len()))),
+            LoadStep::Abandon(_) => (),
         }
         let mut at = 0;
         while at < waiting.len() {

@@ -20,7 +20,7 @@ const ASKED_MAX: usize = 1_000;
 
 /// One call in progress.
 #[derive(Debug)]
-pub(crate) struct Call {
+pub(crate) struct SessionCall {
     /// Serves as the progress token too.
     pub(crate) id: RequestId,
     /// The task that the upstream made of the call, which its questions may name.
@@ -31,27 +31,27 @@ pub(crate) struct Call {
     pub(crate) hint: Notify,
     /// A queue has room for dozens at once: of pointers, so that a call that has nothing to say takes little.
     events: mpsc::Sender<Box<ExchangeEvent>>,
-    questions: Mutex<Questions>,
+    questions: Mutex<AskedQuestions>,
 }
 
 #[derive(Debug, Default)]
-struct Questions {
+struct AskedQuestions {
     /// By the upstream's id. Those that are no longer open stay, so that a replay is not asked again.
-    asked: HashMap<Payload, Question>,
+    asked: HashMap<Payload, QuestionState>,
     open: usize,
     /// The tasks that open ones named as their cause, which their answers name too.
     related: HashMap<Payload, Arc<str>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Question {
+enum QuestionState {
     Open,
     Closed,
 }
 
 /// Whether the upstream makes a task of a call.
 #[derive(Clone, Debug)]
-pub(crate) enum Native {
+pub(crate) enum UpstreamTaskState {
     Never,
     /// The call asks for it.
     Asked,
@@ -61,20 +61,20 @@ pub(crate) enum Native {
 
 /// Why a question is not put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NotAsked {
+pub(crate) enum AskRefusal {
     /// It was asked before: each message counts once (UPC-24).
     Again,
     TooMany,
 }
 
-impl Call {
+impl SessionCall {
     /// A call and the queue of its events.
-    pub(crate) fn new(id: RequestId, native: Native) -> (Arc<Self>, mpsc::Receiver<Box<ExchangeEvent>>) {
+    pub(crate) fn new(id: RequestId, native: UpstreamTaskState) -> (Arc<Self>, mpsc::Receiver<Box<ExchangeEvent>>) {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
-        let may_be_task = matches!(native, Native::Asked);
+        let may_be_task = matches!(native, UpstreamTaskState::Asked);
         let task = match native {
-            Native::Made(task) => SetOnce::new_with(Some(task)),
-            Native::Asked | Native::Never => SetOnce::new(),
+            UpstreamTaskState::Made(task) => SetOnce::new_with(Some(task)),
+            UpstreamTaskState::Asked | UpstreamTaskState::Never => SetOnce::new(),
         };
         let (hint, questions) = (Notify::new(), Mutex::default());
         (Arc::new(Self { id, task, may_be_task, hint, events, questions }), queue)
@@ -100,15 +100,15 @@ impl Call {
     }
 
     /// Opens a question, within the bounds.
-    pub(crate) fn ask(&self, id: &RequestId) -> Result<(), NotAsked> {
+    pub(crate) fn ask(&self, id: &RequestId) -> Result<(), AskRefusal> {
         let mut questions = self.questions.lock();
         if questions.asked.contains_key(id.payload()) {
-            return Err(NotAsked::Again);
+            return Err(AskRefusal::Again);
         }
         if questions.open >= OPEN_MAX || questions.asked.len() >= ASKED_MAX {
-            return Err(NotAsked::TooMany);
+            return Err(AskRefusal::TooMany);
         }
-        questions.asked.insert(id.payload().clone(), Question::Open);
+        questions.asked.insert(id.payload().clone(), QuestionState::Open);
         questions.open += 1;
         Ok(())
     }
@@ -123,15 +123,15 @@ impl Call {
     }
 
     pub(crate) fn is_open(&self, ask: &Payload) -> bool {
-        self.questions.lock().asked.get(ask) == Some(&Question::Open)
+        self.questions.lock().asked.get(ask) == Some(&QuestionState::Open)
     }
 
     /// Closes a question; whether it was open.
     pub(crate) fn close(&self, ask: &Payload) -> bool {
         let mut questions = self.questions.lock();
         questions.related.remove(ask);
-        let was = questions.asked.get_mut(ask).map(|question| std::mem::replace(question, Question::Closed));
-        let was_open = was == Some(Question::Open);
+        let was = questions.asked.get_mut(ask).map(|question| std::mem::replace(question, QuestionState::Closed));
+        let was_open = was == Some(QuestionState::Open);
         questions.open -= usize::from(was_open);
         was_open
     }
@@ -139,7 +139,7 @@ impl Call {
     /// The questions that are open, in an order of their own.
     pub(crate) fn open(&self) -> Vec<Payload> {
         let questions = self.questions.lock();
-        let open = questions.asked.iter().filter(|(_, question)| **question == Question::Open);
+        let open = questions.asked.iter().filter(|(_, question)| **question == QuestionState::Open);
         let mut open: Vec<_> = open.map(|(ask, _)| ask.clone()).collect();
         open.sort_by(|a, b| a.as_str().cmp(b.as_str()));
         open
@@ -148,43 +148,43 @@ impl Call {
     /// Forgets all questions, for a session in which the upstream counts anew; those that were open.
     pub(crate) fn forget_questions(&self) -> Vec<Payload> {
         let asked = std::mem::take(&mut *self.questions.lock()).asked;
-        asked.into_iter().filter(|(_, question)| *question == Question::Open).map(|(ask, _)| ask).collect()
+        asked.into_iter().filter(|(_, question)| *question == QuestionState::Open).map(|(ask, _)| ask).collect()
     }
 }
 
 /// The calls of one session.
 #[derive(Debug, Default)]
-pub(crate) struct Calls(Mutex<HashMap<RequestId, Arc<Call>>>);
+pub(crate) struct SessionCalls(Mutex<HashMap<RequestId, Arc<SessionCall>>>);
 
-impl Calls {
-    pub(crate) fn enter(&self, call: &Arc<Call>) {
+impl SessionCalls {
+    pub(crate) fn enter(&self, call: &Arc<SessionCall>) {
         self.0.lock().insert(call.id.clone(), Arc::clone(call));
     }
 
-    pub(crate) fn leave(&self, call: &Call) {
+    pub(crate) fn leave(&self, call: &SessionCall) {
         self.0.lock().remove(&call.id);
     }
 
     /// The call that a progress token belongs to.
-    pub(crate) fn by_token(&self, token: &Payload) -> Option<Arc<Call>> {
+    pub(crate) fn by_token(&self, token: &Payload) -> Option<Arc<SessionCall>> {
         let id = RequestId::from_payload(token)?;
         self.0.lock().get(&id).cloned()
     }
 
     /// The call that is about an upstream task. One that is not known yet may be that of the only call, if
     /// that waits to hear of its own.
-    pub(crate) fn by_task(&self, task: &str) -> Option<Arc<Call>> {
+    pub(crate) fn by_task(&self, task: &str) -> Option<Arc<SessionCall>> {
         let known = self.0.lock().values().find(|call| call.is_task(task)).cloned();
         known.or_else(|| self.only().filter(|call| call.awaits_task()))
     }
 
     /// The call that has a question open.
-    pub(crate) fn by_question(&self, ask: &Payload) -> Option<Arc<Call>> {
+    pub(crate) fn by_question(&self, ask: &Payload) -> Option<Arc<SessionCall>> {
         self.0.lock().values().find(|call| call.is_open(ask)).cloned()
     }
 
     /// The only call, if there is exactly one (T-20).
-    pub(crate) fn only(&self) -> Option<Arc<Call>> {
+    pub(crate) fn only(&self) -> Option<Arc<SessionCall>> {
         let calls = self.0.lock();
         let mut running = calls.values();
         running.next().filter(|_| running.len() == 0).cloned()
@@ -205,8 +205,8 @@ impl Calls {
 mod tests {
     use super::*;
 
-    fn call(id: &str) -> Arc<Call> {
-        Call::new(RequestId::text(id), Native::Never).0
+    fn call(id: &str) -> Arc<SessionCall> {
+        SessionCall::new(RequestId::text(id), UpstreamTaskState::Never).0
     }
 
     #[test]
@@ -219,7 +219,7 @@ mod tests {
                 assert!(call.close(RequestId::number(n - 31).payload()), "question {} was open", n - 31);
             }
         }
-        assert_eq!(call.ask(&RequestId::number(1_000)), Err(NotAsked::TooMany), "U29");
+        assert_eq!(call.ask(&RequestId::number(1_000)), Err(AskRefusal::TooMany), "U29");
     }
 
     /// U29, UPC-24: a replay takes no place.
@@ -229,17 +229,17 @@ mod tests {
         for n in 0..32 {
             assert_eq!(call.ask(&RequestId::number(n)), Ok(()));
         }
-        assert_eq!(call.ask(&RequestId::number(32)), Err(NotAsked::TooMany), "U29");
-        assert_eq!(call.ask(&RequestId::number(0)), Err(NotAsked::Again), "a replay is told apart");
+        assert_eq!(call.ask(&RequestId::number(32)), Err(AskRefusal::TooMany), "U29");
+        assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "a replay is told apart");
         assert!(call.close(RequestId::number(0).payload()));
         assert!(!call.close(RequestId::number(0).payload()), "closed once");
         assert_eq!(call.ask(&RequestId::number(32)), Ok(()));
-        assert_eq!(call.ask(&RequestId::number(0)), Err(NotAsked::Again), "an answered question is not asked again");
+        assert_eq!(call.ask(&RequestId::number(0)), Err(AskRefusal::Again), "an answered question is not asked again");
     }
 
     #[test]
     fn a_message_without_a_name_belongs_to_the_only_call() {
-        let calls = Calls::default();
+        let calls = SessionCalls::default();
         let (first, second) = (call("tg:1"), call("tg:2"));
         assert!(calls.only().is_none());
         calls.enter(&first);
@@ -253,9 +253,9 @@ mod tests {
 
     #[test]
     fn a_message_that_names_a_task_goes_to_no_other_tasks_call() {
-        let call_of = |id, native| Call::new(RequestId::text(id), native).0;
-        let calls = Calls::default();
-        let waiting = call_of("tg:1", Native::Asked);
+        let call_of = |id, native| SessionCall::new(RequestId::text(id), native).0;
+        let calls = SessionCalls::default();
+        let waiting = call_of("tg:1", UpstreamTaskState::Asked);
         calls.enter(&waiting);
         assert_eq!(
             calls.by_task("u-1").map(|call| call.id.clone()),
@@ -264,10 +264,10 @@ mod tests {
         );
         waiting.task.set(Arc::from("u-1")).unwrap();
         assert!(calls.by_task("u-2").is_none(), "T-20: a task that was let go asks nobody else's client");
-        let other = call_of("tg:2", Native::Made(Arc::from("u-2")));
+        let other = call_of("tg:2", UpstreamTaskState::Made(Arc::from("u-2")));
         calls.enter(&other);
         assert_eq!(calls.by_task("u-2").map(|call| call.id.clone()), Some(other.id.clone()));
-        calls.enter(&call_of("tg:3", Native::Asked));
+        calls.enter(&call_of("tg:3", UpstreamTaskState::Asked));
         assert!(calls.by_task("u-3").is_none(), "with several calls nobody knows whose it is");
         calls.leave(&waiting);
         calls.leave(&other);

@@ -3,17 +3,17 @@
 
 use std::sync::Arc;
 
-use super::Session;
-use super::calls::Call;
-use super::route::{Note, read};
+use super::UpstreamSession;
+use super::calls::SessionCall;
+use super::route::{NotificationSubject, read};
 use crate::dialect::relay_core_2025_11_25::related_task;
 use crate::upstream::ExchangeEvent;
-use crate::upstream::conduit::{Ear, Fit};
+use crate::upstream::conduit::{CallMatch, CallMessageSink};
 use crate::wire::envelope::Params;
 use crate::wire::{Message, Notification, Request};
 
-impl Ear for Session {
-    fn hear(self: Arc<Self>, message: Message, fit: Fit) -> Option<Message> {
+impl CallMessageSink for UpstreamSession {
+    fn hear(self: Arc<Self>, message: Message, fit: CallMatch) -> Option<Message> {
         match message {
             Message::Request(request) => self.hear_request(request, fit).map(Message::Request),
             Message::Notification(notification) => {
@@ -25,21 +25,21 @@ impl Ear for Session {
     }
 }
 
-impl Session {
+impl UpstreamSession {
     /// The call that a task is that of.
-    fn meant(&self, params: &Params, fit: Fit) -> Option<Arc<Call>> {
+    fn meant(&self, params: &Params, fit: CallMatch) -> Option<Arc<SessionCall>> {
         self.of_task(&related_task(params.object()?)?, fit)
     }
 
-    fn of_task(&self, task: &str, fit: Fit) -> Option<Arc<Call>> {
+    fn of_task(&self, task: &str, fit: CallMatch) -> Option<Arc<SessionCall>> {
         let call = self.calls.by_task(task)?;
         // Another call of this client may have made it.
-        (fit != Fit::Named || call.task.get().is_some_and(|own| **own == *task)).then_some(call)
+        (fit != CallMatch::Named || call.task.get().is_some_and(|own| **own == *task)).then_some(call)
     }
 
-    fn hear_request(self: Arc<Self>, request: Request, fit: Fit) -> Option<Request> {
+    fn hear_request(self: Arc<Self>, request: Request, fit: CallMatch) -> Option<Request> {
         let call = match request.params.object().and_then(related_task) {
-            None if fit == Fit::OnlyOne => self.calls.only(),
+            None if fit == CallMatch::OnlyOne => self.calls.only(),
             _ => self.meant(&request.params, fit),
         };
         let Some(call) = call else { return Some(request) };
@@ -48,20 +48,22 @@ impl Session {
     }
 
     /// `None` for one that is about no call of this session. What is said to a slow reader is lost, as ever.
-    fn hear_notification(&self, notification: &Notification, fit: Fit) -> Option<()> {
+    fn hear_notification(&self, notification: &Notification, fit: CallMatch) -> Option<()> {
         let (call, event) = match read(notification) {
-            Note::TaskChanged(task) => {
+            NotificationSubject::TaskChanged(task) => {
                 self.of_task(&task, fit)?.hint.notify_one();
                 return Some(());
             }
-            Note::Progress(token, progress) => (self.calls.by_token(&token)?, ExchangeEvent::Progress(progress)),
-            Note::Withdrawn(ask) => {
+            NotificationSubject::Progress(token, progress) => {
+                (self.calls.by_token(&token)?, ExchangeEvent::Progress(progress))
+            }
+            NotificationSubject::Withdrawn(ask) => {
                 let call = self.calls.by_question(&ask)?;
                 call.close(&ask);
                 (call, ExchangeEvent::Withdrawn { ask })
             }
-            Note::Log(params) => (self.meant(&notification.params, fit)?, ExchangeEvent::Log(params)),
-            Note::News | Note::Unusable => return None,
+            NotificationSubject::Log(params) => (self.meant(&notification.params, fit)?, ExchangeEvent::Log(params)),
+            NotificationSubject::News | NotificationSubject::Unusable => return None,
         };
         if !call.try_tell(event) {
             self.hop.dropped("slow_reader");

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use http::HeaderValue;
 
-use super::{Hop, Session, SessionKey, listen};
+use super::{SessionKey, UpstreamLink, UpstreamSession, listen};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{Credentials, Purpose, SESSION_ID};
-use crate::upstream::http::reply::{self, Addressee, ReadLimits, Refusal, Reply};
+use crate::upstream::http::post::{SESSION_ID, SessionHeaders, StreamPurpose};
+use crate::upstream::http::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use crate::upstream::own_ids;
 use crate::upstream::{BeginError, ServerFacts};
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
@@ -41,7 +41,7 @@ struct ClientInfo {
 ///
 /// # Errors
 /// If no handshake succeeds within 30 seconds; no call was sent, whatever the reason.
-pub(crate) async fn open(hop: &Arc<Hop>, key: &SessionKey) -> Result<Arc<Session>, BeginError> {
+pub(crate) async fn open(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let session = match tokio::time::timeout(HANDSHAKE_MAX, agree(hop, key)).await {
         Ok(session) => session?,
@@ -49,13 +49,13 @@ pub(crate) async fn open(hop: &Arc<Hop>, key: &SessionKey) -> Result<Arc<Session
     };
     let held = Arc::downgrade(&session);
     // The pool alone has no use for it.
-    listen::start(&session, Some(Purpose::new(move || held.strong_count() > 1)));
+    listen::start(&session, Some(StreamPurpose::new(move || held.strong_count() > 1)));
     Ok(session)
 }
 
 /// Asks for versions until one is agreed on: at most once each, since every refusal leads to an older one
 /// but the first, which may lead back to the newest.
-async fn agree(hop: &Arc<Hop>, key: &SessionKey) -> Result<Arc<Session>, BeginError> {
+async fn agree(hop: &Arc<UpstreamLink>, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
     let mut asked = hop.versions.ask();
     let (credentials, facts) = loop {
         match initialize(hop, key, asked).await {
@@ -68,33 +68,33 @@ async fn agree(hop: &Arc<Hop>, key: &SessionKey) -> Result<Arc<Session>, BeginEr
         }
     };
     hop.versions.agreed(facts.version);
-    let session = Session::opened(hop, credentials, facts);
+    let session = UpstreamSession::opened(hop, credentials, facts);
     session.tell(envelope::notification(method::INITIALIZED, None)).await.map_err(unsent)?;
     tracing::debug!(upstream = %hop.name, version = session.credentials.version.map(ProtocolVersion::as_str), "opened an upstream session");
     Ok(session)
 }
 
 async fn initialize(
-    hop: &Hop,
+    hop: &UpstreamLink,
     key: &SessionKey,
     asked: ProtocolVersion,
-) -> Result<(Credentials, ServerFacts), BeginError> {
+) -> Result<(SessionHeaders, ServerFacts), BeginError> {
     let id = own_ids::mint();
     let params = Payload::of(&InitializeParams {
         protocol_version: asked.as_str(),
         capabilities: &key.capabilities,
         client_info: ClientInfo { name: "taskgate", version: env!("CARGO_PKG_VERSION") },
     });
-    let post = Credentials::default()
+    let post = SessionHeaders::default()
         .post(envelope::request(&id, method::INITIALIZE, Some(&params)))
         .on_behalf_of(key.principal.clone());
     let response = hop.carrier.send(&post, &HandedOver::default()).await.map_err(unsent)?;
     let session = response.headers().get(SESSION_ID).cloned();
     let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };
-    let reply = reply::open(response, Addressee::Handshake, limits).await.map_err(|refusal| match refusal {
-        Refusal::Gateway(fault) => unsent(fault),
-        Refusal::SessionLost => unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
-        Refusal::Rpc(error) => BeginError::Refused(error),
+    let reply = reply::open(response, ErrorAddressee::Handshake, limits).await.map_err(|refusal| match refusal {
+        ResponseRefusal::Gateway(fault) => unsent(fault),
+        ResponseRefusal::SessionLost => unsent(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+        ResponseRefusal::Rpc(error) => BeginError::Refused(error),
     })?;
     let result = result_in(reply, &id, limits).await?;
     let facts = facts_in(&result).ok_or_else(malformed)?;
@@ -104,25 +104,25 @@ async fn initialize(
     if session.as_ref().is_some_and(|id| !is_session_id(id)) {
         return Err(malformed());
     }
-    Ok((Credentials { session, version: Some(facts.version) }, facts))
+    Ok((SessionHeaders { session, version: Some(facts.version) }, facts))
 }
 
 /// The result in the answer to `initialize`, whichever form it has. Other messages before it are of no use
 /// yet and are passed over.
-async fn result_in(reply: Reply, id: &RequestId, limits: ReadLimits) -> Result<Payload, BeginError> {
+async fn result_in(reply: AcceptedResponse, id: &RequestId, limits: ReadLimits) -> Result<Payload, BeginError> {
     match reply {
-        Reply::Json(body) => {
+        AcceptedResponse::Json(body) => {
             let text = reply::read_whole(body, limits).await.map_err(unsent)?;
             answer_in(&text, id).ok_or_else(malformed)?
         }
-        Reply::Events(mut events) => loop {
+        AcceptedResponse::Events(mut events) => loop {
             match events.next().await {
                 Ok(Some(event)) => {
                     if let Some(answer) = reply::message_in(&event).and_then(|text| answer_in(text, id)) {
                         return answer;
                     }
                 }
-                Ok(None) => return Err(unsent(reply::Break::Closed.into_fault())),
+                Ok(None) => return Err(unsent(reply::BodyReadError::Closed.into_fault())),
                 Err(broken) => return Err(unsent(broken.into_fault())),
             }
         },

@@ -5,7 +5,7 @@
 
 use tokio::sync::Mutex;
 
-use super::Session;
+use super::UpstreamSession;
 use crate::upstream::own_ids;
 use crate::wire::{Object, Payload, envelope, method};
 
@@ -14,9 +14,9 @@ const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "criti
 
 /// The rank that the upstream was told; `None` as long as it decides by itself.
 #[derive(Debug, Default)]
-pub(super) struct LogLevel(Mutex<Option<usize>>);
+pub(super) struct SessionLogLevel(Mutex<Option<usize>>);
 
-impl Session {
+impl UpstreamSession {
     /// Asks the upstream for messages of this level too, if it logs and was not asked before. A refusal
     /// costs messages, not the call.
     pub(crate) async fn lower_log_level(&self, level: &str) {

@@ -10,10 +10,12 @@ use http::StatusCode;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Hop, Session};
+use super::{UpstreamLink, UpstreamSession};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{Credentials, Purpose};
-use crate::upstream::http::reply::{self, Addressee, EventStream, ReadLimits, Refusal, Reply, StreamPoint};
+use crate::upstream::http::post::{SessionHeaders, StreamPurpose};
+use crate::upstream::http::reply::{
+    self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
+};
 use crate::wire::{Message, RequestId, ScanLimits, envelope};
 
 /// Soonest and latest reopening of a stream that ended.
@@ -27,7 +29,7 @@ const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
 const BATCH_MAX: usize = 100;
 
 /// How one opening of the stream went.
-enum Spell {
+enum GetStreamResult {
     /// The upstream has no such stream.
     Refused,
     /// It had one, and now knows no such session.
@@ -38,25 +40,25 @@ enum Spell {
     Useful,
 }
 
-struct Listener {
-    hop: Arc<Hop>,
-    credentials: Credentials,
-    session: Weak<Session>,
-    point: StreamPoint,
+struct GetStreamReader {
+    hop: Arc<UpstreamLink>,
+    credentials: SessionHeaders,
+    session: Weak<UpstreamSession>,
+    point: SseResumePoint,
     /// Whether there was a stream: only then a refusal may be about the session.
     was_open: bool,
     /// What the stream is there for, if that alone makes the session one that is in use.
-    purpose: Option<Purpose>,
+    purpose: Option<StreamPurpose>,
 }
 
 /// Opens the stream in the background, without waiting for it: some upstreams send no head before the
 /// first event.
-pub(super) fn start(session: &Arc<Session>, purpose: Option<Purpose>) {
-    let listener = Listener {
+pub(super) fn start(session: &Arc<UpstreamSession>, purpose: Option<StreamPurpose>) {
+    let listener = GetStreamReader {
         hop: Arc::clone(&session.hop),
         credentials: session.credentials.clone(),
         session: Arc::downgrade(session),
-        point: StreamPoint::default(),
+        point: SseResumePoint::default(),
         was_open: false,
         purpose,
     };
@@ -64,7 +66,7 @@ pub(super) fn start(session: &Arc<Session>, purpose: Option<Purpose>) {
     session.hop.tracker.spawn(listener.run(over));
 }
 
-impl Listener {
+impl GetStreamReader {
     async fn run(mut self, over: CancellationToken) {
         let mut vain = 0_u32;
         loop {
@@ -73,11 +75,11 @@ impl Listener {
                 spell = self.listen() => spell,
             };
             vain = match spell {
-                Spell::Refused => return self.listened(),
+                GetStreamResult::Refused => return self.listened(),
                 // Whoever listens must know, and the next call needs a session that the upstream knows.
-                Spell::Lost => return over.cancel(),
-                Spell::Vain => vain.saturating_add(1),
-                Spell::Useful => 0,
+                GetStreamResult::Lost => return over.cancel(),
+                GetStreamResult::Vain => vain.saturating_add(1),
+                GetStreamResult::Useful => 0,
             };
             let pause = (self.point.pause().max(PAUSE_MIN) * 2_u32.pow(vain.min(6))).min(PAUSE_MAX);
             tokio::select! {
@@ -88,34 +90,40 @@ impl Listener {
     }
 
     /// Opens the stream once and follows it to its end.
-    async fn listen(&mut self) -> Spell {
+    async fn listen(&mut self) -> GetStreamResult {
         let get = self.credentials.get(self.point.last_event.as_ref());
         let get = match &self.purpose {
             Some(purpose) => get.for_use(purpose.clone()),
             None => get,
         };
         let opened = Instant::now();
-        let Ok(response) = self.hop.carrier.send(&get, &HandedOver::default()).await else { return Spell::Vain };
+        let Ok(response) = self.hop.carrier.send(&get, &HandedOver::default()).await else {
+            return GetStreamResult::Vain;
+        };
         match response.status() {
             // These may pass; every other refusal is the upstream's way to say that it has no stream.
-            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return Spell::Vain,
-            status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => return Spell::Vain,
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => return GetStreamResult::Vain,
+            status if status.is_server_error() && status != StatusCode::NOT_IMPLEMENTED => {
+                return GetStreamResult::Vain;
+            }
             _ => (),
         }
         let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
         // A stream has no id; what matters is whether the session is known.
         let nobody = RequestId::number(0);
         let in_session = self.was_open && self.credentials.session.is_some();
-        let addressee = if in_session { Addressee::RequestInSession(&nobody) } else { Addressee::Handshake };
+        let addressee = if in_session { ErrorAddressee::RequestInSession(&nobody) } else { ErrorAddressee::Handshake };
         let events = match reply::open(response, addressee, limits).await {
-            Ok(Reply::Events(events)) => events,
-            Err(Refusal::SessionLost) => return Spell::Lost,
-            Ok(Reply::Json(_)) | Err(Refusal::Gateway(_) | Refusal::Rpc(_)) => return Spell::Refused,
+            Ok(AcceptedResponse::Events(events)) => events,
+            Err(ResponseRefusal::SessionLost) => return GetStreamResult::Lost,
+            Ok(AcceptedResponse::Json(_)) | Err(ResponseRefusal::Gateway(_) | ResponseRefusal::Rpc(_)) => {
+                return GetStreamResult::Refused;
+            }
         };
         self.was_open = true;
         self.listened();
         let heard = self.follow(events).await;
-        if heard || opened.elapsed() >= USEFUL_AFTER { Spell::Useful } else { Spell::Vain }
+        if heard || opened.elapsed() >= USEFUL_AFTER { GetStreamResult::Useful } else { GetStreamResult::Vain }
     }
 
     /// Notes that it is known whether there is such a stream.

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::Session;
-use super::calls::Call;
+use super::UpstreamSession;
+use super::calls::SessionCall;
 use crate::wire::envelope::Params;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Payload, RequestId, envelope, meta, method};
@@ -16,14 +16,14 @@ use crate::wire::{Payload, RequestId, envelope, meta, method};
 const EVERY: Duration = Duration::from_secs(20);
 
 /// A question whose asker takes progress.
-pub(super) struct Patience {
+pub(super) struct QuestionKeepAlive {
     ask: Payload,
     token: Payload,
     /// The upstream's task that asks, which every message about it must name.
     related: Option<Payload>,
 }
 
-impl Patience {
+impl QuestionKeepAlive {
     /// `None` if the question bears no token that is one.
     pub(super) fn of(id: &RequestId, params: &Params) -> Option<Self> {
         let standing = params.object()?.get_object(meta::META)?;
@@ -33,7 +33,7 @@ impl Patience {
     }
 
     /// Shows progress in the background until the question is closed, or its call or session is gone.
-    pub(super) fn keep(self, session: &Arc<Session>, call: &Arc<Call>) {
+    pub(super) fn keep(self, session: &Arc<UpstreamSession>, call: &Arc<SessionCall>) {
         let (hop, over) = (Arc::clone(&session.hop), session.over().clone());
         let (session, call) = (Arc::downgrade(session), Arc::downgrade(call));
         let showing = async move {

@@ -10,12 +10,12 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{Hop, Session, SessionKey, handshake, listen};
-use crate::dialect::relay_core_2025_11_25::PeerTasks;
+use super::{SessionKey, UpstreamLink, UpstreamSession, handshake, listen};
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::BeginError;
-use crate::upstream::http::post::Credentials;
+use crate::upstream::http::post::SessionHeaders;
 use crate::upstream::limits::share;
 
 /// Most sessions at one upstream.
@@ -25,26 +25,26 @@ const IDLE_MAX: Duration = Duration::from_secs(5 * 60);
 /// How often idle sessions are looked for.
 const SWEEP_EVERY: Duration = Duration::from_secs(30);
 
-type Opening = Shared<BoxFuture<'static, Result<Arc<Session>, BeginError>>>;
+type SessionOpening = Shared<BoxFuture<'static, Result<Arc<UpstreamSession>, BeginError>>>;
 
 /// The sessions that stateless clients share the use of, each with itself only.
 #[derive(Debug)]
-pub(crate) struct Pool {
-    hop: Arc<Hop>,
-    places: Mutex<HashMap<SessionKey, Place>>,
+pub(crate) struct SessionPool {
+    hop: Arc<UpstreamLink>,
+    places: Mutex<HashMap<SessionKey, PooledSession>>,
     /// Sessions of another process life in which tasks are taken up, as long as anybody does.
-    adopted: Mutex<HashMap<(SessionKey, HeaderValue), Weak<Session>>>,
+    adopted: Mutex<HashMap<(SessionKey, HeaderValue), Weak<UpstreamSession>>>,
 }
 
 /// A session or its handshake.
 #[derive(Debug)]
-struct Place {
-    opening: Opening,
+struct PooledSession {
+    opening: SessionOpening,
     used: Instant,
 }
 
-impl Place {
-    fn session(&self) -> Option<&Arc<Session>> {
+impl PooledSession {
+    fn session(&self) -> Option<&Arc<UpstreamSession>> {
         self.opening.peek().and_then(|opened| opened.as_ref().ok())
     }
 
@@ -68,9 +68,9 @@ impl Place {
     }
 }
 
-impl Pool {
+impl SessionPool {
     /// An empty pool. What keeps it tidy ends with it.
-    pub(crate) fn new(hop: Arc<Hop>) -> Arc<Self> {
+    pub(crate) fn new(hop: Arc<UpstreamLink>) -> Arc<Self> {
         let pool = Arc::new(Self { hop, places: Mutex::default(), adopted: Mutex::default() });
         let stop = pool.hop.stop.clone();
         pool.hop.tracker.spawn(sweep(Arc::downgrade(&pool), stop));
@@ -82,7 +82,7 @@ impl Pool {
     /// # Errors
     /// If the handshake fails; all who wait for the same one get the same error. `QueueFull` if the pool is
     /// full and all its sessions are in use.
-    pub(crate) async fn session(&self, key: &SessionKey) -> Result<Arc<Session>, BeginError> {
+    pub(crate) async fn session(&self, key: &SessionKey) -> Result<Arc<UpstreamSession>, BeginError> {
         let opening = self.opening(key)?;
         let opened = opening.clone().await;
         if opened.is_err() {
@@ -95,8 +95,12 @@ impl Pool {
     /// one handshake is made.
     ///
     /// # Errors
-    /// Like [`Pool::session`].
-    pub(crate) async fn replace(&self, key: &SessionKey, lost: &Arc<Session>) -> Result<Arc<Session>, BeginError> {
+    /// Like [`SessionPool::session`].
+    pub(crate) async fn replace(
+        &self,
+        key: &SessionKey,
+        lost: &Arc<UpstreamSession>,
+    ) -> Result<Arc<UpstreamSession>, BeginError> {
         self.forget(key, |place| place.session().is_some_and(|session| Arc::ptr_eq(session, lost)));
         lost.over.cancel();
         self.session(key).await
@@ -104,16 +108,21 @@ impl Pool {
 
     /// A session that another process life opened, for tasks that were made in it: one for all of them, with
     /// a stream of its own, since some upstreams put a task's questions only there. Never ended from here.
-    pub(crate) fn adopt(&self, key: &SessionKey, credentials: Credentials, tasks: PeerTasks) -> Arc<Session> {
+    pub(crate) fn adopt(
+        &self,
+        key: &SessionKey,
+        credentials: SessionHeaders,
+        tasks: UpstreamTaskSupport,
+    ) -> Arc<UpstreamSession> {
         let Some(id) = credentials.session.clone() else {
-            return Session::adopted(&self.hop, credentials, tasks);
+            return UpstreamSession::adopted(&self.hop, credentials, tasks);
         };
         let mut adopted = self.adopted.lock();
         let place = adopted.entry((key.clone(), id)).or_default();
         if let Some(session) = place.upgrade() {
             return session;
         }
-        let session = Session::adopted(&self.hop, credentials, tasks);
+        let session = UpstreamSession::adopted(&self.hop, credentials, tasks);
         *place = Arc::downgrade(&session);
         listen::start(&session, None);
         session
@@ -133,7 +142,7 @@ impl Pool {
         join_all(idle.iter().map(|session| session.end())).await;
     }
 
-    fn opening(&self, key: &SessionKey) -> Result<Opening, BeginError> {
+    fn opening(&self, key: &SessionKey) -> Result<SessionOpening, BeginError> {
         let mut places = self.places.lock();
         // A failure that nobody waited for is not anybody's answer.
         if let Some(place) = places.get_mut(key).filter(|place| !place.has_failed()) {
@@ -142,12 +151,12 @@ impl Pool {
         }
         self.make_room(&mut places, &key.principal)?;
         let opening = self.open(key.clone());
-        places.insert(key.clone(), Place { opening: opening.clone(), used: Instant::now() });
+        places.insert(key.clone(), PooledSession { opening: opening.clone(), used: Instant::now() });
         Ok(opening)
     }
 
     /// Starts a handshake that goes on by itself, so that a waiter who leaves does not hold it up.
-    fn open(&self, key: SessionKey) -> Opening {
+    fn open(&self, key: SessionKey) -> SessionOpening {
         let hop = Arc::clone(&self.hop);
         let draining = GatewayFault::new(Reason::Draining, Executed::No);
         let opening = self.hop.tracker.spawn(async move {
@@ -166,7 +175,7 @@ impl Pool {
     /// Makes room for one more session of `owner`, if need be. One of several principals has at most its share, however
     /// many capabilities its clients declare; where the pool is full, a session without calls of whoever has most gives
     /// way, whatever it was used last.
-    fn make_room(&self, places: &mut HashMap<SessionKey, Place>, owner: &Principal) -> Result<(), BeginError> {
+    fn make_room(&self, places: &mut HashMap<SessionKey, PooledSession>, owner: &Principal) -> Result<(), BeginError> {
         let share = share(owner, SESSIONS_MAX);
         if places.len() < share {
             return Ok(());
@@ -194,7 +203,7 @@ impl Pool {
         }
     }
 
-    fn forget(&self, key: &SessionKey, is_meant: impl FnOnce(&Place) -> bool) {
+    fn forget(&self, key: &SessionKey, is_meant: impl FnOnce(&PooledSession) -> bool) {
         let mut places = self.places.lock();
         if places.get(key).is_some_and(is_meant) {
             places.remove(key);
@@ -202,7 +211,7 @@ impl Pool {
     }
 
     /// Ends a session in the background; one that the upstream has forgotten needs no end.
-    fn end(&self, place: &Place) {
+    fn end(&self, place: &PooledSession) {
         if let Some(session) = place.session().filter(|session| !session.over.is_cancelled()).cloned() {
             self.hop.tracker.spawn(async move { session.end().await });
         }
@@ -217,7 +226,7 @@ impl Pool {
                 place.used = now;
             }
         }
-        let is_over = |place: &Place| place.has_failed() || now.duration_since(place.used) >= IDLE_MAX;
+        let is_over = |place: &PooledSession| place.has_failed() || now.duration_since(place.used) >= IDLE_MAX;
         for (_, place) in places.extract_if(|_, place| is_over(place)) {
             self.end(&place);
         }
@@ -227,7 +236,7 @@ impl Pool {
     }
 }
 
-async fn sweep(pool: Weak<Pool>, stop: tokio_util::sync::CancellationToken) {
+async fn sweep(pool: Weak<SessionPool>, stop: tokio_util::sync::CancellationToken) {
     loop {
         tokio::select! {
             () = stop.cancelled() => return,

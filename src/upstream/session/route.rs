@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use super::Session;
-use super::calls::{Call, NotAsked};
-use super::patience::Patience;
+use super::UpstreamSession;
+use super::calls::{AskRefusal, SessionCall};
+use super::patience::QuestionKeepAlive;
 use crate::dialect::relay_core_2025_11_25 as relay;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
@@ -19,7 +19,7 @@ use crate::wire::{Notification, Object, Payload, Request, RequestId, RpcError, e
 const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
 /// What a notification is about.
-pub(super) enum Note {
+pub(super) enum NotificationSubject {
     Progress(Payload, Progress),
     Log(Payload),
     Withdrawn(Payload),
@@ -31,23 +31,27 @@ pub(super) enum Note {
     Unusable,
 }
 
-impl Session {
+impl UpstreamSession {
     /// Takes a notification that came on the stream of `call`.
-    pub(crate) async fn note_to(&self, call: &Call, notification: Notification) {
+    pub(crate) async fn note_to(&self, call: &SessionCall, notification: Notification) {
         match read(&notification) {
-            Note::Progress(token, progress) if token == *call.id.payload() => {
+            NotificationSubject::Progress(token, progress) if token == *call.id.payload() => {
                 call.tell(ExchangeEvent::Progress(progress)).await;
             }
-            Note::Log(params) => call.tell(ExchangeEvent::Log(params)).await,
-            Note::Withdrawn(ask) if call.close(&ask) => call.tell(ExchangeEvent::Withdrawn { ask }).await,
-            Note::TaskChanged(task) => self.hint(&task),
-            Note::News => self.publish(notification),
-            Note::Progress(..) | Note::Withdrawn(_) | Note::Unusable => self.hop.dropped("stray_notification"),
+            NotificationSubject::Log(params) => call.tell(ExchangeEvent::Log(params)).await,
+            NotificationSubject::Withdrawn(ask) if call.close(&ask) => {
+                call.tell(ExchangeEvent::Withdrawn { ask }).await
+            }
+            NotificationSubject::TaskChanged(task) => self.hint(&task),
+            NotificationSubject::News => self.publish(notification),
+            NotificationSubject::Progress(..) | NotificationSubject::Withdrawn(_) | NotificationSubject::Unusable => {
+                self.hop.dropped("stray_notification")
+            }
         }
     }
 
     /// Takes a request that came on the stream of `call`.
-    pub(crate) async fn ask_on(self: &Arc<Self>, call: &Arc<Call>, request: Request) {
+    pub(crate) async fn ask_on(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         if let Some(event) = self.admit(call, request) {
             call.tell(event).await;
         }
@@ -56,17 +60,19 @@ impl Session {
     /// Takes a notification that came on the session's stream.
     pub(super) fn note(&self, notification: Notification) {
         let told = match read(&notification) {
-            Note::Progress(token, progress) => {
+            NotificationSubject::Progress(token, progress) => {
                 self.calls.by_token(&token).is_some_and(|call| call.try_tell(ExchangeEvent::Progress(progress)))
             }
-            Note::Log(params) => self.calls.only().is_some_and(|call| call.try_tell(ExchangeEvent::Log(params))),
-            Note::Withdrawn(ask) => self
+            NotificationSubject::Log(params) => {
+                self.calls.only().is_some_and(|call| call.try_tell(ExchangeEvent::Log(params)))
+            }
+            NotificationSubject::Withdrawn(ask) => self
                 .calls
                 .by_question(&ask)
                 .is_some_and(|call| call.close(&ask) && call.try_tell(ExchangeEvent::Withdrawn { ask })),
-            Note::TaskChanged(task) => return self.hint(&task),
-            Note::News => return self.publish(notification),
-            Note::Unusable => false,
+            NotificationSubject::TaskChanged(task) => return self.hint(&task),
+            NotificationSubject::News => return self.publish(notification),
+            NotificationSubject::Unusable => false,
         };
         if !told {
             self.hop.dropped("stray_notification");
@@ -90,7 +96,7 @@ impl Session {
     }
 
     /// Puts a question of a call, which may be full of them.
-    pub(super) fn ask_of(self: &Arc<Self>, call: &Arc<Call>, request: Request) {
+    pub(super) fn ask_of(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) {
         let id = request.id.clone();
         if let Some(event) = self.admit(call, request)
             && !call.try_tell(event)
@@ -110,7 +116,7 @@ impl Session {
     }
 
     /// Opens a question of a call; what is no question, or one too many, is answered right here.
-    fn admit(self: &Arc<Self>, call: &Arc<Call>, request: Request) -> Option<ExchangeEvent> {
+    fn admit(self: &Arc<Self>, call: &Arc<SessionCall>, request: Request) -> Option<ExchangeEvent> {
         if request.method == method::PING {
             self.reply(envelope::result(&request.id, &Payload::empty_object()));
             return None;
@@ -125,7 +131,7 @@ impl Session {
                 if let Some(task) = request.params.object().and_then(relay::related_task) {
                     call.relate(request.id.payload(), Arc::from(task));
                 }
-                if let Some(patience) = Patience::of(&request.id, &request.params) {
+                if let Some(patience) = QuestionKeepAlive::of(&request.id, &request.params) {
                     patience.keep(self, call);
                 }
                 Some(ExchangeEvent::Asked {
@@ -134,11 +140,11 @@ impl Session {
                     params: unrelated(request.params),
                 })
             }
-            Err(NotAsked::Again) => {
+            Err(AskRefusal::Again) => {
                 self.hop.dropped("repeated_request");
                 None
             }
-            Err(NotAsked::TooMany) => {
+            Err(AskRefusal::TooMany) => {
                 self.hop.dropped("request_flood");
                 self.refuse(&request.id, INTERNAL_ERROR, "too many questions");
                 None
@@ -161,22 +167,33 @@ impl Session {
 /// What a notification on the stream of the request `id` says of it; `None` if nothing.
 pub(crate) fn about_call(notification: &Notification, id: &RequestId) -> Option<ExchangeEvent> {
     match read(notification) {
-        Note::Progress(token, progress) => (token == *id.payload()).then_some(ExchangeEvent::Progress(progress)),
-        Note::Log(params) => Some(ExchangeEvent::Log(params)),
-        Note::Withdrawn(_) | Note::TaskChanged(_) | Note::News | Note::Unusable => None,
+        NotificationSubject::Progress(token, progress) => {
+            (token == *id.payload()).then_some(ExchangeEvent::Progress(progress))
+        }
+        NotificationSubject::Log(params) => Some(ExchangeEvent::Log(params)),
+        NotificationSubject::Withdrawn(_)
+        | NotificationSubject::TaskChanged(_)
+        | NotificationSubject::News
+        | NotificationSubject::Unusable => None,
     }
 }
 
-pub(super) fn read(notification: &Notification) -> Note {
+pub(super) fn read(notification: &Notification) -> NotificationSubject {
     let params = notification.params.object();
     match notification.method.as_str() {
-        method::PROGRESS => {
-            params.and_then(progress).map_or(Note::Unusable, |(token, progress)| Note::Progress(token, progress))
+        method::PROGRESS => params
+            .and_then(progress)
+            .map_or(NotificationSubject::Unusable, |(token, progress)| NotificationSubject::Progress(token, progress)),
+        method::LOG_MESSAGE => {
+            params.map_or(NotificationSubject::Unusable, |params| NotificationSubject::Log(relay::unrelated(params)))
         }
-        method::LOG_MESSAGE => params.map_or(Note::Unusable, |params| Note::Log(relay::unrelated(params))),
-        method::CANCELLED => params.and_then(|params| params.get("requestId")).map_or(Note::Unusable, Note::Withdrawn),
-        method::TASK_STATUS => params.and_then(relay::changed).map_or(Note::Unusable, Note::TaskChanged),
-        _ => Note::News,
+        method::CANCELLED => params
+            .and_then(|params| params.get("requestId"))
+            .map_or(NotificationSubject::Unusable, NotificationSubject::Withdrawn),
+        method::TASK_STATUS => {
+            params.and_then(relay::changed).map_or(NotificationSubject::Unusable, NotificationSubject::TaskChanged)
+        }
+        _ => NotificationSubject::News,
     }
 }
 

@@ -13,10 +13,10 @@ use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::Session;
+use super::UpstreamSession;
 use crate::upstream::SUBSCRIBE_MAX;
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::reply::{self, Addressee, ReadLimits, Refusal, Reply};
+use crate::upstream::http::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use crate::upstream::own_ids;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, RequestId, ScanLimits, envelope, method};
@@ -34,17 +34,17 @@ const BATCH_MAX: usize = 100;
 
 /// The subscriptions of one session.
 #[derive(Debug, Default)]
-pub(super) struct Subscriptions(Mutex<HashMap<Arc<str>, Subscribed>>);
+pub(super) struct ResourceSubscriptions(Mutex<HashMap<Arc<str>, ResourceSubscription>>);
 
 #[derive(Debug)]
-struct Subscribed {
+struct ResourceSubscription {
     holders: usize,
-    told: Arc<tokio::sync::Mutex<Told>>,
+    told: Arc<tokio::sync::Mutex<SubscriptionState>>,
 }
 
 /// What the upstream knows of our interest.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Told {
+enum SubscriptionState {
     #[default]
     No,
     /// It was being told when the future was dropped.
@@ -54,19 +54,19 @@ enum Told {
 
 /// One listener's share in the subscriptions of a session. Dropping it gives the share back.
 #[derive(Debug)]
-pub(crate) struct Held {
-    session: Arc<Session>,
+pub(crate) struct SubscriptionLease {
+    session: Arc<UpstreamSession>,
     uris: Vec<Arc<str>>,
 }
 
-impl Held {
+impl SubscriptionLease {
     /// The resources whose updates the upstream agreed to tell.
     pub(crate) fn uris(&self) -> Vec<String> {
         self.uris.iter().map(|uri| uri.as_ref().to_owned()).collect()
     }
 }
 
-impl Drop for Held {
+impl Drop for SubscriptionLease {
     fn drop(&mut self) {
         for uri in self.uris.drain(..) {
             release(&self.session, uri);
@@ -75,12 +75,12 @@ impl Drop for Held {
 }
 
 /// A share that is not accepted yet, so that a dropped future leaves nothing behind.
-struct Share {
-    session: Arc<Session>,
+struct PendingSubscription {
+    session: Arc<UpstreamSession>,
     uri: Option<Arc<str>>,
 }
 
-impl Drop for Share {
+impl Drop for PendingSubscription {
     fn drop(&mut self) {
         if let Some(uri) = self.uri.take() {
             release(&self.session, uri);
@@ -88,12 +88,12 @@ impl Drop for Share {
     }
 }
 
-impl Session {
+impl UpstreamSession {
     /// Subscribes to resources, within [`SUBSCRIBE_MAX`]. What the upstream refuses or leaves unanswered is
     /// not held. Cancel safe: what was asked for is taken back.
-    pub(crate) async fn hold(self: &Arc<Self>, uris: Vec<String>) -> Held {
+    pub(crate) async fn hold(self: &Arc<Self>, uris: Vec<String>) -> SubscriptionLease {
         let until = Instant::now() + SUBSCRIBE_MAX;
-        let mut held = Held { session: Arc::clone(self), uris: Vec::with_capacity(uris.len()) };
+        let mut held = SubscriptionLease { session: Arc::clone(self), uris: Vec::with_capacity(uris.len()) };
         let mut asking = stream::iter(uris).map(|uri| self.share(Arc::from(uri), until)).buffer_unordered(AT_ONCE);
         while let Some(share) = asking.next().await {
             held.uris.extend(share.and_then(|mut share| share.uri.take()));
@@ -101,28 +101,28 @@ impl Session {
         held
     }
 
-    async fn share(self: &Arc<Self>, uri: Arc<str>, until: Instant) -> Option<Share> {
+    async fn share(self: &Arc<Self>, uri: Arc<str>, until: Instant) -> Option<PendingSubscription> {
         if !self.subscriptions.enter(&uri) {
             self.hop.dropped("too_many_subscriptions");
             return None;
         }
-        let share = Share { session: Arc::clone(self), uri: Some(Arc::clone(&uri)) };
+        let share = PendingSubscription { session: Arc::clone(self), uri: Some(Arc::clone(&uri)) };
         let told = tokio::time::timeout_at(until, self.settle(&uri)).await;
-        (told == Ok(Told::Yes)).then_some(share)
+        (told == Ok(SubscriptionState::Yes)).then_some(share)
     }
 
     /// Tells the upstream of a resource what it does not know yet; returns what it knows then.
-    async fn settle(&self, uri: &Arc<str>) -> Told {
-        let Some(told) = self.subscriptions.told(uri) else { return Told::No };
+    async fn settle(&self, uri: &Arc<str>) -> SubscriptionState {
+        let Some(told) = self.subscriptions.told(uri) else { return SubscriptionState::No };
         let mut told = told.lock().await;
         let is_wanted = self.subscriptions.is_wanted(uri);
-        if is_wanted == (*told == Told::Yes) && *told != Told::Unknown {
+        if is_wanted == (*told == SubscriptionState::Yes) && *told != SubscriptionState::Unknown {
             return *told;
         }
-        *told = Told::Unknown;
+        *told = SubscriptionState::Unknown;
         let name = if is_wanted { method::RESOURCES_SUBSCRIBE } else { method::RESOURCES_UNSUBSCRIBE };
         let agreed = self.ask_about(name, uri).await;
-        *told = if is_wanted && agreed { Told::Yes } else { Told::No };
+        *told = if is_wanted && agreed { SubscriptionState::Yes } else { SubscriptionState::No };
         *told
     }
 
@@ -140,14 +140,14 @@ impl Session {
 
     async fn agrees(&self, id: &RequestId, message: bytes::Bytes) -> bool {
         let Ok(response) = self.post(message, &HandedOver::default()).await else { return false };
-        let addressee = if self.has_id() { Addressee::RequestInSession(id) } else { Addressee::Request(id) };
+        let addressee = if self.has_id() { ErrorAddressee::RequestInSession(id) } else { ErrorAddressee::Request(id) };
         let limits = ReadLimits { bytes_max: ANSWER_BYTES_MAX, idle: None };
         match reply::open(response, addressee, limits).await {
-            Ok(Reply::Json(body)) => match reply::read_whole(body, limits).await {
+            Ok(AcceptedResponse::Json(body)) => match reply::read_whole(body, limits).await {
                 Ok(text) => self.answer_in(&text, id) == Some(true),
                 Err(_) => false,
             },
-            Ok(Reply::Events(mut events)) => {
+            Ok(AcceptedResponse::Events(mut events)) => {
                 while let Ok(Some(event)) = events.next().await {
                     if let Some(agreed) = reply::message_in(&event).and_then(|text| self.answer_in(text, id)) {
                         return agreed;
@@ -155,11 +155,11 @@ impl Session {
                 }
                 false
             }
-            Err(Refusal::SessionLost) => {
+            Err(ResponseRefusal::SessionLost) => {
                 self.over.cancel();
                 false
             }
-            Err(Refusal::Gateway(_) | Refusal::Rpc(_)) => false,
+            Err(ResponseRefusal::Gateway(_) | ResponseRefusal::Rpc(_)) => false,
         }
     }
 
@@ -180,7 +180,7 @@ impl Session {
 }
 
 /// Gives one share back, and tells the upstream in the background if it was the last.
-fn release(session: &Arc<Session>, uri: Arc<str>) {
+fn release(session: &Arc<UpstreamSession>, uri: Arc<str>) {
     if !session.subscriptions.leave(&uri) || session.over.is_cancelled() {
         return;
     }
@@ -192,7 +192,7 @@ fn release(session: &Arc<Session>, uri: Arc<str>) {
     });
 }
 
-impl Subscriptions {
+impl ResourceSubscriptions {
     /// Adds one holder; whether there was room.
     fn enter(&self, uri: &Arc<str>) -> bool {
         let mut all = self.0.lock();
@@ -200,7 +200,7 @@ impl Subscriptions {
         match all.entry(Arc::clone(uri)) {
             Entry::Occupied(mut standing) => standing.get_mut().holders += 1,
             Entry::Vacant(_) if is_full => return false,
-            Entry::Vacant(free) => _ = free.insert(Subscribed { holders: 1, told: Arc::default() }),
+            Entry::Vacant(free) => _ = free.insert(ResourceSubscription { holders: 1, told: Arc::default() }),
         }
         true
     }
@@ -217,14 +217,14 @@ impl Subscriptions {
         self.0.lock().get(uri).is_some_and(|standing| standing.holders > 0)
     }
 
-    fn told(&self, uri: &Arc<str>) -> Option<Arc<tokio::sync::Mutex<Told>>> {
+    fn told(&self, uri: &Arc<str>) -> Option<Arc<tokio::sync::Mutex<SubscriptionState>>> {
         self.0.lock().get(uri).map(|standing| Arc::clone(&standing.told))
     }
 
     /// Lets go of what nobody holds and nobody is telling the upstream about.
     fn forget(&self, uri: &Arc<str>) {
         let mut all = self.0.lock();
-        let is_done = |standing: &Subscribed| standing.holders == 0 && Arc::strong_count(&standing.told) == 1;
+        let is_done = |standing: &ResourceSubscription| standing.holders == 0 && Arc::strong_count(&standing.told) == 1;
         if all.get(uri).is_some_and(is_done) {
             all.remove(uri);
         }

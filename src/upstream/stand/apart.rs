@@ -12,14 +12,14 @@ use http::Response;
 use parking_lot::Mutex;
 use wildmatch::WildMatch;
 
-use super::places::Patience;
-use super::session::{Kind, Unopened, WireSession};
-use super::table::Terms;
-use super::{WireStand, names, owner_of, refusal};
-use crate::task::{Executed, GatewayFault, Reason, ShownAs, ToolNames};
+use super::places::PermitWait;
+use super::session::{AdapterConnection, ConnectionPurpose, UnopenedConnectionGuard};
+use super::table::RequestTerms;
+use super::{TransportAdapter, names, owner_of, refusal};
+use crate::task::{Executed, GatewayFault, PublishedName, Reason, ToolNames};
 use crate::upstream::carrier::AnswerBody;
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::Outgoing;
+use crate::upstream::http::post::OutgoingRequest;
 use crate::wire::{Message, Request, RequestId, envelope, method};
 
 /// How long it may take until such a connection is ready for its call, waiting for a place included.
@@ -27,15 +27,15 @@ const OPENING_MAX: Duration = Duration::from_secs(60);
 
 /// Which tools' calls are kept apart: the first rule that fits the name which clients know a tool by decides.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct CallsApart {
+pub struct DedicatedProcessRules {
     rules: Vec<(WildMatch, bool)>,
     names: ToolNames,
 }
 
 /// Patterns and names are text.
-impl Eq for CallsApart {}
+impl Eq for DedicatedProcessRules {}
 
-impl CallsApart {
+impl DedicatedProcessRules {
     #[must_use]
     pub fn new(rules: Vec<(WildMatch, bool)>, names: ToolNames) -> Self {
         match rules.iter().any(|(_, is_apart)| *is_apart) {
@@ -52,35 +52,35 @@ impl CallsApart {
         }
         let Some(params) = request.params.object().filter(|params| !params.contains("task")) else { return false };
         let Some(own) = params.get_str("name") else { return false };
-        let ShownAs::Name(name) = self.names.shown(&own) else { return false };
+        let PublishedName::Name(name) = self.names.shown(&own) else { return false };
         self.rules.iter().find(|(pattern, _)| pattern.matches(&name)).is_some_and(|(_, is_apart)| *is_apart)
     }
 }
 
 /// How a session began, for others to begin in the same way.
-pub(super) struct Origin {
+pub(super) struct SessionTemplate {
     pub(super) initialize: Request,
-    pub(super) outgoing: Outgoing,
+    pub(super) outgoing: OutgoingRequest,
     /// The log level that was asked for last.
     level: Mutex<Option<Request>>,
 }
 
-impl Origin {
-    pub(super) const fn new(initialize: Request, outgoing: Outgoing) -> Self {
+impl SessionTemplate {
+    pub(super) const fn new(initialize: Request, outgoing: OutgoingRequest) -> Self {
         Self { initialize, outgoing, level: Mutex::new(None) }
     }
 }
 
-impl WireStand {
+impl TransportAdapter {
     /// Runs a call of a session on a connection of its own.
     ///
     /// # Errors
     /// If none is ready in time, or the call could not be sent.
     pub(super) async fn call_apart(
         &self,
-        session: &Arc<WireSession>,
+        session: &Arc<AdapterConnection>,
         request: &Request,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         if session.runs(&request.id) {
@@ -92,18 +92,25 @@ impl WireStand {
         // Nothing of the call was sent, whatever was said before it.
         let (other, unless_called) = ready.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
         session.keep(&other)?;
-        let terms = Terms { _done: Some(other.end_guard()), ..Terms::default() };
+        let terms = RequestTerms { _done: Some(other.end_guard()), ..RequestTerms::default() };
         let response = other.request_on(request, outgoing, terms, handed_over).await?;
         unless_called.disarm();
         Ok(response)
     }
 
-    async fn open_like(&self, session: &Arc<WireSession>) -> Result<(Arc<WireSession>, Unopened), GatewayFault> {
+    async fn open_like(
+        &self,
+        session: &Arc<AdapterConnection>,
+    ) -> Result<(Arc<AdapterConnection>, UnopenedConnectionGuard), GatewayFault> {
         let internal = GatewayFault::new(Reason::Internal, Executed::No);
         let origin = session.origin.get().ok_or(internal)?;
         let process = self.shared.processes.fetch_add(1, Ordering::Relaxed).to_string();
         let (other, unless_kept) = self
-            .open(Kind::Apart { process }, (&owner_of(&origin.outgoing), Patience::Waits), origin.outgoing.forwarded())
+            .open(
+                ConnectionPurpose::Apart { process },
+                (&owner_of(&origin.outgoing), PermitWait::Waits),
+                origin.outgoing.forwarded(),
+            )
             .await?;
         let (_, is_result) = other.first(&origin.initialize, &origin.outgoing, &HandedOver::default()).await?;
         if !is_result {
@@ -120,7 +127,7 @@ impl WireStand {
     }
 }
 
-impl WireSession {
+impl AdapterConnection {
     /// Takes note of what further connections of this session are told as well.
     pub(super) fn note_level(&self, request: &Request) {
         if request.method == method::SET_LEVEL
@@ -157,8 +164,7 @@ impl WireSession {
             }
             Message::Response(response) => {
                 let (process, id) = names::inward(response.id.as_ref()?)?;
-                let is_meant =
-                    |other: &&Arc<Self>| matches!(other.kind(), Kind::Apart { process: own } if *own == process);
+                let is_meant = |other: &&Arc<Self>| matches!(other.kind(), ConnectionPurpose::Apart { process: own } if *own == process);
                 let other = apart.iter().find(is_meant)?;
                 let text = names::answer(response, &id);
                 Some((Arc::clone(other), Some(text)))

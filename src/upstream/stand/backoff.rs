@@ -16,18 +16,18 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// Failures of one server in a row. The first one costs nothing: servers that crash on one input are common.
 #[derive(Debug)]
-pub(super) struct Backoff {
-    state: Mutex<State>,
+pub(super) struct RestartBackoff {
+    state: Mutex<BackoffState>,
     pause_max: Duration,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct BackoffState {
     failures: u32,
     until: Option<Instant>,
 }
 
-impl Backoff {
+impl RestartBackoff {
     /// No pause is longer than this.
     pub(super) fn new(pause_max: Duration) -> Self {
         Self { state: Mutex::default(), pause_max }
@@ -71,7 +71,7 @@ mod tests {
     /// F45.
     #[tokio::test(start_paused = true)]
     async fn f45_pauses_begin_with_the_second_failure_and_have_a_cap() {
-        let backoff = Backoff::new(Duration::from_secs(30));
+        let backoff = RestartBackoff::new(Duration::from_secs(30));
         let mut waited = Vec::new();
         for _ in 0..6 {
             backoff.note_failure();

@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::table::Outer;
+use super::table::OriginalRequest;
 use crate::wire::envelope::{Notification, Params, Request, Response};
 use crate::wire::{Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
@@ -10,12 +10,12 @@ use crate::wire::{Object, Payload, RequestId, ScanLimits, envelope, meta, method
 const APART: &str = "process:";
 
 /// A request under the stand's own id, which is its progress token too, and how its maker knows it.
-pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, Outer) {
+pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, OriginalRequest) {
     let metadata = request.params.object().and_then(|params| params.get_object(meta::META));
     let token = metadata.as_ref().and_then(|metadata| metadata.get(meta::PROGRESS_TOKEN));
     let wants_logs = metadata.as_ref().is_some_and(|metadata| metadata.contains(meta::LOG_LEVEL));
     let is_probe = request.method == method::DISCOVER;
-    let outer = Outer { id: request.id.clone(), token, wants_logs, is_probe };
+    let outer = OriginalRequest { id: request.id.clone(), token, wants_logs, is_probe };
     let mut request = Request { id: id.clone(), ..request.clone() };
     if let (Some(metadata), Some(params), Some(_)) = (metadata, request.params.object(), &outer.token) {
         let metadata = metadata.edit().set(meta::PROGRESS_TOKEN, id.payload().clone()).finish();

@@ -7,10 +7,10 @@
 
 use std::time::Duration;
 
-use super::WireStand;
-use super::session::WireSession;
+use super::TransportAdapter;
+use super::session::AdapterConnection;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::limits::{Slot, Slots};
+use crate::upstream::limits::{CallPermit, CallPermits};
 
 /// A connection that nobody uses gives its place to whoever has as many after this.
 const YIELDS_AFTER: Duration = Duration::from_secs(10);
@@ -26,19 +26,19 @@ const WAITING_MAX: usize = 4_096;
 
 /// Whether to wait for a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Patience {
+pub(super) enum PermitWait {
     /// Only for what is ending already, and for the first one.
     First,
     Waits,
 }
 
-pub(super) fn new(max: usize) -> Slots {
-    Slots::unmetered(max, WAITING_MAX)
+pub(super) fn new(max: usize) -> CallPermits {
+    CallPermits::unmetered(max, WAITING_MAX)
 }
 
 /// Why a connection may give way to whoever wants its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Yields {
+enum EvictionReason {
     /// Its owner has at least two more: nothing but calls holds it.
     AtOnce,
     /// Its owner has one more: not while it is in use every few seconds.
@@ -47,12 +47,12 @@ enum Yields {
     Unused,
 }
 
-impl WireStand {
+impl TransportAdapter {
     /// A place for one more connection of `owner`.
     ///
     /// # Errors
     /// `QueueFull` if there is none, and none is to be waited for; `QueueDeadline` if the wait was too long.
-    pub(super) async fn place(&self, owner: &Principal, patience: Patience) -> Result<Slot, GatewayFault> {
+    pub(super) async fn place(&self, owner: &Principal, patience: PermitWait) -> Result<CallPermit, GatewayFault> {
         let places = &self.shared.places;
         if let Some(place) = places.try_acquire(owner).or_else(|| self.make_room(owner)) {
             return Ok(place);
@@ -60,10 +60,10 @@ impl WireStand {
         // One that is ending already is waited for: a program that was only asked what it speaks, say.
         let is_ending = || self.shared.sessions.lock().values().any(|session| session.is_over());
         let longest = match patience {
-            Patience::Waits => PLACE_WAIT,
-            Patience::First if places.held_by(owner) == 0 => FIRST_WAIT,
-            Patience::First if is_ending() => ENDING_MAX,
-            Patience::First => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
+            PermitWait::Waits => PLACE_WAIT,
+            PermitWait::First if places.held_by(owner) == 0 => FIRST_WAIT,
+            PermitWait::First if is_ending() => ENDING_MAX,
+            PermitWait::First => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
         let mut look = tokio::time::interval(LOOK_EVERY);
         let free = places.acquire(owner, Some(longest));
@@ -81,7 +81,7 @@ impl WireStand {
     }
 
     /// Ends a connection that gives way to `owner`, whose its place is from then on.
-    fn make_room(&self, owner: &Principal) -> Option<Slot> {
+    fn make_room(&self, owner: &Principal) -> Option<CallPermit> {
         let places = &self.shared.places;
         let (own, has_share) = (places.held_by(owner), places.has_share(owner));
         let mut sessions = self.shared.sessions.lock();
@@ -89,9 +89,9 @@ impl WireStand {
             let other = session.owner().filter(|other| other == owner || !has_share)?;
             let held = places.held_by(&other);
             let yields = match held {
-                _ if other == *owner || held <= own => Yields::Unused,
-                held if held > own + 1 => Yields::AtOnce,
-                _ => Yields::Quiet,
+                _ if other == *owner || held <= own => EvictionReason::Unused,
+                held if held > own + 1 => EvictionReason::AtOnce,
+                _ => EvictionReason::Quiet,
             };
             Some((held, quiet_for(session, yields)?, id))
         });
@@ -107,12 +107,12 @@ impl WireStand {
 }
 
 /// How long a connection was not used, if it may give way by now.
-fn quiet_for(session: &WireSession, yields: Yields) -> Option<Duration> {
+fn quiet_for(session: &AdapterConnection, yields: EvictionReason) -> Option<Duration> {
     let idle = session.idle()?;
     let unused = || (idle.unused >= YIELDS_AFTER).then_some(idle.unused);
     match yields {
-        Yields::AtOnce if !idle.has_task => Some(idle.quiet),
-        Yields::Quiet if !idle.has_task && idle.quiet >= YIELDS_AFTER => Some(idle.quiet),
-        Yields::AtOnce | Yields::Quiet | Yields::Unused => unused(),
+        EvictionReason::AtOnce if !idle.has_task => Some(idle.quiet),
+        EvictionReason::Quiet if !idle.has_task && idle.quiet >= YIELDS_AFTER => Some(idle.quiet),
+        EvictionReason::AtOnce | EvictionReason::Quiet | EvictionReason::Unused => unused(),
     }
 }

@@ -13,16 +13,16 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use super::apart::Origin;
-use super::table::{Begun, Idle, NotBegun, Table, Terms};
-use super::{Opened, Shared, WireReceiver, WireSender, events, refusal};
+use super::apart::SessionTemplate;
+use super::table::{CallTable, ConnectionIdleness, EnteredRequest, RequestStartError, RequestTerms};
+use super::{AdapterShared, ConnectionEnds, MessageReceiver, MessageSender, events, refusal};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::Forwarded;
-use crate::upstream::carrier::{AnswerBody, BrokenOff, Pieces};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::carrier::{AnswerBody, BodyBreakError, BodyPieces};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{Credentials, Outgoing, Purpose};
-use crate::upstream::limits::Slot;
-use crate::upstream::standing::Trouble;
+use crate::upstream::http::post::{OutgoingRequest, SessionHeaders, StreamPurpose};
+use crate::upstream::limits::CallPermit;
+use crate::upstream::standing::UpstreamFailure;
 use crate::wire::framing::read_event;
 use crate::wire::{Message, Request, RequestId, ScanLimits, envelope};
 
@@ -35,7 +35,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 
 /// What a connection is for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ConnectionPurpose {
     /// One session.
     Session,
     /// One call of a session that has another connection; `process` tells apart the questions of several such.
@@ -45,20 +45,20 @@ pub(super) enum Kind {
 }
 
 /// A session of the server, and the connection that it is.
-pub(super) struct WireSession {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct AdapterConnection {
+    pub(super) shared: Arc<AdapterShared>,
     id: HeaderValue,
-    kind: Kind,
-    sender: OnceLock<Arc<dyn WireSender>>,
+    kind: ConnectionPurpose,
+    sender: OnceLock<Arc<dyn MessageSender>>,
     /// Headers of the client that opened the session, for what the stand itself says.
-    forwarded: OnceLock<Forwarded>,
-    pub(super) table: Mutex<Table>,
+    forwarded: OnceLock<ForwardedHeaders>,
+    pub(super) table: Mutex<CallTable>,
     /// One of the server's connections, until it is gone or its place was given to another.
-    place: Mutex<Option<Slot>>,
+    place: Mutex<Option<CallPermit>>,
     /// Those who open it, or another beside it: it is not idle, whatever the table says.
     openers: AtomicUsize,
     /// How the session began.
-    pub(super) origin: OnceLock<Origin>,
+    pub(super) origin: OnceLock<SessionTemplate>,
     /// Connections for calls of this session that are kept apart.
     pub(super) apart: Mutex<Vec<Arc<Self>>>,
     /// Requests that were numbered here.
@@ -76,8 +76,13 @@ pub(super) struct WireSession {
     why: OnceLock<GatewayFault>,
 }
 
-impl WireSession {
-    pub(super) fn new(shared: Arc<Shared>, id: HeaderValue, kind: Kind, place: Slot) -> Arc<Self> {
+impl AdapterConnection {
+    pub(super) fn new(
+        shared: Arc<AdapterShared>,
+        id: HeaderValue,
+        kind: ConnectionPurpose,
+        place: CallPermit,
+    ) -> Arc<Self> {
         let over = shared.life.stop.child_token();
         Arc::new(Self {
             shared,
@@ -85,7 +90,7 @@ impl WireSession {
             kind,
             sender: OnceLock::new(),
             forwarded: OnceLock::new(),
-            table: Mutex::new(Table::new()),
+            table: Mutex::new(CallTable::new()),
             place: Mutex::new(Some(place)),
             openers: AtomicUsize::new(0),
             origin: OnceLock::new(),
@@ -101,18 +106,18 @@ impl WireSession {
     }
 
     /// Ends the session when it is dropped, unless it is disarmed.
-    pub(super) fn ends_unless_kept(self: &Arc<Self>) -> Unopened {
-        Unopened { session: Some(Arc::clone(self)), _opener: self.opener() }
+    pub(super) fn ends_unless_kept(self: &Arc<Self>) -> UnopenedConnectionGuard {
+        UnopenedConnectionGuard { session: Some(Arc::clone(self)), _opener: self.opener() }
     }
 
     /// Keeps the session from giving way until it is dropped.
-    pub(super) fn opener(self: &Arc<Self>) -> Opener {
+    pub(super) fn opener(self: &Arc<Self>) -> ConnectionUseGuard {
         self.openers.fetch_add(1, Ordering::Relaxed);
-        Opener(Arc::clone(self))
+        ConnectionUseGuard(Arc::clone(self))
     }
 
     /// Begins to listen to the server.
-    pub(super) fn start(self: &Arc<Self>, opened: Opened, forwarded: Forwarded) {
+    pub(super) fn start(self: &Arc<Self>, opened: ConnectionEnds, forwarded: ForwardedHeaders) {
         // Set once: this is the only place.
         let _ = self.forwarded.set(forwarded);
         let _ = self.sender.set(opened.sender);
@@ -146,12 +151,12 @@ impl WireSession {
     }
 
     /// How idle the session is, unless anything is in progress.
-    pub(super) fn idle(&self) -> Option<Idle> {
+    pub(super) fn idle(&self) -> Option<ConnectionIdleness> {
         if self.is_over() { None } else { self.idle_table()?.idle() }
     }
 
     /// The table, if nothing is opened or runs beside it.
-    fn idle_table(&self) -> Option<MutexGuard<'_, Table>> {
+    fn idle_table(&self) -> Option<MutexGuard<'_, CallTable>> {
         let is_opening = self.openers.load(Ordering::Relaxed) > 0;
         let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
         (!is_opening && !has_calls).then(|| self.table.lock())
@@ -163,7 +168,7 @@ impl WireSession {
     }
 
     /// The table, in use where a connection beside this one is.
-    fn looked_at(&self) -> MutexGuard<'_, Table> {
+    fn looked_at(&self) -> MutexGuard<'_, CallTable> {
         let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
         let mut table = self.table.lock();
         if has_calls {
@@ -173,7 +178,7 @@ impl WireSession {
     }
 
     /// Ends the session unless anything is in progress, and gives up its place at once.
-    pub(super) fn give_way(&self) -> Option<Slot> {
+    pub(super) fn give_way(&self) -> Option<CallPermit> {
         let mut table = self.idle_table()?;
         table.idle()?;
         // While the table is held: nothing begins in it from now on.
@@ -186,7 +191,7 @@ impl WireSession {
         &self.id
     }
 
-    pub(super) const fn kind(&self) -> &Kind {
+    pub(super) const fn kind(&self) -> &ConnectionPurpose {
         &self.kind
     }
 
@@ -196,7 +201,7 @@ impl WireSession {
     }
 
     /// Opens the stream for what belongs to no request.
-    pub(super) fn listen(&self, purpose: Option<Purpose>) -> Pieces {
+    pub(super) fn listen(&self, purpose: Option<StreamPurpose>) -> BodyPieces {
         self.table.lock().listen(purpose)
     }
 
@@ -207,13 +212,13 @@ impl WireSession {
     pub(super) async fn first(
         &self,
         request: &Request,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<(Bytes, bool), GatewayFault> {
         let mut begun = self.begin(request)?;
         self.send(outgoing, handed_over).await?;
         while let Some(piece) = begun.pieces.recv().await {
-            let piece = piece.map_err(|error| BrokenOff::known_in(&error).unwrap_or_else(|| self.fault()))?;
+            let piece = piece.map_err(|error| BodyBreakError::known_in(&error).unwrap_or_else(|| self.fault()))?;
             let Some(event) = read_event(&piece) else { continue };
             if let Ok(Message::Response(response)) = envelope::read(&event.data, ScanLimits::UPSTREAM) {
                 return Ok((event.data, response.outcome.is_ok()));
@@ -229,27 +234,27 @@ impl WireSession {
     pub(super) async fn request(
         &self,
         request: &Request,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        self.request_on(request, outgoing, Terms::default(), handed_over).await
+        self.request_on(request, outgoing, RequestTerms::default(), handed_over).await
     }
 
     /// The same on these terms.
     pub(super) async fn request_on(
         &self,
         request: &Request,
-        outgoing: &Outgoing,
-        terms: Terms,
+        outgoing: &OutgoingRequest,
+        terms: RequestTerms,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let begun = match self.enter(request, terms) {
             Ok(begun) => begun,
-            Err(NotBegun::Over) => return Err(lost()),
-            Err(NotBegun::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
-            Err(NotBegun::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
+            Err(RequestStartError::Over) => return Err(lost()),
+            Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
+            Err(RequestStartError::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
-        let unless_sent = Unsent { session: self, id: Some(&request.id) };
+        let unless_sent = UnsentRequestGuard { session: self, id: Some(&request.id) };
         tokio::select! {
             biased;
             sent = self.send(outgoing, handed_over) => sent?,
@@ -267,7 +272,7 @@ impl WireSession {
     pub(super) async fn tell(
         &self,
         message: &Message,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
     ) -> Result<(), GatewayFault> {
         self.send(outgoing, handed_over).await?;
@@ -287,22 +292,22 @@ impl WireSession {
     }
 
     /// Enters a request, unless the session is over.
-    pub(super) fn enter(&self, request: &Request, terms: Terms) -> Result<Begun, NotBegun> {
+    pub(super) fn enter(&self, request: &Request, terms: RequestTerms) -> Result<EnteredRequest, RequestStartError> {
         let mut table = self.table.lock();
-        if self.is_over() { Err(NotBegun::Over) } else { table.begin_on(request, terms) }
+        if self.is_over() { Err(RequestStartError::Over) } else { table.begin_on(request, terms) }
     }
 
-    pub(super) fn begin(&self, request: &Request) -> Result<Begun, GatewayFault> {
-        self.enter(request, Terms::default()).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
+    pub(super) fn begin(&self, request: &Request) -> Result<EnteredRequest, GatewayFault> {
+        self.enter(request, RequestTerms::default()).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
     }
 
     /// What the stand itself says.
-    pub(super) fn own(&self, text: Bytes) -> Outgoing {
+    pub(super) fn own(&self, text: Bytes) -> OutgoingRequest {
         let forwarded = self.forwarded.get().cloned().unwrap_or_default();
-        Credentials::default().post(text).under_way().forwarding(forwarded)
+        SessionHeaders::default().post(text).under_way().forwarding(forwarded)
     }
 
-    pub(super) async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+    pub(super) async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
         let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
         tokio::select! {
             biased;
@@ -330,7 +335,7 @@ impl WireSession {
     }
 
     /// Listens until the connection is over, then ends what is left of it.
-    async fn run(self: Arc<Self>, mut receiver: Box<dyn WireReceiver>) {
+    async fn run(self: Arc<Self>, mut receiver: Box<dyn MessageReceiver>) {
         let began = Instant::now();
         let fault = self.hear(&mut *receiver).await;
         // One that is over has said all that it was to say.
@@ -338,7 +343,7 @@ impl WireSession {
             // Set once: this is the only place.
             let _ = self.why.set(fault);
             self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
-            self.shared.standing.failed(Trouble::of(&fault));
+            self.shared.standing.failed(UpstreamFailure::of(&fault));
         }
         self.over.cancel();
         self.table.lock().end(self.fault());
@@ -350,7 +355,7 @@ impl WireSession {
         self.leave();
     }
 
-    async fn hear(self: &Arc<Self>, receiver: &mut dyn WireReceiver) -> Option<GatewayFault> {
+    async fn hear(self: &Arc<Self>, receiver: &mut dyn MessageReceiver) -> Option<GatewayFault> {
         let mut look = tokio::time::interval(LOOK_EVERY);
         loop {
             tokio::select! {
@@ -389,27 +394,27 @@ fn lost() -> GatewayFault {
 }
 
 /// Keeps a session from giving way.
-pub(super) struct Opener(Arc<WireSession>);
+pub(super) struct ConnectionUseGuard(Arc<AdapterConnection>);
 
-impl Drop for Opener {
+impl Drop for ConnectionUseGuard {
     fn drop(&mut self) {
         self.0.openers.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// A session that nobody knows of yet. Dropping it ends that session.
-pub(super) struct Unopened {
-    session: Option<Arc<WireSession>>,
-    _opener: Opener,
+pub(super) struct UnopenedConnectionGuard {
+    session: Option<Arc<AdapterConnection>>,
+    _opener: ConnectionUseGuard,
 }
 
-impl Unopened {
+impl UnopenedConnectionGuard {
     pub(super) fn disarm(mut self) {
         self.session = None;
     }
 }
 
-impl Drop for Unopened {
+impl Drop for UnopenedConnectionGuard {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else { return };
         session.end();
@@ -421,18 +426,18 @@ impl Drop for Unopened {
 }
 
 /// A request that is not sent yet. Dropping it forgets the request.
-struct Unsent<'a> {
-    session: &'a WireSession,
+struct UnsentRequestGuard<'a> {
+    session: &'a AdapterConnection,
     id: Option<&'a RequestId>,
 }
 
-impl Unsent<'_> {
+impl UnsentRequestGuard<'_> {
     fn disarm(mut self) {
         self.id = None;
     }
 }
 
-impl Drop for Unsent<'_> {
+impl Drop for UnsentRequestGuard<'_> {
     fn drop(&mut self) {
         if let Some(id) = self.id {
             self.session.table.lock().cancel(id);

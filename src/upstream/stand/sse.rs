@@ -17,15 +17,15 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-use super::{Opened, Wire, WireReceiver, WireSender};
+use super::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::Forwarded;
+use crate::upstream::ForwardedHeaders;
 use crate::upstream::carrier::AnswerBody;
-use crate::upstream::conduit::Content;
-use crate::upstream::http::Life;
+use crate::upstream::conduit::BodyKind;
+use crate::upstream::http::TaskScope;
 use crate::upstream::http::client::{HandedOver, HttpClient};
-use crate::upstream::http::post::{Credentials, Outgoing};
-use crate::upstream::http::reply::{self, Break, EventStream, ReadLimits};
+use crate::upstream::http::post::{OutgoingRequest, SessionHeaders};
+use crate::upstream::http::reply::{self, BodyReadError, EventStream, ReadLimits};
 use crate::wire::framing::SseEvent;
 
 /// Streams at one server, which are sessions.
@@ -43,9 +43,9 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 /// Whether a server was last seen to speak HTTP+SSE: set by the first event of a stream, taken back when there is
 /// none to be had. Shared with whoever has another way to the same server.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Seen(Arc<AtomicBool>);
+pub(crate) struct SseDetected(Arc<AtomicBool>);
 
-impl Seen {
+impl SseDetected {
     pub(crate) fn is(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
@@ -57,32 +57,32 @@ impl Seen {
 
 /// Opens a stream for each connection.
 #[derive(Debug)]
-pub(crate) struct SseWire {
+pub(crate) struct SseTransport {
     name: Arc<str>,
     url: Url,
     client: HttpClient,
     /// Largest event.
     event_bytes_max: usize,
-    seen: Seen,
-    life: Life,
+    seen: SseDetected,
+    life: TaskScope,
 }
 
-impl SseWire {
+impl SseTransport {
     /// The way to the server at `url`, which is what `client` was made for.
     pub(crate) const fn new(
         name: Arc<str>,
         url: Url,
         client: HttpClient,
         event_bytes_max: usize,
-        seen: Seen,
-        life: Life,
+        seen: SseDetected,
+        life: TaskScope,
     ) -> Self {
         Self { name, url, client, event_bytes_max, seen, life }
     }
 
     /// Opens the stream and reads its first event.
-    async fn stream(&self, forwarded: &Forwarded) -> Result<(EventStream, Url), GatewayFault> {
-        let get = Credentials::default().get(None).forwarding(forwarded.clone());
+    async fn stream(&self, forwarded: &ForwardedHeaders) -> Result<(EventStream, Url), GatewayFault> {
+        let get = SessionHeaders::default().get(None).forwarding(forwarded.clone());
         let response = self.client.send(&get, &HandedOver::default()).await?;
         if !response.status().is_success() {
             let (status, fault) = (response.status(), reply::status_fault(&response));
@@ -91,14 +91,14 @@ impl SseWire {
             }
             return Err(fault);
         }
-        if reply::content_of(response.headers()) != Content::Events {
+        if reply::content_of(response.headers()) != BodyKind::Events {
             self.seen.set(false);
             return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
         }
         let limits = ReadLimits { bytes_max: self.event_bytes_max, idle: None };
         let mut events = EventStream::new(AnswerBody::Http(response.into_body(), None), limits);
         loop {
-            match events.next().await.map_err(Break::into_fault)? {
+            match events.next().await.map_err(BodyReadError::into_fault)? {
                 Some(event) if event.name.as_deref() == Some("endpoint") => {
                     self.seen.set(true);
                     let endpoint = self.endpoint(&event)?;
@@ -107,7 +107,7 @@ impl SseWire {
                 Some(_) => (),
                 None => {
                     self.seen.set(false);
-                    return Err(Break::Closed.into_fault());
+                    return Err(BodyReadError::Closed.into_fault());
                 }
             }
         }
@@ -118,10 +118,10 @@ impl SseWire {
             let upstream = &self.name;
             match &refusal {
                 // Without path and query, which may be a secret.
-                Refusal::Elsewhere(origin) => {
+                EndpointError::Elsewhere(origin) => {
                     tracing::warn!(%upstream, origin, "the server's `endpoint` event names another origin; nothing is sent there");
                 }
-                Refusal::NoAddress => tracing::warn!(%upstream, "the server's `endpoint` event names no address"),
+                EndpointError::NoAddress => tracing::warn!(%upstream, "the server's `endpoint` event names no address"),
             }
             refusal.into_fault()
         })
@@ -129,17 +129,17 @@ impl SseWire {
 }
 
 #[async_trait]
-impl Wire for SseWire {
-    async fn open(&self, forwarded: &Forwarded) -> Result<Opened, GatewayFault> {
+impl MessageTransport for SseTransport {
+    async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
         let unsent = |fault| GatewayFault { executed: Executed::No, ..fault };
         let Ok(opened) = tokio::time::timeout(ENDPOINT_WAIT, self.stream(forwarded)).await else {
             self.seen.set(false);
             return Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
         };
         let (events, endpoint) = opened.map_err(unsent)?;
-        let client = self.client.at(&endpoint).map_err(|_| Refusal::NoAddress.into_fault())?;
-        let posts = Posts { client: Arc::new(client), life: self.life.clone(), closing: CancellationToken::new() };
-        Ok(Opened { sender: Arc::new(posts), receiver: Box::new(Events(events)) })
+        let client = self.client.at(&endpoint).map_err(|_| EndpointError::NoAddress.into_fault())?;
+        let posts = SsePosts { client: Arc::new(client), life: self.life.clone(), closing: CancellationToken::new() };
+        Ok(ConnectionEnds { sender: Arc::new(posts), receiver: Box::new(SseReceiver(events)) })
     }
 
     fn pause_max(&self) -> Duration {
@@ -149,12 +149,12 @@ impl Wire for SseWire {
 
 /// Why an `endpoint` event is of no use.
 #[derive(Debug, PartialEq, Eq)]
-enum Refusal {
+enum EndpointError {
     NoAddress,
     Elsewhere(String),
 }
 
-impl Refusal {
+impl EndpointError {
     fn into_fault(self) -> GatewayFault {
         let reason = match self {
             Self::NoAddress => Reason::UpstreamMalformed,
@@ -165,12 +165,12 @@ impl Refusal {
 }
 
 /// The address for POSTs that an event names, seen from the stream's own.
-fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, Refusal> {
+fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, EndpointError> {
     let text = std::str::from_utf8(data).ok().filter(|text| (1..=ENDPOINT_BYTES_MAX).contains(&text.len()));
-    let mut endpoint = text.and_then(|text| stream.join(text).ok()).ok_or(Refusal::NoAddress)?;
+    let mut endpoint = text.and_then(|text| stream.join(text).ok()).ok_or(EndpointError::NoAddress)?;
     let names_somebody = !endpoint.username().is_empty() || endpoint.password().is_some();
     if endpoint.origin() != stream.origin() || names_somebody {
-        return Err(Refusal::Elsewhere(endpoint.origin().ascii_serialization()));
+        return Err(EndpointError::Elsewhere(endpoint.origin().ascii_serialization()));
     }
     endpoint.set_fragment(None);
     Ok(endpoint)
@@ -178,18 +178,18 @@ fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, Refusal> {
 
 /// POSTs of one session.
 #[derive(Debug)]
-struct Posts {
+struct SsePosts {
     client: Arc<HttpClient>,
-    life: Life,
+    life: TaskScope,
     /// Ends what is still on its way.
     closing: CancellationToken,
 }
 
 #[async_trait]
-impl WireSender for Posts {
-    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+impl MessageSender for SsePosts {
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
         let (judge, judged) = oneshot::channel();
-        let post = Post {
+        let post = SsePost {
             client: Arc::clone(&self.client),
             outgoing: outgoing.clone().without_session(),
             handed_over: Arc::clone(handed_over),
@@ -210,13 +210,13 @@ impl WireSender for Posts {
 }
 
 /// One of them.
-struct Post {
+struct SsePost {
     client: Arc<HttpClient>,
-    outgoing: Outgoing,
+    outgoing: OutgoingRequest,
     handed_over: HandedOver,
 }
 
-impl Post {
+impl SsePost {
     async fn run(self, mut judge: oneshot::Sender<Result<(), GatewayFault>>) {
         let answer = tokio::select! {
             answer = self.client.send(&self.outgoing, &self.handed_over) => answer,
@@ -252,19 +252,19 @@ fn refused(response: &Response<Incoming>) -> GatewayFault {
 }
 
 /// What the server says.
-struct Events(EventStream);
+struct SseReceiver(EventStream);
 
 #[async_trait]
-impl WireReceiver for Events {
+impl MessageReceiver for SseReceiver {
     async fn next(&mut self) -> Result<Bytes, GatewayFault> {
         loop {
-            match self.0.next().await.map_err(Break::into_fault)? {
+            match self.0.next().await.map_err(BodyReadError::into_fault)? {
                 Some(event) => {
                     if let Some(text) = reply::message_in(&event) {
                         return Ok(text.clone());
                     }
                 }
-                None => return Err(Break::Closed.into_fault()),
+                None => return Err(BodyReadError::Closed.into_fault()),
             }
         }
     }
@@ -295,14 +295,15 @@ mod tests {
             ("javascript:alert(1)", Err("null")),
         ] {
             let found = endpoint_of(&stream, data.as_bytes());
-            let expected = expected.map(|url| Url::parse(url).unwrap()).map_err(|at| Refusal::Elsewhere(at.to_owned()));
+            let expected =
+                expected.map(|url| Url::parse(url).unwrap()).map_err(|at| EndpointError::Elsewhere(at.to_owned()));
             assert_eq!(found, expected, "{data}");
         }
         for data in ["", "http://", "http://[::1/m"] {
-            assert_eq!(endpoint_of(&stream, data.as_bytes()), Err(Refusal::NoAddress), "{data}");
+            assert_eq!(endpoint_of(&stream, data.as_bytes()), Err(EndpointError::NoAddress), "{data}");
         }
         let long = format!("/{}", "m".repeat(ENDPOINT_BYTES_MAX));
-        assert_eq!(endpoint_of(&stream, long.as_bytes()), Err(Refusal::NoAddress));
-        assert_eq!(endpoint_of(&stream, b"/m\xff"), Err(Refusal::NoAddress));
+        assert_eq!(endpoint_of(&stream, long.as_bytes()), Err(EndpointError::NoAddress));
+        assert_eq!(endpoint_of(&stream, b"/m\xff"), Err(EndpointError::NoAddress));
     }
 }

@@ -10,31 +10,31 @@ use std::sync::{Arc, Weak};
 
 use http::{Response, StatusCode};
 
-use super::places::Patience;
-use super::session::{Kind, WireSession};
-use super::table::{NotBegun, Terms};
-use super::{WireStand, answered, events_with, names, owner_of, refusal};
+use super::places::PermitWait;
+use super::session::{AdapterConnection, ConnectionPurpose};
+use super::table::{RequestStartError, RequestTerms};
+use super::{TransportAdapter, answered, events_with, names, owner_of, refusal};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::Forwarded;
+use crate::upstream::ForwardedHeaders;
 use crate::upstream::carrier::AnswerBody;
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::Outgoing;
+use crate::upstream::http::post::OutgoingRequest;
 use crate::wire::{Message, Request, RequestId, method};
 
 /// The connections in use, and who opens one.
 #[derive(Default)]
-pub(super) struct Connections {
+pub(super) struct StatelessConnections {
     /// Nothing but what the server is was asked on it.
-    spare: Option<Arc<WireSession>>,
-    of: HashMap<Principal, Arc<WireSession>>,
+    spare: Option<Arc<AdapterConnection>>,
+    of: HashMap<Principal, Arc<AdapterConnection>>,
     /// Held by whoever opens a connection for a principal; the others of that principal wait for it.
     openings: HashMap<Principal, Weak<tokio::sync::Mutex<()>>>,
 }
 
-impl Connections {
+impl StatelessConnections {
     /// The one that requests of a principal go to, if there is one. A spare one is taken unless `has_share`: then the
     /// principal has as many as it may.
-    fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<WireSession>> {
+    fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<AdapterConnection>> {
         if let Some(session) = self.of.get(principal).filter(|session| !session.is_over()) {
             return Some(Arc::clone(session));
         }
@@ -63,7 +63,7 @@ impl Connections {
     }
 
     /// Keeps a connection that was opened; `false` if another is there by now, which will do.
-    fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<WireSession>) -> bool {
+    fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<AdapterConnection>) -> bool {
         if is_probe && self.spare.as_ref().is_some_and(|spare| !spare.is_over()) {
             return false;
         }
@@ -77,14 +77,14 @@ impl Connections {
     }
 }
 
-impl WireStand {
+impl TransportAdapter {
     /// Takes a message of a client without a session.
     ///
     /// # Errors
     /// If there is no connection, or the message could not be sent.
     pub(super) async fn post_stateless(
         &self,
-        outgoing: &Outgoing,
+        outgoing: &OutgoingRequest,
         message: &Message,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
@@ -95,26 +95,30 @@ impl WireStand {
         if self.apart.include(request) {
             let owner = owner_of(outgoing);
             let (session, unless_called) =
-                self.open(Kind::Stateless, (&owner, Patience::Waits), outgoing.forwarded()).await?;
-            let terms = Terms { _done: Some(session.end_guard()), ..Terms::default() };
+                self.open(ConnectionPurpose::Stateless, (&owner, PermitWait::Waits), outgoing.forwarded()).await?;
+            let terms = RequestTerms { _done: Some(session.end_guard()), ..RequestTerms::default() };
             let response = session.request_named(&names::without_tasks(request), terms, handed_over).await?;
             unless_called.disarm();
             return Ok(response);
         }
         let principal = owner_of(outgoing);
         let session = self.connection(&principal, request).await?;
-        let first = session.request_named(request, Terms::default(), handed_over).await;
+        let first = session.request_named(request, RequestTerms::default(), handed_over).await;
         if first.is_ok() || handed_over.initialized() || !session.is_over() {
             return first;
         }
         // It ended just now, and nothing was sent.
         let session = self.connection(&principal, request).await?;
-        session.request_named(request, Terms::default(), handed_over).await
+        session.request_named(request, RequestTerms::default(), handed_over).await
     }
 
     /// The connection for a request of a principal, opened if there is none: by one of those who want it, while
     /// nobody else waits.
-    async fn connection(&self, principal: &Principal, request: &Request) -> Result<Arc<WireSession>, GatewayFault> {
+    async fn connection(
+        &self,
+        principal: &Principal,
+        request: &Request,
+    ) -> Result<Arc<AdapterConnection>, GatewayFault> {
         let is_probe = request.method == method::DISCOVER;
         let find = || {
             let has_share = self.shared.places.has_share(principal);
@@ -129,8 +133,9 @@ impl WireStand {
         if let Ok(session) = find() {
             return Ok(session);
         }
-        let (session, unless_kept) =
-            self.open(Kind::Stateless, (principal, Patience::First), &Forwarded::default()).await?;
+        let (session, unless_kept) = self
+            .open(ConnectionPurpose::Stateless, (principal, PermitWait::First), &ForwardedHeaders::default())
+            .await?;
         if self.connections.lock().put(principal, is_probe, &session) {
             unless_kept.disarm();
             return Ok(session);
@@ -140,7 +145,7 @@ impl WireStand {
     }
 }
 
-impl WireSession {
+impl AdapterConnection {
     /// Sends a request under an id of the stand's own; the answer is a stream, which ends the request when it is dropped.
     ///
     /// # Errors
@@ -148,20 +153,21 @@ impl WireSession {
     async fn request_named(
         self: &Arc<Self>,
         request: &Request,
-        terms: Terms,
+        terms: RequestTerms,
         handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
         let id = RequestId::number(self.numbered.fetch_add(1, Ordering::Relaxed));
         let (renumbered, text, outer) = names::renumbered(request, &id);
         let is_probe = outer.is_probe;
-        let pieces = match self.enter(&renumbered, Terms { outer: Some(outer), ..terms }) {
+        let pieces = match self.enter(&renumbered, RequestTerms { outer: Some(outer), ..terms }) {
             Ok(begun) => begun.pieces,
-            Err(NotBegun::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
+            Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
             // Whoever asked asks again, on another one.
-            Err(NotBegun::Over) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::No)),
-            Err(NotBegun::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
+            Err(RequestStartError::Over) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::No)),
+            Err(RequestStartError::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
         };
-        let waits = Waits { session: Arc::clone(self), id, is_probe, handed_over: Arc::clone(handed_over) };
+        let waits =
+            PendingAnswerGuard { session: Arc::clone(self), id, is_probe, handed_over: Arc::clone(handed_over) };
         self.send(&self.own(text), handed_over).await?;
         Ok(events_with(pieces, Box::new(waits)))
     }
@@ -185,14 +191,14 @@ impl WireSession {
 }
 
 /// Whoever waits for an answer.
-struct Waits {
-    session: Arc<WireSession>,
+struct PendingAnswerGuard {
+    session: Arc<AdapterConnection>,
     id: RequestId,
     is_probe: bool,
     handed_over: HandedOver,
 }
 
-impl Drop for Waits {
+impl Drop for PendingAnswerGuard {
     fn drop(&mut self) {
         let was_waiting = self.session.table.lock().cancel(&self.id);
         if !was_waiting {

@@ -20,19 +20,19 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::{SetOnce, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-use super::apart::CallsApart;
-use super::{Opened, Wire, WireReceiver, WireSender};
+use super::apart::DedicatedProcessRules;
+use super::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
 use crate::secret_file::{self, SecretFileError};
-use crate::task::{Executed, Exit, GatewayFault, Reason};
-use crate::upstream::Forwarded;
-use crate::upstream::http::Life;
+use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::http::TaskScope;
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::Outgoing;
-use crate::upstream::standing::{Standing, Trouble};
+use crate::upstream::http::post::OutgoingRequest;
+use crate::upstream::standing::{UpstreamFailure, UpstreamHealth};
 use crate::upstream::supervisor;
 use crate::wire::ProtocolVersion;
 use crate::wire::framing::LineDecoder;
-use noise::Noise;
+use noise::ProgramOutputLog;
 pub use program::ProgramError;
 
 /// Variables of the gateway's own that every program is given.
@@ -72,7 +72,7 @@ pub struct StdioUpstreamSettings {
     /// A fixed version towards this upstream; `None` negotiates.
     pub protocol: Option<ProtocolVersion>,
     /// Calls that have a process of their own.
-    pub apart: CallsApart,
+    pub apart: DedicatedProcessRules,
 }
 
 impl std::fmt::Debug for StdioUpstreamSettings {
@@ -89,14 +89,14 @@ impl std::fmt::Debug for StdioUpstreamSettings {
 
 /// Starts a process for each connection.
 #[derive(Debug)]
-pub(crate) struct StdioWire {
+pub(crate) struct StdioTransport {
     settings: StdioUpstreamSettings,
-    standing: Arc<Standing>,
-    life: Life,
+    standing: Arc<UpstreamHealth>,
+    life: TaskScope,
 }
 
-impl StdioWire {
-    pub(crate) const fn new(settings: StdioUpstreamSettings, standing: Arc<Standing>, life: Life) -> Self {
+impl StdioTransport {
+    pub(crate) const fn new(settings: StdioUpstreamSettings, standing: Arc<UpstreamHealth>, life: TaskScope) -> Self {
         Self { settings, standing, life }
     }
 
@@ -120,7 +120,7 @@ impl StdioWire {
 
     fn command(&self, secrets: Vec<(String, String)>) -> std::io::Result<Command> {
         let settings = &self.settings;
-        let limits = supervisor::Limits {
+        let limits = supervisor::ProgramLimits {
             descriptors_max: settings.descriptors_max.map(u64::from),
             memory_bytes_max: settings.memory_bytes_max.map(|bytes| bytes as u64),
         };
@@ -160,11 +160,12 @@ pub enum VariableFileError {
 }
 
 #[async_trait]
-impl Wire for StdioWire {
-    async fn open(&self, _: &Forwarded) -> Result<Opened, GatewayFault> {
+impl MessageTransport for StdioTransport {
+    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
         let name = &self.settings.name;
         let failed = |error: std::io::Error| {
-            self.standing.failed(Trouble::new(Reason::UpstreamUnreachable, format!("it cannot be started: {error}")));
+            self.standing
+                .failed(UpstreamFailure::new(Reason::UpstreamUnreachable, format!("it cannot be started: {error}")));
             GatewayFault::new(Reason::UpstreamUnreachable, Executed::No)
         };
         let secrets = self.secrets().await.map_err(failed)?;
@@ -176,14 +177,14 @@ impl Wire for StdioWire {
         tracing::debug!(upstream = %name, pid = child.id(), "started a program");
         let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
         let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
-        let process = Arc::new(Process { outgoing, closing, exit: SetOnce::new(), silent });
-        let noise = Arc::new(Noise::new(Arc::clone(name)));
+        let process = Arc::new(ServerProcess { outgoing, closing, exit: SetOnce::new(), silent });
+        let noise = Arc::new(ProgramOutputLog::new(Arc::clone(name)));
         let tracker = &self.life.tracker;
         tracker.spawn(write(stdin, queue, process.closing.clone()));
         let listening = noise::log(stderr, Arc::clone(&noise));
         tracker.spawn(process.silent.clone().run_until_cancelled_owned(listening));
         tracker.spawn(keep(child, Arc::clone(&process)));
-        let receiver = Lines {
+        let receiver = StdoutReceiver {
             stdout,
             decoder: LineDecoder::new(self.settings.line_bytes_max),
             ready: Vec::new().into_iter(),
@@ -191,32 +192,32 @@ impl Wire for StdioWire {
             process: Arc::clone(&process),
             noise,
         };
-        Ok(Opened { sender: process, receiver: Box::new(receiver) })
+        Ok(ConnectionEnds { sender: process, receiver: Box::new(receiver) })
     }
 }
 
 /// One process, from here.
 #[derive(Debug)]
-struct Process {
-    outgoing: mpsc::Sender<Queued>,
+struct ServerProcess {
+    outgoing: mpsc::Sender<QueuedMessage>,
     /// Closes the standard input, and with that all the rest.
     closing: CancellationToken,
     /// Set once the process is reaped; `None` inside if its status is unknown.
-    exit: SetOnce<Option<Exit>>,
+    exit: SetOnce<Option<ProcessExit>>,
     /// What is still said is not the program's any more.
     silent: CancellationToken,
 }
 
 #[derive(Debug)]
-struct Queued {
+struct QueuedMessage {
     message: Bytes,
     handed_over: HandedOver,
     written: oneshot::Sender<()>,
 }
 
 #[async_trait]
-impl WireSender for Process {
-    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+impl MessageSender for ServerProcess {
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
         let gone = || {
             let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
             let exit = self.exit.get().copied().flatten();
@@ -224,7 +225,7 @@ impl WireSender for Process {
         };
         let (written, done) = oneshot::channel();
         let message = outgoing.body().cloned().unwrap_or_default();
-        let queued = Queued { message, handed_over: Arc::clone(handed_over), written };
+        let queued = QueuedMessage { message, handed_over: Arc::clone(handed_over), written };
         self.outgoing.send(queued).await.map_err(|_| gone())?;
         done.await.map_err(|_| gone())
     }
@@ -235,7 +236,7 @@ impl WireSender for Process {
     }
 }
 
-impl Drop for Lines {
+impl Drop for StdoutReceiver {
     /// Nobody hears the process any more.
     fn drop(&mut self) {
         self.process.closing.cancel();
@@ -243,9 +244,9 @@ impl Drop for Lines {
 }
 
 /// Writes messages, each on a line of its own, until the process takes no more.
-async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<Queued>, closing: CancellationToken) {
+async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, closing: CancellationToken) {
     let writing = async {
-        while let Some(Queued { message, handed_over, written }) = queue.recv().await {
+        while let Some(QueuedMessage { message, handed_over, written }) = queue.recv().await {
             // Nobody waits for it any more, and nothing of it is written.
             if written.is_closed() {
                 continue;
@@ -271,7 +272,7 @@ fn line_of(message: &Bytes) -> Vec<u8> {
 }
 
 /// Waits for the end of a process, however it comes, and reaps it.
-async fn keep(mut child: Child, process: Arc<Process>) {
+async fn keep(mut child: Child, process: Arc<ServerProcess>) {
     let by_itself = tokio::select! {
         status = child.wait() => Some(status),
         () = process.closing.cancelled() => None,
@@ -294,22 +295,22 @@ async fn keep(mut child: Child, process: Arc<Process>) {
     process.silent.cancel();
 }
 
-fn exit_of(status: ExitStatus) -> Option<Exit> {
-    status.code().map(Exit::Code).or_else(|| status.signal().map(Exit::Signal))
+fn exit_of(status: ExitStatus) -> Option<ProcessExit> {
+    status.code().map(ProcessExit::Code).or_else(|| status.signal().map(ProcessExit::Signal))
 }
 
 /// What a process says on its standard output.
-struct Lines {
+struct StdoutReceiver {
     stdout: ChildStdout,
     decoder: LineDecoder,
     ready: std::vec::IntoIter<Bytes>,
     buffer: BytesMut,
-    process: Arc<Process>,
-    noise: Arc<Noise>,
+    process: Arc<ServerProcess>,
+    noise: Arc<ProgramOutputLog>,
 }
 
 #[async_trait]
-impl WireReceiver for Lines {
+impl MessageReceiver for StdoutReceiver {
     async fn next(&mut self) -> Result<Bytes, GatewayFault> {
         loop {
             for line in self.ready.by_ref() {
@@ -334,7 +335,7 @@ impl WireReceiver for Lines {
     }
 }
 
-impl Lines {
+impl StdoutReceiver {
     async fn ended(&self) -> GatewayFault {
         let exit = tokio::time::timeout(STATUS_WAIT, self.process.exit.wait()).await;
         let exit = exit.ok().copied().flatten();
@@ -366,7 +367,7 @@ mod tests {
             memory_bytes_max: None,
             line_bytes_max: 1024,
             protocol: None,
-            apart: CallsApart::default(),
+            apart: DedicatedProcessRules::default(),
         };
         let shown = format!("{settings:?}");
         assert!(shown.contains("TOKEN") && !shown.contains("hidden"), "{shown}");

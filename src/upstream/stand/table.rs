@@ -18,8 +18,8 @@ use tokio_util::sync::DropGuard;
 
 use crate::dialect::relay_core_2025_11_25::related_task;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::carrier::{BrokenOff, Pieces};
-use crate::upstream::http::post::Purpose;
+use crate::upstream::carrier::{BodyBreakError, BodyPieces};
+use crate::upstream::http::post::StreamPurpose;
 use crate::wire::framing::sse_message;
 use crate::wire::{Notification, Object, Payload, Request, RequestId, meta, method};
 
@@ -36,17 +36,17 @@ const EARLY_MAX: usize = 16;
 
 /// The way into an event stream in the making.
 #[derive(Clone, Debug)]
-pub(super) struct Queue {
+pub(super) struct EventQueue {
     sender: mpsc::Sender<io::Result<Bytes>>,
     /// Bytes that wait, the answer's not counted.
     waiting: Arc<AtomicUsize>,
 }
 
-impl Queue {
-    fn new(places: usize) -> (Self, Pieces) {
+impl EventQueue {
+    fn new(places: usize) -> (Self, BodyPieces) {
         let (sender, receiver) = mpsc::channel(places);
         let waiting = Arc::new(AtomicUsize::new(0));
-        (Self { sender, waiting: Arc::clone(&waiting) }, Pieces::new(receiver, waiting))
+        (Self { sender, waiting: Arc::clone(&waiting) }, BodyPieces::new(receiver, waiting))
     }
 
     fn is_closed(&self) -> bool {
@@ -54,10 +54,10 @@ impl Queue {
     }
 
     /// Puts a message in as an event. Only the table does, so nobody comes between the look and the deed.
-    fn put(&self, text: &Bytes) -> Result<(), NotTaken> {
+    fn put(&self, text: &Bytes) -> Result<(), DeliveryError> {
         let waiting = self.waiting.load(Ordering::Relaxed);
         if waiting > 0 && waiting.saturating_add(text.len()) > QUEUE_BYTES_MAX {
-            return Err(if self.is_closed() { NotTaken::Nobody } else { NotTaken::Slow });
+            return Err(if self.is_closed() { DeliveryError::Nobody } else { DeliveryError::Slow });
         }
         let event = sse_message(text);
         let bytes = event.len();
@@ -65,8 +65,8 @@ impl Queue {
         self.sender.try_send(Ok(event)).map_err(|refused| {
             self.waiting.fetch_sub(bytes, Ordering::Relaxed);
             match refused {
-                mpsc::error::TrySendError::Full(_) => NotTaken::Slow,
-                mpsc::error::TrySendError::Closed(_) => NotTaken::Nobody,
+                mpsc::error::TrySendError::Full(_) => DeliveryError::Slow,
+                mpsc::error::TrySendError::Closed(_) => DeliveryError::Nobody,
             }
         })
     }
@@ -74,9 +74,9 @@ impl Queue {
 
 /// Requests in progress and the stream for what belongs to none.
 #[derive(Debug)]
-pub(super) struct Table {
-    calls: HashMap<RequestId, Call>,
-    own: Own,
+pub(super) struct CallTable {
+    calls: HashMap<RequestId, CallEntry>,
+    own: UnsolicitedStream,
     /// Since when nobody has used the connection or listened on it, as far as anybody looked.
     idle_since: Instant,
     /// When it was used last, whoever listened since.
@@ -86,15 +86,15 @@ pub(super) struct Table {
 }
 
 #[derive(Debug)]
-enum Own {
+enum UnsolicitedStream {
     /// Nobody has listened yet; what was said is kept.
     Early(Vec<Bytes>),
-    Heard(Queue, Option<Purpose>),
+    Heard(EventQueue, Option<StreamPurpose>),
 }
 
 /// How idle a connection is on which nothing is in progress.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Idle {
+pub(super) struct ConnectionIdleness {
     /// For how long it was not used.
     pub(super) quiet: Duration,
     /// For how long nobody listened, either.
@@ -105,16 +105,16 @@ pub(super) struct Idle {
 
 /// A request that was entered.
 #[derive(Debug)]
-pub(super) struct Begun {
+pub(super) struct EnteredRequest {
     /// Its messages as events.
-    pub(super) pieces: Pieces,
+    pub(super) pieces: BodyPieces,
     /// Told of the first of them.
     pub(super) heard: Arc<Notify>,
 }
 
 #[derive(Debug)]
-struct Call {
-    queue: Queue,
+struct CallEntry {
+    queue: EventQueue,
     heard: Arc<Notify>,
     /// Room for the answer.
     last: mpsc::OwnedPermit<io::Result<Bytes>>,
@@ -125,21 +125,21 @@ struct Call {
     /// The server's task that it waits for.
     task: Option<String>,
     questions: Vec<RequestId>,
-    terms: Terms,
+    terms: RequestTerms,
 }
 
 /// What holds for one request alone.
 #[derive(Debug, Default)]
-pub(super) struct Terms {
+pub(super) struct RequestTerms {
     /// By which names whoever made the request knows it, where the server knows it by others.
-    pub(super) outer: Option<Outer>,
+    pub(super) outer: Option<OriginalRequest>,
     /// Dropped when nothing more comes for the request, after its answer is on its way.
     pub(super) _done: Option<DropGuard>,
 }
 
 /// A request as whoever made it named it.
 #[derive(Clone, Debug)]
-pub(super) struct Outer {
+pub(super) struct OriginalRequest {
     pub(super) id: RequestId,
     pub(super) token: Option<Payload>,
     /// Whether it wants to be told what the server logs.
@@ -150,7 +150,7 @@ pub(super) struct Outer {
 
 /// Why a request cannot begin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotBegun {
+pub(super) enum RequestStartError {
     IdInUse,
     TooMany,
     /// The connection is over.
@@ -159,34 +159,38 @@ pub(super) enum NotBegun {
 
 /// A message found nobody, or nobody who keeps up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotTaken {
+pub(super) enum DeliveryError {
     Nobody,
     Slow,
 }
 
-impl Table {
+impl CallTable {
     pub(super) fn new() -> Self {
         let (idle_since, used) = (Instant::now(), Instant::now());
-        Self { calls: HashMap::new(), own: Own::Early(Vec::new()), idle_since, used, has_task: false }
+        Self { calls: HashMap::new(), own: UnsolicitedStream::Early(Vec::new()), idle_since, used, has_task: false }
     }
 
     /// Enters a request on these terms; its messages come out as events.
-    pub(super) fn begin_on(&mut self, request: &Request, terms: Terms) -> Result<Begun, NotBegun> {
+    pub(super) fn begin_on(
+        &mut self,
+        request: &Request,
+        terms: RequestTerms,
+    ) -> Result<EnteredRequest, RequestStartError> {
         if self.calls.contains_key(&request.id) {
-            return Err(NotBegun::IdInUse);
+            return Err(RequestStartError::IdInUse);
         }
         if self.calls.len() >= CALLS_MAX {
             // Those that nobody reads any more make room.
             self.calls.retain(|_, call| !call.queue.is_closed());
         }
         if self.calls.len() >= CALLS_MAX {
-            return Err(NotBegun::TooMany);
+            return Err(RequestStartError::TooMany);
         }
-        let (queue, pieces) = Queue::new(QUEUE_MAX + 1);
-        let last = queue.sender.clone().try_reserve_owned().map_err(|_| NotBegun::TooMany)?;
+        let (queue, pieces) = EventQueue::new(QUEUE_MAX + 1);
+        let last = queue.sender.clone().try_reserve_owned().map_err(|_| RequestStartError::TooMany)?;
         let params = request.params.object();
         let heard = Arc::new(Notify::new());
-        let call = Call {
+        let call = CallEntry {
             queue,
             heard: Arc::clone(&heard),
             last,
@@ -201,7 +205,7 @@ impl Table {
         };
         self.calls.insert(request.id.clone(), call);
         self.touch();
-        Ok(Begun { pieces, heard })
+        Ok(EnteredRequest { pieces, heard })
     }
 
     /// Takes an answer to where it is waited for; `false` if it is nobody's.
@@ -215,7 +219,7 @@ impl Table {
     /// Breaks one request off.
     pub(super) fn break_off(&mut self, id: &RequestId, fault: GatewayFault) -> bool {
         let Some(call) = self.remove(id) else { return false };
-        call.last.send(Err(io::Error::other(BrokenOff(fault))));
+        call.last.send(Err(io::Error::other(BodyBreakError(fault))));
         call.heard.notify_one();
         true
     }
@@ -231,9 +235,9 @@ impl Table {
     pub(super) fn end(&mut self, fault: GatewayFault) {
         let fault = self.for_each_call(fault);
         for (_, call) in self.calls.drain() {
-            call.last.send(Err(io::Error::other(BrokenOff(fault))));
+            call.last.send(Err(io::Error::other(BodyBreakError(fault))));
         }
-        self.own = Own::Early(Vec::new());
+        self.own = UnsolicitedStream::Early(Vec::new());
     }
 
     /// What a fault of the connection says of every call: one answer was too large, and nobody knows whose.
@@ -269,7 +273,7 @@ impl Table {
 
     /// Takes a notification to the call that it names, else to the only one that may be meant, else to the stream
     /// for what belongs to none (T-20).
-    pub(super) fn note(&mut self, notification: &Notification, text: &Bytes) -> Result<(), NotTaken> {
+    pub(super) fn note(&mut self, notification: &Notification, text: &Bytes) -> Result<(), DeliveryError> {
         let params = notification.params.object();
         let call = match notification.method.as_str() {
             method::PROGRESS => {
@@ -292,7 +296,7 @@ impl Table {
     }
 
     /// Takes a question to the call that it names, else to the only one, else to the stream for what belongs to none.
-    pub(super) fn ask(&mut self, request: &Request, text: &Bytes) -> Result<(), NotTaken> {
+    pub(super) fn ask(&mut self, request: &Request, text: &Bytes) -> Result<(), DeliveryError> {
         let names_a_task = request.params.object().and_then(related_task).is_some();
         let id = match self.related(request.params.object()) {
             None if names_a_task => None,
@@ -301,8 +305,8 @@ impl Table {
         };
         let Some(queue) = id else {
             return match &self.own {
-                Own::Early(_) => Err(NotTaken::Nobody),
-                Own::Heard(queue, _) => queue.put(text),
+                UnsolicitedStream::Early(_) => Err(DeliveryError::Nobody),
+                UnsolicitedStream::Heard(queue, _) => queue.put(text),
             };
         };
         queue.put(text)?;
@@ -317,9 +321,11 @@ impl Table {
     }
 
     /// Opens the stream for what belongs to no request; an older one ends.
-    pub(super) fn listen(&mut self, purpose: Option<Purpose>) -> Pieces {
-        let (queue, pieces) = Queue::new(QUEUE_MAX);
-        if let Own::Early(early) = std::mem::replace(&mut self.own, Own::Heard(queue.clone(), purpose)) {
+    pub(super) fn listen(&mut self, purpose: Option<StreamPurpose>) -> BodyPieces {
+        let (queue, pieces) = EventQueue::new(QUEUE_MAX);
+        if let UnsolicitedStream::Early(early) =
+            std::mem::replace(&mut self.own, UnsolicitedStream::Heard(queue.clone(), purpose))
+        {
             for text in early {
                 // There is room for all of them.
                 let _ = queue.put(&text);
@@ -329,22 +335,23 @@ impl Table {
     }
 
     /// How idle the connection is, unless something is in progress.
-    pub(super) fn idle(&mut self) -> Option<Idle> {
+    pub(super) fn idle(&mut self) -> Option<ConnectionIdleness> {
         if !self.calls.is_empty() {
             return None;
         }
         let unused = self.left_for();
         // Of what only the gateway reads nobody knows better whether it is in use than whoever reads it.
-        let is_served =
-            matches!(&self.own, Own::Heard(queue, Some(purpose)) if !queue.is_closed() && purpose.is_served());
-        Some(Idle { quiet: self.used.elapsed(), unused, has_task: self.has_task || is_served })
+        let is_served = matches!(&self.own, UnsolicitedStream::Heard(queue, Some(purpose)) if !queue.is_closed() && purpose.is_served());
+        Some(ConnectionIdleness { quiet: self.used.elapsed(), unused, has_task: self.has_task || is_served })
     }
 
     /// How long nobody has waited for anything. A call goes on meanwhile, if nobody reads its answer any more.
     pub(super) fn left_for(&mut self) -> Duration {
         let listens = match &self.own {
-            Own::Early(_) => false,
-            Own::Heard(queue, purpose) => !queue.is_closed() && purpose.as_ref().is_none_or(Purpose::is_served),
+            UnsolicitedStream::Early(_) => false,
+            UnsolicitedStream::Heard(queue, purpose) => {
+                !queue.is_closed() && purpose.as_ref().is_none_or(StreamPurpose::is_served)
+            }
         };
         if listens || self.calls.values().any(|call| !call.queue.is_closed()) {
             self.idle_since = Instant::now();
@@ -361,7 +368,7 @@ impl Table {
         self.has_task = true;
     }
 
-    fn remove(&mut self, id: &RequestId) -> Option<Call> {
+    fn remove(&mut self, id: &RequestId) -> Option<CallEntry> {
         self.touch();
         if let Some(call) = self.calls.remove(id) {
             return Some(call);
@@ -371,28 +378,28 @@ impl Table {
         self.calls.remove(&same)
     }
 
-    fn note_to_all(&mut self, text: &Bytes) -> Result<(), NotTaken> {
+    fn note_to_all(&mut self, text: &Bytes) -> Result<(), DeliveryError> {
         match &mut self.own {
-            Own::Early(early)
+            UnsolicitedStream::Early(early)
                 if early.len() < EARLY_MAX
                     && early.iter().map(Bytes::len).sum::<usize>() + text.len() <= QUEUE_BYTES_MAX =>
             {
                 early.push(text.clone());
                 Ok(())
             }
-            Own::Early(_) => Err(NotTaken::Nobody),
-            Own::Heard(queue, _) => queue.put(text),
+            UnsolicitedStream::Early(_) => Err(DeliveryError::Nobody),
+            UnsolicitedStream::Heard(queue, _) => queue.put(text),
         }
     }
 
     /// The request that waits for the task which is named.
-    fn related(&self, params: Option<&Object>) -> Option<&Call> {
+    fn related(&self, params: Option<&Object>) -> Option<&CallEntry> {
         let task = related_task(params?)?;
         self.calls.values().find(|call| call.task.as_ref() == Some(&task))
     }
 
     /// The only tool call in progress; without any, the only request.
-    fn only(&self) -> Option<&Call> {
+    fn only(&self) -> Option<&CallEntry> {
         let sole = |tools: bool| {
             let mut all = self.calls.values().filter(|call| call.is_tool || !(tools || call.is_first));
             (all.next(), all.next())

@@ -36,7 +36,7 @@ pub fn is_batch(text: &Bytes) -> bool {
 pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Result<Vec<Bytes>, EnvelopeError> {
     let refused = |error| EnvelopeError::Scan { error, id: None };
     let array_limits = ScanLimits { depth_max: limits.depth_max + 1, ..limits };
-    let outline = scan::scan(text, array_limits).and_then(scan::Outline::flawless).map_err(refused)?;
+    let outline = scan::scan(text, array_limits).and_then(scan::ObjectOutline::flawless).map_err(refused)?;
     let array = text.slice(outline.root);
     let spans: Vec<_> = walk::items(&array).take(messages_max.saturating_add(1)).collect();
     if spans.is_empty() {

@@ -10,7 +10,7 @@ const MARK: &[u8] = b"\xef\xbb\xbf";
 
 /// One object that was to be a message.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Glimpse {
+pub struct MalformedMessage {
     /// The id, where one is told and no other beside it.
     pub id: Option<RequestId>,
     /// It has a method: what its id is, is its sender's affair.
@@ -22,7 +22,7 @@ pub struct Glimpse {
 /// Looks at the members of each object that a text has on its outermost level, as far as they can be made out. The text
 /// may be anything: cut off, in another encoding, two messages on one line. Takes one pass.
 #[must_use]
-pub fn glimpse(text: &[u8]) -> Vec<Glimpse> {
+pub fn glimpse(text: &[u8]) -> Vec<MalformedMessage> {
     let text = text.strip_prefix(MARK).unwrap_or(text);
     let mut found = Vec::new();
     let mut at = 0;
@@ -33,7 +33,7 @@ pub fn glimpse(text: &[u8]) -> Vec<Glimpse> {
         if text.get(at) != Some(&b'{') || found.len() >= TEXTS_MAX {
             return found;
         }
-        let mut look = Look { text, at, ..Look::default() };
+        let mut look = MalformedMessageReader { text, at, ..MalformedMessageReader::default() };
         look.object();
         at = look.at;
         found.push(look.told());
@@ -50,7 +50,7 @@ pub fn asked_in(text: &[u8]) -> Option<RequestId> {
 
 /// A look at one object.
 #[derive(Debug, Default)]
-struct Look<'t> {
+struct MalformedMessageReader<'t> {
     text: &'t [u8],
     at: usize,
     id: Option<RequestId>,
@@ -60,7 +60,7 @@ struct Look<'t> {
     has_outcome: bool,
 }
 
-impl Look<'_> {
+impl MalformedMessageReader<'_> {
     /// Goes from the opening brace past the closing one, or to the end.
     fn object(&mut self) {
         let (mut depth, mut wants_key) = (0_usize, false);
@@ -130,8 +130,8 @@ impl Look<'_> {
         self.text.len()
     }
 
-    fn told(self) -> Glimpse {
-        Glimpse {
+    fn told(self) -> MalformedMessage {
+        MalformedMessage {
             is_call: self.has_method && !self.has_outcome,
             is_answer: self.has_outcome || (self.has_version && !self.has_method),
             id: if self.has_two_ids { None } else { self.id },
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     fn seen(text: &[u8]) -> Vec<String> {
-        let one = |glimpse: &Glimpse| {
+        let one = |glimpse: &MalformedMessage| {
             let id = glimpse.id.as_ref().map_or("?", RequestId::as_json);
             let kind = if glimpse.is_answer {
                 "answer"

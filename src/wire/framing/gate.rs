@@ -3,7 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::glance::{Glance, Shows};
+use super::glance::{MessageClass, MessageClassifier};
 use super::sse::BYTE_ORDER_MARK;
 use super::{FramingError, SseDecoder, SseEvent};
 
@@ -15,19 +15,19 @@ const JOINED_BYTES_MAX: usize = 16 * 1024;
 
 /// What becomes of events without data, which only prime a stream (T-28).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Primers {
+pub enum PrimerPolicy {
     Pass,
     Withhold,
 }
 
 /// Which events are handed over whole, by the first byte of their data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whole {
+pub enum HoldPolicy {
     /// None: every event passes.
     Nothing,
     /// Arrays of messages.
     Arrays,
-    /// Messages that may ask their reader something, as [`Glance`] tells. Of all others no more is held than it takes to
+    /// Messages that may ask their reader something, as [`MessageClassifier`] tells. Of all others no more is held than it takes to
     /// know.
     Asking,
     /// All that carry messages.
@@ -36,7 +36,7 @@ pub enum Whole {
 
 /// What comes out of a gate.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Passage {
+pub enum GateOutput {
     /// Bytes that go on as they came.
     Through(Bytes),
     /// One event as it came, with the empty line behind it.
@@ -47,12 +47,12 @@ pub enum Passage {
 /// `event_bytes_max` bytes.
 #[derive(Debug)]
 pub struct EventGate {
-    primers: Primers,
-    whole: Whole,
+    primers: PrimerPolicy,
+    whole: HoldPolicy,
     event_bytes_max: usize,
-    sniff: Option<Sniff>,
+    sniff: Option<EventFilter>,
     held: BytesMut,
-    state: State,
+    state: GateState,
     /// Bytes of the line under way, held or gone by.
     line: usize,
     /// Where it begins in what is held, if all of it is.
@@ -70,22 +70,22 @@ pub struct EventGate {
     /// How much of a byte order mark the stream has begun with; `None` once it is told that there is one, or none.
     mark: Option<usize>,
     /// What the event's data shows, where that decides.
-    look: Look,
+    look: DataInspection,
 }
 
 /// A look at the data of the event under way, line by line.
 #[derive(Debug, Default)]
-struct Look {
-    glance: Glance,
+struct DataInspection {
+    glance: MessageClassifier,
     /// Bytes of `data:` that the line under way has in front; `None` once it is some other field.
     field: Option<usize>,
 }
 
-impl Look {
+impl DataInspection {
     const FIELD: &[u8] = b"data:";
 
     fn at_start() -> Self {
-        Self { glance: Glance::default(), field: Some(0) }
+        Self { glance: MessageClassifier::default(), field: Some(0) }
     }
 
     /// Takes what is next of the line under way.
@@ -101,13 +101,13 @@ impl Look {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Sniff {
+struct EventFilter {
     bytes_max: usize,
     is_of_interest: fn(&[u8]) -> bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum GateState {
     /// The event's data has not begun.
     Lead,
     Passing,
@@ -116,14 +116,14 @@ enum State {
 
 impl EventGate {
     #[must_use]
-    pub fn new(primers: Primers, whole: Whole, event_bytes_max: usize) -> Self {
+    pub fn new(primers: PrimerPolicy, whole: HoldPolicy, event_bytes_max: usize) -> Self {
         Self {
             primers,
             whole,
             event_bytes_max,
             sniff: None,
             held: BytesMut::new(),
-            state: State::Lead,
+            state: GateState::Lead,
             line: 0,
             line_start: 0,
             blanks: 0,
@@ -132,7 +132,7 @@ impl EventGate {
             has_field: false,
             is_of_interest: false,
             mark: Some(0),
-            look: Look::at_start(),
+            look: DataInspection::at_start(),
         }
     }
 
@@ -141,7 +141,7 @@ impl EventGate {
     /// shows them only later is an error.
     #[must_use]
     pub const fn sniffing(mut self, bytes_max: usize, is_of_interest: fn(&[u8]) -> bool) -> Self {
-        self.sniff = Some(Sniff { bytes_max, is_of_interest });
+        self.sniff = Some(EventFilter { bytes_max, is_of_interest });
         self
     }
 
@@ -150,7 +150,7 @@ impl EventGate {
     ///
     /// # Errors
     /// When an event that is wanted whole outgrows the bound, or shows that it is wanted after its beginning has passed.
-    pub fn feed(&mut self, bytes: &Bytes) -> Result<Vec<Passage>, FramingError> {
+    pub fn feed(&mut self, bytes: &Bytes) -> Result<Vec<GateOutput>, FramingError> {
         let mut out = Vec::new();
         let begun = self.mark.map(|seen| self.without_mark(seen, bytes));
         let bytes = begun.as_ref().unwrap_or(bytes);
@@ -167,14 +167,14 @@ impl EventGate {
             self.after_return = is_return && line_end + 1 == bytes.len();
             let piece_end = (line_end + 1 + usize::from(has_feed)).min(bytes.len());
             self.line += line_end - at;
-            if self.whole == Whole::Asking || self.sniff.is_some() {
+            if self.whole == HoldPolicy::Asking || self.sniff.is_some() {
                 self.look(&bytes[at..line_end])?;
             }
-            if self.state != State::Passing {
+            if self.state != GateState::Passing {
                 self.held.extend_from_slice(&bytes[at..piece_end]);
                 from = piece_end;
                 out.extend(self.let_go());
-                if self.state == State::Keeping && self.held.len() > self.event_bytes_max {
+                if self.state == GateState::Keeping && self.held.len() > self.event_bytes_max {
                     return Err(FramingError::EventTooLarge { max: self.event_bytes_max });
                 }
             }
@@ -183,7 +183,7 @@ impl EventGate {
                 break;
             }
             if std::mem::take(&mut self.line) > 0 {
-                if self.state == State::Lead {
+                if self.state == GateState::Lead {
                     self.decide(&mut out);
                     self.begin_line();
                 }
@@ -192,30 +192,30 @@ impl EventGate {
             }
             self.withheld = false;
             match self.state {
-                State::Lead => self.end_without_data(&mut out),
+                GateState::Lead => self.end_without_data(&mut out),
                 // Nothing is left of one that was let go with its last byte.
-                State::Passing if from == at => (),
-                State::Passing => out.push(Passage::Through(bytes.slice(from..at))),
-                State::Keeping => out.push(Passage::Event(self.held.split().freeze())),
+                GateState::Passing if from == at => (),
+                GateState::Passing => out.push(GateOutput::Through(bytes.slice(from..at))),
+                GateState::Keeping => out.push(GateOutput::Event(self.held.split().freeze())),
             }
             from = at;
             first = joined(&mut out, first);
-            self.state = State::Lead;
+            self.state = GateState::Lead;
             self.begin_line();
             self.has_field = false;
             self.is_of_interest = false;
-            self.look = Look::at_start();
+            self.look = DataInspection::at_start();
         }
-        if self.state == State::Lead && self.line > 0 {
+        if self.state == GateState::Lead && self.line > 0 {
             // A line may be as large as a result: its beginning decides.
             self.decide(&mut out);
         }
-        if self.state == State::Lead && self.held.len() > LEAD_BYTES_MAX {
-            self.state = State::Passing;
-            out.push(Passage::Through(self.held.split().freeze()));
+        if self.state == GateState::Lead && self.held.len() > LEAD_BYTES_MAX {
+            self.state = GateState::Passing;
+            out.push(GateOutput::Through(self.held.split().freeze()));
         }
-        if self.state == State::Passing && from < bytes.len() {
-            out.push(Passage::Through(bytes.slice(from..)));
+        if self.state == GateState::Passing && from < bytes.len() {
+            out.push(GateOutput::Through(bytes.slice(from..)));
         }
         joined(&mut out, first);
         Ok(out)
@@ -239,7 +239,7 @@ impl EventGate {
 
     /// Takes a line feed that belongs to the carriage return at the end of the last bytes, and goes where
     /// that went. Returns how many bytes that were.
-    fn end_of_return(&mut self, bytes: &Bytes, out: &mut Vec<Passage>) -> usize {
+    fn end_of_return(&mut self, bytes: &Bytes, out: &mut Vec<GateOutput>) -> usize {
         let Some(first) = bytes.first() else { return 0 };
         let is_there = std::mem::take(&mut self.after_return) && *first == b'\n';
         if !is_there {
@@ -248,8 +248,8 @@ impl EventGate {
         if !self.held.is_empty() {
             self.held.extend_from_slice(b"\n");
             self.begin_line();
-        } else if self.state == State::Passing || !self.withheld {
-            out.push(Passage::Through(bytes.slice(..1)));
+        } else if self.state == GateState::Passing || !self.withheld {
+            out.push(GateOutput::Through(bytes.slice(..1)));
         }
         1
     }
@@ -266,8 +266,8 @@ impl EventGate {
     /// Looks at what is next of the line under way.
     fn look(&mut self, bytes: &[u8]) -> Result<(), FramingError> {
         self.look.pass(bytes);
-        let is_passing = self.state == State::Passing;
-        if self.whole == Whole::Asking && is_passing && self.look.glance.shows() != Shows::Harmless {
+        let is_passing = self.state == GateState::Passing;
+        if self.whole == HoldPolicy::Asking && is_passing && self.look.glance.shows() != MessageClass::Harmless {
             return Err(FramingError::TwoMessagesInOne);
         }
         if self.sniff.is_some() && is_passing && self.look.glance.has_requests() {
@@ -277,29 +277,30 @@ impl EventGate {
     }
 
     /// What was kept of an event that turns out to be of no interest.
-    fn let_go(&mut self) -> Option<Passage> {
-        if self.whole == Whole::Asking {
-            let is_harmless = self.state == State::Keeping && self.look.glance.shows() == Shows::Harmless;
+    fn let_go(&mut self) -> Option<GateOutput> {
+        if self.whole == HoldPolicy::Asking {
+            let is_harmless = self.state == GateState::Keeping && self.look.glance.shows() == MessageClass::Harmless;
             if !is_harmless {
                 return None;
             }
-            self.state = State::Passing;
-            return Some(Passage::Through(self.held.split().freeze()));
+            self.state = GateState::Passing;
+            return Some(GateOutput::Through(self.held.split().freeze()));
         }
-        let sniff = self.sniff.filter(|sniff| self.state == State::Keeping && self.held.len() >= sniff.bytes_max)?;
+        let sniff =
+            self.sniff.filter(|sniff| self.state == GateState::Keeping && self.held.len() >= sniff.bytes_max)?;
         if self.is_of_interest || self.look.glance.has_requests() || (sniff.is_of_interest)(&self.held) {
             self.is_of_interest = true;
             return None;
         }
-        self.state = State::Passing;
-        Some(Passage::Through(self.held.split().freeze()))
+        self.state = GateState::Passing;
+        Some(GateOutput::Through(self.held.split().freeze()))
     }
 
-    fn end_without_data(&mut self, out: &mut Vec<Passage>) {
+    fn end_without_data(&mut self, out: &mut Vec<GateOutput>) {
         let event = self.held.split().freeze();
-        self.withheld = self.has_field && self.primers == Primers::Withhold;
+        self.withheld = self.has_field && self.primers == PrimerPolicy::Withhold;
         if !self.withheld {
-            out.push(Passage::Through(event));
+            out.push(GateOutput::Through(event));
         }
     }
 
@@ -309,7 +310,7 @@ impl EventGate {
     }
 
     /// Looks at the last line of the lead, as far as it has come; at no byte of its data again.
-    fn decide(&mut self, out: &mut Vec<Passage>) {
+    fn decide(&mut self, out: &mut Vec<GateOutput>) {
         let line = &self.held[self.line_start..];
         self.has_field |= !line.starts_with(b":");
         let Some(data) = line.strip_prefix(b"data:") else { return };
@@ -318,34 +319,34 @@ impl EventGate {
             return;
         };
         let is_wanted = match self.whole {
-            Whole::Nothing => false,
-            Whole::Arrays => first == b'[',
-            Whole::Asking | Whole::Messages => true,
+            HoldPolicy::Nothing => false,
+            HoldPolicy::Arrays => first == b'[',
+            HoldPolicy::Asking | HoldPolicy::Messages => true,
         };
         if is_wanted {
-            self.state = State::Keeping;
-            if self.whole == Whole::Asking {
+            self.state = GateState::Keeping;
+            if self.whole == HoldPolicy::Asking {
                 out.extend(self.let_go());
             }
         } else {
-            self.state = State::Passing;
-            out.push(Passage::Through(self.held.split().freeze()));
+            self.state = GateState::Passing;
+            out.push(GateOutput::Through(self.held.split().freeze()));
         }
     }
 }
 
 /// Puts together the parts of a small event that came at once, as it came; returns how much there is then.
-fn joined(out: &mut Vec<Passage>, first: usize) -> usize {
+fn joined(out: &mut Vec<GateOutput>, first: usize) -> usize {
     let parts = &out[first..];
-    let is_through = |part: &Passage| matches!(part, Passage::Through(_));
-    let bytes = |part: &Passage| match part {
-        Passage::Through(bytes) | Passage::Event(bytes) => bytes.clone(),
+    let is_through = |part: &GateOutput| matches!(part, GateOutput::Through(_));
+    let bytes = |part: &GateOutput| match part {
+        GateOutput::Through(bytes) | GateOutput::Event(bytes) => bytes.clone(),
     };
     let length: usize = parts.iter().map(|part| bytes(part).len()).sum();
     if parts.len() > 1 && length <= JOINED_BYTES_MAX && parts.iter().all(is_through) {
         let whole: Vec<Bytes> = parts.iter().map(bytes).collect();
         out.truncate(first);
-        out.push(Passage::Through(whole.concat().into()));
+        out.push(GateOutput::Through(whole.concat().into()));
     }
     out.len()
 }
@@ -399,8 +400,8 @@ mod tests {
         for piece in [bytes.slice(..first), bytes.slice(first..last), bytes.slice(last..)] {
             for passage in gate.feed(&piece).unwrap() {
                 match passage {
-                    Passage::Through(bytes) => out.extend_from_slice(&bytes),
-                    Passage::Event(event) => out.extend_from_slice(&[b"<", event.as_ref(), b">"].concat()),
+                    GateOutput::Through(bytes) => out.extend_from_slice(&bytes),
+                    GateOutput::Event(event) => out.extend_from_slice(&[b"<", event.as_ref(), b">"].concat()),
                 }
             }
         }
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[track_caller]
-    fn check(primers: Primers, whole: Whole, text: &str, shown: &str) {
+    fn check(primers: PrimerPolicy, whole: HoldPolicy, text: &str, shown: &str) {
         for first in 0..=text.len() {
             for last in first..=text.len() {
                 let gate = EventGate::new(primers, whole, 1_000);
@@ -421,8 +422,8 @@ mod tests {
     /// T-28.
     #[test]
     fn events_without_data_are_withheld_wherever_they_are_cut() {
-        use Primers::{Pass, Withhold};
-        let nothing = Whole::Nothing;
+        use PrimerPolicy::{Pass, Withhold};
+        let nothing = HoldPolicy::Nothing;
         check(Withhold, nothing, "id: 1\ndata:\n\ndata: x\n\n", "data: x\n\n");
         check(Withhold, nothing, "id: 1\r\ndata: \r\n\r\ndata: x\r\n\r\n", "data: x\r\n\r\n");
         check(Withhold, nothing, "data: x\r\n\r\n", "data: x\r\n\r\n");
@@ -435,41 +436,41 @@ mod tests {
 
     #[test]
     fn a_mark_at_the_start_is_no_part_of_the_first_event() {
-        use Primers::Withhold;
+        use PrimerPolicy::Withhold;
         let mark = "\u{feff}";
         for (sent, passed) in [("", ""), ("\n\n", "\n\n"), ("data: x\n\n", "data: x\n\n")] {
-            check(Withhold, Whole::Nothing, &format!("{mark}{sent}"), passed);
+            check(Withhold, HoldPolicy::Nothing, &format!("{mark}{sent}"), passed);
         }
-        check(Withhold, Whole::Messages, &format!("{mark}data: {{}}\n\n"), "<data: {}\n\n>");
+        check(Withhold, HoldPolicy::Messages, &format!("{mark}data: {{}}\n\n"), "<data: {}\n\n>");
         // One is left out, and only at the start; what merely begins like it stays.
-        check(Withhold, Whole::Nothing, &format!("{mark}{mark}data: x\n\ndata: y\n\n"), "data: y\n\n");
-        check(Withhold, Whole::Nothing, &format!("data: {mark}\n\n"), &format!("data: {mark}\n\n"));
-        check(Withhold, Whole::Nothing, "\u{fec0}data: x\n\ndata: y\n\n", "data: y\n\n");
+        check(Withhold, HoldPolicy::Nothing, &format!("{mark}{mark}data: x\n\ndata: y\n\n"), "data: y\n\n");
+        check(Withhold, HoldPolicy::Nothing, &format!("data: {mark}\n\n"), &format!("data: {mark}\n\n"));
+        check(Withhold, HoldPolicy::Nothing, "\u{fec0}data: x\n\ndata: y\n\n", "data: y\n\n");
     }
 
     #[test]
     fn only_events_that_are_wanted_come_whole() {
-        let pass = Primers::Pass;
-        check(pass, Whole::Arrays, "data: {}\n\ndata: [1]\n\n", "data: {}\n\n<data: [1]\n\n>");
+        let pass = PrimerPolicy::Pass;
+        check(pass, HoldPolicy::Arrays, "data: {}\n\ndata: [1]\n\n", "data: {}\n\n<data: [1]\n\n>");
         check(
             pass,
-            Whole::Arrays,
+            HoldPolicy::Arrays,
             "id: 1\ndata:\ndata:  [1,\ndata: 2]\n\n",
             "<id: 1\ndata:\ndata:  [1,\ndata: 2]\n\n>",
         );
-        check(pass, Whole::Messages, ": c\n\nid: 1\ndata: {}\n\n", ": c\n\n<id: 1\ndata: {}\n\n>");
+        check(pass, HoldPolicy::Messages, ": c\n\nid: 1\ndata: {}\n\n", ": c\n\n<id: 1\ndata: {}\n\n>");
     }
 
     #[test]
     fn an_event_is_complete_as_soon_as_its_last_byte_has_come() {
-        let mut gate = EventGate::new(Primers::Withhold, Whole::Nothing, 1_000);
+        let mut gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Nothing, 1_000);
         for (piece, passed) in [("data: x\r\n\r", "data: x\r\n\r"), ("\n", "\n"), ("data: y\n\n", "data: y\n\n")] {
             let out: Vec<Bytes> = gate
                 .feed(&Bytes::from_static(piece.as_bytes()))
                 .unwrap()
                 .into_iter()
                 .map(|passage| match passage {
-                    Passage::Through(bytes) | Passage::Event(bytes) => bytes,
+                    GateOutput::Through(bytes) | GateOutput::Event(bytes) => bytes,
                 })
                 .collect();
             assert_eq!(out.concat(), passed.as_bytes());
@@ -479,15 +480,15 @@ mod tests {
     #[test]
     fn an_event_that_is_wanted_whole_is_bounded_and_others_are_not() {
         let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
-        let mut gate = EventGate::new(Primers::Withhold, Whole::Messages, 1_000);
+        let mut gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Messages, 1_000);
         assert_eq!(gate.feed(&large), Err(FramingError::EventTooLarge { max: 1_000 }));
-        let mut gate = EventGate::new(Primers::Withhold, Whole::Arrays, 1_000);
+        let mut gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Arrays, 1_000);
         let passed: usize = gate
             .feed(&large)
             .unwrap()
             .iter()
             .map(|passage| match passage {
-                Passage::Through(bytes) | Passage::Event(bytes) => bytes.len(),
+                GateOutput::Through(bytes) | GateOutput::Event(bytes) => bytes.len(),
             })
             .sum();
         assert_eq!(passed, large.len());
@@ -496,7 +497,7 @@ mod tests {
     #[test]
     fn a_large_event_without_anything_of_interest_goes_on_as_it_comes() {
         let is_of_interest = |held: &[u8]| memchr::memmem::find(held, b"?").is_some();
-        let gate = || EventGate::new(Primers::Pass, Whole::Messages, 1_000).sniffing(16, is_of_interest);
+        let gate = || EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, 1_000).sniffing(16, is_of_interest);
         let text = "data: dull\n\ndata: a long dull one\n\ndata: an odd? one\n\nid: 7\ndata: x\n\n";
         let shown = "<data: dull\n\n>data: a long dull one\n\n<data: an odd? one\n\n><id: 7\ndata: x\n\n>";
         // Cut further behind than that, the mark comes too late; a whole line is looked at as far as it has come.
@@ -508,22 +509,22 @@ mod tests {
         }
         let large = Bytes::from(format!("data: {}\n\n", "x".repeat(100_000)));
         let passed = gate().feed(&large).unwrap();
-        assert_eq!(passed, [Passage::Through(large)], "the bound holds for what is kept");
+        assert_eq!(passed, [GateOutput::Through(large)], "the bound holds for what is kept");
     }
 
     #[test]
     fn only_what_may_ask_comes_whole_and_all_else_as_soon_as_it_shows_itself() {
-        let (pass, asking) = (Primers::Pass, Whole::Asking);
+        let (pass, asking) = (PrimerPolicy::Pass, HoldPolicy::Asking);
         let question = "id: 1\ndata: {\"method\":\ndata:\"roots/list\",\"id\":1}\n\n";
         let answer = "data: {\"result\":\n: \"\ndata: {\"method\":\"roots/list\"}}\n\n";
         let array = "data:[{}]\n\n";
         check(pass, asking, &format!("{question}{answer}{array}"), &format!("<{question}>{answer}<{array}>"));
-        check(Primers::Withhold, asking, &format!("id: 2\n\n{answer}"), answer);
+        check(PrimerPolicy::Withhold, asking, &format!("id: 2\n\n{answer}"), answer);
         let mut gate = EventGate::new(pass, asking, 100);
         let begun = Bytes::from_static(b"data: {\"id\":1,\"result\":{\"a\":\"");
-        assert_eq!(gate.feed(&begun), Ok(vec![Passage::Through(begun)]));
+        assert_eq!(gate.feed(&begun), Ok(vec![GateOutput::Through(begun)]));
         let large = Bytes::from("x".repeat(100_000));
-        assert_eq!(gate.feed(&large), Ok(vec![Passage::Through(large)]));
+        assert_eq!(gate.feed(&large), Ok(vec![GateOutput::Through(large)]));
         let hidden = Bytes::from_static(b"\"},\"method\":\"roots/list\"}\n\n");
         assert_eq!(gate.feed(&hidden), Err(FramingError::TwoMessagesInOne));
     }
@@ -543,7 +544,7 @@ mod tests {
             cuts in prop::array::uniform2(0_usize..200),
         ) {
             let cuts = cuts.map(|cut| cut.min(text.len()));
-            let gate = EventGate::new(Primers::Pass, Whole::Nothing, 10);
+            let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Nothing, 10);
             prop_assert_eq!(through(&text, cuts, gate), text);
         }
 
@@ -557,7 +558,7 @@ mod tests {
                 let events = SseDecoder::new(10_000).feed(text.as_bytes()).unwrap();
                 events.into_iter().map(|event| event.data).filter(|data| !data.trim_ascii().is_empty()).collect()
             };
-            let gate = EventGate::new(Primers::Withhold, Whole::Nothing, 10);
+            let gate = EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Nothing, 10);
             prop_assert_eq!(read(&through(&text, cuts, gate)), read(&text));
         }
     }

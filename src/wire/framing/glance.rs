@@ -20,7 +20,7 @@ const QUESTIONS: [&str; 3] = [method::ELICIT, method::SAMPLE, method::ROOTS];
 
 /// What a message shows so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shows {
+pub enum MessageClass {
     /// Nothing that tells.
     Nothing,
     /// An answer that is no error, or a method that asks nothing.
@@ -33,9 +33,9 @@ pub enum Shows {
 
 /// One message going by. `feed` it piece by piece.
 #[derive(Clone, Debug, Default)]
-pub struct Glance {
+pub struct MessageClassifier {
     depth: usize,
-    string: Option<Text>,
+    string: Option<StringRole>,
     /// The bytes of a name as it is written, if it is short enough.
     name: [u8; NAME_BYTES_MAX],
     length: usize,
@@ -67,7 +67,7 @@ pub struct Glance {
 
 /// A string under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Text {
+enum StringRole {
     Name,
     Method,
     Id,
@@ -76,9 +76,9 @@ enum Text {
     Other,
 }
 
-impl Glance {
+impl MessageClassifier {
     /// Takes the next bytes; what the message shows with them.
-    pub fn feed(&mut self, bytes: &[u8]) -> Shows {
+    pub fn feed(&mut self, bytes: &[u8]) -> MessageClass {
         let mut rest = bytes;
         while !rest.is_empty() {
             rest = match self.string {
@@ -110,12 +110,12 @@ impl Glance {
 
     /// What the message shows so far.
     #[must_use]
-    pub const fn shows(&self) -> Shows {
+    pub const fn shows(&self) -> MessageClass {
         match (self.is_asking, self.is_error, self.is_answer || self.is_method || self.is_other) {
-            (true, ..) => Shows::Asking,
-            (false, true, _) => Shows::Failing,
-            (false, false, true) => Shows::Harmless,
-            (false, false, false) => Shows::Nothing,
+            (true, ..) => MessageClass::Asking,
+            (false, true, _) => MessageClass::Failing,
+            (false, false, true) => MessageClass::Harmless,
+            (false, false, false) => MessageClass::Nothing,
         }
     }
 
@@ -125,11 +125,11 @@ impl Glance {
             match byte {
                 b'"' => {
                     let text = match (self.depth, self.expects_name) {
-                        (1, true) => Text::Name,
-                        (1, false) if self.expects_method => Text::Method,
-                        (1, false) if self.expects_id => Text::Id,
-                        (2, _) if self.in_result && self.expects_member => Text::Member,
-                        _ => Text::Other,
+                        (1, true) => StringRole::Name,
+                        (1, false) if self.expects_method => StringRole::Method,
+                        (1, false) if self.expects_id => StringRole::Id,
+                        (2, _) if self.in_result && self.expects_member => StringRole::Member,
+                        _ => StringRole::Other,
                     };
                     self.keep(text, b"\"");
                     (self.string, self.length, self.is_escaped) = (Some(text), 0, false);
@@ -156,7 +156,7 @@ impl Glance {
                 b',' if self.depth == 2 => self.expects_member = true,
                 b':' if self.depth == 2 => self.expects_member = false,
                 b'-' | b'+' | b'.' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' if self.expects_id && self.depth == 1 => {
-                    self.keep(Text::Id, &[*byte]);
+                    self.keep(StringRole::Id, &[*byte]);
                 }
                 _ => (),
             }
@@ -165,7 +165,7 @@ impl Glance {
     }
 
     /// Goes on to the end of a string, or of the bytes.
-    fn in_string<'b>(&mut self, text: Text, bytes: &'b [u8]) -> &'b [u8] {
+    fn in_string<'b>(&mut self, text: StringRole, bytes: &'b [u8]) -> &'b [u8] {
         if std::mem::take(&mut self.after_backslash) {
             self.note(text, &bytes[..1]);
             return &bytes[1..];
@@ -186,15 +186,15 @@ impl Glance {
     }
 
     /// Keeps a part of the id. One that is too long is none.
-    fn keep(&mut self, text: Text, bytes: &[u8]) {
-        if text == Text::Id && self.id.len() <= ID_BYTES_MAX {
+    fn keep(&mut self, text: StringRole, bytes: &[u8]) {
+        if text == StringRole::Id && self.id.len() <= ID_BYTES_MAX {
             self.id.extend_from_slice(bytes);
         }
     }
 
-    fn note(&mut self, text: Text, bytes: &[u8]) {
+    fn note(&mut self, text: StringRole, bytes: &[u8]) {
         self.keep(text, bytes);
-        if matches!(text, Text::Other | Text::Id) {
+        if matches!(text, StringRole::Other | StringRole::Id) {
             return;
         }
         if let Some(room) = self.name.get_mut(self.length..self.length + bytes.len()) {
@@ -203,14 +203,14 @@ impl Glance {
         self.length = self.length.saturating_add(bytes.len());
     }
 
-    fn ended(&mut self, text: Text) {
+    fn ended(&mut self, text: StringRole) {
         let name = self.name.get(..self.length).unwrap_or_default();
         match text {
-            Text::Other | Text::Id => (),
+            StringRole::Other | StringRole::Id => (),
             // Nobody writes the names of an envelope with escapes but to hide them.
-            Text::Name | Text::Method if self.is_escaped => self.is_asking = true,
+            StringRole::Name | StringRole::Method if self.is_escaped => self.is_asking = true,
             // There are readers for which the case of a name means nothing.
-            Text::Name => {
+            StringRole::Name => {
                 self.is_answer |= name.eq_ignore_ascii_case(b"result");
                 self.is_error |= name.eq_ignore_ascii_case(b"error");
                 self.expects_method = name.eq_ignore_ascii_case(b"method");
@@ -221,8 +221,8 @@ impl Glance {
                 self.is_asking |= (self.expects_method || self.is_error) && self.is_answer;
                 self.is_asking |= self.expects_method && self.is_error;
             }
-            Text::Member => self.has_requests |= self.is_escaped || name.eq_ignore_ascii_case(REQUESTS),
-            Text::Method => {
+            StringRole::Member => self.has_requests |= self.is_escaped || name.eq_ignore_ascii_case(REQUESTS),
+            StringRole::Method => {
                 self.is_method = true;
                 self.is_asking |= QUESTIONS.iter().any(|question| question.as_bytes() == name);
             }
@@ -235,9 +235,9 @@ mod tests {
     use super::*;
 
     #[track_caller]
-    fn check(text: &str, shows: Shows) {
+    fn check(text: &str, shows: MessageClass) {
         for cut in 0..=text.len() {
-            let mut glance = Glance::default();
+            let mut glance = MessageClassifier::default();
             glance.feed(&text.as_bytes()[..cut]);
             assert_eq!(glance.feed(&text.as_bytes()[cut..]), shows, "{text} cut at {cut}");
         }
@@ -253,7 +253,7 @@ mod tests {
             "7",
             "no message",
         ] {
-            check(text, Shows::Harmless);
+            check(text, MessageClass::Harmless);
         }
         for text in [
             r#"{"jsonrpc":"2.0","id":1,"method":"elicitation/create"}"#,
@@ -269,11 +269,11 @@ mod tests {
             r#"{"result":{},"error":{}}"#,
             r#"{"error":{},"method":"x"}"#,
         ] {
-            check(text, Shows::Asking);
+            check(text, MessageClass::Asking);
         }
-        check(r#"{"id":1,"error":{"code":-32042,"data":{"method":"roots/list"}}}"#, Shows::Failing);
+        check(r#"{"id":1,"error":{"code":-32042,"data":{"method":"roots/list"}}}"#, MessageClass::Failing);
         for text in ["", "   ", "{", r#"{"id":1,"params":{"method":"roots/list"}}"#, r#"{"method":{"roots/list":1}}"#] {
-            check(text, Shows::Nothing);
+            check(text, MessageClass::Nothing);
         }
     }
 
@@ -289,7 +289,7 @@ mod tests {
             (r#"{"result":{},"x":{"inputRequests":{}}}"#, false),
         ] {
             for cut in 0..=text.len() {
-                let mut glance = Glance::default();
+                let mut glance = MessageClassifier::default();
                 glance.feed(&text.as_bytes()[..cut]);
                 glance.feed(&text.as_bytes()[cut..]);
                 assert_eq!(glance.has_requests(), has_requests, "{text} cut at {cut}");
@@ -309,7 +309,7 @@ mod tests {
             (r#"{"params":{"id":1}}"#, None),
         ] {
             for cut in 0..=text.len() {
-                let mut glance = Glance::default();
+                let mut glance = MessageClassifier::default();
                 glance.feed(&text.as_bytes()[..cut]);
                 glance.feed(&text.as_bytes()[cut..]);
                 assert_eq!(glance.id().as_ref().map(RequestId::as_json), id, "{text} cut at {cut}");
@@ -319,9 +319,9 @@ mod tests {
 
     #[test]
     fn what_shows_itself_shows_at_once() {
-        let mut glance = Glance::default();
-        assert_eq!(glance.feed(br#"{"jsonrpc":"2.0","id":1"#), Shows::Nothing);
-        assert_eq!(glance.feed(br#","result""#), Shows::Harmless);
-        assert_eq!(glance.feed(br#":{"content":["#), Shows::Harmless);
+        let mut glance = MessageClassifier::default();
+        assert_eq!(glance.feed(br#"{"jsonrpc":"2.0","id":1"#), MessageClass::Nothing);
+        assert_eq!(glance.feed(br#","result""#), MessageClass::Harmless);
+        assert_eq!(glance.feed(br#":{"content":["#), MessageClass::Harmless);
     }
 }

@@ -36,7 +36,7 @@ pub struct SseDecoder {
     /// Whether the first line, which may begin with a byte order mark, is still to come.
     at_first_line: bool,
     last_id: Option<String>,
-    block: Block,
+    block: PartialEvent,
     failed: bool,
     /// Whether a byte of the line under way has come, and of the event or comment that it belongs to.
     in_line: bool,
@@ -46,7 +46,7 @@ pub struct SseDecoder {
 
 /// The event under way.
 #[derive(Debug, Default)]
-struct Block {
+struct PartialEvent {
     name: Option<String>,
     /// Each line with a line feed behind it.
     data: Vec<u8>,
@@ -63,7 +63,7 @@ impl SseDecoder {
             after_return: false,
             at_first_line: true,
             last_id: None,
-            block: Block::default(),
+            block: PartialEvent::default(),
             failed: false,
             in_line: false,
             in_event: false,
@@ -141,7 +141,7 @@ impl SseDecoder {
     fn fail(&mut self) {
         self.failed = true;
         self.partial = Vec::new();
-        self.block = Block::default();
+        self.block = PartialEvent::default();
     }
 
     /// Takes a line whose last piece, or whole, is `piece`.

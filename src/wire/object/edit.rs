@@ -3,22 +3,22 @@
 use super::{Member, Object, Payload};
 use crate::wire::payload::write_string;
 
-/// Changes to top-level members, applied at once by [`Edit::finish`]. A later change of the same
+/// Changes to top-level members, applied at once by [`ObjectEdit::finish`]. A later change of the same
 /// member takes the place of the earlier one.
 #[derive(Debug)]
-pub struct Edit<'a> {
+pub struct ObjectEdit<'a> {
     object: &'a Object,
-    changes: Vec<Change<'a>>,
+    changes: Vec<MemberChange<'a>>,
 }
 
 #[derive(Debug)]
-struct Change<'a> {
+struct MemberChange<'a> {
     key: &'a str,
     /// `None` removes.
     value: Option<Payload>,
 }
 
-impl<'a> Edit<'a> {
+impl<'a> ObjectEdit<'a> {
     pub(super) const fn new(object: &'a Object) -> Self {
         Self { object, changes: Vec::new() }
     }
@@ -40,7 +40,7 @@ impl<'a> Edit<'a> {
             Some(change) => change.value = value,
             // What does not stand there need not be removed.
             None if value.is_none() && !self.object.contains(key) => (),
-            None => self.changes.push(Change { key, value }),
+            None => self.changes.push(MemberChange { key, value }),
         }
         self
     }
@@ -54,13 +54,13 @@ impl<'a> Edit<'a> {
         if self.changes.is_empty() {
             return object.payload().clone();
         }
-        let growth = |change: &Change<'_>| change.key.len() + 4 + change.value.as_ref().map_or(0, Payload::len);
+        let growth = |change: &MemberChange<'_>| change.key.len() + 4 + change.value.as_ref().map_or(0, Payload::len);
         let room = object.payload().len() + self.changes.iter().map(growth).sum::<usize>();
         // One byte more, for the brace of an envelope that this may be the end of.
         let mut out = Vec::with_capacity(room + 1);
         out.push(b'{');
         self.write_standing(&mut out);
-        for Change { key, value } in &self.changes {
+        for MemberChange { key, value } in &self.changes {
             if let (Some(value), false) = (value, object.contains(key)) {
                 separate(&mut out);
                 write_string(&mut out, key);
@@ -86,19 +86,19 @@ impl<'a> Edit<'a> {
                     separate(out);
                     out.extend_from_slice(&text[start..end]);
                 }
-                Some(Change { value: Some(value), .. }) => {
+                Some(MemberChange { value: Some(value), .. }) => {
                     separate(out);
                     out.extend_from_slice(&text[start..value_start]);
                     out.extend_from_slice(value.bytes());
                     out.extend_from_slice(&text[value_end..end]);
                 }
-                Some(Change { value: None, .. }) => (),
+                Some(MemberChange { value: None, .. }) => (),
             }
             start = end + 1;
         }
     }
 
-    fn change_of(&self, member: &Member) -> Option<&Change<'a>> {
+    fn change_of(&self, member: &Member) -> Option<&MemberChange<'a>> {
         let key = self.object.key(member);
         self.changes.iter().find(|change| change.key == key)
     }

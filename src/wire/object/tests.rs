@@ -91,7 +91,7 @@ fn names_that_differ_in_case_alone_are_found() {
 #[test]
 fn edits_change_what_they_name_and_nothing_else() {
     #[track_caller]
-    fn check(text: &str, edit: impl FnOnce(Edit<'_>) -> Edit<'_>, expected: &str) {
+    fn check(text: &str, edit: impl FnOnce(ObjectEdit<'_>) -> ObjectEdit<'_>, expected: &str) {
         assert_eq!(edit(object(text).edit()).finish().as_str(), expected);
         payload(expected);
     }
@@ -148,9 +148,9 @@ fn large_members_are_written_whole() {
 }
 
 /// An edit of one member: its key, and what to set unless it is to go.
-type Step = (String, Option<i64>);
+type EditStep = (String, Option<i64>);
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<EditStep>> {
     prop::collection::vec(("[a-f\"ä]{1,2}", prop::option::of(any::<i64>())), 0..6)
 }
 

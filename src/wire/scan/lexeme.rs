@@ -158,8 +158,8 @@ pub(in crate::wire) fn decode_lossy(value: &[u8]) -> Option<Cow<'_, str>> {
     }
     let mut out = String::with_capacity(value.len());
     pieces(inside(value)?, |piece| match piece {
-        Piece::Text(text) => out.push_str(text),
-        Piece::Half(_) => out.push(char::REPLACEMENT_CHARACTER),
+        StringPiece::Text(text) => out.push_str(text),
+        StringPiece::Half(_) => out.push(char::REPLACEMENT_CHARACTER),
     });
     Some(Cow::Owned(out))
 }
@@ -172,27 +172,27 @@ pub(in crate::wire) fn inside(value: &[u8]) -> Option<&str> {
 
 /// A part of a string.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::wire) enum Piece<'t> {
+pub(in crate::wire) enum StringPiece<'t> {
     Text(&'t str),
     /// Half of a surrogate pair, by itself.
     Half(u32),
 }
 
 /// Decodes what stands between the quotation marks of a scanned string, whatever halves of pairs it has.
-pub(in crate::wire) fn pieces(raw: &str, mut take: impl FnMut(Piece<'_>)) {
+pub(in crate::wire) fn pieces(raw: &str, mut take: impl FnMut(StringPiece<'_>)) {
     let bytes = raw.as_bytes();
     let (mut from, mut at) = (0, 0);
     while let Some(found) = memchr(b'\\', &bytes[at..]) {
         at += found;
         let Ok(Escape { end, is_lone }) = escape(bytes, at) else { break };
         if is_lone {
-            take(Piece::Text(&unescape(&raw[from..at])));
-            code_unit(bytes, at).into_iter().for_each(|unit| take(Piece::Half(unit)));
+            take(StringPiece::Text(&unescape(&raw[from..at])));
+            code_unit(bytes, at).into_iter().for_each(|unit| take(StringPiece::Half(unit)));
             from = end;
         }
         at = end;
     }
-    take(Piece::Text(&unescape(&raw[from..])));
+    take(StringPiece::Text(&unescape(&raw[from..])));
 }
 
 /// Decodes what stands between the quotation marks of a scanned key: it has no half of a pair.

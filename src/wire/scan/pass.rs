@@ -6,11 +6,11 @@ use smallvec::SmallVec;
 
 use super::keys::{ObjectKeys, OpenKeys};
 use super::lexeme::{self, WHITESPACE};
-use super::{Member, Members, Outline, Place, ScanError, ScanLimits};
+use super::{Member, Members, ObjectOutline, ObjectPlace, ScanError, ScanLimits};
 
 /// One scan under way.
 #[derive(Debug)]
-pub(super) struct Pass<'t> {
+pub(super) struct ScanPass<'t> {
     text: &'t str,
     bytes: &'t [u8],
     at: usize,
@@ -34,22 +34,22 @@ struct OpenObject {
     count: usize,
     keys: ObjectKeys,
     /// Set if its members are to be located.
-    place: Option<Place>,
+    place: Option<ObjectPlace>,
     /// The located member whose value is being read.
     current: Option<usize>,
     /// The place of that value, should it be an object.
-    child: Option<Place>,
+    child: Option<ObjectPlace>,
 }
 
 /// What comes next.
-enum Next {
+enum NextValue {
     Value,
     /// The value that ends here may have been the last one of its container.
     AfterValue,
     End,
 }
 
-impl<'t> Pass<'t> {
+impl<'t> ScanPass<'t> {
     pub(super) fn new(text: &'t str, limits: ScanLimits) -> Self {
         Self {
             text,
@@ -64,15 +64,15 @@ impl<'t> Pass<'t> {
         }
     }
 
-    pub(super) fn run(mut self) -> Result<Outline, ScanError> {
+    pub(super) fn run(mut self) -> Result<ObjectOutline, ScanError> {
         self.skip_whitespace();
         let start = self.at;
-        let mut next = Next::Value;
+        let mut next = NextValue::Value;
         loop {
             next = match next {
-                Next::Value => self.value()?,
-                Next::AfterValue => self.after_value()?,
-                Next::End => break,
+                NextValue::Value => self.value()?,
+                NextValue::AfterValue => self.after_value()?,
+                NextValue::End => break,
             };
         }
         let root = start..self.at;
@@ -80,11 +80,11 @@ impl<'t> Pass<'t> {
         if self.at < self.bytes.len() {
             return Err(self.syntax());
         }
-        Ok(Outline { root, members: self.members, flaw: self.flaw })
+        Ok(ObjectOutline { root, members: self.members, flaw: self.flaw })
     }
 
     /// Reads a scalar, or the opening of a container up to where its first value begins.
-    fn value(&mut self) -> Result<Next, ScanError> {
+    fn value(&mut self) -> Result<NextValue, ScanError> {
         self.skip_whitespace();
         self.nodes += 1;
         if self.nodes > self.limits.nodes_max {
@@ -100,18 +100,18 @@ impl<'t> Pass<'t> {
             Some(b'n') => self.literal("null")?,
             Some(_) | None => return Err(self.syntax()),
         }
-        Ok(Next::AfterValue)
+        Ok(NextValue::AfterValue)
     }
 
-    fn after_value(&mut self) -> Result<Next, ScanError> {
+    fn after_value(&mut self) -> Result<NextValue, ScanError> {
         let end = self.at;
         if self.open.is_empty() {
-            return Ok(Next::End);
+            return Ok(NextValue::End);
         }
         self.skip_whitespace();
         let found = self.peek();
         let at = self.at;
-        let Some(container) = self.open.last_mut() else { return Ok(Next::End) };
+        let Some(container) = self.open.last_mut() else { return Ok(NextValue::End) };
         match (container, found) {
             (Container::Object(object), Some(b',' | b'}')) => {
                 if let Some(current) = object.current.take() {
@@ -127,7 +127,7 @@ impl<'t> Pass<'t> {
                 if too_many {
                     self.note(ScanError::TooManyNodes { at });
                 }
-                Ok(Next::Value)
+                Ok(NextValue::Value)
             }
             (Container::Array { .. }, Some(b']')) => {
                 self.at += 1;
@@ -137,9 +137,9 @@ impl<'t> Pass<'t> {
         }
     }
 
-    fn open_object(&mut self) -> Result<Next, ScanError> {
+    fn open_object(&mut self) -> Result<NextValue, ScanError> {
         let place = match self.open.last() {
-            None => Some(Place::Root),
+            None => Some(ObjectPlace::Root),
             Some(Container::Object(parent)) => parent.child,
             Some(Container::Array { .. }) => None,
         };
@@ -152,13 +152,13 @@ impl<'t> Pass<'t> {
         self.key()
     }
 
-    fn open_array(&mut self) -> Result<Next, ScanError> {
+    fn open_array(&mut self) -> Result<NextValue, ScanError> {
         self.descend(Container::Array { items: 1 })?;
         if self.peek() == Some(b']') {
             self.at += 1;
             return Ok(self.close());
         }
-        Ok(Next::Value)
+        Ok(NextValue::Value)
     }
 
     /// Steps over the opening bracket and the whitespace behind it.
@@ -172,15 +172,15 @@ impl<'t> Pass<'t> {
         Ok(())
     }
 
-    fn close(&mut self) -> Next {
+    fn close(&mut self) -> NextValue {
         if let Some(Container::Object(object)) = self.open.pop() {
             self.keys.close(&object.keys);
         }
-        Next::AfterValue
+        NextValue::AfterValue
     }
 
     /// Reads a key of the innermost object, up to where its value begins.
-    fn key(&mut self) -> Result<Next, ScanError> {
+    fn key(&mut self) -> Result<NextValue, ScanError> {
         self.skip_whitespace();
         let start = self.at;
         if self.peek() != Some(b'"') {
@@ -222,14 +222,14 @@ impl<'t> Pass<'t> {
             self.note(ScanError::TooManyNodes { at: start });
         }
         if is_new {
-            return Ok(Next::Value);
+            return Ok(NextValue::Value);
         }
         let error = ScanError::DuplicateKey { at: start };
         if is_root {
             return Err(error);
         }
         self.note(error);
-        Ok(Next::Value)
+        Ok(NextValue::Value)
     }
 
     fn number(&mut self) -> Result<(), ScanError> {

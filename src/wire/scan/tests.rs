@@ -309,17 +309,17 @@ fn members_are_located_in_the_root_the_payload_objects_and_their_meta_alone() {
     let text = br#" {"params" : {"_meta":{"k" : 1},"arguments":{"x":{"_meta":{"y":1}}}},"other":{"z":1},
         "r\u0065sult":{"_meta":{},"a":[{"b":1}]}} "#;
     let outline = scan(text, ScanLimits::CLIENT).unwrap();
-    let located = |place: Place| -> Vec<_> {
+    let located = |place: ObjectPlace| -> Vec<_> {
         let at = |range: &Range<usize>| std::str::from_utf8(&text[range.clone()]).unwrap();
         let of_place = outline.members.iter().filter(|member| member.place == place);
         of_place.map(|member| (at(&member.key), at(&member.value))).collect()
     };
-    let root: Vec<_> = located(Place::Root).into_iter().map(|(key, _)| key).collect();
+    let root: Vec<_> = located(ObjectPlace::Root).into_iter().map(|(key, _)| key).collect();
     assert_eq!(root, ["params", "other", "r\\u0065sult"]);
-    assert_eq!(located(Place::Params), [("_meta", r#"{"k" : 1}"#), ("arguments", r#"{"x":{"_meta":{"y":1}}}"#)]);
-    assert_eq!(located(Place::ParamsMeta), [("k", "1")]);
-    assert_eq!(located(Place::Result), [("_meta", "{}"), ("a", r#"[{"b":1}]"#)]);
-    assert_eq!(located(Place::ResultMeta), []);
+    assert_eq!(located(ObjectPlace::Params), [("_meta", r#"{"k" : 1}"#), ("arguments", r#"{"x":{"_meta":{"y":1}}}"#)]);
+    assert_eq!(located(ObjectPlace::ParamsMeta), [("k", "1")]);
+    assert_eq!(located(ObjectPlace::Result), [("_meta", "{}"), ("a", r#"[{"b":1}]"#)]);
+    assert_eq!(located(ObjectPlace::ResultMeta), []);
     assert_eq!(outline.root, 1..text.len() - 1);
 }
 
@@ -416,7 +416,7 @@ proptest! {
         let walked = walk::members(text.as_bytes());
         prop_assert_eq!(walked.is_some(), value.is_object());
         let outline = scan(text.as_bytes(), WIDE).unwrap();
-        let root = |member: &&Member| member.place == Place::Root;
+        let root = |member: &&Member| member.place == ObjectPlace::Root;
         let spans = |member: &Member| (member.key.clone(), member.value.clone(), member.escaped);
         let scanned: Vec<_> = outline.members.iter().filter(root).map(spans).collect();
         prop_assert_eq!(walked.unwrap_or_default().iter().map(spans).collect::<Vec<_>>(), scanned);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::lexeme::{WHITESPACE, string_end};
-use super::{Member, Members, Place};
+use super::{Member, Members, ObjectPlace};
 
 /// The members of the outermost object, or `None` if the text is none.
 pub(in crate::wire) fn members(text: &[u8]) -> Option<Members> {
@@ -23,7 +23,7 @@ pub(in crate::wire) fn members(text: &[u8]) -> Option<Members> {
         let start = skip_whitespace(text, skip_whitespace(text, key_end) + 1);
         let end = value_end(text, start);
         let escaped = text[key.clone()].contains(&b'\\');
-        members.push(Member { place: Place::Root, key, escaped, value: start..end });
+        members.push(Member { place: ObjectPlace::Root, key, escaped, value: start..end });
         at = skip_whitespace(text, end);
         if text.get(at) != Some(&b',') {
             return Some(members);

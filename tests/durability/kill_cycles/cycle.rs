@@ -13,10 +13,10 @@ use tokio::time::{sleep, timeout};
 use super::crowd::{Crowd, Job};
 use super::dice::{Dice, seed};
 use super::fault_proxy::{Fault, FaultProxy, Verb};
-use super::history::{Bounds, Entry, Fact, History, Seen, Violation, violations};
+use super::history::{Bounds, Entry, Fact, History, PollResult, Violation, violations};
 use super::keeper::Keeper;
 use super::ledger::Ledger;
-use super::wire_client::{Flavour, Wire};
+use super::wire_client::{Flavour, WireClient};
 
 /// How often each fault happens where the environment says nothing.
 const CYCLES: u64 = 5;
@@ -195,7 +195,7 @@ async fn cycle(plan: Plan, seed: u64) -> Result<Tally, String> {
         let crowd = &crowd;
         async move {
             sleep(wait).await;
-            crowd.run(job, Wire::new(flavour), PATIENCE).await;
+            crowd.run(job, WireClient::new(flavour), PATIENCE).await;
         }
     }));
     let tools = Tools { ledger: &ledger, proxy: &proxy, crowd: &crowd };
@@ -214,7 +214,7 @@ async fn cycle(plan: Plan, seed: u64) -> Result<Tally, String> {
     keeper.kill().await;
     let entries = history.entries();
     let handles = entries.iter().filter(|entry| matches!(entry.fact, Fact::Handle { .. })).count();
-    let is_completed = |entry: &&Entry| matches!(&entry.fact, Fact::Polled { seen: Seen::Settled { status, .. }, .. } if status == "completed");
+    let is_completed = |entry: &&Entry| matches!(&entry.fact, Fact::Polled { seen: PollResult::Settled { status, .. }, .. } if status == "completed");
     let completed = entries.iter().filter(is_completed).count();
     let is_exact = matches!(plan.end, End::Point(..));
     let on_its_way_max = if is_exact { Duration::ZERO } else { ON_ITS_WAY_MAX };

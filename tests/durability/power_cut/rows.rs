@@ -8,7 +8,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use taskgate::store::{DiskStore, TaskStore};
 use taskgate::task::{
-    Attempt, Event, InputKey, Origin, Phase, Principal, Recovery, Shown, Task, TaskId, TaskKey, Timestamp, transition,
+    Attempt, CallOrigin, Event, InputKey, Phase, Principal, Recovery, Task, TaskId, TaskKey, TaskVisibility, Timestamp,
+    transition,
 };
 use taskgate::wire::Payload;
 
@@ -21,8 +22,12 @@ const ROWS_PER_LIFE: u32 = 84;
 fn made(number: u32) -> Task {
     Task {
         key: TaskKey { owner: Principal::new("local"), id: TaskId::from_bits(u128::from(number).pow(3)) },
-        shown: Shown::Handle,
-        origin: Origin { upstream: Arc::from("demo"), tool: Arc::from("slow"), maker: taskgate::task::Maker::Session },
+        shown: TaskVisibility::Handle,
+        origin: CallOrigin {
+            upstream: Arc::from("demo"),
+            tool: Arc::from("slow"),
+            maker: taskgate::task::ClientKind::Session,
+        },
         created_at: START,
         updated_at: START,
         ttl: Duration::from_secs(60),

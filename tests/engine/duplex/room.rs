@@ -13,8 +13,8 @@ use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::json;
-use taskgate::face::duplex::{self, Client, Said, Spoken};
-use taskgate::face::http::{Endpoint, Inbound, Response};
+use taskgate::face::duplex::{self, ClientMessage, OutgoingMessage, StreamClient};
+use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
 use taskgate::face::stdio;
 use taskgate::task::Principal;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
@@ -80,7 +80,7 @@ struct Generous {
 
 #[async_trait]
 impl Endpoint for Generous {
-    async fn serve(&self, inbound: Inbound) -> Response {
+    async fn serve(&self, inbound: Inbound) -> FaceResponse {
         let id = serde_json::from_slice::<serde_json::Value>(&inbound.body).unwrap()["id"].take();
         let is_stream = matches!(self.sending, Sending::Events);
         let (before, after) = if is_stream { ("data: ", "\n\n") } else { ("", "") };
@@ -91,7 +91,7 @@ impl Endpoint for Generous {
             is_sized: matches!(self.sending, Sending::Sized),
             taken: Arc::clone(&self.taken),
         };
-        let mut response = Response::new(large.boxed_unsync());
+        let mut response = FaceResponse::new(large.boxed_unsync());
         let kind = if is_stream { "text/event-stream" } else { "application/json" };
         response.headers_mut().insert("content-type", kind.parse().unwrap());
         response
@@ -107,7 +107,7 @@ impl Endpoint for Generous {
 async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory() {
     for sending in [Sending::Sized, Sending::Unsized, Sending::Events] {
         let taken = Arc::new(AtomicUsize::new(0));
-        let client = Client {
+        let client = StreamClient {
             endpoint: Arc::new(Generous { sending, taken: Arc::clone(&taken) }),
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),
@@ -115,11 +115,11 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
             message_bytes_max: 32 << 20,
         };
         let (to, spoken) = mpsc::channel(4);
-        let (outgoing, mut from) = mpsc::channel::<Said>(8);
+        let (outgoing, mut from) = mpsc::channel::<OutgoingMessage>(8);
         let serving = TaskTracker::new().spawn(duplex::serve(client, spoken, outgoing));
         for id in 0..60 {
             let text = stateless(id, "tools/call").to_string().into();
-            to.send(Spoken { text, headers: HeaderMap::new() }).await.unwrap();
+            to.send(ClientMessage { text, headers: HeaderMap::new() }).await.unwrap();
         }
         // Everything that can go on has gone on once a timer fires in paused time.
         tokio::time::sleep(std::time::Duration::from_secs(5)).await;
@@ -219,7 +219,7 @@ impl Piped {
             came: tokio::sync::Semaphore::new(0),
             dropped: Arc::default(),
         });
-        let client = Client {
+        let client = StreamClient {
             endpoint: Arc::<Script>::clone(&script),
             upstream: Arc::from("up"),
             path: "/mcp".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::history::{Bounds, Entry, Fact, Seen, violations};
+use super::history::{Bounds, Entry, Fact, PollResult, violations};
 
 const BOUNDS: Bounds = Bounds { settle_max: Duration::from_secs(10), on_its_way_max: Duration::from_millis(50) };
 
@@ -22,12 +22,12 @@ fn handle(nonce: &str, task: &str) -> Fact {
     Fact::Handle { nonce: n(nonce), task: n(task), expires: ms(60_000) }
 }
 
-fn polled(task: &str, asked: u64, seen: Seen) -> Fact {
+fn polled(task: &str, asked: u64, seen: PollResult) -> Fact {
     Fact::Polled { task: n(task), asked: ms(asked), seen }
 }
 
-fn settled(status: &str, payload: &str, updated: u64) -> Seen {
-    Seen::Settled { status: n(status), payload: n(payload), updated: ms(updated) }
+fn settled(status: &str, payload: &str, updated: u64) -> PollResult {
+    PollResult::Settled { status: n(status), payload: n(payload), updated: ms(updated) }
 }
 
 fn called(nonce: &str) -> Fact {
@@ -92,7 +92,7 @@ fn a_history_that_keeps_every_law_is_clean() {
         (300, returned("n1x", "one")),
         (310, Fact::Ends),
         (900, Fact::Starts),
-        (950, polled("t1", 940, Seen::Open)),
+        (950, polled("t1", 940, PollResult::Open)),
         (1_000, polled("t1", 990, settled("completed", "{one}", 960))),
         (1_100, polled("t1", 1_090, settled("completed", "{one}", 960))),
         (1_150, Fact::Cancelled { task: n("t1") }),
@@ -100,8 +100,8 @@ fn a_history_that_keeps_every_law_is_clean() {
         (1_200, Fact::Cancelled { task: n("t2") }),
         (1_300, polled("t2", 1_290, settled("cancelled", "", 1_199))),
         (1_400, Fact::Read { owner: n("ada"), text: n("n1x and no other") }),
-        (70_000, polled("t1", 69_990, Seen::Missing)),
-        (70_001, polled("t2", 69_991, Seen::Missing)),
+        (70_000, polled("t1", 69_990, PollResult::Missing)),
+        (70_001, polled("t2", 69_991, PollResult::Missing)),
     ];
     assert_eq!(violations(&history(&more), BOUNDS), []);
 }
@@ -109,14 +109,18 @@ fn a_history_that_keeps_every_law_is_clean() {
 #[test]
 fn l1_a_task_that_is_not_found_before_its_end_is_reported() {
     check(&[
-        ("at once", vec![(200, polled("t1", 190, Seen::Missing))], &["L1"]),
-        ("later", vec![(150, polled("t1", 140, Seen::Open)), (5_000, polled("t1", 4_990, Seen::Missing))], &["L1"]),
-        ("asked before the handle", vec![(200, polled("t1", 110, Seen::Missing))], &[]),
+        ("at once", vec![(200, polled("t1", 190, PollResult::Missing))], &["L1"]),
+        (
+            "later",
+            vec![(150, polled("t1", 140, PollResult::Open)), (5_000, polled("t1", 4_990, PollResult::Missing))],
+            &["L1"],
+        ),
+        ("asked before the handle", vec![(200, polled("t1", 110, PollResult::Missing))], &[]),
         (
             "of a task that expired",
             vec![
                 (300, polled("t1", 290, settled("cancelled", "", 200))),
-                (60_001, polled("t1", 60_000, Seen::Missing)),
+                (60_001, polled("t1", 60_000, PollResult::Missing)),
             ],
             &["L3"],
         ),
@@ -130,9 +134,9 @@ fn l2_a_settled_task_that_changes_is_reported() {
     check(&[
         ("another status", second(settled("failed", "", 180)), &["L2"]),
         ("another payload", second(settled("cancelled", "{}", 180)), &["L2"]),
-        ("open again", second(Seen::Open), &["L2"]),
-        ("gone", second(Seen::Missing), &["L1", "L2"]),
-        ("asked before", vec![first.clone(), (201, polled("t1", 150, Seen::Open))], &[]),
+        ("open again", second(PollResult::Open), &["L2"]),
+        ("gone", second(PollResult::Missing), &["L1", "L2"]),
+        ("asked before", vec![first.clone(), (201, polled("t1", 150, PollResult::Open))], &[]),
     ]);
 }
 
@@ -141,7 +145,7 @@ fn l3_a_task_that_stays_open_is_reported_by_time_of_service() {
     let fine = polled("t2", 190, settled("cancelled", "", 180));
     let with = |more: Vec<(u64, Fact)>| std::iter::once((200, fine.clone())).chain(more).collect::<Vec<_>>();
     check(&[
-        ("open", with(vec![(20_000, polled("t1", 19_990, Seen::Open))]), &["L3"]),
+        ("open", with(vec![(20_000, polled("t1", 19_990, PollResult::Open))]), &["L3"]),
         ("never polled", with(vec![(20_000, Fact::Ends)]), &["L3"]),
         ("in a short life", with(vec![(300, Fact::Ends), (20_000, Fact::Starts)]), &[]),
         ("late", with(vec![(20_000, polled("t1", 19_990, settled("failed", "", 19_000)))]), &["L3"]),
@@ -188,7 +192,7 @@ fn l6_a_cancel_that_is_not_kept_is_reported() {
     check(&[
         ("dispatched", unsent.iter().cloned().chain([(290, called("n3x"))]).collect(), &["L6"]),
         ("on its way", unsent.iter().cloned().chain([(230, called("n3x"))]).collect(), &[]),
-        ("open", late(Seen::Open), &["L6"]),
+        ("open", late(PollResult::Open), &["L6"]),
         ("failed later", late(settled("failed", "", 250)), &["L6"]),
         ("failed before", late(settled("failed", "", 150)), &[]),
         ("cancelled", late(settled("cancelled", "", 250)), &[]),

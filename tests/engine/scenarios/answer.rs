@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::HeaderMap;
 use http_body_util::BodyExt;
 use serde_json::Value;
-use taskgate::face::http::{Response, ResponseBody};
+use taskgate::face::http::{FaceResponse, ResponseBody};
 use tokio::time::Instant;
 
 /// An answer whose head is there.
@@ -20,7 +20,7 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    pub(crate) fn of(response: Response, started: Instant) -> Self {
+    pub(crate) fn of(response: FaceResponse, started: Instant) -> Self {
         let (head, body) = response.into_parts();
         Self { status: head.status.as_u16(), headers: head.headers, at: started.elapsed(), started, body }
     }

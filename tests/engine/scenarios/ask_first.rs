@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use taskgate::store::TaskStore;
-use taskgate::task::{EarlyInput, Mode};
+use taskgate::task::{EarlyInput, TaskMode};
 
 use super::rounds::{
     EXTENSION, ROUND, accept, again, check_done, elicits, heard, modern, plain, result_of, returns, round,
@@ -10,14 +10,14 @@ use super::rounds::{
 use super::script::{Happens, Saw, Script};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
 
-fn ask_first(mode: Mode) -> Rules {
+fn ask_first(mode: TaskMode) -> Rules {
     Rules { early_input: EarlyInput::AskFirst, ..Rules::mode(mode) }
 }
 
 /// EXT-14, EXT-43, GW-36: first the questions, then the handle; one row, one id, other keys.
 #[tokio::test(start_paused = true)]
 async fn ask_first_asks_before_the_handle_and_the_grace_begins_anew() {
-    for mode in [Mode::Auto, Mode::Always, Mode::Required] {
+    for mode in [TaskMode::Auto, TaskMode::Always, TaskMode::Required] {
         let script = Script::of([elicits("a", 1), heard(1), elicits("b", 20), heard(2), returns(25)]);
         let world = World::with(ask_first(mode), script);
         let first = world.send(&modern()).await;
@@ -49,7 +49,7 @@ async fn ask_first_asks_before_the_handle_and_the_grace_begins_anew() {
 /// `auto` stays plain where the call is quick after its answers; `always` and `required` end in a handle.
 #[tokio::test(start_paused = true)]
 async fn ask_first_and_a_quick_call_end_as_their_mode_says() {
-    for (mode, kind) in [(Mode::Auto, "complete"), (Mode::Always, "task"), (Mode::Required, "task")] {
+    for (mode, kind) in [(TaskMode::Auto, "complete"), (TaskMode::Always, "task"), (TaskMode::Required, "task")] {
         let world = World::with(ask_first(mode), Script::of([elicits("a", 1), heard(1), returns(1)]));
         let asked = round(&result_of(&world, &modern()).await);
         let ended = result_of(&world, &again(&modern(), &asked, &["r0"])).await;
@@ -64,13 +64,13 @@ async fn ask_first_and_a_quick_call_end_as_their_mode_says() {
 /// GW-36: no question, and the handle comes at the grace's end, `always` and `required` alike.
 #[tokio::test(start_paused = true)]
 async fn ask_first_without_a_question_hands_over_at_the_end_of_the_grace() {
-    for mode in [Mode::Auto, Mode::Always, Mode::Required] {
+    for mode in [TaskMode::Auto, TaskMode::Always, TaskMode::Required] {
         let world = World::with(ask_first(mode), Script::of([returns(10)]));
         let answer = world.send(&modern()).await;
         assert_eq!(answer.at, GRACE, "{mode:?}");
         let handle = answer.json().await["result"].take();
         check_done(&world.settled(handle["taskId"].as_str().unwrap()).await["result"]);
-        let rows = if mode == Mode::Auto { 0 } else { 1 };
+        let rows = if mode == TaskMode::Auto { 0 } else { 1 };
         assert_eq!(world.upstream.saw()[0], Saw::Begin { call: 0, rows }, "the row is there before the call");
         world.is_idle().await;
     }
@@ -79,7 +79,7 @@ async fn ask_first_without_a_question_hands_over_at_the_end_of_the_grace() {
 /// EXT-02: a request that does not declare the extension gets no handle, whatever the one before it said.
 #[tokio::test(start_paused = true)]
 async fn ext02_a_retry_without_the_extension_is_answered_plainly() {
-    for mode in [Mode::Auto, Mode::Always] {
+    for mode in [TaskMode::Auto, TaskMode::Always] {
         let world = World::with(ask_first(mode), Script::of([elicits("a", 1), heard(1), returns(10)]));
         let asked = round(&result_of(&world, &modern()).await);
         check_done(&result_of(&world, &again(&plain(), &asked, &["r0"])).await);
@@ -90,7 +90,7 @@ async fn ext02_a_retry_without_the_extension_is_answered_plainly() {
 /// T-27: the client leaves at the moment of its handle, which nobody knows then.
 #[tokio::test(start_paused = true)]
 async fn t_27_a_revealed_task_that_nobody_took_is_dropped() {
-    let world = World::with(ask_first(Mode::Always), Script::silent());
+    let world = World::with(ask_first(TaskMode::Always), Script::silent());
     assert!(tokio::time::timeout(GRACE - millis(1), world.sending(&modern())).await.is_err());
     world.upstream.sees(&Saw::Drop(0)).await;
     assert_eq!(world.upstream.cancels(), 1);
@@ -100,7 +100,7 @@ async fn t_27_a_revealed_task_that_nobody_took_is_dropped() {
 /// A client that was told that its call stays plain gets no handle for it, whatever becomes free meanwhile.
 #[tokio::test(start_paused = true)]
 async fn a_call_that_stays_plain_is_not_promoted_after_a_question() {
-    let rules = Rules { tasks_max: 1, ..ask_first(Mode::Auto) };
+    let rules = Rules { tasks_max: 1, ..ask_first(TaskMode::Auto) };
     let world = World::choosing(rules, |call| match call.params.contains("first") {
         true => Script::of([returns(1)]),
         false => Script::of([elicits("a", 3), (seconds(3) + millis(10), Happens::Withdraws("a")), returns(10)]),

@@ -2,7 +2,7 @@
 
 use http::{HeaderMap, HeaderValue, Method};
 use serde_json::{Value, json};
-use taskgate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound};
+use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
 use taskgate::task::Principal;
 use tokio::time::Instant;
 
@@ -44,7 +44,7 @@ impl<'w> Caller<'w> {
             principal: Principal::local(),
             accepted,
             received_at: Instant::now(),
-            carriage: Carriage::Request,
+            carriage: MessageChannel::Request,
         };
         Answer::of(self.world.face.serve(inbound).await, self.world.started)
     }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 
 use super::script::{Happens, Saw, Script};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
@@ -50,7 +50,7 @@ async fn check(rules: Rules, script: Script, wait: Duration, told: usize) {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_while_the_call_runs_tells_the_upstream_once() {
     check(Rules::default(), Script::silent(), seconds(3), 1).await;
-    check(Rules::mode(Mode::Always), Script::silent(), seconds(3), 1).await;
+    check(Rules::mode(TaskMode::Always), Script::silent(), seconds(3), 1).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,14 +62,14 @@ async fn a_cancel_does_not_wait_for_an_upstream_that_is_slow_to_hear_it() {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_while_the_call_begins_tells_nobody_as_nothing_was_sent() {
     let slow = Script { begins_after: seconds(60), ..Script::returns(seconds(1), "late") };
-    check(Rules::mode(Mode::Always), slow.clone(), seconds(3), 0).await;
+    check(Rules::mode(TaskMode::Always), slow.clone(), seconds(3), 0).await;
     check(Rules::default(), slow, seconds(3), 0).await;
 }
 
 /// A task that waits for its slot is cancelled without the upstream ever hearing of it.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_while_the_task_is_queued_sends_nothing() {
-    let rules = Rules { in_flight_max: 1, ..Rules::mode(Mode::Always) };
+    let rules = Rules { in_flight_max: 1, ..Rules::mode(TaskMode::Always) };
     let world = World::with(rules, Script::returns(seconds(60), "done"));
     let first = world.handle(&Ask::call()).await;
     let second = world.handle(&Ask::call()).await;
@@ -86,7 +86,7 @@ async fn a_cancel_while_the_task_is_queued_sends_nothing() {
 /// L6: its slot is there and it is about to be sent, but the cancel is stored first.
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_overtakes_the_dispatch_sends_nothing() {
-    let world = World::with(Rules::mode(Mode::Always), Script::silent());
+    let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
     let release = world.store.hold_next_replace();
     let id = world.handle(&Ask::call()).await;
     tokio::time::sleep(millis(1)).await;

@@ -1,7 +1,7 @@
 //! Errors that demand elicitations, of 2025-11-25 upstreams (T-49).
 
 use serde_json::json;
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 
 use super::rounds::{EXTENSION, accept, again, answers, check_done, plain, result_of, returns, round};
 use super::script::{Happens, Script};
@@ -15,7 +15,7 @@ async fn t_49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
     let url = json!({ "elicitation": { "url": {} } });
     for (action, code) in [("accept", None), ("decline", Some(-32603))] {
         let demanded = std::sync::atomic::AtomicBool::new(false);
-        let world = World::choosing(Rules::mode(Mode::Never), move |_| {
+        let world = World::choosing(Rules::mode(TaskMode::Never), move |_| {
             match demanded.swap(true, std::sync::atomic::Ordering::Relaxed) {
                 false => Script::of([(seconds(1), Happens::FaultsWith(-32042, DEMAND))]),
                 true => Script::of([returns(1)]),
@@ -51,7 +51,8 @@ async fn t_49_a_demand_is_asked_and_the_call_repeated_once_it_is_met() {
     check_done(&world.settled(&id).await["result"]);
     world.is_idle().await;
     // Undeclared.
-    let world = World::with(Rules::mode(Mode::Never), Script::of([(seconds(1), Happens::FaultsWith(-32042, DEMAND))]));
+    let world =
+        World::with(Rules::mode(TaskMode::Never), Script::of([(seconds(1), Happens::FaultsWith(-32042, DEMAND))]));
     let answer = world.send(&plain()).await;
     assert_eq!(answer.status, 400);
     let error = answer.json().await["error"].take();

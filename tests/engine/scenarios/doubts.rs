@@ -6,7 +6,7 @@ use serde_json::json;
 use taskgate::engine::sweeper::sweep;
 use taskgate::metric;
 use taskgate::store::TaskStore;
-use taskgate::task::{Mode, Principal, TaskId, TaskKey};
+use taskgate::task::{Principal, TaskId, TaskKey, TaskMode};
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
@@ -47,7 +47,7 @@ fn waiter(world: &World, id: &str) -> tokio::task::JoinHandle<()> {
 
 #[tokio::test(start_paused = true)]
 async fn an_outcome_whose_commit_was_made_after_all_wakes_those_who_wait() {
-    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(5), "done"));
+    let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(5), "done"));
     let id = world.handle(&Ask::call()).await;
     let waiting = waiter(&world, &id);
     tokio::time::sleep(seconds(4)).await;
@@ -59,7 +59,7 @@ async fn an_outcome_whose_commit_was_made_after_all_wakes_those_who_wait() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cancel_that_was_refused_and_stored_all_the_same_reaches_the_upstream() {
-    let world = World::with(Rules::mode(Mode::Always), Script::silent());
+    let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
     let id = world.handle(&Ask::call()).await;
     let waiting = waiter(&world, &id);
     tokio::time::sleep(seconds(1)).await;
@@ -79,7 +79,7 @@ async fn an_answer_that_was_refused_and_stored_all_the_same_reaches_the_upstream
         (seconds(0), Happens::Heard(1)),
         (seconds(1), Happens::Returns(result("done"))),
     ]);
-    let world = World::with(Rules::mode(Mode::Always), script);
+    let world = World::with(Rules::mode(TaskMode::Always), script);
     let id = world.handle(&asking(Ask::call())).await;
     tokio::time::sleep(seconds(2)).await;
     let shown = world.send(&asking(Ask::task("tasks/get", &id))).await.json().await["result"].take();
@@ -98,7 +98,7 @@ async fn an_answer_that_was_refused_and_stored_all_the_same_reaches_the_upstream
 /// What was not written is not done, and nothing is left of the doubt.
 #[tokio::test(start_paused = true)]
 async fn a_change_that_was_not_made_has_no_consequences() {
-    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(60), "done"));
+    let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(60), "done"));
     let id = world.handle(&Ask::call()).await;
     tokio::time::sleep(seconds(1)).await;
     world.store.faults.strike(Method::Replace, StoreFault::Fails, 20);
@@ -113,7 +113,7 @@ async fn a_change_that_was_not_made_has_no_consequences() {
 #[tokio::test(start_paused = true)]
 async fn recovery_goes_on_until_every_row_is_done_with() {
     for method in [Method::Replace, Method::Load] {
-        let world = World::with(Rules { durable: true, ..Rules::mode(Mode::Always) }, Script::silent());
+        let world = World::with(Rules { durable: true, ..Rules::mode(TaskMode::Always) }, Script::silent());
         let mut ids = Vec::new();
         for _ in 0..6 {
             ids.push(world.handle(&Ask::call()).await);
@@ -143,7 +143,7 @@ async fn a_task_that_recovery_settled_at_the_second_try_is_counted_once() {
     for fault in [StoreFault::Fails, StoreFault::AppliesAndFails] {
         let recorder = PrometheusBuilder::new().build_recorder();
         let _recorded = metrics::set_default_local_recorder(&recorder);
-        let world = World::with(Rules { durable: true, ..Rules::mode(Mode::Always) }, Script::silent());
+        let world = World::with(Rules { durable: true, ..Rules::mode(TaskMode::Always) }, Script::silent());
         let id = world.handle(&Ask::call()).await;
         tokio::time::sleep(seconds(3)).await;
         let world = world.next_life();
@@ -164,7 +164,7 @@ async fn a_failing_store_is_logged_with_the_cause_and_the_task() {
     let into = log.clone();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || into.clone()).finish();
     let _logged = tracing::subscriber::set_default(subscriber);
-    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(5), "done"));
+    let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(5), "done"));
     world.store.faults.strike(Method::Insert, StoreFault::Fails, 1);
     assert_eq!(world.send(&Ask::call()).await.status, 503);
     let id = world.handle(&Ask::call()).await;
@@ -174,7 +174,7 @@ async fn a_failing_store_is_logged_with_the_cause_and_the_task() {
     let log = String::from_utf8(log.0.lock().clone()).unwrap();
     let told = |cause: &str| log.lines().find(|line| line.contains(cause)).unwrap_or_else(|| panic!("{cause}: {log}"));
     told("Insert fails on purpose");
-    let reference = taskgate::task::Reference::of(&key(&id)).to_string();
+    let reference = taskgate::task::ShortReference::of(&key(&id)).to_string();
     assert!(told("Replace fails on purpose").contains(&reference), "{log}");
     world.is_idle().await;
 }
@@ -196,7 +196,7 @@ impl std::io::Write for Log {
 /// Nothing runs at the upstream while an outcome waits for the store, so nobody waits for its place.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_free_once_the_upstream_is_done_whatever_the_store_does() {
-    let rules = Rules { in_flight_max: 1, ..Rules::mode(Mode::Always) };
+    let rules = Rules { in_flight_max: 1, ..Rules::mode(TaskMode::Always) };
     let world = World::with(rules, Script::returns(seconds(1), "done"));
     let id = world.handle(&Ask::call()).await;
     tokio::time::sleep(millis(500)).await;
@@ -213,7 +213,7 @@ async fn a_place_is_free_once_the_upstream_is_done_whatever_the_store_does() {
 /// A task that cannot be ended holds up no other, and frees go on beside it.
 #[tokio::test(start_paused = true)]
 async fn a_sweep_goes_on_past_a_row_that_is_stuck() {
-    let rules = Rules { ttl: seconds(100), keep_result_min: seconds(1), ..Rules::mode(Mode::Always) };
+    let rules = Rules { ttl: seconds(100), keep_result_min: seconds(1), ..Rules::mode(TaskMode::Always) };
     let first = std::sync::atomic::AtomicBool::new(true);
     let world = World::choosing(rules, move |_| {
         let is_first = first.swap(false, std::sync::atomic::Ordering::SeqCst);
@@ -239,7 +239,7 @@ async fn a_sweep_goes_on_past_a_row_that_is_stuck() {
 /// A listener hears the end of a task though it could not be read at that moment.
 #[tokio::test(start_paused = true)]
 async fn a_listener_looks_again_at_a_task_that_could_not_be_read() {
-    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(5), "done"));
+    let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(5), "done"));
     let id = world.handle(&Ask::call()).await;
     let wishes = json!({ "notifications": { "taskIds": [id] } });
     let mut stream = world.send(&Ask::new("subscriptions/listen", wishes).id("l")).await;

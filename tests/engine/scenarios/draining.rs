@@ -1,7 +1,7 @@
 //! Shutting down: no new tasks, calls in progress are waited for, and not for ever.
 
 use serde_json::json;
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 
 use super::script::Script;
 use super::world::{Ask, Rules, World, millis, seconds};
@@ -31,7 +31,7 @@ async fn a_drain_is_bounded_and_says_how_many_calls_it_let_go() {
 
 #[tokio::test(start_paused = true)]
 async fn no_task_begins_during_a_drain() {
-    let world = World::with(Rules::mode(Mode::Always), Script::silent());
+    let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
     world.engine.drain(seconds(1)).await;
     let answer = world.send(&Ask::call()).await;
     assert_eq!(answer.status, 503);

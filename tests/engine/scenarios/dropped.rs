@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use metrics::{Counter, Gauge, Histogram, Key, KeyName, Metadata, SharedString, Unit};
-use taskgate::engine::{Askable, CallEvent, Retry};
+use taskgate::engine::{Askable, CallEvent, RoundRetry};
 use taskgate::metric;
 use taskgate::store::{DiskSettings, DiskStore, TaskStore};
-use taskgate::task::{Answer, Mode, Outcome, Phase, Plan, Principal, Reference, TaskKey};
+use taskgate::task::{Answer, Outcome, Phase, Plan, Principal, ShortReference, TaskKey, TaskMode};
 use taskgate::wire::Payload;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
@@ -94,7 +94,7 @@ const METHODS: &[(&str, Stage, Then, Run)] = &[
         Box::pin(async { drop(case.world.engine.survey(None, |_| std::ops::ControlFlow::Continue(())).await) })
     }),
     ("named_by", Stage::Overdue, Then::GivenUp, |case| {
-        Box::pin(async { drop(case.world.engine.named_by(Reference::of(&case.key)).await) })
+        Box::pin(async { drop(case.world.engine.named_by(ShortReference::of(&case.key)).await) })
     }),
     ("changed", Stage::Running, Then::Same, |case| {
         Box::pin(async {
@@ -173,7 +173,7 @@ impl Case {
     async fn new(store: Arc<GatedStore>, stage: Stage, in_flight: &Arc<AtomicU64>) -> Self {
         in_flight.store(0, Ordering::Relaxed);
         let ttl = if stage == Stage::Overdue { TTL } else { seconds(3600) };
-        let rules = Rules { ttl, ..Rules::mode(Mode::Always) };
+        let rules = Rules { ttl, ..Rules::mode(TaskMode::Always) };
         let events = [
             (Duration::ZERO, Happens::Elicits("a")),
             (Duration::ZERO, Happens::Heard(1)),
@@ -326,7 +326,7 @@ async fn drop_calls_at_every_point(make: MakeStore) {
             let store = make(folder.path()).await;
             store.pauses.store(true, Ordering::Relaxed);
             let script = if silent { Script::silent() } else { Script::returns(Duration::ZERO, "done") };
-            let rules = Rules { deadline: seconds(1), ..Rules::mode(Mode::Always) };
+            let rules = Rules { deadline: seconds(1), ..Rules::mode(TaskMode::Always) };
             let world = World::over(store, rules, move |_| script.clone());
             let mut stream = world.start_as(plan, &Principal::local());
             let event = cut(polls, stream.next()).await;
@@ -364,7 +364,7 @@ async fn a_call_leaves_a_task_or_nothing_wherever_its_client_leaves_on_disk() {
 async fn the_next_event_of_a_call_comes_however_often_it_is_waited_for() {
     let store = GatedStore::new(1 << 20);
     store.pauses.store(true, Ordering::Relaxed);
-    let world = World::over(store, Rules::mode(Mode::Always), |_| Script::silent());
+    let world = World::over(store, Rules::mode(TaskMode::Always), |_| Script::silent());
     let mut stream = world.start_as(Plan::Task, &Principal::local());
     let key = loop {
         if let Some(event) = cut(1, stream.next()).await {
@@ -385,8 +385,11 @@ async fn drop_retries_at_every_point(make: MakeStore) {
         assert!(polls <= POLLS_MAX, "the retry is not done");
         let folder = tempfile::tempdir().unwrap();
         let case = Case::new(make(folder.path()).await, Stage::Held, &in_flight).await;
-        let retry =
-            Retry { answers: case.answers().await, plan: Plan::Direct, questions: Arc::new(|_| Askable::Declared) };
+        let retry = RoundRetry {
+            answers: case.answers().await,
+            plan: Plan::Direct,
+            questions: Arc::new(|_| Askable::Declared),
+        };
         let mut stream = case.world.engine.retry(&case.key, retry).unwrap();
         let event = cut(polls, stream.next()).await;
         drop(stream);

@@ -8,8 +8,8 @@ use std::time::Duration;
 use futures_util::future::BoxFuture;
 use taskgate::store::{DiskSettings, DiskStore, MemoryStore, Revision, StoreError, TaskStore};
 use taskgate::task::{
-    Attempt, Digest, Event, Idempotency, InputKey, Maker, Origin, Phase, Principal, Recovery, Reference, Shown, Task,
-    TaskId, TaskKey, Timestamp, transition,
+    Attempt, CallOrigin, ClientKind, Digest, Event, Idempotency, InputKey, Phase, Principal, Recovery, ShortReference,
+    Task, TaskId, TaskKey, TaskVisibility, Timestamp, transition,
 };
 
 use super::dropped::{cut, methods};
@@ -26,8 +26,8 @@ fn later() -> Timestamp {
 fn task() -> Task {
     Task {
         key: TaskKey { owner: Principal::new("someone"), id: TaskId::from_bits(1) },
-        shown: Shown::Handle,
-        origin: Origin { upstream: Arc::from("u"), tool: Arc::from("t"), maker: Maker::Stateless },
+        shown: TaskVisibility::Handle,
+        origin: CallOrigin { upstream: Arc::from("u"), tool: Arc::from("t"), maker: ClientKind::Stateless },
         created_at: NOW,
         updated_at: NOW,
         ttl: Duration::from_secs(3600),
@@ -77,7 +77,7 @@ const METHODS: &[(&str, Holds, Holds, Run)] = &[
     ("unsettled", Holds::Live, Holds::Live, |store| Box::pin(async { store.unsettled(None, 10).await.map(drop) })),
     ("survey", Holds::Settled, Holds::Settled, |store| Box::pin(async { store.survey(None, 10, NOW).await.map(drop) })),
     ("find_reference", Holds::Live, Holds::Live, |store| {
-        Box::pin(async { store.find_reference(Reference::of(&task().key), 2).await.map(drop) })
+        Box::pin(async { store.find_reference(ShortReference::of(&task().key), 2).await.map(drop) })
     }),
 ];
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use serde_json::{Value, json};
-use taskgate::face::duplex::{self, Client, Said, Spoken};
+use taskgate::face::duplex::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::task::Principal;
 use tokio::sync::mpsc;
@@ -20,16 +20,16 @@ async fn ask(world: &World, params: Value) -> Value {
     });
     let mut message = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params });
     message["params"]["_meta"] = meta;
-    let client = Client {
+    let client = StreamClient {
         endpoint: Arc::<UpstreamEndpoint>::clone(&world.face),
         upstream: Arc::from("up"),
         path: "/mcp".to_owned(),
         principal: Principal::local(),
         message_bytes_max: 1 << 20,
     };
-    let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<Said>(1));
+    let ((to, spoken), (outgoing, mut from)) = (mpsc::channel(1), mpsc::channel::<OutgoingMessage>(1));
     let asking = async {
-        to.send(Spoken { text: message.to_string().into(), headers: HeaderMap::new() }).await.unwrap();
+        to.send(ClientMessage { text: message.to_string().into(), headers: HeaderMap::new() }).await.unwrap();
         let answer = from.recv().await.unwrap();
         drop(to);
         serde_json::from_slice(answer.text()).unwrap()

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore as _;
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 
 use super::script::{Happens, Saw, Script, result};
 use super::store_faults::{Method, StoreFault};
@@ -45,7 +45,7 @@ fn answers(world: &World) -> usize {
 #[tokio::test(start_paused = true)]
 async fn a_row_that_is_not_confirmed_is_no_task_and_nothing_is_sent() {
     for fault in BOTH {
-        let world = World::with(Rules::mode(Mode::Always), returns(1));
+        let world = World::with(Rules::mode(TaskMode::Always), returns(1));
         world.store.faults.strike(Method::Insert, fault, 1);
         let refused = world.send(&Ask::call()).await;
         assert_eq!(refused.status, 503, "{fault:?}");
@@ -70,7 +70,7 @@ async fn what_was_refused_as_not_sent_is_sent_by_no_later_life() {
         (StoreFault::AppliesAndFails, Some(StoreFault::AppliesAndFails), "unknown", 0),
     ] {
         for ask in [Ask::call(), named()] {
-            let world = World::with(Rules { durable: true, ..Rules::mode(Mode::Always) }, returns(1));
+            let world = World::with(Rules { durable: true, ..Rules::mode(TaskMode::Always) }, returns(1));
             world.store.faults.strike(Method::Insert, insert, 1);
             if let Some(fault) = remove {
                 world.store.faults.strike(Method::Remove, fault, ALWAYS);
@@ -94,7 +94,7 @@ async fn what_was_refused_as_not_sent_is_sent_by_no_later_life() {
 /// T-27: the row of a call whose client left is dropped however long the store fails, and its upstream told at once.
 #[tokio::test(start_paused = true)]
 async fn a_row_that_nobody_knows_is_dropped_when_the_store_is_well_again() {
-    let world = World::with(Rules::mode(Mode::Always), returns(9));
+    let world = World::with(Rules::mode(TaskMode::Always), returns(9));
     world.store.hold_returns();
     world.store.faults.strike(Method::Remove, StoreFault::Fails, 20);
     let stream = world.start();
@@ -112,7 +112,7 @@ async fn a_row_that_nobody_knows_is_dropped_when_the_store_is_well_again() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_cannot_become_a_task_is_held() {
     for fault in BOTH {
-        let world = World::with(Rules::mode(Mode::Auto), returns(9));
+        let world = World::with(Rules::mode(TaskMode::Auto), returns(9));
         world.store.faults.strike(Method::Insert, fault, 1);
         let answer = world.send(&Ask::call()).await.json().await;
         assert_eq!(answer["result"]["content"][0]["text"], "done", "{fault:?} {answer}");
@@ -125,7 +125,7 @@ async fn a_call_that_cannot_become_a_task_is_held() {
 #[tokio::test(start_paused = true)]
 async fn an_outcome_outlasts_a_store_that_fails() {
     for (fault, times) in [(StoreFault::Fails, 1), (StoreFault::Fails, 40), (StoreFault::AppliesAndFails, 1)] {
-        let world = World::with(Rules::mode(Mode::Always), returns(5));
+        let world = World::with(Rules::mode(TaskMode::Always), returns(5));
         let id = world.handle(&Ask::call()).await;
         tokio::time::sleep(seconds(4)).await;
         world.store.faults.strike(Method::Replace, fault, times);
@@ -139,7 +139,7 @@ async fn an_outcome_outlasts_a_store_that_fails() {
 #[tokio::test(start_paused = true)]
 async fn an_answer_reaches_the_upstream_once_however_the_store_takes_it() {
     for fault in BOTH {
-        let world = World::with(Rules::mode(Mode::Always), asks());
+        let world = World::with(Rules::mode(TaskMode::Always), asks());
         let id = world.handle(&declaring(Ask::call())).await;
         tokio::time::sleep(seconds(2)).await;
         let task = world.send(&declaring(Ask::task("tasks/get", &id))).await.json().await["result"].take();
@@ -161,7 +161,7 @@ async fn an_answer_reaches_the_upstream_once_however_the_store_takes_it() {
 #[tokio::test(start_paused = true)]
 async fn a_cancel_holds_however_the_store_takes_it() {
     for fault in BOTH {
-        let world = World::with(Rules::mode(Mode::Always), returns(60));
+        let world = World::with(Rules::mode(TaskMode::Always), returns(60));
         let id = world.handle(&Ask::call()).await;
         tokio::time::sleep(seconds(1)).await;
         world.store.faults.strike(Method::Replace, StoreFault::Fails, ALWAYS);
@@ -181,7 +181,7 @@ async fn a_cancel_holds_however_the_store_takes_it() {
 /// L1: a store that cannot be read is no store without the task.
 #[tokio::test(start_paused = true)]
 async fn a_task_that_cannot_be_read_is_not_unknown() {
-    let world = World::with(Rules::mode(Mode::Always), returns(1));
+    let world = World::with(Rules::mode(TaskMode::Always), returns(1));
     let id = world.handle(&Ask::call()).await;
     world.settled(&id).await;
     world.store.faults.strike(Method::Load, StoreFault::Fails, 1);
@@ -194,7 +194,7 @@ async fn a_task_that_cannot_be_read_is_not_unknown() {
 /// F63: who waits for the store waits alone.
 #[tokio::test(start_paused = true)]
 async fn a_store_that_dawdles_holds_up_nobody_else() {
-    let world = World::with(Rules::mode(Mode::Always), returns(60));
+    let world = World::with(Rules::mode(TaskMode::Always), returns(60));
     let (slow, other) = (world.handle(&Ask::call()).await, world.handle(&Ask::call()).await);
     tokio::time::sleep(seconds(1)).await;
     world.store.faults.strike(Method::Replace, StoreFault::Delays(seconds(5)), 1);

@@ -1,7 +1,7 @@
 //! Upstreams that fail, and bugs of our own: who waits always learns whether the call may have run.
 
 use serde_json::json;
-use taskgate::task::{Executed, GatewayFault, Mode, Reason};
+use taskgate::task::{Executed, GatewayFault, Reason, TaskMode};
 use taskgate::upstream::BeginError;
 use taskgate::wire::RpcError;
 
@@ -19,7 +19,7 @@ struct Expected {
 /// One way to fail, seen by a plain call, by a call within its grace, and by a task.
 async fn check(script: Script, expected: &Expected) {
     let data = json!({ "source": "gateway", "reason": expected.reason, "executed": expected.executed });
-    for (mode, ask) in [(Mode::Never, Ask::call().without_extension()), (Mode::Auto, Ask::call())] {
+    for (mode, ask) in [(TaskMode::Never, Ask::call().without_extension()), (TaskMode::Auto, Ask::call())] {
         let world = World::with(Rules::mode(mode), script.clone());
         let answer = world.send(&ask).await;
         assert_eq!(answer.status, expected.status, "{mode:?} {}", expected.reason);
@@ -29,7 +29,7 @@ async fn check(script: Script, expected: &Expected) {
         assert_eq!(world.store.inserted(), 0);
         world.is_idle().await;
     }
-    let world = World::with(Rules::mode(Mode::Always), script);
+    let world = World::with(Rules::mode(TaskMode::Always), script);
     let id = world.handle(&Ask::call()).await;
     let task = world.settled(&id).await;
     assert_eq!(task["status"], "failed");
@@ -96,12 +96,12 @@ async fn a_panicking_exchange_settles_its_task_and_answers_its_caller() {
 async fn an_error_of_the_upstream_is_answered_and_kept_as_it_came() {
     for (code, shown) in [(-32603, -32603), (-32601, -32601), (42, 42), (-32002, -32602), (-32042, -32603)] {
         let script = Script::of([(seconds(1), Happens::Faults(code, "no such luck"))]);
-        let world = World::with(Rules::mode(Mode::Never), script.clone());
+        let world = World::with(Rules::mode(TaskMode::Never), script.clone());
         let answer = world.send(&Ask::call()).await;
         assert_eq!(answer.status, 200);
         let error = answer.json().await["error"].take();
         assert_eq!(error, json!({ "code": shown, "message": "no such luck" }));
-        let world = World::with(Rules::mode(Mode::Always), script);
+        let world = World::with(Rules::mode(TaskMode::Always), script);
         let id = world.handle(&Ask::call()).await;
         let task = world.settled(&id).await;
         assert_eq!((&task["status"], &task["error"]), (&json!("failed"), &error));
@@ -114,7 +114,7 @@ async fn an_error_of_the_upstream_is_answered_and_kept_as_it_came() {
 #[tokio::test(start_paused = true)]
 async fn a_result_that_says_error_is_a_completed_task() {
     let script = Script::of([(seconds(1), Happens::Returns(r#"{"content":[],"isError":true}"#.to_owned()))]);
-    let world = World::with(Rules::mode(Mode::Always), script);
+    let world = World::with(Rules::mode(TaskMode::Always), script);
     let id = world.handle(&Ask::call()).await;
     let task = world.settled(&id).await;
     assert_eq!((&task["status"], &task["result"]["isError"]), (&json!("completed"), &json!(true)));

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
-use taskgate::task::{Executed, Mode, Reason};
+use taskgate::task::{Executed, Reason, TaskMode};
 
 use super::script::{Happens, Saw, Script, result};
 use super::world::{Ask, Rules, World, millis, seconds};
@@ -70,7 +70,7 @@ fn later((at, happens): (std::time::Duration, Happens)) -> (std::time::Duration,
 /// EXT-22, EXT-37, T-12: the question makes the handle at once, and the row is there with it.
 #[tokio::test(start_paused = true)]
 async fn a_question_within_the_grace_makes_the_handle_and_the_answer_ends_the_call() {
-    for (mode, at) in [(Mode::Auto, seconds(1)), (Mode::Always, seconds(0)), (Mode::Required, seconds(0))] {
+    for (mode, at) in [(TaskMode::Auto, seconds(1)), (TaskMode::Always, seconds(0)), (TaskMode::Required, seconds(0))] {
         // The upstream goes on for a while after the answer: a client may look before the end, or after.
         let script = Script { events: confirms().events.into_iter().map(later).collect(), ..confirms() };
         let world = World::with(Rules::mode(mode), script);
@@ -106,7 +106,7 @@ async fn answers_are_taken_one_by_one_and_each_question_is_answered_once() {
         (seconds(0), Happens::Heard(3)),
         (seconds(9), Happens::Returns(result("done"))),
     ]);
-    let world = World::with(Rules::mode(Mode::Always), script);
+    let world = World::with(Rules::mode(TaskMode::Always), script);
     let id = world.handle(&call()).await;
     tokio::time::sleep(millis(1_500)).await;
     assert_eq!(keys(&get(&world, &id).await), ["r0", "r1"]);
@@ -149,7 +149,7 @@ async fn t_11_a_poll_that_does_not_declare_what_is_open_is_told_what_it_lacks() 
         seconds(1),
         Happens::AsksFor("elicitation/create", r#"{"mode":"url","url":"https://a.example/","elicitationId":"e"}"#),
     )]);
-    let world = World::with(Rules { ttl: seconds(60), ..Rules::mode(Mode::Always) }, script);
+    let world = World::with(Rules { ttl: seconds(60), ..Rules::mode(TaskMode::Always) }, script);
     let id = world.handle(&call()).await;
     tokio::time::sleep(seconds(2)).await;
     for (lacking, needed) in [
@@ -318,7 +318,7 @@ async fn an_upstream_that_goes_away_settles_a_task_that_waits_for_answers() {
 #[tokio::test(start_paused = true)]
 async fn u29_the_33rd_open_question_is_refused() {
     let many = (0..33).map(|_| (seconds(3), Happens::Elicits("same")));
-    let world = World::with(Rules::mode(Mode::Always), Script::of(many));
+    let world = World::with(Rules::mode(TaskMode::Always), Script::of(many));
     let id = world.handle(&call()).await;
     tokio::time::sleep(seconds(4)).await;
     assert_eq!(keys(&get(&world, &id).await).len(), 32);
@@ -334,7 +334,7 @@ async fn u32_a_question_with_an_address_that_is_no_page_is_declined() {
         (seconds(1), Happens::AsksFor("elicitation/create", r#"{"mode":"url","url":"javascript:alert(1)"}"#)),
         (seconds(2), Happens::Returns(result("done"))),
     ]);
-    for mode in [Mode::Never, Mode::Auto, Mode::Always] {
+    for mode in [TaskMode::Never, TaskMode::Auto, TaskMode::Always] {
         let world = World::with(Rules::mode(mode), script.clone());
         let first = world.send(&call()).await.json().await["result"].take();
         if let Some(id) = first["taskId"].as_str() {

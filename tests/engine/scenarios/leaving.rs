@@ -2,7 +2,7 @@
 
 use taskgate::engine::CallEvent;
 use taskgate::store::TaskStore;
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 
 use super::script::{Happens, Saw, Script, result};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
@@ -48,7 +48,7 @@ async fn a_client_that_leaves_before_its_call_was_sent_leaves_nothing_at_all() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_closes_its_stream_cancels_its_call() {
     let chatty = [(seconds(1), Happens::Progress(1.0, "one"))];
-    let world = World::with(Rules::mode(Mode::Never), Script::of(chatty));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of(chatty));
     let mut answer = world.send(&Ask::call().token(1)).await;
     assert_eq!(answer.event().await.unwrap().1["method"], "notifications/progress");
     drop(answer);
@@ -60,7 +60,7 @@ async fn a_client_that_closes_its_stream_cancels_its_call() {
 /// T-27: the row is there, the insert has not yet returned, the client is gone.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_while_its_task_is_stored_takes_the_row_with_it() {
-    for mode in [Mode::Auto, Mode::Always] {
+    for mode in [TaskMode::Auto, TaskMode::Always] {
         let world = World::with(Rules::mode(mode), Script::silent());
         world.store.hold_returns();
         leave_after(&world, &Ask::call(), GRACE + millis(1)).await;
@@ -69,7 +69,7 @@ async fn a_client_that_leaves_while_its_task_is_stored_takes_the_row_with_it() {
         world.is_idle().await;
         assert_eq!(world.store.usage().tasks, 0, "{mode:?}");
         let (begun, cancelled) = (world.upstream.calls().len(), world.upstream.cancels());
-        assert_eq!((begun, cancelled), if mode == Mode::Auto { (1, 1) } else { (0, 0) });
+        assert_eq!((begun, cancelled), if mode == TaskMode::Auto { (1, 1) } else { (0, 0) });
     }
 }
 
@@ -89,7 +89,7 @@ async fn a_handle_that_nobody_took_is_no_task() {
 /// F48, L1.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_after_the_handle_changes_nothing() {
-    for mode in [Mode::Auto, Mode::Always] {
+    for mode in [TaskMode::Auto, TaskMode::Always] {
         let world = World::with(Rules::mode(mode), Script::returns(seconds(60), "done"));
         let mut stream = world.start();
         let Some(CallEvent::Created(task)) = stream.next().await else { panic!("no handle") };

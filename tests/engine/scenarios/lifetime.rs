@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 use taskgate::engine::sweeper;
 use taskgate::store::TaskStore;
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -52,7 +52,7 @@ async fn the_deadline_counts_from_the_dispatch_and_not_from_the_wait_for_a_slot(
 /// A plain call may have run, so the status is 200 (GW-38).
 #[tokio::test(start_paused = true)]
 async fn a_plain_call_that_outlives_its_deadline_may_have_run() {
-    let rules = Rules { deadline: seconds(10), ..Rules::mode(Mode::Never) };
+    let rules = Rules { deadline: seconds(10), ..Rules::mode(TaskMode::Never) };
     let world = World::with(rules, Script::silent());
     let answer = world.send(&Ask::call()).await;
     assert_eq!((answer.at, answer.status), (seconds(10), 200));
@@ -63,11 +63,11 @@ async fn a_plain_call_that_outlives_its_deadline_may_have_run() {
 }
 
 const SHORT: Rules = Rules {
-    mode: Mode::Always,
+    mode: TaskMode::Always,
     ttl: seconds(100),
     keep_result_min: seconds(60),
     early_input: taskgate::task::EarlyInput::Task,
-    fallback: taskgate::task::Fallback::Hold,
+    fallback: taskgate::task::FallbackPolicy::Hold,
     input_deadline: seconds(600),
     deadline: seconds(1800),
     in_flight_max: 10,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use taskgate::face::http::AcceptedTypes;
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 use tokio::time::timeout;
 
 use super::script::{Happens, Script, result};
@@ -74,7 +74,7 @@ async fn ext_49_own_tasks_are_acknowledged_shown_at_once_and_then_whenever_they_
 #[tokio::test(start_paused = true)]
 async fn ext_41_a_listener_that_cannot_be_asked_is_not_told_of_the_question() {
     let asks = Script::of([(seconds(5), Happens::Elicits("a"))]);
-    let world = World::with(Rules::mode(Mode::Always), asks);
+    let world = World::with(Rules::mode(TaskMode::Always), asks);
     let all = json!({ "elicitation": {}, "extensions": { "io.modelcontextprotocol/tasks": {} } });
     let id = world.handle(&Ask::call().declaring(all.clone())).await;
     let mut asked = world.send(&listen(&[&id]).declaring(all)).await;
@@ -162,7 +162,7 @@ async fn b159_the_sixty_fifth_stream_of_a_principal_is_refused() {
 #[tokio::test(start_paused = true)]
 async fn mod_25_a_stream_that_the_gateway_ends_ends_with_its_result() {
     for id in [json!("listen-1"), json!(0), json!("7"), json!(7)] {
-        let world = World::with(Rules::mode(Mode::Always), Script::silent());
+        let world = World::with(Rules::mode(TaskMode::Always), Script::silent());
         let task = world.handle(&Ask::call()).await;
         let mut answer = world.send(&listen(&[&task]).id(id.clone())).await;
         for _ in 0..2 {

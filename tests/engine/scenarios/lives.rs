@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use taskgate::store::{Listed, Newest, Revision, StoreError, Stored, TaskStore, Usage};
-use taskgate::task::{Digest, Principal, Reference, Task, TaskId, TaskKey, Timestamp};
+use taskgate::store::{NewestCursor, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
+use taskgate::task::{Digest, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use taskgate::upstream::{
-    Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, News, ResumeToken, ServerFacts, Upstream,
-    UpstreamRequest,
+    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, ServerFacts,
+    ServerNotification, Upstream, UpstreamRequest,
 };
 use taskgate::wire::Payload;
 use tokio::sync::broadcast;
@@ -88,7 +88,7 @@ impl TaskStore for Mortal<GatedStore> {
         self.life.writing(self.inner.insert(task)).await
     }
 
-    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         self.life.living(self.inner.load(key, now)).await
     }
 
@@ -114,7 +114,7 @@ impl TaskStore for Mortal<GatedStore> {
         after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         self.life.living(self.inner.page(owner, after, limit, now)).await
     }
 
@@ -127,15 +127,20 @@ impl TaskStore for Mortal<GatedStore> {
         owner: &Principal,
         key: &Digest,
         now: Timestamp,
-    ) -> Result<Option<Stored>, StoreError> {
+    ) -> Result<Option<StoredTask>, StoreError> {
         self.life.living(self.inner.find_idempotent(owner, key, now)).await
     }
 
-    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
+    async fn survey(
+        &self,
+        after: Option<NewestCursor>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SummaryPage, StoreError> {
         self.life.living(self.inner.survey(after, limit, now)).await
     }
 
-    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+    async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         self.life.living(self.inner.find_reference(reference, limit)).await
     }
 
@@ -172,7 +177,10 @@ impl Upstream for Mortal<Scripted> {
         Ok(Box::new(MortalExchange { inner, life: self.life.clone() }))
     }
 
-    async fn notifications(&self, context: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+    async fn notifications(
+        &self,
+        context: &CallContext,
+    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         self.inner.notifications(context).await
     }
 
@@ -190,7 +198,7 @@ impl Exchange for MortalExchange {
         self.life.living(self.inner.next()).await
     }
 
-    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         self.life.living(self.inner.answer(ask, answer)).await
     }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
-use taskgate::task::{EarlyInput, Mode};
+use taskgate::task::{EarlyInput, TaskMode};
 
 use super::script::{Happens, Script};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
@@ -87,7 +87,7 @@ async fn of_two_that_come_at_once_one_makes_the_call_and_both_have_its_handle() 
 /// T-27, F47: without a name the row would be dropped and nothing sent.
 #[tokio::test(start_paused = true)]
 async fn f47_a_named_call_whose_client_left_before_its_handle_goes_on() {
-    for mode in [Mode::Auto, Mode::Always, Mode::Required] {
+    for mode in [TaskMode::Auto, TaskMode::Always, TaskMode::Required] {
         let world = World::with(Rules::mode(mode), Script::returns(seconds(5), "done"));
         world.store.hold_returns();
         let left = tokio::time::timeout(seconds(1), world.sending(&named("k"))).await;
@@ -130,9 +130,9 @@ async fn a_cancelled_task_keeps_its_name() {
 #[tokio::test(start_paused = true)]
 async fn where_no_task_can_be_a_name_means_nothing_and_goes_nowhere() {
     for (mode, ask) in [
-        (Mode::Auto, named("k").without_extension()),
-        (Mode::Never, named("k")),
-        (Mode::Auto, named("not a key").without_extension()),
+        (TaskMode::Auto, named("k").without_extension()),
+        (TaskMode::Never, named("k")),
+        (TaskMode::Auto, named("not a key").without_extension()),
     ] {
         let world = World::with(Rules::mode(mode), Script::returns(millis(5), "done"));
         for _ in 0..2 {

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use taskgate::task::Mode;
-use taskgate::upstream::NativeTask;
+use taskgate::task::TaskMode;
+use taskgate::upstream::UpstreamTaskMode;
 
 use super::script::{Happens, Script, result};
 use super::world::{Ask, GRACE, Rules, World, millis, seconds};
@@ -12,18 +12,18 @@ use super::world::{Ask, GRACE, Rules, World, millis, seconds};
 /// GW-11; the deadline is that of the tool's policy.
 #[tokio::test(start_paused = true)]
 async fn upc_05_a_call_asks_for_a_native_task_where_the_tool_wants_one_or_the_call_may_become_one_here() {
-    let wanted = NativeTask::WhereServed { deadline: seconds(1800) };
-    let never = NativeTask::Never;
+    let wanted = UpstreamTaskMode::WhereServed { deadline: seconds(1800) };
+    let never = UpstreamTaskMode::Never;
     for (tool, mode, extension, expected) in [
-        ("only_as_task", Mode::Auto, true, wanted),
-        ("only_as_task", Mode::Auto, false, wanted),
-        ("only_as_task", Mode::Never, true, wanted),
-        ("work", Mode::Auto, true, wanted),
-        ("work", Mode::Always, true, wanted),
-        ("work", Mode::Auto, false, never),
-        ("work", Mode::Never, true, never),
-        ("never_as_task", Mode::Always, true, never),
-        ("mirrored", Mode::Always, true, never),
+        ("only_as_task", TaskMode::Auto, true, wanted),
+        ("only_as_task", TaskMode::Auto, false, wanted),
+        ("only_as_task", TaskMode::Never, true, wanted),
+        ("work", TaskMode::Auto, true, wanted),
+        ("work", TaskMode::Always, true, wanted),
+        ("work", TaskMode::Auto, false, never),
+        ("work", TaskMode::Never, true, never),
+        ("never_as_task", TaskMode::Always, true, never),
+        ("mirrored", TaskMode::Always, true, never),
     ] {
         let world = World::with(Rules::mode(mode), Script::returns(Duration::ZERO, "done"));
         let ask = if extension { Ask::tool(tool) } else { Ask::tool(tool).without_extension() };

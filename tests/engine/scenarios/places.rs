@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use taskgate::store::TaskStore;
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 
 use super::script::{Saw, Script};
 use super::world::{Ask, Rules, World, millis, seconds};
@@ -10,7 +10,7 @@ use super::world::{Ask, Rules, World, millis, seconds};
 /// EXT-12, GW-32: insert, answer, then begin.
 #[tokio::test(start_paused = true)]
 async fn always_and_required_store_the_task_before_the_upstream_sees_anything() {
-    for mode in [Mode::Always, Mode::Required] {
+    for mode in [TaskMode::Always, TaskMode::Required] {
         let world = World::with(Rules::mode(mode), Script::returns(millis(1), "done"));
         world.store.hold_inserts();
         let client = world.client(&Ask::call());
@@ -29,7 +29,7 @@ async fn always_and_required_store_the_task_before_the_upstream_sees_anything() 
 /// EXT-02, EXT-03, EXT-62, MOD-10, MOD-33, B118.
 #[tokio::test(start_paused = true)]
 async fn required_without_the_extension_is_refused_and_nothing_is_sent() {
-    let world = World::with(Rules::mode(Mode::Required), Script::silent());
+    let world = World::with(Rules::mode(TaskMode::Required), Script::silent());
     for capabilities in [json!({}), json!({ "tasks": { "requests": { "tools": { "call": {} } } } })] {
         let answer = world.send(&Ask::call().declaring(capabilities)).await;
         assert_eq!(answer.status, 400);
@@ -45,10 +45,10 @@ async fn required_without_the_extension_is_refused_and_nothing_is_sent() {
 #[tokio::test(start_paused = true)]
 async fn calls_that_may_not_become_tasks_are_held_to_their_end() {
     for (mode, ask) in [
-        (Mode::Never, Ask::call()),
-        (Mode::Never, Ask::call().without_extension()),
-        (Mode::Auto, Ask::call().without_extension()),
-        (Mode::Always, Ask::call().without_extension()),
+        (TaskMode::Never, Ask::call()),
+        (TaskMode::Never, Ask::call().without_extension()),
+        (TaskMode::Auto, Ask::call().without_extension()),
+        (TaskMode::Always, Ask::call().without_extension()),
     ] {
         let world = World::with(Rules::mode(mode), Script::returns(seconds(10), "done"));
         let answer = world.send(&ask).await;
@@ -67,7 +67,7 @@ async fn only_tool_calls_become_tasks() {
         Ask::named("resources/read", "uri", "file:///a"),
         Ask::new("completion/complete", json!({})),
     ] {
-        for mode in [Mode::Auto, Mode::Required] {
+        for mode in [TaskMode::Auto, TaskMode::Required] {
             let world = World::with(Rules::mode(mode), Script::returns(seconds(14), "done"));
             let answer = world.send(&ask).await;
             assert_eq!((answer.at, answer.is_stream()), (seconds(14), false), "{ask:?}");
@@ -105,7 +105,7 @@ async fn with_no_task_place_free_auto_runs_plainly() {
 /// L25-56.
 #[tokio::test(start_paused = true)]
 async fn with_no_task_place_free_always_and_required_are_refused() {
-    for mode in [Mode::Always, Mode::Required] {
+    for mode in [TaskMode::Always, TaskMode::Required] {
         let rules = Rules { tasks_max: 1, ..Rules::mode(mode) };
         let world = World::with(rules, Script::returns(seconds(30), "done"));
         let id = world.handle(&Ask::call()).await;
@@ -124,7 +124,7 @@ async fn with_no_task_place_free_always_and_required_are_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn with_a_full_store_always_is_refused_and_nothing_is_sent() {
-    let rules = Rules { stored_bytes_max: 1024, ..Rules::mode(Mode::Always) };
+    let rules = Rules { stored_bytes_max: 1024, ..Rules::mode(TaskMode::Always) };
     let world = World::with(rules, Script::returns(seconds(1), "done"));
     let id = world.handle(&Ask::call()).await;
     let answer = world.send(&Ask::call()).await;
@@ -139,7 +139,7 @@ async fn with_a_full_store_always_is_refused_and_nothing_is_sent() {
 /// L8: a result that the store has no room for is not lost in silence.
 #[tokio::test(start_paused = true)]
 async fn a_result_that_the_store_has_no_room_for_settles_the_task_as_a_fault() {
-    let rules = Rules { stored_bytes_max: 2048, ..Rules::mode(Mode::Always) };
+    let rules = Rules { stored_bytes_max: 2048, ..Rules::mode(TaskMode::Always) };
     let world = World::with(rules, Script::returns(seconds(1), &"x".repeat(4096)));
     let id = world.handle(&Ask::call()).await;
     let task = world.settled(&id).await;
@@ -150,7 +150,7 @@ async fn a_result_that_the_store_has_no_room_for_settles_the_task_as_a_fault() {
 /// A plain call that waits too long for its slot was certainly not sent.
 #[tokio::test(start_paused = true)]
 async fn a_plain_call_waits_for_its_slot_only_so_long() {
-    let rules = Rules { in_flight_max: 1, ..Rules::mode(Mode::Never) };
+    let rules = Rules { in_flight_max: 1, ..Rules::mode(TaskMode::Never) };
     let world = World::with(rules, Script::returns(seconds(60), "done"));
     let first = world.client(&Ask::call());
     tokio::time::sleep(millis(1)).await;

@@ -1,7 +1,7 @@
 //! Questions that nobody is asked (GW-16). Those that are put are in `inputs` and `rounds`.
 
 use serde_json::{Value, json};
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 
 use super::script::{Happens, Saw, Script, result};
 use super::world::{Ask, Rules, World, seconds};
@@ -17,7 +17,7 @@ const KINDS: [(&str, &str); 3] =
 #[tokio::test(start_paused = true)]
 async fn an_undeclared_question_ends_a_plain_call_with_the_capability_that_it_lacks() {
     for (question, capability) in KINDS.into_iter().take(2) {
-        let world = World::with(Rules::mode(Mode::Never), asks(question));
+        let world = World::with(Rules::mode(TaskMode::Never), asks(question));
         let answer = world.send(&Ask::call().without_extension()).await;
         assert_eq!((answer.at, answer.status), (seconds(1), 400));
         let error = answer.json().await["error"].take();
@@ -32,7 +32,7 @@ async fn an_undeclared_question_ends_a_plain_call_with_the_capability_that_it_la
 /// Servers ask for roots whenever a session begins, for no call in particular.
 #[tokio::test(start_paused = true)]
 async fn undeclared_roots_are_refused_and_the_call_goes_on() {
-    let world = World::with(Rules::mode(Mode::Never), asks("roots/list"));
+    let world = World::with(Rules::mode(TaskMode::Never), asks("roots/list"));
     check(world, &Ask::call().without_extension(), "-32601").await;
 }
 
@@ -69,7 +69,7 @@ async fn mod26_a_question_in_another_method_is_refused_as_unanswered_and_the_cal
 #[tokio::test(start_paused = true)]
 async fn an_undeclared_question_in_a_task_is_refused_and_the_task_goes_on() {
     for ((question, _), answer) in KINDS.into_iter().zip(["-32602", "-32601", "-32601"]) {
-        check(World::with(Rules::mode(Mode::Always), asks(question)), &Ask::call(), answer).await;
+        check(World::with(Rules::mode(TaskMode::Always), asks(question)), &Ask::call(), answer).await;
     }
 }
 
@@ -77,7 +77,7 @@ async fn an_undeclared_question_in_a_task_is_refused_and_the_task_goes_on() {
 /// EXT-42.
 #[tokio::test(start_paused = true)]
 async fn an_unknown_question_is_refused_and_the_call_goes_on() {
-    for mode in [Mode::Never, Mode::Always] {
+    for mode in [TaskMode::Never, TaskMode::Always] {
         check(World::with(Rules::mode(mode), asks("custom/question")), &Ask::call(), "-32601").await;
     }
 }

@@ -4,8 +4,8 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::engine::recovery::{self, Origins};
-use taskgate::task::{AfterCrash, Mode};
+use taskgate::engine::recovery::{self, UpstreamBindings};
+use taskgate::task::{AfterCrash, TaskMode};
 use tokio_util::sync::CancellationToken;
 
 use super::rules::Rules;
@@ -359,7 +359,7 @@ async fn t_56_a_held_call_ends_with_the_process_that_held_it() {
 #[tokio::test(start_paused = true)]
 async fn a_task_whose_upstream_is_not_configured_any_more_settles() {
     let (world, id) = crashed(rules(AfterCrash::Rerun), &Ask::call(), Script::silent()).await;
-    recovery::run(std::sync::Arc::clone(&world.engine), Origins::default(), CancellationToken::new()).await;
+    recovery::run(std::sync::Arc::clone(&world.engine), UpstreamBindings::default(), CancellationToken::new()).await;
     assert_eq!(data(&world.get(&id).await), lost("gateway_restart", "unknown"));
 }
 
@@ -371,7 +371,7 @@ async fn f04_wherever_the_process_ends_a_call_is_sent_at_most_once() {
     for writes in 1..30 {
         for resumes in [None, Some(Resumes::Follows), Some(Resumes::Refuses)] {
             let script = Script { resumes, ..asking() };
-            let rules = Rules { mode: Mode::Always, input_deadline: seconds(40), deadline: seconds(90), ..DURABLE };
+            let rules = Rules { mode: TaskMode::Always, input_deadline: seconds(40), deadline: seconds(90), ..DURABLE };
             let world = World::with(rules, script);
             world.life.ends_after(writes);
             let client = world.client(&elicits());
@@ -449,7 +449,7 @@ async fn f39_a_crowd_of_calls_is_taken_up_each_once() {
 /// L8: a store that fails for a while loses no outcome.
 #[tokio::test(start_paused = true)]
 async fn l8_an_outcome_is_stored_once_the_store_works_again() {
-    let world = World::with(Rules::mode(Mode::Always), Script::returns(seconds(5), "done"));
+    let world = World::with(Rules::mode(TaskMode::Always), Script::returns(seconds(5), "done"));
     let id = world.handle(&Ask::call()).await;
     tokio::time::sleep(seconds(1)).await;
     world.store.failures.store(8, std::sync::atomic::Ordering::SeqCst);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use taskgate::engine::CallEvent;
-use taskgate::engine::recovery::{self, Origins, Reach};
-use taskgate::face::naming::Namer;
+use taskgate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
+use taskgate::face::naming::ToolRenamer;
 use taskgate::task::{
-    AfterCrash, Failure, GatewayFault, NamePattern, Naming, Outcome, Phase, Plan, Principal, Reason, TaskKey,
+    AfterCrash, Failure, GatewayFault, NamePattern, NameRule, Outcome, Phase, Plan, Principal, Reason, TaskKey,
     ToolNames, ToolRules,
 };
 use taskgate::upstream::{Timeouts, Upstream, UpstreamRequest};
@@ -21,18 +21,18 @@ use super::world::{World, seconds};
 /// The upstream of a world with one tool under another name.
 fn named(world: &World, renamed: Option<(&str, &str)>) -> Arc<dyn Upstream> {
     let pattern = |text| NamePattern::parse(text).unwrap();
-    let rule = |(from, to)| (WildMatch::new(from), Naming::Renamed { from: pattern(from), to: pattern(to) });
+    let rule = |(from, to)| (WildMatch::new(from), NameRule::Renamed { from: pattern(from), to: pattern(to) });
     let names = ToolNames::new(renamed.map(rule).into_iter().collect());
     let upstream = Arc::new(Mortal::new(&world.upstream, &world.life, true));
-    Namer::upstream(Namer::new(names, Arc::from("scripted"), 1 << 20).as_ref(), upstream)
+    ToolRenamer::upstream(ToolRenamer::new(names, Arc::from("scripted"), 1 << 20).as_ref(), upstream)
 }
 
-fn origins(world: &World, upstream: Arc<dyn Upstream>) -> Origins {
-    Origins::default().with(Reach {
+fn origins(world: &World, upstream: Arc<dyn Upstream>) -> UpstreamBindings {
+    UpstreamBindings::default().with(UpstreamBinding {
         upstream,
         slots: Arc::clone(&world.slots),
         queue_deadline: world.rules.queue_deadline,
-        peer: Arc::new(taskgate::dialect::plain::PlainPeer),
+        peer: Arc::new(taskgate::dialect::plain::PlainUpstream),
         rules: ToolRules { patterns: Vec::new(), default: world.rules.policy() },
         timeouts: Timeouts::default(),
     })

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 use taskgate::store::TaskStore;
-use taskgate::task::{Mode, Principal};
+use taskgate::task::{Principal, TaskMode};
 
 use super::script::{Happens, Saw, Script, result};
 use super::world::{Ask, Rules, World, millis, seconds};
@@ -82,8 +82,12 @@ pub(crate) fn check_done(result: &Value) {
 #[tokio::test(start_paused = true)]
 async fn a_plain_call_is_asked_answers_and_gets_its_result() {
     let script = Script::of([elicits("a", 1), (seconds(1) + millis(20), Happens::Elicits("b")), heard(2), returns(2)]);
-    for (mode, ask) in [(Mode::Never, plain()), (Mode::Auto, plain()), (Mode::Always, plain()), (Mode::Never, modern())]
-    {
+    for (mode, ask) in [
+        (TaskMode::Never, plain()),
+        (TaskMode::Auto, plain()),
+        (TaskMode::Always, plain()),
+        (TaskMode::Never, modern()),
+    ] {
         let world = World::with(Rules::mode(mode), script.clone());
         let first = world.send(&ask).await;
         assert_eq!((first.status, first.at), (200, seconds(1) + ROUND), "{mode:?}");
@@ -118,7 +122,7 @@ async fn mod26_prompts_and_resources_have_rounds_as_tools_have() {
 #[tokio::test(start_paused = true)]
 async fn mod29_missing_answers_are_asked_for_again_and_repeated_ones_ignored() {
     let script = Script::of([elicits("a", 1), elicits("b", 1), heard(2), returns(9)]);
-    let world = World::with(Rules::mode(Mode::Never), script);
+    let world = World::with(Rules::mode(TaskMode::Never), script);
     let first = round(&result_of(&world, &plain()).await);
     let rest = result_of(&world, &again(&plain(), &first, &["r0", "r7", "other"])).await;
     assert_eq!(world.age(), seconds(1) + ROUND);
@@ -138,7 +142,7 @@ async fn mod29_missing_answers_are_asked_for_again_and_repeated_ones_ignored() {
 /// B129 holds here too: a malformed answer is refused, and the question stays open.
 #[tokio::test(start_paused = true)]
 async fn a_malformed_answer_is_refused_and_the_call_stays_held() {
-    let world = World::with(Rules::mode(Mode::Never), Script::of([elicits("a", 1), heard(1), returns(9)]));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), returns(9)]));
     let asked = round(&result_of(&world, &plain()).await);
     for wrong in [json!({ "r0": { "action": "perhaps" } }), json!({ "r0": 7 }), json!([])] {
         let ask = again(&plain(), &asked, &[]).member("inputResponses", wrong);
@@ -155,7 +159,7 @@ async fn a_malformed_answer_is_refused_and_the_call_stays_held() {
 /// B135, T-24, T-56, MOD-28: no state but this request's own, and the tool is never run again for another.
 #[tokio::test(start_paused = true)]
 async fn b135_a_state_that_is_not_this_requests_runs_nothing() {
-    let world = World::with(Rules::mode(Mode::Never), Script::of([elicits("a", 1), heard(1), returns(9)]));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), returns(9)]));
     let asked = round(&result_of(&world, &plain()).await);
     let good = again(&plain(), &asked, &["r0"]);
     let mut forged = asked.state.as_str().unwrap().to_owned();
@@ -186,7 +190,7 @@ async fn b135_a_state_that_is_not_this_requests_runs_nothing() {
 /// No face finds a hidden task, whoever knows its id.
 #[tokio::test(start_paused = true)]
 async fn a_held_call_is_no_task_of_anybodys() {
-    let world = World::with(Rules::mode(Mode::Never), Script::of([elicits("a", 1), heard(1), returns(2)]));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), returns(2)]));
     let asked = round(&result_of(&world, &modern()).await);
     let stored = world.store.unsettled(None, 9).await.unwrap();
     let id = stored[0].id.to_string();
@@ -203,14 +207,14 @@ async fn a_held_call_is_no_task_of_anybodys() {
 async fn leaving_cancels_a_call_that_is_waited_for_and_no_other() {
     let script = Script::of([elicits("a", 1), heard(1), returns(60)]);
     // Before the round is asked.
-    let world = World::with(Rules::mode(Mode::Never), script.clone());
+    let world = World::with(Rules::mode(TaskMode::Never), script.clone());
     let waits = tokio::time::timeout(seconds(1) + millis(10), world.sending(&plain())).await;
     assert!(waits.is_err());
     world.upstream.sees(&Saw::Drop(0)).await;
     assert_eq!(world.upstream.cancels(), 1);
     world.is_idle().await;
     // After its answers, while the upstream works.
-    let world = World::with(Rules::mode(Mode::Never), script);
+    let world = World::with(Rules::mode(TaskMode::Never), script);
     let asked = round(&result_of(&world, &plain()).await);
     tokio::time::sleep(seconds(20)).await;
     assert_eq!(world.upstream.cancels(), 0);
@@ -226,7 +230,7 @@ async fn leaving_cancels_a_call_that_is_waited_for_and_no_other() {
 /// The same while the hidden row is being stored.
 #[tokio::test(start_paused = true)]
 async fn a_client_that_leaves_before_its_round_cancels_the_call() {
-    let world = World::with(Rules::mode(Mode::Never), Script::of([elicits("a", 1)]));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1)]));
     world.store.hold_returns();
     assert!(tokio::time::timeout(millis(1_500), world.sending(&plain())).await.is_err());
     world.store.returns.add_permits(1);
@@ -244,7 +248,7 @@ async fn mod27_a_question_after_a_retry_is_judged_by_the_retry() {
         (seconds(5), Happens::AsksFor("sampling/createMessage", "{}")),
         returns(9),
     ]);
-    let world = World::with(Rules::mode(Mode::Never), script);
+    let world = World::with(Rules::mode(TaskMode::Never), script);
     let asked = round(&result_of(&world, &plain()).await);
     let retry = again(&plain(), &asked, &["r0"]).declaring(json!({ "elicitation": {} }));
     let answer = world.send(&retry).await;
@@ -258,7 +262,7 @@ async fn mod27_a_question_after_a_retry_is_judged_by_the_retry() {
 /// Of two that wait one may go.
 #[tokio::test(start_paused = true)]
 async fn a_call_goes_on_while_anybody_waits_for_it() {
-    let world = World::with(Rules::mode(Mode::Never), Script::of([elicits("a", 1), heard(1), returns(12)]));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), heard(1), returns(12)]));
     let asked = round(&result_of(&world, &plain()).await);
     let ask = again(&plain(), &asked, &["r0"]);
     let stays = world.client(&ask);
@@ -272,7 +276,7 @@ async fn a_call_goes_on_while_anybody_waits_for_it() {
 #[tokio::test(start_paused = true)]
 async fn an_end_between_two_rounds_is_kept_for_the_next_one() {
     for (end, good) in [(Happens::Returns(result("done")), true), (Happens::Faults(-32050, "broke"), false)] {
-        let world = World::with(Rules::mode(Mode::Never), Script::of([elicits("a", 1), (seconds(30), end)]));
+        let world = World::with(Rules::mode(TaskMode::Never), Script::of([elicits("a", 1), (seconds(30), end)]));
         let asked = round(&result_of(&world, &plain()).await);
         tokio::time::sleep(seconds(60)).await;
         let answer = world.send(&again(&plain(), &asked, &["r0"])).await.json().await;
@@ -290,7 +294,7 @@ async fn an_end_between_two_rounds_is_kept_for_the_next_one() {
 #[tokio::test(start_paused = true)]
 async fn a_held_call_that_nobody_comes_back_for_is_given_up_at_its_deadline() {
     let world = World::with(
-        Rules { input_deadline: seconds(100), ..Rules::mode(Mode::Never) },
+        Rules { input_deadline: seconds(100), ..Rules::mode(TaskMode::Never) },
         Script::of([elicits("a", 1), heard(1), returns(9)]),
     );
     let asked = round(&result_of(&world, &plain()).await);
@@ -305,7 +309,7 @@ async fn a_held_call_that_nobody_comes_back_for_is_given_up_at_its_deadline() {
 async fn a_question_that_is_taken_back_between_two_rounds_is_no_more() {
     let script =
         Script::of([elicits("a", 1), elicits("b", 1), (seconds(5), Happens::Withdraws("a")), heard(1), returns(20)]);
-    let world = World::with(Rules::mode(Mode::Never), script);
+    let world = World::with(Rules::mode(TaskMode::Never), script);
     let asked = round(&result_of(&world, &plain()).await);
     tokio::time::sleep(seconds(10)).await;
     let rest = round(&result_of(&world, &again(&plain(), &asked, &["r0"])).await);
@@ -319,7 +323,7 @@ async fn a_question_that_is_taken_back_between_two_rounds_is_no_more() {
 #[tokio::test(start_paused = true)]
 async fn without_a_place_the_question_is_refused_and_the_call_goes_on() {
     let world = World::with(
-        Rules { tasks_max: 0, ..Rules::mode(Mode::Never) },
+        Rules { tasks_max: 0, ..Rules::mode(TaskMode::Never) },
         Script::of([elicits("a", 1), heard(1), returns(2)]),
     );
     check_done(&result_of(&world, &plain()).await);
@@ -335,7 +339,7 @@ async fn after_eight_rounds_questions_are_refused() {
         events.extend([elicits("a", 0), heard(count)]);
     }
     events.push(returns(0));
-    let world = World::with(Rules::mode(Mode::Never), Script::of(events));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of(events));
     let mut ask = plain();
     let mut rounds = 0;
     let last = loop {
@@ -357,7 +361,7 @@ async fn after_eight_rounds_questions_are_refused() {
 /// The held call's time to live ends it like a task's, and whoever waits is told.
 #[tokio::test(start_paused = true)]
 async fn a_held_call_that_outlives_its_deadline_is_ended() {
-    let rules = Rules { deadline: seconds(30), input_deadline: seconds(500), ..Rules::mode(Mode::Never) };
+    let rules = Rules { deadline: seconds(30), input_deadline: seconds(500), ..Rules::mode(TaskMode::Never) };
     let world = World::with(rules, Script::of([elicits("a", 1)]));
     let asked = round(&result_of(&world, &plain()).await);
     tokio::time::sleep(seconds(40)).await;
@@ -371,7 +375,7 @@ async fn a_held_call_that_outlives_its_deadline_is_ended() {
 #[tokio::test(start_paused = true)]
 async fn a_held_call_gives_its_place_back_when_it_ends() {
     let world = World::with(
-        Rules { tasks_max: 1, ..Rules::mode(Mode::Never) },
+        Rules { tasks_max: 1, ..Rules::mode(TaskMode::Never) },
         Script::of([elicits("a", 1), heard(1), returns(2)]),
     );
     for _ in 0..3 {

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use taskgate::task::{AfterCrash, EarlyInput, Mode, ToolPolicy};
+use taskgate::task::{AfterCrash, EarlyInput, TaskMode, ToolPolicy};
 
 use super::world::{GRACE, seconds};
 
 /// What may differ from test to test.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
-    pub(crate) mode: Mode,
+    pub(crate) mode: TaskMode,
     pub(crate) ttl: Duration,
     pub(crate) keep_result_min: Duration,
     pub(crate) deadline: Duration,
     pub(crate) early_input: EarlyInput,
-    pub(crate) fallback: taskgate::task::Fallback,
+    pub(crate) fallback: taskgate::task::FallbackPolicy,
     pub(crate) after_crash: AfterCrash,
     pub(crate) input_deadline: Duration,
     pub(crate) in_flight_max: usize,
@@ -34,12 +34,12 @@ impl Default for Rules {
 
 impl Rules {
     pub(crate) const DEFAULT: Self = Self {
-        mode: Mode::Auto,
+        mode: TaskMode::Auto,
         ttl: seconds(3600),
         keep_result_min: seconds(60),
         deadline: seconds(1800),
         early_input: EarlyInput::Task,
-        fallback: taskgate::task::Fallback::Hold,
+        fallback: taskgate::task::FallbackPolicy::Hold,
         after_crash: AfterCrash::Fail,
         input_deadline: seconds(600),
         in_flight_max: 2_000,
@@ -50,7 +50,7 @@ impl Rules {
         durable: false,
     };
 
-    pub(crate) fn mode(mode: Mode) -> Self {
+    pub(crate) fn mode(mode: TaskMode) -> Self {
         Self { mode, ..Self::default() }
     }
 

@@ -13,8 +13,8 @@ use taskgate::store::TaskStore;
 
 use taskgate::task::{Executed, GatewayFault, Reason, Timestamp};
 use taskgate::upstream::{
-    Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, Progress, ResumeToken, ServerFacts, Upstream,
-    UpstreamRequest,
+    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Progress, ResumeToken, ServerFacts,
+    Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Payload, ProtocolVersion, RpcError, ScanLimits};
 use tokio::sync::{broadcast, watch};
@@ -371,7 +371,7 @@ impl Exchange for Played {
             Happens::FaultsWith(code, data) => {
                 ExchangeEvent::Faulted(RpcError { data: Some(payload(data)), ..RpcError::new(code, "m") })
             }
-            Happens::Loses(reason, executed) => ExchangeEvent::Lost(Lost(GatewayFault::new(reason, executed))),
+            Happens::Loses(reason, executed) => ExchangeEvent::Lost(ExchangeError(GatewayFault::new(reason, executed))),
             Happens::States(words) => ExchangeEvent::Status(Arc::from(words)),
             Happens::Cancels => ExchangeEvent::Cancelled,
             Happens::Panics => panic!("a transport with a bug"),
@@ -379,7 +379,7 @@ impl Exchange for Played {
         }
     }
 
-    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
         let answer = match answer {
             Answer::Result(result) => result.as_str().to_owned(),
             Answer::Error(error) => error.code.to_string(),
@@ -388,7 +388,7 @@ impl Exchange for Played {
         self.record(|call| Saw::Answer { call, ask: ask.as_str().to_owned(), answer });
         tokio::time::sleep(self.script.answer_takes).await;
         match self.script.deaf {
-            true => Err(Lost(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No))),
+            true => Err(ExchangeError(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No))),
             false => Ok(()),
         }
     }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use parking_lot::Mutex;
-use taskgate::store::{Listed, MemoryStore, Newest, Revision, StoreError, Stored, TaskStore, Usage};
-use taskgate::task::{Digest, Principal, Reference, Task, TaskId, TaskKey, Timestamp};
+use taskgate::store::{MemoryStore, NewestCursor, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
+use taskgate::task::{Digest, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
 use tokio::sync::{Semaphore, oneshot};
 
 use super::store_faults::{Method, StoreFault, StoreFaults};
@@ -115,7 +115,7 @@ impl TaskStore for GatedStore {
         Ok(revision)
     }
 
-    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<Stored>, StoreError> {
+    async fn load(&self, key: &TaskKey, now: Timestamp) -> Result<Option<StoredTask>, StoreError> {
         self.with(Method::Load, self.inner.load(key, now)).await
     }
 
@@ -124,15 +124,20 @@ impl TaskStore for GatedStore {
         owner: &Principal,
         key: &Digest,
         now: Timestamp,
-    ) -> Result<Option<Stored>, StoreError> {
+    ) -> Result<Option<StoredTask>, StoreError> {
         self.with(Method::Load, self.inner.find_idempotent(owner, key, now)).await
     }
 
-    async fn survey(&self, after: Option<Newest>, limit: usize, now: Timestamp) -> Result<Listed, StoreError> {
+    async fn survey(
+        &self,
+        after: Option<NewestCursor>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Result<SummaryPage, StoreError> {
         self.with(Method::Page, self.inner.survey(after, limit, now)).await
     }
 
-    async fn find_reference(&self, reference: Reference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
+    async fn find_reference(&self, reference: ShortReference, limit: usize) -> Result<Vec<TaskKey>, StoreError> {
         self.with(Method::Page, self.inner.find_reference(reference, limit)).await
     }
 
@@ -175,7 +180,7 @@ impl TaskStore for GatedStore {
         after: Option<(Timestamp, TaskId)>,
         limit: usize,
         now: Timestamp,
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<SummaryPage, StoreError> {
         self.with(Method::Page, self.inner.page(owner, after, limit, now)).await
     }
 

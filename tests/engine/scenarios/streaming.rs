@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 use taskgate::face::http::AcceptedTypes;
-use taskgate::task::Mode;
+use taskgate::task::TaskMode;
 
 use super::script::{Happens, Script, result};
 use super::world::{Ask, Rules, World, millis, seconds};
@@ -11,7 +11,7 @@ use super::world::{Ask, Rules, World, millis, seconds};
 async fn a_silent_call_that_cannot_be_promoted_shows_that_it_lives() {
     let no_place = Rules { tasks_max: 0, ..Rules::default() };
     let full_store = Rules { stored_bytes_max: 0, ..Rules::default() };
-    for (rules, first_sign) in [(Rules::mode(Mode::Never), 15), (no_place, 15), (full_store, 17)] {
+    for (rules, first_sign) in [(Rules::mode(TaskMode::Never), 15), (no_place, 15), (full_store, 17)] {
         let world = World::with(rules, Script::returns(seconds(50), "done"));
         let answer = world.send(&Ask::call()).await;
         assert_eq!((answer.at, answer.is_stream()), (seconds(first_sign), true), "{rules:?}");
@@ -29,7 +29,7 @@ async fn a_silent_call_that_cannot_be_promoted_shows_that_it_lives() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_takes_no_stream_gets_its_answer_alone() {
     let chatty = [(seconds(20), Happens::Progress(1.0, "one")), (seconds(50), Happens::Returns(result("done")))];
-    let world = World::with(Rules::mode(Mode::Never), Script::of(chatty));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of(chatty));
     let answer = world.send(&Ask::call().token(1).accepting(AcceptedTypes::Json)).await;
     assert_eq!((answer.at, answer.is_stream()), (seconds(50), false));
     assert_eq!(answer.json().await["result"]["resultType"], "complete");
@@ -44,7 +44,7 @@ async fn progress_rises_strictly_and_bears_the_clients_token() {
         .map(|(n, progress)| (millis(u64::try_from(n).unwrap()), Happens::Progress(progress, "step")));
     let events: Vec<_> = chatty.chain([(seconds(1), Happens::Returns(result("done")))]).collect();
     for token in [json!("1"), json!(1), json!(0), json!("")] {
-        let world = World::with(Rules::mode(Mode::Never), Script::of(events.clone()));
+        let world = World::with(Rules::mode(TaskMode::Never), Script::of(events.clone()));
         let shown = world.send(&Ask::call().token(token.clone())).await.events().await;
         let (last, progress) = shown.split_last().unwrap();
         let values: Vec<_> = progress.iter().map(|(_, event)| event["params"]["progress"].as_f64().unwrap()).collect();
@@ -53,7 +53,7 @@ async fn progress_rises_strictly_and_bears_the_clients_token() {
         assert!(progress.iter().all(|(_, event)| event["params"]["message"] == "step" && event.get("id").is_none()));
         assert!(last.1.get("result").is_some(), "nothing follows the response");
     }
-    let world = World::with(Rules::mode(Mode::Never), Script::of(events));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of(events));
     assert!(!world.send(&Ask::call()).await.is_stream(), "no token, no progress");
     assert!(!world.upstream.calls()[0].context.progress, "and none is asked for");
 }
@@ -73,7 +73,7 @@ async fn log_messages_come_from_the_wanted_level_on_and_only_where_one_is_named(
         ("warning", &["warning", "error"]),
         ("error", &["error"]),
     ] {
-        for mode in [Mode::Never, Mode::Auto] {
+        for mode in [TaskMode::Never, TaskMode::Auto] {
             let world = World::with(Rules::mode(mode), Script::of(events.clone()));
             let answer = world.send(&Ask::call().log_level(wanted)).await;
             let all = answer.events().await;
@@ -83,7 +83,7 @@ async fn log_messages_come_from_the_wanted_level_on_and_only_where_one_is_named(
             assert_eq!(world.upstream.calls()[0].context.log_level.as_deref(), Some(wanted));
         }
     }
-    let world = World::with(Rules::mode(Mode::Never), Script::of(events));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of(events));
     assert!(!world.send(&Ask::call()).await.is_stream());
     assert_eq!(world.send(&Ask::call().log_level("loud")).await.json().await["error"]["code"], -32602);
 }
@@ -92,7 +92,7 @@ async fn log_messages_come_from_the_wanted_level_on_and_only_where_one_is_named(
 #[tokio::test(start_paused = true)]
 async fn a_question_after_the_first_event_is_refused_in_the_stream() {
     let chatty = [(seconds(1), Happens::Progress(1.0, "one")), (seconds(2), Happens::Asks("sampling/createMessage"))];
-    let world = World::with(Rules::mode(Mode::Never), Script::of(chatty));
+    let world = World::with(Rules::mode(TaskMode::Never), Script::of(chatty));
     let answer = world.send(&Ask::call().token(1).id("x")).await;
     assert_eq!(answer.status, 200);
     let events = answer.events().await;
@@ -118,7 +118,7 @@ async fn progress_of(rules: Rules, events: impl IntoIterator<Item = (u64, Happen
 /// MOD-22, T-54: it resets the timers of clients that let progress do so, and real progress rises above it.
 #[tokio::test(start_paused = true)]
 async fn mod_22_a_silent_call_shows_progress_that_hardly_rises() {
-    let never = Rules::mode(Mode::Never);
+    let never = Rules::mode(TaskMode::Never);
     let chatty = || {
         [
             (40, Happens::Progress(0.0, "begun")),

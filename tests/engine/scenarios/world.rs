@@ -9,19 +9,19 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value, json};
-use taskgate::engine::recovery::{self, Origins, Reach};
-use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine, Rounds};
+use taskgate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
+use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine, RoundSupport};
 use taskgate::face::endpoint::UpstreamEndpoint;
-use taskgate::face::http::{AcceptedTypes, Carriage, Endpoint, Inbound};
-use taskgate::face::sealed::{KeyRing, Sealer};
+use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
+use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::session::{Bridge, SessionFace, SessionServed};
-use taskgate::face::stateless::listen::Listeners;
-use taskgate::face::stateless::{Served, StatelessFace};
+use taskgate::face::stateless::listen::ListenPermits;
+use taskgate::face::stateless::{StatelessFace, StatelessServed};
 use taskgate::store::TaskStore;
 use taskgate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolRules};
-use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, OwnSession};
-use taskgate::upstream::http::Life;
-use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::upstream::conduit::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::http::TaskScope;
+use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::{Timeouts, Upstream};
 use taskgate::wire::{ProtocolVersion, RpcError};
 use tokio::time::Instant;
@@ -54,7 +54,7 @@ impl Clock for PausedClock {
 }
 
 /// A session face in front of a server that knows no sessions.
-fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine: &Arc<Engine>) -> SessionFace {
+fn sessions(slots: &Arc<CallPermits>, rules: Rules, server: Arc<dyn Upstream>, engine: &Arc<Engine>) -> SessionFace {
     static DRAWN: AtomicU64 = AtomicU64::new(1);
     SessionFace::new(SessionServed {
         engine: Arc::clone(engine),
@@ -66,12 +66,12 @@ fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine:
         call_timeouts: Timeouts::default(),
         edited_bytes_max: 1 << 20,
         life_signs: rules.life_signs,
-        sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
+        sealer: Arc::new(Sealer::new(SealingKeys::ephemeral([7; 32]))),
         clock: Arc::new(PausedClock(Instant::now())),
         random: || DRAWN.fetch_add(1, Ordering::Relaxed).into(),
-        life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        life: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
-        listeners: Listeners::new(CancellationToken::new()),
+        listeners: ListenPermits::new(CancellationToken::new()),
         pool: None,
         bridge: Some(Bridge { eras: Arc::clone(&server), stateless: server, is_certain: true }),
     })
@@ -81,7 +81,7 @@ fn sessions(slots: &Arc<Slots>, rules: Rules, server: Arc<dyn Upstream>, engine:
 struct Unreachable(Arc<str>);
 
 #[async_trait]
-impl Conduit for Unreachable {
+impl RawChannel for Unreachable {
     fn name(&self) -> &Arc<str> {
         &self.0
     }
@@ -94,11 +94,11 @@ impl Conduit for Unreachable {
         None
     }
 
-    async fn send(&self, _: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+    async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {
         Err(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No))
     }
 
-    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
         unreachable!("no task runs in a session here")
     }
 }
@@ -108,7 +108,7 @@ pub(crate) struct World {
     pub(crate) engine: Arc<Engine>,
     pub(crate) store: Arc<GatedStore>,
     pub(crate) upstream: Arc<Scripted>,
-    pub(crate) slots: Arc<Slots>,
+    pub(crate) slots: Arc<CallPermits>,
     pub(crate) rules: Rules,
     pub(crate) started: Instant,
     /// Ends the streams of those who listen.
@@ -159,11 +159,11 @@ impl World {
             limits,
         );
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
-        let settings = SlotSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
-        let slots = Arc::new(Slots::new(Arc::from("scripted"), settings));
+        let settings = CallPermitSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
+        let slots = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
         let sessions = sessions(&slots, rules, Arc::clone(&mortal), &engine);
         let ending = CancellationToken::new();
-        let face = StatelessFace::new(Served {
+        let face = StatelessFace::new(StatelessServed {
             upstream: mortal,
             engine: Arc::clone(&engine),
             slots: Arc::clone(&slots),
@@ -172,22 +172,22 @@ impl World {
             timeouts: Timeouts::default(),
             call_timeouts: Timeouts::default(),
             result_bytes_max: 1 << 20,
-            sealer: Arc::new(Sealer::new(KeyRing::ephemeral([7; 32]))),
+            sealer: Arc::new(Sealer::new(SealingKeys::ephemeral([7; 32]))),
             clock: Arc::new(PausedClock(started)),
             life_signs: rules.life_signs,
-            listeners: Listeners::new(ending.clone()),
+            listeners: ListenPermits::new(ending.clone()),
         });
         let face = Arc::new(UpstreamEndpoint::new(face, sessions));
         Self { engine, store, upstream, slots, rules, started, ending, life, face, clients: TaskTracker::new() }
     }
 
     /// What recovery makes calls with.
-    pub(crate) fn origins(&self) -> Origins {
-        Origins::default().with(Reach {
+    pub(crate) fn origins(&self) -> UpstreamBindings {
+        UpstreamBindings::default().with(UpstreamBinding {
             upstream: Arc::new(Mortal::new(&self.upstream, &self.life, self.rules.durable)),
             slots: Arc::clone(&self.slots),
             queue_deadline: self.rules.queue_deadline,
-            peer: Arc::new(taskgate::dialect::plain::PlainPeer),
+            peer: Arc::new(taskgate::dialect::plain::PlainUpstream),
             rules: ToolRules { patterns: Vec::new(), default: self.rules.policy() },
             timeouts: Timeouts::default(),
         })
@@ -204,7 +204,7 @@ impl World {
     }
 
     fn plan(&self) -> Plan {
-        self.rules.mode.plan(taskgate::task::TakesTasks::AfterGrace, GRACE)
+        self.rules.mode.plan(taskgate::task::HandleSupport::AfterGrace, GRACE)
     }
 
     pub(crate) fn start_as(&self, plan: Plan, owner: &Principal) -> CallStream {
@@ -214,11 +214,11 @@ impl World {
     pub(crate) fn spec(&self, plan: Plan, owner: &Principal) -> CallSpec {
         CallSpec {
             owner: owner.clone(),
-            maker: taskgate::task::Maker::Stateless,
+            maker: taskgate::task::ClientKind::Stateless,
             upstream: Arc::clone(&self.upstream) as Arc<dyn Upstream>,
             slots: Some(Arc::clone(&self.slots)),
             queue_deadline: self.rules.queue_deadline,
-            peer: Arc::new(taskgate::dialect::plain::PlainPeer),
+            peer: Arc::new(taskgate::dialect::plain::PlainUpstream),
             request: taskgate::upstream::UpstreamRequest {
                 method: Arc::from("tools/call"),
                 params: Some(super::script::payload(r#"{"name":"work"}"#)),
@@ -230,8 +230,8 @@ impl World {
                 log_level: None,
                 timeouts: Timeouts::default(),
                 result_bytes_max: 1 << 20,
-                native_task: taskgate::upstream::NativeTask::Never,
-                forwarded: taskgate::upstream::Forwarded::default(),
+                native_task: taskgate::upstream::UpstreamTaskMode::Never,
+                forwarded: taskgate::upstream::ForwardedHeaders::default(),
             },
             tool: Arc::from("work"),
             policy: self.rules.policy(),
@@ -240,7 +240,7 @@ impl World {
             arrived: Instant::now(),
             is_repeatable: false,
             questions: Arc::new(|_| Askable::Declared),
-            rounds: Rounds::Allowed,
+            rounds: RoundSupport::Allowed,
             asides: None,
         }
     }
@@ -438,7 +438,7 @@ impl Ask {
             principal: self.principal.clone(),
             accepted: self.accepted,
             received_at: self.arrived.unwrap_or_else(Instant::now),
-            carriage: Carriage::Request,
+            carriage: MessageChannel::Request,
         }
     }
 }

@@ -7,9 +7,9 @@ use http_body_util::Full;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::client::{Gate, Reply};
+use super::client::{Reply, TestGateway};
 use super::in_time;
-use super::upstream::{Events, Reply as Pushed, Seen, Server};
+use super::upstream::{BodySender, ScriptedReply as Pushed, ScriptedServer, SeenRequest};
 
 pub(crate) const TAG: &str = "io.modelcontextprotocol/subscriptionId";
 
@@ -17,8 +17,8 @@ pub(crate) const TAG: &str = "io.modelcontextprotocol/subscriptionId";
 pub(crate) struct Streams(Mutex<VecDeque<Pushed>>);
 
 impl Streams {
-    pub(crate) fn new(count: usize) -> (Vec<Events>, Arc<Self>) {
-        let (events, replies): (Vec<_>, VecDeque<_>) = (0..count).map(|_| Events::open()).unzip();
+    pub(crate) fn new(count: usize) -> (Vec<BodySender>, Arc<Self>) {
+        let (events, replies): (Vec<_>, VecDeque<_>) = (0..count).map(|_| BodySender::open()).unzip();
         (events, Arc::new(Self(Mutex::new(replies))))
     }
 
@@ -27,13 +27,13 @@ impl Streams {
     }
 }
 
-pub(crate) fn is_get(seen: &Seen) -> bool {
+pub(crate) fn is_get(seen: &SeenRequest) -> bool {
     seen.method == "GET"
 }
 
 /// A server that declares everything that can be listened to, and pushes on these streams.
-pub(crate) async fn pushing(streams: Arc<Streams>) -> Server {
-    let server = Server::start(move |seen| is_get(seen).then(|| streams.take()).flatten()).await;
+pub(crate) async fn pushing(streams: Arc<Streams>) -> ScriptedServer {
+    let server = ScriptedServer::start(move |seen| is_get(seen).then(|| streams.take()).flatten()).await;
     *server.world.introduction.lock() = json!({ "capabilities": {
         "tools": { "listChanged": true },
         "resources": { "subscribe": true, "listChanged": true },
@@ -42,12 +42,12 @@ pub(crate) async fn pushing(streams: Arc<Streams>) -> Server {
 }
 
 /// A notification as the server writes it.
-pub(crate) fn push(events: &Events, method: &str, params: &Value) {
+pub(crate) fn push(events: &BodySender, method: &str, params: &Value) {
     events.raw(format!("data: {}\n\n", json!({ "jsonrpc": "2.0", "method": method, "params": params })));
 }
 
 /// Sends a request of a client that declares nothing.
-pub(crate) async fn send(gate: &Gate, id: Value, method: &str, params: &Value) -> Reply {
+pub(crate) async fn send(gate: &TestGateway, id: Value, method: &str, params: &Value) -> Reply {
     let mut params = params.clone();
     params["_meta"] = json!({
         "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -69,7 +69,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    pub(crate) async fn open(gate: &Gate, id: Value, notifications: &Value) -> Self {
+    pub(crate) async fn open(gate: &TestGateway, id: Value, notifications: &Value) -> Self {
         let params = json!({ "notifications": notifications });
         let reply = send(gate, id.clone(), "subscriptions/listen", &params).await;
         assert_eq!((reply.status.as_u16(), reply.header("content-type")), (200, Some("text/event-stream")));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::in_time;
 use super::listener::{Listener, Streams, TAG, is_get, push, pushing, send};
 
@@ -17,7 +17,7 @@ const RESOURCES: &str = "notifications/resources/list_changed";
 async fn mod_24_what_the_server_pushes_reaches_those_who_asked_for_it() {
     let (events, streams) = Streams::new(1);
     let server = pushing(streams).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let all = json!({
         "toolsListChanged": true, "promptsListChanged": true, "resourcesListChanged": true, "taskId": "x",
     });
@@ -49,7 +49,7 @@ async fn mod_24_what_the_server_pushes_reaches_those_who_asked_for_it() {
 async fn mod_17_lists_do_not_depend_on_who_listens() {
     let (events, streams) = Streams::new(1);
     let server = pushing(streams).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let discovered = send(&gate, json!(1), "server/discover", &json!({})).await.json().await;
     let capabilities = &discovered["result"]["capabilities"];
     assert_eq!(capabilities["tools"], json!({ "listChanged": true }));
@@ -69,7 +69,7 @@ async fn mod_17_lists_do_not_depend_on_who_listens() {
 async fn a_lost_session_is_replaced_and_everything_may_have_changed() {
     let (events, streams) = Streams::new(2);
     let server = pushing(streams).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let wishes = json!({ "toolsListChanged": true, "resourceSubscriptions": ["file:///a"] });
     let mut listener = Listener::open(&gate, json!(1), &wishes).await;
     // The first stream must have been there: a server may have none, and says so with the same status.
@@ -91,7 +91,7 @@ async fn a_lost_session_is_replaced_and_everything_may_have_changed() {
 async fn mod_25_a_shutdown_ends_listeners_with_their_result() {
     let (_events, streams) = Streams::new(1);
     let server = pushing(streams).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let mut listener = Listener::open(&gate, json!("bye"), &json!({ "toolsListChanged": true })).await;
     let last = async {
         let last = listener.next().await.unwrap();
@@ -109,7 +109,7 @@ async fn mod_25_a_shutdown_ends_listeners_with_their_result() {
 /// UPC-04: a list goes on as long as there is a cursor, and an empty text is one.
 #[tokio::test]
 async fn upc_04_an_empty_cursor_is_followed_like_any_other() {
-    let server = super::upstream::Server::start(|seen| {
+    let server = super::upstream::ScriptedServer::start(|seen| {
         let page = |name: &str| json!({ "name": name, "inputSchema": { "type": "object" } });
         let result = match (seen.rpc(), seen.body["params"]["cursor"].as_str()) {
             ("tools/list", None) => json!({ "tools": [page("a")], "nextCursor": "" }),
@@ -120,7 +120,7 @@ async fn upc_04_an_empty_cursor_is_followed_like_any_other() {
         Some(super::upstream::answer(seen, &result))
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let list = send(&gate, json!(1), "tools/list", &json!({})).await.json().await;
     let names: Vec<_> = list["result"]["tools"].as_array().unwrap().iter().map(|tool| &tool["name"]).collect();
     assert_eq!(names, ["a", "b", "c"]);

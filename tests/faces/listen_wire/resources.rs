@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::listener::{Listener, Streams, TAG, is_get, push, pushing};
-use super::upstream::{Server, json_text};
+use super::upstream::{ScriptedServer, json_text};
 
 const UPDATED: &str = "notifications/resources/updated";
 
@@ -12,7 +12,7 @@ fn subscriptions(uris: &[&str]) -> Value {
     json!({ "resourceSubscriptions": uris })
 }
 
-fn asked(server: &Server, method: &str) -> Vec<String> {
+fn asked(server: &ScriptedServer, method: &str) -> Vec<String> {
     let all = server.world.all(|seen| seen.rpc() == method);
     all.iter().map(|seen| seen.body["params"]["uri"].as_str().unwrap().to_owned()).collect()
 }
@@ -22,7 +22,7 @@ fn asked(server: &Server, method: &str) -> Vec<String> {
 async fn a_resource_is_subscribed_to_once_and_taken_back_with_its_last_listener() {
     let (events, streams) = Streams::new(1);
     let server = pushing(streams).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let mut first = Listener::open(&gate, json!(1), &subscriptions(&["file:///a", "file:///b"])).await;
     assert_eq!(first.granted, subscriptions(&["file:///a", "file:///b"]));
     let mut second = Listener::open(&gate, json!(2), &subscriptions(&["file:///a"])).await;
@@ -38,7 +38,9 @@ async fn a_resource_is_subscribed_to_once_and_taken_back_with_its_last_listener(
     assert_eq!(second.line().await, format!("{UPDATED} file:///a/part"), "and neither b nor c");
     drop(first);
     let is_end = |uri: &'static str| {
-        move |seen: &super::upstream::Seen| seen.rpc() == "resources/unsubscribe" && seen.body["params"]["uri"] == uri
+        move |seen: &super::upstream::SeenRequest| {
+            seen.rpc() == "resources/unsubscribe" && seen.body["params"]["uri"] == uri
+        }
     };
     server.world.first(is_end("file:///b")).await;
     assert_eq!(asked(&server, "resources/unsubscribe"), ["file:///b"], "somebody listens to a");
@@ -55,7 +57,7 @@ async fn a_resource_is_subscribed_to_once_and_taken_back_with_its_last_listener(
 #[tokio::test]
 async fn what_the_server_refuses_is_not_acknowledged() {
     let (_events, streams) = Streams::new(1);
-    let server = Server::start(move |seen| match (is_get(seen), seen.body["params"]["uri"].as_str()) {
+    let server = ScriptedServer::start(move |seen| match (is_get(seen), seen.body["params"]["uri"].as_str()) {
         (true, _) => streams.take(),
         (false, Some("file:///secret")) => {
             let error = json!({ "code": -32602, "message": "no" });
@@ -65,12 +67,12 @@ async fn what_the_server_refuses_is_not_acknowledged() {
     })
     .await;
     *server.world.introduction.lock() = json!({ "capabilities": { "resources": { "subscribe": true } } });
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let listener = Listener::open(&gate, json!(1), &subscriptions(&["file:///secret", "file:///a"])).await;
     assert_eq!(listener.granted, subscriptions(&["file:///a"]));
     // A server that offers no subscriptions is asked for none.
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let listener = Listener::open(&gate, json!(1), &subscriptions(&["file:///a"])).await;
     assert_eq!((listener.granted, asked(&server, "resources/subscribe")), (json!({}), vec![]));
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::client::{Gate, call};
+use super::client::{TestGateway, call};
 use super::server::{Stream, ask, open, refused, request, stateless};
-use super::upstream::{Events, Once, answer, in_time};
+use super::upstream::{BodySender, Once, answer, in_time};
 
 const META: &str = "io.modelcontextprotocol/";
 
@@ -14,7 +14,7 @@ const META: &str = "io.modelcontextprotocol/";
 #[tokio::test]
 async fn ext_64_the_server_is_told_of_the_client_with_each_request_and_of_no_session() {
     let server = stateless(|_| None).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let declared = json!({
         "roots": {"listChanged": true}, "sampling": {}, "extensions": {"io.modelcontextprotocol/tasks": {}, "a/b": {}},
     });
@@ -57,7 +57,7 @@ async fn leg_17_t_77_results_lose_what_older_versions_do_not_know() {
         Some(answer(seen, &result))
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({})).await;
     for (method, params, result) in [
         ("tools/call", json!({"name": "t"}), json!({"content": []})),
@@ -90,7 +90,7 @@ async fn t_50_errors_are_those_of_the_clients_version() {
         Some(refused(seen, status, &error))
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({})).await;
     for (method, params, code) in [
         ("resources/read", json!({"uri": "file:///gone"}), -32002),
@@ -111,7 +111,7 @@ async fn t_50_errors_are_those_of_the_clients_version() {
 #[tokio::test]
 async fn leg_13_what_only_sessions_have_is_answered_by_the_gateway() {
     let server = stateless(|_| None).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({})).await;
     let level = |level: &str| json!({"level": level});
     for (method, params, code) in [
@@ -142,7 +142,7 @@ async fn leg_13_what_only_sessions_have_is_answered_by_the_gateway() {
     assert_eq!(seen.body["params"]["_meta"][format!("{META}logLevel")], "warning");
 }
 
-fn held() -> (Events, Arc<Once>) {
+fn held() -> (BodySender, Arc<Once>) {
     Once::events()
 }
 
@@ -151,7 +151,7 @@ fn held() -> (Events, Arc<Once>) {
 async fn progress_rises_under_the_clients_own_token_and_logs_pass_by_level() {
     let (events, stream) = held();
     let server = stateless(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({})).await;
     ask(&client, "logging/setLevel", &json!({"level": "info"})).await;
     let params = json!({"name": "t", "_meta": {"progressToken": 7}});
@@ -187,7 +187,7 @@ async fn progress_rises_under_the_clients_own_token_and_logs_pass_by_level() {
 async fn leg_14_a_cancelled_request_has_no_response_and_its_own_session_alone_cancels_it() {
     let (events, stream) = held();
     let server = stateless(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({})).await;
     let other = open(&gate, "2025-11-25", &json!({})).await;
     let params = json!({"name": "t", "_meta": {"progressToken": 7}});
@@ -227,7 +227,7 @@ async fn leg_11_t_81_a_call_whose_client_disconnects_runs_on_and_its_questions_a
         }
     })
     .await;
-    let gate = Gate::with(server.address, "[upstreams.up.tasks]\ninput_deadline = \"1s\"\n").await;
+    let gate = TestGateway::with(server.address, "[upstreams.up.tasks]\ninput_deadline = \"1s\"\n").await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
     let params = json!({"name": "t", "_meta": {"progressToken": 7}});
     let posting = client.post(request(1, "tools/call", &params));
@@ -251,7 +251,7 @@ async fn leg_11_t_81_a_call_whose_client_disconnects_runs_on_and_its_questions_a
 #[tokio::test]
 async fn a_silent_call_of_a_client_that_takes_no_stream_is_answered_in_json() {
     let server = stateless(|_| None).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let mut client = open(&gate, "2025-11-25", &json!({})).await;
     for (accept, media) in [("application/json", "application/json"), ("text/event-stream", "text/event-stream")] {
         client.accept = accept;
@@ -267,7 +267,7 @@ async fn t_77_structured_content_that_is_no_object_is_left_out_of_a_tasks_outcom
         let text = json!([{"type": "text", "text": "[1]"}]);
         let result = json!({"resultType": "complete", "content": text, "structuredContent": structured});
         let server = stateless(move |seen| seen.is_call().then(|| answer(seen, &result))).await;
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let client = open(&gate, "2025-11-25", &json!({})).await;
         let call = json!({"name": "t", "arguments": {}, "task": {}});
         let task = ask(&client, "tools/call", &call).await["result"]["task"]["taskId"].clone();

@@ -3,15 +3,15 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Gate, initialize};
+use super::client::{TestGateway, initialize};
 use super::server::{discovered, refused, stateless};
-use super::upstream::{Server, answer, status};
+use super::upstream::{ScriptedServer, answer, status};
 
 /// LEG-02, EXT-64, GW-12.
 #[tokio::test]
 async fn leg_02_a_server_without_sessions_is_introduced_in_the_version_of_each_client() {
     let server = stateless(|_| None).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let declared = json!({"extensions": {"io.modelcontextprotocol/tasks": {}}, "roots": {"listChanged": true}});
     for (asked, answered) in [
         ("2024-11-05", "2024-11-05"),
@@ -42,7 +42,7 @@ async fn leg_02_a_server_without_sessions_is_introduced_in_the_version_of_each_c
 #[tokio::test]
 async fn a_server_that_is_said_to_know_no_sessions_is_asked_for_none() {
     let server = stateless(|_| None).await;
-    let gate = Gate::with(server.address, "protocol = \"2026-07-28\"").await;
+    let gate = TestGateway::with(server.address, "protocol = \"2026-07-28\"").await;
     let reply = gate.stranger().post(initialize("2025-06-18", &json!({}))).await;
     assert_eq!(reply.json().await["result"]["protocolVersion"], "2025-06-18");
     assert_eq!(server.world.count("initialize"), 0);
@@ -66,7 +66,7 @@ async fn upc_22_however_a_session_is_refused_the_server_is_asked_what_it_is() {
             (seen.rpc() == "initialize").then(refusal)
         })
         .await;
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
         assert!(reply.header("mcp-session-id").is_some(), "{shown}");
     }
@@ -74,12 +74,12 @@ async fn upc_22_however_a_session_is_refused_the_server_is_asked_what_it_is() {
 
 #[tokio::test]
 async fn a_refusal_of_a_server_with_sessions_is_passed_on() {
-    let server = Server::start(|seen| {
+    let server = ScriptedServer::start(|seen| {
         let code = if seen.rpc() == "initialize" { -32001 } else { -32601 };
         Some(refused(seen, 200, &json!({"code": code, "message": "no"})))
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
     assert_eq!((reply.status, reply.header("mcp-session-id")), (StatusCode::OK, None));
     assert_eq!(reply.json().await["error"]["code"], -32001);
@@ -87,8 +87,9 @@ async fn a_refusal_of_a_server_with_sessions_is_passed_on() {
 
 #[tokio::test]
 async fn a_server_of_both_eras_is_spoken_to_in_sessions() {
-    let server = Server::start(|seen| (seen.rpc() == "server/discover").then(|| answer(seen, &discovered()))).await;
-    let gate = Gate::before(&server).await;
+    let server =
+        ScriptedServer::start(|seen| (seen.rpc() == "server/discover").then(|| answer(seen, &discovered()))).await;
+    let gate = TestGateway::before(&server).await;
     let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
     let result: Value = reply.json().await;
     assert_eq!(result["result"]["serverInfo"]["name"], "scripted");

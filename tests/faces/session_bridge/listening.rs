@@ -5,17 +5,17 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate, call};
+use super::client::{Client, TestGateway, call};
 use super::server::{Stream, ask, discovered, open, stateless};
-use super::speaker::{LISTEN, RESOURCES, Speaker, TOOLS, UPDATED};
-use super::upstream::{Server, answer};
+use super::speaker::{LISTEN, RESOURCES, SubscriptionServer, TOOLS, UPDATED};
+use super::upstream::{ScriptedServer, answer};
 
-async fn speaking(speaker: &Arc<Speaker>) -> Server {
+async fn speaking(speaker: &Arc<SubscriptionServer>) -> ScriptedServer {
     let speaker = Arc::clone(speaker);
     stateless(move |seen| speaker.reply(seen)).await
 }
 
-async fn session(gate: &Gate) -> Client {
+async fn session(gate: &TestGateway) -> Client {
     open(gate, "2025-06-18", &json!({})).await
 }
 
@@ -42,9 +42,9 @@ async fn subscribe(client: &Client, what: &str, uri: &str) -> Value {
 /// UPC-15, UPC-21, GW-27: one stream for all who may hear the same, from the first to the last of them.
 #[tokio::test]
 async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstream() {
-    let speaker = Speaker::generous();
+    let speaker = SubscriptionServer::generous();
     let server = speaking(&speaker).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let clients = [session(&gate).await, session(&gate).await, session(&gate).await];
     assert_eq!(speaker.count(), 0, "a client without a stream costs nothing");
     let (mut first, mut second) = (stream_of(&clients[0]).await, stream_of(&clients[1]).await);
@@ -71,9 +71,9 @@ async fn list_changes_reach_all_sessions_that_have_a_stream_by_one_listen_upstre
 /// GW-27: what is subscribed to becomes what is listened for.
 #[tokio::test]
 async fn subscriptions_are_kept_for_the_sessions_stream_and_change_what_is_listened_for() {
-    let speaker = Speaker::generous();
+    let speaker = SubscriptionServer::generous();
     let server = speaking(&speaker).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
     assert_eq!(subscribe(&client, "subscribe", "file:///a").await["result"], json!({}));
     assert_eq!(speaker.count(), 0, "nobody could be told");
@@ -101,13 +101,13 @@ async fn subscriptions_are_kept_for_the_sessions_stream_and_change_what_is_liste
 /// MOD-24: what is not acknowledged is promised to nobody.
 #[tokio::test]
 async fn mod_24_what_the_server_does_not_grant_is_refused_and_not_told() {
-    let speaker = Speaker::of(|asked| {
+    let speaker = SubscriptionServer::of(|asked| {
         let uris = asked["resourceSubscriptions"].as_array().cloned().unwrap_or_default();
         let granted: Vec<_> = uris.into_iter().filter(|uri| uri != "file:///secret").collect();
         Ok(Some(json!({ "toolsListChanged": true, "promptsListChanged": true, "resourceSubscriptions": granted })))
     });
     let server = speaking(&speaker).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
     let mut own = stream_of(&client).await;
     speaker.stream(0).await;
@@ -130,9 +130,9 @@ async fn mod_24_what_the_server_does_not_grant_is_refused_and_not_told() {
 #[tokio::test]
 async fn upc_18_a_stream_that_ends_is_opened_anew_and_everything_may_have_changed() {
     for in_order in [true, false] {
-        let speaker = Speaker::generous();
+        let speaker = SubscriptionServer::generous();
         let server = speaking(&speaker).await;
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let client = session(&gate).await;
         subscribe(&client, "subscribe", "file:///a").await;
         let mut own = stream_of(&client).await;
@@ -156,9 +156,9 @@ async fn upc_18_a_stream_that_ends_is_opened_anew_and_everything_may_have_change
 
 #[tokio::test]
 async fn a_server_that_refuses_to_be_listened_to_is_asked_once_and_its_sessions_have_their_streams() {
-    let speaker = Speaker::of(|_| Err(-32601));
+    let speaker = SubscriptionServer::of(|_| Err(-32601));
     let server = speaking(&speaker).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let clients = [session(&gate).await, session(&gate).await];
     let streams = [stream_of(&clients[0]).await, stream_of(&clients[1]).await];
     server.world.first(|seen| seen.rpc() == LISTEN).await;
@@ -170,9 +170,9 @@ async fn a_server_that_refuses_to_be_listened_to_is_asked_once_and_its_sessions_
 
 #[tokio::test]
 async fn a_server_that_never_acknowledges_costs_a_bounded_wait_and_no_call() {
-    let speaker = Speaker::of(|_| Ok(None));
+    let speaker = SubscriptionServer::of(|_| Ok(None));
     let server = speaking(&speaker).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
     let _own = stream_of(&client).await;
     let stream = speaker.stream(0).await;
@@ -185,9 +185,9 @@ async fn a_server_that_never_acknowledges_costs_a_bounded_wait_and_no_call() {
 
 #[tokio::test]
 async fn a_flood_is_read_and_only_what_was_asked_for_is_passed_on() {
-    let speaker = Speaker::generous();
+    let speaker = SubscriptionServer::generous();
     let server = speaking(&speaker).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
     let mut own = stream_of(&client).await;
     let told = speaker.stream(0).await;
@@ -207,9 +207,9 @@ async fn a_flood_is_read_and_only_what_was_asked_for_is_passed_on() {
 /// LEG-08: nothing is told on two streams.
 #[tokio::test]
 async fn of_several_streams_the_newest_is_told_and_the_end_of_the_session_ends_all() {
-    let speaker = Speaker::generous();
+    let speaker = SubscriptionServer::generous();
     let server = speaking(&speaker).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
     let mut older = stream_of(&client).await;
     let told = speaker.stream(0).await;
@@ -250,7 +250,7 @@ async fn leg_07_a_server_that_tells_nothing_has_no_stream_for_sessions_without_t
         (seen.rpc() == "server/discover").then(|| answer(seen, &said))
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = session(&gate).await;
     let reply = client.get(None).await;
     assert_eq!((reply.status, reply.header("allow")), (StatusCode::METHOD_NOT_ALLOWED, Some("POST, DELETE")));

@@ -2,14 +2,14 @@
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate};
+use super::client::{Client, TestGateway};
 use super::server::{Stream, open, request, stateless};
-use super::upstream::{Server, answer};
+use super::upstream::{ScriptedServer, answer};
 
 const ASKED: &str = "elicitation/create";
 
 /// A server that asks `questions` first, and shows in its result what it was told.
-async fn asking(questions: Value) -> Server {
+async fn asking(questions: Value) -> ScriptedServer {
     stateless(move |seen| {
         let params = &seen.body["params"];
         match (seen.rpc(), params["requestState"].as_str()) {
@@ -50,7 +50,7 @@ fn told(message: Option<Value>) -> Value {
 #[tokio::test]
 async fn upc_14_questions_go_out_on_the_calls_stream_and_all_answers_go_back_together() {
     let server = asking(json!({"a": form("first"), "b": form("second")})).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {"form": {}}})).await;
     let stranger = open(&gate, "2025-11-25", &json!({"elicitation": {"form": {}}})).await;
     let mut stream = begin(&client).await;
@@ -77,7 +77,7 @@ async fn upc_14_questions_go_out_on_the_calls_stream_and_all_answers_go_back_tog
 #[tokio::test]
 async fn t_48_an_error_and_what_is_no_answer_are_taken_for_a_refusal() {
     let server = asking(json!({"k": form("?")})).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({"elicitation": {}})).await;
     for (said, heard) in [
         (json!({"result": {"action": "decline"}}), "decline"),
@@ -107,7 +107,7 @@ async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_
         ("2025-11-25", json!({}), super::client::BOTH, json!({"method": "roots/list"}), "{\"roots\":{}}"),
     ] {
         let server = asking(json!({"k": question})).await;
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let mut client = open(&gate, version, &capabilities).await;
         client.accept = accept;
         let reply = client.post(request(1, "tools/call", &json!({"name": "t"}))).await;
@@ -124,7 +124,7 @@ async fn leg_16_a_call_that_asks_what_its_client_did_not_declare_or_cannot_hear_
 #[tokio::test]
 async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
     let server = asking(json!({"a": form("?"), "b": {"method": "roots/list"}})).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
     let failed = client.post(request(1, "tools/call", &json!({"name": "t"}))).await.text().await;
     assert!(failed.contains("isError") && failed.contains("roots"), "{failed}");
@@ -134,7 +134,7 @@ async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
         (seen.rpc() == "prompts/get").then(|| answer(seen, &asks))
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({})).await;
     let answer = client.post(request(1, "prompts/get", &json!({"name": "p"}))).await.json().await;
     assert_eq!(answer["error"]["code"], -32603, "{answer}");
@@ -146,7 +146,7 @@ async fn a_question_that_cannot_be_put_ends_its_call_whatever_else_is_asked() {
 async fn t_49_an_elicitation_by_url_has_the_id_that_2025_11_25_wants() {
     let url = json!({"method": ASKED, "params": {"mode": "url", "message": "?", "url": "https://a.example/"}});
     let server = asking(json!({"k": url})).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {"url": {}}})).await;
     let mut stream = begin(&client).await;
     let question = stream.next().await.unwrap();
@@ -159,7 +159,7 @@ async fn t_49_an_elicitation_by_url_has_the_id_that_2025_11_25_wants() {
 #[tokio::test]
 async fn a_question_that_nobody_answers_is_taken_back_from_the_client() {
     let server = asking(json!({"k": form("?")})).await;
-    let gate = Gate::with(server.address, "[upstreams.up.tasks]\ninput_deadline = \"1s\"\n").await;
+    let gate = TestGateway::with(server.address, "[upstreams.up.tasks]\ninput_deadline = \"1s\"\n").await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
     let mut stream = begin(&client).await;
     let question = stream.next().await.unwrap();
@@ -173,7 +173,7 @@ async fn a_question_that_nobody_answers_is_taken_back_from_the_client() {
 #[tokio::test]
 async fn leg_14_a_call_that_is_cancelled_while_it_asks_is_never_made_again() {
     let server = asking(json!({"k": form("?")})).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
     let mut stream = begin(&client).await;
     let question = stream.next().await.unwrap();
@@ -188,7 +188,7 @@ async fn leg_14_a_call_that_is_cancelled_while_it_asks_is_never_made_again() {
 #[tokio::test]
 async fn t_81_a_session_that_ends_takes_its_calls_along() {
     let server = asking(json!({"k": form("?")})).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({"elicitation": {}})).await;
     let mut stream = begin(&client).await;
     stream.next().await.unwrap();

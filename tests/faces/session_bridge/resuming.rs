@@ -3,17 +3,17 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate, Reply};
+use super::client::{Client, Reply, TestGateway};
 use super::server::{open, request, stateless};
-use super::upstream::{Events, Once, Seen, Server};
+use super::upstream::{BodySender, Once, ScriptedServer, SeenRequest};
 
-async fn asking() -> (Server, Events) {
+async fn asking() -> (ScriptedServer, BodySender) {
     let (events, once) = Once::events();
     let server = stateless(move |seen| if seen.is_call() { once.take() } else { None }).await;
     (server, events)
 }
 
-fn progress(events: &Events, seen: &Seen, value: u32) {
+fn progress(events: &BodySender, seen: &SeenRequest, value: u32) {
     let params = json!({ "progressToken": seen.token(), "progress": value });
     events.message(&json!({ "jsonrpc": "2.0", "method": "notifications/progress", "params": params }));
 }
@@ -55,7 +55,7 @@ async fn rest(mut reply: Reply) -> (Vec<Value>, Option<String>) {
 #[tokio::test]
 async fn leg_09_a_client_that_lost_its_stream_takes_it_up_and_hears_what_it_missed() {
     let (server, events) = asking().await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-11-25", &json!({})).await;
     let (mut reply, seen) = tokio::join!(call(&client), async {
         let seen = server.world.first(|seen| seen.is_call()).await;
@@ -80,7 +80,7 @@ async fn leg_09_a_client_that_lost_its_stream_takes_it_up_and_hears_what_it_miss
     let stranger = open(&gate, "2025-11-25", &json!({})).await;
     assert_eq!(stranger.get(Some(&first)).await.status, StatusCode::BAD_REQUEST, "another session's");
     assert_eq!(client.get(Some("x")).await.status, StatusCode::BAD_REQUEST);
-    assert_eq!(server.world.all(Seen::is_call).len(), 1);
+    assert_eq!(server.world.all(SeenRequest::is_call).len(), 1);
     client.delete().await;
     assert_eq!(client.get(Some(&first)).await.status, StatusCode::NOT_FOUND);
 }
@@ -90,7 +90,7 @@ async fn leg_09_a_client_that_lost_its_stream_takes_it_up_and_hears_what_it_miss
 async fn streams_have_event_ids_where_the_version_has_them() {
     for (version, ids) in [("2024-11-05", 0), ("2025-03-26", 2), ("2025-06-18", 2), ("2025-11-25", 3)] {
         let (server, events) = asking().await;
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let client = open(&gate, version, &json!({})).await;
         let (reply, ()) = tokio::join!(call(&client), async {
             let seen = server.world.first(|seen| seen.is_call()).await;

@@ -3,12 +3,14 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate, Reply, initialize};
-use super::upstream::{self, Seen, Server, answer, in_time, json_text};
+use super::client::{Client, Reply, TestGateway, initialize};
+use super::upstream::{self, ScriptedServer, SeenRequest, answer, in_time, json_text};
 
 /// A server that knows no session; `script` says what else it does.
-pub(crate) async fn stateless(script: impl Fn(&Seen) -> Option<upstream::Reply> + Send + Sync + 'static) -> Server {
-    Server::start(move |seen| {
+pub(crate) async fn stateless(
+    script: impl Fn(&SeenRequest) -> Option<upstream::ScriptedReply> + Send + Sync + 'static,
+) -> ScriptedServer {
+    ScriptedServer::start(move |seen| {
         let own = || match seen.rpc() {
             "initialize" => Some(refused(seen, 404, &json!({"code": -32601, "message": "Method not found"}))),
             "server/discover" => Some(answer(seen, &discovered())),
@@ -31,14 +33,14 @@ pub(crate) fn discovered() -> Value {
     })
 }
 
-pub(crate) fn refused(seen: &Seen, status: u16, error: &Value) -> upstream::Reply {
+pub(crate) fn refused(seen: &SeenRequest, status: u16, error: &Value) -> upstream::ScriptedReply {
     let mut reply = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
     *reply.status_mut() = StatusCode::from_u16(status).unwrap();
     reply
 }
 
 /// A client with these capabilities, whose session is open.
-pub(crate) async fn open(gate: &Gate, version: &str, capabilities: &Value) -> Client {
+pub(crate) async fn open(gate: &TestGateway, version: &str, capabilities: &Value) -> Client {
     let mut client = gate.stranger();
     let reply = client.post(initialize(version, capabilities)).await;
     client.session = Some(reply.header("mcp-session-id").expect("there is a session").to_owned());

@@ -3,18 +3,18 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Gate, call};
+use super::client::{TestGateway, call};
 use super::server::{Stream, ask, open, request, stateless};
-use super::upstream::{Once, Seen};
+use super::upstream::{Once, SeenRequest};
 
 #[tokio::test]
 async fn another_gateway_with_the_same_key_goes_on_with_the_session() {
     let server = stateless(|_| None).await;
-    let first = Gate::before(&server).await;
+    let first = TestGateway::before(&server).await;
     let mut client = open(&first, "2025-11-25", &json!({})).await;
     assert_eq!(client.post(call(1)).await.json().await["result"], json!({"n": 1}));
     drop(first);
-    let second = Gate::before(&server).await;
+    let second = TestGateway::before(&server).await;
     client.address = second.gateway.address();
     assert_eq!(client.post(call(2)).await.json().await["result"], json!({"n": 2}));
     assert_eq!(server.world.count("initialize"), 1, "nobody shakes hands again");
@@ -24,11 +24,11 @@ async fn another_gateway_with_the_same_key_goes_on_with_the_session() {
 #[tokio::test]
 async fn leg_06_what_wants_no_answer_is_taken_and_a_session_that_ended_is_unknown() {
     let server = stateless(|_| None).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-06-18", &json!({})).await;
     // The server sees each request under an id of the gateway's.
     assert_eq!(client.post(call(9)).await.status, StatusCode::OK);
-    let made = server.world.first(Seen::is_call).await;
+    let made = server.world.first(SeenRequest::is_call).await;
     let own = format!("{}:0", made.id().rsplit_once(':').unwrap().0);
     for note in [
         json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
@@ -50,7 +50,7 @@ async fn leg_06_what_wants_no_answer_is_taken_and_a_session_that_ended_is_unknow
 #[tokio::test]
 async fn leg_12_the_messages_of_an_array_are_answered_together() {
     let server = stateless(|_| None).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-03-26", &json!({})).await;
     let note = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
     let ping = json!({"jsonrpc": "2.0", "id": "p", "method": "ping"}).to_string();
@@ -84,7 +84,7 @@ async fn leg_12_the_messages_of_an_array_are_answered_together() {
 #[tokio::test]
 async fn leg_12_what_comes_before_the_answers_of_an_array_makes_a_stream_of_them() {
     let (events, once) = Once::events();
-    let script = move |seen: &Seen| {
+    let script = move |seen: &SeenRequest| {
         if seen.body["params"]["name"] != "slow" {
             return None;
         }
@@ -94,7 +94,7 @@ async fn leg_12_what_comes_before_the_answers_of_an_array_makes_a_stream_of_them
         once.take()
     };
     let server = stateless(script).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = open(&gate, "2025-03-26", &json!({})).await;
     let slow = request(1, "tools/call", &json!({"name": "slow", "arguments": {}, "_meta": {"progressToken": "p"}}));
     let ping = json!({"jsonrpc": "2.0", "id": "x", "method": "ping"}).to_string();

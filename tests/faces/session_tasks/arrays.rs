@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::client::Reply;
 use super::in_time;
 use super::relay::Relay;
-use super::talk::{Person, Stream};
+use super::talk::{SessionMessages, SessionUser};
 
 fn call(id: u32, tool: &str) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": {"name": tool, "arguments": {"n": id}}})
@@ -18,8 +18,8 @@ fn done() -> Value {
     json!({"result": {"content": [{"type": "text", "text": "done"}]}})
 }
 
-async fn posting(relay: &Relay, accept: &'static str, array: Value) -> (Person, tokio::task::JoinHandle<Reply>) {
-    let mut person = Person::meet(&relay.gate, "2025-03-26", &json!({"elicitation": {}})).await;
+async fn posting(relay: &Relay, accept: &'static str, array: Value) -> (SessionUser, tokio::task::JoinHandle<Reply>) {
+    let mut person = SessionUser::meet(&relay.gate, "2025-03-26", &json!({"elicitation": {}})).await;
     person.client.accept = accept;
     let (sender, tracker) = (person.clone(), person.client.connections.clone());
     (person, tracker.spawn(async move { sender.client.post(array.to_string()).await }))
@@ -40,7 +40,7 @@ async fn upc_05_a_call_in_an_array_of_a_tool_that_runs_only_as_a_task_is_driven_
         let mut answers: Vec<Value> = if reply.header("content-type") == Some("application/json") {
             reply.json().await.as_array().unwrap().clone()
         } else {
-            Stream::of(reply).rest().await
+            SessionMessages::of(reply).rest().await
         };
         answers.sort_by_key(|answer| answer["id"].as_u64());
         let results: Vec<&Value> = answers.iter().map(|answer| &answer["result"]).collect();
@@ -58,7 +58,7 @@ async fn upc_06_a_call_in_an_array_is_called_off_by_another_array() {
     assert_eq!(person.client.post(cancel.to_string()).await.status, StatusCode::ACCEPTED);
     relay.server.world.first(|seen| seen.rpc() == "tasks/cancel").await;
     assert_eq!(relay.server.world.count("notifications/cancelled"), 0, "the server knows no such request");
-    assert!(Stream::of(in_time(posted).await.unwrap()).rest().await.is_empty(), "LEG-14");
+    assert!(SessionMessages::of(in_time(posted).await.unwrap()).rest().await.is_empty(), "LEG-14");
 }
 
 /// However many calls stand in an array, one wait for what the server says of its tools is all that they cost.

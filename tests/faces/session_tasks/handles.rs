@@ -4,14 +4,14 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::client::{Gate, initialize};
-use super::talk::{Person, Stage};
-use super::upstream::Server;
+use super::client::{TestGateway, initialize};
+use super::talk::{ManualSetup, SessionUser};
+use super::upstream::ScriptedServer;
 
 /// L25-01, L25-02, L25-54, T-22, T-43: lists are for clients that are somebody in particular.
 #[tokio::test]
 async fn l25_01_02_54_tasks_are_offered_to_those_who_can_have_them() {
-    let server = Server::polite().await;
+    let server = ScriptedServer::polite().await;
     let whole = json!({"requests": {"tools": {"call": {}}}, "cancel": {}, "list": {}});
     let nameless = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
     let anonymous = "[auth]\nanonymous = true";
@@ -22,12 +22,12 @@ async fn l25_01_02_54_tasks_are_offered_to_those_who_can_have_them() {
         ("2025-06-18", "", Value::Null),
         ("2024-11-05", "", Value::Null),
     ] {
-        let gate = Gate::with(server.address, keys).await;
+        let gate = TestGateway::with(server.address, keys).await;
         let answer = gate.stranger().post(initialize(version, &json!({}))).await.json().await;
         assert_eq!(answer["result"]["capabilities"]["tasks"], offered, "{version} {keys}");
     }
-    let gate = Gate::with(server.address, anonymous).await;
-    let nobody = Person::meet(&gate, "2025-11-25", &json!({})).await;
+    let gate = TestGateway::with(server.address, anonymous).await;
+    let nobody = SessionUser::meet(&gate, "2025-11-25", &json!({})).await;
     assert_eq!(nobody.answered("tasks/list", &json!({})).await["error"]["code"], -32601);
     assert_eq!(server.world.count("tasks/list"), 0);
 }
@@ -37,15 +37,15 @@ async fn l25_01_02_54_tasks_are_offered_to_those_who_can_have_them() {
 async fn l25_65_tool_lists_show_the_gateways_rules() {
     let list = r#"{"jsonrpc":"2.0","id":77,"result":{"tools":[{"name":"work","execution":{"taskSupport":"forbidden"},"x":1.10},{"name":"quick"},{"name":"must"}]}}"#;
     let server =
-        Server::start(move |seen| (seen.rpc() == "tools/list").then(|| super::upstream::json_text(list))).await;
+        ScriptedServer::start(move |seen| (seen.rpc() == "tools/list").then(|| super::upstream::json_text(list))).await;
     let keys = "[[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\n\
                 [[upstreams.up.tools]]\nmatch = \"must\"\nmode = \"required\"";
-    let gate = Gate::with(server.address, keys).await;
+    let gate = TestGateway::with(server.address, keys).await;
     for (version, shown) in [
         ("2025-11-25", json!([{"taskSupport": "optional"}, {"taskSupport": "forbidden"}, {"taskSupport": "required"}])),
         ("2025-06-18", json!([null, null, null])),
     ] {
-        let person = Person::meet(&gate, version, &json!({})).await;
+        let person = SessionUser::meet(&gate, version, &json!({})).await;
         let tools = person.answered("tools/list", &json!({})).await["result"]["tools"].clone();
         let executions: Vec<_> = tools.as_array().unwrap().iter().map(|tool| tool["execution"].clone()).collect();
         assert_eq!(Value::Array(executions), shown, "{version}");
@@ -55,12 +55,14 @@ async fn l25_65_tool_lists_show_the_gateways_rules() {
 /// L25-03 to L25-05, T-09.
 #[tokio::test]
 async fn l25_04_05_a_tool_is_called_as_its_mode_says() {
-    let server = Server::polite().await;
+    let server = ScriptedServer::polite().await;
     let keys = "[[upstreams.up.tools]]\nmatch = \"quick\"\nmode = \"never\"\n\
                 [[upstreams.up.tools]]\nmatch = \"must\"\nmode = \"required\"";
-    let gate = Gate::with(server.address, keys).await;
-    let (new, old) =
-        (Person::meet(&gate, "2025-11-25", &json!({})).await, Person::meet(&gate, "2025-06-18", &json!({})).await);
+    let gate = TestGateway::with(server.address, keys).await;
+    let (new, old) = (
+        SessionUser::meet(&gate, "2025-11-25", &json!({})).await,
+        SessionUser::meet(&gate, "2025-06-18", &json!({})).await,
+    );
     let call = |name: &str, task: Option<Value>| {
         let mut params = json!({"name": name, "arguments": {"n": 1}});
         if let Some(task) = task {
@@ -88,7 +90,7 @@ async fn l25_04_05_a_tool_is_called_as_its_mode_says() {
 /// L25-07 to L25-10, L25-16 to L25-18, L25-20, L25-21, T-79.
 #[tokio::test]
 async fn l25_20_21_a_handle_comes_at_once_and_says_what_it_must() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let answer = person.answered("tools/call", &json!({"name": "work", "arguments": {"n": 1.5}, "task": {}})).await;
     let task = &answer["result"]["task"];
@@ -114,9 +116,9 @@ async fn l25_20_21_a_handle_comes_at_once_and_says_what_it_must() {
 /// T-79: a call that is answered at once is a task all the same.
 #[tokio::test]
 async fn t_79_a_fast_call_is_a_task_too() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
-    let person = Person::meet(&gate, "2025-11-25", &json!({})).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
+    let person = SessionUser::meet(&gate, "2025-11-25", &json!({})).await;
     let task = person.start_with(&json!({"name": "work", "arguments": {"n": 1}, "task": {"ttl": 5000}})).await;
     assert_eq!(task["ttl"], 5_000);
     let settled = person.until(&task["taskId"], "completed").await;
@@ -126,7 +128,7 @@ async fn t_79_a_fast_call_is_a_task_too() {
 /// L25-57, T-69.
 #[tokio::test]
 async fn l25_57_what_a_client_asks_for_is_capped() {
-    let stage = Stage::with("[upstreams.up.tasks]\nttl = \"2h\"\nttl_max = \"3h\"").await;
+    let stage = ManualSetup::with("[upstreams.up.tasks]\nttl = \"2h\"\nttl_max = \"3h\"").await;
     let person = stage.person().await;
     for (asked, granted) in [
         (json!({}), 7_200_000),
@@ -142,7 +144,7 @@ async fn l25_57_what_a_client_asks_for_is_capped() {
 /// GW-09.
 #[tokio::test]
 async fn words_for_the_model_come_with_the_handle_alone() {
-    let stage = Stage::with("[upstreams.up.tasks]\nimmediate_response = \"It takes a while.\"").await;
+    let stage = ManualSetup::with("[upstreams.up.tasks]\nimmediate_response = \"It takes a while.\"").await;
     let person = stage.person().await;
     let result = person.answered("tools/call", &json!({"name": "work", "task": {}})).await["result"].clone();
     assert_eq!(result["_meta"], json!({"io.modelcontextprotocol/model-immediate-response": "It takes a while."}));
@@ -152,7 +154,7 @@ async fn words_for_the_model_come_with_the_handle_alone() {
 /// T-58: refused for load is HTTP 200 towards sessions, and nothing was sent.
 #[tokio::test]
 async fn t_58_a_call_for_which_there_is_no_place_is_refused() {
-    let stage = Stage::with("[limits]\ntasks_max = 1\ntasks_per_principal_max = 1").await;
+    let stage = ManualSetup::with("[limits]\ntasks_max = 1\ntasks_per_principal_max = 1").await;
     let person = stage.person().await;
     person.start().await;
     stage.call().await;
@@ -165,9 +167,9 @@ async fn t_58_a_call_for_which_there_is_no_place_is_refused() {
 /// GW-15: no task methods where no tasks were offered, in a batch neither.
 #[tokio::test]
 async fn older_sessions_have_no_task_methods() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
-    let person = Person::meet(&gate, "2025-03-26", &json!({})).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
+    let person = SessionUser::meet(&gate, "2025-03-26", &json!({})).await;
     for name in ["tasks/get", "tasks/result", "tasks/list", "tasks/cancel"] {
         assert_eq!(person.answered(name, &json!({"taskId": "x"})).await["error"]["code"], -32601, "{name}");
     }

@@ -6,7 +6,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 
 use super::client::Client;
-use super::talk::Stage;
+use super::talk::ManualSetup;
 
 const META: &str = "io.modelcontextprotocol/";
 
@@ -36,7 +36,7 @@ fn old() -> Value {
 /// T-10, EXT-63, T-65: in the shape that it had in the session, with what every result of the version has.
 #[tokio::test]
 async fn ext_63_a_task_made_in_a_session_is_read_and_cancelled_by_a_client_of_the_next_version() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let named = json!({"taskId": task});
@@ -58,7 +58,7 @@ async fn ext_63_a_task_made_in_a_session_is_read_and_cancelled_by_a_client_of_th
 /// EXT-62, EXT-63, T-10: all else is refused for want of the extension, and no id is told from another by it.
 #[tokio::test]
 async fn ext_62_whoever_declares_old_tasks_alone_reaches_nothing_else() {
-    let stage = Stage::with("[upstreams.up.tasks]\nmode = \"always\"").await;
+    let stage = ManualSetup::with("[upstreams.up.tasks]\nmode = \"always\"").await;
     let person = stage.person().await;
     let made_in_session = person.start().await["taskId"].clone();
     let extension = json!({"extensions": {format!("{META}tasks"): {}}});

@@ -4,9 +4,9 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 
 use super::client::Client;
-use super::talk::Stage;
+use super::talk::ManualSetup;
 
-async fn ids(stage: &Stage, cursor: Option<&Value>) -> (Vec<Value>, Option<Value>) {
+async fn ids(stage: &ManualSetup, cursor: Option<&Value>) -> (Vec<Value>, Option<Value>) {
     let person = stage.person().await;
     let params = cursor.map_or_else(|| json!({}), |cursor| json!({"cursor": cursor}));
     let page = person.answered("tasks/list", &params).await["result"].clone();
@@ -18,7 +18,7 @@ async fn ids(stage: &Stage, cursor: Option<&Value>) -> (Vec<Value>, Option<Value
 /// L25-33 to L25-36, L25-51.
 #[tokio::test]
 async fn l25_33_34_35_a_list_has_each_task_once_over_its_pages() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let mut made = Vec::new();
     for _ in 0..120 {
@@ -44,7 +44,7 @@ async fn l25_33_34_35_a_list_has_each_task_once_over_its_pages() {
 /// L25-36.
 #[tokio::test]
 async fn l25_36_a_cursor_that_was_never_given_is_refused() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let session = person.client.session.clone().unwrap();
     for cursor in [json!(""), json!("next"), json!(7), json!(null), json!(session)] {
@@ -81,7 +81,7 @@ async fn stateless(client: &Client, method: &str, name: &str, params: &Value) ->
 /// T-01, T-64 to T-66: one record, each flavour's own words.
 #[tokio::test]
 async fn t_66_a_task_of_the_extension_is_read_and_listed_in_this_flavour() {
-    let stage = Stage::with("[upstreams.up.tasks]\nmode = \"always\"").await;
+    let stage = ManualSetup::with("[upstreams.up.tasks]\nmode = \"always\"").await;
     let person = stage.person().await;
     let task = stateless(&person.client, "tools/call", "work", &json!({"name": "work"})).await["taskId"].clone();
     stage.call().await.answer(&json!({"content": [{"type": "text", "text": "no"}], "isError": true}));
@@ -98,7 +98,7 @@ async fn t_66_a_task_of_the_extension_is_read_and_listed_in_this_flavour() {
 /// L25-33: what is held between two rounds of questions is a task of nobody's yet.
 #[tokio::test]
 async fn l25_33_a_held_call_of_the_other_flavour_is_not_listed() {
-    let stage = Stage::with("[upstreams.up.tasks]\nearly_input = \"ask-first\"\ngrace = \"30s\"").await;
+    let stage = ManualSetup::with("[upstreams.up.tasks]\nearly_input = \"ask-first\"\ngrace = \"30s\"").await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let _running = stage.call().await;

@@ -3,10 +3,10 @@
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use super::talk::{Person, Stage};
+use super::talk::{ManualSetup, SessionUser};
 
 /// Calls `work` as a task under a name, by the header; the whole answer.
-async fn call(person: &Person, key: &str, arguments: &Value) -> Value {
+async fn call(person: &SessionUser, key: &str, arguments: &Value) -> Value {
     let params = json!({"name": "work", "arguments": arguments, "task": {}});
     let body = json!({"jsonrpc": "2.0", "id": 5, "method": "tools/call", "params": params}).to_string();
     let request = person.client.request("POST").header("content-type", "application/json");
@@ -17,7 +17,7 @@ async fn call(person: &Person, key: &str, arguments: &Value) -> Value {
 /// B135. Another session of the same principal finds it too, and polls it.
 #[tokio::test]
 async fn b135_a_repeated_call_has_the_handle_of_the_first_and_no_other_has_its_name() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let (one, two) = (stage.person().await, stage.person().await);
     let first = call(&one, "k", &json!({"n": 1})).await["result"]["task"]["taskId"].take();
     let arrived = stage.call().await;

@@ -4,11 +4,11 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Gate, Reply};
+use super::client::{Reply, TestGateway};
 use super::in_time;
 use super::relay::{Relay, id_of};
-use super::talk::{Person, RELATED, Stream};
-use super::upstream::Server;
+use super::talk::{RELATED, SessionMessages, SessionUser};
+use super::upstream::ScriptedServer;
 
 const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 const ASK: &str = "elicitation/create";
@@ -26,12 +26,12 @@ fn form() -> Value {
     json!({"jsonrpc": "2.0", "id": 7, "method": ASK, "params": {"message": "who?", "requestedSchema": schema}})
 }
 
-async fn meet(gate: &Gate, version: &str) -> Person {
-    Person::meet(gate, version, &json!({"elicitation": {}})).await
+async fn meet(gate: &TestGateway, version: &str) -> SessionUser {
+    SessionUser::meet(gate, version, &json!({"elicitation": {}})).await
 }
 
 /// Begins a plain call; its answer comes when the test has seen to it.
-fn begin(person: &Person, id: u32, params: &Value) -> tokio::task::JoinHandle<Reply> {
+fn begin(person: &SessionUser, id: u32, params: &Value) -> tokio::task::JoinHandle<Reply> {
     let (person, params) = (person.clone(), params.clone());
     let tracker = person.client.connections.clone();
     tracker.spawn(async move { person.request(id, "tools/call", &params).await })
@@ -43,7 +43,7 @@ async fn answer_of(reply: Reply) -> Value {
     if reply.header("content-type") == Some("application/json") {
         return reply.json().await;
     }
-    Stream::of(reply).rest().await.pop().expect("the stream ends with the answer")
+    SessionMessages::of(reply).rest().await.pop().expect("the stream ends with the answer")
 }
 
 /// UPC-05, L25-05, GW-11: nobody listed any tools before.
@@ -73,7 +73,7 @@ async fn upc_05_a_plain_call_of_a_tool_that_runs_only_as_a_task_is_driven_to_its
 async fn a_tool_that_runs_only_as_a_task_is_driven_after_a_restart_too() {
     let relay = Relay::new().await;
     let mut person = meet(&relay.gate, "2025-11-25").await;
-    let next = Gate::before(&relay.server).await;
+    let next = TestGateway::before(&relay.server).await;
     person.client.address = next.gateway.address();
     let calling = begin(&person, 4, &call("must"));
     assert_eq!(relay.made(0).await.header("mcp-session-id"), Some("s-1"));
@@ -143,7 +143,7 @@ async fn plain_calls_of_other_tools_are_passed_on_as_they_came() {
             assert_eq!(answer_of(person.request(9, "tools/call", &call(tool)).await).await["result"]["n"], 1.5);
         }
     }
-    let calls = relay.server.world.all(super::upstream::Seen::is_call);
+    let calls = relay.server.world.all(super::upstream::SeenRequest::is_call);
     assert!(calls.iter().all(|seen| seen.body["id"] == 9 && seen.body["params"]["task"].is_null()));
 }
 
@@ -151,8 +151,8 @@ async fn plain_calls_of_other_tools_are_passed_on_as_they_came() {
 /// (T-72).
 #[tokio::test]
 async fn a_server_without_tasks_is_asked_nothing_about_its_tools() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let person = meet(&gate, "2025-11-25").await;
     person.answered("tools/call", &call("must")).await;
     let mut params = call("must");
@@ -233,7 +233,7 @@ async fn upc_08_a_question_of_a_driven_call_is_asked_on_its_stream() {
         let calling = begin(&person, 4, &call("must"));
         relay.made(0).await;
         relay.stands(0, "input_required");
-        let mut stream = Stream::of(in_time(calling).await.unwrap());
+        let mut stream = SessionMessages::of(in_time(calling).await.unwrap());
         let question = stream.next_of(ASK).await;
         assert!(question["id"].as_str().unwrap().starts_with("tg:"), "{question}");
         assert_eq!((&question["params"]["message"], &question["params"]["_meta"]), (&json!("who?"), &Value::Null));
@@ -268,7 +268,7 @@ async fn t_67_the_sessions_stream_tells_a_client_nothing_of_the_servers_tasks() 
     let token = &made.body["params"]["_meta"]["progressToken"];
     relay.say(&json!({"jsonrpc": "2.0", "method": "notifications/progress",
         "params": {"progressToken": token, "progress": 1, "_meta": related}}));
-    let mut stream = Stream::of(in_time(calling).await.unwrap());
+    let mut stream = SessionMessages::of(in_time(calling).await.unwrap());
     let progress = stream.next_of("notifications/progress").await;
     assert_eq!(progress["params"], json!({"progressToken": "p", "progress": 1}));
     let mut question = form();
@@ -303,7 +303,7 @@ async fn t_20_a_question_on_the_sessions_stream_reaches_the_only_call_of_a_clien
     relay.say(&json!({"jsonrpc": "2.0", "id": 3, "method": "ping"}));
     relay.server.world.first(|seen| seen.body["id"] == 3 && seen.body["result"] == json!({})).await;
     relay.say(&form());
-    let mut stream = Stream::of(in_time(calling).await.unwrap());
+    let mut stream = SessionMessages::of(in_time(calling).await.unwrap());
     let asked = stream.next_of(ASK).await;
     person.respond(&asked["id"], &json!({"action": "decline"})).await;
     relay.server.world.first(|seen| seen.body["id"] == 7 && seen.body["result"]["action"] == "decline").await;

@@ -6,12 +6,12 @@ use http::StatusCode;
 use serde_json::json;
 
 use super::client::{BOTH, Client};
-use super::talk::{RELATED, Stage, Stream};
+use super::talk::{ManualSetup, RELATED, SessionMessages};
 
 /// L25-22, L25-24, L25-26 to L25-29, T-14.
 #[tokio::test]
 async fn l25_22_a_settled_task_answers_with_what_the_call_would_have_been_answered() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await;
     let call = stage.call().await;
@@ -35,7 +35,7 @@ async fn l25_22_a_settled_task_answers_with_what_the_call_would_have_been_answer
 /// L25-25, L25-26, L25-44, L25-45, T-01, T-02.
 #[tokio::test]
 async fn l25_44_45_both_kinds_of_failure_are_failed_and_say_why() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let result = json!({"content": [{"type": "text", "text": "it broke"}], "isError": true});
     let failed = person.start().await["taskId"].clone();
@@ -54,7 +54,7 @@ async fn l25_44_45_both_kinds_of_failure_are_failed_and_say_why() {
 /// L25-23, L25-67, T-33: all who wait get the outcome, whichever way they read.
 #[tokio::test]
 async fn l25_23_67_all_who_wait_are_released_by_the_end() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -75,7 +75,7 @@ async fn l25_23_67_all_who_wait_are_released_by_the_end() {
     }
     assert_eq!(person.task(&task).await["status"], "working", "L25-23");
     call.answer(&json!({"content": [], "n": 1}));
-    let mut answers = vec![Stream::of(last.await.unwrap()).rest().await.pop().unwrap()];
+    let mut answers = vec![SessionMessages::of(last.await.unwrap()).rest().await.pop().unwrap()];
     for answer in waiting {
         let text = super::in_time(answer).await.unwrap();
         let data = text.lines().rev().find_map(|line| line.strip_prefix("data: ")).unwrap_or(&text);
@@ -90,7 +90,7 @@ async fn l25_23_67_all_who_wait_are_released_by_the_end() {
 /// L25-37 to L25-40, L25-67, T-06 to T-08.
 #[tokio::test]
 async fn l25_39_a_cancelled_task_is_so_at_once_for_good_and_for_all_who_wait() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -99,7 +99,7 @@ async fn l25_39_a_cancelled_task_is_so_at_once_for_good_and_for_all_who_wait() {
         call.log();
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    let mut stream = Stream::of(super::in_time(waiting).await.unwrap());
+    let mut stream = SessionMessages::of(super::in_time(waiting).await.unwrap());
     assert_eq!(stream.next().await.unwrap()["method"], "notifications/message");
     let cancelled = person.answered("tasks/cancel", &json!({"taskId": task})).await["result"].clone();
     assert_eq!((&cancelled["taskId"], &cancelled["status"]), (&task, &json!("cancelled")));
@@ -121,7 +121,7 @@ async fn l25_39_a_cancelled_task_is_so_at_once_for_good_and_for_all_who_wait() {
 /// L25-41, B119 to B123: what cannot be a task of ours is answered like one that is unknown.
 #[tokio::test]
 async fn l25_41_an_unknown_task_is_not_found_by_any_method() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let unknown = json!({"taskId": "0123456789abcdef0123456789abcdef"});
     for method in ["tasks/get", "tasks/result", "tasks/cancel"] {
@@ -135,7 +135,7 @@ async fn l25_41_an_unknown_task_is_not_found_by_any_method() {
 /// L25-64, T-27: a client that drops its stream, or all of them, cancels nothing.
 #[tokio::test]
 async fn l25_64_a_dropped_stream_cancels_nothing() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -154,7 +154,7 @@ async fn l25_64_a_dropped_stream_cancels_nothing() {
 /// L25-55: those who wait for one task are bounded; the others are refused and may poll.
 #[tokio::test]
 async fn l25_55_waiters_of_one_task_are_bounded() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -177,7 +177,7 @@ async fn l25_55_waiters_of_one_task_are_bounded() {
 /// L25-63: polls are answered in JSON.
 #[tokio::test]
 async fn l25_63_a_poll_is_no_stream() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let reply = person.request(3, "tasks/get", &json!({"taskId": task})).await;

@@ -3,8 +3,8 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::talk::{Person, RELATED, Stage, Stream};
-use super::upstream::Seen;
+use super::talk::{ManualSetup, RELATED, SessionMessages, SessionUser};
+use super::upstream::SeenRequest;
 
 const ASK: &str = "elicitation/create";
 
@@ -12,14 +12,14 @@ fn form() -> Value {
     json!({"message": "Who?", "requestedSchema": {"type": "object", "properties": {}}})
 }
 
-async fn answer_at(stage: &Stage, id: Value) -> Value {
-    let is_answer = move |seen: &Seen| seen.body.get("method").is_none() && seen.body["id"] == id;
+async fn answer_at(stage: &ManualSetup, id: Value) -> Value {
+    let is_answer = move |seen: &SeenRequest| seen.body.get("method").is_none() && seen.body["id"] == id;
     stage.server.world.first(is_answer).await.body
 }
 
 /// A stream of `tasks/result` on which the question has come.
-async fn asked(person: &Person, id: u32, task: &Value) -> (Stream, Value) {
-    let mut stream = Stream::of(person.result(id, task).await);
+async fn asked(person: &SessionUser, id: u32, task: &Value) -> (SessionMessages, Value) {
+    let mut stream = SessionMessages::of(person.result(id, task).await);
     let question = stream.next_of(ASK).await;
     (stream, question)
 }
@@ -27,7 +27,7 @@ async fn asked(person: &Person, id: u32, task: &Value) -> (Stream, Value) {
 /// L25-13 to L25-15, L25-27.
 #[tokio::test]
 async fn l25_13_14_15_a_question_comes_on_the_stream_of_whoever_waits() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -53,7 +53,7 @@ async fn l25_13_14_15_a_question_comes_on_the_stream_of_whoever_waits() {
 /// T-32: without a waiter the session's own stream gets it, and then nobody else.
 #[tokio::test]
 async fn t_32_without_a_waiter_a_question_comes_on_the_sessions_own_stream() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let mut own = person.listen().await;
     let upstream = stage.get().await;
@@ -79,7 +79,7 @@ async fn t_32_without_a_waiter_a_question_comes_on_the_sessions_own_stream() {
 /// T-32, T-33: a stream that dies unanswered gives its question to the next, under a new id.
 #[tokio::test]
 async fn t_32_a_question_whose_stream_died_is_put_again_under_a_new_id() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -87,7 +87,7 @@ async fn t_32_a_question_whose_stream_died_is_put_again_under_a_new_id() {
     person.until(&task, "input_required").await;
     let (first, question) = asked(&person, 4, &task).await;
     drop(first);
-    let mut second = Stream::of(person.result(5, &task).await);
+    let mut second = SessionMessages::of(person.result(5, &task).await);
     let taken_back = second.next().await.unwrap();
     assert_eq!(taken_back["method"], "notifications/cancelled");
     assert_eq!(taken_back["params"]["requestId"], question["id"]);
@@ -104,7 +104,7 @@ async fn t_32_a_question_whose_stream_died_is_put_again_under_a_new_id() {
 /// T-32: the same for the session's own stream.
 #[tokio::test]
 async fn t_32_a_question_follows_the_session_to_its_next_stream() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let mut own = person.listen().await;
     let task = person.start().await["taskId"].clone();
@@ -125,7 +125,7 @@ async fn t_32_a_question_follows_the_session_to_its_next_stream() {
 /// T-33: the newest waiter is asked.
 #[tokio::test]
 async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -143,7 +143,7 @@ async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
             }
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         };
-        streams.push(Stream::of(super::in_time(said).await.unwrap()));
+        streams.push(SessionMessages::of(super::in_time(said).await.unwrap()));
     }
     call.ask(&json!(0), ASK, &form());
     let mut newest = streams.pop().unwrap();
@@ -160,7 +160,7 @@ async fn t_33_the_newest_waiter_is_asked_and_all_get_the_outcome() {
 /// GW-17: what the upstream takes back, or a cancel ends, is taken back here.
 #[tokio::test]
 async fn questions_that_nobody_waits_for_are_taken_back() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -182,7 +182,7 @@ async fn questions_that_nobody_waits_for_are_taken_back() {
 /// T-49, T-59: an address has an id; clients are not asked for tasks.
 #[tokio::test]
 async fn a_question_by_address_gets_an_id_and_no_question_asks_for_a_task() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -197,12 +197,12 @@ async fn a_question_by_address_gets_an_id_and_no_question_asks_for_a_task() {
 /// UPC-21: what the client did not declare is refused for it. One that names no mode of elicitation means forms.
 #[tokio::test]
 async fn a_client_is_not_asked_what_it_did_not_declare() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let page = json!({"mode": "url", "message": "m", "url": "https://a.example/"});
     for (declared, method, params, code) in
         [(json!({}), "sampling/createMessage", json!({}), -32601), (json!({"elicitation": {}}), ASK, page, -32602)]
     {
-        let person = Person::meet(&stage.gate, "2025-11-25", &declared).await;
+        let person = SessionUser::meet(&stage.gate, "2025-11-25", &declared).await;
         let task = person.start().await["taskId"].clone();
         let call = stage.call().await;
         call.ask(&json!(method), method, &params);
@@ -214,7 +214,7 @@ async fn a_client_is_not_asked_what_it_did_not_declare() {
 /// B129: a response that is no answer to its question is taken, and is a refusal.
 #[tokio::test]
 async fn b129_a_response_that_is_no_answer_to_its_question_is_a_refusal() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
@@ -238,7 +238,7 @@ async fn b129_a_response_that_is_no_answer_to_its_question_is_a_refusal() {
         call.ask(&json!(n), method, &params);
         person.until(&task, "input_required").await;
         let (_stream, question) = {
-            let mut stream = Stream::of(person.result(4, &task).await);
+            let mut stream = SessionMessages::of(person.result(4, &task).await);
             let question = stream.next_of(method).await;
             (stream, question)
         };
@@ -253,7 +253,7 @@ async fn b129_a_response_that_is_no_answer_to_its_question_is_a_refusal() {
 /// An id of the gateway's own that stands for no question is taken, and goes nowhere.
 #[tokio::test]
 async fn an_answer_to_no_question_goes_nowhere() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     person.start().await;
     let made = stage.call().await.seen;

@@ -6,28 +6,28 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::in_time;
 use super::talk::RELATED;
-use super::upstream::{Events, Reply, Seen, Server, answer, json_text};
+use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 
 /// One task, or one plain call.
 struct Made {
-    seen: Seen,
+    seen: SeenRequest,
     status: &'static str,
     end: Value,
     /// Streams of `tasks/result` that wait, and their ids.
-    waiting: Vec<(Value, Events)>,
+    waiting: Vec<(Value, BodySender)>,
 }
 
 #[derive(Default)]
 struct Kept {
     made: Vec<Made>,
     /// The stream of the first session.
-    get: Option<Events>,
+    get: Option<BodySender>,
     /// How often it was opened.
     opened: usize,
-    others: Vec<Events>,
+    others: Vec<BodySender>,
     /// The request that is asked on every stream of `tasks/result`.
     question: Option<Value>,
     /// Sessions are not ended.
@@ -38,8 +38,8 @@ struct Kept {
 
 /// A gateway in front of such a server.
 pub(crate) struct Relay {
-    pub(crate) gate: Gate,
-    pub(crate) server: Server,
+    pub(crate) gate: TestGateway,
+    pub(crate) server: ScriptedServer,
     kept: Arc<Mutex<Kept>>,
 }
 
@@ -52,15 +52,15 @@ impl Relay {
     pub(crate) async fn new() -> Self {
         let kept = Arc::new(Mutex::new(Kept::default()));
         let script = Arc::clone(&kept);
-        let server = Server::start(move |seen| serve(&mut script.lock(), seen)).await;
+        let server = ScriptedServer::start(move |seen| serve(&mut script.lock(), seen)).await;
         let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
         *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
-        let gate = Gate::with(server.address, "[upstreams.up.tasks]\npoll_interval = \"100ms\"").await;
+        let gate = TestGateway::with(server.address, "[upstreams.up.tasks]\npoll_interval = \"100ms\"").await;
         Self { gate, server, kept }
     }
 
     /// The upstream's task `n`, once it was made: the request that made it.
-    pub(crate) async fn made(&self, n: usize) -> Seen {
+    pub(crate) async fn made(&self, n: usize) -> SeenRequest {
         self.server.world.nth(n, |seen| seen.is_call() && seen.body["params"]["task"].is_object()).await
     }
 
@@ -117,14 +117,14 @@ impl Relay {
     }
 }
 
-fn serve(kept: &mut Kept, seen: &Seen) -> Option<Reply> {
+fn serve(kept: &mut Kept, seen: &SeenRequest) -> Option<ScriptedReply> {
     match (seen.method.as_str(), seen.rpc()) {
         ("GET", _) => {
             // One stream for each session, as the SDKs have it.
-            if seen.header("mcp-session-id") == Some("s-1") && kept.get.as_ref().is_some_and(Events::is_open) {
+            if seen.header("mcp-session-id") == Some("s-1") && kept.get.as_ref().is_some_and(BodySender::is_open) {
                 return Some(super::upstream::status(409));
             }
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             if seen.header("mcp-session-id") == Some("s-1") {
                 kept.get = Some(events);
                 kept.opened += 1;
@@ -136,7 +136,7 @@ fn serve(kept: &mut Kept, seen: &Seen) -> Option<Reply> {
         }
         ("DELETE", _) if kept.keeps_sessions => Some(super::upstream::status(405)),
         (_, "tools/list") if kept.hides_tools => {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             kept.others.push(events);
             Some(reply)
         }
@@ -155,7 +155,7 @@ fn serve(kept: &mut Kept, seen: &Seen) -> Option<Reply> {
     }
 }
 
-fn about(kept: &mut Kept, seen: &Seen) -> Reply {
+fn about(kept: &mut Kept, seen: &SeenRequest) -> ScriptedReply {
     let named = seen.body["params"]["taskId"].as_str().and_then(|id| id.strip_prefix("upstream-")?.parse().ok());
     // A task belongs to the session that made it.
     let is_here = |n: &usize| {
@@ -168,7 +168,7 @@ fn about(kept: &mut Kept, seen: &Seen) -> Reply {
     if seen.rpc() != "tasks/result" {
         return answer(seen, &fields(kept, n));
     }
-    let (events, reply) = Events::open();
+    let (events, reply) = BodySender::open();
     if let Some(question) = &kept.question {
         let mut question = question.clone();
         question["params"]["_meta"][RELATED] = json!({"taskId": id_of(n)});
@@ -200,7 +200,7 @@ fn message(id: &Value, end: &Value, n: usize) -> Value {
     message
 }
 
-fn refused(seen: &Seen, code: i64) -> Reply {
+fn refused(seen: &SeenRequest, code: i64) -> ScriptedReply {
     let error = json!({"code": code, "message": "refused"});
     json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string())
 }

@@ -3,12 +3,12 @@
 use http::StatusCode;
 use serde_json::json;
 
-use super::talk::{Person, Stage};
+use super::talk::{ManualSetup, SessionUser};
 
 /// T-31: tasks outlive the session, and the upstream's session lives until they have ended.
 #[tokio::test]
 async fn t_31_the_end_of_a_session_waits_for_its_tasks() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let other = stage.person().await;
     let tasks = [person.start().await["taskId"].clone(), person.start().await["taskId"].clone()];
@@ -34,7 +34,7 @@ async fn t_31_the_end_of_a_session_waits_for_its_tasks() {
 /// Design: a lost session is renewed once, and the call that it refused is sent once more.
 #[tokio::test]
 async fn a_call_that_met_a_lost_session_is_sent_once_more_in_a_new_one() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     // Then the server need not be asked for the tool, and the call is what meets the lost session.
     person.answered("tools/list", &json!({})).await;
@@ -60,11 +60,11 @@ async fn a_call_that_met_a_lost_session_is_sent_once_more_in_a_new_one() {
 /// A question finds the client in whichever of its sessions it looks after the task.
 #[tokio::test]
 async fn a_question_goes_to_the_session_that_asked_last() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let task = person.start().await["taskId"].clone();
     let call = stage.call().await;
-    let other: Person = stage.person().await;
+    let other: SessionUser = stage.person().await;
     let mut own = other.listen().await;
     assert_eq!(other.task(&task).await["status"], "working");
     call.ask(&json!(0), "roots/list", &json!({}));

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::talk::{Arrived, RELATED, Stage, Stream};
+use super::talk::{ArrivedRequest, ManualSetup, RELATED, SessionMessages};
 
-fn progress(call: &Arrived, progress: u32) {
+fn progress(call: &ArrivedRequest, progress: u32) {
     let token = &call.seen.body["params"]["_meta"]["progressToken"];
     let params =
         json!({"progressToken": token, "progress": progress, "total": 4, "message": format!("step {progress}")});
@@ -18,7 +18,7 @@ fn with_token(token: &Value) -> Value {
 /// L25-27, L25-46, L25-47, T-73: the call's own token, rising, until the end.
 #[tokio::test]
 async fn l25_46_47_progress_bears_the_token_of_the_call_until_the_end() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let mut own = person.listen().await;
     let task = person.start_with(&with_token(&json!("mine"))).await["taskId"].clone();
@@ -38,7 +38,7 @@ async fn l25_46_47_progress_bears_the_token_of_the_call_until_the_end() {
         step += 1;
         tokio::time::sleep(std::time::Duration::from_millis(10)).await;
     }
-    let mut stream = Stream::of(waiting.await.unwrap());
+    let mut stream = SessionMessages::of(waiting.await.unwrap());
     let on_result = stream.next().await.unwrap();
     assert_eq!(
         (&on_result["method"], &on_result["params"]["progressToken"]),
@@ -57,7 +57,7 @@ async fn l25_46_47_progress_bears_the_token_of_the_call_until_the_end() {
 /// L25-27: log messages too say which task they belong to; without a token there is no progress.
 #[tokio::test]
 async fn l25_27_log_messages_name_the_task_and_progress_needs_a_token() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let mut own = person.listen().await;
     let task = person.start().await["taskId"].clone();
@@ -79,7 +79,7 @@ async fn l25_27_log_messages_name_the_task_and_progress_needs_a_token() {
 /// L25-31, L25-32.
 #[tokio::test]
 async fn l25_31_32_the_session_is_told_how_its_task_stands() {
-    let stage = Stage::new().await;
+    let stage = ManualSetup::new().await;
     let person = stage.person().await;
     let mut own = person.listen().await;
     let task = person.start().await;
@@ -107,9 +107,9 @@ async fn l25_31_32_the_session_is_told_how_its_task_stands() {
 /// A server without a stream of its own: its clients have one all the same, for their tasks.
 #[tokio::test]
 async fn a_session_has_a_stream_for_its_tasks_though_its_server_has_none() {
-    let server = super::upstream::Server::polite().await;
-    let gate = super::client::Gate::before(&server).await;
-    let person = super::talk::Person::meet(&gate, "2025-11-25", &json!({})).await;
+    let server = super::upstream::ScriptedServer::polite().await;
+    let gate = super::client::TestGateway::before(&server).await;
+    let person = super::talk::SessionUser::meet(&gate, "2025-11-25", &json!({})).await;
     let mut own = person.listen().await;
     let task = person.start_with(&json!({"name": "work", "arguments": {"n": 1}, "task": {}})).await;
     let told = own.next_of("notifications/tasks/status").await;

@@ -3,8 +3,8 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Gate, call};
-use super::upstream::{Once, Server};
+use super::client::{TestGateway, call};
+use super::upstream::{Once, ScriptedServer};
 
 const NOTE: &str = r#"{"jsonrpc":"2.0","method":"notifications/n"}"#;
 const ANSWER: &str = r#"{"jsonrpc":"2.0","id":"q","result":{}}"#;
@@ -23,8 +23,8 @@ fn messages(text: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn the_messages_of_an_array_go_their_own_ways_and_are_answered_together() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let mut client = gate.client_of("2025-03-26").await;
     let (one, two) = (call(1), call(2));
     let items = [NOTE, &one, r#"{"jsonrpc":"2.0","id":3,"method":7}"#, &two, ANSWER];
@@ -44,8 +44,8 @@ async fn the_messages_of_an_array_go_their_own_ways_and_are_answered_together() 
 
 #[tokio::test]
 async fn an_array_that_asks_nothing_is_accepted() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client_of("2025-03-26").await;
     let reply = client.post(batch(&[NOTE, ANSWER])).await;
     assert_eq!((reply.status, reply.text().await), (StatusCode::ACCEPTED, String::new()));
@@ -54,8 +54,8 @@ async fn an_array_that_asks_nothing_is_accepted() {
 #[tokio::test]
 async fn streams_in_an_array_stand_event_by_event() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| (seen.body["id"] == 1).then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| (seen.body["id"] == 1).then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client_of("2025-03-26").await;
     events.raw("data: {\"jsonrpc\":\"2.0\",");
     let mut reply = client.post(batch(&[&call(1), &call(2)])).await;
@@ -69,8 +69,8 @@ async fn streams_in_an_array_stand_event_by_event() {
 /// B90, LEG-12.
 #[tokio::test]
 async fn arrays_are_refused_where_there_are_none() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let old = gate.client_of("2025-03-26").await;
     let new = gate.client().await;
     let seen = server.world.all(|_| true).len();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use http::{StatusCode, Version};
 
 use super::certificates::{self, Authority};
-use super::client::{Client, Gate, Over, UPSTREAM_FIELDS, call};
-use super::upstream::{Events, Once, Reply, Seen, Server, json_text};
+use super::client::{Client, HttpOptions, TestGateway, UPSTREAM_FIELDS, call};
+use super::upstream::{BodySender, Once, ScriptedReply, ScriptedServer, SeenRequest, json_text};
 
 /// Key order, number spelling, escapes, whitespace, nesting, members and methods that nobody knows.
 const REQUESTS: [&str; 8] = [
@@ -48,7 +48,7 @@ const STREAM: &str = "\u{feff}: hello\r\nid: e-1\ndata:\n\nretry: 17\nid:e-2\nev
 const NEWS: &str = "id: 1\ndata: {\"id\":0,\"jsonrpc\":\"2.0\",\"method\":\"roots/list\",\"params\":{\"n\":1.10}}\n\n";
 
 /// Answers a call of the tool `json-N`, one of `events`, and a GET.
-fn odd(seen: &Seen) -> Option<Reply> {
+fn odd(seen: &SeenRequest) -> Option<ScriptedReply> {
     let tool = seen.body["params"]["name"].as_str().unwrap_or_default();
     match (seen.method.as_str(), tool) {
         ("GET", _) => Some(in_pieces(NEWS)),
@@ -57,8 +57,8 @@ fn odd(seen: &Seen) -> Option<Reply> {
     }
 }
 
-fn in_pieces(text: &str) -> Reply {
-    let (events, reply) = Events::open();
+fn in_pieces(text: &str) -> ScriptedReply {
+    let (events, reply) = BodySender::open();
     for piece in text.as_bytes().chunks(7) {
         events.raw(piece.to_vec());
     }
@@ -69,7 +69,7 @@ fn call_of(tool: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"name":"{tool}"}}}}"#)
 }
 
-async fn check_bytes(name: &str, client: &Client, server: &Server, upstream: Version) {
+async fn check_bytes(name: &str, client: &Client, server: &ScriptedServer, upstream: Version) {
     for (texts, status) in [(&REQUESTS[..], StatusCode::OK), (&NOTES, StatusCode::ACCEPTED)] {
         for text in texts {
             let reply = client.post(*text).await;
@@ -107,20 +107,20 @@ async fn bytes_pass_both_ways_whatever_carries_them() {
         [(Version::HTTP_11, None), (Version::HTTP_11, Some("http/1.1")), (Version::HTTP_2, Some("h2"))]
     {
         let tls = alpn.map(|alpn| authority.vouch(|_| ()).server(&[alpn], None));
-        let server = Server::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), tls, odd).await;
+        let server = ScriptedServer::start_at(SocketAddr::from(([127, 0, 0, 1], 0)), tls, odd).await;
         let port = server.address.port();
         let (url, keys) = match alpn {
             None => (format!("http://127.0.0.1:{port}/mcp"), ""),
             Some(_) => (format!("https://localhost:{port}/mcp"), trust.as_str()),
         };
         for listen in [String::new(), format!("[listen.tls]\n{identity}")] {
-            let gate = Gate::open(&listen, &url, keys).await;
+            let gate = TestGateway::open(&listen, &url, keys).await;
             for (version, own) in [(Version::HTTP_11, "http/1.1"), (Version::HTTP_2, "h2")] {
                 server.world.forget();
                 let tls = (!listen.is_empty()).then(|| Arc::new(authority.client(&[own])));
                 let over = if tls.is_some() { "TLS" } else { "TCP" };
                 let name = format!("{version:?} over {over} to {upstream:?} with {alpn:?}");
-                let client = gate.client_over(Over { version, tls }, "2025-11-25").await;
+                let client = gate.client_over(HttpOptions { version, tls }, "2025-11-25").await;
                 check_bytes(&name, &client, &server, upstream).await;
             }
         }
@@ -136,10 +136,10 @@ async fn the_first_bytes_arrive_before_the_last_are_sent() {
         ("application/json", Version::HTTP_2),
     ] {
         let (body, stream) = Once::body(media);
-        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        let gate = Gate::before(&server).await;
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = TestGateway::before(&server).await;
         body.raw("data: 1\n\n");
-        let client = gate.client_over(Over { version, tls: None }, "2025-11-25").await;
+        let client = gate.client_over(HttpOptions { version, tls: None }, "2025-11-25").await;
         let mut reply = client.post(call(1)).await;
         assert_eq!(reply.until("data: 1\n\n").await, "data: 1\n\n", "{media} over {version:?}");
         body.raw("data: {\"jsonrpc\":\"2.0\",\"result\":");
@@ -156,10 +156,10 @@ async fn the_first_bytes_arrive_before_the_last_are_sent() {
 async fn answers_of_any_size_go_through() {
     let large = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#, "x".repeat(40 << 20));
     let large = ::bytes::Bytes::from(large);
-    let server = Server::start(move |seen| seen.is_call().then(|| json_text(large.clone()))).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| json_text(large.clone()))).await;
+    let gate = TestGateway::before(&server).await;
     for version in [Version::HTTP_11, Version::HTTP_2] {
-        let client = gate.client_over(Over { version, tls: None }, "2025-11-25").await;
+        let client = gate.client_over(HttpOptions { version, tls: None }, "2025-11-25").await;
         let length = client.post(call(1)).await.text().await.len();
         assert!(length > 40 << 20, "{length} bytes over {version:?}, more than are kept of any result");
     }
@@ -168,9 +168,9 @@ async fn answers_of_any_size_go_through() {
 /// B75, SEC-08: an allow-list both ways.
 #[tokio::test]
 async fn only_the_headers_that_belong_to_the_protocol_go_through() {
-    let server = Server::polite().await;
+    let server = ScriptedServer::polite().await;
     // Everybody is the same here, whatever came through a proxy.
-    let gate = Gate::open("[auth]\nanonymous = true", server.url().as_str(), "").await;
+    let gate = TestGateway::open("[auth]\nanonymous = true", server.url().as_str(), "").await;
     let client = gate.client().await;
     let sealed = client.session.clone().unwrap();
     let request = client
@@ -186,7 +186,7 @@ async fn only_the_headers_that_belong_to_the_protocol_go_through() {
     let mut names: Vec<&str> = reply.headers.keys().map(http::HeaderName::as_str).collect();
     names.sort_unstable();
     assert_eq!(names, ["content-length", "content-type", "date"]);
-    let seen = server.world.first(Seen::is_call).await;
+    let seen = server.world.first(SeenRequest::is_call).await;
     assert_eq!(seen.fields(), UPSTREAM_FIELDS);
     assert_eq!(seen.header("mcp-session-id"), Some("s-1"), "the upstream's own id");
     assert_ne!(sealed, "s-1");

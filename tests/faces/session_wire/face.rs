@@ -14,14 +14,16 @@ use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::json;
 use taskgate::engine::{AdmissionLimits, Engine};
-use taskgate::face::http::{AcceptedTypes, Carriage, Inbound, Response};
-use taskgate::face::sealed::{KeyRing, Sealer};
+use taskgate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
+use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::session::{SessionFace, SessionServed};
 use taskgate::store::MemoryStore;
-use taskgate::task::{GatewayFault, ManualClock, Mode, Principal, ToolPolicy, ToolRules};
-use taskgate::upstream::conduit::{Conduit, ConduitBody, ConduitRequest, ConduitResponse, Content, OwnSession, Verb};
-use taskgate::upstream::http::Life;
-use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::task::{GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};
+use taskgate::upstream::conduit::{
+    BodyKind, ClientOwnSession, RawBody, RawChannel, RawMethod, RawRequest, RawResponse,
+};
+use taskgate::upstream::http::TaskScope;
+use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::{Timeouts, Upstream};
 use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::time::Instant;
@@ -35,14 +37,14 @@ use super::client::{KEY, call, initialize};
 pub(crate) struct Slow {
     name: Arc<str>,
     head_after: Duration,
-    content: Content,
+    content: BodyKind,
     pieces: Vec<(Duration, &'static str)>,
     pub(crate) sent: Mutex<Vec<Bytes>>,
     makes_streams: bool,
 }
 
 impl Slow {
-    pub(crate) fn new(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Arc<Self> {
+    pub(crate) fn new(head_after: Duration, content: BodyKind, pieces: &[(Duration, &'static str)]) -> Arc<Self> {
         Arc::new(Self {
             name: Arc::from("slow"),
             head_after,
@@ -55,13 +57,13 @@ impl Slow {
 
     /// The same behind another transport.
     pub(crate) fn made(pieces: &[(Duration, &'static str)]) -> Arc<Self> {
-        let Ok(slow) = Arc::try_unwrap(Self::new(Duration::ZERO, Content::Events, pieces)) else { unreachable!() };
+        let Ok(slow) = Arc::try_unwrap(Self::new(Duration::ZERO, BodyKind::Events, pieces)) else { unreachable!() };
         Arc::new(Self { makes_streams: true, ..slow })
     }
 }
 
 #[async_trait]
-impl Conduit for Slow {
+impl RawChannel for Slow {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -74,21 +76,22 @@ impl Conduit for Slow {
         None
     }
 
-    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
-        let response = |content, body: ConduitBody| ConduitResponse {
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
+        let response = |content, body: RawBody| RawResponse {
             status: StatusCode::OK,
             content,
             retry_after: None,
             session: Some(HeaderValue::from_static("s-1")),
             body,
         };
-        if let Verb::Post(message) | Verb::Note(message) | Verb::PostWith { message, .. } = &request.verb {
+        if let RawMethod::Post(message) | RawMethod::Note(message) | RawMethod::PostWith { message, .. } = &request.verb
+        {
             self.sent.lock().push(message.clone());
             if message.windows(12).any(|bytes| bytes == b"\"initialize\"") {
                 let result = json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {}});
                 let text = json!({"jsonrpc": "2.0", "id": 0, "result": result}).to_string();
                 let body = Full::from(text).map_err(|never| match never {}).boxed_unsync();
-                return Ok(response(Content::Json, body));
+                return Ok(response(BodyKind::Json, body));
             }
         }
         tokio::time::sleep(self.head_after).await;
@@ -104,7 +107,7 @@ impl Conduit for Slow {
         self.makes_streams
     }
 
-    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
         unreachable!("no task runs in a session here")
     }
 }
@@ -113,11 +116,11 @@ pub(crate) fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
     face_with(Arc::<Slow>::clone(conduit), timeouts, true)
 }
 
-pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
+pub(crate) fn face_with(conduit: Arc<dyn RawChannel>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
     let in_flight_max = NonZeroUsize::new(10).unwrap();
-    let settings = SlotSettings { in_flight_max, queue_max: 10, queue_deadline: Duration::from_secs(30) };
+    let settings = CallPermitSettings { in_flight_max, queue_max: 10, queue_deadline: Duration::from_secs(30) };
     let default = ToolPolicy {
-        mode: Mode::Auto,
+        mode: TaskMode::Auto,
         grace: Duration::from_secs(2),
         ttl: Duration::from_secs(60),
         ttl_max: Duration::from_secs(60),
@@ -130,7 +133,7 @@ pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_sign
         result_bytes_max: 1 << 20,
         immediate_response: None,
         limits: taskgate::task::CallLimits::default(),
-        fallback: taskgate::task::Fallback::Hold,
+        fallback: taskgate::task::FallbackPolicy::Hold,
     };
     let limits =
         AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: 1 << 20 };
@@ -138,19 +141,19 @@ pub(crate) fn face_with(conduit: Arc<dyn Conduit>, timeouts: Timeouts, life_sign
     SessionFace::new(SessionServed {
         engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
         conduit,
-        slots: Arc::new(Slots::new(Arc::from("slow"), settings)),
+        slots: Arc::new(CallPermits::new(Arc::from("slow"), settings)),
         queue_deadline: settings.queue_deadline,
         rules: ToolRules { patterns: Vec::new(), default },
         timeouts,
         call_timeouts: timeouts,
         edited_bytes_max: 1 << 20,
         life_signs,
-        sealer: Arc::new(Sealer::new(KeyRing::parse(KEY).unwrap())),
+        sealer: Arc::new(Sealer::new(SealingKeys::parse(KEY).unwrap())),
         clock: Arc::new(ManualClock::default()),
         random: || 7,
-        life: Life { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        life: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
-        listeners: taskgate::face::stateless::listen::Listeners::new(CancellationToken::new()),
+        listeners: taskgate::face::stateless::listen::ListenPermits::new(CancellationToken::new()),
         pool: None,
         bridge: None,
     })
@@ -175,21 +178,21 @@ impl Caller {
         caller
     }
 
-    pub(crate) async fn post(&self, face: &SessionFace, body: String) -> Response {
+    pub(crate) async fn post(&self, face: &SessionFace, body: String) -> FaceResponse {
         let inbound = self.inbound(body);
         let message = envelope::read(&inbound.body, ScanLimits::CLIENT).unwrap();
         face.post(&inbound, message).await
     }
 
     /// Takes up a stream.
-    pub(crate) async fn get(&self, face: &SessionFace, last_event: &str) -> Response {
+    pub(crate) async fn get(&self, face: &SessionFace, last_event: &str) -> FaceResponse {
         let mut inbound = Inbound { method: Method::GET, ..self.inbound(String::new()) };
         inbound.headers.insert("last-event-id", HeaderValue::from_str(last_event).unwrap());
         face.get(&inbound).await
     }
 
     /// Posts an array of messages.
-    pub(crate) async fn post_all(&self, face: &SessionFace, messages: &[String]) -> Response {
+    pub(crate) async fn post_all(&self, face: &SessionFace, messages: &[String]) -> FaceResponse {
         let inbound = self.inbound(format!("[{}]", messages.join(",")));
         let read = messages.iter().map(|text| Bytes::from(text.clone()));
         let read = read.map(|bytes| (envelope::read(&bytes, ScanLimits::CLIENT), bytes)).collect();
@@ -210,12 +213,12 @@ impl Caller {
             principal: self.principal.clone(),
             accepted: self.accepted,
             received_at: Instant::now(),
-            carriage: Carriage::Request,
+            carriage: MessageChannel::Request,
         }
     }
 }
 
-pub(crate) async fn text(response: Response) -> String {
+pub(crate) async fn text(response: FaceResponse) -> String {
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
     String::from_utf8(bytes.to_vec()).unwrap()
 }
@@ -237,7 +240,7 @@ pub(crate) const RESULT: &str = "{\"jsonrpc\":\"2.0\",\n\"id\":1,\"result\":{\"n
 /// LEG-18.
 #[tokio::test(start_paused = true)]
 async fn a_session_is_its_owners_alone() {
-    let conduit = Slow::new(Duration::ZERO, Content::Json, &[(Duration::ZERO, RESULT)]);
+    let conduit = Slow::new(Duration::ZERO, BodyKind::Json, &[(Duration::ZERO, RESULT)]);
     let face = face(&conduit, Timeouts::default());
     let mut caller = Caller::open(&face).await;
     assert_eq!(caller.post(&face, call(1)).await.status(), StatusCode::OK);
@@ -249,7 +252,7 @@ async fn a_session_is_its_owners_alone() {
 #[tokio::test(start_paused = true)]
 async fn a_silent_call_begins_a_stream_and_answers_in_it() {
     let pieces = [(Duration::ZERO, &RESULT[..20]), (seconds(1), &RESULT[20..])];
-    let conduit = Slow::new(seconds(50), Content::Json, &pieces);
+    let conduit = Slow::new(seconds(50), BodyKind::Json, &pieces);
     let face = face(&conduit, Timeouts::default());
     let mut caller = Caller::open(&face).await;
     let began = Instant::now();
@@ -269,7 +272,7 @@ const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{}}\n\n";
 async fn comments_stand_between_events_and_never_in_one() {
     let pieces =
         [(Duration::ZERO, "data: 1\n\n"), (seconds(31), "data: ha"), (seconds(40), "lf\n\n"), (seconds(16), ANSWER)];
-    let conduit = Slow::new(Duration::ZERO, Content::Events, &pieces);
+    let conduit = Slow::new(Duration::ZERO, BodyKind::Events, &pieces);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let response = caller.post(&face, call(1)).await;
@@ -282,7 +285,7 @@ async fn silence_past_its_limit_is_an_error_and_the_upstream_is_told() {
     for (head_after, pieces) in
         [(seconds(60), vec![]), (seconds(1), vec![(seconds(0), "data: {}\n\n"), (seconds(60), "")])]
     {
-        let conduit = Slow::new(head_after, Content::Events, &pieces);
+        let conduit = Slow::new(head_after, BodyKind::Events, &pieces);
         let face = face(&conduit, limits);
         let caller = Caller::open(&face).await;
         let said = text(caller.post(&face, call(1)).await).await;
@@ -336,7 +339,7 @@ async fn silence_shows_as_progress_to_clients_that_want_it() {
         (seconds(16), LAST),
         (seconds(31), ""),
     ];
-    let conduit = Slow::new(seconds(16), Content::Events, &pieces);
+    let conduit = Slow::new(seconds(16), BodyKind::Events, &pieces);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let began = Instant::now();
@@ -361,7 +364,7 @@ async fn silence_shows_as_progress_to_clients_that_want_it() {
 async fn a_comment_of_the_servers_is_no_progress() {
     let comment = || (seconds(14), ": ping\n\n");
     let pieces = [(seconds(1), ONE), comment(), comment(), comment(), comment(), (seconds(1), LAST)];
-    let conduit = Slow::new(Duration::ZERO, Content::Events, &pieces);
+    let conduit = Slow::new(Duration::ZERO, BodyKind::Events, &pieces);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let (_, shown) = progress(&text(caller.post(&face, call_with_token(&json!("p"))).await).await);
@@ -374,7 +377,7 @@ async fn a_comment_of_the_servers_is_no_progress() {
 /// Nobody is shown what was not asked for.
 #[tokio::test(start_paused = true)]
 async fn calls_without_a_token_and_gateways_without_life_signs_show_comments() {
-    let conduit = Slow::new(seconds(20), Content::Json, &[(Duration::ZERO, RESULT)]);
+    let conduit = Slow::new(seconds(20), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
     for (life_signs, token, expected) in [
         (true, json!("p"), 1),
         (true, json!(7), 1),

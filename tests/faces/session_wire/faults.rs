@@ -3,14 +3,14 @@
 use http::StatusCode;
 use serde_json::json;
 
-use super::client::{Gate, call};
-use super::upstream::{Once, Server, json_text, status};
+use super::client::{TestGateway, call};
+use super::upstream::{Once, ScriptedServer, json_text, status};
 
 /// B78 to B97, towards session clients.
 #[tokio::test]
 async fn what_is_no_message_is_refused_by_its_id() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     let before = server.world.all(|_| true).len();
     let deep = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"x","params":{}{}}}"#, "[".repeat(65), "]".repeat(65));
@@ -54,8 +54,8 @@ async fn what_is_no_message_is_refused_by_its_id() {
 /// Ids of the gateway's own requests are never taken for the client's, however they are written.
 #[tokio::test]
 async fn what_names_the_gateways_own_ids_ends_here() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     // What it calls as a task goes under an id of the gateway's.
     let task = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":{},"task":{}}}"#;
@@ -80,8 +80,8 @@ async fn what_names_the_gateways_own_ids_ends_here() {
 /// A client may be a gateway itself: what it makes itself is its own, and passes.
 #[tokio::test]
 async fn the_ids_of_another_gateway_pass() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     for (n, id) in ["tg:0123456789abcdef:00", "tg:00112233445566778899aabbccddeeff"].into_iter().enumerate() {
         let params = json!({"name": "t", "arguments": {"n": n}});
@@ -112,7 +112,7 @@ async fn an_upstreams_refusal_is_an_error_under_200() {
             json!({"code": -32000, "message": "m"}),
         ),
     ] {
-        let server = Server::start(move |seen| {
+        let server = ScriptedServer::start(move |seen| {
             seen.is_call().then(|| {
                 let mut reply = json_text(body);
                 *reply.status_mut() = StatusCode::from_u16(code).unwrap();
@@ -120,7 +120,7 @@ async fn an_upstreams_refusal_is_an_error_under_200() {
             })
         })
         .await;
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let reply = gate.client().await.post(call(1)).await;
         assert_eq!(reply.status, StatusCode::OK);
         let body = reply.json().await;
@@ -130,8 +130,8 @@ async fn an_upstreams_refusal_is_an_error_under_200() {
     for (code, reason) in
         [(500, "upstream_http_status"), (401, "upstream_auth"), (302, "upstream_redirect"), (202, "upstream_malformed")]
     {
-        let server = Server::start(move |seen| seen.is_call().then(|| status(code))).await;
-        let gate = Gate::before(&server).await;
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| status(code))).await;
+        let gate = TestGateway::before(&server).await;
         let reply = gate.client().await.post(call(1)).await;
         assert_eq!(reply.status, StatusCode::OK, "{code}");
         let error = reply.json().await["error"].clone();
@@ -141,8 +141,8 @@ async fn an_upstreams_refusal_is_an_error_under_200() {
 
 #[tokio::test]
 async fn an_upstream_that_is_down_is_an_error_under_200() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     drop(server);
     let reply = client.post(call(1)).await;
@@ -159,8 +159,8 @@ async fn an_upstream_that_is_down_is_an_error_under_200() {
 #[tokio::test]
 async fn a_full_upstream_refuses_a_call_under_200_and_lets_all_else_pass() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-    let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
     let client = gate.client().await;
     events.raw("data: {}\n\n");
     let mut held = client.post(call(1)).await;
@@ -180,8 +180,8 @@ async fn a_full_upstream_refuses_a_call_under_200_and_lets_all_else_pass() {
 async fn a_call_past_its_deadline_is_an_error_and_is_cancelled_upstream() {
     for first in ["", "data: {}\n\n"] {
         let (events, stream) = Once::events();
-        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        let gate = Gate::with(server.address, "deadline = \"300ms\"").await;
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = TestGateway::with(server.address, "deadline = \"300ms\"").await;
         let client = gate.client().await;
         events.raw(first);
         let text = client.post(call(1)).await.text().await;

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use http_body_util::BodyExt;
 use serde_json::json;
-use taskgate::face::http::Response;
+use taskgate::face::http::FaceResponse;
 use taskgate::upstream::Timeouts;
-use taskgate::upstream::conduit::Content;
+use taskgate::upstream::conduit::BodyKind;
 use tokio::time::{advance, sleep};
 
 use super::client::call;
@@ -21,7 +21,7 @@ fn event(number: u32) -> String {
 }
 
 /// The next bytes of a stream.
-async fn piece(response: &mut Response) -> String {
+async fn piece(response: &mut FaceResponse) -> String {
     let frame = response.body_mut().frame().await.unwrap().unwrap();
     String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
 }
@@ -29,7 +29,7 @@ async fn piece(response: &mut Response) -> String {
 /// T-81: an upstream over HTTP that answers in JSON, long after its client's connection is gone.
 #[tokio::test(start_paused = true)]
 async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
-    let conduit = Slow::new(seconds(50), Content::Json, &[(Duration::ZERO, RESULT)]);
+    let conduit = Slow::new(seconds(50), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let mut response = caller.post(&face, call(1)).await;
@@ -53,7 +53,7 @@ async fn a_late_answer_waits_five_minutes_for_a_client_that_lost_its_stream() {
 #[tokio::test(start_paused = true)]
 async fn a_call_that_nobody_comes_back_for_is_let_go_after_five_minutes() {
     for (away, is_kept) in [(295, true), (305, false)] {
-        let conduit = Slow::new(seconds(600), Content::Json, &[(Duration::ZERO, RESULT)]);
+        let conduit = Slow::new(seconds(600), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
         let face = face(&conduit, Timeouts::default());
         let caller = Caller::open(&face).await;
         let mut response = caller.post(&face, call(1)).await;
@@ -67,7 +67,7 @@ async fn a_call_that_nobody_comes_back_for_is_let_go_after_five_minutes() {
 
 #[tokio::test(start_paused = true)]
 async fn signs_of_life_go_on_where_the_stream_is_taken_up() {
-    let conduit = Slow::new(seconds(70), Content::Json, &[(Duration::ZERO, RESULT)]);
+    let conduit = Slow::new(seconds(70), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let mut response = caller.post(&face, call_with_token(&json!("p"))).await;
@@ -83,7 +83,7 @@ async fn signs_of_life_go_on_where_the_stream_is_taken_up() {
 /// LEG-14.
 #[tokio::test(start_paused = true)]
 async fn a_held_call_that_is_cancelled_ends_without_an_answer() {
-    let conduit = Slow::new(seconds(60), Content::Json, &[(Duration::ZERO, RESULT)]);
+    let conduit = Slow::new(seconds(60), BodyKind::Json, &[(Duration::ZERO, RESULT)]);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let mut response = caller.post(&face, call(1)).await;
@@ -102,7 +102,7 @@ async fn a_held_call_that_is_cancelled_ends_without_an_answer() {
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_the_upstreams_goes_on_as_it_came_once_it_begins() {
     let conduit =
-        Slow::new(seconds(20), Content::Events, &[(Duration::ZERO, "id: u-1\ndata: {}\n\n"), (seconds(1), LAST)]);
+        Slow::new(seconds(20), BodyKind::Events, &[(Duration::ZERO, "id: u-1\ndata: {}\n\n"), (seconds(1), LAST)]);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let said = text(caller.post(&face, call(1)).await).await;
@@ -113,7 +113,7 @@ async fn a_stream_of_the_upstreams_goes_on_as_it_came_once_it_begins() {
 #[tokio::test(start_paused = true)]
 async fn a_late_stream_waits_for_its_client_as_long_as_a_call_does() {
     for (away, is_kept) in [(100, true), (400, false)] {
-        let conduit = Slow::new(seconds(20), Content::Events, &[(Duration::ZERO, LAST)]);
+        let conduit = Slow::new(seconds(20), BodyKind::Events, &[(Duration::ZERO, LAST)]);
         let face = face(&conduit, Timeouts::default());
         let caller = Caller::open(&face).await;
         let mut response = caller.post(&face, call(1)).await;
@@ -131,7 +131,7 @@ async fn a_late_answer_of_any_size_goes_out_whole() {
     let large: &'static str =
         format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"x":"{}"}}}}"#, "x".repeat(3 << 20)).leak();
     let (head, tail) = large.split_at(2 << 20);
-    let conduit = Slow::new(seconds(20), Content::Json, &[(Duration::ZERO, head), (seconds(1), tail)]);
+    let conduit = Slow::new(seconds(20), BodyKind::Json, &[(Duration::ZERO, head), (seconds(1), tail)]);
     let face = face(&conduit, Timeouts::default());
     let caller = Caller::open(&face).await;
     let said = text(caller.post(&face, call(1)).await).await;

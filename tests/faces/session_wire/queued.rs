@@ -5,19 +5,19 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{BOTH, Client, Gate, Reply, call};
-use super::upstream::{Events, Once, Seen, Server, in_time};
+use super::client::{BOTH, Client, Reply, TestGateway, call};
+use super::upstream::{BodySender, Once, ScriptedServer, SeenRequest, in_time};
 
 /// A server whose first call waits for the test, and a gateway that lets one call run at a time.
-async fn crowded() -> (Events, Server, Gate) {
+async fn crowded() -> (BodySender, ScriptedServer, TestGateway) {
     let (events, once) = Once::events();
-    let server = Server::start(move |seen| if seen.is_call() { once.take() } else { None }).await;
-    let gate = Gate::with(server.address, "in_flight_max = 1").await;
+    let server = ScriptedServer::start(move |seen| if seen.is_call() { once.take() } else { None }).await;
+    let gate = TestGateway::with(server.address, "in_flight_max = 1").await;
     (events, server, gate)
 }
 
 /// Takes the only place.
-async fn hold(client: &Client, events: &Events) -> Reply {
+async fn hold(client: &Client, events: &BodySender) -> Reply {
     events.raw(":\n\n");
     let mut held = client.post(call(1)).await;
     held.until("\n\n").await;
@@ -39,8 +39,8 @@ async fn cancelled(client: &Client, body: String) -> Reply {
     in_time(waiting).await.unwrap()
 }
 
-fn calls(server: &Server) -> Vec<Value> {
-    server.world.all(Seen::is_call).into_iter().map(|seen| seen.body["id"].clone()).collect()
+fn calls(server: &ScriptedServer) -> Vec<Value> {
+    server.world.all(SeenRequest::is_call).into_iter().map(|seen| seen.body["id"].clone()).collect()
 }
 
 /// LEG-14: what was cancelled in time is never run, and has no response.

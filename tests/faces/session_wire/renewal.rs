@@ -4,8 +4,8 @@ use futures_util::future::join_all;
 use http::StatusCode;
 use serde_json::json;
 
-use super::client::{Gate, call};
-use super::upstream::{Once, Seen, Server};
+use super::client::{TestGateway, call};
+use super::upstream::{Once, ScriptedServer, SeenRequest};
 
 /// Both ways in which servers say that they do not know a session.
 const LOST: [u16; 2] = [404, 400];
@@ -13,9 +13,9 @@ const LOST: [u16; 2] = [404, 400];
 #[tokio::test]
 async fn a_restart_of_the_upstream_between_two_calls_goes_unnoticed() {
     for status in LOST {
-        let server = Server::polite().await;
+        let server = ScriptedServer::polite().await;
         *server.world.lost_status.lock() = Some(status);
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let client = gate.client().await;
         for told in [
             r#"{"jsonrpc":"2.0","id":7,"method":"logging/setLevel","params":{"level":"debug"}}"#,
@@ -55,8 +55,8 @@ async fn a_restart_of_the_upstream_between_two_calls_goes_unnoticed() {
 
 #[tokio::test]
 async fn fifty_calls_that_wait_share_one_handshake() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     server.world.forget();
     let bodies: Vec<String> = (1..=50).map(call).collect();
@@ -72,8 +72,8 @@ async fn fifty_calls_that_wait_share_one_handshake() {
 #[tokio::test]
 async fn the_clients_stream_goes_to_the_new_session() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| (seen.method == "GET").then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| (seen.method == "GET").then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     server.world.forget();
     events.raw("data: {}\n\n");
@@ -86,8 +86,8 @@ async fn the_clients_stream_goes_to_the_new_session() {
 
 #[tokio::test]
 async fn an_answer_to_a_question_of_a_lost_session_goes_nowhere() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     server.world.forget();
     assert_eq!(client.post(r#"{"jsonrpc":"2.0","id":0,"result":{}}"#).await.status, StatusCode::ACCEPTED);
@@ -100,8 +100,8 @@ async fn an_answer_to_a_question_of_a_lost_session_goes_nowhere() {
 
 #[tokio::test]
 async fn a_session_that_is_lost_again_and_again_is_an_error_and_no_loop() {
-    let server = Server::start(|seen| seen.is_call().then(|| super::upstream::status(404))).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(|seen| seen.is_call().then(|| super::upstream::status(404))).await;
+    let gate = TestGateway::before(&server).await;
     let reply = gate.client().await.post(call(1)).await;
     assert_eq!(reply.status, StatusCode::OK);
     let error = reply.json().await["error"].clone();
@@ -111,11 +111,11 @@ async fn a_session_that_is_lost_again_and_again_is_an_error_and_no_loop() {
 
 #[tokio::test]
 async fn an_ended_session_is_not_opened_anew() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     assert_eq!(client.delete().await.status, StatusCode::OK);
     server.world.forget();
     assert_eq!(client.post(call(1)).await.status, StatusCode::NOT_FOUND);
-    assert_eq!(server.world.all(|_: &Seen| true).len(), 0);
+    assert_eq!(server.world.all(|_: &SeenRequest| true).len(), 0);
 }

@@ -3,12 +3,12 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate, call, initialize};
-use super::upstream::{Server, answer};
+use super::client::{Client, TestGateway, call, initialize};
+use super::upstream::{ScriptedServer, answer};
 
 #[tokio::test]
 async fn initialize_tells_neither_side_of_the_others_tasks() {
-    let server = Server::polite().await;
+    let server = ScriptedServer::polite().await;
     *server.world.introduction.lock() = json!({
         "capabilities": {
             "tools": {"listChanged": true},
@@ -18,7 +18,7 @@ async fn initialize_tells_neither_side_of_the_others_tasks() {
         "instructions": "be kind",
         "_meta": {"k": 1},
     });
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let capabilities = json!({
         "tasks": {"cancel": {}},
         "extensions": {"io.modelcontextprotocol/tasks": {}},
@@ -49,8 +49,8 @@ async fn initialize_tells_neither_side_of_the_others_tasks() {
 
 #[tokio::test]
 async fn an_initialize_that_needs_no_edit_goes_through_byte_for_byte() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let text = r#"{"id":"i","params":{"clientInfo":{"version":"1","name":"n"},"capabilities":{"x":1.10},"protocolVersion":"2025-06-18"},"method":"initialize","jsonrpc":"2.0"}"#;
     let reply = gate.stranger().post(text).await;
     assert_eq!(reply.json().await["id"], "i");
@@ -59,7 +59,7 @@ async fn an_initialize_that_needs_no_edit_goes_through_byte_for_byte() {
 
 #[tokio::test]
 async fn a_refused_initialize_is_the_upstreams_own_error() {
-    let server = Server::start(|seen| {
+    let server = ScriptedServer::start(|seen| {
         let error =
             json!({"jsonrpc": "2.0", "id": null, "error": {"code": -32099, "message": "not today", "data": {"n": 1}}});
         (seen.rpc() == "initialize").then(|| {
@@ -69,7 +69,7 @@ async fn a_refused_initialize_is_the_upstreams_own_error() {
         })
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
     assert_eq!((reply.status, reply.header("mcp-session-id")), (StatusCode::OK, None));
     let expected = json!({"code": -32099, "message": "not today", "data": {"n": 1}});
@@ -79,16 +79,16 @@ async fn a_refused_initialize_is_the_upstreams_own_error() {
 /// A server without session ids serves clients that always get one.
 #[tokio::test]
 async fn a_server_that_gives_no_session_id_needs_none() {
-    let server = Server::start(|seen| {
+    let server = ScriptedServer::start(|seen| {
         let result =
             json!({"protocolVersion": "2025-11-25", "capabilities": {}, "serverInfo": {"name": "s", "version": "1"}});
         (seen.rpc() == "initialize").then(|| answer(seen, &result))
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     assert_eq!(client.post(call(1)).await.json().await["result"], json!({"n": 1}));
-    assert_eq!(server.world.first(super::upstream::Seen::is_call).await.header("mcp-session-id"), None);
+    assert_eq!(server.world.first(super::upstream::SeenRequest::is_call).await.header("mcp-session-id"), None);
     assert_eq!(client.delete().await.status, StatusCode::OK);
     assert_eq!(client.post(call(2)).await.status, StatusCode::NOT_FOUND);
     assert_eq!(server.world.all(|seen| seen.method == "DELETE").len(), 0, "there is nothing to end");
@@ -97,8 +97,8 @@ async fn a_server_that_gives_no_session_id_needs_none() {
 /// LEG-04.
 #[tokio::test]
 async fn a_request_needs_a_session_that_is_its_own() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     let with = |session: Option<&str>| Client { session: session.map(str::to_owned), ..client.clone() };
     let known = client.session.clone().unwrap();
@@ -116,7 +116,7 @@ async fn a_request_needs_a_session_that_is_its_own() {
     assert_eq!(with(Some("s-1")).get(None).await.status, StatusCode::NOT_FOUND);
     assert_eq!(with(Some("s-1")).delete().await.status, StatusCode::NOT_FOUND);
     let elsewhere =
-        Gate::with(server.address, "[upstreams.other]\nurl = \"http://127.0.0.1:1/mcp\"\npath = \"/o\"").await;
+        TestGateway::with(server.address, "[upstreams.other]\nurl = \"http://127.0.0.1:1/mcp\"\npath = \"/o\"").await;
     let moved = Client { address: elsewhere.gateway.address(), ..client.clone() };
     assert_eq!(moved.post(call(2)).await.status, StatusCode::OK, "another gateway with the same key serves it");
     let request = moved.request("POST").uri("/o").header("content-type", "application/json");
@@ -126,8 +126,8 @@ async fn a_request_needs_a_session_that_is_its_own() {
 
 #[tokio::test]
 async fn an_ended_session_is_not_found_any_more() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let (client, other) = (gate.client().await, gate.client().await);
     assert_eq!(client.delete().await.status, StatusCode::OK);
     let seen = server.world.first(|seen| seen.method == "DELETE").await;
@@ -140,8 +140,8 @@ async fn an_ended_session_is_not_found_any_more() {
 
 #[tokio::test]
 async fn a_server_that_ends_no_sessions_says_so() {
-    let server = Server::start(|seen| (seen.method == "DELETE").then(|| super::upstream::status(405))).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(|seen| (seen.method == "DELETE").then(|| super::upstream::status(405))).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     let reply = client.delete().await;
     assert_eq!((reply.status, reply.header("allow")), (StatusCode::METHOD_NOT_ALLOWED, Some("GET, POST")));
@@ -150,12 +150,12 @@ async fn a_server_that_ends_no_sessions_says_so() {
 
 #[tokio::test]
 async fn a_session_survives_a_restart_of_the_gateway_between_two_calls() {
-    let server = Server::polite().await;
-    let first = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let first = TestGateway::before(&server).await;
     let client = first.client().await;
     assert_eq!(client.post(call(1)).await.status, StatusCode::OK);
     drop(first);
-    let second = Gate::before(&server).await;
+    let second = TestGateway::before(&server).await;
     let client = Client { address: second.gateway.address(), ..client };
     assert_eq!(client.post(call(2)).await.json().await["result"], json!({"n": 2}));
     assert_eq!(server.world.count("initialize"), 1, "the token alone is enough");
@@ -171,12 +171,14 @@ async fn tool_lists_say_nothing_of_tasks_and_the_rest_stays_as_it_came() {
     let plain = r#"{"id":1,"jsonrpc":"2.0","result":{ "tools":[ {"name":"execution"} ] } }"#;
     for (sent, shown) in [(list, edited), (plain, plain)] {
         let server =
-            Server::start(move |seen| (seen.rpc() == "tools/list").then(|| super::upstream::json_text(sent))).await;
-        let gate = Gate::before(&server).await;
+            ScriptedServer::start(move |seen| (seen.rpc() == "tools/list").then(|| super::upstream::json_text(sent)))
+                .await;
+        let gate = TestGateway::before(&server).await;
         assert_eq!(gate.client_of("2025-06-18").await.post(request).await.text().await, shown);
         let (events, stream) = super::upstream::Once::events();
-        let server = Server::start(move |seen| (seen.rpc() == "tools/list").then(|| stream.take()).flatten()).await;
-        let gate = Gate::before(&server).await;
+        let server =
+            ScriptedServer::start(move |seen| (seen.rpc() == "tools/list").then(|| stream.take()).flatten()).await;
+        let gate = TestGateway::before(&server).await;
         events.raw(format!(": c\n\nid: e2\nevent: message\ndata: {sent}\n\n"));
         drop(events);
         let reply = gate.client_of("2025-06-18").await.post(request).await.text().await;
@@ -187,10 +189,10 @@ async fn tool_lists_say_nothing_of_tasks_and_the_rest_stays_as_it_came() {
 /// L25-03: where no tasks were offered the call runs as any other.
 #[tokio::test]
 async fn a_wish_for_a_task_is_left_out() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let text = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t","arguments":{"n":1.10},"task":{"ttl":1}}}"#;
     assert_eq!(gate.client_of("2025-06-18").await.post(text).await.status, StatusCode::OK);
-    let seen = server.world.first(super::upstream::Seen::is_call).await;
+    let seen = server.world.first(super::upstream::SeenRequest::is_call).await;
     assert_eq!(seen.body["params"].get("task"), None::<&Value>);
 }

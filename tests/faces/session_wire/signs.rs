@@ -8,10 +8,10 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use taskgate::face::session::SessionFace;
 use taskgate::task::{Answer, GatewayFault};
-use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, Content, OwnSession};
+use taskgate::upstream::conduit::{BodyKind, ClientOwnSession, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Exchange, ExchangeEvent, Lost, News, Progress, ResumeToken, ServerFacts, Timeouts,
-    Upstream, UpstreamRequest,
+    BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Progress, ResumeToken, ServerFacts,
+    ServerNotification, Timeouts, Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::sync::broadcast;
@@ -31,7 +31,7 @@ struct Timed {
 }
 
 #[async_trait]
-impl Conduit for Timed {
+impl RawChannel for Timed {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -44,11 +44,11 @@ impl Conduit for Timed {
         None
     }
 
-    async fn send(&self, request: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
         self.inner.send(request).await
     }
 
-    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
         Arc::new(Calls { name: Arc::clone(&self.name), events: self.events.clone() })
     }
 }
@@ -78,7 +78,7 @@ impl Upstream for Calls {
         unreachable!("nothing is taken up again")
     }
 
-    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         unreachable!("nobody listens")
     }
 
@@ -94,7 +94,7 @@ impl Exchange for Steps {
         self.0.pop_front().unwrap().1
     }
 
-    async fn answer(&mut self, _: &Payload, _: Answer) -> Result<(), Lost> {
+    async fn answer(&mut self, _: &Payload, _: Answer) -> Result<(), ExchangeError> {
         Ok(())
     }
 
@@ -112,12 +112,12 @@ fn face(life_signs: bool) -> SessionFace {
     };
     let result = ExchangeEvent::Returned(Payload::of(&json!({"content": []})));
     let events = vec![(seconds(20), step(1.5)), (seconds(40), step(0.5)), (seconds(58), result)];
-    let inner = Slow::new(Duration::ZERO, Content::Json, &[]);
+    let inner = Slow::new(Duration::ZERO, BodyKind::Json, &[]);
     let timed = Timed { inner, name: Arc::from("timed"), events };
     face_with(Arc::new(timed), Timeouts::default(), life_signs)
 }
 
-async fn json_of(response: taskgate::face::http::Response) -> Value {
+async fn json_of(response: taskgate::face::http::FaceResponse) -> Value {
     serde_json::from_str(&text(response).await).unwrap()
 }
 
@@ -221,9 +221,9 @@ async fn l25_47_a_cancelled_task_shows_no_sign() {
 async fn requests_of_an_array_show_that_they_live_each_under_its_own_token() {
     let pieces = [(seconds(20), ZERO), (seconds(20), LAST)];
     for (life_signs, content, pieces) in [
-        (true, Content::Json, vec![(Duration::ZERO, RESULT)]),
-        (true, Content::Events, pieces.to_vec()),
-        (false, Content::Json, vec![(Duration::ZERO, RESULT)]),
+        (true, BodyKind::Json, vec![(Duration::ZERO, RESULT)]),
+        (true, BodyKind::Events, pieces.to_vec()),
+        (false, BodyKind::Json, vec![(Duration::ZERO, RESULT)]),
     ] {
         let conduit = Slow::new(seconds(40), content, &pieces);
         let face = face_with(conduit, Timeouts::default(), life_signs);
@@ -237,12 +237,12 @@ async fn requests_of_an_array_show_that_they_live_each_under_its_own_token() {
         let (signs, others) = match (life_signs, content) {
             (false, _) => (0, 0),
             // At 15 and 30 seconds, before there is a head.
-            (true, Content::Json) => (2, 2),
+            (true, BodyKind::Json) => (2, 2),
             // The upstream's own zero, in three answers, is below the signs of the first token.
-            (true, Content::Events | Content::Other) => (7, 4),
+            (true, BodyKind::Events | BodyKind::Other) => (7, 4),
         };
         let (mine, theirs) = (tokens("p"), tokens("q"));
-        if content == Content::Json {
+        if content == BodyKind::Json {
             assert!(mine.is_sorted_by(|one, next| one < next), "{mine:?}");
             assert_eq!(said.contains(":\n\n"), !life_signs, "{said}");
         }

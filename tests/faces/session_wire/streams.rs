@@ -5,18 +5,18 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde_json::json;
 
-use super::client::{Gate, call};
-use super::upstream::{Events, Once, Seen, Server};
+use super::client::{TestGateway, call};
+use super::upstream::{BodySender, Once, ScriptedServer, SeenRequest};
 
-fn is_get(seen: &Seen) -> bool {
+fn is_get(seen: &SeenRequest) -> bool {
     seen.method == "GET"
 }
 
 #[tokio::test]
 async fn a_question_on_the_stream_of_a_call_is_answered_by_the_client() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     let question =
         "event: message\ndata: {\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"elicitation/create\",\"params\":{}}\n\n";
@@ -36,8 +36,8 @@ async fn a_question_on_the_stream_of_a_call_is_answered_by_the_client() {
 #[tokio::test]
 async fn the_clients_own_stream_is_the_upstreams() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| is_get(seen).then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| is_get(seen).then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     let mut reply = client.get(None).await;
     assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("text/event-stream")));
@@ -57,8 +57,8 @@ async fn a_stream_may_begin_with_a_byte_order_mark() {
     const ANSWER: &str = "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n";
     for version in ["2025-03-26", "2025-06-18", "2025-11-25"] {
         let (events, stream) = Once::events();
-        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        let gate = Gate::before(&server).await;
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = TestGateway::before(&server).await;
         let client = gate.client_of(version).await;
         events.raw("\u{feff}");
         events.raw(ANSWER);
@@ -71,8 +71,8 @@ async fn a_stream_may_begin_with_a_byte_order_mark() {
 #[tokio::test]
 async fn a_stream_is_taken_up_after_the_event_that_the_client_names() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| is_get(seen).then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| is_get(seen).then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     events.raw("id: e-8\ndata: {}\n\n");
     drop(events);
@@ -86,7 +86,7 @@ async fn a_stream_is_taken_up_after_the_event_that_the_client_names() {
 async fn what_the_upstream_says_instead_of_a_stream_is_passed_on() {
     for (said, shown) in [(405, 405), (404, 405), (409, 409), (400, 400), (500, 502), (401, 502)] {
         // Without a session id a 404 cannot mean that the session is lost.
-        let server = Server::start(move |seen| match (is_get(seen), seen.rpc()) {
+        let server = ScriptedServer::start(move |seen| match (is_get(seen), seen.rpc()) {
             (true, _) => Some(super::upstream::status(said)),
             (false, "initialize") => {
                 let result = json!({"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {}});
@@ -95,7 +95,7 @@ async fn what_the_upstream_says_instead_of_a_stream_is_passed_on() {
             (false, _) => None,
         })
         .await;
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         assert_eq!(gate.client_of("2025-06-18").await.get(None).await.status.as_u16(), shown, "{said}");
     }
 }
@@ -104,8 +104,8 @@ async fn what_the_upstream_says_instead_of_a_stream_is_passed_on() {
 #[tokio::test]
 async fn a_client_that_leaves_closes_the_stream_and_cancels_nothing() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     events.raw("data: {}\n\n");
     let mut reply = client.post(call(1)).await;
@@ -119,8 +119,8 @@ async fn a_client_that_leaves_closes_the_stream_and_cancels_nothing() {
 #[tokio::test]
 async fn a_stream_that_breaks_between_events_ends_with_an_error_for_its_call() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
     events.raw("data: {}\n\n");
     let mut reply = gate.client().await.post(call(1)).await;
     reply.until("\n\n").await;
@@ -142,8 +142,9 @@ async fn u22_a_stream_that_ends_in_order_without_the_answer_ends_with_an_error_f
             [call(1), r#"{"jsonrpc":"2.0","id":1,"method":"resources/read","params":{"uri":"x://y"}}"#.into()]
         {
             let (events, stream) = Once::events();
-            let server = Server::start(move |seen| (seen.body["id"] == 1).then(|| stream.take()).flatten()).await;
-            let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+            let server =
+                ScriptedServer::start(move |seen| (seen.body["id"] == 1).then(|| stream.take()).flatten()).await;
+            let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
             let client = gate.client().await;
             events.raw(sent.clone());
             drop(events);
@@ -164,8 +165,8 @@ async fn u22_a_stream_that_ends_in_order_without_the_answer_ends_with_an_error_f
 #[tokio::test]
 async fn u22_a_stream_that_ends_in_the_middle_of_an_event_is_cut() {
     let (events, stream) = Once::events();
-    let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+    let gate = TestGateway::before(&server).await;
     events.raw("data: {}\n\ndata: half");
     let mut reply = gate.client().await.post(call(1)).await;
     reply.until("half").await;
@@ -185,8 +186,8 @@ async fn u22_nothing_is_added_to_a_stream_that_brought_its_answer() {
     for brought in [answer, error, &array, &large, &odd] {
         let sent = format!("data: {{}}\n\n{brought}: bye\n\ndata: {{}}\n\n");
         let (events, stream) = Once::events();
-        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        let gate = Gate::before(&server).await;
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = TestGateway::before(&server).await;
         events.raw(sent.clone());
         drop(events);
         assert_eq!(gate.client().await.post(call(1)).await.text().await, sent);
@@ -198,8 +199,8 @@ async fn u22_nothing_is_added_to_a_stream_that_brought_its_answer() {
 async fn a_stream_that_can_be_taken_up_again_is_cut_as_it_was() {
     for sent in ["id: 1\ndata: {}\n\n", "data: {}\n\ndata: half"] {
         let (events, stream) = Once::events();
-        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
-        let gate = Gate::before(&server).await;
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let gate = TestGateway::before(&server).await;
         events.raw(sent);
         let mut reply = gate.client().await.post(call(1)).await;
         reply.until(sent).await;
@@ -210,11 +211,11 @@ async fn a_stream_that_can_be_taken_up_again_is_cut_as_it_was() {
 
 /// What a server does that closes streams on purpose: it primes the stream of each call and leaves, and tells
 /// the rest to whoever names the event.
-async fn leaving_server(rest: Arc<Once>) -> Server {
-    Server::start(move |seen| match (is_get(seen), seen.is_call()) {
+async fn leaving_server(rest: Arc<Once>) -> ScriptedServer {
+    ScriptedServer::start(move |seen| match (is_get(seen), seen.is_call()) {
         (true, _) => rest.take(),
         (_, true) => {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             events.raw(format!("id: e-{}\nretry: 10\ndata:\n\n", seen.body["id"]));
             Some(reply)
         }
@@ -229,7 +230,7 @@ async fn a_call_whose_stream_was_closed_on_purpose_keeps_its_place() {
     for (name, last) in [("the stream ends", true), ("the stream goes on", false)] {
         let (events, rest) = Once::events();
         let server = leaving_server(rest).await;
-        let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+        let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
         let client = gate.client().await;
         let primer = client.post(call(1)).await.text().await;
         assert_eq!(primer, "id: e-1\nretry: 10\ndata:\n\n");
@@ -253,16 +254,16 @@ async fn a_call_whose_stream_was_closed_on_purpose_keeps_its_place() {
 
 #[tokio::test]
 async fn a_stream_with_ids_that_ends_with_its_answer_leaves_no_call_behind() {
-    let server = Server::start(|seen| {
+    let server = ScriptedServer::start(|seen| {
         seen.is_call().then(|| {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             events.raw(format!("id: e-1\ndata:\n\nid: e-2\ndata: {{\"jsonrpc\":\"2.0\",\"id\":{},", seen.body["id"]));
             events.raw("\"result\":{}}\n\n: bye\n\n");
             reply
         })
     })
     .await;
-    let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+    let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
     let client = gate.client().await;
     for id in [1, 2] {
         assert!(client.post(call(id)).await.text().await.contains("\"result\":{}"));
@@ -275,7 +276,7 @@ async fn a_call_that_is_taken_up_or_not_ends_at_its_deadline() {
     for come_back in [false, true] {
         let (events, rest) = Once::events();
         let server = leaving_server(rest).await;
-        let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0\ndeadline = \"500ms\"").await;
+        let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0\ndeadline = \"500ms\"").await;
         let client = gate.client().await;
         client.post(call(1)).await.text().await;
         if come_back {
@@ -296,7 +297,7 @@ async fn a_call_whose_stream_is_not_to_be_had_any_more_gives_up_its_place() {
     let (events, rest) = Once::events();
     rest.take();
     let server = leaving_server(rest).await;
-    let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
+    let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0").await;
     let client = gate.client().await;
     client.post(call(1)).await.text().await;
     assert_eq!(client.get(Some("e-1")).await.status, StatusCode::METHOD_NOT_ALLOWED);
@@ -309,8 +310,9 @@ async fn a_call_whose_stream_is_not_to_be_had_any_more_gives_up_its_place() {
 async fn a_client_that_takes_only_one_type_gets_it() {
     let (events, stream) = Once::events();
     let server =
-        Server::start(move |seen| (seen.is_call() && seen.body["id"] == 1).then(|| stream.take()).flatten()).await;
-    let gate = Gate::before(&server).await;
+        ScriptedServer::start(move |seen| (seen.is_call() && seen.body["id"] == 1).then(|| stream.take()).flatten())
+            .await;
+    let gate = TestGateway::before(&server).await;
     let mut client = gate.client().await;
     events.raw("data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/x\"}\n\n");
     events.raw("data: {\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"n\":1.10}}\n\n");
@@ -323,7 +325,7 @@ async fn a_client_that_takes_only_one_type_gets_it() {
     let reply = client.post(call(2)).await;
     assert_eq!(reply.header("content-type"), Some("text/event-stream"));
     assert_eq!(reply.text().await, "event: message\ndata: {\"id\":2,\"jsonrpc\":\"2.0\",\"result\":{\"n\":2}}\n\n");
-    drop::<Events>(events);
+    drop::<BodySender>(events);
 }
 
 /// The client's own stream ends by no other means, and clients come back for another.
@@ -331,13 +333,13 @@ async fn a_client_that_takes_only_one_type_gets_it() {
 async fn a_shutdown_ends_the_clients_streams_in_order_and_waits_for_calls() {
     let (events, stream) = Once::events();
     let (own, own_stream) = Once::events();
-    let server = Server::start(move |seen| match (is_get(seen), seen.is_call()) {
+    let server = ScriptedServer::start(move |seen| match (is_get(seen), seen.is_call()) {
         (true, _) => own_stream.take(),
         (_, true) => stream.take(),
         (false, false) => None,
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     own.raw(": open\n\n");
     events.raw("data: 1\n\n");
@@ -361,8 +363,8 @@ async fn a_shutdown_ends_the_clients_streams_in_order_and_waits_for_calls() {
 /// Some clients give up on their stream for good when it is refused twice.
 #[tokio::test]
 async fn a_stream_waits_for_an_upstream_that_is_away() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     let address = server.address;
     drop(server);
@@ -372,7 +374,7 @@ async fn a_stream_waits_for_an_upstream_that_is_away() {
     let returning = async {
         // The first attempt has failed by the time the server is back, or has not: both must do.
         tokio::task::yield_now().await;
-        Server::start_at(address, None, move |seen| is_get(seen).then(|| stream.take()).flatten()).await
+        ScriptedServer::start_at(address, None, move |seen| is_get(seen).then(|| stream.take()).flatten()).await
     };
     let (mut reply, server) = tokio::join!(opening, returning);
     assert_eq!(reply.until("\n\n").await, "data: {}\n\n");

@@ -3,21 +3,21 @@
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate, call, initialize};
-use super::upstream::{Once, Seen, Server};
+use super::client::{Client, TestGateway, call, initialize};
+use super::upstream::{Once, ScriptedServer, SeenRequest};
 
 /// Asks for `client`, of an upstream that speaks `upstream` alone (`""`: whatever it is asked for). Says what
 /// the upstream was asked for, what the client was told, and the header of a later request.
 async fn handshake(client: &str, upstream: &'static str) -> (String, String, Option<String>) {
-    let server = Server::polite().await;
+    let server = ScriptedServer::polite().await;
     if !upstream.is_empty() {
         *server.world.introduction.lock() = json!({ "protocolVersion": upstream });
     }
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client_of(client).await;
     assert_eq!(client.post(call(1)).await.status, StatusCode::OK);
     let asked = server.world.first(|seen| seen.rpc() == "initialize").await;
-    let header = server.world.first(Seen::is_call).await.header("mcp-protocol-version").map(str::to_owned);
+    let header = server.world.first(SeenRequest::is_call).await.header("mcp-protocol-version").map(str::to_owned);
     (asked.body["params"]["protocolVersion"].as_str().unwrap().to_owned(), client.version.unwrap(), header)
 }
 
@@ -36,9 +36,9 @@ async fn a_version_without_sessions_is_answered_with_the_newest_that_has_them() 
 
 #[tokio::test]
 async fn an_upstream_that_speaks_no_session_version_is_malformed() {
-    let server = Server::polite().await;
+    let server = ScriptedServer::polite().await;
     *server.world.introduction.lock() = json!({ "protocolVersion": "2026-07-28" });
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let reply = gate.stranger().post(initialize("2025-11-25", &json!({}))).await;
     let error = reply.json().await["error"].clone();
     assert_eq!((&error["code"], &error["data"]["reason"]), (&json!(-32603), &json!("upstream_malformed")));
@@ -47,7 +47,7 @@ async fn an_upstream_that_speaks_no_session_version_is_malformed() {
 /// UPC-22.
 #[tokio::test]
 async fn an_upstream_that_refuses_newer_versions_is_asked_for_its_own() {
-    let server = Server::start(|seen| {
+    let server = ScriptedServer::start(|seen| {
         let is_newer = seen.body["params"]["protocolVersion"] != "2025-03-26";
         let error =
             json!({"code": -32602, "message": "Unsupported", "data": {"supported": ["2025-03-26", "2024-11-05"]}});
@@ -56,7 +56,7 @@ async fn an_upstream_that_refuses_newer_versions_is_asked_for_its_own() {
         })
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client_of("2025-11-25").await;
     assert_eq!(client.version.as_deref(), Some("2025-11-25"));
     let asked: Vec<Value> = server
@@ -72,8 +72,8 @@ async fn an_upstream_that_refuses_newer_versions_is_asked_for_its_own() {
 /// LEG-05.
 #[tokio::test]
 async fn only_a_version_that_nobody_knows_is_refused_in_the_header() {
-    let server = Server::polite().await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::polite().await;
+    let gate = TestGateway::before(&server).await;
     let mut client = gate.client().await;
     for (version, status) in [(None, 200), (Some("2025-03-26"), 200), (Some("2025-11-25"), 200), (Some("v9"), 400)] {
         client.version = version.map(str::to_owned);
@@ -114,20 +114,20 @@ const RESULT: &str = r#"{"jsonrpc":"2.0","id":1,"result":{"z":1,"a":2}}"#;
 
 /// A client of one kind in front of an upstream of one version, whose first call is answered with `sent`.
 struct Pair {
-    server: Server,
+    server: ScriptedServer,
     client: Client,
-    _gate: Gate,
+    _gate: TestGateway,
 }
 
 impl Pair {
     async fn meet(kind: &Kind, upstream: &str, media: &'static str, sent: &str) -> Self {
         let (body, stream) = Once::body(media);
-        let server = Server::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
+        let server = ScriptedServer::start(move |seen| seen.is_call().then(|| stream.take()).flatten()).await;
         *server.world.introduction.lock() = json!({ "protocolVersion": upstream });
         for piece in sent.as_bytes().chunks(7) {
             body.raw(piece.to_vec());
         }
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let mut client = gate.client_of(kind.version).await;
         assert_eq!(client.version.as_deref(), Some(kind.version), "LEG-02");
         if !kind.names_it {
@@ -225,8 +225,8 @@ async fn an_upstream_is_told_what_its_version_has_words_for() {
     let said = json!({"elicitation": {"form": {}, "url": {}}, "sampling": {"tools": {}}});
     let known = json!({"elicitation": {}, "sampling": {"tools": {}}});
     for (protocol, told) in [("2025-11-25", &said), ("2025-06-18", &known)] {
-        let server = Server::polite().await;
-        let gate = Gate::with(server.address, &format!("protocol = \"{protocol}\"")).await;
+        let server = ScriptedServer::polite().await;
+        let gate = TestGateway::with(server.address, &format!("protocol = \"{protocol}\"")).await;
         let mut client = gate.stranger();
         let reply = client.post(initialize("2025-11-25", &said)).await;
         client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());

@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 
 use metrics_exporter_prometheus::PrometheusHandle;
 use taskgate::server::admin::{Readiness, site};
-use taskgate::server::{AdminSettings, Running, start};
+use taskgate::server::{AdminSettings, RunningListener, start};
 use taskgate::telemetry::install_metrics;
-use taskgate::upstream::standing::Standings;
+use taskgate::upstream::standing::UpstreamHealthList;
 
 use super::harness::{Answer, connect, gate, outcome, post};
 
@@ -17,12 +17,12 @@ fn metrics() -> PrometheusHandle {
     HANDLE.get_or_init(|| install_metrics().unwrap()).clone()
 }
 
-async fn admin(readiness: &Readiness) -> Running {
+async fn admin(readiness: &Readiness) -> RunningListener {
     let settings = AdminSettings { address: SocketAddr::from(([127, 0, 0, 1], 0)) };
-    start(site(settings, readiness.clone(), Standings::default(), metrics())).await.unwrap()
+    start(site(settings, readiness.clone(), UpstreamHealthList::default(), metrics())).await.unwrap()
 }
 
-async fn ask(running: &Running, method: &str, path: &str, host: &str) -> Answer {
+async fn ask(running: &RunningListener, method: &str, path: &str, host: &str) -> Answer {
     let mut client = connect(running.local_addr()).await;
     client.send(format!("{method} {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").as_bytes()).await;
     client.answer().await.unwrap()

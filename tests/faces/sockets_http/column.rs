@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use super::client;
 use super::harness::{BODY_MAX, Gate, gate};
-use super::upstream::Server;
+use super::upstream::ScriptedServer;
 
 /// What every well-formed request says, so that each column can serve it.
 pub(crate) const MESSAGE: &str = r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#;
@@ -25,7 +25,7 @@ pub(crate) struct Column {
 
 enum Behind {
     Recorder(Gate),
-    Session { server: Server, _gate: Box<client::Gate> },
+    Session { server: ScriptedServer, _gate: Box<client::TestGateway> },
 }
 
 impl Column {
@@ -41,13 +41,13 @@ impl Column {
     }
 
     pub(crate) async fn session() -> Self {
-        let server = Server::polite().await;
+        let server = ScriptedServer::polite().await;
         let listen = format!(
             "allowed_hosts = [\"gate.example\"]\nallowed_origins = [\"https://app.example:8443\"]\n\
              [limits]\nbody_bytes_max = \"{}KiB\"",
             BODY_MAX >> 10
         );
-        let gate = client::Gate::open(&listen, &format!("http://{}/mcp", server.address), "").await;
+        let gate = client::TestGateway::open(&listen, &format!("http://{}/mcp", server.address), "").await;
         let session = gate.client().await.session.unwrap();
         let lines = [("mcp-session-id", session), ("mcp-protocol-version", "2025-11-25".to_owned())];
         let address = gate.gateway.address();
@@ -56,7 +56,7 @@ impl Column {
     }
 
     /// The upstream of the session face.
-    pub(crate) fn server(&self) -> &Server {
+    pub(crate) fn server(&self) -> &ScriptedServer {
         match &self.behind {
             Behind::Session { server, .. } => server,
             Behind::Recorder(_) => panic!("a recorder has no upstream"),

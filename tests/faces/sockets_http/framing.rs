@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use taskgate::server::Limits;
+use taskgate::server::ListenerLimits;
 use tokio::io::AsyncReadExt;
 use tokio::time::timeout;
 
@@ -124,16 +124,16 @@ async fn an_expected_continue_is_sent_before_the_body() {
     assert_eq!(client.answer().await.unwrap().status(), "200");
 }
 
-fn hurried() -> Limits {
+fn hurried() -> ListenerLimits {
     let span = Duration::from_millis(300);
-    Limits {
+    ListenerLimits {
         head_deadline: span,
         idle_deadline: span * 4,
         body_deadline: span * 3,
         body_window: span,
         body_window_bytes_min: 100,
         write_stall: span,
-        ..Limits::default()
+        ..ListenerLimits::default()
     }
 }
 
@@ -162,7 +162,7 @@ async fn an_idle_connection_is_kept_for_a_while() {
 /// B25, on a connection that has served a request.
 #[tokio::test]
 async fn a_later_head_has_no_more_time_than_the_first() {
-    let patient = Limits { idle_deadline: PATIENCE * 2, ..hurried() };
+    let patient = ListenerLimits { idle_deadline: PATIENCE * 2, ..hurried() };
     let gate = gate_with(settings(), patient).await;
     let mut client = gate.connect().await;
     client.send(post("", "{}").as_bytes()).await;
@@ -190,7 +190,7 @@ async fn a_body_that_trickles_or_never_ends_is_answered_408() {
     let head = format!("POST /mcp HTTP/1.1\r\n{JSON}Content-Length: 60000\r\n\r\n");
     assert_eq!(outcome(&gate, format!("{head}{{").as_bytes()).await, "408 -32600 close");
 
-    let unhurried = Limits { body_window_bytes_min: 0, ..hurried() };
+    let unhurried = ListenerLimits { body_window_bytes_min: 0, ..hurried() };
     let gate = gate_with(settings(), unhurried).await;
     assert_eq!(outcome(&gate, format!("{head}{{").as_bytes()).await, "408 -32600 close");
     assert_eq!(gate.reached(), 0);

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use http::{Method, StatusCode};
 use parking_lot::Mutex;
-use taskgate::face::http::{Endpoint, Inbound, Response, empty_body, full_body};
-use taskgate::server::{Callers, Limits, ListenSettings, Routes, Running, Site, start};
+use taskgate::face::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
+use taskgate::server::{Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes, RunningListener, start};
 use taskgate::task::Principal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -44,21 +44,21 @@ impl Recorder {
 
 #[async_trait]
 impl Endpoint for Recorder {
-    async fn serve(&self, request: Inbound) -> Response {
+    async fn serve(&self, request: Inbound) -> FaceResponse {
         let (method, path) = (request.method.clone(), request.path.clone());
         self.seen.lock().push(request);
         self.arrived.add_permits(1);
         match path.as_str() {
             "/panic" => panic!("a handler with a bug"),
             "/hold" => self.released.acquire().await.unwrap().forget(),
-            "/page" => return Response::new(full_body(Bytes::from(vec![b' '; 2_000]))),
-            "/flood" => return Response::new(full_body(Bytes::from(vec![b' '; 64 << 20]))),
+            "/page" => return FaceResponse::new(full_body(Bytes::from(vec![b' '; 2_000]))),
+            "/flood" => return FaceResponse::new(full_body(Bytes::from(vec![b' '; 64 << 20]))),
             _ => (),
         }
         if method == Method::POST {
-            return Response::new(full_body(Bytes::from_static(b"{\"served\":true}")));
+            return FaceResponse::new(full_body(Bytes::from_static(b"{\"served\":true}")));
         }
-        let mut response = Response::new(empty_body());
+        let mut response = FaceResponse::new(empty_body());
         *response.status_mut() = StatusCode::METHOD_NOT_ALLOWED;
         response.headers_mut().insert("allow", "POST".parse().unwrap());
         response
@@ -66,7 +66,7 @@ impl Endpoint for Recorder {
 }
 
 pub(crate) struct Gate {
-    pub(crate) running: Running,
+    pub(crate) running: RunningListener,
     pub(crate) recorder: Arc<Recorder>,
 }
 
@@ -84,17 +84,17 @@ pub(crate) fn settings() -> ListenSettings {
 }
 
 pub(crate) async fn gate() -> Gate {
-    gate_with(settings(), Limits::default()).await
+    gate_with(settings(), ListenerLimits::default()).await
 }
 
-pub(crate) async fn gate_with(settings: ListenSettings, limits: Limits) -> Gate {
+pub(crate) async fn gate_with(settings: ListenSettings, limits: ListenerLimits) -> Gate {
     let recorder = Arc::new(Recorder::new());
     let mut routes = Routes::new();
     for path in ["/mcp", "/panic", "/hold", "/page", "/flood"] {
         routes = routes.with(path, Arc::<Recorder>::clone(&recorder));
     }
-    let callers = Callers::Everyone(Principal::local());
-    let running = start(Site { name: "client", settings, limits, callers, routes }).await.unwrap();
+    let callers = Authenticator::Everyone(Principal::local());
+    let running = start(ListenerSpec { name: "client", settings, limits, callers, routes }).await.unwrap();
     Gate { running, recorder }
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use taskgate::server::{DrainPlan, Drained, Limits};
+use taskgate::server::{DrainPlan, Drained, ListenerLimits};
 use taskgate::task::Principal;
 use tokio::time::timeout;
 
@@ -124,7 +124,7 @@ async fn streams_beyond_the_limit_are_refused() {
 /// GW-45: the stream is answered, then the connection is ended in order.
 #[tokio::test]
 async fn refusals_without_end_cost_the_connection() {
-    let gate = gate_with(settings(), Limits { glitches_max: 1, ..Limits::default() }).await;
+    let gate = gate_with(settings(), ListenerLimits { glitches_max: 1, ..ListenerLimits::default() }).await;
     let mut http2 = Http2::connect(&gate).await;
     for stream in [1, 3] {
         http2.send(&posted(stream, &[("origin", "null")])).await;
@@ -137,7 +137,9 @@ async fn refusals_without_end_cost_the_connection() {
 #[tokio::test]
 async fn a_silent_peer_is_let_go() {
     let span = Duration::from_millis(100);
-    let gate = gate_with(settings(), Limits { ping_interval: span, ping_timeout: span, ..Limits::default() }).await;
+    let gate =
+        gate_with(settings(), ListenerLimits { ping_interval: span, ping_timeout: span, ..ListenerLimits::default() })
+            .await;
     let mut http2 = Http2::connect(&gate).await;
     let mut pinged = false;
     while let Some(frame) = http2.frame().await {
@@ -150,7 +152,7 @@ async fn a_silent_peer_is_let_go() {
 /// bytes. The connection is reset, though its socket takes all that is sent.
 #[tokio::test]
 async fn a_stream_whose_window_stays_closed_costs_the_connection() {
-    let hasty = Limits { write_stall: Duration::from_millis(150), ..Limits::default() };
+    let hasty = ListenerLimits { write_stall: Duration::from_millis(150), ..ListenerLimits::default() };
     for (name, window, path) in [("closed", 0u32, "/mcp"), ("used up", 65_535, "/flood"), ("too small", 1_500, "/page")]
     {
         let gate = gate_with(settings(), hasty).await;
@@ -169,7 +171,7 @@ async fn a_stream_whose_window_stays_closed_costs_the_connection() {
 /// B28 is about answers: one that its handler holds back costs nothing.
 #[tokio::test]
 async fn an_answer_that_has_not_begun_is_not_unread() {
-    let hasty = Limits { write_stall: Duration::from_millis(150), ..Limits::default() };
+    let hasty = ListenerLimits { write_stall: Duration::from_millis(150), ..ListenerLimits::default() };
     let gate = gate_with(settings(), hasty).await;
     let mut http2 = Http2::connect(&gate).await;
     let on_hold = ORDINARY.map(|(name, value)| if name == ":path" { (name, "/hold") } else { (name, value) });
@@ -185,7 +187,7 @@ async fn an_answer_that_has_not_begun_is_not_unread() {
 #[tokio::test]
 async fn an_answer_that_is_read_slowly_is_not_unread() {
     const FRAME: u32 = 16 << 10;
-    let hasty = Limits { write_stall: Duration::from_millis(400), ..Limits::default() };
+    let hasty = ListenerLimits { write_stall: Duration::from_millis(400), ..ListenerLimits::default() };
     let gate = gate_with(settings(), hasty).await;
     let mut http2 = Http2::connect(&gate).await;
     let flood = ORDINARY.map(|(name, value)| if name == ":path" { (name, "/flood") } else { (name, value) });
@@ -208,7 +210,11 @@ async fn an_answer_that_is_read_slowly_is_not_unread() {
 /// B48: half a body costs its stream and nothing else.
 #[tokio::test]
 async fn half_a_body_is_answered_408_on_its_stream() {
-    let gate = gate_with(settings(), Limits { body_deadline: Duration::from_millis(150), ..Limits::default() }).await;
+    let gate = gate_with(
+        settings(),
+        ListenerLimits { body_deadline: Duration::from_millis(150), ..ListenerLimits::default() },
+    )
+    .await;
     let mut http2 = Http2::connect(&gate).await;
     http2.send(&[head(NONE, 1, &[]), frame(DATA, NONE, 1, b"{")].concat()).await;
     assert_eq!(http2.fate(1).await, "408");

@@ -6,7 +6,7 @@ use std::num::NonZeroUsize;
 use std::process::Command;
 use std::time::Duration;
 
-use taskgate::server::{DrainPlan, Drained, Limits, ListenSettings};
+use taskgate::server::{DrainPlan, Drained, ListenSettings, ListenerLimits};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -28,7 +28,7 @@ async fn a_panic_is_a_bare_500() {
 #[tokio::test]
 async fn connections_beyond_the_cap_are_closed_at_once() {
     let two = ListenSettings { connections_max: NonZeroUsize::new(2).unwrap(), ..settings() };
-    let gate = gate_with(two, Limits::default()).await;
+    let gate = gate_with(two, ListenerLimits::default()).await;
     let mut clients = [gate.connect().await, gate.connect().await];
     for client in &mut clients {
         client.send(post("", "{}").as_bytes()).await;
@@ -113,7 +113,7 @@ async fn dropping_a_listener_ends_its_connections() {
 /// GW-45: whoever is refused again and again has to connect again.
 #[tokio::test]
 async fn refusals_without_end_cost_the_connection() {
-    let gate = gate_with(settings(), Limits { glitches_max: 2, ..Limits::default() }).await;
+    let gate = gate_with(settings(), ListenerLimits { glitches_max: 2, ..ListenerLimits::default() }).await;
     let mut client = gate.connect().await;
     for expected in [None, None, Some("close")] {
         client.send(b"GET /unknown HTTP/1.1\r\nHost: localhost\r\n\r\n").await;

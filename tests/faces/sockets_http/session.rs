@@ -3,10 +3,10 @@
 use super::client::UPSTREAM_FIELDS;
 use super::column::{Column, HEX, LENGTH, MESSAGE};
 use super::harness::{JSON, connect, outcome_at, post};
-use super::upstream::Seen;
+use super::upstream::SeenRequest;
 
 /// The requests that came through, as the upstream saw them.
-fn seen(column: &Column) -> Vec<Seen> {
+fn seen(column: &Column) -> Vec<SeenRequest> {
     column.server().world.all(|seen| seen.bytes == MESSAGE.as_bytes())
 }
 

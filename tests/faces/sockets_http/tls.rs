@@ -10,7 +10,7 @@ use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use rustls::ClientConfig;
 use rustls::pki_types::CertificateDer;
-use taskgate::server::{Callers, Limits, ListenSettings, Routes, Site, start};
+use taskgate::server::{Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes, start};
 use taskgate::task::Principal;
 use taskgate::tls::IdentityFiles;
 use tempfile::TempDir;
@@ -33,7 +33,7 @@ struct Secure {
     first: CertificateDer<'static>,
 }
 
-async fn secure(limits: Limits) -> Secure {
+async fn secure(limits: ListenerLimits) -> Secure {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let identity = authority.vouch(|_| ());
     let tls = Some(identity.write(folder.path(), "server"));
@@ -73,7 +73,7 @@ async fn answer_over(stream: &mut TlsStream<TcpStream>) -> String {
 
 #[tokio::test]
 async fn http_1_is_served_where_the_client_asks_for_it_or_for_nothing() {
-    let secure = secure(Limits::default()).await;
+    let secure = secure(ListenerLimits::default()).await;
     for (alpn, agreed) in [(&["http/1.1"][..], Some(&b"http/1.1"[..])), (&[], None)] {
         let mut stream = secure.connect(alpn).await;
         assert_eq!(stream.get_ref().1.alpn_protocol(), agreed);
@@ -87,7 +87,7 @@ async fn http_1_is_served_where_the_client_asks_for_it_or_for_nothing() {
 
 #[tokio::test]
 async fn http_2_is_agreed_on_where_both_speak_it() {
-    let secure = secure(Limits::default()).await;
+    let secure = secure(ListenerLimits::default()).await;
     let stream = secure.connect(&["http/1.1", "h2"]).await;
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]), "the gate prefers it");
     let tracker = TaskTracker::new();
@@ -103,7 +103,7 @@ async fn http_2_is_agreed_on_where_both_speak_it() {
 /// The guards do not depend on what carries HTTP: B58 over TLS.
 #[tokio::test]
 async fn a_foreign_host_is_refused_over_tls_too() {
-    let secure = secure(Limits::default()).await;
+    let secure = secure(ListenerLimits::default()).await;
     let mut stream = secure.connect(&[]).await;
     stream.write_all(post("", "{}").replace("Host: localhost", "Host: evil.example").as_bytes()).await.unwrap();
     let mut read = vec![0; 12];
@@ -114,7 +114,7 @@ async fn a_foreign_host_is_refused_over_tls_too() {
 
 #[tokio::test]
 async fn tls_1_2_and_1_3_are_spoken() {
-    let secure = secure(Limits::default()).await;
+    let secure = secure(ListenerLimits::default()).await;
     for version in [&rustls::version::TLS12, &rustls::version::TLS13] {
         let config = ClientConfig::builder_with_provider(taskgate::tls::provider())
             .with_protocol_versions(&[version])
@@ -148,7 +148,7 @@ fn hello(version: [u8; 2], cipher: [u8; 2]) -> Vec<u8> {
 /// B30, SEC-20: an alert, the end of the connection, and no byte of HTTP.
 #[tokio::test]
 async fn whoever_speaks_no_tls_or_too_old_a_one_gets_an_alert() {
-    let secure = secure(Limits::default()).await;
+    let secure = secure(ListenerLimits::default()).await;
     for (name, sent, alert) in [
         ("B30 plaintext", post("", "{}").into_bytes(), 10..=50),
         ("B30 HTTP/2 preface", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec(), 10..=50),
@@ -169,11 +169,12 @@ async fn whoever_speaks_no_tls_or_too_old_a_one_gets_an_alert() {
 
 #[tokio::test]
 async fn a_handshake_that_does_not_end_is_ended() {
-    let secure = secure(Limits { handshake_deadline: Duration::from_millis(100), ..Limits::default() }).await;
+    let secure =
+        secure(ListenerLimits { handshake_deadline: Duration::from_millis(100), ..ListenerLimits::default() }).await;
     assert_eq!(secure.raw(b"").await, b"");
     assert_eq!(secure.raw(&hello([3, 3], [0xc0, 0x2b])[..20]).await, b"");
     secure.gate.emptied().await;
-    let slow = Limits { head_deadline: Duration::from_millis(100), ..Limits::default() };
+    let slow = ListenerLimits { head_deadline: Duration::from_millis(100), ..ListenerLimits::default() };
     let secure = self::secure(slow).await;
     let mut silent = secure.connect(&[]).await;
     let ended = timeout(PATIENCE, silent.read(&mut [0; 1])).await.expect("B27: an end");
@@ -183,7 +184,7 @@ async fn a_handshake_that_does_not_end_is_ended() {
 /// B28 over TLS: what TLS holds back counts as unread.
 #[tokio::test]
 async fn a_client_that_does_not_read_is_cut_off() {
-    let hasty = Limits { write_stall: Duration::from_millis(100), ..Limits::default() };
+    let hasty = ListenerLimits { write_stall: Duration::from_millis(100), ..ListenerLimits::default() };
     let secure = secure(hasty).await;
     let mut stream = secure.connect(&["http/1.1"]).await;
     stream.write_all(post("", "{}").replace("/mcp", "/flood").as_bytes()).await.unwrap();
@@ -200,7 +201,8 @@ async fn shows(secure: &Secure, certificate: &CertificateDer<'static>) -> bool {
 /// F65: new handshakes use the new pair, connections go on, a bad file changes nothing.
 #[tokio::test]
 async fn a_certificate_that_was_replaced_is_shown_without_a_restart() {
-    let secure = secure(Limits { certificate_check: Duration::from_millis(20), ..Limits::default() }).await;
+    let secure =
+        secure(ListenerLimits { certificate_check: Duration::from_millis(20), ..ListenerLimits::default() }).await;
     let mut early = secure.connect(&[]).await;
     assert!(shows(&secure, &secure.first).await);
     // Half of a change is a mismatch, and so nothing to be shown.
@@ -234,7 +236,7 @@ async fn names_of_the_certificate_are_served() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let first = authority.vouch(named(&["mcp.example", "*.wild.example"]));
     let tls = Some(first.write(folder.path(), "server"));
-    let limits = Limits { certificate_check: Duration::from_millis(20), ..Limits::default() };
+    let limits = ListenerLimits { certificate_check: Duration::from_millis(20), ..ListenerLimits::default() };
     let gate = gate_with(ListenSettings { tls, ..settings() }, limits).await;
     let secure = Secure { gate, authority, folder, first: first.certificate };
     let status = async |host: &str| {
@@ -278,8 +280,9 @@ async fn a_listener_does_not_start_with_a_pair_that_is_none() {
     let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
     let start_with = async |files: IdentityFiles| {
         let settings = ListenSettings { tls: Some(files), ..settings() };
-        let (callers, routes) = (Callers::Everyone(Principal::local()), Routes::new());
-        let refused = start(Site { name: "client", settings, limits: Limits::default(), callers, routes }).await;
+        let (callers, routes) = (Authenticator::Everyone(Principal::local()), Routes::new());
+        let refused =
+            start(ListenerSpec { name: "client", settings, limits: ListenerLimits::default(), callers, routes }).await;
         let refused = refused.map(|running| running.local_addr()).unwrap_err().to_string();
         refused.replace(&format!("{}/", folder.path().display()), "")
     };

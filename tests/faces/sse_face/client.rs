@@ -19,26 +19,26 @@ use tokio::net::TcpStream;
 use tokio::task::AbortHandle;
 use tokio_util::task::TaskTracker;
 
-use super::upstream::{Server, in_time};
+use super::upstream::{ScriptedServer, in_time};
 
 pub(crate) const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 pub(crate) const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 
 /// A gateway in front of one server, served at `/up/mcp` and `/up/sse`.
 pub(crate) struct Gate {
-    pub(crate) server: Server,
+    pub(crate) server: ScriptedServer,
     pub(crate) gateway: Gateway,
     pub(crate) config: config::Config,
     _folder: TempDir,
 }
 
 impl Gate {
-    pub(crate) async fn before(server: Server) -> Self {
+    pub(crate) async fn before(server: ScriptedServer) -> Self {
         Self::with(server, "").await
     }
 
     /// `keys` stand in the upstream's section.
-    pub(crate) async fn with(server: Server, keys: &str) -> Self {
+    pub(crate) async fn with(server: ScriptedServer, keys: &str) -> Self {
         let mut auth = "[auth]\nmode = \"api_keys\"\n".to_owned();
         for (id, key) in [("ada", ADA), ("bob", BOB)] {
             write!(auth, "[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{key}\"\n").unwrap();
@@ -47,11 +47,11 @@ impl Gate {
     }
 
     /// The same for one principal alone, who needs no key and has no rate.
-    pub(crate) async fn open(server: Server, keys: &str) -> Self {
+    pub(crate) async fn open(server: ScriptedServer, keys: &str) -> Self {
         Self::start(server, keys, "").await
     }
 
-    async fn start(server: Server, keys: &str, auth: &str) -> Self {
+    async fn start(server: ScriptedServer, keys: &str, auth: &str) -> Self {
         let text = format!(
             "[store]\nkind = \"memory\"\n[listen]\naddress = \"127.0.0.1:0\"\n[admin]\naddress = \"127.0.0.1:0\"\n\
              {auth}[limits]\nbody_bytes_max = \"64KiB\"\ndrain_max = \"10s\"\n\

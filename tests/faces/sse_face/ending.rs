@@ -14,13 +14,13 @@ use serde_json::json;
 use tokio::sync::Notify;
 
 use super::client::{ADA, Gate};
-use super::upstream::{Reply, Seen, Server, answer, in_time, polite};
+use super::upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, in_time, polite};
 
 /// A server whose calls of `held` wait for a word.
-async fn holding() -> (Server, Arc<Notify>) {
+async fn holding() -> (ScriptedServer, Arc<Notify>) {
     let word = Arc::new(Notify::new());
     let heard = Arc::clone(&word);
-    let server = Server::slow(move |seen: Seen, world| {
+    let server = ScriptedServer::slow(move |seen: SeenRequest, world| {
         let heard = Arc::clone(&heard);
         async move {
             if seen.is_call() && seen.body["params"]["name"] == "held" {
@@ -40,7 +40,7 @@ async fn a_stream_that_breaks_cancels_its_calls_and_ends_its_session() {
     let stream = gate.client("2024-11-05").await;
     let endpoint = stream.endpoint.clone();
     stream.call(1, "held", json!({})).await;
-    let call = gate.server.world.first(Seen::is_call).await;
+    let call = gate.server.world.first(SeenRequest::is_call).await;
     let address = stream.address;
     drop(stream);
     let world = &gate.server.world;
@@ -65,7 +65,7 @@ async fn a_drain_hears_out_a_call_and_then_ends_the_stream() {
     let mut idle = gate.client("2024-11-05").await;
     let mut busy = gate.client("2024-11-05").await;
     busy.call(1, "held", json!({ "n": 1 })).await;
-    gate.server.world.first(Seen::is_call).await;
+    gate.server.world.first(SeenRequest::is_call).await;
     let Gate { server: _server, gateway, .. } = gate;
     let draining = gateway.drain(Duration::ZERO);
     let watching = async {
@@ -85,7 +85,7 @@ async fn a_reload_ends_the_streams_of_an_upstream_that_changed() {
     let mut gate = Gate::before(server).await;
     let (mut idle, mut busy) = (gate.client("2024-11-05").await, gate.client("2024-11-05").await);
     busy.call(1, "held", json!({ "n": 1 })).await;
-    gate.server.world.first(Seen::is_call).await;
+    gate.server.world.first(SeenRequest::is_call).await;
     gate.gateway.reload(gate.config.clone()).unwrap();
     assert!(idle.is_silent().await, "nothing changed");
     idle.call(1, "quick", json!({ "n": 3 })).await;
@@ -105,7 +105,7 @@ async fn a_reload_ends_the_streams_of_an_upstream_that_changed() {
 }
 
 /// Pieces of 64 KiB without end, each counted as it is taken.
-fn flood(seen: &Seen, taken: &Arc<AtomicUsize>) -> Reply {
+fn flood(seen: &SeenRequest, taken: &Arc<AtomicUsize>) -> ScriptedReply {
     let params = json!({ "level": "info", "data": "x".repeat(64 << 10) });
     let message = json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params });
     let event = Bytes::from(format!("data: {message}\n\n"));
@@ -125,7 +125,7 @@ fn flood(seen: &Seen, taken: &Arc<AtomicUsize>) -> Reply {
 async fn a_client_that_does_not_read_holds_up_its_server_and_nobody_else() {
     let taken = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&taken);
-    let server = Server::start(move |seen| {
+    let server = ScriptedServer::start(move |seen| {
         (seen.is_call() && seen.body["params"]["name"] == "flood").then(|| flood(seen, &counted))
     });
     let gate = Gate::before(server.await).await;
@@ -155,7 +155,7 @@ async fn a_client_that_does_not_read_holds_up_its_server_and_nobody_else() {
 /// A client that POSTs without end and never reads finds its POSTs waiting, and nothing is lost of what was taken.
 #[tokio::test]
 async fn what_was_taken_with_202_is_answered_once_its_client_reads() {
-    let server = Server::start(|seen| {
+    let server = ScriptedServer::start(|seen| {
         let text = "x".repeat(32 << 10);
         seen.is_call().then(|| answer(seen, &json!({ "content": [], "text": text })))
     });

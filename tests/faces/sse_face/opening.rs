@@ -8,13 +8,13 @@ use taskgate::face::sse::STREAMS_PER_PRINCIPAL_MAX;
 
 use super::client::{ADA, BOB, Gate, Stream, exchange, request, whole};
 use super::program;
-use super::upstream::{Server, answer, in_time};
+use super::upstream::{ScriptedServer, answer, in_time};
 
 const PING: &str = r#"{"jsonrpc":"2.0","id":9,"method":"ping"}"#;
 
 #[tokio::test]
 async fn leg_15_the_endpoint_comes_first_and_every_message_is_an_event() {
-    let gate = Gate::before(Server::polite().await).await;
+    let gate = Gate::before(ScriptedServer::polite().await).await;
     let mut stream = gate.stream(ADA).await;
     assert_eq!(stream.headers["content-type"], "text/event-stream");
     assert_eq!(stream.headers["cache-control"], "no-cache");
@@ -31,7 +31,7 @@ async fn leg_15_the_endpoint_comes_first_and_every_message_is_an_event() {
 #[tokio::test]
 async fn leg_02_a_client_speaks_any_version_over_it() {
     for theirs in ["2025-03-26", "2025-11-25"] {
-        let server = Server::polite().await;
+        let server = ScriptedServer::polite().await;
         *server.world.introduction.lock() = json!({ "protocolVersion": theirs });
         let gate = Gate::before(server).await;
         for version in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
@@ -52,7 +52,7 @@ async fn leg_02_a_client_speaks_any_version_over_it() {
 /// LEG-17: a server that knows no sessions shows nothing of it to a client of the oldest version.
 #[tokio::test]
 async fn leg_02_the_oldest_version_is_spoken_in_front_of_the_newest_server() {
-    let server = Server::start(|seen| match seen.rpc() {
+    let server = ScriptedServer::start(|seen| match seen.rpc() {
         "server/discover" => Some(answer(
             seen,
             &json!({
@@ -85,7 +85,7 @@ async fn leg_02_the_oldest_version_is_spoken_in_front_of_the_newest_server() {
 
 #[tokio::test]
 async fn leg_02_the_oldest_version_is_spoken_in_front_of_a_program() {
-    let gate = program::Gate::new().await;
+    let gate = program::GatewayProcess::new().await;
     let mut stream = Stream::open(gate.address, ADA).await;
     assert_eq!(stream.initialize("2024-11-05").await["protocolVersion"], "2024-11-05");
     let arguments = json!({ "seconds": 1, "steps": 2 });
@@ -105,7 +105,7 @@ async fn leg_02_the_oldest_version_is_spoken_in_front_of_a_program() {
 
 #[tokio::test]
 async fn a_client_of_2026_07_28_needs_no_handshake_and_no_headers() {
-    let server = Server::start(|seen| {
+    let server = ScriptedServer::start(|seen| {
         let tools = json!({ "tools": [{ "name": "t", "inputSchema": { "type": "object" } }] });
         (seen.rpc() == "tools/list").then(|| answer(seen, &tools))
     });
@@ -127,7 +127,7 @@ fn posted(target: &str, key: &str, body: impl Into<Bytes>) -> http::Request<Full
 
 #[tokio::test]
 async fn sec_02_a_message_reaches_the_open_stream_of_its_own_principal_at_its_own_upstream_alone() {
-    let gate = Gate::with(Server::polite().await, "[upstreams.other]\nurl = \"http://127.0.0.1:9/mcp\"").await;
+    let gate = Gate::with(ScriptedServer::polite().await, "[upstreams.other]\nurl = \"http://127.0.0.1:9/mcp\"").await;
     let mut stream = gate.stream(ADA).await;
     stream.initialize("2024-11-05").await;
     let endpoint = stream.endpoint.clone();
@@ -155,7 +155,7 @@ async fn sec_02_a_message_reaches_the_open_stream_of_its_own_principal_at_its_ow
 /// So that clients which try the current transport first find out (transports, backwards compatibility).
 #[tokio::test]
 async fn a_post_without_a_stream_and_other_methods_are_405() {
-    let gate = Gate::before(Server::polite().await).await;
+    let gate = Gate::before(ScriptedServer::polite().await).await;
     for (verb, target, allowed) in [
         ("POST", "/up/sse", "GET"),
         ("POST", "/up/sse?session=x", "GET"),
@@ -175,7 +175,7 @@ async fn a_post_without_a_stream_and_other_methods_are_405() {
 /// B58 to B75: what holds for every path holds for this one.
 #[tokio::test]
 async fn every_guard_stands_before_the_stream_and_its_messages() {
-    let gate = Gate::before(Server::polite().await).await;
+    let gate = Gate::before(ScriptedServer::polite().await).await;
     let stream = gate.stream(ADA).await;
     let get = || request("GET", "/up/sse", ADA).header("accept", "text/event-stream");
     let post = || request("POST", &stream.endpoint, ADA).header("content-type", "application/json");
@@ -215,7 +215,7 @@ async fn every_guard_stands_before_the_stream_and_its_messages() {
 /// B94, B90: what has an id is answered on the stream, where its client waits.
 #[tokio::test]
 async fn a_message_that_is_wrong_is_answered_on_the_stream_if_it_has_an_id() {
-    let gate = Gate::before(Server::polite().await).await;
+    let gate = Gate::before(ScriptedServer::polite().await).await;
     let mut stream = gate.client("2024-11-05").await;
     for (message, id, code) in [
         (r#"{"jsonrpc":"2.0","id":3,"method":"tools/call","params":{"name":7}}"#, 3, -32602),
@@ -229,7 +229,7 @@ async fn a_message_that_is_wrong_is_answered_on_the_stream_if_it_has_an_id() {
 
 #[tokio::test]
 async fn before_the_handshake_only_ping_has_a_result() {
-    let gate = Gate::before(Server::polite().await).await;
+    let gate = Gate::before(ScriptedServer::polite().await).await;
     let mut stream = gate.stream(ADA).await;
     stream.ask(1, "ping", json!({})).await;
     assert_eq!(stream.message().await["result"], json!({}));
@@ -244,7 +244,7 @@ async fn before_the_handshake_only_ping_has_a_result() {
 
 #[tokio::test]
 async fn sec_11_streams_of_one_principal_are_bounded_and_an_end_makes_room() {
-    let gate = Gate::open(Server::polite().await, "").await;
+    let gate = Gate::open(ScriptedServer::polite().await, "").await;
     let address = gate.gateway.address();
     let mut streams = Vec::new();
     for _ in 0..STREAMS_PER_PRINCIPAL_MAX {
@@ -260,7 +260,7 @@ async fn sec_11_streams_of_one_principal_are_bounded_and_an_end_makes_room() {
 
 #[tokio::test]
 async fn b125_the_rate_of_a_principal_holds_for_streams_and_for_messages() {
-    let gate = Gate::before(Server::polite().await).await;
+    let gate = Gate::before(ScriptedServer::polite().await).await;
     let mut stream = gate.client("2024-11-05").await;
     // An array counts as what is in it: two of them are more than the burst, however slowly they come.
     let pings = json!(vec![json!({ "jsonrpc": "2.0", "id": 1, "method": "ping" }); 100]).to_string();

@@ -6,17 +6,17 @@ use serde_json::{Value, json};
 use tokio_util::task::TaskTracker;
 
 use super::client::{ADA, Gate};
-use super::upstream::{Events, Reply, Seen, Server, World, answer, polite};
+use super::upstream::{BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, polite};
 
 /// `ask` asks the client, `steps` reports progress, `held` never ends; all others answer with their arguments.
-async fn act(seen: Seen, world: Arc<World>) -> Option<Reply> {
+async fn act(seen: SeenRequest, world: Arc<ScriptedState>) -> Option<ScriptedReply> {
     let tools = ["ask", "steps", "held", "quick"].map(|name| json!({ "name": name, "inputSchema": {} }));
     let tools = json!({ "tools": tools });
     match (seen.rpc(), seen.body["params"]["name"].as_str()) {
         ("tools/list", _) => Some(answer(&seen, &tools)),
         ("tools/call", Some("held")) => std::future::pending().await,
         ("tools/call", Some("steps")) => {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             let token = &seen.body["params"]["_meta"]["progressToken"];
             for progress in 1..=3 {
                 let params = json!({ "progressToken": token, "progress": progress });
@@ -26,7 +26,7 @@ async fn act(seen: Seen, world: Arc<World>) -> Option<Reply> {
             Some(reply)
         }
         ("tools/call", Some("ask")) => {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             let question = seen.body["params"]["arguments"].clone();
             events.message(&json!({
                 "jsonrpc": "2.0", "id": "q", "method": question["method"], "params": question["params"],
@@ -42,7 +42,7 @@ async fn act(seen: Seen, world: Arc<World>) -> Option<Reply> {
 }
 
 async fn gate() -> Gate {
-    Gate::before(Server::slow(act).await).await
+    Gate::before(ScriptedServer::slow(act).await).await
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn answers_come_as_they_are_ready_and_not_in_the_order_of_the_questions() 
 /// Bytes that are not ours leave as they came.
 #[tokio::test]
 async fn a_payload_is_the_same_on_both_sides() {
-    let server = Server::start(|seen| {
+    let server = ScriptedServer::start(|seen| {
         let text = format!(
             r#"{{"jsonrpc":"2.0","id":{},"result":{{"b":1.10,"a":123456789012345678901234}}}}"#,
             seen.body["id"]
@@ -81,7 +81,7 @@ async fn a_payload_is_the_same_on_both_sides() {
     assert_eq!(stream.post(call).await.0, 202);
     let expected = r#"{"jsonrpc":"2.0","id":5,"result":{"b":1.10,"a":123456789012345678901234}}"#;
     assert_eq!(stream.text().await.as_deref(), Some(expected));
-    assert_eq!(gate.server.world.first(Seen::is_call).await.bytes, call);
+    assert_eq!(gate.server.world.first(SeenRequest::is_call).await.bytes, call);
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn a_cancelled_call_has_no_answer_and_its_server_is_told() {
     let gate = gate().await;
     let mut stream = gate.client("2024-11-05").await;
     stream.call(7, "held", json!({})).await;
-    gate.server.world.first(Seen::is_call).await;
+    gate.server.world.first(SeenRequest::is_call).await;
     stream.note("notifications/cancelled", json!({ "requestId": 7, "reason": "enough" })).await;
     let told = gate.server.world.first(|seen| seen.rpc() == "notifications/cancelled").await;
     assert_eq!(told.body["params"]["requestId"], 7);
@@ -155,7 +155,7 @@ async fn a_task_outlives_the_stream_that_it_was_made_on() {
     let let_go = Arc::new(parking_lot::Mutex::new(Some(let_go)));
     let server = {
         let let_go = Arc::clone(&let_go);
-        Server::slow(move |seen: Seen, world| {
+        ScriptedServer::slow(move |seen: SeenRequest, world| {
             let waiting = seen.is_call().then(|| let_go.lock().clone()).flatten();
             async move {
                 if let Some(waiting) = waiting {
@@ -170,7 +170,7 @@ async fn a_task_outlives_the_stream_that_it_was_made_on() {
     stream.ask(1, "tools/call", json!({ "name": "t", "arguments": { "content": [] }, "task": {} })).await;
     let handle = stream.message().await;
     let id = handle["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
-    gate.server.world.first(Seen::is_call).await;
+    gate.server.world.first(SeenRequest::is_call).await;
     drop(stream);
     let mut stream = gate.stream(ADA).await;
     stream.initialize("2025-11-25").await;

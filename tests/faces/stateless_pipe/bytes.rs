@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::in_time;
 use super::peers::{ACCEPT, body, body_of, client, gate, post, request, server};
-use super::upstream::{Events, Once, Seen, answer, json_text};
+use super::upstream::{BodySender, Once, SeenRequest, answer, json_text};
 
 /// Spelling, order, whitespace and unknown members that must survive.
 const ODD: &str = r#" { "result" : {"z":1.10,"content":[ ],"a":12345678901234567890123,"t":"caf\u00e9 \/"} ,"x":null, "id":"a\u0062","jsonrpc":"2.0"} "#;
@@ -20,7 +20,7 @@ fn stream() -> String {
     format!(": hello\r\n\r\nevent: message\r\ndata: {progress}\r\n\r\nid: 7\ndata:{ODD}\n\n")
 }
 
-fn is_asked(seen: &Seen) -> bool {
+fn is_asked(seen: &SeenRequest) -> bool {
     matches!(seen.rpc(), "tools/call" | "prompts/get" | "resources/read" | "x/unknown" | "completion/complete")
 }
 
@@ -55,7 +55,7 @@ async fn json_passes_both_ways_byte_for_byte_over_http_1() {
 async fn events_pass_byte_for_byte_over_http_2() {
     let server = server(|seen| {
         is_asked(seen).then(|| {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             let text = stream();
             // Cut in odd places.
             for piece in text.as_bytes().chunks(11) {
@@ -102,7 +102,7 @@ async fn upc15_upc20_headers_that_repeat_the_body_go_on_and_no_others() {
         request.headers_mut().insert(name, value.parse().unwrap());
     }
     assert_eq!(client.send(request).await.status.as_u16(), 200);
-    let seen = server.world.first(Seen::is_call).await;
+    let seen = server.world.first(SeenRequest::is_call).await;
     for (name, value) in [
         ("mcp-protocol-version", Some("2026-07-28")),
         ("mcp-method", Some("tools/call")),
@@ -124,12 +124,12 @@ async fn upc15_upc20_headers_that_repeat_the_body_go_on_and_no_others() {
 #[tokio::test]
 async fn a_call_that_is_passed_on_declares_no_extension() {
     let server = server(|_| None).await;
-    let gate = super::client::Gate::with(server.address, "[upstreams.up.tasks]\nmode = \"never\"").await;
+    let gate = super::client::TestGateway::with(server.address, "[upstreams.up.tasks]\nmode = \"never\"").await;
     let client = client(&gate);
     let capabilities = r#"{"roots":{ },"extensions":{"io.modelcontextprotocol/tasks":{},"a/b":{"k":1.0}}}"#;
     let body = body_of("tools/call", capabilities, r#""name":"t","arguments":{"n":1.10}"#);
     assert_eq!(post(&client, &body).await.json().await["result"]["n"], 1.1);
-    let seen = server.world.first(Seen::is_call).await;
+    let seen = server.world.first(SeenRequest::is_call).await;
     let text = String::from_utf8(seen.bytes.to_vec()).unwrap();
     assert!(text.contains(r#"{"roots":{ },"extensions":{"a/b":{"k":1.0}}},"x":1.10}"#), "{text}");
     assert!(text.contains(r#""arguments":{"n":1.10}"#) && text.contains(r#""id":"a\u0062""#), "{text}");
@@ -164,7 +164,7 @@ async fn an_answer_of_ten_megabytes_passes_and_its_beginning_before_its_end() {
 async fn a_client_that_takes_one_type_alone_gets_the_answer_in_it() {
     let server = server(|seen| match seen.rpc() {
         "prompts/get" => {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             // An envelope with further members passes, but is not opened.
             events.raw(stream().replace(r#","x":null"#, ""));
             Some(reply)

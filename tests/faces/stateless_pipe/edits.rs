@@ -4,7 +4,7 @@ use http::StatusCode;
 use serde_json::{Value, json};
 
 use super::peers::{body, body_of, client, gate, post, server};
-use super::upstream::{Reply, Seen, json_text};
+use super::upstream::{ScriptedReply, SeenRequest, json_text};
 
 /// EXT-01, EXT-60, GW-12, GW-13.
 #[tokio::test]
@@ -22,7 +22,7 @@ async fn ext01_the_server_is_shown_with_the_extension_and_its_tools_without_exec
     assert!(list.contains(tools) && list.contains(r#""ttlMs":7,"cacheScope":"public""#), "{list}");
 }
 
-fn refuse(seen: &Seen, status: u16, error: &Value) -> Reply {
+fn refuse(seen: &SeenRequest, status: u16, error: &Value) -> ScriptedReply {
     let mut reply = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
     *reply.status_mut() = StatusCode::from_u16(status).unwrap();
     reply

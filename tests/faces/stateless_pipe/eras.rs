@@ -8,11 +8,11 @@ use http::StatusCode;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::peers::{VERSION, body, client, gate, introduce, post, server};
-use super::upstream::{Once, Reply, Seen, Server, answer, json_text, status};
+use super::upstream::{Once, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, status};
 
-fn error(seen: &Seen, code: u16, error: i64, data: &serde_json::Value) -> Reply {
+fn error(seen: &SeenRequest, code: u16, error: i64, data: &serde_json::Value) -> ScriptedReply {
     let error = json!({"code": error, "message": "m", "data": data});
     let mut reply = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
     *reply.status_mut() = StatusCode::from_u16(code).unwrap();
@@ -20,8 +20,8 @@ fn error(seen: &Seen, code: u16, error: i64, data: &serde_json::Value) -> Reply 
 }
 
 /// Whether a stateless call came as it was, after the server answered `server/discover` so.
-async fn is_passed(discover: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> bool {
-    let server = Server::start(move |seen| match seen.rpc() {
+async fn is_passed(discover: impl Fn(&SeenRequest) -> ScriptedReply + Send + Sync + 'static) -> bool {
+    let server = ScriptedServer::start(move |seen| match seen.rpc() {
         "server/discover" => Some(discover(seen)),
         // Otherwise a server of both eras.
         "initialize" => None,
@@ -64,7 +64,8 @@ async fn upc22_the_answer_to_discover_says_the_era() {
 async fn an_upstream_that_hangs_costs_three_seconds_once() {
     // Nothing comes on it, and it does not end.
     let (_held, once) = Once::events();
-    let server = Server::start(move |seen| if seen.rpc() == "server/discover" { once.take() } else { None }).await;
+    let server =
+        ScriptedServer::start(move |seen| if seen.rpc() == "server/discover" { once.take() } else { None }).await;
     let gate = gate(&server).await;
     let client = client(&gate);
     let began = Instant::now();
@@ -81,7 +82,7 @@ async fn an_upstream_that_hangs_costs_three_seconds_once() {
 async fn upc22_a_contradiction_is_asked_about_before_the_next_request() {
     let is_replaced = Arc::new(AtomicBool::new(false));
     let replaced = Arc::clone(&is_replaced);
-    let server = Server::start(move |seen| match (replaced.load(Ordering::SeqCst), seen.rpc()) {
+    let server = ScriptedServer::start(move |seen| match (replaced.load(Ordering::SeqCst), seen.rpc()) {
         (false, _) => introduce(seen),
         (true, "initialize" | "notifications/initialized" | "") => None,
         (true, _) if seen.header("mcp-session-id").is_some() => None,
@@ -107,7 +108,7 @@ async fn a_fixed_version_is_believed() {
             answer(seen, &json!({"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": {"name": "n", "version": "1"}}))
         }))
         .await;
-        let gate = Gate::with(server.address, &format!("protocol = \"{version}\"")).await;
+        let gate = TestGateway::with(server.address, &format!("protocol = \"{version}\"")).await;
         let _ = post(&client(&gate), &body("x/y", "")).await;
         assert_eq!((server.world.count("server/discover"), server.world.count("x/y")), (0, passed), "{version}");
     }
@@ -116,7 +117,7 @@ async fn a_fixed_version_is_believed() {
 /// Each client's era, at a server of both.
 #[tokio::test]
 async fn a_server_of_both_eras_is_spoken_to_in_the_clients() {
-    let server = Server::start(|seen| if seen.rpc() == "initialize" { None } else { introduce(seen) }).await;
+    let server = ScriptedServer::start(|seen| if seen.rpc() == "initialize" { None } else { introduce(seen) }).await;
     let gate = gate(&server).await;
     let session = gate.client().await;
     assert_eq!(session.post(super::client::call(1)).await.status.as_u16(), 200);
@@ -125,7 +126,7 @@ async fn a_server_of_both_eras_is_spoken_to_in_the_clients() {
         post(&client(&gate), &body("tools/call", r#""name":"t","arguments":{"k":1}"#)).await.json().await["result"]["k"],
         1
     );
-    let calls = server.world.all(Seen::is_call);
+    let calls = server.world.all(SeenRequest::is_call);
     let sessions: Vec<_> = calls.iter().map(|seen| seen.header("mcp-session-id").is_some()).collect();
     assert_eq!(sessions, [true, false]);
 }

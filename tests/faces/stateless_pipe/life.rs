@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::in_time;
 use super::peers::{body, client, gate, post, server};
-use super::upstream::{Once, Seen};
+use super::upstream::{Once, SeenRequest};
 
 const ACK: &str = "data: {\"jsonrpc\":\"2.0\",\"method\":\"notifications/subscriptions/acknowledged\",\"params\":{\"notifications\":{}}}\n\n";
 
@@ -36,7 +36,7 @@ async fn t_30_a_stream_that_breaks_is_an_error_and_nothing_is_sent_again() {
     let rest = reply.text().await;
     assert!(rest.contains("\"code\":-32603") && rest.contains("upstream_closed"), "{rest}");
     assert!(rest.contains(r#""id":"a\u0062""#), "{rest}");
-    assert_eq!(server.world.all(Seen::is_call).len(), 1);
+    assert_eq!(server.world.all(SeenRequest::is_call).len(), 1);
 }
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn a_call_meets_its_deadline() {
     let (_events, once) = Once::events();
     let server = server(move |seen| if seen.is_call() { once.take() } else { None }).await;
     let keys = "[[upstreams.up.tools]]\nmatch = \"t\"\ndeadline = \"1s\"";
-    let gate = Gate::with(server.address, keys).await;
+    let gate = TestGateway::with(server.address, keys).await;
     let reply = post(&client(&gate), &body("tools/call", r#""name":"t""#)).await;
     let text = reply.text().await;
     assert!(text.contains("deadline_exceeded"), "{text}");

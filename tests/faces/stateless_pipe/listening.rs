@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate, Reply};
+use super::client::{Client, Reply, TestGateway};
 use super::in_time;
 use super::peers::{body_of, client, post, server};
-use super::speaker::{LISTEN, Speaker, TAG, TOOLS};
-use super::upstream::{Once, Seen, Server};
+use super::speaker::{LISTEN, SubscriptionServer, TAG, TOOLS};
+use super::upstream::{Once, ScriptedServer, SeenRequest};
 
 const TAKES_TASKS: &str = r#"{"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
 const ALWAYS: &str = "[upstreams.up.tasks]\nmode = \"always\"\npoll_interval = \"100ms\"";
 
-async fn speaking(speaker: &Arc<Speaker>, calls: Option<Arc<Once>>) -> Server {
+async fn speaking(speaker: &Arc<SubscriptionServer>, calls: Option<Arc<Once>>) -> ScriptedServer {
     let speaker = Arc::clone(speaker);
     server(move |seen| match &calls {
         Some(calls) if seen.is_call() => calls.take(),
@@ -69,14 +69,14 @@ impl Listener {
 /// EXT-49, EXT-51, MOD-24, MOD-25.
 #[tokio::test]
 async fn ext_49_tasks_and_what_the_server_tells_come_on_one_stream_under_the_clients_own_id() {
-    let speaker = Speaker::generous();
+    let speaker = SubscriptionServer::generous();
     let (calls, once) = Once::events();
     let server = speaking(&speaker, Some(once)).await;
-    let gate = Gate::with(server.address, ALWAYS).await;
+    let gate = TestGateway::with(server.address, ALWAYS).await;
     let client = client(&gate);
     let handle = send(&client, "tools/call", r#""name":"t""#).await.json().await["result"].take();
     let id = handle["taskId"].as_str().unwrap();
-    let seen = server.world.first(Seen::is_call).await;
+    let seen = server.world.first(SeenRequest::is_call).await;
     let wishes = json!({
         "toolsListChanged": true, "promptsListChanged": true, "resourceSubscriptions": ["file:///a"],
         "taskIds": [id, "x"],
@@ -108,9 +108,9 @@ async fn ext_49_tasks_and_what_the_server_tells_come_on_one_stream_under_the_cli
 /// MOD-37: a change ends what is kept of a list at once.
 #[tokio::test]
 async fn a_change_that_is_heard_ends_the_gateways_own_tool_list_at_once() {
-    let speaker = Speaker::generous();
+    let speaker = SubscriptionServer::generous();
     let server = speaking(&speaker, None).await;
-    let gate = Gate::with(server.address, "").await;
+    let gate = TestGateway::with(server.address, "").await;
     let client = client(&gate);
     let mut listener = Listener::open(&client, &json!({ "toolsListChanged": true, "taskIds": [] })).await;
     assert_eq!(listener.granted().await, json!({ "toolsListChanged": true, "taskIds": [] }));
@@ -126,18 +126,18 @@ async fn a_change_that_is_heard_ends_the_gateways_own_tool_list_at_once() {
 
 #[tokio::test]
 async fn a_server_that_cannot_be_listened_to_leaves_the_tasks() {
-    let speaker = Speaker::of(|_| Err(-32601));
+    let speaker = SubscriptionServer::of(|_| Err(-32601));
     let server = speaking(&speaker, None).await;
-    let gate = Gate::with(server.address, "").await;
+    let gate = TestGateway::with(server.address, "").await;
     let mut listener = Listener::open(&client(&gate), &json!({ "toolsListChanged": true, "taskIds": [] })).await;
     assert_eq!(listener.granted().await, json!({ "taskIds": [] }));
 }
 
 #[tokio::test]
 async fn a_server_that_does_not_acknowledge_is_a_fault_that_may_pass() {
-    let speaker = Speaker::of(|_| Ok(None));
+    let speaker = SubscriptionServer::of(|_| Ok(None));
     let server = speaking(&speaker, None).await;
-    let gate = Gate::with(server.address, "").await;
+    let gate = TestGateway::with(server.address, "").await;
     let reply = send(&client(&gate), LISTEN, r#""notifications":{"toolsListChanged":true,"taskIds":[]}"#).await;
     assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, Some("1")));
     speaker.stream(0).await.events.left().await;

@@ -5,13 +5,13 @@ use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use super::client::{BOTH, Client, Gate};
-use super::upstream::{Reply, Seen, Server, answer, json_text, status};
+use super::client::{BOTH, Client, TestGateway};
+use super::upstream::{ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, status};
 
 pub(crate) const VERSION: &str = "2026-07-28";
 
 /// What the server has to say of itself and its tools; the rest is up to the script.
-pub(crate) fn introduce(seen: &Seen) -> Option<Reply> {
+pub(crate) fn introduce(seen: &SeenRequest) -> Option<ScriptedReply> {
     match seen.rpc() {
         "server/discover" => Some(answer(
             seen,
@@ -39,17 +39,19 @@ pub(crate) fn introduce(seen: &Seen) -> Option<Reply> {
 
 const TOOLS: &str = r#"{"name":"t", "inputSchema":{"n":1.10}},{"name":"region","execution":{"taskSupport":"required"},"inputSchema":{"properties":{"r":{"type":"string","x-mcp-header":"Region"}}}}"#;
 
-pub(crate) async fn server(script: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static) -> Server {
-    Server::start(move |seen| script(seen).or_else(|| introduce(seen))).await
+pub(crate) async fn server(
+    script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static,
+) -> ScriptedServer {
+    ScriptedServer::start(move |seen| script(seen).or_else(|| introduce(seen))).await
 }
 
-pub(crate) async fn gate(server: &Server) -> Gate {
+pub(crate) async fn gate(server: &ScriptedServer) -> TestGateway {
     // Plain calls are passed on; `tests/faces/stateless_pipe/tasks.rs` has the others.
-    Gate::with(server.address, "").await
+    TestGateway::with(server.address, "").await
 }
 
 /// A client without any session.
-pub(crate) fn client(gate: &Gate) -> Client {
+pub(crate) fn client(gate: &TestGateway) -> Client {
     let mut client = gate.stranger();
     client.version = Some(VERSION.to_owned());
     client

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate};
+use super::client::{Client, TestGateway};
 use super::peers::{body_of, client, gate, post, server};
-use super::upstream::{Events, Reply, Seen, Server, json_text};
+use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, json_text};
 
 /// Stands in every question.
 const MARK: &str = "must-not-be-shown";
@@ -45,8 +45,8 @@ fn bad() -> Vec<(&'static str, String, i64)> {
     all
 }
 
-async fn world(result: String, as_events: bool) -> (Server, Gate) {
-    let server = server(move |seen: &Seen| {
+async fn world(result: String, as_events: bool) -> (ScriptedServer, TestGateway) {
+    let server = server(move |seen: &SeenRequest| {
         let text = format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, seen.body["id"]);
         (seen.rpc() == "resources/read").then(|| said(&text, as_events))
     })
@@ -55,11 +55,11 @@ async fn world(result: String, as_events: bool) -> (Server, Gate) {
     (server, gate)
 }
 
-fn said(text: &str, as_events: bool) -> Reply {
+fn said(text: &str, as_events: bool) -> ScriptedReply {
     if !as_events {
         return json_text(text.to_owned());
     }
-    let (events, reply) = Events::open();
+    let (events, reply) = BodySender::open();
     events.raw(format!("data: {text}\n\n"));
     reply
 }

@@ -13,16 +13,17 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
 use taskgate::engine::{AdmissionLimits, Engine};
-use taskgate::face::http::{AcceptedTypes, Carriage};
-use taskgate::face::sealed::{KeyRing, Sealer};
-use taskgate::face::stateless::listen::Listeners;
-use taskgate::face::stateless::{Piped, Served, StatelessFace, Surroundings};
+use taskgate::face::http::{AcceptedTypes, MessageChannel};
+use taskgate::face::sealed::{Sealer, SealingKeys};
+use taskgate::face::stateless::listen::ListenPermits;
+use taskgate::face::stateless::{MessageContext, PipeServed, StatelessFace, StatelessServed};
 use taskgate::store::MemoryStore;
-use taskgate::task::{EarlyInput, GatewayFault, ManualClock, Mode, Principal, ToolPolicy, ToolRules};
-use taskgate::upstream::conduit::{Conduit, ConduitRequest, ConduitResponse, Content, OwnSession};
-use taskgate::upstream::limits::{SlotSettings, Slots};
+use taskgate::task::{EarlyInput, GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};
+use taskgate::upstream::conduit::{BodyKind, ClientOwnSession, RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::{
-    BeginError, CallContext, Era, Exchange, News, ResumeToken, ServerFacts, Timeouts, Upstream, UpstreamRequest,
+    BeginError, CallContext, Era, Exchange, ResumeToken, ServerFacts, ServerNotification, Timeouts, Upstream,
+    UpstreamRequest,
 };
 use taskgate::wire::{Message, ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::sync::broadcast;
@@ -36,12 +37,12 @@ use super::client::KEY;
 struct Slow {
     name: Arc<str>,
     head_after: Duration,
-    content: Content,
+    content: BodyKind,
     pieces: Vec<(Duration, &'static str)>,
 }
 
 #[async_trait]
-impl Conduit for Slow {
+impl RawChannel for Slow {
     fn name(&self) -> &Arc<str> {
         &self.name
     }
@@ -54,7 +55,7 @@ impl Conduit for Slow {
         None
     }
 
-    async fn send(&self, _: ConduitRequest) -> Result<ConduitResponse, GatewayFault> {
+    async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {
         tokio::time::sleep(self.head_after).await;
         let pieces = stream::unfold(self.pieces.clone().into_iter(), |mut pieces| async {
             let (after, text) = pieces.next()?;
@@ -62,10 +63,10 @@ impl Conduit for Slow {
             Some((Ok::<_, io::Error>(Frame::data(Bytes::from_static(text.as_bytes()))), pieces))
         });
         let body = StreamBody::new(pieces).boxed_unsync();
-        Ok(ConduitResponse { status: StatusCode::OK, content: self.content, retry_after: None, session: None, body })
+        Ok(RawResponse { status: StatusCode::OK, content: self.content, retry_after: None, session: None, body })
     }
 
-    fn bound(&self, _: Arc<dyn OwnSession>) -> Arc<dyn Upstream> {
+    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
         unreachable!("there are no sessions")
     }
 }
@@ -88,7 +89,7 @@ impl Upstream for Slow {
         unreachable!("nothing is taken up again")
     }
 
-    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<News>, BeginError> {
+    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
         unreachable!("nobody listens")
     }
 
@@ -106,7 +107,7 @@ const fn seconds(count: u64) -> Duration {
 fn policy() -> ToolPolicy {
     ToolPolicy {
         after_crash: taskgate::task::AfterCrash::Fail,
-        mode: Mode::Never,
+        mode: TaskMode::Never,
         grace: seconds(2),
         ttl: seconds(60),
         ttl_max: seconds(60),
@@ -118,23 +119,23 @@ fn policy() -> ToolPolicy {
         result_bytes_max: 1 << 20,
         immediate_response: None,
         limits: taskgate::task::CallLimits::default(),
-        fallback: taskgate::task::Fallback::Hold,
+        fallback: taskgate::task::FallbackPolicy::Hold,
     }
 }
 
 fn face(slow: Slow, life_signs: bool) -> StatelessFace {
     let server = Arc::new(slow);
     let in_flight_max = NonZeroUsize::new(10).unwrap();
-    let settings = SlotSettings { in_flight_max, queue_max: 10, queue_deadline: seconds(30) };
+    let settings = CallPermitSettings { in_flight_max, queue_max: 10, queue_deadline: seconds(30) };
     let limits =
         AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
     let store = Arc::new(MemoryStore::new(1 << 20));
-    let sealer = Arc::new(Sealer::new(KeyRing::parse(KEY).unwrap()));
-    let conduit: Arc<dyn Conduit> = Arc::<Slow>::clone(&server);
-    StatelessFace::new(Served {
+    let sealer = Arc::new(Sealer::new(SealingKeys::parse(KEY).unwrap()));
+    let conduit: Arc<dyn RawChannel> = Arc::<Slow>::clone(&server);
+    StatelessFace::new(StatelessServed {
         upstream: server,
         engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
-        slots: Arc::new(Slots::new(Arc::from("slow"), settings)),
+        slots: Arc::new(CallPermits::new(Arc::from("slow"), settings)),
         queue_deadline: settings.queue_deadline,
         rules: ToolRules { patterns: Vec::new(), default: policy() },
         timeouts: Timeouts::default(),
@@ -143,9 +144,9 @@ fn face(slow: Slow, life_signs: bool) -> StatelessFace {
         sealer: Arc::clone(&sealer),
         clock: Arc::new(ManualClock::default()),
         life_signs,
-        listeners: Listeners::new(CancellationToken::new()),
+        listeners: ListenPermits::new(CancellationToken::new()),
     })
-    .with_pipe(Piped {
+    .with_pipe(PipeServed {
         conduit,
         sealer,
         clock: Arc::new(ManualClock::default()),
@@ -173,8 +174,8 @@ async fn answered(face: &StatelessFace, token: &Value, accepted: AcceptedTypes) 
         headers.insert(name, value.parse().unwrap());
     }
     let arrived = Instant::now();
-    let (principal, carriage) = (Principal::local(), Carriage::Request);
-    let around = Surroundings { headers: &headers, body: &body, principal, accepted, arrived, carriage };
+    let (principal, carriage) = (Principal::local(), MessageChannel::Request);
+    let around = MessageContext { headers: &headers, body: &body, principal, accepted, arrived, carriage };
     let response = face.serve(&request, around).await;
     let head = arrived.elapsed();
     let bytes = response.into_body().collect().await.unwrap().to_bytes();
@@ -192,7 +193,7 @@ fn values(said: &str) -> Vec<f64> {
     data.filter_map(|data| serde_json::from_str::<Value>(data).unwrap()["params"]["progress"].as_f64()).collect()
 }
 
-fn slow(head_after: Duration, content: Content, pieces: &[(Duration, &'static str)]) -> Slow {
+fn slow(head_after: Duration, content: BodyKind, pieces: &[(Duration, &'static str)]) -> Slow {
     Slow { name: Arc::from("slow"), head_after, content, pieces: pieces.to_vec() }
 }
 
@@ -203,7 +204,7 @@ async fn mod_22_a_silent_server_shows_as_progress_to_a_client_that_wants_progres
     for (life_signs, token, expected) in
         [(true, json!("p"), 3), (true, json!(7), 3), (true, json!(null), 0), (false, json!("p"), 0)]
     {
-        let face = face(slow(seconds(50), Content::Json, &pieces), life_signs);
+        let face = face(slow(seconds(50), BodyKind::Json, &pieces), life_signs);
         let (said, head) = answered(&face, &token, AcceptedTypes::Both).await;
         assert_eq!(head, seconds(15), "the head comes before the answer");
         let values = values(&said);
@@ -225,7 +226,7 @@ async fn mod_22_signs_stand_between_whole_events_and_below_the_servers_own_progr
         (seconds(16), LAST),
         (seconds(16), ""),
     ];
-    let face = face(slow(seconds(16), Content::Events, &pieces), true);
+    let face = face(slow(seconds(16), BodyKind::Events, &pieces), true);
     let (said, head) = answered(&face, &json!("p"), AcceptedTypes::Both).await;
     assert_eq!(head, seconds(15));
     let values = values(&said);

@@ -2,9 +2,9 @@
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate};
+use super::client::{Client, TestGateway};
 use super::peers::{body_of, client, gate, post, server};
-use super::upstream::{Events, Reply, Seen, Server, answer, json_text};
+use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 
 /// The upstream's own state, in a spelling that must come back.
 const STATE: &str = r#""st\u0061te \/1""#;
@@ -13,7 +13,7 @@ const STATE: &str = r#""st\u0061te \/1""#;
 const DECLARED: &str = r#"{"elicitation":{}}"#;
 
 /// Asks, and on the retry says what it was given.
-fn asking(seen: &Seen) -> Option<Reply> {
+fn asking(seen: &SeenRequest) -> Option<ScriptedReply> {
     if !matches!(seen.rpc(), "tools/call" | "prompts/get" | "resources/read") {
         return None;
     }
@@ -26,7 +26,7 @@ fn asking(seen: &Seen) -> Option<Reply> {
     );
     let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#);
     if seen.rpc() == "prompts/get" {
-        let (events, reply) = Events::open();
+        let (events, reply) = BodySender::open();
         events.raw(format!("data: {{\"jsonrpc\":\"2.0\",\"method\":\"notifications/message\"}}\n\ndata: {text}\n\n"));
         return Some(reply);
     }
@@ -39,7 +39,7 @@ async fn ask(client: &Client, method: &str, params: &str) -> Value {
     serde_json::from_str(last.trim_start_matches("data: ")).unwrap()
 }
 
-async fn world() -> (Server, Gate) {
+async fn world() -> (ScriptedServer, TestGateway) {
     let server = server(asking).await;
     let gate = gate(&server).await;
     (server, gate)

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate};
+use super::client::{Client, TestGateway};
 use super::peers::{body_of, client, post, server};
-use super::upstream::{Reply, Seen, answer};
+use super::upstream::{ScriptedReply, SeenRequest, answer};
 
 const TAKES_TASKS: &str = r#"{"elicitation":{},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#;
 
@@ -35,12 +35,12 @@ const ALWAYS: &str = "[upstreams.up.tasks]\nmode = \"always\"\npoll_interval = \
 #[tokio::test]
 async fn upc21_a_task_of_the_gateways_is_a_call_with_metadata_of_its_own() {
     let server = server(|_| None).await;
-    let gate = Gate::with(server.address, ALWAYS).await;
+    let gate = TestGateway::with(server.address, ALWAYS).await;
     let client = client(&gate);
     let task = settled(&client, r#""name":"t","arguments":{"n":1.10,"content":[]}"#).await;
     assert_eq!(task["status"], "completed");
     assert_eq!(task["result"]["n"], json!(1.10));
-    let seen = server.world.first(Seen::is_call).await;
+    let seen = server.world.first(SeenRequest::is_call).await;
     let meta = &seen.body["params"]["_meta"];
     assert_eq!(meta["io.modelcontextprotocol/clientInfo"]["name"], "taskgate");
     let capabilities: Value = serde_json::from_str(TAKES_TASKS).unwrap();
@@ -50,7 +50,7 @@ async fn upc21_a_task_of_the_gateways_is_a_call_with_metadata_of_its_own() {
 }
 
 /// A server with tasks of its own: call, then two polls.
-fn with_tasks(seen: &Seen) -> Option<Reply> {
+fn with_tasks(seen: &SeenRequest) -> Option<ScriptedReply> {
     let task = |status: &str| {
         json!({"resultType": "complete", "taskId": "up/1", "status": status, "createdAt": "2026-01-01T00:00:00Z",
                "lastUpdatedAt": "2026-01-01T00:00:00Z", "ttlMs": null, "pollIntervalMs": 50})
@@ -74,7 +74,7 @@ fn with_tasks(seen: &Seen) -> Option<Reply> {
 #[tokio::test]
 async fn upc10_an_upstreams_own_task_is_watched_and_its_id_stays_here() {
     let server = server(with_tasks).await;
-    let gate = Gate::with(server.address, ALWAYS).await;
+    let gate = TestGateway::with(server.address, ALWAYS).await;
     let task = settled(&client(&gate), r#""name":"t""#).await;
     assert_eq!((&task["status"], &task["result"]["content"][0]["text"]), (&json!("completed"), &json!("done")));
     assert_ne!(task["taskId"], "up/1");
@@ -94,7 +94,7 @@ async fn upc06_a_cancelled_task_is_cancelled_by_its_name() {
         _ => with_tasks(seen),
     })
     .await;
-    let gate = Gate::with(server.address, ALWAYS).await;
+    let gate = TestGateway::with(server.address, ALWAYS).await;
     let client = client(&gate);
     let handle = ask(&client, "tools/call", r#""name":"t""#).await;
     let id = handle["taskId"].as_str().unwrap().to_owned();
@@ -114,7 +114,7 @@ fn answer_working() -> Value {
 #[tokio::test]
 async fn a_fast_call_stays_plain_within_its_grace() {
     let server = server(|_| None).await;
-    let gate = Gate::with(server.address, "").await;
+    let gate = TestGateway::with(server.address, "").await;
     let plain = ask(&client(&gate), "tools/call", r#""name":"t","arguments":{"content":[]}"#).await;
     assert_eq!(plain["resultType"], "complete", "{plain}");
     let info = &plain["_meta"]["io.modelcontextprotocol/serverInfo"]["name"];

@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use taskgate::config::{self, Config, Takes};
+use taskgate::config::{self, Config, KeyContent};
 
 use super::{env, example, folder, parse, uncomment};
 
@@ -52,8 +52,8 @@ fn keys_of(table: &str) -> BTreeMap<String, String> {
     let in_table =
         |path: &str| path.rsplit_once('.').filter(|(parent, _)| *parent == table).map(|(_, key)| key.to_owned());
     let values = config::known_keys().into_iter().filter_map(|(path, takes)| match takes {
-        Takes::Value(wanted) => Some((in_table(&path)?, wanted)),
-        Takes::Table | Takes::Unbuilt => None,
+        KeyContent::Value(wanted) => Some((in_table(&path)?, wanted)),
+        KeyContent::Table | KeyContent::Unbuilt => None,
     });
     values.collect()
 }
@@ -99,7 +99,7 @@ fn the_reference_has_every_key_and_what_the_reader_takes() {
     }
     let shown = tables(&rendered);
     let known = config::known_keys();
-    let values = known.iter().filter(|(_, takes)| matches!(takes, Takes::Value(_)));
+    let values = known.iter().filter(|(_, takes)| matches!(takes, KeyContent::Value(_)));
     assert_eq!(shown.iter().map(|(_, rows)| rows.len()).sum::<usize>(), values.count(), "a table is missing, or twice");
     for (table, key, row) in all(&shown) {
         let is_whole = !row.meaning.is_empty() && ["reload", "next start"].contains(&row.changes.as_str());

@@ -6,9 +6,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::json;
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::peers::{PAIRS, Person, SESSION, said, server};
-use super::upstream::{Events, Server, in_time};
+use super::upstream::{BodySender, ScriptedServer, in_time};
 
 #[tokio::test]
 async fn arguments_larger_than_the_tool_takes_are_refused_by_name_and_not_sent() {
@@ -16,7 +16,7 @@ async fn arguments_larger_than_the_tool_takes_are_refused_by_name_and_not_sent()
         "arguments_bytes_max = \"40B\"\n[[upstreams.up.tools]]\nmatch = \"region\"\narguments_bytes_max = \"1KiB\"\n";
     for (client, kind) in PAIRS {
         let server = server(kind).await;
-        let gate = Gate::with(server.address, keys).await;
+        let gate = TestGateway::with(server.address, keys).await;
         let person = Person::meet(&gate, client).await;
         // {"s":""} is 8 bytes.
         for (tool, length, fits) in
@@ -43,7 +43,7 @@ async fn arguments_larger_than_the_tool_takes_are_refused_by_name_and_not_sent()
 #[tokio::test]
 async fn an_array_is_no_way_around_the_size_of_arguments() {
     let server = server(SESSION).await;
-    let gate = Gate::with(server.address, "arguments_bytes_max = \"40B\"\n").await;
+    let gate = TestGateway::with(server.address, "arguments_bytes_max = \"40B\"\n").await;
     let client = gate.client_of("2025-03-26").await;
     let call = |id: u32, length: usize| {
         let params = json!({"name": "plain", "arguments": {"s": "x".repeat(length)}});
@@ -55,17 +55,17 @@ async fn an_array_is_no_way_around_the_size_of_arguments() {
 }
 
 /// A server that never answers a call; `begins` says whether it begins to.
-async fn silent(kind: &'static str, begins: bool) -> Server {
+async fn silent(kind: &'static str, begins: bool) -> ScriptedServer {
     // Kept open as long as the server lives.
     let open = Arc::new(Mutex::new(Vec::new()));
-    Server::slow(move |seen, world| {
+    ScriptedServer::slow(move |seen, world| {
         let open = Arc::clone(&open);
         async move {
             if seen.is_call() {
                 if !begins {
                     std::future::pending::<()>().await;
                 }
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 open.lock().push(events);
                 return Some(reply);
             }
@@ -83,7 +83,7 @@ async fn the_silence_of_one_tools_server_is_bounded_by_that_tools_block() {
         );
         for (client, kind) in PAIRS {
             let server = silent(kind, begins).await;
-            let gate = Gate::with(server.address, &keys).await;
+            let gate = TestGateway::with(server.address, &keys).await;
             let person = Person::meet(&gate, client).await;
             let answer = in_time(person.ask("tools/call", json!({"name": "plain", "arguments": {}}))).await;
             let data = &answer["error"]["data"];

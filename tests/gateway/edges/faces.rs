@@ -6,9 +6,9 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 
-use super::client::{Client, Gate, Reply, call, initialize};
+use super::client::{Client, Reply, TestGateway, call, initialize};
 use super::peers::STATELESS;
-use super::upstream::{Events, Server, in_time};
+use super::upstream::{BodySender, ScriptedServer, in_time};
 
 const LISTENERS: usize = 64;
 const SSE_STREAMS: usize = 256;
@@ -21,7 +21,7 @@ fn meta() -> Value {
 }
 
 /// A request of a client without a session.
-async fn alone(gate: &Gate, method: &str, mut params: Value) -> Reply {
+async fn alone(gate: &TestGateway, method: &str, mut params: Value) -> Reply {
     let client = Client { version: Some(STATELESS.to_owned()), ..gate.stranger() };
     params["_meta"] = meta();
     let request = client.request("POST").header("content-type", "application/json").header("mcp-method", method);
@@ -33,7 +33,7 @@ async fn alone(gate: &Gate, method: &str, mut params: Value) -> Reply {
     client.send(request.body(Full::from(text)).unwrap()).await
 }
 
-async fn sse(gate: &Gate) -> Reply {
+async fn sse(gate: &TestGateway) -> Reply {
     let get = Request::get("/sse").header("host", "localhost").header("accept", "text/event-stream");
     gate.stranger().send(get.body(Full::default()).unwrap()).await
 }
@@ -46,7 +46,7 @@ struct Sse {
 }
 
 impl Sse {
-    async fn open(gate: &Gate) -> Self {
+    async fn open(gate: &TestGateway) -> Self {
         let mut stream = sse(gate).await;
         let endpoint = stream.until("\n\n").await.split("data: ").nth(1).unwrap().trim().to_owned();
         let mut sse = Self { gate: gate.stranger(), stream, endpoint };
@@ -71,16 +71,16 @@ impl Sse {
 }
 
 /// A server that keeps calls and streams open, and says nothing.
-async fn silent() -> Server {
+async fn silent() -> ScriptedServer {
     let open = parking_lot::Mutex::new(Vec::new());
-    Server::start(move |seen| {
+    ScriptedServer::start(move |seen| {
         let is_stream = seen.method == "GET" || seen.is_call();
         if seen.rpc() == "tools/list" {
             let tools = json!({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]});
             return Some(super::upstream::answer(seen, &tools));
         }
         is_stream.then(|| {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             open.lock().push(events);
             reply
         })
@@ -97,7 +97,7 @@ fn reason(text: &str) -> String {
 #[tokio::test]
 async fn open_streams_of_a_principal_meet_a_bound_on_every_face() {
     let server = silent().await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     let listen = async || alone(&gate, "subscriptions/listen", json!({"notifications": {}})).await;
     let mut open = Vec::new();
@@ -134,7 +134,7 @@ async fn open_streams_of_a_principal_meet_a_bound_on_every_face() {
 #[tokio::test]
 async fn calls_in_progress_meet_a_bound_on_every_face() {
     let server = silent().await;
-    let gate = Gate::with(server.address, "in_flight_max = 1\nqueue_max = 0\n").await;
+    let gate = TestGateway::with(server.address, "in_flight_max = 1\nqueue_max = 0\n").await;
     let client = gate.client().await;
     let _running = client.post(call(1)).await;
     assert_eq!(reason(&client.post(call(3)).await.text().await), "queue_full", "a session");
@@ -147,8 +147,8 @@ async fn calls_in_progress_meet_a_bound_on_every_face() {
 
 #[tokio::test]
 async fn a_message_that_is_too_large_is_refused_on_every_face_and_the_next_is_heard() {
-    let server = Server::start(|_| None).await;
-    let gate = Gate::before(&server).await;
+    let server = ScriptedServer::start(|_| None).await;
+    let gate = TestGateway::before(&server).await;
     let large = |bytes: usize| {
         let arguments = json!({"x": "x".repeat(bytes)});
         json!({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "t", "arguments": arguments}})

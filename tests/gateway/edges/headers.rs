@@ -6,9 +6,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use http::Method;
 use http_body_util::Full;
 
-use super::client::{Gate, call};
+use super::client::{TestGateway, call};
 use super::peers::{PAIRS, Person, SESSION, STATELESS, server};
-use super::upstream::Seen;
+use super::upstream::SeenRequest;
 
 /// What clients send that goes on nowhere, with what may.
 const CLIENTS: [(&str, &str); 7] = [
@@ -21,7 +21,7 @@ const CLIENTS: [(&str, &str); 7] = [
     ("x-api-key", "clients-own"),
 ];
 
-fn never(seen: &Seen) {
+fn never(seen: &SeenRequest) {
     for name in ["cookie", "dpop", "proxy-authorization", "traceparent"] {
         assert_eq!(seen.header(name), None, "SEC-04: {} {} {name}", seen.method, seen.rpc());
     }
@@ -32,7 +32,7 @@ fn never(seen: &Seen) {
 async fn named_headers_go_on_with_the_request_that_they_came_with_and_no_others() {
     for (client, kind) in PAIRS {
         let server = server(kind).await;
-        let gate = Gate::with(server.address, "forward_headers = [\"X-Request-Id\"]").await;
+        let gate = TestGateway::with(server.address, "forward_headers = [\"X-Request-Id\"]").await;
         let person = Person::with(&gate, client, &CLIENTS).await;
         assert_eq!(person.call("plain").await, "plain", "{client} {kind}");
         let all = server.world.all(|_| true);
@@ -42,7 +42,7 @@ async fn named_headers_go_on_with_the_request_that_they_came_with_and_no_others(
             assert_eq!(seen.header("x-api-key"), None, "{client} {kind} {}", seen.rpc());
         }
         let with: Vec<_> =
-            all.iter().filter(|seen| seen.header("x-request-id") == Some("r-1")).map(Seen::rpc).collect();
+            all.iter().filter(|seen| seen.header("x-request-id") == Some("r-1")).map(SeenRequest::rpc).collect();
         assert!(with.contains(&"tools/call"), "{client} {kind} {with:?}");
         // Sessions of the gateway's own, and what it asks by itself, carry nothing of any client.
         let is_own = |rpc: &&str| *rpc == "server/discover" || (client == STATELESS && *rpc != "tools/call");
@@ -54,10 +54,10 @@ async fn named_headers_go_on_with_the_request_that_they_came_with_and_no_others(
 async fn a_clients_authorization_goes_on_only_where_the_operator_says_so() {
     for (client, kind) in PAIRS {
         let server = server(kind).await;
-        let gate = Gate::with(server.address, "forward_authorization = true").await;
+        let gate = TestGateway::with(server.address, "forward_authorization = true").await;
         let person = Person::with(&gate, client, &CLIENTS).await;
         assert_eq!(person.call("plain").await, "plain", "{client} {kind}");
-        let call = server.world.first(Seen::is_call).await;
+        let call = server.world.first(SeenRequest::is_call).await;
         assert_eq!(call.header("authorization"), Some("Bearer clients-own"), "{client} {kind}");
         assert_eq!(call.header("x-request-id"), None, "{client} {kind}");
         server.world.all(|_| true).iter().for_each(never);
@@ -77,7 +77,7 @@ async fn the_upstreams_credential_is_on_every_request_and_a_client_cannot_replac
     ] {
         for (client, kind) in PAIRS {
             let server = server(kind).await;
-            let gate = Gate::with(server.address, keys).await;
+            let gate = TestGateway::with(server.address, keys).await;
             let person = Person::with(&gate, client, &CLIENTS).await;
             assert_eq!(person.call("plain").await, "plain", "{client} {kind}");
             if client == SESSION && kind == SESSION {
@@ -122,7 +122,7 @@ async fn b168_a_credential_file_that_others_can_read_is_refused_before_anything_
 #[tokio::test]
 async fn a_session_request_with_bad_protocol_headers_is_an_invalid_request() {
     let server = server(SESSION).await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = gate.client().await;
     let session = client.session.clone().unwrap();
     for (name, value) in [

@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::peers::{PAIRS, Person, SESSION, STATELESS, said, server, server_with};
-use super::upstream::{Seen, in_time, status};
+use super::upstream::{SeenRequest, in_time, status};
 
 const RULES: &str = "[[upstreams.up.tools]]\nmatch = \"generate_*\"\nrename = \"make_*\"\n\
     [[upstreams.up.tools]]\nmatch = \"admin_*\"\nhide = true\n\
@@ -14,7 +14,7 @@ const RULES: &str = "[[upstreams.up.tools]]\nmatch = \"generate_*\"\nrename = \"
 async fn every_kind_of_client_lists_and_calls_tools_by_the_operators_names() {
     for (client, kind) in PAIRS {
         let server = server(kind).await;
-        let gate = Gate::with(server.address, RULES).await;
+        let gate = TestGateway::with(server.address, RULES).await;
         let person = Person::meet(&gate, client).await;
         // The upstream's own `make_map` gives way to the one that has its name by a rule.
         assert_eq!(person.tools().await, ["make_report", "make_map", "plain", "größe"], "{client} {kind}");
@@ -28,7 +28,7 @@ async fn every_kind_of_client_lists_and_calls_tools_by_the_operators_names() {
         ] {
             assert_eq!(person.call(tool).await, expected, "{client} {kind} {tool}");
         }
-        let sent = server.world.all(Seen::is_call);
+        let sent = server.world.all(SeenRequest::is_call);
         let names: Vec<_> = sent.iter().map(|seen| seen.body["params"]["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["generate_report", "generate_map", "plain"], "{client} {kind}: nothing else was sent");
         if kind == STATELESS {
@@ -44,14 +44,14 @@ async fn headers_that_repeat_arguments_are_checked_and_sent_under_the_new_name()
     for kind in [SESSION, STATELESS] {
         let server = server(kind).await;
         let rules = "[[upstreams.up.tools]]\nmatch = \"region\"\nrename = \"area\"\n";
-        let gate = Gate::with(server.address, rules).await;
+        let gate = TestGateway::with(server.address, rules).await;
         let person = Person::meet(&gate, STATELESS).await;
         let params = || json!({"name": "area", "arguments": {"r": "north"}});
         let unnamed = person.ask_with("tools/call", params(), &[]).await;
         assert_eq!(unnamed["error"]["code"], -32020, "{kind} {unnamed}");
         let named = person.ask_with("tools/call", params(), &[("mcp-param-region", "north")]).await;
         assert_eq!(said(&named), "region", "{kind} {named}");
-        let sent = server.world.first(Seen::is_call).await;
+        let sent = server.world.first(SeenRequest::is_call).await;
         let expected = (kind == STATELESS).then_some("north");
         assert_eq!(sent.header("mcp-param-region"), expected, "{kind}");
     }
@@ -64,7 +64,7 @@ async fn a_renamed_tool_runs_as_a_task_by_the_rules_of_its_block() {
         let server = server(kind).await;
         let rules = "[[upstreams.up.tools]]\nmatch = \"generate_*\"\nrename = \"make_*\"\nmode = \"required\"\n\
             [upstreams.up.tasks]\nmode = \"never\"\n";
-        let gate = Gate::with(server.address, rules).await;
+        let gate = TestGateway::with(server.address, rules).await;
         let person = Person::meet(&gate, client).await;
         if client == STATELESS {
             // Without the extension a tool that runs only as a task is refused.
@@ -87,7 +87,7 @@ async fn a_block_above_decides_who_has_a_name() {
     let server = server(SESSION).await;
     let rules = "[[upstreams.up.tools]]\nmatch = \"make_map\"\nmode = \"never\"\n\
         [[upstreams.up.tools]]\nmatch = \"generate_*\"\nrename = \"make_*\"\n";
-    let gate = Gate::with(server.address, rules).await;
+    let gate = TestGateway::with(server.address, rules).await;
     for version in [SESSION, STATELESS] {
         let person = Person::meet(&gate, version).await;
         assert_eq!(person.tools().await, ["make_report", "admin_drop", "make_map", "plain", "region"], "{version}");
@@ -102,7 +102,7 @@ async fn no_other_spelling_of_a_hidden_name_reaches_the_server() {
         [" admin_drop", "admin_drop ", "Admin_drop", "ADMIN_DROP", "\u{ff41}dmin_drop", "admin_drop\u{200b}"];
     for (client, kind) in PAIRS.into_iter().filter(|(client, _)| *client == SESSION) {
         let server = server(kind).await;
-        let gate = Gate::with(server.address, RULES).await;
+        let gate = TestGateway::with(server.address, RULES).await;
         let person = Person::meet(&gate, client).await;
         for tool in spellings {
             let expected = format!("-32602 Unknown tool: {}", tool);
@@ -134,9 +134,9 @@ async fn a_server_is_asked_once_for_all_calls_of_an_array() {
     for (kind, lists, pages, expected) in
         [(SESSION, true, 2, "-32602"), (STATELESS, true, 2, "-32602"), (SESSION, false, 1, "upstream_timeout")]
     {
-        let script = move |seen: &Seen| (!lists && seen.rpc() == "tools/list").then(|| status(500));
+        let script = move |seen: &SeenRequest| (!lists && seen.rpc() == "tools/list").then(|| status(500));
         let server = server_with(kind, script).await;
-        let gate = Gate::with(server.address, RULES).await;
+        let gate = TestGateway::with(server.address, RULES).await;
         let older = gate.client_of("2025-03-26").await;
         let before = server.world.count("tools/list");
         let text = in_time(older.post(array.clone())).await.text().await;
@@ -151,7 +151,7 @@ async fn a_server_is_asked_once_for_all_calls_of_an_array() {
 async fn a_call_of_no_tool_gets_no_handle_though_it_asks_for_a_task() {
     for (kind, rules) in [(SESSION, ""), (STATELESS, ""), (SESSION, RULES)] {
         let server = server(kind).await;
-        let gate = Gate::with(server.address, rules).await;
+        let gate = TestGateway::with(server.address, rules).await;
         let person = Person::meet(&gate, SESSION).await;
         for tool in ["nobody", if rules.is_empty() { "nothing" } else { "admin_drop" }] {
             let answer = person.ask("tools/call", json!({"name": tool, "arguments": {}, "task": {}})).await;
@@ -160,6 +160,6 @@ async fn a_call_of_no_tool_gets_no_handle_though_it_asks_for_a_task() {
         assert_eq!(server.world.count("tools/call"), 0, "{kind}");
         let answer = person.ask("tools/call", json!({"name": "plain", "arguments": {}, "task": {}})).await;
         assert!(answer["result"]["task"]["taskId"].is_string(), "{kind} {answer}");
-        server.world.first(Seen::is_call).await;
+        server.world.first(SeenRequest::is_call).await;
     }
 }

@@ -5,8 +5,8 @@ use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate, Reply};
-use super::upstream::{self, Seen, Server, answer, json_text, status};
+use super::client::{Client, Reply, TestGateway};
+use super::upstream::{self, ScriptedServer, SeenRequest, answer, json_text, status};
 
 pub(crate) const STATELESS: &str = "2026-07-28";
 pub(crate) const SESSION: &str = "2025-11-25";
@@ -27,19 +27,19 @@ fn tools() -> Vec<Value> {
 }
 
 /// A server of this version. It answers a call with the name that it was called by, and lists its tools on two pages.
-pub(crate) async fn server(version: &'static str) -> Server {
+pub(crate) async fn server(version: &'static str) -> ScriptedServer {
     server_with(version, |_| None).await
 }
 
 pub(crate) async fn server_with(
     version: &'static str,
-    script: impl Fn(&Seen) -> Option<upstream::Reply> + Send + Sync + 'static,
-) -> Server {
-    Server::start(move |seen| script(seen).or_else(|| served(version, seen))).await
+    script: impl Fn(&SeenRequest) -> Option<upstream::ScriptedReply> + Send + Sync + 'static,
+) -> ScriptedServer {
+    ScriptedServer::start(move |seen| script(seen).or_else(|| served(version, seen))).await
 }
 
 /// What the server has to say; the rest is politeness.
-pub(crate) fn served(version: &str, seen: &Seen) -> Option<upstream::Reply> {
+pub(crate) fn served(version: &str, seen: &SeenRequest) -> Option<upstream::ScriptedReply> {
     let is_stateless = version == STATELESS;
     let complete = |mut result: Value| {
         if is_stateless {
@@ -86,11 +86,11 @@ pub(crate) struct Person {
 }
 
 impl Person {
-    pub(crate) async fn meet(gate: &Gate, version: &str) -> Self {
+    pub(crate) async fn meet(gate: &TestGateway, version: &str) -> Self {
         Self::with(gate, version, &[]).await
     }
 
-    pub(crate) async fn with(gate: &Gate, version: &str, headers: &[(&'static str, &str)]) -> Self {
+    pub(crate) async fn with(gate: &TestGateway, version: &str, headers: &[(&'static str, &str)]) -> Self {
         let is_stateless = version == STATELESS;
         let headers = headers.iter().map(|(name, value)| (*name, (*value).to_owned())).collect();
         let mut person = Self { client: gate.stranger(), is_stateless, headers };

@@ -8,9 +8,9 @@ use http::Request;
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use super::client::{Client, Gate, Reply, call, initialize};
+use super::client::{Client, Reply, TestGateway, call, initialize};
 use super::peers::STATELESS;
-use super::upstream::{self, Events, Seen, Server, in_time, json_text};
+use super::upstream::{self, BodySender, ScriptedServer, SeenRequest, in_time, json_text};
 
 const ELICIT: &str = "elicitation/create";
 /// Stands in every question, and in nothing that may be shown.
@@ -83,18 +83,18 @@ impl Bad {
 }
 
 /// Asks on the stream of each call and answers it, or in the answer's body as an `array`, or on each session's `own` stream.
-async fn server(question: String, way: &'static str) -> Server {
-    Server::start(move |seen| {
+async fn server(question: String, way: &'static str) -> ScriptedServer {
+    ScriptedServer::start(move |seen| {
         let answer = json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": {"content": []}});
         match (seen.method.as_str(), seen.rpc()) {
             ("POST", "tools/call") if way == "array" => Some(json_text(format!("[{question},{answer}]"))),
             ("POST", "tools/call") => {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 events.raw(format!("id: 7\ndata: {question}\n\ndata: {answer}\n\n"));
                 Some(reply)
             }
             ("GET", _) if matches!(way, "own" | "both") => {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 let news = r#"{"jsonrpc":"2.0","method":"notifications/tools/list_changed"}"#;
                 events.raw(format!("event: message\r\ndata: {question}\r\n\r\ndata: {news}\n\n"));
                 Some(reply)
@@ -108,12 +108,12 @@ async fn server(question: String, way: &'static str) -> Server {
     .await
 }
 
-async fn refused(server: &Server) -> Value {
-    let is_answer = |seen: &Seen| seen.method == "POST" && seen.body.get("method").is_none() && seen.id() == "q";
+async fn refused(server: &ScriptedServer) -> Value {
+    let is_answer = |seen: &SeenRequest| seen.method == "POST" && seen.body.get("method").is_none() && seen.id() == "q";
     server.world.first(is_answer).await.body
 }
 
-async fn session(gate: &Gate, version: &str, declared: &Value) -> Client {
+async fn session(gate: &TestGateway, version: &str, declared: &Value) -> Client {
     let mut client = gate.stranger();
     let reply = client.post(initialize(version, declared)).await;
     client.session = Some(reply.header("mcp-session-id").unwrap().to_owned());
@@ -148,7 +148,7 @@ async fn u31_u32_no_session_is_shown_them_on_the_stream_of_a_call_or_its_own_or_
                 }
                 let case = format!("{version} {way} {n}");
                 let server = server(bad.text(), way).await;
-                let gate = Gate::before(&server).await;
+                let gate = TestGateway::before(&server).await;
                 let client = session(&gate, version, &bad.declared).await;
                 let read = match way {
                     "own" => until(&mut client.get(None).await, "list_changed").await,
@@ -168,7 +168,7 @@ async fn u31_u32_no_client_over_one_ordered_stream_is_shown_them() {
         for (n, bad) in bad(version).into_iter().enumerate() {
             let case = format!("{version} {n}");
             let server = server(bad.text(), "both").await;
-            let gate = Gate::before(&server).await;
+            let gate = TestGateway::before(&server).await;
             let client = gate.stranger();
             let get = Request::get("/sse").header("host", "localhost").header("accept", "text/event-stream");
             let mut stream = client.send(get.body(Full::default()).unwrap()).await;
@@ -199,7 +199,7 @@ async fn u31_u32_no_task_and_no_client_without_a_session_is_shown_them() {
         for kind in ["task", "extension", "plain"] {
             let case = format!("{kind} {n}");
             let server = server(bad.text(), "call").await;
-            let gate = Gate::with(server.address, "").await;
+            let gate = TestGateway::with(server.address, "").await;
             let read = match kind {
                 "task" => of_task(&gate, &bad.declared).await,
                 _ => without_session(&gate, &bad.declared, kind == "extension").await,
@@ -216,7 +216,7 @@ async fn u31_u32_no_task_and_no_client_without_a_session_is_shown_them() {
     }
 }
 
-async fn of_task(gate: &Gate, declared: &Value) -> String {
+async fn of_task(gate: &TestGateway, declared: &Value) -> String {
     let client = session(gate, "2025-11-25", declared).await;
     let ask = async |id: u32, method: &str, params: Value| {
         client
@@ -230,7 +230,7 @@ async fn of_task(gate: &Gate, declared: &Value) -> String {
     handle + &ask(2, "tasks/result", json!({"taskId": json["result"]["task"]["taskId"]})).await
 }
 
-async fn without_session(gate: &Gate, declared: &Value, takes_tasks: bool) -> String {
+async fn without_session(gate: &TestGateway, declared: &Value, takes_tasks: bool) -> String {
     let client = Client { version: Some(STATELESS.to_owned()), ..gate.stranger() };
     let mut declared = declared.clone();
     if takes_tasks {
@@ -268,7 +268,7 @@ async fn a_question_that_is_written_to_slip_through_reaches_nobody() {
     ];
     for (n, text) in texts.into_iter().enumerate() {
         let server = server(text, "call").await;
-        let gate = Gate::before(&server).await;
+        let gate = TestGateway::before(&server).await;
         let client = session(&gate, "2025-11-25", &json!({})).await;
         let read = client.post(call(1)).await.text().await;
         check_kept_out(&read, &n.to_string());
@@ -294,13 +294,13 @@ async fn what_may_be_shown_passes_as_it_came() {
     let answer = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[],"method":"sampling/createMessage"}}"#;
     write!(sent, "data: {answer}\n\n").unwrap();
     let shown = sent.clone();
-    let server = Server::start(move |seen| {
-        let (events, reply) = Events::open();
+    let server = ScriptedServer::start(move |seen| {
+        let (events, reply) = BodySender::open();
         events.raw(sent.clone());
         seen.is_call().then_some(reply)
     })
     .await;
-    let gate = Gate::before(&server).await;
+    let gate = TestGateway::before(&server).await;
     let client = session(&gate, "2025-11-25", &json!({"elicitation": {"form": {}, "url": {}}, "roots": {}})).await;
     assert_eq!(in_time(client.post(call(1))).await.text().await, shown);
 }

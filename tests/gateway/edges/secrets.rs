@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tracing::Level;
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::peers::{PAIRS, Person, server, server_with};
 use super::upstream::status;
 
@@ -41,12 +41,12 @@ async fn live(keys: &str) -> String {
     let mut said = String::new();
     for (client, kind) in PAIRS {
         let server = server(kind).await;
-        let gate = Gate::with(server.address, keys).await;
+        let gate = TestGateway::with(server.address, keys).await;
         let person = Person::with(&gate, client, &headers).await;
         said.push_str(&person.call("plain").await);
         said.push_str(&person.call("nothing").await);
         let refusing = server_with(kind, |seen| seen.is_call().then(|| status(401))).await;
-        let gate = Gate::with(refusing.address, keys).await;
+        let gate = TestGateway::with(refusing.address, keys).await;
         let person = Person::with(&gate, client, &headers).await;
         said.push_str(&person.ask("tools/call", json!({"name": "plain", "arguments": {}})).await.to_string());
     }

@@ -12,8 +12,10 @@ use tempfile::TempDir;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-use super::client::{BOTH, Client, Over, Reply, initialize};
-use super::upstream::{Events, Seen, Server, World, answer, in_time, json_text, polite, status};
+use super::client::{BOTH, Client, HttpOptions, Reply, initialize};
+use super::upstream::{
+    BodySender, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, json_text, polite, status,
+};
 
 pub(crate) const STATELESS: &str = "2026-07-28";
 pub(crate) const SESSION: &str = "2025-11-25";
@@ -29,7 +31,7 @@ pub(crate) const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 
 /// A server: `slow` ends when the test says so, and asks before where its arguments say `ask`; `quick` ends at once.
 pub(crate) struct Stage {
-    pub(crate) server: Server,
+    pub(crate) server: ScriptedServer,
     ends: Arc<Semaphore>,
 }
 
@@ -38,7 +40,7 @@ impl Stage {
     pub(crate) async fn of(version: &'static str, more: &'static [&'static str]) -> Self {
         let ends = Arc::new(Semaphore::new(0));
         let given = Arc::clone(&ends);
-        let server = Server::slow(move |seen, world| {
+        let server = ScriptedServer::slow(move |seen, world| {
             let ends = Arc::clone(&given);
             async move { Some(act(version, more, &seen, &world, &ends).await) }
         })
@@ -55,10 +57,10 @@ impl Stage {
 async fn act(
     version: &'static str,
     more: &[&str],
-    seen: &Seen,
-    world: &Arc<World>,
+    seen: &SeenRequest,
+    world: &Arc<ScriptedState>,
     ends: &Arc<Semaphore>,
-) -> super::upstream::Reply {
+) -> super::upstream::ScriptedReply {
     let is_stateless = version == STATELESS;
     let complete = |mut result: Value| {
         if is_stateless {
@@ -109,8 +111,8 @@ async fn act(
 }
 
 /// Asks once the grace period must be over, and ends with what was said.
-fn asks(seen: &Seen, world: &Arc<World>) -> super::upstream::Reply {
-    let (events, reply) = Events::open();
+fn asks(seen: &SeenRequest, world: &Arc<ScriptedState>) -> super::upstream::ScriptedReply {
+    let (events, reply) = BodySender::open();
     let (seen, world) = (seen.clone(), Arc::clone(world));
     TaskTracker::new().spawn(async move {
         let late = seen.body["params"]["arguments"]["after_ms"].as_u64().unwrap_or(0);
@@ -125,7 +127,7 @@ fn asks(seen: &Seen, world: &Arc<World>) -> super::upstream::Reply {
 }
 
 /// The same as a server without sessions does it.
-fn asks_by_result(seen: &Seen) -> super::upstream::Reply {
+fn asks_by_result(seen: &SeenRequest) -> super::upstream::ScriptedReply {
     let params =
         json!({ "mode": "form", "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });
     let question = json!({ "method": "elicitation/create", "params": params });
@@ -147,7 +149,7 @@ pub(crate) struct Gate {
 
 impl Gate {
     /// `keys` stand in the upstream's section, `before` in front of it.
-    pub(crate) async fn open(server: &Server, before: &str, keys: &str) -> Self {
+    pub(crate) async fn open(server: &ScriptedServer, before: &str, keys: &str) -> Self {
         let text = format!(
             "[store]\nkind = \"memory\"\n[admin]\naddress = \"127.0.0.1:0\"\n[listen]\naddress = \"127.0.0.1:0\"\n{before}\n\
              [upstreams.up]\nurl = \"{}\"\npath = \"/mcp\"\n{keys}\n",
@@ -162,7 +164,7 @@ impl Gate {
     }
 
     /// Ada and Bob may come, each with a key.
-    pub(crate) async fn for_two(server: &Server) -> Self {
+    pub(crate) async fn for_two(server: &ScriptedServer) -> Self {
         let keys = [("ada", ADA), ("bob", BOB)];
         let keys = keys.map(|(id, key)| format!("[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{key}\"\n")).concat();
         Self::open(server, &format!("[auth]\nmode = \"api_keys\"\n{keys}"), TOOLS).await
@@ -190,7 +192,7 @@ impl Person {
             session: None,
             version: is_stateless.then(|| version.to_owned()),
             accept: BOTH,
-            over: Over::default(),
+            over: HttpOptions::default(),
             connections: TaskTracker::new(),
         };
         let mut person = Self { client, is_stateless, capabilities, key };

@@ -6,17 +6,17 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::fault_proxy::FaultProxy;
 use super::history::{Entry, Fact, History};
 use super::ledger::Ledger;
 use super::upstream::in_time;
-use super::wire_client::{Answer, Flavour, Wire};
+use super::wire_client::{Answer, Flavour, WireClient};
 
 pub(crate) struct Stage {
     pub(crate) ledger: Ledger,
     pub(crate) network: FaultProxy,
-    pub(crate) gate: Gate,
+    pub(crate) gate: TestGateway,
     pub(crate) history: Arc<History>,
 }
 
@@ -30,7 +30,7 @@ impl Stage {
         let history = Arc::new(History::begin(Duration::ZERO));
         let ledger = Ledger::open(Arc::clone(&history), is_resumable).await;
         let network = FaultProxy::start(ledger.server.address).await;
-        let gate = Gate::with(network.address, &format!("{keys}\n{KEYS}")).await;
+        let gate = TestGateway::with(network.address, &format!("{keys}\n{KEYS}")).await;
         let stage = Self { ledger, network, gate, history };
         // What is asked of every server once is not what the tests are about.
         let answer = stage.call("work_auto", "warm-up", json!({"ms": 1})).await;
@@ -84,8 +84,8 @@ impl Stage {
     }
 }
 
-pub(crate) fn wire() -> Wire {
-    Wire { path: "/mcp", ..Wire::new(Flavour::Extension) }
+pub(crate) fn wire() -> WireClient {
+    WireClient { path: "/mcp", ..WireClient::new(Flavour::Extension) }
 }
 
 /// `completed`, or why a task failed and whether its call ran.

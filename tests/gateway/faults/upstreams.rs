@@ -11,10 +11,10 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::certificates::{self, Authority};
-use super::client::Gate;
+use super::client::TestGateway;
 use super::fault_proxy::{Fault, FaultProxy, Verb};
 use super::stage::{Stage, end, wire};
-use super::upstream::{Server, in_time};
+use super::upstream::{ScriptedServer, in_time};
 
 const CALL: &str = "\"tools/call\"";
 
@@ -27,7 +27,7 @@ async fn f26_an_upstream_that_refuses_connections_ran_nothing() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let closed = listener.local_addr().unwrap();
     drop(listener);
-    let gate = Gate::with(closed, "[upstreams.up.tasks]\nmode = \"never\"").await;
+    let gate = TestGateway::with(closed, "[upstreams.up.tasks]\nmode = \"never\"").await;
     let call = json!({"name": "work", "arguments": {}});
     let answer = wire().ask(gate.gateway.address(), "tools/call", call).await;
     let data = answer.json()["error"]["data"].take();
@@ -87,14 +87,14 @@ async fn f28_an_upstream_that_never_answers_is_told_at_the_deadline() {
 /// F42: a tenth of the upstreams hangs, and the others do not notice.
 #[tokio::test]
 async fn f42_an_upstream_that_hangs_with_all_its_places_taken_holds_up_no_other() {
-    let (hanging, well) = (Stage::new(false, "").await, Server::polite().await);
+    let (hanging, well) = (Stage::new(false, "").await, ScriptedServer::polite().await);
     hanging.network.set(Some(Fault::down(CALL, 0, Verb::Stall)));
     let keys = format!(
         "in_flight_max = 2\nqueue_max = 2\nqueue_deadline = \"20s\"\n[upstreams.up.tasks]\nmode = \"never\"\n\
          [upstreams.other]\nurl = \"http://{}/mcp\"\npath = \"/other\"\n[upstreams.other.tasks]\nmode = \"never\"",
         well.address
     );
-    let gate = Gate::with(hanging.network.address, &keys).await;
+    let gate = TestGateway::with(hanging.network.address, &keys).await;
     let address = gate.gateway.address();
     let (tracker, slow) = (TaskTracker::new(), Arc::new(wire()));
     for _ in 0..4 {
@@ -114,7 +114,7 @@ async fn f42_an_upstream_that_hangs_with_all_its_places_taken_holds_up_no_other(
     })
     .await;
     assert_eq!(refused.status, Some(503), "{refused:?}");
-    let mut other = super::wire_client::Wire { path: "/other", ..wire() };
+    let mut other = super::wire_client::WireClient { path: "/other", ..wire() };
     other.flavour = super::wire_client::Flavour::Core(None);
     assert!(other.open(address).await);
     for n in 0..50 {
@@ -129,13 +129,13 @@ async fn f42_an_upstream_that_hangs_with_all_its_places_taken_holds_up_no_other(
 #[tokio::test]
 async fn f40_a_certificate_that_nobody_trusts_costs_new_calls_and_no_held_one() {
     let (ours, foreign) = (Authority::new(), Authority::new());
-    let slow = |seen: &super::upstream::Seen| {
+    let slow = |seen: &super::upstream::SeenRequest| {
         if seen.rpc() == "tools/list" {
             let tools = json!({"tools": [{"name": "t", "inputSchema": {"type": "object"}}]});
             return Some(super::upstream::answer(seen, &tools));
         }
         seen.is_call().then(|| {
-            let (events, reply) = super::upstream::Events::open();
+            let (events, reply) = super::upstream::BodySender::open();
             let seen = seen.clone();
             TaskTracker::new().spawn(async move {
                 let span = seen.body["params"]["arguments"]["ms"].as_u64().unwrap_or_default();
@@ -147,14 +147,14 @@ async fn f40_a_certificate_that_nobody_trusts_costs_new_calls_and_no_held_one() 
     };
     let free = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let server = |authority: &Authority| authority.vouch(|_| ()).server(&["http/1.1"], None);
-    let good = Server::start_at(free, Some(server(&ours)), slow).await;
-    let bad = Server::start_at(free, Some(server(&foreign)), slow).await;
+    let good = ScriptedServer::start_at(free, Some(server(&ours)), slow).await;
+    let bad = ScriptedServer::start_at(free, Some(server(&foreign)), slow).await;
     let network = FaultProxy::start(good.address).await;
     let folder = tempfile::tempdir().unwrap();
     let ca = certificates::write(folder.path(), "ca", "CERTIFICATE", ours.certificate());
     let url = format!("https://localhost:{}/mcp", network.address.port());
     let keys = format!("[upstreams.up.tls]\nca = \"{}\"\n[upstreams.up.tasks]\nmode = \"never\"", ca.display());
-    let gate = Gate::open("", &url, &keys).await;
+    let gate = TestGateway::open("", &url, &keys).await;
     let address = gate.gateway.address();
     let call =
         |ms: u32| async move { wire().ask(address, "tools/call", json!({"name": "t", "arguments": {"ms": ms}})).await };
@@ -197,7 +197,7 @@ async fn f43_an_answer_that_comes_before_all_of_the_request_was_read_is_used() {
             connections.spawn(hasty(stream));
         }
     });
-    let gate = Gate::with(address, "[upstreams.up.tasks]\nmode = \"never\"").await;
+    let gate = TestGateway::with(address, "[upstreams.up.tasks]\nmode = \"never\"").await;
     let arguments = json!({"padding": "x".repeat(3 << 20)});
     let call = json!({"name": "work", "arguments": arguments});
     let answer = wire().ask(gate.gateway.address(), "tools/call", call).await;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use super::server::{self, Ledger};
-use super::speaker::{self, Ending, Manner, Speaker, Story};
-use super::upstream::Server;
+use super::speaker::{self, CallReport, Ending, PairClient, UserBehaviour};
+use super::upstream::ScriptedServer;
 
 /// The tool that has the only place, where there is but one.
 const HOLDING: &str = "wait";
@@ -82,14 +82,14 @@ impl Case {
         }
     }
 
-    const fn manner(self) -> Manner {
+    const fn manner(self) -> UserBehaviour {
         match self {
-            Self::CancelWorking => Manner::Cancelling,
-            Self::CancelQueued => Manner::CancellingQueued,
-            Self::CancelAsked => Manner::CancellingWhenAsked,
-            Self::Refused => Manner::Declining,
-            Self::TimedOut => Manner::Silent,
-            Self::ClientGone => Manner::Leaving,
+            Self::CancelWorking => UserBehaviour::Cancelling,
+            Self::CancelQueued => UserBehaviour::CancellingQueued,
+            Self::CancelAsked => UserBehaviour::CancellingWhenAsked,
+            Self::Refused => UserBehaviour::Declining,
+            Self::TimedOut => UserBehaviour::Silent,
+            Self::ClientGone => UserBehaviour::Leaving,
             Self::Result
             | Self::ToolError
             | Self::RpcError
@@ -97,7 +97,7 @@ impl Case {
             | Self::CancelSettled
             | Self::OneQuestion
             | Self::TwoQuestions
-            | Self::ServerGone => Manner::Patient,
+            | Self::ServerGone => UserBehaviour::Patient,
         }
     }
 }
@@ -172,9 +172,9 @@ pub(crate) async fn run(
     case: Case,
     client: speaker::Kind,
     kind: server::Kind,
-    speaker: &mut Speaker,
+    speaker: &mut PairClient,
     ledger: &Arc<Ledger>,
-    upstream: &Server,
+    upstream: &ScriptedServer,
 ) -> Result<Way, String> {
     let tool = case.tool();
     if case == Case::CancelSettled {
@@ -201,11 +201,11 @@ pub(crate) async fn run(
 pub(crate) async fn run_queued(
     client: speaker::Kind,
     kind: server::Kind,
-    (speaker, blocker): (&mut Speaker, &mut Speaker),
+    (speaker, blocker): (&mut PairClient, &mut PairClient),
     ledger: &Arc<Ledger>,
 ) -> Result<Way, String> {
     let case = Case::CancelQueued;
-    let holding = blocker.call(HOLDING, Manner::Patient);
+    let holding = blocker.call(HOLDING, UserBehaviour::Patient);
     let cancelling = async {
         let begun = Instant::now();
         while ledger.runs(HOLDING) == 0 {
@@ -221,7 +221,7 @@ pub(crate) async fn run_queued(
         let story = story?;
         check_story(case, client, kind, &story)?;
         // Whoever waited still would have had the place before this one.
-        let next = speaker.call(Case::ToolError.tool(), Manner::Patient).await?;
+        let next = speaker.call(Case::ToolError.tool(), UserBehaviour::Patient).await?;
         if next.ending != expected(client, Case::ToolError) {
             return Err(format!("the next call: {:?}", next.ending));
         }
@@ -240,7 +240,7 @@ pub(crate) async fn run_queued(
     }
 }
 
-fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &Story) -> Result<(), String> {
+fn check_story(case: Case, client: speaker::Kind, kind: server::Kind, story: &CallReport) -> Result<(), String> {
     let expected = expected(client, case);
     if story.ending != expected {
         return Err(format!("{expected:?} expected, not {:?}", story.ending));
@@ -296,7 +296,7 @@ async fn told(ledger: &Ledger, tool: &str) -> Result<(), String> {
 }
 
 /// What belongs to the client's hop does not show at the server.
-fn no_secrets(upstream: &Server) -> Result<(), String> {
+fn no_secrets(upstream: &ScriptedServer) -> Result<(), String> {
     let seen = upstream.world.all(|seen| seen.header("authorization").is_some());
     if seen.is_empty() { Ok(()) } else { Err("the server was sent credentials".to_owned()) }
 }

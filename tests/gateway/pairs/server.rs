@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use support::pair_client::SLOW;
 use tokio_util::task::TaskTracker;
 
-use super::upstream::{Events, Reply, Seen, Server, answer, json_text};
+use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text};
 
 const TOOLS: [&str; 8] = ["result", "tool_error", "rpc_error", "slow", "ask", "ask_two", "wait", "die"];
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
@@ -56,7 +56,7 @@ impl Kind {
 struct Job {
     tool: String,
     /// Id of the request that waits for the end, and its stream, where there is one.
-    waiting: Vec<(Value, Events)>,
+    waiting: Vec<(Value, BodySender)>,
     answers: BTreeMap<String, Value>,
     end: Option<Value>,
     is_cancelled: bool,
@@ -202,10 +202,10 @@ fn question(key: &str) -> Value {
 }
 
 /// A server of this kind, and what it keeps of its runs.
-pub(crate) async fn start(kind: Kind) -> (Server, Arc<Ledger>) {
+pub(crate) async fn start(kind: Kind) -> (ScriptedServer, Arc<Ledger>) {
     let ledger = Arc::new(Ledger::default());
     let kept = Arc::clone(&ledger);
-    let server = Server::start(move |seen| serve(kind, &kept, seen)).await;
+    let server = ScriptedServer::start(move |seen| serve(kind, &kept, seen)).await;
     if kind.is_core() {
         let tasks = json!({"requests": {"tools": {"call": {}}}, "cancel": {}});
         *server.world.introduction.lock() = json!({"capabilities": {"tools": {}, "tasks": tasks}});
@@ -213,7 +213,7 @@ pub(crate) async fn start(kind: Kind) -> (Server, Arc<Ledger>) {
     (server, ledger)
 }
 
-fn serve(kind: Kind, ledger: &Arc<Ledger>, seen: &Seen) -> Option<Reply> {
+fn serve(kind: Kind, ledger: &Arc<Ledger>, seen: &SeenRequest) -> Option<ScriptedReply> {
     let declares = seen.body["params"]["_meta"][CAPABILITIES]["extensions"][EXTENSION].is_object();
     match (seen.method.as_str(), seen.rpc()) {
         ("POST", "initialize" | "server/discover") if kind.is_stateless() != (seen.rpc() == "server/discover") => {
@@ -245,7 +245,7 @@ fn serve(kind: Kind, ledger: &Arc<Ledger>, seen: &Seen) -> Option<Reply> {
 }
 
 /// A server that does not know the method says so promptly.
-fn refused(seen: &Seen) -> Reply {
+fn refused(seen: &SeenRequest) -> ScriptedReply {
     let error = json!({"code": -32601, "message": "Method not found"});
     let mut reply = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());
     *reply.status_mut() = http::StatusCode::NOT_FOUND;
@@ -281,14 +281,14 @@ fn tools(kind: Kind) -> Value {
     }
 }
 
-fn tool_of(seen: &Seen) -> &str {
+fn tool_of(seen: &SeenRequest) -> &str {
     seen.body["params"]["name"].as_str().unwrap_or_default()
 }
 
 /// A plain call at a server with sessions: the answer, and questions before it, on one stream.
-fn session_call(ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
+fn session_call(ledger: &Arc<Ledger>, seen: &SeenRequest) -> ScriptedReply {
     let number = ledger.begin(tool_of(seen));
-    let (events, reply) = Events::open();
+    let (events, reply) = BodySender::open();
     attach(ledger, number, &seen.body["id"], &events);
     ask_on(ledger, number, &events, None);
     if tool_of(seen) == "die" {
@@ -298,7 +298,7 @@ fn session_call(ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
 }
 
 /// Sends the end on a stream, now or later.
-fn attach(ledger: &Ledger, number: usize, id: &Value, events: &Events) {
+fn attach(ledger: &Ledger, number: usize, id: &Value, events: &BodySender) {
     let job = &mut ledger.jobs.lock()[number];
     match &job.end {
         Some(end) => events.raw(message(id, end)),
@@ -307,7 +307,7 @@ fn attach(ledger: &Ledger, number: usize, id: &Value, events: &Events) {
 }
 
 /// Asks what is still open on a stream.
-fn ask_on(ledger: &Ledger, number: usize, events: &Events, task: Option<&str>) {
+fn ask_on(ledger: &Ledger, number: usize, events: &BodySender, task: Option<&str>) {
     for key in ledger.jobs.lock()[number].open() {
         let mut request = question(key);
         request["jsonrpc"] = json!("2.0");
@@ -320,7 +320,7 @@ fn ask_on(ledger: &Ledger, number: usize, events: &Events, task: Option<&str>) {
 }
 
 /// A client's answer to one of these questions.
-fn responded(ledger: &Ledger, seen: &Seen) {
+fn responded(ledger: &Ledger, seen: &SeenRequest) {
     let id = seen.body["id"].as_str().unwrap_or_default();
     let mut parts = id.strip_prefix("q-").unwrap_or_default().splitn(2, '-');
     let (Some(Ok(number)), Some(key)) = (parts.next().map(str::parse), parts.next()) else { return };
@@ -336,7 +336,7 @@ fn cancelled(ledger: &Ledger, request: &Value) {
 }
 
 /// A call at a stateless server: questions are its answer, and the answers come with the next call.
-fn stateless_call(ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
+fn stateless_call(ledger: &Arc<Ledger>, seen: &SeenRequest) -> ScriptedReply {
     let params = &seen.body["params"];
     let (tool, given) = (tool_of(seen), params["inputResponses"].as_object());
     let number = match params["requestState"].as_str().and_then(|state| state.strip_prefix("state \u{e9} ")) {
@@ -352,7 +352,7 @@ fn stateless_call(ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
         let state = format!("state \u{e9} {number}");
         return answer(seen, &json!({"resultType": "input_required", "inputRequests": entries, "requestState": state}));
     }
-    let (events, reply) = Events::open();
+    let (events, reply) = BodySender::open();
     attach(ledger, number, &seen.body["id"], &events);
     if tool == "die" {
         events.cut();
@@ -378,7 +378,7 @@ fn core_fields(number: usize, job: &Job) -> Value {
     })
 }
 
-fn core_handle(ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
+fn core_handle(ledger: &Arc<Ledger>, seen: &SeenRequest) -> ScriptedReply {
     let number = ledger.begin(tool_of(seen));
     let mut task = core_fields(number, &ledger.jobs.lock()[number]);
     task["status"] = json!("working");
@@ -386,7 +386,7 @@ fn core_handle(ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
 }
 
 /// Only what takes its time is a task here.
-fn extension_call(ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
+fn extension_call(ledger: &Arc<Ledger>, seen: &SeenRequest) -> ScriptedReply {
     if tool_of(seen) == "result" {
         return stateless_call(ledger, seen);
     }
@@ -424,7 +424,7 @@ fn extension_fields(number: usize, job: &Job) -> Value {
 }
 
 /// `tasks/*` of both flavours.
-fn task(kind: Kind, ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
+fn task(kind: Kind, ledger: &Arc<Ledger>, seen: &SeenRequest) -> ScriptedReply {
     let params = &seen.body["params"];
     let named = params["taskId"].as_str().unwrap_or_default();
     let number = named.strip_prefix("upstream-task-").and_then(|number| number.parse::<usize>().ok());
@@ -436,7 +436,7 @@ fn task(kind: Kind, ledger: &Arc<Ledger>, seen: &Seen) -> Reply {
     let is_core = kind.is_core();
     match seen.rpc() {
         "tasks/result" if is_core => {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             ask_on(ledger, number, &events, Some(named));
             attach(ledger, number, &seen.body["id"], &events);
             return reply;

@@ -14,7 +14,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 
-use super::upstream::{Events, Reply, Seen, Server, World, answer, in_time, polite, status};
+use super::upstream::{
+    BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, in_time, polite, status,
+};
 
 pub(crate) const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 /// A second key of the same person.
@@ -26,7 +28,7 @@ pub(crate) const EVE: &str = "tg_eve1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 const EXTENSION: &str = "io.modelcontextprotocol/tasks";
 
 pub(crate) struct Gate {
-    pub(crate) server: Server,
+    pub(crate) server: ScriptedServer,
     pub(crate) gateway: Gateway,
     config: config::Config,
     _folder: TempDir,
@@ -34,11 +36,11 @@ pub(crate) struct Gate {
 
 /// Tools: `quick` returns its arguments at once, `held` never does, `ask` asks first. Each session has a tool of its own
 /// beside them, named after it.
-async fn server() -> Server {
-    Server::slow(async |seen: Seen, world: Arc<World>| Some(act(&seen, &world).await)).await
+async fn server() -> ScriptedServer {
+    ScriptedServer::slow(async |seen: SeenRequest, world: Arc<ScriptedState>| Some(act(&seen, &world).await)).await
 }
 
-async fn act(seen: &Seen, world: &Arc<World>) -> Reply {
+async fn act(seen: &SeenRequest, world: &Arc<ScriptedState>) -> ScriptedReply {
     match (seen.rpc(), seen.body["params"]["name"].as_str()) {
         ("tools/list", _) => {
             let own = format!("of-{}", seen.header("mcp-session-id").unwrap_or_default());
@@ -47,7 +49,7 @@ async fn act(seen: &Seen, world: &Arc<World>) -> Reply {
         }
         ("tools/call", Some("held")) => std::future::pending().await,
         ("tools/call", Some("ask")) => {
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             let params = json!({ "message": "Sure?", "requestedSchema": { "type": "object", "properties": {} } });
             events.message(&json!({ "jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": params }));
             let about = seen.header("mcp-session-id").unwrap_or_default().to_owned();

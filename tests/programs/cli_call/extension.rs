@@ -2,9 +2,9 @@
 
 use http::header::HeaderName;
 use serde_json::{Value, json};
-use taskgate::cli::call::{Input, Verdict, Wait};
+use taskgate::cli::call::{CallExit, QuestionPolicy, Wait};
 use taskgate::cli::flavour::Flavour;
-use taskgate::cli::ui::Steps;
+use taskgate::cli::ui::StepCount;
 
 use super::script::{Run, Scenario, Step, Typed, accepted, bounded, error, question, text};
 
@@ -56,7 +56,7 @@ fn of(script: impl IntoIterator<Item = Step>) -> Scenario {
     Scenario::of(Some(Flavour::Extension), script)
 }
 
-async fn check(scenario: Scenario, verdict: Verdict, output: &[&str], methods: &[&str]) -> Run {
+async fn check(scenario: Scenario, verdict: CallExit, output: &[&str], methods: &[&str]) -> Run {
     super::script::check(scenario, verdict, output, methods).await
 }
 
@@ -67,14 +67,14 @@ async fn a_plain_answer_is_printed() {
     let failed = json!({ "content": [{ "type": "text", "text": "b" }], "isError": true });
     let structured = json!({ "content": [], "structuredContent": { "n": 1 } });
     for (step, verdict, output) in [
-        (Step::Result(text("Hello")), Verdict::Returned, &["Hello"][..]),
-        (Step::Stream(Vec::new(), text("Hello")), Verdict::Returned, &["Hello"]),
-        (Step::Result(mixed), Verdict::Returned, &["a", &image.to_string()]),
-        (Step::Result(structured), Verdict::Returned, &[r#"{"n":1}"#]),
-        (Step::Result(failed), Verdict::ToolFailed, &["b"]),
-        (Step::Error(200, error(-32603)), Verdict::Faulted, &[]),
-        (Step::Error(400, error(-32021)), Verdict::Faulted, &[]),
-        (Step::Error(503, error(-32603)), Verdict::Faulted, &[]),
+        (Step::Result(text("Hello")), CallExit::Returned, &["Hello"][..]),
+        (Step::Stream(Vec::new(), text("Hello")), CallExit::Returned, &["Hello"]),
+        (Step::Result(mixed), CallExit::Returned, &["a", &image.to_string()]),
+        (Step::Result(structured), CallExit::Returned, &[r#"{"n":1}"#]),
+        (Step::Result(failed), CallExit::ToolFailed, &["b"]),
+        (Step::Error(200, error(-32603)), CallExit::Faulted, &[]),
+        (Step::Error(400, error(-32021)), CallExit::Faulted, &[]),
+        (Step::Error(503, error(-32603)), CallExit::Faulted, &[]),
     ] {
         check(of([step]), verdict, output, &[CALL]).await;
     }
@@ -95,7 +95,7 @@ async fn answers_that_make_no_sense_are_a_lost_call() {
             "inputRequests": { "k": { "method": "sampling/createMessage", "params": {} } } })),
     ] {
         // Never sent again: the tool may have run.
-        check(of([step]), Verdict::Lost, &[], &[CALL]).await;
+        check(of([step]), CallExit::Lost, &[], &[CALL]).await;
     }
 }
 
@@ -105,7 +105,7 @@ async fn every_request_carries_what_a_stateless_server_needs() {
     let tools = json!({ "tools": [{ "name": "grüße", "inputSchema": { "type": "object" } }] });
     let arguments = r#"{"b":1.10,"a":12345678901234567890123}"#;
     let scenario = Scenario { arguments, ..of([Step::Result(tools), handle(), completed(text("done"))]) };
-    let run = check(scenario, Verdict::Returned, &["done"], &[LIST, CALL, GET]).await;
+    let run = check(scenario, CallExit::Returned, &["done"], &[LIST, CALL, GET]).await;
     let seen = run.server.seen.lock();
     for (seen, name) in seen.iter().zip([None, Some("=?base64?Z3LDvMOfZQ==?="), Some("t1")]) {
         let header = |name: &'static str| {
@@ -143,7 +143,7 @@ async fn annotated_arguments_are_repeated_in_headers_and_the_list_is_read_again_
     let script =
         [tools("Old", json!({})), mismatch.clone(), first_page, tools("Region", json!({})), Step::Result(text("x"))];
     let scenario = Scenario { arguments: r#"{"r":"größe"}"#, ..of(script) };
-    let run = check(scenario, Verdict::Returned, &["x"], &[LIST, CALL, LIST, LIST, CALL]).await;
+    let run = check(scenario, CallExit::Returned, &["x"], &[LIST, CALL, LIST, LIST, CALL]).await;
     {
         let seen = run.server.seen.lock();
         assert_eq!(seen[1].headers["mcp-param-old"], "=?base64?Z3LDtsOfZQ==?=");
@@ -155,9 +155,9 @@ async fn annotated_arguments_are_repeated_in_headers_and_the_list_is_read_again_
     // A second mismatch is the user's to see; a tool with annotations that break the rules is not called at all.
     let script = [tools("A", json!({})), mismatch.clone(), tools("A", json!({})), mismatch];
     let scenario = Scenario { arguments: r#"{"r":"a"}"#, ..of(script) };
-    check(scenario, Verdict::Faulted, &[], &[LIST, CALL, LIST, CALL]).await;
+    check(scenario, CallExit::Faulted, &[], &[LIST, CALL, LIST, CALL]).await;
     let scenario = Scenario { arguments: r#"{"r":"a"}"#, ..of([tools("a b", json!({}))]) };
-    check(scenario, Verdict::Lost, &[], &[LIST]).await;
+    check(scenario, CallExit::Lost, &[], &[LIST]).await;
 }
 
 /// UPC-01, UPC-09.
@@ -166,15 +166,16 @@ async fn a_task_is_polled_until_it_settles() {
     let failed = Step::Result(task("failed", json!({ "error": error(-32603) })));
     let is_error = json!({ "content": [{ "type": "text", "text": "b" }], "isError": true });
     for (last, verdict, output) in [
-        (completed(text("done")), Verdict::Returned, &["done"][..]),
-        (completed(is_error), Verdict::ToolFailed, &["b"]),
-        (failed, Verdict::Faulted, &[]),
-        (cancelled(), Verdict::Cancelled, &[]),
-        (Step::Error(200, error(-32602)), Verdict::Faulted, &[]),
-        (Step::Result(task("completed", json!({}))), Verdict::Lost, &[]),
+        (completed(text("done")), CallExit::Returned, &["done"][..]),
+        (completed(is_error), CallExit::ToolFailed, &["b"]),
+        (failed, CallExit::Faulted, &[]),
+        (cancelled(), CallExit::Cancelled, &[]),
+        (Step::Error(200, error(-32602)), CallExit::Faulted, &[]),
+        (Step::Result(task("completed", json!({}))), CallExit::Lost, &[]),
     ] {
         let run = check(of([handle(), working(), last]), verdict, output, &[CALL, GET, GET]).await;
-        let shown = ("working".to_owned(), Some("section 3/10 written".to_owned()), Some(Steps { done: 3, total: 10 }));
+        let shown =
+            ("working".to_owned(), Some("section 3/10 written".to_owned()), Some(StepCount { done: 3, total: 10 }));
         assert!(run.user.shown.contains(&shown), "{:?}", run.user.shown);
     }
 }
@@ -182,15 +183,15 @@ async fn a_task_is_polled_until_it_settles() {
 #[tokio::test]
 async fn progress_of_a_plain_call_is_shown() {
     let progress = json!({ "progressToken": 1, "progress": 2, "total": 4, "message": "half" });
-    let run = check(of([Step::Stream(vec![progress], text("done"))]), Verdict::Returned, &["done"], &[CALL]).await;
-    let shown = ("calling".to_owned(), Some("half".to_owned()), Some(Steps { done: 2, total: 4 }));
+    let run = check(of([Step::Stream(vec![progress], text("done"))]), CallExit::Returned, &["done"], &[CALL]).await;
+    let shown = ("calling".to_owned(), Some("half".to_owned()), Some(StepCount { done: 2, total: 4 }));
     assert_eq!(run.user.shown.last(), Some(&shown));
 }
 
 #[tokio::test]
 async fn a_handle_is_enough_where_nobody_waits() {
     let run = Scenario { wait: Wait::ForTheHandle, ..of([handle()]) }.run().await;
-    assert_eq!((run.verdict, run.methods()), (Verdict::Returned, vec![CALL.to_owned()]));
+    assert_eq!((run.verdict, run.methods()), (CallExit::Returned, vec![CALL.to_owned()]));
     let printed: Value = serde_json::from_str(&run.user.output[0]).unwrap();
     assert_eq!(printed, task("working", json!({ "resultType": "task" })));
 }
@@ -199,7 +200,7 @@ async fn a_handle_is_enough_where_nobody_waits() {
 #[tokio::test]
 async fn ctrl_c_cancels_the_task_and_waits_for_how_it_ends() {
     for (last, verdict, output) in
-        [(cancelled(), Verdict::Cancelled, &[][..]), (completed(text("too late")), Verdict::Returned, &["too late"])]
+        [(cancelled(), CallExit::Cancelled, &[][..]), (completed(text("too late")), CallExit::Returned, &["too late"])]
     {
         let script = [handle(), acknowledged(), working(), last];
         let scenario = Scenario { cues: &["working"], ..of(script) };
@@ -210,14 +211,14 @@ async fn ctrl_c_cancels_the_task_and_waits_for_how_it_ends() {
 #[tokio::test]
 async fn a_second_ctrl_c_leaves_at_once() {
     let run = Scenario { cues: &["working", "cancelling"], ..of([handle(), Step::Hang]) }.run().await;
-    assert_eq!(run.verdict, Verdict::Cancelled);
+    assert_eq!(run.verdict, CallExit::Cancelled);
     assert!(run.user.notes.iter().any(|note| note.contains("t1") && note.contains("may still run")));
 }
 
 /// On 2026-07-28 closing the stream is the cancellation (MOD-20).
 #[tokio::test]
 async fn ctrl_c_closes_the_stream_of_a_plain_call() {
-    let run = check(of([Step::Interrupt]), Verdict::Cancelled, &[], &[CALL]).await;
+    let run = check(of([Step::Interrupt]), CallExit::Cancelled, &[], &[CALL]).await;
     bounded(run.server.left.notified()).await;
 }
 
@@ -225,15 +226,15 @@ async fn ctrl_c_closes_the_stream_of_a_plain_call() {
 async fn polls_are_repeated_while_the_server_is_away() {
     for lost in [Step::Drop, Step::Page(502), Step::Page(503), Step::Error(503, error(-32603)), Step::Page(429)] {
         let scenario = of([handle(), lost.clone(), lost.clone(), completed(text("done"))]);
-        let run = check(scenario, Verdict::Returned, &["done"], &[CALL, GET, GET, GET]).await;
+        let run = check(scenario, CallExit::Returned, &["done"], &[CALL, GET, GET, GET]).await;
         assert_eq!(run.user.notes.iter().filter(|note| note.ends_with("trying again")).count(), 2);
 
         let script = [handle(), lost.clone(), lost.clone(), lost.clone()];
-        let verdict = if matches!(lost, Step::Error(..)) { Verdict::Faulted } else { Verdict::Lost };
+        let verdict = if matches!(lost, Step::Error(..)) { CallExit::Faulted } else { CallExit::Lost };
         check(of(script), verdict, &[], &[CALL, GET, GET, GET]).await;
     }
     // What a repetition cannot heal is not repeated.
-    check(of([handle(), Step::Page(404)]), Verdict::Lost, &[], &[CALL, GET]).await;
+    check(of([handle(), Step::Page(404)]), CallExit::Lost, &[], &[CALL, GET]).await;
 }
 
 /// UPC-11: a key that is still shown after its answer is not asked again; UPC-10.
@@ -244,7 +245,7 @@ async fn a_tasks_questions_are_answered_by_updates_each_once() {
     let script = [handle(), asking(both), acknowledged(), again.clone(), acknowledged(), again, last];
     let run = of(script).typing(["perhaps", "y", "", "n", "d"]).run().await;
     assert_eq!(run.methods(), [CALL, GET, UPDATE, GET, UPDATE, GET, GET]);
-    assert_eq!((run.verdict, run.user.output.clone()), (Verdict::Declined, vec!["done".to_owned()]));
+    assert_eq!((run.verdict, run.user.output.clone()), (CallExit::Declined, vec!["done".to_owned()]));
     let seen = run.server.seen.lock();
     let answers: Vec<_> = [2, 4].map(|at: usize| seen[at].message["params"]["inputResponses"].clone()).into();
     assert_eq!(answers, [json!({ "a": accepted() }), json!({ "b": { "action": "decline" } })]);
@@ -263,7 +264,7 @@ async fn a_question_before_the_handle_is_answered_by_the_call_itself() {
     let shed = json!({ "resultType": "input_required", "requestState": "later" });
     let script = [Step::Result(asks), Step::Result(shed), handle(), completed(text("done"))];
     let run = of(script).typing(["y", "a"]).run().await;
-    assert_eq!((run.verdict, run.methods()), (Verdict::Returned, [CALL, CALL, CALL, GET].map(str::to_owned).into()));
+    assert_eq!((run.verdict, run.methods()), (CallExit::Returned, [CALL, CALL, CALL, GET].map(str::to_owned).into()));
     let seen = run.server.seen.lock();
     let params = |at: usize| &seen[at].message["params"];
     assert_eq!(params(1)["inputResponses"], json!({ "k": accepted() }));
@@ -276,15 +277,15 @@ async fn a_question_before_the_handle_is_answered_by_the_call_itself() {
 #[tokio::test]
 async fn a_server_that_asks_without_end_is_left() {
     let asks = json!({ "resultType": "input_required", "inputRequests": { "k": elicit(question()) } });
-    let run = Scenario { input: Input::Declined, ..of(vec![Step::Result(asks); 20]) }.run().await;
-    assert_eq!((run.verdict, run.methods().len()), (Verdict::Lost, 10));
+    let run = Scenario { input: QuestionPolicy::Declined, ..of(vec![Step::Result(asks); 20]) }.run().await;
+    assert_eq!((run.verdict, run.methods().len()), (CallExit::Lost, 10));
 }
 
 #[tokio::test]
 async fn without_input_every_question_is_declined_unseen() {
     let script = [handle(), asking(json!({ "a": elicit(question()) })), acknowledged(), completed(text("kept"))];
-    let scenario = Scenario { input: Input::Declined, ..of(script) };
-    let run = check(scenario.typing(["y"]), Verdict::Declined, &["kept"], &[CALL, GET, UPDATE, GET]).await;
+    let scenario = Scenario { input: QuestionPolicy::Declined, ..of(script) };
+    let run = check(scenario.typing(["y"]), CallExit::Declined, &["kept"], &[CALL, GET, UPDATE, GET]).await;
     let answers = &run.server.seen.lock()[2].message["params"]["inputResponses"];
     assert_eq!(answers, &json!({ "a": { "action": "decline" } }));
     run.assert_note("the tool asks \"Sure?\"; declined, because of --no-input");
@@ -294,7 +295,7 @@ async fn without_input_every_question_is_declined_unseen() {
 async fn a_question_that_the_server_takes_back_is_not_waited_for() {
     let script = [handle(), asking(json!({ "a": elicit(question()) })), working(), completed(text("done"))];
     let scenario = Scenario { typed: vec![Typed::Nothing], ..of(script) };
-    let run = check(scenario, Verdict::Returned, &["done"], &[CALL, GET, GET, GET]).await;
+    let run = check(scenario, CallExit::Returned, &["done"], &[CALL, GET, GET, GET]).await;
     run.assert_note("the question was withdrawn");
 }
 
@@ -302,7 +303,7 @@ async fn a_question_that_the_server_takes_back_is_not_waited_for() {
 async fn ctrl_c_at_a_question_cancels_its_task() {
     let script = [handle(), asking(json!({ "a": elicit(question()) })), acknowledged(), cancelled()];
     let scenario = Scenario { typed: vec![Typed::CtrlC], ..of(script) };
-    check(scenario, Verdict::Cancelled, &[], &[CALL, GET, CANCEL, GET]).await;
+    check(scenario, CallExit::Cancelled, &[], &[CALL, GET, CANCEL, GET]).await;
 }
 
 #[tokio::test]
@@ -329,7 +330,7 @@ async fn what_cannot_be_shown_is_declined_and_said_so() {
     ] {
         let script = [handle(), asking(json!({ "a": elicit(params) })), acknowledged(), completed(text("done"))];
         let run = of(script).typing(typed.iter().copied()).run().await;
-        let verdict = if answer["action"] == "accept" { Verdict::Returned } else { Verdict::Declined };
+        let verdict = if answer["action"] == "accept" { CallExit::Returned } else { CallExit::Declined };
         assert_eq!(run.verdict, verdict, "{note}");
         assert_eq!(run.server.seen.lock()[2].message["params"]["inputResponses"], json!({ "a": answer }), "{note}");
         run.assert_note(note);
@@ -341,7 +342,7 @@ async fn a_call_that_was_given_a_name_says_it_with_each_try() {
     let asks = json!({ "resultType": "input_required", "requestState": "s" });
     for key in [None, Some("k-1")] {
         let run = Scenario { key, ..of([Step::Result(asks.clone()), Step::Result(text("done"))]) }.run().await;
-        assert_eq!(run.verdict, Verdict::Returned);
+        assert_eq!(run.verdict, CallExit::Returned);
         for seen in run.server.seen.lock().iter() {
             assert_eq!(seen.message["params"]["_meta"]["io.taskgate/idempotency-key"].as_str(), key);
         }

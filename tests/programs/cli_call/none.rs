@@ -1,9 +1,9 @@
 //! Plain calls, of 2026-07-28 and in a session.
 
 use serde_json::{Value, json};
-use taskgate::cli::call::{Input, Verdict};
+use taskgate::cli::call::{CallExit, QuestionPolicy};
 use taskgate::cli::flavour::Flavour;
-use taskgate::cli::ui::Steps;
+use taskgate::cli::ui::StepCount;
 
 use super::extension::handle;
 use super::script::{Run, Scenario, Step, Typed, accepted, check, error, question, text};
@@ -31,11 +31,11 @@ pub(crate) fn initialized(capabilities: Value) -> Step {
 }
 
 /// A call in a session, and the methods that surround what comes of it.
-async fn in_session(call: Step, change: impl FnOnce(Scenario) -> Scenario, verdict: Verdict, methods: &[&str]) -> Run {
+async fn in_session(call: Step, change: impl FnOnce(Scenario) -> Scenario, verdict: CallExit, methods: &[&str]) -> Run {
     let script = [unknown(), initialized(json!({})), call];
     let scenario = change(Scenario::of(Some(Flavour::None), script));
     let all = [&[DISCOVER, INITIALIZE, INITIALIZED, CALL], methods, &[DELETE]].concat();
-    let output: &[&str] = if verdict == Verdict::Cancelled || verdict == Verdict::Faulted { &[] } else { &["done"] };
+    let output: &[&str] = if verdict == CallExit::Cancelled || verdict == CallExit::Faulted { &[] } else { &["done"] };
     check(scenario, verdict, output, &all).await
 }
 
@@ -43,7 +43,7 @@ async fn in_session(call: Step, change: impl FnOnce(Scenario) -> Scenario, verdi
 #[tokio::test]
 async fn a_server_of_2026_07_28_is_called_without_the_extension() {
     for (step, verdict, output) in
-        [(Step::Result(text("Hello")), Verdict::Returned, &["Hello"][..]), (handle(), Verdict::Lost, &[])]
+        [(Step::Result(text("Hello")), CallExit::Returned, &["Hello"][..]), (handle(), CallExit::Lost, &[])]
     {
         let scenario = Scenario::of(Some(Flavour::None), [discovered(&["2026-07-28"], json!({})), step]);
         let run = check(scenario, verdict, output, &[DISCOVER, CALL]).await;
@@ -71,7 +71,7 @@ async fn any_other_answer_to_discover_leads_to_a_session() {
         let script = [answer.clone(), initialized(json!({})), Step::Result(text("done"))];
         let methods = [DISCOVER, INITIALIZE, INITIALIZED, CALL, DELETE];
         let scenario = Scenario::of(Some(Flavour::None), script);
-        let run = check(scenario, Verdict::Returned, &["done"], &methods).await;
+        let run = check(scenario, CallExit::Returned, &["done"], &methods).await;
         let seen = run.server.seen.lock();
         let params = &seen[1].message["params"];
         assert_eq!(params["protocolVersion"], "2025-11-25");
@@ -94,7 +94,7 @@ async fn a_handshake_that_fails_is_a_lost_call() {
         Step::Drop,
     ] {
         let scenario = Scenario::of(Some(Flavour::None), [unknown(), answer]);
-        check(scenario, Verdict::Lost, &[], &[DISCOVER, INITIALIZE]).await;
+        check(scenario, CallExit::Lost, &[], &[DISCOVER, INITIALIZE]).await;
     }
 }
 
@@ -102,12 +102,12 @@ async fn a_handshake_that_fails_is_a_lost_call() {
 async fn a_session_ends_with_its_call_whatever_came_of_it() {
     let failed = json!({ "content": [{ "type": "text", "text": "done" }], "isError": true });
     for (step, verdict) in [
-        (Step::Result(text("done")), Verdict::Returned),
-        (Step::Stream(Vec::new(), text("done")), Verdict::Returned),
-        (Step::Result(failed), Verdict::ToolFailed),
-        (Step::Error(200, error(-32603)), Verdict::Faulted),
+        (Step::Result(text("done")), CallExit::Returned),
+        (Step::Stream(Vec::new(), text("done")), CallExit::Returned),
+        (Step::Result(failed), CallExit::ToolFailed),
+        (Step::Error(200, error(-32603)), CallExit::Faulted),
         // UPC-17: the stream ends without the answer, and a further one has it.
-        (Step::Pause(text("done")), Verdict::Returned),
+        (Step::Pause(text("done")), CallExit::Returned),
     ] {
         in_session(step, |scenario| scenario, verdict, &[]).await;
     }
@@ -117,15 +117,15 @@ async fn a_session_ends_with_its_call_whatever_came_of_it() {
 async fn progress_of_a_call_in_a_session_is_shown() {
     let progress = |token: i64| json!({ "progressToken": token, "progress": token, "total": 4, "message": "half" });
     let step = Step::Stream(vec![progress(1), progress(3)], text("done"));
-    let run = in_session(step, |scenario| scenario, Verdict::Returned, &[]).await;
-    let shown = ("calling".to_owned(), Some("half".to_owned()), Some(Steps { done: 1, total: 4 }));
+    let run = in_session(step, |scenario| scenario, CallExit::Returned, &[]).await;
+    let shown = ("calling".to_owned(), Some("half".to_owned()), Some(StepCount { done: 1, total: 4 }));
     assert_eq!(run.user.shown.last(), Some(&shown), "what bears the token of nothing is not shown");
 }
 
 #[tokio::test]
 async fn questions_on_the_calls_stream_and_on_the_sessions_own_are_answered() {
     for step in [Step::Ask(question(), text("done")), Step::AskElsewhere(question(), text("done"))] {
-        let run = in_session(step, |scenario| scenario.typing(["y", ""]), Verdict::Returned, &[ANSWER]).await;
+        let run = in_session(step, |scenario| scenario.typing(["y", ""]), CallExit::Returned, &[ANSWER]).await;
         assert_eq!(run.answers(), [accepted()]);
         assert_eq!(run.server.seen.lock()[4].message["id"], "q1");
     }
@@ -139,7 +139,7 @@ async fn an_answer_names_the_task_that_its_question_named() {
     let run = in_session(
         Step::Ask(params, text("done")),
         |scenario| scenario.typing(["y", "accept"]),
-        Verdict::Returned,
+        CallExit::Returned,
         &[ANSWER],
     );
     let mut expected = accepted();
@@ -149,26 +149,26 @@ async fn an_answer_names_the_task_that_its_question_named() {
 
 #[tokio::test]
 async fn without_input_a_sessions_question_is_declined() {
-    let decline = |scenario| Scenario { input: Input::Declined, ..scenario };
-    let run = in_session(Step::Ask(question(), text("done")), decline, Verdict::Declined, &[ANSWER]).await;
+    let decline = |scenario| Scenario { input: QuestionPolicy::Declined, ..scenario };
+    let run = in_session(Step::Ask(question(), text("done")), decline, CallExit::Declined, &[ANSWER]).await;
     assert_eq!(run.answers(), [json!({ "action": "decline" })]);
 }
 
 #[tokio::test]
 async fn a_question_that_a_session_takes_back_is_not_waited_for() {
     let idle = |scenario| Scenario { typed: vec![Typed::Nothing], ..scenario };
-    let run = in_session(Step::Withdraw(question(), text("done")), idle, Verdict::Returned, &[]).await;
+    let run = in_session(Step::Withdraw(question(), text("done")), idle, CallExit::Returned, &[]).await;
     run.assert_note("the question was withdrawn");
 }
 
 /// In a session a closed stream cancels nothing (LEG-11), so the server is told.
 #[tokio::test]
 async fn ctrl_c_is_told_to_a_session() {
-    let run = in_session(Step::Interrupt, |scenario| scenario, Verdict::Cancelled, &[CANCELLED]).await;
+    let run = in_session(Step::Interrupt, |scenario| scenario, CallExit::Cancelled, &[CANCELLED]).await;
     {
         let seen = run.server.seen.lock();
         assert_eq!(seen[4].message["params"]["requestId"], seen[3].message["id"]);
     }
     let leave = |scenario| Scenario { typed: vec![Typed::CtrlC], ..scenario };
-    in_session(Step::Ask(question(), text("done")), leave, Verdict::Cancelled, &[CANCELLED]).await;
+    in_session(Step::Ask(question(), text("done")), leave, CallExit::Cancelled, &[CANCELLED]).await;
 }

@@ -20,9 +20,9 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::cli::call::{self, Call, Input, Retry, Verdict, Wait};
+use taskgate::cli::call::{self, CallCommand, CallExit, QuestionPolicy, RetryPolicy, Wait};
 use taskgate::cli::flavour::Flavour;
-use taskgate::cli::ui::{Status, Steps, Ui};
+use taskgate::cli::ui::{CallStatus, StepCount, Ui};
 use taskgate::wire::{Payload, ScanLimits};
 use tokio::net::TcpListener;
 use tokio::sync::{Notify, mpsc};
@@ -276,7 +276,7 @@ pub(crate) enum Typed {
 
 /// A user who writes down what is shown, and types and presses Ctrl-C on cue.
 pub(crate) struct User {
-    pub(crate) shown: Vec<(String, Option<String>, Option<Steps>)>,
+    pub(crate) shown: Vec<(String, Option<String>, Option<StepCount>)>,
     pub(crate) notes: Vec<String>,
     pub(crate) output: Vec<String>,
     /// Status words that make the user press Ctrl-C, in order.
@@ -288,7 +288,7 @@ pub(crate) struct User {
 
 #[async_trait]
 impl Ui for User {
-    fn status(&mut self, status: &Status<'_>) {
+    fn status(&mut self, status: &CallStatus<'_>) {
         self.shown.push((status.word.to_owned(), status.message.map(str::to_owned), status.steps));
         if self.cues.front() == Some(&status.word) {
             self.cues.pop_front();
@@ -323,7 +323,7 @@ pub(crate) struct Scenario {
     pub(crate) flavour: Option<Flavour>,
     pub(crate) key: Option<&'static str>,
     pub(crate) wait: Wait,
-    pub(crate) input: Input,
+    pub(crate) input: QuestionPolicy,
     pub(crate) cues: &'static [&'static str],
     pub(crate) typed: Vec<Typed>,
     pub(crate) arguments: &'static str,
@@ -331,7 +331,7 @@ pub(crate) struct Scenario {
 
 impl Scenario {
     pub(crate) fn of(flavour: Option<Flavour>, script: impl IntoIterator<Item = Step>) -> Self {
-        let (script, wait, input) = (script.into_iter().collect(), Wait::ToTheEnd, Input::Asked);
+        let (script, wait, input) = (script.into_iter().collect(), Wait::ToTheEnd, QuestionPolicy::Asked);
         Self { script, flavour, key: None, wait, input, cues: &[], typed: Vec::new(), arguments: "{}" }
     }
 
@@ -342,14 +342,18 @@ impl Scenario {
     pub(crate) async fn run(self) -> Run {
         let (interrupt, mut interrupts) = mpsc::channel(2);
         let server = Server::start(self.script, interrupt.clone()).await;
-        let call = Call {
+        let call = CallCommand {
             tool: "grüße".to_owned(),
             arguments: Payload::parse(&Bytes::from_static(self.arguments.as_bytes()), ScanLimits::CLIENT).unwrap(),
             flavour: self.flavour,
             idempotency_key: self.key.map(str::to_owned),
             wait: self.wait,
             input: self.input,
-            retry: Retry { attempts_max: 3, pause: Duration::from_millis(1), pause_max: Duration::from_millis(2) },
+            retry: RetryPolicy {
+                attempts_max: 3,
+                pause: Duration::from_millis(1),
+                pause_max: Duration::from_millis(2),
+            },
             ca: None,
             authorization: None,
         };
@@ -362,7 +366,7 @@ impl Scenario {
 }
 
 pub(crate) struct Run {
-    pub(crate) verdict: Verdict,
+    pub(crate) verdict: CallExit,
     pub(crate) user: User,
     pub(crate) server: Server,
 }
@@ -385,7 +389,7 @@ impl Run {
 }
 
 /// Runs a script and compares how it ends, what is printed, and which methods were called.
-pub(crate) async fn check(scenario: Scenario, verdict: Verdict, output: &[&str], methods: &[&str]) -> Run {
+pub(crate) async fn check(scenario: Scenario, verdict: CallExit, output: &[&str], methods: &[&str]) -> Run {
     let script = format!("{:?}", scenario.script);
     let run = scenario.run().await;
     assert_eq!(run.verdict, verdict, "{script}: {:?}", run.user.notes);

@@ -12,7 +12,7 @@ use tokio::process::Command;
 use tokio_util::task::TaskTracker;
 
 use super::program::{Call, Folder, Program, Worker, block, send};
-use super::upstream::{Server, answer, in_time};
+use super::upstream::{ScriptedServer, answer, in_time};
 
 /// The program with a listening socket as its descriptor 3, as a service manager hands it over. A shell does what takes
 /// unsafe code otherwise: it moves the socket from stdin and knows its own process id.
@@ -107,7 +107,7 @@ async fn sec_20_a_socket_that_is_open_to_all_takes_no_keys_in_clear() {
 #[tokio::test]
 async fn no_request_fails_while_processes_follow_each_other() {
     let tools = json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]});
-    let server = Server::start(move |seen| (seen.rpc() == "tools/list").then(|| answer(seen, &tools))).await;
+    let server = ScriptedServer::start(move |seen| (seen.rpc() == "tools/list").then(|| answer(seen, &tools))).await;
     let (folder, socket) = (Folder::new(), listener());
     folder.write(&block("up", &server));
     let address = socket.local_addr().unwrap();

@@ -8,7 +8,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 
 use super::program::{Call, Folder, Program, Worker, block};
-use super::upstream::{Seen, in_time};
+use super::upstream::{SeenRequest, in_time};
 
 const TIMES: usize = 40;
 /// How often a client that does not know whether it was heard says it again at most.
@@ -107,7 +107,7 @@ async fn an_answer_reaches_the_server_though_its_client_is_gone() {
         Call::declaring("tasks/update", &json!({"taskId": id, "inputResponses": {&key: accepts}}), &asking())
     };
     say(&program, &ids, update, &["working"]).await;
-    let is_answer = |seen: &Seen| seen.body.get("method").is_none() && seen.body["result"]["action"] == "accept";
+    let is_answer = |seen: &SeenRequest| seen.body.get("method").is_none() && seen.body["result"]["action"] == "accept";
     worker.server.world.nth(TIMES - 1, is_answer).await;
     assert_eq!(worker.server.world.all(is_answer).len(), TIMES, "each once");
     worker.answer_all();

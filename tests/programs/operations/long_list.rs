@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::program::{Call, Folder, Program, block};
-use super::upstream::{Events, Reply, Seen, Server, answer, in_time};
+use super::upstream::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, in_time};
 
 const FEW: usize = 3;
 const MANY: usize = 100_000;
@@ -16,12 +16,12 @@ const LARGE: usize = 0;
 
 /// A server whose list is as long as the test wants it now.
 struct Lister {
-    server: Server,
+    server: ScriptedServer,
     tools: Arc<AtomicUsize>,
-    streams: Arc<Mutex<Vec<Events>>>,
+    streams: Arc<Mutex<Vec<BodySender>>>,
 }
 
-fn list(seen: &Seen, count: usize) -> Reply {
+fn list(seen: &SeenRequest, count: usize) -> ScriptedReply {
     let tool = |n: usize| json!({"name": format!("t{n}"), "inputSchema": {"type": "object"}});
     let tools: Vec<Value> = match count {
         LARGE => vec![json!({"name": "t0", "description": "x".repeat(64 << 20), "inputSchema": {}})],
@@ -32,11 +32,11 @@ fn list(seen: &Seen, count: usize) -> Reply {
 
 impl Lister {
     async fn start(count: usize) -> Self {
-        let (tools, streams) = (Arc::new(AtomicUsize::new(count)), Arc::<Mutex<Vec<Events>>>::default());
+        let (tools, streams) = (Arc::new(AtomicUsize::new(count)), Arc::<Mutex<Vec<BodySender>>>::default());
         let (now, open) = (Arc::clone(&tools), Arc::clone(&streams));
-        let server = Server::start(move |seen| match (seen.method.as_str(), seen.rpc()) {
+        let server = ScriptedServer::start(move |seen| match (seen.method.as_str(), seen.rpc()) {
             ("GET", _) => {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 open.lock().push(events);
                 Some(reply)
             }

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 
 use super::program::{Call, Folder, Program, block};
-use super::upstream::{Server, answer};
+use super::upstream::{ScriptedServer, answer};
 
 /// How many results are stored where nothing else is said: enough to show buffers of 100 KiB each.
 const RESULTS: usize = 1_500;
@@ -71,7 +71,7 @@ async fn check(folder: Folder) {
         {"name": "big", "inputSchema": {"type": "object"}},
     ]});
     let big = Arc::new("x".repeat(BIG));
-    let server = Server::start(move |seen| match seen.rpc() {
+    let server = ScriptedServer::start(move |seen| match seen.rpc() {
         "tools/list" => Some(answer(seen, &tools)),
         "tools/call" => {
             let size = seen.body["params"]["arguments"]["size"].as_u64().and_then(|size| usize::try_from(size).ok());

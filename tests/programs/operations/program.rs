@@ -16,7 +16,7 @@ use tokio::process::{Child, ChildStderr, Command};
 use tokio::sync::watch;
 use tokio_util::task::TaskTracker;
 
-use super::upstream::{Events, Seen, Server, answer, in_time};
+use super::upstream::{BodySender, ScriptedServer, SeenRequest, answer, in_time};
 
 /// The program, started with a file. Killed when dropped.
 pub(crate) struct Program {
@@ -80,7 +80,7 @@ impl Folder {
 }
 
 /// A block of the configuration that serves `server` at `/NAME/mcp`.
-pub(crate) fn block(name: &str, server: &Server) -> String {
+pub(crate) fn block(name: &str, server: &ScriptedServer) -> String {
     format!("[upstreams.{name}]\nurl = \"http://{}/mcp\"\n", server.address)
 }
 
@@ -278,19 +278,19 @@ pub(crate) async fn send(
 
 /// A server with the one tool `work`, whose calls are the test's to answer.
 pub(crate) struct Worker {
-    pub(crate) server: Server,
-    held: Arc<Mutex<Vec<(Seen, Events)>>>,
+    pub(crate) server: ScriptedServer,
+    held: Arc<Mutex<Vec<(SeenRequest, BodySender)>>>,
 }
 
 impl Worker {
     pub(crate) async fn start() -> Self {
-        let held: Arc<Mutex<Vec<(Seen, Events)>>> = Arc::default();
+        let held: Arc<Mutex<Vec<(SeenRequest, BodySender)>>> = Arc::default();
         let kept = Arc::clone(&held);
         let tools = json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]});
-        let server = Server::start(move |seen| match seen.rpc() {
+        let server = ScriptedServer::start(move |seen| match seen.rpc() {
             "tools/list" => Some(answer(seen, &tools)),
             "tools/call" => {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 kept.lock().push((seen.clone(), events));
                 Some(reply)
             }
@@ -302,7 +302,7 @@ impl Worker {
 
     /// Waits until so many calls have come, answered ones included.
     pub(crate) async fn calls(&self, count: usize) {
-        self.server.world.nth(count - 1, Seen::is_call).await;
+        self.server.world.nth(count - 1, SeenRequest::is_call).await;
     }
 
     /// Has all calls that wait ask this.

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use super::program::{Call, Folder, Program, send};
-use super::upstream::{Server, status, whole};
+use super::upstream::{ScriptedServer, status, whole};
 
 const FAILED: &str = "the upstream failed";
 
@@ -86,14 +86,18 @@ async fn what_an_upstream_answers_instead_is_told_with_its_cause() {
         reply
     };
     let mut servers = vec![
-        ("upstream_auth", Server::start(|_| Some(status(401))).await, "HTTP 401"),
-        ("upstream_http_status", Server::start(|_| Some(status(404))).await, "HTTP 404"),
+        ("upstream_auth", ScriptedServer::start(|_| Some(status(401))).await, "HTTP 401"),
+        ("upstream_http_status", ScriptedServer::start(|_| Some(status(404))).await, "HTTP 404"),
     ];
-    servers.push(("upstream_malformed", Server::start(move |_| Some(html())).await, "content-type text/html"));
-    servers.push(("upstream_redirect", Server::start(move |_| Some(moved())).await, "Location: https://other.example"));
+    servers.push(("upstream_malformed", ScriptedServer::start(move |_| Some(html())).await, "content-type text/html"));
+    servers.push((
+        "upstream_redirect",
+        ScriptedServer::start(move |_| Some(moved())).await,
+        "Location: https://other.example",
+    ));
     servers.push((
         "upstream_http_status",
-        Server::start(move |_| Some(ill())).await,
+        ScriptedServer::start(move |_| Some(ill())).await,
         "HTTP 502, content-type text/html",
     ));
     for (reason, server, cause) in servers {

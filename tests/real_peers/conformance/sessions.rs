@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 use super::gateway::Gateway;
 use super::install::Peers;
 use super::suite::{Results, Status, Suite};
-use super::upstream::{Program, Server};
+use super::upstream::{PeerServer, Program};
 
 /// The last revision that has sessions.
 pub(crate) const REVISION: &str = "2025-11-25";
@@ -43,7 +43,7 @@ pub(crate) async fn run(peers: &Peers) -> Result<Vec<Comparison>, String> {
     let mut comparisons = Vec::with_capacity(UPSTREAMS.len());
     // In turn: scenarios have limits of time, and some change what all sessions of a server see.
     for upstream in UPSTREAMS {
-        let server = Server::start(upstream, peers, "conformance-sessions").await?;
+        let server = PeerServer::start(upstream, peers, "conformance-sessions").await?;
         let name = upstream.name();
         let direct = left(peers, &format!("{name}-direct"), &server.url()).await?;
         let config = format!("[upstreams.{name}]\nurl = \"{}\"\n", server.url());

@@ -14,7 +14,7 @@ use super::exceptions::reason;
 use super::gateway::Gateway;
 use super::install::Peers;
 use super::process::log_file;
-use super::upstream::{Program, Server};
+use super::upstream::{PeerServer, Program};
 
 /// The revision that the core scenarios are run for.
 pub(crate) const REVISION: &str = "2026-07-28";
@@ -118,7 +118,7 @@ pub(crate) struct Results {
 /// # Errors
 /// If a program cannot be started, or what the suite wrote cannot be read.
 pub(crate) async fn run(peers: &Peers) -> Result<Results, String> {
-    let fixture = Server::start(Program::Fixture, peers, "conformance").await?;
+    let fixture = PeerServer::start(Program::Fixture, peers, "conformance").await?;
     let config = format!("[upstreams.fixture]\nurl = \"{}\"\n{POLICIES}", fixture.url());
     let gateway = Gateway::start("conformance-gateway", &config, 1).await?;
     let suite = Suite::new(peers, "core", gateway.url("fixture"))?;

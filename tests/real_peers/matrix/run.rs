@@ -11,7 +11,7 @@ use super::client::Client;
 use super::gateway::Gateway;
 use super::install::Peers;
 use super::tap::Tap;
-use super::upstream::{Program, Server};
+use super::upstream::{PeerServer, Program};
 
 /// How long a cancellation may take to reach the upstream.
 const CANCEL_MAX: Duration = Duration::from_secs(10);
@@ -65,13 +65,13 @@ impl cells::Row for Row {
 /// # Errors
 /// If an upstream or a gateway cannot be started.
 async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
-    let [first, second, third, fourth] = UPSTREAMS.map(|program| Server::start(program, peers, "matrix"));
-    let servers: [Server; 4] = tokio::try_join!(first, second, third, fourth)?.into();
+    let [first, second, third, fourth] = UPSTREAMS.map(|program| PeerServer::start(program, peers, "matrix"));
+    let servers: [PeerServer; 4] = tokio::try_join!(first, second, third, fourth)?.into();
     let rows = Client::ALL.map(|client| rows_of(client, peers, &servers));
     Ok(futures_util::future::try_join_all(rows).await?.into_iter().flatten().collect())
 }
 
-async fn rows_of(client: Client, peers: &Peers, servers: &[Server]) -> Result<Vec<Row>, String> {
+async fn rows_of(client: Client, peers: &Peers, servers: &[PeerServer]) -> Result<Vec<Row>, String> {
     let mut taps = Vec::with_capacity(servers.len());
     let mut config = String::new();
     for server in servers {

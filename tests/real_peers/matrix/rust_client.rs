@@ -13,7 +13,7 @@ use rmcp::{Peer, ServiceError};
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::bridge::Bridge;
+use super::bridge::UnixSocketProxy;
 use super::cases::{Call, Expected};
 use super::client::Facts;
 
@@ -28,7 +28,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// # Errors
 /// If rmcp does not get as far as an outcome.
 pub(crate) async fn drive(url: &str, call: Call) -> Result<Facts, String> {
-    let bridge = Bridge::to(url)?;
+    let bridge = UnixSocketProxy::to(url)?;
     let transport = StreamableHttpClientTransport::from_unix_socket(&bridge.socket().to_string_lossy(), url);
     #[allow(deprecated, reason = "servers of session versions still ask for samples")]
     let capabilities = ClientCapabilities::builder().enable_tasks().enable_elicitation().enable_sampling().build();

@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::client::Gate;
+use super::client::TestGateway;
 use super::in_time;
 use super::server::RustServer;
-use super::speaker::{Ending, Kind, Manner, Speaker, Story};
+use super::speaker::{CallReport, Ending, Kind, PairClient, UserBehaviour};
 
 const KEYS: &str = "[upstreams.up.tasks]\ngrace = \"700ms\"\npoll_interval = \"100ms\"";
 
@@ -16,12 +16,12 @@ fn said(text: &str) -> Ending {
 }
 
 /// One call by a fresh client; what it saw, and how many tasks the server made, runs it saw, cancels it heard.
-async fn call(kind: Kind, tool: &str, manner: Manner) -> (Story, [usize; 3]) {
+async fn call(kind: Kind, tool: &str, manner: UserBehaviour) -> (CallReport, [usize; 3]) {
     let server = RustServer::start().await;
-    let gate = Gate::with(server.address, KEYS).await;
+    let gate = TestGateway::with(server.address, KEYS).await;
     let ledger = Arc::clone(&server.ledger);
     let runs = move |_: &str| ledger.runs.load(Ordering::SeqCst);
-    let mut speaker = in_time(Speaker::new(kind, &gate, runs)).await.unwrap();
+    let mut speaker = in_time(PairClient::new(kind, &gate, runs)).await.unwrap();
     let story = in_time(speaker.call(tool, manner)).await.unwrap_or_else(|error| panic!("{kind:?} {tool}: {error}"));
     if story.ending == Ending::Cancelled {
         let told = async {
@@ -45,7 +45,7 @@ async fn every_client_has_the_results_of_rmcps_tools() {
         ("rpc_error", Ending::Error(4711)),
     ] {
         for kind in Kind::ALL {
-            let (story, [tasks, runs, cancelled]) = call(kind, tool, Manner::Patient).await;
+            let (story, [tasks, runs, cancelled]) = call(kind, tool, UserBehaviour::Patient).await;
             assert_eq!((&story.ending, story.questions), (&ending, 0), "{kind:?} {tool}");
             assert_eq!((runs, cancelled), (1, 0), "{kind:?} {tool}");
             // In a session, and in the pipe, nobody tells the server of the extension.
@@ -54,21 +54,22 @@ async fn every_client_has_the_results_of_rmcps_tools() {
             assert!(!story.is_task || kind.has_tasks(), "{kind:?} {tool}");
         }
     }
-    let (story, _) = call(Kind::ExtensionTasks, "slow", Manner::Patient).await;
+    let (story, _) = call(Kind::ExtensionTasks, "slow", UserBehaviour::Patient).await;
     assert!(story.is_task, "it outlives the grace");
 }
 
 #[tokio::test]
 async fn rmcp_hears_of_every_cancel() {
     for kind in Kind::ALL {
-        let (story, [_, runs, cancelled]) = call(kind, "wait", Manner::Cancelling).await;
+        let (story, [_, runs, cancelled]) = call(kind, "wait", UserBehaviour::Cancelling).await;
         assert_eq!((story.ending, runs, cancelled), (Ending::Cancelled, 1, 1), "{kind:?}");
     }
 }
 
 #[tokio::test]
 async fn rmcps_task_asks_its_client() {
-    for (manner, ending) in [(Manner::Patient, said("accept Ada")), (Manner::Declining, said("decline"))] {
+    for (manner, ending) in [(UserBehaviour::Patient, said("accept Ada")), (UserBehaviour::Declining, said("decline"))]
+    {
         let (story, [tasks, runs, _]) = call(Kind::ExtensionTasks, "ask", manner).await;
         assert_eq!((story.ending, story.questions, tasks, runs), (ending, 1, 1, 1), "{manner:?}");
     }

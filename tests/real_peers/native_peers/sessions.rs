@@ -5,10 +5,10 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::client::{Gate, Reply};
+use super::client::{Reply, TestGateway};
 use super::install::Peers;
-use super::peer::{Program, Server};
-use super::talk::{Person, RELATED, Stream};
+use super::peer::{PeerServer, Program};
+use super::talk::{RELATED, SessionMessages, SessionUser};
 
 /// Interpreters start slowly on a busy machine, and tools take their time.
 const WAIT_MAX: Duration = Duration::from_secs(60);
@@ -21,26 +21,26 @@ async fn in_time<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// A gateway in front of a real server.
-async fn before(program: Program, test: &'static str) -> Option<(Server, Gate)> {
+async fn before(program: Program, test: &'static str) -> Option<(PeerServer, TestGateway)> {
     let peers = Peers::find("real servers with tasks, in front of clients with sessions")?;
-    let server = Server::start(program, &peers, test).await.unwrap();
-    let gate = Gate::open("", &server.url(), "[upstreams.up.tasks]\npoll_interval = \"100ms\"").await;
+    let server = PeerServer::start(program, &peers, test).await.unwrap();
+    let gate = TestGateway::open("", &server.url(), "[upstreams.up.tasks]\npoll_interval = \"100ms\"").await;
     Some((server, gate))
 }
 
-async fn meet(gate: &Gate, version: &str) -> Person {
-    let person = Person::meet(gate, version, &json!({"elicitation": {}, "sampling": {}})).await;
+async fn meet(gate: &TestGateway, version: &str) -> SessionUser {
+    let person = SessionUser::meet(gate, version, &json!({"elicitation": {}, "sampling": {}})).await;
     let said = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
     assert_eq!(person.client.post(said.to_string()).await.status, StatusCode::ACCEPTED);
     person
 }
 
 /// Reads an answer to its end, and answers every question alike; the questions' methods, and the answer.
-async fn follow(person: &Person, reply: Reply, answer: &Value) -> (Vec<String>, Value) {
+async fn follow(person: &SessionUser, reply: Reply, answer: &Value) -> (Vec<String>, Value) {
     if reply.header("content-type") == Some("application/json") {
         return (Vec::new(), reply.json().await);
     }
-    let (mut stream, mut questions) = (Stream::of(reply), Vec::new());
+    let (mut stream, mut questions) = (SessionMessages::of(reply), Vec::new());
     loop {
         let message = stream.next().await.expect("the stream goes on");
         assert!(message["params"]["_meta"][RELATED].is_null(), "T-67: {message}");
@@ -140,11 +140,11 @@ async fn a_call_that_asks_for_a_task_is_one_at_a_real_server_too() {
 }
 
 /// The outcome that `tasks/result` answers with; its questions are all answered alike.
-async fn outcome(person: &Person, reply: Reply, task: &Value, answer: &Value) -> Value {
+async fn outcome(person: &SessionUser, reply: Reply, task: &Value, answer: &Value) -> Value {
     if reply.header("content-type") == Some("application/json") {
         return reply.json().await;
     }
-    let mut stream = Stream::of(reply);
+    let mut stream = SessionMessages::of(reply);
     loop {
         let message = stream.next().await.expect("the stream goes on");
         if message["id"] == 4 && message.get("method").is_none() {

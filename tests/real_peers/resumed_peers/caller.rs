@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
-use super::client::{BOTH, Client, Over, initialize};
+use super::client::{BOTH, Client, HttpOptions, initialize};
 use super::life::PATIENCE;
-use super::talk::{Person, RELATED, Stream};
-use super::wire_client::{Flavour, LEGACY, Wire};
+use super::talk::{RELATED, SessionMessages, SessionUser};
+use super::wire_client::{Flavour, LEGACY, WireClient};
 
 const POLL: Duration = Duration::from_millis(50);
 
@@ -22,8 +22,8 @@ fn ada(content: &Value) -> Value {
 
 /// Someone who makes tasks and comes back for them.
 pub(crate) enum Caller {
-    Extension { wire: Wire, address: SocketAddr },
-    Core(Person),
+    Extension { wire: WireClient, address: SocketAddr },
+    Core(SessionUser),
 }
 
 /// A question as its client knows it.
@@ -35,8 +35,8 @@ pub(crate) struct Question {
 impl Caller {
     /// One of each kind.
     pub(crate) async fn both(address: SocketAddr) -> [Self; 2] {
-        let wire = Wire { path: "/mcp", ..Wire::new(Flavour::Extension) };
-        let over = Over::default();
+        let wire = WireClient { path: "/mcp", ..WireClient::new(Flavour::Extension) };
+        let over = HttpOptions::default();
         let mut client =
             Client { address, session: None, version: None, accept: BOTH, over, connections: TaskTracker::new() };
         let reply = client.post(initialize(LEGACY, &json!({"elicitation": {}}))).await;
@@ -45,7 +45,7 @@ impl Caller {
         client.version = Some(LEGACY.to_owned());
         let said = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
         assert_eq!(client.post(said.to_string()).await.status, StatusCode::ACCEPTED);
-        [Self::Extension { wire, address }, Self::Core(Person { client })]
+        [Self::Extension { wire, address }, Self::Core(SessionUser { client })]
     }
 
     pub(crate) const fn name(&self) -> &'static str {
@@ -116,7 +116,7 @@ impl Caller {
                 Question { key: json!(key), message: question["params"]["message"].clone() }
             }
             Self::Core(person) => {
-                let mut stream = Stream::of(person.result(8, id).await);
+                let mut stream = SessionMessages::of(person.result(8, id).await);
                 let question = stream.next_of("elicitation/create").await;
                 assert_eq!(question["params"]["_meta"][RELATED]["taskId"], *id, "{question}");
                 Question { key: question["id"].clone(), message: question["params"]["message"].clone() }

@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use super::caller::{Caller, Question};
 use super::install::Peers;
 use super::life::{End, Gateway};
-use super::peer::{Program, Server};
-use super::wire_client::{Flavour, Wire};
+use super::peer::{PeerServer, Program};
+use super::wire_client::{Flavour, WireClient};
 
 /// When the server lets a call go: while no gateway is there, or once the next one is.
 const WHEN: [&str; 2] = ["away", "back"];
@@ -26,13 +26,13 @@ struct Made {
 
 /// Talks to the server past the gateway.
 struct Control {
-    wire: Wire,
+    wire: WireClient,
     server: SocketAddr,
 }
 
 impl Control {
     async fn open(server: SocketAddr) -> Self {
-        let mut wire = Wire { path: "/mcp", ..Wire::new(Flavour::Core(None)) };
+        let mut wire = WireClient { path: "/mcp", ..WireClient::new(Flavour::Core(None)) };
         assert!(wire.open(server).await, "the server opens a session");
         Self { wire, server }
     }
@@ -77,7 +77,7 @@ async fn make(callers: &[Caller]) -> Vec<Made> {
 
 async fn every_task_completes(how: End, test: &'static str) {
     let Some(peers) = Peers::find("a gateway that ends in the middle of resumable calls") else { return };
-    let server = Server::start(Program::Resumable, &peers, test).await.unwrap();
+    let server = PeerServer::start(Program::Resumable, &peers, test).await.unwrap();
     let control = Control::open(server.address).await;
     let mut gateway = Gateway::start(test, &server.url(), "").await;
     let mut callers = Caller::both(gateway.address).await;

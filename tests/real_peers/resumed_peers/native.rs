@@ -5,13 +5,13 @@ use serde_json::{Value, json};
 use super::caller::Caller;
 use super::install::Peers;
 use super::life::{End, Gateway};
-use super::peer::{Program, Server};
+use super::peer::{PeerServer, Program};
 
 const RESEARCH: &str = "simulate-research-query";
 
 async fn server_everything_completes(how: End, test: &'static str) {
     let Some(peers) = Peers::find("a gateway that ends in the middle of a server's own tasks") else { return };
-    let server = Server::start(Program::Everything, &peers, test).await.unwrap();
+    let server = PeerServer::start(Program::Everything, &peers, test).await.unwrap();
     let mut gateway = Gateway::start(test, &server.url(), "").await;
     let mut callers = Caller::both(gateway.address).await;
     let mut asking = Vec::new();
@@ -58,7 +58,7 @@ async fn the_example_is_called_once(how: End, test: &'static str) {
     let Some(peers) = Peers::find("a gateway that ends in the middle of a question in a server's own task") else {
         return;
     };
-    let server = Server::start(Program::TypeScriptTasks, &peers, test).await.unwrap();
+    let server = PeerServer::start(Program::TypeScriptTasks, &peers, test).await.unwrap();
     let mut gateway = Gateway::start(test, &server.url(), "").await;
     let mut callers = Caller::both(gateway.address).await;
     let mut asking = Vec::new();

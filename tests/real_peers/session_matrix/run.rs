@@ -12,7 +12,7 @@ use super::driver::{Given, Meeting, Pair, Seat};
 use super::gateway::Gateway;
 use super::install::Peers;
 use super::table::{CLIENTS, table};
-use super::upstream::{Program, Server};
+use super::upstream::{PeerServer, Program};
 
 /// The upstreams, in the order of the report.
 const UPSTREAMS: [Program; 3] = [Program::Everything, Program::FastMcp, Program::TypeScript];
@@ -123,8 +123,8 @@ impl cells::Row for Row {
 /// # Errors
 /// If an upstream or a gateway cannot be started, or not again.
 async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
-    let [first, second, third] = UPSTREAMS.map(|program| Server::start(program, peers, "session"));
-    let mut servers: [Server; 3] = tokio::try_join!(first, second, third)?.into();
+    let [first, second, third] = UPSTREAMS.map(|program| PeerServer::start(program, peers, "session"));
+    let mut servers: [PeerServer; 3] = tokio::try_join!(first, second, third)?.into();
     let mut config = String::new();
     for server in &servers {
         let _ = write!(config, "[upstreams.{}]\nurl = \"{}\"\n\n", server.program.name(), server.url());

@@ -17,7 +17,7 @@ use rmcp::{Peer, ServiceError};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::bridge::Bridge;
+use super::bridge::UnixSocketProxy;
 use super::driver::{Driven, Seat};
 use super::rust_host::{Host, NOTICE_MAX};
 use super::table::Facts;
@@ -30,7 +30,7 @@ const CANCEL_AFTER: Duration = Duration::from_millis(500);
 struct Case<'a> {
     given: &'a Value,
     host: &'a Host,
-    bridge: &'a Bridge,
+    bridge: &'a UnixSocketProxy,
     peer: &'a Peer<RoleClient>,
 }
 
@@ -46,7 +46,7 @@ pub(crate) async fn drive(url: &str, kind: &str, given: &Value, seat: Option<&mu
 }
 
 async fn in_session(url: &str, kind: &str, given: &Value, seat: Option<&mut Seat>) -> Driven {
-    let bridge = Bridge::to(url)?;
+    let bridge = UnixSocketProxy::to(url)?;
     let host = Host::new(given.get("answer").unwrap_or(&Value::Null));
     let transport = StreamableHttpClientTransport::from_unix_socket(&bridge.socket().to_string_lossy(), url);
     let client = host.clone().serve(transport).await.map_err(|error| format!("rmcp cannot connect: {error}"))?;
@@ -142,7 +142,12 @@ impl Case<'_> {
 }
 
 /// Ends the session, and adds what became of it.
-async fn deleted(facts: Facts, client: RunningService<RoleClient, Host>, bridge: &Bridge, url: &str) -> Driven {
+async fn deleted(
+    facts: Facts,
+    client: RunningService<RoleClient, Host>,
+    bridge: &UnixSocketProxy,
+    url: &str,
+) -> Driven {
     ended(client).await?;
     // This client names the whole URL in its requests.
     let after =
@@ -163,7 +168,7 @@ async fn deleted(facts: Facts, client: RunningService<RoleClient, Host>, bridge:
 }
 
 /// The session ids that the gateway gave out.
-fn session_ids(bridge: &Bridge) -> Vec<String> {
+fn session_ids(bridge: &UnixSocketProxy) -> Vec<String> {
     let mut ids = Vec::new();
     for heard in bridge.heard() {
         // Answers only: requests repeat the id.
@@ -179,7 +184,7 @@ fn session_ids(bridge: &Bridge) -> Vec<String> {
 }
 
 /// How many streams were taken up again.
-fn resumed(bridge: &Bridge) -> usize {
+fn resumed(bridge: &UnixSocketProxy) -> usize {
     bridge.heard().iter().map(|heard| heard.to_lowercase().matches("\r\nlast-event-id: ").count()).sum()
 }
 

@@ -12,7 +12,7 @@ use super::driver::{Driven, Pair};
 use super::gateway::Gateway;
 use super::install::Peers;
 use super::table::table;
-use super::upstream::{Program, Server};
+use super::upstream::{PeerServer, Program};
 
 const CLIENTS: [&str; 6] = ["ts1", "ts2", "py1", "py2", "fastmcp3", "fastmcp4"];
 
@@ -110,7 +110,7 @@ async fn drive(peers: &Peers, url: &str, client: &'static str, (upstream, progra
 }
 
 async fn run(peers: &Peers) -> Result<Vec<Row>, String> {
-    let start = |program| Server::start(program, peers, "sse");
+    let start = |program| PeerServer::start(program, peers, "sse");
     let servers = tokio::try_join!(start(Program::Everything), start(Program::FastMcp), start(Program::TypeScript))?;
     let mut config = String::new();
     for server in [&servers.0, &servers.1, &servers.2] {

@@ -5,10 +5,10 @@ use bytes::Bytes;
 use serde_json::Value;
 use taskgate::dialect::inputs;
 use taskgate::task::{Answer, InputKey};
-use taskgate::upstream::mirrored::{self, Annotations};
+use taskgate::upstream::mirrored::{self, HeaderAnnotations};
 use taskgate::wire::envelope::{self, EnvelopeError, Message, Params};
 use taskgate::wire::framing::{
-    EventGate, FramingError, LineDecoder, Passage, Primers, SseDecoder, SseEvent, Whole, sse_message,
+    EventGate, FramingError, GateOutput, HoldPolicy, LineDecoder, PrimerPolicy, SseDecoder, SseEvent, sse_message,
 };
 use taskgate::wire::{Object, Payload, ScanError, ScanLimits, canonical};
 
@@ -145,11 +145,11 @@ pub fn sse(stream: &[u8]) -> usize {
 fn gate(stream: &[u8]) {
     let bare = stream.strip_prefix(b"\xef\xbb\xbf").unwrap_or(stream);
     for piece in [1, 3, usize::MAX] {
-        for whole in [Whole::Nothing, Whole::Arrays, Whole::Messages] {
-            assert_eq!(through(stream, piece, EventGate::new(Primers::Pass, whole, usize::MAX)), bare);
+        for whole in [HoldPolicy::Nothing, HoldPolicy::Arrays, HoldPolicy::Messages] {
+            assert_eq!(through(stream, piece, EventGate::new(PrimerPolicy::Pass, whole, usize::MAX)), bare);
         }
     }
-    let passed = through(stream, usize::MAX, EventGate::new(Primers::Withhold, Whole::Nothing, usize::MAX));
+    let passed = through(stream, usize::MAX, EventGate::new(PrimerPolicy::Withhold, HoldPolicy::Nothing, usize::MAX));
     let said = |stream: &[u8]| -> Vec<Bytes> {
         let (events, _) = decode(stream, usize::MAX, usize::MAX);
         events.into_iter().map(|event| event.data).filter(|data| !data.trim_ascii().is_empty()).collect()
@@ -161,7 +161,8 @@ fn gate(stream: &[u8]) {
 fn through(stream: &[u8], piece: usize, mut gate: EventGate) -> Vec<u8> {
     let pieces: Vec<_> = stream.chunks(piece).map(Bytes::copy_from_slice).collect();
     let passages = pieces.iter().flat_map(|piece| gate.feed(piece).expect("nothing is too large"));
-    let mut passed: Vec<u8> = passages.flat_map(|(Passage::Through(bytes) | Passage::Event(bytes))| bytes).collect();
+    let mut passed: Vec<u8> =
+        passages.flat_map(|(GateOutput::Through(bytes) | GateOutput::Event(bytes))| bytes).collect();
     passed.extend(gate.finish().unwrap_or_default());
     passed
 }
@@ -201,11 +202,11 @@ pub fn schema(text: &[u8]) -> &'static str {
         return "refused";
     };
     match mirrored::read(&schema) {
-        Annotations::Valid(found) if found.is_empty() => "none",
-        Annotations::Valid(_) => "valid",
-        Annotations::Stripped { schema: stripped, kept } => {
+        HeaderAnnotations::Valid(found) if found.is_empty() => "none",
+        HeaderAnnotations::Valid(_) => "valid",
+        HeaderAnnotations::Stripped { schema: stripped, kept } => {
             let again = Payload::parse(stripped.bytes(), ScanLimits::UPSTREAM).expect("what is left is JSON");
-            assert_eq!(mirrored::read(&again), Annotations::Valid(kept));
+            assert_eq!(mirrored::read(&again), HeaderAnnotations::Valid(kept));
             let (mut before, mut after) = (schema.read::<Value>().ok(), again.read::<Value>().ok());
             before.iter_mut().chain(&mut after).for_each(bare);
             assert_eq!(before, after, "all else stays");

@@ -10,14 +10,14 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::history::{Fact, History, Seen};
-use crate::wire_client::{Answer, Flavour, Wire};
+use crate::history::{Fact, History, PollResult};
+use crate::wire_client::{Answer, Flavour, WireClient};
 
 /// How often a task is asked for.
 const POLL: Duration = Duration::from_millis(40);
 
 /// Where the gateway is, while it serves.
-pub type Place = watch::Receiver<Option<SocketAddr>>;
+pub type GatewayAddress = watch::Receiver<Option<SocketAddr>>;
 
 /// One call, and what its client does about it.
 #[derive(Clone, Debug)]
@@ -36,7 +36,7 @@ pub struct Job {
 #[derive(Clone, Debug)]
 struct Handle {
     task: String,
-    wire: Wire,
+    wire: WireClient,
     owner: String,
 }
 
@@ -44,14 +44,14 @@ struct Handle {
 #[derive(Debug)]
 pub struct Crowd {
     history: Arc<History>,
-    place: Place,
+    place: GatewayAddress,
     handles: Mutex<Vec<Handle>>,
     /// How many handles were given out so far.
     pub handed: watch::Sender<usize>,
 }
 
 impl Crowd {
-    pub fn new(history: Arc<History>, place: Place) -> Self {
+    pub fn new(history: Arc<History>, place: GatewayAddress) -> Self {
         Self { history, place, handles: Mutex::default(), handed: watch::Sender::default() }
     }
 
@@ -61,7 +61,7 @@ impl Crowd {
         there.expect("it was waited for")
     }
 
-    async fn ask(&self, wire: &Wire, owner: &str, method: &str, params: Value) -> Answer {
+    async fn ask(&self, wire: &WireClient, owner: &str, method: &str, params: Value) -> Answer {
         let answer = wire.ask(self.address().await, method, params).await;
         self.history.record(Fact::Read { owner: owner.to_owned(), text: answer.text.clone() });
         answer
@@ -69,7 +69,7 @@ impl Crowd {
 
     /// Makes a call and follows its task until it is settled, at most `patience`. Where no answer came, it is made once
     /// more as a call of its own.
-    pub async fn run(&self, job: Job, wire: Wire, patience: Duration) {
+    pub async fn run(&self, job: Job, wire: WireClient, patience: Duration) {
         let again = Job { nonce: job.nonce.replace('x', "y"), ..job.clone() };
         if !self.try_once(job, wire.clone(), patience).await {
             self.try_once(again, wire, patience).await;
@@ -77,7 +77,7 @@ impl Crowd {
     }
 
     /// Whether there was an answer.
-    async fn try_once(&self, job: Job, mut wire: Wire, patience: Duration) -> bool {
+    async fn try_once(&self, job: Job, mut wire: WireClient, patience: Duration) -> bool {
         // A client without a session opens one first; the gateway may die meanwhile.
         while !wire.open(self.address().await).await {
             sleep(POLL).await;
@@ -96,7 +96,7 @@ impl Crowd {
     }
 
     /// Writes down how a call was answered; its handle, if that was it.
-    fn take(&self, job: &Job, wire: &Wire, answer: &Answer) -> Option<Handle> {
+    fn take(&self, job: &Job, wire: &WireClient, answer: &Answer) -> Option<Handle> {
         let is_refused = matches!(answer.status, Some(429 | 500..)) || answer.text.contains(r#""executed":"no""#);
         if is_refused {
             self.history.record(Fact::Refused { nonce: job.nonce.clone() });
@@ -134,7 +134,7 @@ impl Crowd {
                 sleep(POLL).await;
                 continue;
             };
-            if seen != Seen::Open {
+            if seen != PollResult::Open {
                 return;
             }
             self.respond(job, handle, &task).await;
@@ -143,7 +143,7 @@ impl Crowd {
     }
 
     /// One look at a task, written down; `None` where there was no answer.
-    async fn poll(&self, handle: &Handle) -> Option<(Seen, Value)> {
+    async fn poll(&self, handle: &Handle) -> Option<(PollResult, Value)> {
         let asked = self.history.now();
         let id = json!({"taskId": handle.task});
         let answer = self.ask(&handle.wire, &handle.owner, "tasks/get", id.clone()).await;
@@ -153,17 +153,17 @@ impl Crowd {
         Some((seen, task))
     }
 
-    async fn seen(&self, handle: &Handle, answer: &Answer) -> Option<Seen> {
+    async fn seen(&self, handle: &Handle, answer: &Answer) -> Option<PollResult> {
         if !answer.is_whole {
             return None;
         }
         if let Some(error) = answer.error() {
-            return error.contains("-32602").then_some(Seen::Missing);
+            return error.contains("-32602").then_some(PollResult::Missing);
         }
         let task: Value = serde_json::from_str(answer.result()?).ok()?;
         let status = task["status"].as_str()?.to_owned();
         if !["completed", "failed", "cancelled"].contains(&status.as_str()) {
-            return Some(Seen::Open);
+            return Some(PollResult::Open);
         }
         let updated = humantime::parse_rfc3339(task["lastUpdatedAt"].as_str()?).ok()?;
         let updated = self.history.place(updated.duration_since(std::time::UNIX_EPOCH).ok()?);
@@ -175,12 +175,12 @@ impl Crowd {
                 let whole = answer.result().or_else(|| answer.error()).filter(|_| answer.is_whole)?;
                 // It may expire between the two looks.
                 if whole.contains("-32602") && whole.contains("Task not found") {
-                    return Some(Seen::Missing);
+                    return Some(PollResult::Missing);
                 }
                 whole.to_owned()
             }
         };
-        Some(Seen::Settled { status, payload, updated })
+        Some(PollResult::Settled { status, payload, updated })
     }
 
     /// Answers every question of a task, each with a value that belongs to it alone.

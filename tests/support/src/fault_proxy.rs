@@ -35,14 +35,14 @@ pub enum Verb {
 
 /// Which way bytes go: up to the target, or down to whoever connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub enum Direction {
     Up,
     Down,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Fault {
-    pub way: Way,
+    pub way: Direction,
     /// Bytes are counted once this text has gone up on the same connection; from the start where it is empty.
     pub mark: &'static str,
     /// So many bytes pass before.
@@ -52,11 +52,11 @@ pub struct Fault {
 
 impl Fault {
     pub const fn down(mark: &'static str, after: usize, verb: Verb) -> Self {
-        Self { way: Way::Down, mark, after, verb }
+        Self { way: Direction::Down, mark, after, verb }
     }
 
     pub const fn up(mark: &'static str, after: usize, verb: Verb) -> Self {
-        Self { way: Way::Up, mark, after, verb }
+        Self { way: Direction::Up, mark, after, verb }
     }
 }
 
@@ -64,12 +64,12 @@ impl Fault {
 #[derive(Debug)]
 pub struct FaultProxy {
     pub address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<ProxyState>,
     _stop: DropGuard,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct ProxyState {
     target: Mutex<SocketAddr>,
     fault: Mutex<Option<Fault>>,
     /// How many connections may still have the fault.
@@ -85,7 +85,7 @@ impl FaultProxy {
         let address = listener.local_addr().unwrap();
         let (tracker, stop) = (TaskTracker::new(), CancellationToken::new());
         let left = AtomicUsize::new(usize::MAX);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(ProxyState {
             target: Mutex::new(target),
             fault: Mutex::default(),
             left,
@@ -155,7 +155,7 @@ struct Connection {
     over: CancellationToken,
 }
 
-async fn connect(client: TcpStream, shared: Arc<Shared>, tracker: TaskTracker) {
+async fn connect(client: TcpStream, shared: Arc<ProxyState>, tracker: TaskTracker) {
     let target = *shared.target.lock();
     // A target that is not there closes the client, as it would without a proxy.
     let Ok(server) = TcpStream::connect(target).await else { return };
@@ -163,8 +163,8 @@ async fn connect(client: TcpStream, shared: Arc<Shared>, tracker: TaskTracker) {
     let connection = Arc::new(Connection::default());
     let (client_reads, client_writes) = client.into_split();
     let (server_reads, server_writes) = server.into_split();
-    let up = Pump::new(Way::Up, &shared, &connection).run(client_reads, server_writes);
-    let down = Pump::new(Way::Down, &shared, &connection).run(server_reads, client_writes);
+    let up = Pump::new(Direction::Up, &shared, &connection).run(client_reads, server_writes);
+    let down = Pump::new(Direction::Down, &shared, &connection).run(server_reads, client_writes);
     let over = connection.over.clone();
     tracker.spawn(over.clone().run_until_cancelled_owned(up));
     over.run_until_cancelled_owned(down).await;
@@ -172,8 +172,8 @@ async fn connect(client: TcpStream, shared: Arc<Shared>, tracker: TaskTracker) {
 
 /// One direction of one connection.
 struct Pump {
-    way: Way,
-    shared: Arc<Shared>,
+    way: Direction,
+    shared: Arc<ProxyState>,
     connection: Arc<Connection>,
     /// Bytes since the mark.
     passed: usize,
@@ -184,7 +184,7 @@ struct Pump {
 }
 
 impl Pump {
-    fn new(way: Way, shared: &Arc<Shared>, connection: &Arc<Connection>) -> Self {
+    fn new(way: Direction, shared: &Arc<ProxyState>, connection: &Arc<Connection>) -> Self {
         Self {
             way,
             shared: Arc::clone(shared),
@@ -257,7 +257,7 @@ impl Pump {
         if mark.is_empty() || self.connection.marked.load(Ordering::Acquire) {
             return Some(0);
         }
-        if self.way == Way::Down {
+        if self.way == Direction::Down {
             return None;
         }
         let old = self.tail.len();

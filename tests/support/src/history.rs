@@ -44,7 +44,7 @@ pub enum Fact {
     Polled {
         task: String,
         asked: Duration,
-        seen: Seen,
+        seen: PollResult,
     },
     /// It is about to answer a question of the task; the answer was accepted.
     Answers {
@@ -95,7 +95,7 @@ pub enum Fact {
 
 /// What a poll shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Seen {
+pub enum PollResult {
     /// There is no such task.
     Missing,
     Open,
@@ -184,18 +184,18 @@ pub fn violations(entries: &[Entry], bounds: Bounds) -> Vec<Violation> {
 }
 
 /// A handle that a client holds.
-struct Held<'a> {
+struct HeldHandle<'a> {
     nonce: &'a str,
     since: Duration,
     expires: Duration,
     /// When it was asked for, when it was answered, what was seen.
-    polls: Vec<(Duration, Duration, &'a Seen)>,
+    polls: Vec<(Duration, Duration, &'a PollResult)>,
 }
 
-impl Held<'_> {
+impl HeldHandle<'_> {
     /// The first poll that showed it settled.
-    fn settled(&self) -> Option<(Duration, &Seen)> {
-        let mut settled = self.polls.iter().filter(|(_, _, seen)| matches!(seen, Seen::Settled { .. }));
+    fn settled(&self) -> Option<(Duration, &PollResult)> {
+        let mut settled = self.polls.iter().filter(|(_, _, seen)| matches!(seen, PollResult::Settled { .. }));
         settled.next().map(|(_, at, seen)| (*at, *seen))
     }
 }
@@ -203,16 +203,16 @@ impl Held<'_> {
 struct Replay<'a> {
     entries: &'a [Entry],
     bounds: Bounds,
-    handles: BTreeMap<&'a str, Held<'a>>,
+    handles: BTreeMap<&'a str, HeldHandle<'a>>,
     found: Vec<Violation>,
 }
 
 impl<'a> Replay<'a> {
     fn new(entries: &'a [Entry], bounds: Bounds) -> Self {
-        let mut handles: BTreeMap<&str, Held<'_>> = BTreeMap::new();
+        let mut handles: BTreeMap<&str, HeldHandle<'_>> = BTreeMap::new();
         for Entry { at, fact } in entries {
             if let Fact::Handle { nonce, task, expires } = fact {
-                handles.entry(task).or_insert(Held { nonce, since: *at, expires: *expires, polls: Vec::new() });
+                handles.entry(task).or_insert(HeldHandle { nonce, since: *at, expires: *expires, polls: Vec::new() });
             } else if let Fact::Polled { task, asked, seen } = fact
                 && let Some(held) = handles.get_mut(task.as_str())
             {
@@ -266,8 +266,8 @@ impl<'a> Replay<'a> {
     fn handles_last(&mut self) {
         let mut found = Vec::new();
         for (task, held) in &self.handles {
-            let is_gone = |(asked, at, seen): &&(Duration, Duration, &Seen)| {
-                **seen == Seen::Missing && *asked >= held.since && *at < held.expires
+            let is_gone = |(asked, at, seen): &&(Duration, Duration, &PollResult)| {
+                **seen == PollResult::Missing && *asked >= held.since && *at < held.expires
             };
             if let Some((asked, ..)) = held.polls.iter().find(is_gone) {
                 found.push(format!(
@@ -286,10 +286,11 @@ impl<'a> Replay<'a> {
             let Some((shown, first)) = held.settled() else { continue };
             for (asked, at, seen) in held.polls.iter().filter(|(asked, ..)| *asked >= shown) {
                 let is_same = match (first, seen) {
-                    (Seen::Settled { status: a, payload: b, .. }, Seen::Settled { status: c, payload: d, .. }) => {
-                        (a, b) == (c, d)
-                    }
-                    (_, Seen::Missing) => *at >= held.expires,
+                    (
+                        PollResult::Settled { status: a, payload: b, .. },
+                        PollResult::Settled { status: c, payload: d, .. },
+                    ) => (a, b) == (c, d),
+                    (_, PollResult::Missing) => *at >= held.expires,
                     (_, _) => false,
                 };
                 if !is_same {
@@ -383,9 +384,9 @@ impl<'a> Replay<'a> {
             }
             for (asked, _, seen) in held.polls.iter().filter(|(asked, ..)| asked >= at) {
                 let is_final = match seen {
-                    Seen::Settled { status, updated, .. } => status == "cancelled" || *updated <= *at + ROUNDING,
-                    Seen::Missing => true,
-                    Seen::Open => false,
+                    PollResult::Settled { status, updated, .. } => status == "cancelled" || *updated <= *at + ROUNDING,
+                    PollResult::Missing => true,
+                    PollResult::Open => false,
                 };
                 if !is_final {
                     found.push(format!("{task} was cancelled at {at:?}, and {seen:?} at {asked:?}"));
@@ -424,7 +425,7 @@ impl<'a> Replay<'a> {
         }
         let mut found = Vec::new();
         for (task, held) in &self.handles {
-            let Some((_, Seen::Settled { status, payload, updated })) = held.settled() else { continue };
+            let Some((_, PollResult::Settled { status, payload, updated })) = held.settled() else { continue };
             let answers = returned.get(held.nonce).map_or(&[][..], Vec::as_slice);
             if status == "completed" && !answers.iter().any(|(_, answer)| payload.contains(answer)) {
                 found.push(format!("{task} ({}) shows what the upstream never answered: {payload}", held.nonce));

@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::history::{Fact, History};
-use crate::scripted::{Events, Reply, Seen, Server, answer, status};
+use crate::scripted::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, status};
 
 /// What the ledger's tools are called. They differ in nothing but their names, which rules go by.
 pub const TOOLS: [&str; 3] = ["work", "work_auto", "work_safe"];
@@ -22,11 +22,11 @@ const HALF_WAIT: Duration = Duration::from_millis(300);
 
 /// Dropping it ends all its connections.
 pub struct Ledger {
-    pub server: Server,
-    pub desk: Arc<Desk>,
+    pub server: ScriptedServer,
+    pub desk: Arc<LedgerState>,
 }
 
-pub struct Desk {
+pub struct LedgerState {
     history: Arc<History>,
     /// Whether streams have event ids, and can be taken up again.
     is_resumable: bool,
@@ -61,7 +61,7 @@ struct Call {
 impl Ledger {
     /// Writes into `history` what it sees.
     pub async fn open(history: Arc<History>, is_resumable: bool) -> Self {
-        let desk = Arc::new(Desk {
+        let desk = Arc::new(LedgerState {
             history,
             is_resumable,
             calls: Mutex::default(),
@@ -70,7 +70,7 @@ impl Ledger {
             tracker: TaskTracker::new(),
         });
         let asked = Arc::clone(&desk);
-        let server = Server::slow(move |seen, _| {
+        let server = ScriptedServer::slow(move |seen, _| {
             let reply = asked.serve(&seen);
             std::future::ready(reply)
         })
@@ -79,7 +79,7 @@ impl Ledger {
     }
 }
 
-impl Desk {
+impl LedgerState {
     /// Waits until something has happened this often. The caller bounds it.
     ///
     /// `called`: a call arrived. `said`: an event left. `half`: half of an answer left. `told`: a cancel arrived.
@@ -98,7 +98,7 @@ impl Desk {
         self.milestones.send_modify(|seen| *seen.entry(milestone).or_default() += 1);
     }
 
-    fn serve(self: &Arc<Self>, seen: &Seen) -> Option<Reply> {
+    fn serve(self: &Arc<Self>, seen: &SeenRequest) -> Option<ScriptedReply> {
         let session = seen.header("mcp-session-id").unwrap_or_default().to_owned();
         match (seen.method.as_str(), seen.rpc()) {
             ("GET", _) => Some(self.resume(seen.header("last-event-id")?).unwrap_or_else(|| status(405))),
@@ -123,7 +123,7 @@ impl Desk {
         }
     }
 
-    fn call(self: &Arc<Self>, seen: &Seen, session: String) -> Reply {
+    fn call(self: &Arc<Self>, seen: &SeenRequest, session: String) -> ScriptedReply {
         let arguments = seen.body["params"]["arguments"].clone();
         let nonce = arguments["nonce"].as_str().unwrap_or_default().to_owned();
         self.history.record(Fact::Called { nonce: nonce.clone() });
@@ -152,7 +152,7 @@ impl Desk {
     }
 
     /// The rest of a stream behind an event.
-    fn resume(self: &Arc<Self>, after: &str) -> Option<Reply> {
+    fn resume(self: &Arc<Self>, after: &str) -> Option<ScriptedReply> {
         let (nonce, index) = after.rsplit_once(':').filter(|_| self.is_resumable)?;
         let call = self.calls.lock().by_nonce.get(nonce).cloned()?;
         self.mark("resumed");
@@ -172,8 +172,8 @@ impl Desk {
         }
     }
 
-    fn stream(self: &Arc<Self>, call: &Arc<Call>, from: usize) -> Reply {
-        let (events, reply) = Events::open();
+    fn stream(self: &Arc<Self>, call: &Arc<Call>, from: usize) -> ScriptedReply {
+        let (events, reply) = BodySender::open();
         let (desk, call) = (Arc::clone(self), Arc::clone(call));
         call.readers.send_modify(|readers| *readers += 1);
         self.tracker.spawn(async move {
@@ -187,7 +187,7 @@ impl Desk {
     }
 
     /// Sends what there is from an event on, and what comes, until the answer.
-    async fn tell(&self, call: &Call, events: &Events, from: usize) {
+    async fn tell(&self, call: &Call, events: &BodySender, from: usize) {
         let mut grew = call.grew.subscribe();
         for index in from.. {
             if grew.wait_for(|count| *count > index).await.is_err() {
@@ -215,7 +215,7 @@ impl Desk {
         }
     }
 
-    fn send(&self, call: &Call, events: &Events, text: &str) {
+    fn send(&self, call: &Call, events: &BodySender, text: &str) {
         self.sent.lock().push((call.nonce.clone(), text.to_owned()));
         events.raw(text.to_owned());
     }

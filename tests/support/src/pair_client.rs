@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
 pub use crate::kind::Kind;
-use crate::session_client::{Client, Gate, Reply};
+use crate::session_client::{Client, Reply, TestGateway};
 use messages::{Messages, detail, ending};
 
 /// What the person at the client does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum UserBehaviour {
     /// Answers every question, and waits for the end.
     Patient,
     /// Declines every question.
@@ -44,7 +44,7 @@ pub enum Ending {
 
 /// What a client saw of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Story {
+pub struct CallReport {
     pub ending: Ending,
     /// Whether there was a handle.
     pub is_task: bool,
@@ -61,7 +61,7 @@ const RELATED: &str = "io.modelcontextprotocol/related-task";
 const POLL: Duration = Duration::from_millis(40);
 const LONGEST: Duration = Duration::from_secs(30);
 
-pub struct Speaker {
+pub struct PairClient {
     kind: Kind,
     client: Client,
     next_id: u64,
@@ -85,11 +85,11 @@ async fn under_way(runs: &Runs, tool: &str) -> Result<(), String> {
     Ok(())
 }
 
-impl Speaker {
+impl PairClient {
     /// A client before this gate. `runs` tells it when a call is under way, so that whoever cancels or leaves does so then.
     pub async fn new(
         kind: Kind,
-        gate: &Gate,
+        gate: &TestGateway,
         runs: impl Fn(&str) -> usize + Send + Sync + 'static,
     ) -> Result<Self, String> {
         let mut client = gate.stranger();
@@ -121,14 +121,14 @@ impl Speaker {
     }
 
     /// Goes through one call.
-    pub async fn call(&mut self, tool: &str, manner: Manner) -> Result<Story, String> {
+    pub async fn call(&mut self, tool: &str, manner: UserBehaviour) -> Result<CallReport, String> {
         let (ending, is_task) = match self.kind {
             Kind::Session => (self.session_call(tool, manner).await?, false),
             Kind::Stateless => (self.stateless_call(tool, manner).await?, false),
             Kind::CoreTasks => (self.core_call(tool, manner).await?, true),
             Kind::ExtensionTasks => self.extension_call(tool, manner).await?,
         };
-        Ok(Story { ending, is_task, questions: self.questions })
+        Ok(CallReport { ending, is_task, questions: self.questions })
     }
 
     async fn send(&mut self, method: &str, mut params: Value) -> (u64, Reply) {
@@ -168,10 +168,10 @@ impl Speaker {
     }
 
     /// A plain call of a session: everything comes on its stream.
-    async fn session_call(&mut self, tool: &str, manner: Manner) -> Result<Ending, String> {
+    async fn session_call(&mut self, tool: &str, manner: UserBehaviour) -> Result<Ending, String> {
         let (client, id) = (self.client.clone(), self.next_id);
         let cancelling = async {
-            if manner == Manner::CancellingQueued {
+            if manner == UserBehaviour::CancellingQueued {
                 sleep(Duration::from_millis(300)).await;
                 cancel_request(&client, id).await;
             }
@@ -179,17 +179,17 @@ impl Speaker {
         let sending = self.send("tools/call", json!({"name": tool, "arguments": {}}));
         let ((_, reply), ()) = tokio::join!(sending, cancelling);
         match manner {
-            Manner::Leaving => return Ok(Ending::Left),
-            Manner::Cancelling => {
+            UserBehaviour::Leaving => return Ok(Ending::Left),
+            UserBehaviour::Cancelling => {
                 under_way(&self.runs, tool).await?;
                 cancel_request(&self.client, id).await;
                 return Ok(Ending::Cancelled);
             }
-            Manner::Patient
-            | Manner::Declining
-            | Manner::Silent
-            | Manner::CancellingWhenAsked
-            | Manner::CancellingQueued => {}
+            UserBehaviour::Patient
+            | UserBehaviour::Declining
+            | UserBehaviour::Silent
+            | UserBehaviour::CancellingWhenAsked
+            | UserBehaviour::CancellingQueued => {}
         }
         let mut messages = Messages::of(reply);
         while let Some(message) = messages.next().await? {
@@ -198,7 +198,7 @@ impl Speaker {
             }
             if message["method"] == "elicitation/create" {
                 self.questions += 1;
-                if manner == Manner::CancellingWhenAsked {
+                if manner == UserBehaviour::CancellingWhenAsked {
                     cancel_request(&self.client, id).await;
                     return Ok(Ending::Cancelled);
                 }
@@ -207,17 +207,17 @@ impl Speaker {
         }
         match manner {
             // A request that was cancelled has no response.
-            Manner::CancellingQueued => Ok(Ending::Cancelled),
-            Manner::Patient
-            | Manner::Declining
-            | Manner::Silent
-            | Manner::Cancelling
-            | Manner::CancellingWhenAsked
-            | Manner::Leaving => Err("the stream ended without an answer".to_owned()),
+            UserBehaviour::CancellingQueued => Ok(Ending::Cancelled),
+            UserBehaviour::Patient
+            | UserBehaviour::Declining
+            | UserBehaviour::Silent
+            | UserBehaviour::Cancelling
+            | UserBehaviour::CancellingWhenAsked
+            | UserBehaviour::Leaving => Err("the stream ended without an answer".to_owned()),
         }
     }
 
-    async fn respond(&mut self, question: &Value, manner: Manner) {
+    async fn respond(&mut self, question: &Value, manner: UserBehaviour) {
         let Some(said) = said(question, manner) else { return };
         let response = json!({"jsonrpc": "2.0", "id": question["id"], "result": said});
         let reply = self.client.post(response.to_string()).await;
@@ -225,10 +225,10 @@ impl Speaker {
     }
 
     /// A plain call of 2026-07-28: questions are answers, and their answers the next call.
-    async fn stateless_call(&mut self, tool: &str, manner: Manner) -> Result<Ending, String> {
+    async fn stateless_call(&mut self, tool: &str, manner: UserBehaviour) -> Result<Ending, String> {
         let mut params = json!({"name": tool, "arguments": {}});
         for _ in 0..9 {
-            if matches!(manner, Manner::Leaving | Manner::Cancelling | Manner::CancellingQueued) {
+            if matches!(manner, UserBehaviour::Leaving | UserBehaviour::Cancelling | UserBehaviour::CancellingQueued) {
                 return self.leave(tool, params, manner).await;
             }
             let message = self.ask("tools/call", params.clone()).await?;
@@ -253,7 +253,7 @@ impl Speaker {
             }
             params["inputResponses"] = answers;
             params["requestState"] = json!(state);
-            if manner == Manner::CancellingWhenAsked {
+            if manner == UserBehaviour::CancellingWhenAsked {
                 // Whoever comes back and leaves cancels (MOD-20); one that stays away only lets time pass.
                 return Ok(Ending::Cancelled);
             }
@@ -262,10 +262,10 @@ impl Speaker {
     }
 
     /// Sends a call and closes its connection: once the tool runs, or while the call waits for its turn.
-    async fn leave(&mut self, tool: &str, params: Value, manner: Manner) -> Result<Ending, String> {
+    async fn leave(&mut self, tool: &str, params: Value, manner: UserBehaviour) -> Result<Ending, String> {
         let runs = Arc::clone(&self.runs);
         let time_to_go = async {
-            if manner == Manner::CancellingQueued {
+            if manner == UserBehaviour::CancellingQueued {
                 sleep(Duration::from_millis(400)).await;
                 return Ok(());
             }
@@ -280,7 +280,7 @@ impl Speaker {
             gone = time_to_go => gone?,
             () = calling => {}
         }
-        Ok(if manner == Manner::Leaving { Ending::Left } else { Ending::Cancelled })
+        Ok(if manner == UserBehaviour::Leaving { Ending::Left } else { Ending::Cancelled })
     }
 
     /// Comes back without answers once the time for them is over.
@@ -291,21 +291,25 @@ impl Speaker {
     }
 
     /// 2025-11-25: a handle at once, its state by polls, questions on the stream of `tasks/result`.
-    async fn core_call(&mut self, tool: &str, manner: Manner) -> Result<Ending, String> {
+    async fn core_call(&mut self, tool: &str, manner: UserBehaviour) -> Result<Ending, String> {
         let created = self.ask("tools/call", json!({"name": tool, "arguments": {}, "task": {"ttl": 60_000}})).await?;
         let task = &created["result"]["task"];
         let id = own_id(task)?;
         check_fields(task, &["taskId", "status", "createdAt", "lastUpdatedAt", "ttl"])?;
-        if manner == Manner::Leaving {
+        if manner == UserBehaviour::Leaving {
             // Another connection comes back for it: nothing was lost.
             sleep(Duration::from_millis(200)).await;
         }
         match manner {
-            Manner::Cancelling => under_way(&self.runs, tool).await?,
-            Manner::CancellingQueued => sleep(Duration::from_millis(300)).await,
-            Manner::Patient | Manner::Declining | Manner::Silent | Manner::CancellingWhenAsked | Manner::Leaving => {}
+            UserBehaviour::Cancelling => under_way(&self.runs, tool).await?,
+            UserBehaviour::CancellingQueued => sleep(Duration::from_millis(300)).await,
+            UserBehaviour::Patient
+            | UserBehaviour::Declining
+            | UserBehaviour::Silent
+            | UserBehaviour::CancellingWhenAsked
+            | UserBehaviour::Leaving => {}
         }
-        if matches!(manner, Manner::Cancelling | Manner::CancellingQueued) {
+        if matches!(manner, UserBehaviour::Cancelling | UserBehaviour::CancellingQueued) {
             return self.core_cancel(&id).await;
         }
         let begun = Instant::now();
@@ -314,7 +318,7 @@ impl Speaker {
             let task = &message["result"];
             match task["status"].as_str() {
                 Some("working") => sleep(POLL).await,
-                Some("input_required") if manner == Manner::CancellingWhenAsked => {
+                Some("input_required") if manner == UserBehaviour::CancellingWhenAsked => {
                     self.questions += 1;
                     return self.core_cancel(&id).await;
                 }
@@ -336,7 +340,7 @@ impl Speaker {
         if again["error"]["code"] == -32602 { Ok(Ending::Cancelled) } else { Err(format!("a second cancel: {again}")) }
     }
 
-    async fn core_result(&mut self, task: &str, status: &str, manner: Manner) -> Result<Ending, String> {
+    async fn core_result(&mut self, task: &str, status: &str, manner: UserBehaviour) -> Result<Ending, String> {
         let (id, reply) = self.send("tasks/result", json!({"taskId": task})).await;
         let mut messages = Messages::of(reply);
         while let Some(message) = messages.next().await? {
@@ -365,7 +369,7 @@ impl Speaker {
     }
 
     /// The extension: a plain answer or a handle, questions in `tasks/get`.
-    async fn extension_call(&mut self, tool: &str, manner: Manner) -> Result<(Ending, bool), String> {
+    async fn extension_call(&mut self, tool: &str, manner: UserBehaviour) -> Result<(Ending, bool), String> {
         let created = self.ask("tools/call", json!({"name": tool, "arguments": {}})).await?;
         let task = &created["result"];
         if task["resultType"] != "task" {
@@ -373,10 +377,10 @@ impl Speaker {
         }
         let id = own_id(task)?;
         check_fields(task, &["taskId", "status", "createdAt", "lastUpdatedAt", "ttlMs"])?;
-        if manner == Manner::Leaving {
+        if manner == UserBehaviour::Leaving {
             sleep(Duration::from_millis(200)).await;
         }
-        if matches!(manner, Manner::Cancelling | Manner::CancellingQueued) {
+        if matches!(manner, UserBehaviour::Cancelling | UserBehaviour::CancellingQueued) {
             return Ok((self.extension_cancel(&id).await?, true));
         }
         let begun = Instant::now();
@@ -385,7 +389,7 @@ impl Speaker {
             let task = &message["result"];
             match task["status"].as_str() {
                 Some("working") => {}
-                Some("input_required") if manner == Manner::CancellingWhenAsked => {
+                Some("input_required") if manner == UserBehaviour::CancellingWhenAsked => {
                     self.questions += 1;
                     return Ok((self.extension_cancel(&id).await?, true));
                 }
@@ -399,7 +403,7 @@ impl Speaker {
         Err("the task never ended".to_owned())
     }
 
-    async fn update(&mut self, id: &str, task: &Value, manner: Manner) -> Result<(), String> {
+    async fn update(&mut self, id: &str, task: &Value, manner: UserBehaviour) -> Result<(), String> {
         let mut answers = json!({});
         for (key, question) in task["inputRequests"].as_object().into_iter().flatten() {
             self.questions += usize::from(self.seen_keys.insert(key.clone()));
@@ -476,16 +480,16 @@ fn check_fields(task: &Value, names: &[&str]) -> Result<(), String> {
 }
 
 /// What a person says to a question.
-fn said(question: &Value, manner: Manner) -> Option<Value> {
+fn said(question: &Value, manner: UserBehaviour) -> Option<Value> {
     let text = question["params"]["message"].as_str().unwrap_or_default();
     let name = if text.contains("first") { "Ada" } else { "Grace" };
     match manner {
-        Manner::Declining => Some(json!({"action": "decline"})),
-        Manner::Silent => None,
-        Manner::Patient
-        | Manner::Cancelling
-        | Manner::CancellingWhenAsked
-        | Manner::CancellingQueued
-        | Manner::Leaving => Some(json!({"action": "accept", "content": {"name": name}})),
+        UserBehaviour::Declining => Some(json!({"action": "decline"})),
+        UserBehaviour::Silent => None,
+        UserBehaviour::Patient
+        | UserBehaviour::Cancelling
+        | UserBehaviour::CancellingWhenAsked
+        | UserBehaviour::CancellingQueued
+        | UserBehaviour::Leaving => Some(json!({"action": "accept", "content": {"name": name}})),
     }
 }

@@ -34,12 +34,12 @@ pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(WAIT_MAX, future).await.expect("it happens in time")
 }
 
-pub type Reply = Response<UnsyncBoxBody<Bytes, io::Error>>;
-type Script = dyn Fn(Seen, Arc<World>) -> BoxFuture<'static, Option<Reply>> + Send + Sync;
+pub type ScriptedReply = Response<UnsyncBoxBody<Bytes, io::Error>>;
+type Script = dyn Fn(SeenRequest, Arc<ScriptedState>) -> BoxFuture<'static, Option<ScriptedReply>> + Send + Sync;
 
 /// A request as it arrived.
 #[derive(Clone, Debug)]
-pub struct Seen {
+pub struct SeenRequest {
     pub method: Method,
     pub version: Version,
     /// The path, with its query.
@@ -50,7 +50,7 @@ pub struct Seen {
     pub body: Value,
 }
 
-impl Seen {
+impl SeenRequest {
     pub fn rpc(&self) -> &str {
         self.body["method"].as_str().unwrap_or_default()
     }
@@ -81,8 +81,8 @@ impl Seen {
 
 /// What happened at the server so far, and how it behaves.
 #[derive(Debug, Default)]
-pub struct World {
-    seen: Mutex<Vec<Seen>>,
+pub struct ScriptedState {
+    seen: Mutex<Vec<SeenRequest>>,
     sessions: Mutex<HashSet<String>>,
     handshakes: Mutex<u32>,
     news: Notify,
@@ -92,8 +92,8 @@ pub struct World {
     pub introduction: Mutex<Value>,
 }
 
-impl World {
-    pub fn all(&self, is_meant: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+impl ScriptedState {
+    pub fn all(&self, is_meant: impl Fn(&SeenRequest) -> bool) -> Vec<SeenRequest> {
         self.seen.lock().iter().filter(|seen| is_meant(seen)).cloned().collect()
     }
 
@@ -102,11 +102,11 @@ impl World {
     }
 
     /// The first request of a kind, waiting for it.
-    pub async fn first(&self, is_meant: impl Fn(&Seen) -> bool) -> Seen {
+    pub async fn first(&self, is_meant: impl Fn(&SeenRequest) -> bool) -> SeenRequest {
         self.nth(0, is_meant).await
     }
 
-    pub async fn nth(&self, n: usize, is_meant: impl Fn(&Seen) -> bool) -> Seen {
+    pub async fn nth(&self, n: usize, is_meant: impl Fn(&SeenRequest) -> bool) -> SeenRequest {
         let found = async {
             loop {
                 let news = self.news.notified();
@@ -133,9 +133,9 @@ impl World {
 }
 
 /// Dropping it ends all its connections.
-pub struct Server {
+pub struct ScriptedServer {
     pub address: SocketAddr,
-    pub world: Arc<World>,
+    pub world: Arc<ScriptedState>,
     _stop: DropGuard,
 }
 
@@ -144,9 +144,9 @@ fn anywhere() -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], 0))
 }
 
-impl Server {
+impl ScriptedServer {
     /// A server that answers at once, and refuses sessions that it did not open.
-    pub async fn start(script: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static) -> Self {
+    pub async fn start(script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static) -> Self {
         Self::start_at(anywhere(), None, script).await
     }
 
@@ -154,12 +154,12 @@ impl Server {
     pub async fn start_at(
         address: SocketAddr,
         tls: Option<ServerConfig>,
-        script: impl Fn(&Seen) -> Option<Reply> + Send + Sync + 'static,
+        script: impl Fn(&SeenRequest) -> Option<ScriptedReply> + Send + Sync + 'static,
     ) -> Self {
-        let strict = move |seen: Seen, world: Arc<World>| {
+        let strict = move |seen: SeenRequest, world: Arc<ScriptedState>| {
             let unknown = seen.header("mcp-session-id").is_some_and(|id| !world.knows(id));
             let reply = if unknown { Some(lost(world.lost_status.lock().unwrap_or(404))) } else { script(&seen) };
-            Box::pin(std::future::ready(reply)) as BoxFuture<'static, Option<Reply>>
+            Box::pin(std::future::ready(reply)) as BoxFuture<'static, Option<ScriptedReply>>
         };
         Self::listen(address, tls, Arc::new(strict)).await
     }
@@ -169,15 +169,15 @@ impl Server {
     }
 
     /// A server whose script may wait, and that takes any session for its own.
-    pub async fn slow<F>(script: impl Fn(Seen, Arc<World>) -> F + Send + Sync + 'static) -> Self
+    pub async fn slow<F>(script: impl Fn(SeenRequest, Arc<ScriptedState>) -> F + Send + Sync + 'static) -> Self
     where
-        F: Future<Output = Option<Reply>> + Send + 'static,
+        F: Future<Output = Option<ScriptedReply>> + Send + 'static,
     {
         Self::listen(anywhere(), None, Arc::new(move |seen, world| Box::pin(script(seen, world)))).await
     }
 
     /// A server that answers every call the same way.
-    pub async fn answering(answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static) -> Self {
+    pub async fn answering(answer: impl Fn(&SeenRequest) -> ScriptedReply + Send + Sync + 'static) -> Self {
         Self::slow(move |seen, _| std::future::ready(seen.is_call().then(|| answer(&seen)))).await
     }
 
@@ -188,7 +188,7 @@ impl Server {
     async fn listen(address: SocketAddr, tls: Option<ServerConfig>, script: Arc<Script>) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
-        let world = Arc::new(World::default());
+        let world = Arc::new(ScriptedState::default());
         let stop = CancellationToken::new();
         let tracker = TaskTracker::new();
         let tls = tls.map(|config| TlsAcceptor::from(Arc::new(config)));
@@ -198,12 +198,12 @@ impl Server {
     }
 }
 
-type Shared = Arc<(Arc<World>, Arc<Script>)>;
+type SharedScript = Arc<(Arc<ScriptedState>, Arc<Script>)>;
 
 async fn accept(
     listener: TcpListener,
     tls: Option<TlsAcceptor>,
-    shared: Shared,
+    shared: SharedScript,
     (tracker, stop): (TaskTracker, CancellationToken),
 ) {
     loop {
@@ -223,7 +223,7 @@ async fn accept(
     }
 }
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: Shared) {
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, shared: SharedScript) {
     let service = service_fn(move |request| {
         let shared = Arc::clone(&shared);
         async move { Ok::<_, Infallible>(serve(request, &shared).await) }
@@ -232,20 +232,20 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
     let _ = auto::Builder::new(TokioExecutor::new()).serve_connection(TokioIo::new(stream), service).await;
 }
 
-async fn serve(request: Request<Incoming>, shared: &Shared) -> Reply {
+async fn serve(request: Request<Incoming>, shared: &SharedScript) -> ScriptedReply {
     let (world, script) = &**shared;
     let (head, body) = request.into_parts();
     let bytes = body.collect().await.map(http_body_util::Collected::to_bytes).unwrap_or_default();
     let body = serde_json::from_slice(&bytes).unwrap_or_default();
     let target = head.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-    let seen = Seen { method: head.method, version: head.version, target, headers: head.headers, bytes, body };
+    let seen = SeenRequest { method: head.method, version: head.version, target, headers: head.headers, bytes, body };
     world.seen.lock().push(seen.clone());
     world.news.notify_waiters();
     script(seen.clone(), Arc::clone(world)).await.unwrap_or_else(|| polite(&seen, world))
 }
 
 /// How servers refuse a session that they do not know.
-fn lost(code: u16) -> Reply {
+fn lost(code: u16) -> ScriptedReply {
     let error = json!({"code": -32000, "message": "Bad Request: No valid session ID provided"});
     let mut reply = json_text(json!({"jsonrpc": "2.0", "error": error, "id": null}).to_string());
     *reply.status_mut() = StatusCode::from_u16(code).unwrap();
@@ -253,7 +253,7 @@ fn lost(code: u16) -> Reply {
 }
 
 /// What a server does that has nothing to hide.
-pub fn polite(seen: &Seen, world: &World) -> Reply {
+pub fn polite(seen: &SeenRequest, world: &ScriptedState) -> ScriptedReply {
     match (seen.method.as_str(), seen.rpc()) {
         ("POST", "initialize") => {
             let n = {
@@ -288,38 +288,38 @@ pub fn polite(seen: &Seen, world: &World) -> Reply {
     }
 }
 
-pub fn status(code: u16) -> Reply {
+pub fn status(code: u16) -> ScriptedReply {
     let mut reply = whole("");
     *reply.status_mut() = StatusCode::from_u16(code).unwrap();
     reply
 }
 
-pub fn whole(body: impl Into<Bytes>) -> Reply {
+pub fn whole(body: impl Into<Bytes>) -> ScriptedReply {
     Response::new(Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
 }
 
-pub fn json_text(text: impl Into<Bytes>) -> Reply {
+pub fn json_text(text: impl Into<Bytes>) -> ScriptedReply {
     let mut reply = whole(text);
     reply.headers_mut().insert("content-type", "application/json; charset=utf-8".parse().unwrap());
     reply
 }
 
-pub fn answer(seen: &Seen, result: &Value) -> Reply {
+pub fn answer(seen: &SeenRequest, result: &Value) -> ScriptedReply {
     json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": result}).to_string())
 }
 
 /// The sending end of a body. Dropping it ends the body in order.
 #[derive(Clone)]
-pub struct Events(mpsc::Sender<Result<Bytes, io::Error>>);
+pub struct BodySender(mpsc::Sender<Result<Bytes, io::Error>>);
 
-impl Events {
+impl BodySender {
     /// An open event stream, and the reply that carries it.
-    pub fn open() -> (Self, Reply) {
+    pub fn open() -> (Self, ScriptedReply) {
         Self::of_type("text/event-stream")
     }
 
     /// A body of any type that is sent piece by piece.
-    pub fn of_type(media: &'static str) -> (Self, Reply) {
+    pub fn of_type(media: &'static str) -> (Self, ScriptedReply) {
         let (events, queue) = mpsc::channel(1_000);
         let frames = futures_util::stream::unfold(queue, |mut queue: mpsc::Receiver<Result<Bytes, io::Error>>| async {
             queue.recv().await.map(|bytes| (bytes.map(Frame::data), queue))
@@ -342,7 +342,7 @@ impl Events {
         self.raw(format!("id: {id}\ndata: {message}\n\n"));
     }
 
-    pub fn result(&self, seen: &Seen, result: &Value) {
+    pub fn result(&self, seen: &SeenRequest, result: &Value) {
         self.message(&json!({"jsonrpc": "2.0", "id": seen.body["id"], "result": result}));
     }
 
@@ -372,19 +372,19 @@ impl Events {
 }
 
 /// A stream that a script hands out once, and its sending end for the test.
-pub struct Once(Mutex<Option<Reply>>);
+pub struct Once(Mutex<Option<ScriptedReply>>);
 
 impl Once {
-    pub fn events() -> (Events, Arc<Self>) {
+    pub fn events() -> (BodySender, Arc<Self>) {
         Self::body("text/event-stream")
     }
 
-    pub fn body(media: &'static str) -> (Events, Arc<Self>) {
-        let (events, reply) = Events::of_type(media);
+    pub fn body(media: &'static str) -> (BodySender, Arc<Self>) {
+        let (events, reply) = BodySender::of_type(media);
         (events, Arc::new(Self(Mutex::new(Some(reply)))))
     }
 
-    pub fn take(&self) -> Option<Reply> {
+    pub fn take(&self) -> Option<ScriptedReply> {
         self.0.lock().take()
     }
 }

@@ -21,7 +21,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_util::task::TaskTracker;
 
-use crate::scripted::{Server, in_time};
+use crate::scripted::{ScriptedServer, in_time};
 
 /// The line of every gateway's key file: what one sealed, the next one opens.
 pub const KEY: &str = "0707070707070707070707070707070707070707070707070707070707070707";
@@ -40,13 +40,13 @@ pub const UPSTREAM_FIELDS: [&str; 8] = [
 ];
 
 /// A gateway in front of one server.
-pub struct Gate {
+pub struct TestGateway {
     pub gateway: Gateway,
     _folder: TempDir,
 }
 
-impl Gate {
-    pub async fn before(server: &Server) -> Self {
+impl TestGateway {
+    pub async fn before(server: &ScriptedServer) -> Self {
         Self::with(server.address, "").await
     }
 
@@ -78,10 +78,10 @@ impl Gate {
     }
 
     pub async fn client_of(&self, version: &str) -> Client {
-        self.client_over(Over::default(), version).await
+        self.client_over(HttpOptions::default(), version).await
     }
 
-    pub async fn client_over(&self, over: Over, version: &str) -> Client {
+    pub async fn client_over(&self, over: HttpOptions, version: &str) -> Client {
         let mut client = Client { over, ..self.stranger() };
         let reply = client.post(initialize(version, &json!({"roots": {}, "sampling": {}, "elicitation": {}}))).await;
         assert_eq!(reply.status, StatusCode::OK);
@@ -97,7 +97,7 @@ impl Gate {
             session: None,
             version: None,
             accept: BOTH,
-            over: Over::default(),
+            over: HttpOptions::default(),
             connections: TaskTracker::new(),
         }
     }
@@ -118,7 +118,7 @@ pub fn call(id: u32) -> String {
 
 /// How a client speaks HTTP. The default is HTTP/1.1 without TLS.
 #[derive(Clone, Default)]
-pub struct Over {
+pub struct HttpOptions {
     pub version: Version,
     /// Agrees on that version and no other.
     pub tls: Option<Arc<rustls::ClientConfig>>,
@@ -127,7 +127,7 @@ pub struct Over {
 trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 
-impl Over {
+impl HttpOptions {
     async fn connect(&self, address: SocketAddr) -> TokioIo<Box<dyn Socket>> {
         let socket = in_time(TcpStream::connect(address)).await.unwrap();
         let Some(tls) = &self.tls else { return TokioIo::new(Box::new(socket)) };
@@ -142,7 +142,7 @@ pub struct Client {
     pub session: Option<String>,
     pub version: Option<String>,
     pub accept: &'static str,
-    pub over: Over,
+    pub over: HttpOptions,
     pub connections: TaskTracker,
 }
 

@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
-use crate::scripted::{Events, Reply, Seen, in_time, json_text};
+use crate::scripted::{BodySender, ScriptedReply, SeenRequest, in_time, json_text};
 
 pub const LISTEN: &str = "subscriptions/listen";
 pub const TAG: &str = "io.modelcontextprotocol/subscriptionId";
@@ -15,22 +15,22 @@ pub const RESOURCES: &str = "notifications/resources/list_changed";
 pub const UPDATED: &str = "notifications/resources/updated";
 
 /// What is granted of the member `notifications`; `Err` is a refusal with this code.
-type Manner = dyn Fn(&Value) -> Result<Option<Value>, i64> + Send + Sync;
+type GrantPolicy = dyn Fn(&Value) -> Result<Option<Value>, i64> + Send + Sync;
 
-pub struct Speaker {
-    streams: Mutex<Vec<Stream>>,
+pub struct SubscriptionServer {
+    streams: Mutex<Vec<SubscriptionStream>>,
     opened: Notify,
-    manner: Box<Manner>,
+    manner: Box<GrantPolicy>,
 }
 
 /// One stream that somebody listens to.
 #[derive(Clone)]
-pub struct Stream {
-    pub seen: Seen,
-    pub events: Events,
+pub struct SubscriptionStream {
+    pub seen: SeenRequest,
+    pub events: BodySender,
 }
 
-impl Speaker {
+impl SubscriptionServer {
     /// Grants whatever is asked for.
     pub fn generous() -> Arc<Self> {
         Self::of(|asked| Ok(Some(asked.clone())))
@@ -42,7 +42,7 @@ impl Speaker {
     }
 
     /// What a script answers: nothing, unless it is asked to be listened to.
-    pub fn reply(&self, seen: &Seen) -> Option<Reply> {
+    pub fn reply(&self, seen: &SeenRequest) -> Option<ScriptedReply> {
         if seen.rpc() != LISTEN {
             return None;
         }
@@ -53,8 +53,8 @@ impl Speaker {
                 return Some(json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string()));
             }
         };
-        let (events, reply) = Events::open();
-        let stream = Stream { seen: seen.clone(), events };
+        let (events, reply) = BodySender::open();
+        let stream = SubscriptionStream { seen: seen.clone(), events };
         if let Some(granted) = granted {
             stream.say("notifications/subscriptions/acknowledged", &json!({ "notifications": granted }));
         }
@@ -64,7 +64,7 @@ impl Speaker {
     }
 
     /// The n-th stream, waiting for it.
-    pub async fn stream(&self, n: usize) -> Stream {
+    pub async fn stream(&self, n: usize) -> SubscriptionStream {
         let found = async {
             loop {
                 let opened = self.opened.notified();
@@ -84,7 +84,7 @@ impl Speaker {
     }
 }
 
-impl Stream {
+impl SubscriptionStream {
     /// What was asked for.
     pub fn asked(&self) -> &Value {
         &self.seen.body["params"]["notifications"]

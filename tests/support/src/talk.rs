@@ -5,18 +5,18 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, mpsc};
 
 use crate::scripted::in_time;
-use crate::scripted::{Events, Seen, Server};
-use crate::session_client::{Client, Gate, Reply};
+use crate::scripted::{BodySender, ScriptedServer, SeenRequest};
+use crate::session_client::{Client, Reply, TestGateway};
 
 pub const RELATED: &str = "io.modelcontextprotocol/related-task";
 
 /// A call that has arrived at the server, and its stream.
-pub struct Arrived {
-    pub seen: Seen,
-    pub events: Events,
+pub struct ArrivedRequest {
+    pub seen: SeenRequest,
+    pub events: BodySender,
 }
 
-impl Arrived {
+impl ArrivedRequest {
     pub fn say(&self, message: &Value) {
         self.events.raw(event(message));
     }
@@ -41,14 +41,14 @@ pub fn event(message: &Value) -> String {
 }
 
 /// A gateway in front of a server that answers no call and no GET by itself.
-pub struct Stage {
-    pub gate: Gate,
-    pub server: Server,
-    calls: Mutex<mpsc::Receiver<Arrived>>,
-    gets: Mutex<mpsc::Receiver<Arrived>>,
+pub struct ManualSetup {
+    pub gate: TestGateway,
+    pub server: ScriptedServer,
+    calls: Mutex<mpsc::Receiver<ArrivedRequest>>,
+    gets: Mutex<mpsc::Receiver<ArrivedRequest>>,
 }
 
-impl Stage {
+impl ManualSetup {
     pub async fn new() -> Self {
         Self::with("").await
     }
@@ -58,7 +58,7 @@ impl Stage {
         let (call, calls) = mpsc::channel(100);
         let (get, gets) = mpsc::channel(100);
         let tools = json!({"tools": [{"name": "work", "inputSchema": {"type": "object"}}]});
-        let server = Server::start(move |seen| {
+        let server = ScriptedServer::start(move |seen| {
             if seen.rpc() == "tools/list" {
                 return Some(crate::scripted::answer(seen, &tools));
             }
@@ -67,41 +67,41 @@ impl Stage {
                 (false, true) => &get,
                 (false, false) => return None,
             };
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             // Nobody takes them once the test is over.
-            let _ = to.try_send(Arrived { seen: seen.clone(), events });
+            let _ = to.try_send(ArrivedRequest { seen: seen.clone(), events });
             Some(reply)
         })
         .await;
-        let gate = Gate::with(server.address, keys).await;
+        let gate = TestGateway::with(server.address, keys).await;
         Self { gate, server, calls: Mutex::new(calls), gets: Mutex::new(gets) }
     }
 
     /// The next call at the server.
-    pub async fn call(&self) -> Arrived {
+    pub async fn call(&self) -> ArrivedRequest {
         in_time(async { self.calls.lock().await.recv().await.unwrap() }).await
     }
 
     /// The next GET at the server.
-    pub async fn get(&self) -> Arrived {
+    pub async fn get(&self) -> ArrivedRequest {
         in_time(async { self.gets.lock().await.recv().await.unwrap() }).await
     }
 
     /// A client that can be asked anything.
-    pub async fn person(&self) -> Person {
+    pub async fn person(&self) -> SessionUser {
         let capabilities = json!({"elicitation": {"form": {}, "url": {}}, "sampling": {}, "roots": {}});
-        Person::meet(&self.gate, "2025-11-25", &capabilities).await
+        SessionUser::meet(&self.gate, "2025-11-25", &capabilities).await
     }
 }
 
 /// A client with a session.
 #[derive(Clone)]
-pub struct Person {
+pub struct SessionUser {
     pub client: Client,
 }
 
-impl Person {
-    pub async fn meet(gate: &Gate, version: &str, capabilities: &Value) -> Self {
+impl SessionUser {
+    pub async fn meet(gate: &TestGateway, version: &str, capabilities: &Value) -> Self {
         let mut client = gate.stranger();
         let reply = client.post(crate::session_client::initialize(version, capabilities)).await;
         assert_eq!(reply.status, StatusCode::OK);
@@ -166,20 +166,20 @@ impl Person {
     }
 
     /// The session's own stream.
-    pub async fn listen(&self) -> Stream {
+    pub async fn listen(&self) -> SessionMessages {
         let reply = self.client.get(None).await;
         assert_eq!((reply.status, reply.header("content-type")), (StatusCode::OK, Some("text/event-stream")));
-        Stream::of(reply)
+        SessionMessages::of(reply)
     }
 }
 
 /// An event stream, read message by message.
-pub struct Stream {
+pub struct SessionMessages {
     reply: Reply,
     read: String,
 }
 
-impl Stream {
+impl SessionMessages {
     pub fn of(reply: Reply) -> Self {
         Self { reply, read: String::new() }
     }

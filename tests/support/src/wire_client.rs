@@ -74,7 +74,7 @@ pub enum Flavour {
 
 /// A client of one principal.
 #[derive(Clone, Debug)]
-pub struct Wire {
+pub struct WireClient {
     pub flavour: Flavour,
     pub path: &'static str,
     /// Whole header lines of a client with credentials.
@@ -89,7 +89,7 @@ fn meta() -> Value {
     })
 }
 
-impl Wire {
+impl WireClient {
     pub fn new(flavour: Flavour) -> Self {
         Self { flavour, path: "/up/mcp", headers: Vec::new() }
     }

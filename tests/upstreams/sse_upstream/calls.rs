@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use serde_json::json;
 use tokio_util::task::TaskTracker;
 
-use super::client::{Client, text};
+use super::client::{StandaloneClient, text};
 use super::gate::in_time;
 use super::server::{Sse, both};
 
@@ -51,7 +51,7 @@ async fn fifty_calls_at_once_get_their_own_answers_over_one_stream() {
 async fn a_slow_call_becomes_a_task_of_either_flavour() {
     let sse = Sse::start().await;
     let gate = sse.gate("transport = \"sse\"\n[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
-    let client = Client::stateless(&gate).with_tasks();
+    let client = StandaloneClient::stateless(&gate).with_tasks();
     let handle = client.call(1, "late", json!({})).await;
     let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
     let task = in_time(async {
@@ -66,7 +66,7 @@ async fn a_slow_call_becomes_a_task_of_either_flavour() {
     .await;
     assert_eq!(task["result"]["result"]["content"][0]["text"], "late", "{task}");
 
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let params = json!({ "name": "late", "arguments": {}, "task": { "ttl": 60_000 } });
     let (handle, _) = client.ask(1, "tools/call", params).await.answer().await;
     let id = &handle["result"]["task"]["taskId"];
@@ -78,7 +78,7 @@ async fn a_slow_call_becomes_a_task_of_either_flavour() {
 async fn a_question_and_its_answer_travel() {
     let sse = Sse::start().await;
     let gate = sse.gate(SSE).await;
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let mut reply = client.ask(7, "tools/call", json!({ "name": "ask", "arguments": {} })).await;
     let question = reply.next().await.unwrap();
     assert_eq!(question["method"], "elicitation/create", "{question}");
@@ -91,7 +91,7 @@ async fn a_question_and_its_answer_travel() {
 async fn a_cancel_reaches_the_server_whoever_cancels() {
     let sse = Sse::start().await;
     let gate = sse.gate(SSE).await;
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let asked = TaskTracker::new().spawn({
         let client = client.clone();
         async move { client.ask(6, "tools/call", json!({ "name": "silent", "arguments": {} })).await.next().await }
@@ -106,7 +106,7 @@ async fn a_cancel_reaches_the_server_whoever_cancels() {
 
     // One without a session cancels by leaving.
     let params = json!({ "name": "silent", "arguments": {}, "_meta": { "progressToken": "p" } });
-    let mut reply = Client::stateless(&gate).ask(1, "tools/call", params).await;
+    let mut reply = StandaloneClient::stateless(&gate).ask(1, "tools/call", params).await;
     let progress = reply.next().await.unwrap();
     assert_eq!(progress["method"], "notifications/progress", "{progress}");
     let sent = sse.world().nth(1, |seen| seen.is_call() && seen.body["params"]["name"] == "silent").await;
@@ -137,7 +137,7 @@ async fn what_is_said_of_a_call_is_heard_before_its_post_is_answered() {
     let sse = Sse::start().await;
     sse.habits(|habits| habits.tells_late = true);
     let gate = sse.gate(SSE).await;
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let late = json!({ "name": "late", "arguments": {}, "_meta": { "progressToken": "p" } });
     let mut reply = client.ask(1, "tools/call", late).await;
     let first = reply.next().await.unwrap();

@@ -2,13 +2,13 @@
 
 use serde_json::json;
 
-use super::client::{Client, fault, text};
-use super::gate::Gate;
-use super::scripted::{Server, status};
+use super::client::{StandaloneClient, fault, text};
+use super::gate::GatewayProcess;
+use super::scripted::{ScriptedServer, status};
 use super::server::{Sse, both};
 
-async fn gate_of(server: &Server) -> Gate {
-    Gate::start(tempfile::tempdir().unwrap(), &format!("url = \"{}\"\n", server.url())).await
+async fn gate_of(server: &ScriptedServer) -> GatewayProcess {
+    GatewayProcess::start(tempfile::tempdir().unwrap(), &format!("url = \"{}\"\n", server.url())).await
 }
 
 #[tokio::test]
@@ -52,9 +52,9 @@ async fn a_server_that_is_replaced_is_found_out_anew() {
 
 #[tokio::test]
 async fn a_refusal_stands_where_there_is_no_other_way() {
-    let server = Server::start(|seen| (seen.rpc() == "initialize").then(|| status(400))).await;
+    let server = ScriptedServer::start(|seen| (seen.rpc() == "initialize").then(|| status(400))).await;
     let gate = gate_of(&server).await;
-    let refused = Client::try_session(&gate).await.unwrap_err();
+    let refused = StandaloneClient::try_session(&gate).await.unwrap_err();
     assert_eq!(fault(&refused)["httpStatus"], 400, "{refused}");
     assert_eq!(server.world.all(|seen| seen.method == "GET").len(), 1, "it was asked for a stream");
 }
@@ -63,7 +63,7 @@ async fn a_refusal_stands_where_there_is_no_other_way() {
 async fn no_other_way_is_tried_where_the_transport_is_written() {
     let sse = Sse::start().await;
     let gate = sse.gate("transport = \"streamable-http\"\n").await;
-    let refused = Client::try_session(&gate).await.unwrap_err();
+    let refused = StandaloneClient::try_session(&gate).await.unwrap_err();
     assert_eq!(fault(&refused)["httpStatus"], 405, "{refused}");
     assert_eq!(sse.streams(), 0);
     assert!(sse.world().all(|seen| seen.method == "GET").is_empty());
@@ -72,9 +72,9 @@ async fn no_other_way_is_tried_where_the_transport_is_written() {
 /// Only a refusal leads to the other way: a server in trouble is asked again the same way.
 #[tokio::test]
 async fn a_server_in_trouble_is_not_taken_for_another_kind() {
-    let server = Server::start(|seen| (seen.rpc() == "initialize").then(|| status(503))).await;
+    let server = ScriptedServer::start(|seen| (seen.rpc() == "initialize").then(|| status(503))).await;
     let gate = gate_of(&server).await;
-    let refused = Client::try_session(&gate).await.unwrap_err();
+    let refused = StandaloneClient::try_session(&gate).await.unwrap_err();
     assert_eq!(fault(&refused)["httpStatus"], 503, "{refused}");
     assert!(server.world.all(|seen| seen.method == "GET").is_empty());
 }

@@ -3,14 +3,14 @@
 use serde_json::json;
 use tokio_util::task::TaskTracker;
 
-use super::client::{Client, fault, text};
+use super::client::{StandaloneClient, fault, text};
 use super::gate::in_time;
-use super::scripted::Server;
+use super::scripted::ScriptedServer;
 use super::server::{Sse, both};
 
 const SSE: &str = "transport = \"sse\"\n";
 
-async fn silent(client: &Client) -> serde_json::Value {
+async fn silent(client: &StandaloneClient) -> serde_json::Value {
     client.call(9, "silent", json!({})).await
 }
 
@@ -41,7 +41,7 @@ async fn a_stream_that_breaks_in_mid_call_loses_the_call_and_the_next_one_opens_
 async fn a_stream_that_breaks_fails_the_tasks_that_ran_over_it() {
     let sse = Sse::start().await;
     let gate = sse.gate("transport = \"sse\"\n[upstreams.up.tasks]\nmode = \"always\"\n").await;
-    let client = Client::stateless(&gate).with_tasks();
+    let client = StandaloneClient::stateless(&gate).with_tasks();
     let handle = client.call(1, "silent", json!({})).await;
     let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
     sse.world().first(|seen| seen.is_call()).await;
@@ -64,14 +64,14 @@ async fn a_stream_that_breaks_fails_the_tasks_that_ran_over_it() {
 /// SEC-09, U41.
 #[tokio::test]
 async fn sec_09_u41_an_endpoint_of_another_origin_is_refused_and_nothing_is_sent_there() {
-    let (sse, other) = (Sse::start().await, Server::polite().await);
+    let (sse, other) = (Sse::start().await, ScriptedServer::polite().await);
     sse.habits(|habits| habits.endpoint = Some(format!("http://{}/message", other.address)));
     for keys in [SSE, "", "transport = \"sse\"\nforward_authorization = false\n"] {
         let gate = sse.gate(keys).await;
-        let refused = Client::try_session(&gate).await.unwrap_err();
+        let refused = StandaloneClient::try_session(&gate).await.unwrap_err();
         assert_eq!(fault(&refused)["reason"], "upstream_redirect", "{refused}");
         assert_eq!(fault(&refused)["executed"], "no", "{refused}");
-        let refused = Client::stateless(&gate).call(1, "echo", json!({})).await;
+        let refused = StandaloneClient::stateless(&gate).call(1, "echo", json!({})).await;
         assert_eq!(fault(&refused)["reason"], "upstream_redirect", "{refused}");
         assert!(gate.log().contains("names another origin"), "{}", gate.log());
     }
@@ -79,7 +79,7 @@ async fn sec_09_u41_an_endpoint_of_another_origin_is_refused_and_nothing_is_sent
     // It comes to its senses.
     sse.habits(|habits| habits.endpoint = Some("message".to_owned()));
     let gate = sse.gate(SSE).await;
-    assert_eq!(text(&Client::session(&gate).await.call(1, "echo", json!({ "text": "hi" })).await), "hi");
+    assert_eq!(text(&StandaloneClient::session(&gate).await.call(1, "echo", json!({ "text": "hi" })).await), "hi");
 }
 
 #[tokio::test]
@@ -88,7 +88,7 @@ async fn an_endpoint_that_never_comes_is_waited_for_within_a_bound() {
     sse.habits(|habits| habits.endpoint = None);
     let gate = sse.gate(SSE).await;
     let began = tokio::time::Instant::now();
-    let refused = Client::try_session(&gate).await.unwrap_err();
+    let refused = StandaloneClient::try_session(&gate).await.unwrap_err();
     assert_eq!((&fault(&refused)["reason"], &fault(&refused)["executed"]), (&json!("upstream_timeout"), &json!("no")));
     assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
 }
@@ -99,7 +99,7 @@ async fn a_stream_that_is_refused_or_is_none_is_no_session() {
         let sse = Sse::start().await;
         sse.habits(|habits| habits.get = Some(code));
         let gate = sse.gate(SSE).await;
-        let refused = Client::try_session(&gate).await.unwrap_err();
+        let refused = StandaloneClient::try_session(&gate).await.unwrap_err();
         assert_eq!(
             (&fault(&refused)["reason"], &fault(&refused)["executed"]),
             (&json!(reason), &json!("no")),
@@ -109,7 +109,7 @@ async fn a_stream_that_is_refused_or_is_none_is_no_session() {
     let sse = Sse::start().await;
     sse.habits(|habits| habits.get = Some(204));
     let gate = sse.gate(SSE).await;
-    let refused = Client::try_session(&gate).await.unwrap_err();
+    let refused = StandaloneClient::try_session(&gate).await.unwrap_err();
     assert_eq!(fault(&refused)["reason"], "upstream_malformed", "{refused}");
 }
 
@@ -160,7 +160,7 @@ async fn upc17_a_post_that_is_refused_with_404_is_sent_once_more_in_a_new_sessio
 async fn what_nobody_can_take_is_dropped_and_a_question_to_nobody_refused() {
     let sse = Sse::start().await;
     let gate = sse.gate(SSE).await;
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     assert_eq!(text(&client.call(1, "echo", json!({ "text": "hi" })).await), "hi");
     sse.say(&json!({ "jsonrpc": "2.0", "id": "stray", "result": {} }));
     sse.say(&json!(7));
@@ -178,7 +178,7 @@ async fn a_stream_that_ends_is_one_failure_of_the_upstream() {
     let keys = format!("{SSE}[upstreams.up.tasks]\nmode = \"always\"\n");
     let sse = Sse::start().await;
     let gate = sse.gate(&keys).await;
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let running = client.start(1, "tools/call", json!({ "name": "silent", "arguments": {} })).await;
     sse.world().first(|seen| seen.is_call()).await;
     let other = client.start(2, "tools/call", json!({ "name": "silent", "arguments": {} })).await;
@@ -191,7 +191,7 @@ async fn a_stream_that_ends_is_one_failure_of_the_upstream() {
     assert_eq!(gate.failures("upstream_closed").await, 1, "of two calls in the pipe");
     let sse = Sse::start().await;
     let gate = sse.gate(&keys).await;
-    let client = Client::stateless(&gate);
+    let client = StandaloneClient::stateless(&gate);
     let task = client.task(1, "silent", json!({})).await;
     sse.world().first(|seen| seen.is_call()).await;
     sse.end();
@@ -206,10 +206,10 @@ async fn events_that_nobody_can_read_as_the_answer_are_failures_of_the_upstream(
     let sse = Sse::start().await;
     let gate = sse.gate(&format!("{SSE}[upstreams.up.tasks]\nmode = \"always\"\n")).await;
     let unreadable = json!({ "text": "{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":[broken}" });
-    let answer = Client::session(&gate).await.call(1, "broken", unreadable.clone()).await;
+    let answer = StandaloneClient::session(&gate).await.call(1, "broken", unreadable.clone()).await;
     assert_eq!(fault(&answer)["reason"], "upstream_malformed", "{answer}");
     assert_eq!(gate.failures("upstream_malformed").await, 1, "of a call in the pipe");
-    let client = Client::stateless(&gate);
+    let client = StandaloneClient::stateless(&gate);
     let task = client.settled(&client.task(1, "broken", unreadable).await).await;
     assert_eq!(task["error"]["data"]["reason"], "upstream_malformed", "{task}");
     assert_eq!(gate.failures("upstream_malformed").await, 2, "of a task");
@@ -220,7 +220,7 @@ async fn events_that_nobody_can_read_as_the_answer_are_failures_of_the_upstream(
 async fn a_call_that_its_client_takes_back_is_no_failure_of_the_upstream() {
     let sse = Sse::start().await;
     let gate = sse.gate(SSE).await;
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let running = client.start(1, "tools/call", json!({ "name": "silent", "arguments": {} })).await;
     sse.world().first(|seen| seen.is_call()).await;
     client.note("notifications/cancelled", json!({ "requestId": 1 })).await;

@@ -8,9 +8,12 @@ use http::StatusCode;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::client::Client;
-use super::gate::Gate;
-use super::scripted::{Events, Reply, Seen, Server, World, answer as result_of, json_text, polite, status, whole};
+use super::client::StandaloneClient;
+use super::gate::GatewayProcess;
+use super::scripted::{
+    BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer as result_of, json_text, polite,
+    status, whole,
+};
 
 /// What the server does otherwise than it should.
 #[derive(Clone, Debug)]
@@ -37,11 +40,11 @@ impl Default for Habits {
 #[derive(Default)]
 struct State {
     habits: Mutex<Habits>,
-    streams: Mutex<Vec<Events>>,
+    streams: Mutex<Vec<BodySender>>,
 }
 
 pub(crate) struct Sse {
-    pub(crate) server: Server,
+    pub(crate) server: ScriptedServer,
     state: Arc<State>,
 }
 
@@ -49,7 +52,7 @@ impl Sse {
     pub(crate) async fn start() -> Self {
         let state = Arc::<State>::default();
         let script = Arc::clone(&state);
-        let server = Server::slow(move |seen, world| answer(seen, world, Arc::clone(&script))).await;
+        let server = ScriptedServer::slow(move |seen, world| answer(seen, world, Arc::clone(&script))).await;
         Self { server, state }
     }
 
@@ -57,7 +60,7 @@ impl Sse {
         change(&mut self.state.habits.lock());
     }
 
-    pub(crate) fn world(&self) -> &World {
+    pub(crate) fn world(&self) -> &ScriptedState {
         &self.server.world
     }
 
@@ -68,7 +71,7 @@ impl Sse {
 
     /// Cuts every stream there is.
     pub(crate) fn cut(&self) {
-        self.state.streams.lock().iter().for_each(Events::cut);
+        self.state.streams.lock().iter().for_each(BodySender::cut);
     }
 
     /// Ends all streams in order.
@@ -80,19 +83,19 @@ impl Sse {
         self.state.streams.lock().iter().for_each(|stream| stream.raw(format!("event: message\ndata: {message}\n\n")));
     }
 
-    pub(crate) async fn gate(&self, keys: &str) -> Gate {
+    pub(crate) async fn gate(&self, keys: &str) -> GatewayProcess {
         let address = self.server.address;
         let upstream = format!("url = \"http://{address}/sse\"\n{keys}");
-        Gate::start(tempfile::tempdir().unwrap(), &upstream).await
+        GatewayProcess::start(tempfile::tempdir().unwrap(), &upstream).await
     }
 }
 
 /// A client with a session and one without.
-pub(crate) async fn both(gate: &Gate) -> [Client; 2] {
-    [Client::session(gate).await, Client::stateless(gate)]
+pub(crate) async fn both(gate: &GatewayProcess) -> [StandaloneClient; 2] {
+    [StandaloneClient::session(gate).await, StandaloneClient::stateless(gate)]
 }
 
-async fn answer(seen: Seen, world: Arc<World>, state: Arc<State>) -> Option<Reply> {
+async fn answer(seen: SeenRequest, world: Arc<ScriptedState>, state: Arc<State>) -> Option<ScriptedReply> {
     let habits = state.habits.lock().clone();
     if habits.is_streamable {
         return Some(match (seen.rpc(), seen.body["params"]["name"].as_str().unwrap_or_default()) {
@@ -109,11 +112,11 @@ async fn answer(seen: Seen, world: Arc<World>, state: Arc<State>) -> Option<Repl
     }
 }
 
-fn stream(habits: &Habits, state: &State) -> Reply {
+fn stream(habits: &Habits, state: &State) -> ScriptedReply {
     if let Some(code) = habits.get {
         return status(code);
     }
-    let (events, reply) = Events::open();
+    let (events, reply) = BodySender::open();
     let mut streams = state.streams.lock();
     if let Some(endpoint) = &habits.endpoint {
         events.raw(format!(": hello\n\nevent: endpoint\ndata: {endpoint}?n={}\n\n", streams.len()));
@@ -127,7 +130,7 @@ fn text_of(arguments: &Value) -> Value {
 }
 
 /// What the tool `broken` says: its argument `text`, a byte for each character, with the id in its place.
-fn said(seen: &Seen) -> Vec<u8> {
+fn said(seen: &SeenRequest) -> Vec<u8> {
     let text = seen.body["params"]["arguments"]["text"].as_str().unwrap_or_default();
     let text = text.replace("{id}", &seen.body["id"].to_string());
     text.chars().map(|one| u8::try_from(one).unwrap()).collect()
@@ -138,11 +141,11 @@ fn event_of(bytes: Vec<u8>) -> Vec<u8> {
 }
 
 /// The same over streamable HTTP: as JSON, or on a stream that stays open.
-fn said_over_http(seen: &Seen) -> Reply {
+fn said_over_http(seen: &SeenRequest) -> ScriptedReply {
     if seen.body["params"]["arguments"]["as"] != "events" {
         return json_text(said(seen));
     }
-    let (events, reply) = Events::open();
+    let (events, reply) = BodySender::open();
     events.raw(event_of(said(seen)));
     // Held for as long as the test takes.
     std::mem::forget(events);
@@ -154,7 +157,7 @@ fn tools() -> Value {
     json!({ "tools": tools.map(|name| json!({ "name": name, "inputSchema": { "type": "object" } })) })
 }
 
-async fn post(seen: Seen, world: &World, habits: Habits, state: &State) -> Reply {
+async fn post(seen: SeenRequest, world: &ScriptedState, habits: Habits, state: &State) -> ScriptedReply {
     let number: usize = seen.target.rsplit('=').next().unwrap().parse().unwrap();
     let calls = world.count("tools/call");
     if let Some((code, _)) = habits.refuses.filter(|(_, times)| seen.is_call() && calls <= *times) {
@@ -175,7 +178,7 @@ async fn post(seen: Seen, world: &World, habits: Habits, state: &State) -> Reply
     reply
 }
 
-async fn serve(seen: &Seen, stream: &Events) {
+async fn serve(seen: &SeenRequest, stream: &BodySender) {
     let say = |message: Value| stream.raw(format!("event: message\ndata: {message}\n\n"));
     let result = |result: Value| say(json!({ "jsonrpc": "2.0", "id": seen.body["id"], "result": result }));
     let token = &seen.body["params"]["_meta"]["progressToken"];

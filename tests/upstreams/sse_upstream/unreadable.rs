@@ -4,8 +4,8 @@
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::client::{Client, fault, text};
-use super::gate::{Gate, demo};
+use super::client::{StandaloneClient, fault, text};
+use super::gate::{GatewayProcess, demo};
 use super::server::{Sse, both};
 
 /// What is said in place of an answer, a byte for each character.
@@ -37,7 +37,7 @@ fn unreadable() -> Vec<(&'static str, String)> {
 }
 
 /// The same for every client: `tool` says it, and another one answers afterwards.
-async fn check(transport: &str, client: &Client, extra: Value, next: (&str, Value, &str)) {
+async fn check(transport: &str, client: &StandaloneClient, extra: Value, next: (&str, Value, &str)) {
     for (number, (name, says)) in (1..).zip(unreadable()) {
         let mut arguments = json!({ "how": "says", "text": says });
         arguments.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -60,9 +60,9 @@ fn stdio() -> (TempDir, String) {
 #[tokio::test]
 async fn an_answer_that_nobody_can_read_ends_its_call_at_once_over_every_transport() {
     let (dir, upstream) = stdio();
-    let gate = Gate::start(dir, &upstream).await;
+    let gate = GatewayProcess::start(dir, &upstream).await;
     let greet = ("greet", json!({ "name": "Ada" }), "Hello, Ada!");
-    check("stdio", &Client::session(&gate).await, json!({}), greet).await;
+    check("stdio", &StandaloneClient::session(&gate).await, json!({}), greet).await;
     assert_eq!(gate.programs().len(), 1, "it is the same process to the end");
 
     let echo = || ("echo", json!({ "text": "next" }), "next");
@@ -77,7 +77,7 @@ async fn an_answer_that_nobody_can_read_ends_its_call_at_once_over_every_transpo
     http.habits(|habits| habits.is_streamable = true);
     let gate = http.gate("").await;
     // What a session's pipe does not keep it does not judge.
-    let client = Client::stateless(&gate);
+    let client = StandaloneClient::stateless(&gate);
     check("JSON", &client, json!({}), echo()).await;
     check("events", &client, json!({ "as": "events" }), echo()).await;
 }
@@ -87,13 +87,13 @@ async fn an_answer_that_nobody_can_read_ends_its_call_at_once_over_every_transpo
 async fn half_a_surrogate_pair_in_a_text_passes_as_it_came_over_every_transport() {
     let cut = r#"{"content":[{"type":"text","text":"a smile: \ud83d"}],"isError":false}"#;
     let says = format!(r#"{{"jsonrpc":"2.0","id":{{id}},"result":{cut}}}"#);
-    let check = async |transport: &str, client: &Client| {
+    let check = async |transport: &str, client: &StandaloneClient| {
         let answer = client.call_verbatim(1, "broken", json!({ "how": "says", "text": says })).await;
         assert!(answer.contains(r#""text":"a smile: \ud83d"}]"#), "{transport}: {answer}");
     };
     let (dir, upstream) = stdio();
-    let gate = Gate::start(dir, &upstream).await;
-    check("stdio", &Client::session(&gate).await).await;
+    let gate = GatewayProcess::start(dir, &upstream).await;
+    check("stdio", &StandaloneClient::session(&gate).await).await;
     let always = "[upstreams.up.tasks]\nmode = \"always\"\n";
     for (keys, is_streamable) in [("transport = \"sse\"\n", false), ("", true)] {
         let sse = Sse::start().await;
@@ -102,7 +102,7 @@ async fn half_a_surrogate_pair_in_a_text_passes_as_it_came_over_every_transport(
             check(&format!("streamable: {is_streamable}, {client:?}"), &client).await;
         }
         let gate = sse.gate(&format!("{keys}{always}")).await;
-        let client = Client::stateless(&gate).with_tasks();
+        let client = StandaloneClient::stateless(&gate).with_tasks();
         let handle = client.call(1, "broken", json!({ "text": says })).await;
         let params = json!({ "taskId": handle["result"]["taskId"] });
         let stored = super::gate::in_time(async {
@@ -123,8 +123,8 @@ async fn half_a_surrogate_pair_in_a_text_passes_as_it_came_over_every_transport(
 #[tokio::test]
 async fn a_line_that_is_no_answer_ends_no_call() {
     let (dir, upstream) = stdio();
-    let gate = Gate::start(dir, &upstream).await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::start(dir, &upstream).await;
+    let client = StandaloneClient::session(&gate).await;
     for (number, line) in [
         r#"{"level":"info","id":{id}}"#,
         r#"{"level":"info","id":{id},"n":NaN}"#,

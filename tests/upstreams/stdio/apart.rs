@@ -5,8 +5,8 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use super::client::{Client, fault, text};
-use super::gate::{Gate, in_time};
+use super::client::{StandaloneClient, fault, text};
+use super::gate::{GatewayProcess, in_time};
 
 /// The upstream's keys: calls of these tools are kept apart.
 fn apart(keys: &str, tools: &str) -> String {
@@ -15,8 +15,8 @@ fn apart(keys: &str, tools: &str) -> String {
 
 #[tokio::test]
 async fn each_call_of_such_a_tool_has_a_process_that_ends_with_it() {
-    let gate = Gate::with("stateless", &apart("", "who")).await;
-    for client in [Client::stateless(&gate), Client::session(&gate).await] {
+    let gate = GatewayProcess::with("stateless", &apart("", "who")).await;
+    for client in [StandaloneClient::stateless(&gate), StandaloneClient::session(&gate).await] {
         let mut seen: Vec<_> = join_all((0..4).map(|id| client.call(id, "who", json!({})))).await;
         seen.iter_mut().for_each(|answer| *answer = json!(text(answer)));
         seen.sort_by_key(ToString::to_string);
@@ -37,8 +37,9 @@ async fn a_crash_in_such_a_process_is_that_calls_alone() {
     for (faults, tool, name, done) in
         [("", "slow_report", "seconds", "sections"), ("stateless", "slow", "name", "waited")]
     {
-        let gate = Gate::with(faults, &apart("", "broken")).await;
-        let client = if faults.is_empty() { Client::session(&gate).await } else { Client::stateless(&gate) };
+        let gate = GatewayProcess::with(faults, &apart("", "broken")).await;
+        let client =
+            if faults.is_empty() { StandaloneClient::session(&gate).await } else { StandaloneClient::stateless(&gate) };
         let slow = json!({ "name": tool, "arguments": { name: 1, "steps": 1, "millis": 1_000 } });
         let other = async { client.ask(2, "tools/call", slow).await.answer().await.0 };
         let (broken, other) = tokio::join!(client.call(1, "broken", json!({ "how": "exit", "code": 7 })), other);
@@ -52,8 +53,8 @@ async fn a_crash_in_such_a_process_is_that_calls_alone() {
 /// T-20: several such calls may ask at the same time, since each has a process to itself.
 #[tokio::test]
 async fn t_20_questions_of_such_calls_reach_them_and_their_answers_the_processes() {
-    let gate = Gate::with("", &apart("", "confirm_delete")).await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::with("", &apart("", "confirm_delete")).await;
+    let client = StandaloneClient::session(&gate).await;
     let mut replies = Vec::new();
     for id in 0..3 {
         let params = json!({ "name": "confirm_delete", "arguments": { "path": format!("{id}.txt") } });
@@ -80,8 +81,8 @@ async fn t_20_questions_of_such_calls_reach_them_and_their_answers_the_processes
 
 #[tokio::test]
 async fn a_cancel_reaches_the_process_of_its_call_and_a_session_takes_its_processes_along() {
-    let gate = Gate::with("", &apart("", "slow_report")).await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::with("", &apart("", "slow_report")).await;
+    let client = StandaloneClient::session(&gate).await;
     let slow = json!({ "name": "slow_report", "arguments": { "seconds": 60, "steps": 60 } });
     let _cancelled = client.ask(1, "tools/call", slow.clone()).await;
     let _left = client.ask(2, "tools/call", slow).await;
@@ -95,8 +96,8 @@ async fn a_cancel_reaches_the_process_of_its_call_and_a_session_takes_its_proces
 #[tokio::test]
 async fn such_calls_wait_for_a_place_and_become_tasks_like_others() {
     let tasks = "processes_max = 3\n[upstreams.up.tasks]\nmode = \"always\"\n";
-    let gate = Gate::with("", &apart(tasks, "slow_report")).await;
-    let client = Client::stateless(&gate);
+    let gate = GatewayProcess::with("", &apart(tasks, "slow_report")).await;
+    let client = StandaloneClient::stateless(&gate);
     let calls = (0..6).map(|id| client.call(id, "slow_report", json!({ "seconds": 0.3, "steps": 1 })));
     for answer in join_all(calls).await {
         assert!(text(&answer).contains("1 sections"), "{answer}");

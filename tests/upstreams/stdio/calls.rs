@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::{Client, text};
-use super::gate::{Gate, in_time};
+use super::client::{StandaloneClient, text};
+use super::gate::{GatewayProcess, in_time};
 
-async fn both(gate: &Gate) -> [Client; 2] {
-    [Client::session(gate).await, Client::stateless(gate)]
+async fn both(gate: &GatewayProcess) -> [StandaloneClient; 2] {
+    [StandaloneClient::session(gate).await, StandaloneClient::stateless(gate)]
 }
 
 #[tokio::test]
 async fn a_tool_answers_and_reports_progress_and_its_list_is_served() {
-    let gate = Gate::new().await;
+    let gate = GatewayProcess::new().await;
     for client in both(&gate).await {
         assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
         let (list, _) = client.ask(2, "tools/list", json!({})).await.answer().await;
@@ -30,7 +30,7 @@ async fn a_tool_answers_and_reports_progress_and_its_list_is_served() {
 
 #[tokio::test]
 async fn fifty_calls_at_once_share_one_process_and_each_gets_its_own_answer() {
-    let gate = Gate::new().await;
+    let gate = GatewayProcess::new().await;
     for client in both(&gate).await {
         let calls = (0..50).map(|id| {
             let client = &client;
@@ -48,14 +48,14 @@ async fn fifty_calls_at_once_share_one_process_and_each_gets_its_own_answer() {
 
 #[tokio::test]
 async fn a_slow_call_becomes_a_task_of_either_flavour() {
-    let gate = Gate::with("", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
-    let client = Client::stateless(&gate).with_tasks();
+    let gate = GatewayProcess::with("", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
+    let client = StandaloneClient::stateless(&gate).with_tasks();
     let handle = client.call(1, "slow_report", json!({ "seconds": 1, "steps": 2 })).await;
     let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
     let task = until_ended(&client, &id).await;
     assert_eq!(task["result"]["content"][0]["text"], "The report is ready: 2 sections in 1 s.", "{task}");
 
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let params = json!({ "name": "slow_report", "arguments": { "seconds": 1, "steps": 2 }, "task": { "ttl": 60_000 } });
     let (handle, _) = client.ask(1, "tools/call", params).await.answer().await;
     let id = handle["result"]["task"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}")).to_owned();
@@ -64,7 +64,7 @@ async fn a_slow_call_becomes_a_task_of_either_flavour() {
     assert!(text(&result).contains("2 sections"), "{result}");
 }
 
-async fn until_ended(client: &Client, id: &str) -> Value {
+async fn until_ended(client: &StandaloneClient, id: &str) -> Value {
     in_time(async {
         loop {
             let (answer, _) = client.ask(9, "tasks/get", json!({ "taskId": id })).await.answer().await;
@@ -80,8 +80,8 @@ async fn until_ended(client: &Client, id: &str) -> Value {
 /// T-20.
 #[tokio::test]
 async fn t_20_a_question_reaches_the_client_of_the_only_call() {
-    let gate = Gate::new().await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::new().await;
+    let client = StandaloneClient::session(&gate).await;
     let params = json!({ "name": "confirm_delete", "arguments": { "path": "a.txt" } });
     let mut reply = client.ask(1, "tools/call", params.clone()).await;
     let question = reply.next().await.unwrap();
@@ -90,7 +90,7 @@ async fn t_20_a_question_reaches_the_client_of_the_only_call() {
     client.say(&json!({ "jsonrpc": "2.0", "id": question["id"], "result": result })).await;
     assert_eq!(text(&reply.answer().await.0), "Deleted a.txt.");
 
-    let client = Client::stateless(&gate);
+    let client = StandaloneClient::stateless(&gate);
     let (asked, _) = client.ask(1, "tools/call", params.clone()).await.answer().await;
     let (key, question) = asked["result"]["inputRequests"].as_object().unwrap().iter().next().unwrap();
     assert_eq!(question["method"], "elicitation/create", "{asked}");
@@ -104,8 +104,8 @@ async fn t_20_a_question_reaches_the_client_of_the_only_call() {
 /// T-20: a guess would show one call's question to another.
 #[tokio::test]
 async fn t_20_a_question_of_one_call_among_several_is_refused() {
-    let gate = Gate::new().await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::new().await;
+    let client = StandaloneClient::session(&gate).await;
     let slow = json!({ "name": "slow_report", "arguments": { "seconds": 30, "steps": 1 } });
     let _running = client.ask(1, "tools/call", slow).await;
     let answer = client.call(2, "confirm_delete", json!({ "path": "a.txt" })).await;
@@ -114,8 +114,8 @@ async fn t_20_a_question_of_one_call_among_several_is_refused() {
 
 #[tokio::test]
 async fn a_cancel_ends_the_call_at_the_program_and_nothing_else() {
-    let gate = Gate::with("cancel", "").await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::with("cancel", "").await;
+    let client = StandaloneClient::session(&gate).await;
     let slow = json!({ "name": "slow_report", "arguments": { "seconds": 60, "steps": 60 } });
     let mut cancelled = client.ask(1, "tools/call", slow.clone()).await;
     let mut other = client.ask(2, "tools/call", slow).await;

@@ -5,8 +5,8 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::json;
 
-use super::client::{Client, fault, text};
-use super::gate::{Gate, command_line, demo, environ};
+use super::client::{StandaloneClient, fault, text};
+use super::gate::{GatewayProcess, command_line, demo, environ};
 
 /// SEC-10: no variable of the gateway's own but three reaches a program.
 #[tokio::test]
@@ -16,8 +16,8 @@ async fn sec_10_a_program_has_the_variables_that_are_written_and_three_more() {
     fs::write(&file, "from a file\n").unwrap();
     fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).unwrap();
     let upstream = demo("", dir.path().to_str().unwrap());
-    let gate = Gate::start(dir, &format!("{upstream}env_files = {{ TOKEN = {file:?} }}\n")).await;
-    let _client = Client::session(&gate).await;
+    let gate = GatewayProcess::start(dir, &format!("{upstream}env_files = {{ TOKEN = {file:?} }}\n")).await;
+    let _client = StandaloneClient::session(&gate).await;
     let programs = gate.programs();
     let variables = environ(programs[0]);
     assert!(variables.contains(&"TOKEN=from a file".to_owned()), "{variables:?}");
@@ -30,8 +30,8 @@ async fn sec_10_a_program_has_the_variables_that_are_written_and_three_more() {
 /// SEC-10: a limit that is written is the program's.
 #[tokio::test]
 async fn sec_10_a_program_has_the_limits_that_are_written_and_gains_no_privileges() {
-    let gate = Gate::with("", "descriptors_max = 128\nmemory_max = \"4GiB\"\n").await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::with("", "descriptors_max = 128\nmemory_max = \"4GiB\"\n").await;
+    let client = StandaloneClient::session(&gate).await;
     assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     let id = gate.programs()[0];
     let limits = fs::read_to_string(format!("/proc/{id}/limits")).unwrap();
@@ -54,8 +54,8 @@ async fn sec_10_arguments_reach_a_program_as_they_are_written() {
     let word = format!("$(touch {0}); `touch {0}` && touch {0} | cat", touched.display());
     let upstream =
         demo("", dir.path().to_str().unwrap()).replace("[\"demo-server\"]", &format!("[\"demo-server\", {word:?}]"));
-    let gate = Gate::start(dir, &upstream).await;
-    let error = Client::try_session(&gate).await.unwrap_err();
+    let gate = GatewayProcess::start(dir, &upstream).await;
+    let error = StandaloneClient::try_session(&gate).await.unwrap_err();
     // The demo server takes no such argument, and shows that it was one.
     assert_eq!(fault(&error)["exitStatus"], 64, "{error}");
     assert!(gate.log().contains("unexpected argument '$(touch"), "{}", gate.log());
@@ -72,8 +72,8 @@ async fn sec_10_what_a_program_has_started_ends_with_it() {
         &format!("command = {program:?}\nargs = [\"demo-server\"]"),
         &format!("command = [\"sh\", \"-c\", \"sleep 600 & sleep 601 & exec {program} demo-server\"]"),
     );
-    let gate = Gate::start(dir, &upstream).await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::start(dir, &upstream).await;
+    let client = StandaloneClient::session(&gate).await;
     let sleeping =
         gate.processes().into_iter().filter(|id| command_line(*id).first().is_some_and(|word| word == "sleep"));
     assert_eq!(sleeping.count(), 2);

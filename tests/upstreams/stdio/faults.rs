@@ -4,17 +4,17 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::client::{Client, fault, text};
-use super::gate::{Gate, command_line, demo};
+use super::client::{StandaloneClient, fault, text};
+use super::gate::{GatewayProcess, command_line, demo};
 
 const ALWAYS_TASKS: &str = "[upstreams.up.tasks]\nmode = \"always\"\n";
 
 /// F45.
 #[tokio::test]
 async fn f45_a_program_that_ends_in_mid_call_says_how_and_is_started_again() {
-    let gate = Gate::new().await;
-    let client = Client::session(&gate).await;
-    let other = Client::session(&gate).await;
+    let gate = GatewayProcess::new().await;
+    let client = StandaloneClient::session(&gate).await;
+    let other = StandaloneClient::session(&gate).await;
     let slow = json!({ "name": "slow_report", "arguments": { "seconds": 2, "steps": 1 } });
     let mut running = other.ask(1, "tools/call", slow).await;
     for (how, key, number) in [("exit", "exitStatus", 7), ("abort", "exitSignal", 6)] {
@@ -32,8 +32,8 @@ async fn f45_a_program_that_ends_in_mid_call_says_how_and_is_started_again() {
 /// F45.
 #[tokio::test]
 async fn f45_a_program_that_is_killed_fails_the_calls_and_tasks_of_stateless_clients() {
-    let gate = Gate::with("", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
-    let client = Client::stateless(&gate);
+    let gate = GatewayProcess::with("", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
+    let client = StandaloneClient::stateless(&gate);
     let slow = json!({ "seconds": 60, "steps": 1 });
     let handle = client.clone().with_tasks().call(1, "slow_report", slow.clone()).await;
     let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}"));
@@ -54,15 +54,15 @@ async fn f45_a_program_that_is_killed_fails_the_calls_and_tasks_of_stateless_cli
 /// F45.
 #[tokio::test]
 async fn f45_a_program_that_ends_at_once_fails_the_handshake_and_is_not_started_over_and_over() {
-    let gate = Gate::with("start", "").await;
-    let error = Client::try_session(&gate).await.unwrap_err();
+    let gate = GatewayProcess::with("start", "").await;
+    let error = StandaloneClient::try_session(&gate).await.unwrap_err();
     let data = fault(&error);
     assert_eq!((&data["executed"], &data["exitStatus"]), (&json!("no"), &json!(3)), "{error}");
-    let stateless = Client::stateless(&gate).call(1, "greet", json!({ "name": "Ada" })).await;
+    let stateless = StandaloneClient::stateless(&gate).call(1, "greet", json!({ "name": "Ada" })).await;
     assert_eq!(fault(&stateless)["executed"], "no", "{stateless}");
     let mut told_to_wait = false;
     for _ in 0..12 {
-        let error = Client::try_session(&gate).await.unwrap_err();
+        let error = StandaloneClient::try_session(&gate).await.unwrap_err();
         told_to_wait |= fault(&error)["retryAfterMs"].as_u64().is_some_and(|wait| wait > 0);
     }
     assert!(told_to_wait, "{}", gate.log());
@@ -73,8 +73,8 @@ async fn f45_a_program_that_ends_at_once_fails_the_handshake_and_is_not_started_
 #[tokio::test]
 async fn f45_a_program_that_does_not_exist_is_an_upstream_that_cannot_be_reached() {
     let dir = tempfile::tempdir().unwrap();
-    let gate = Gate::start(dir, "command = \"taskgate-no-such-program\"\n").await;
-    let error = Client::try_session(&gate).await.unwrap_err();
+    let gate = GatewayProcess::start(dir, "command = \"taskgate-no-such-program\"\n").await;
+    let error = StandaloneClient::try_session(&gate).await.unwrap_err();
     assert_eq!((&fault(&error)["executed"], &fault(&error)["exitStatus"]), (&json!("no"), &json!(127)), "{error}");
     assert!(gate.log().contains("taskgate-no-such-program cannot be started"), "{}", gate.log());
     let warned = ": key `upstreams.up.command`: taskgate-no-such-program: is not found in PATH";
@@ -84,8 +84,8 @@ async fn f45_a_program_that_does_not_exist_is_an_upstream_that_cannot_be_reached
 /// F45.
 #[tokio::test]
 async fn f45_a_flood_on_standard_error_holds_up_nothing_and_is_logged_in_part() {
-    let gate = Gate::new().await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::new().await;
+    let client = StandaloneClient::session(&gate).await;
     let answer = client.call(1, "broken", json!({ "how": "stderr" })).await;
     assert_eq!(answer["error"]["code"], -32602, "{answer}");
     let logged = gate.log().matches("of a flood").count();
@@ -96,8 +96,8 @@ async fn f45_a_flood_on_standard_error_holds_up_nothing_and_is_logged_in_part() 
 /// F45.
 #[tokio::test]
 async fn f45_what_is_no_message_is_passed_over_and_counted() {
-    let gate = Gate::with("noise", "").await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::with("noise", "").await;
+    let client = StandaloneClient::session(&gate).await;
     let answer = client.call(1, "broken", json!({ "how": "noise" })).await;
     assert_eq!(answer["error"]["code"], -32602, "{answer}");
     assert_eq!(text(&client.call(2, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
@@ -108,8 +108,8 @@ async fn f45_what_is_no_message_is_passed_over_and_counted() {
 
 #[tokio::test]
 async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
-    let gate = Gate::new().await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::new().await;
+    let client = StandaloneClient::session(&gate).await;
     let answer = client.call(1, "broken", json!({ "how": "wrong_id" })).await;
     assert_eq!(answer["error"]["code"], -32602, "{answer}");
     assert_eq!(gate.dropped("foreign_response").await, 1);
@@ -120,8 +120,8 @@ async fn an_answer_that_nobody_waits_for_is_dropped_and_counted() {
 async fn what_a_program_writes_to_its_standard_error_is_logged_for_those_alone_who_look_for_it() {
     let dir = tempfile::tempdir().unwrap();
     let upstream = demo("", dir.path().to_str().unwrap());
-    let gate = Gate::logging(dir, &upstream, "info").await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::logging(dir, &upstream, "info").await;
+    let client = StandaloneClient::session(&gate).await;
     client.call(1, "broken", json!({ "how": "stderr" })).await;
     client.leave().await;
     gate.until_processes(0).await;
@@ -145,11 +145,11 @@ done
 #[tokio::test]
 async fn a_line_that_nobody_can_read_as_the_answer_is_a_failure_of_the_upstream() {
     let upstream = format!("command = \"sh\"\nargs = [\"-c\", {UNREADABLE:?}]\n{ALWAYS_TASKS}");
-    let gate = Gate::start(tempfile::tempdir().unwrap(), &upstream).await;
-    let answer = Client::session(&gate).await.call(1, "work", json!({})).await;
+    let gate = GatewayProcess::start(tempfile::tempdir().unwrap(), &upstream).await;
+    let answer = StandaloneClient::session(&gate).await.call(1, "work", json!({})).await;
     assert_eq!(fault(&answer)["reason"], "upstream_malformed", "{answer}");
     assert_eq!(gate.failures("upstream_malformed").await, 1, "of a call in the pipe");
-    let client = Client::stateless(&gate);
+    let client = StandaloneClient::stateless(&gate);
     let task = client.settled(&client.task(2, "work", json!({})).await).await;
     assert_eq!(task["error"]["data"]["reason"], "upstream_malformed", "{task}");
     assert_eq!(gate.failures("upstream_malformed").await, 2, "of a task");
@@ -165,14 +165,14 @@ async fn a_line_that_nobody_can_read_as_the_answer_is_a_failure_of_the_upstream(
 
 #[tokio::test]
 async fn silence_is_a_failure_of_the_upstream() {
-    let gate = Gate::with("", &format!("call_idle_max = \"300ms\"\n{ALWAYS_TASKS}")).await;
+    let gate = GatewayProcess::with("", &format!("call_idle_max = \"300ms\"\n{ALWAYS_TASKS}")).await;
     let slow = json!({ "seconds": 60, "steps": 1 });
-    for (before, client) in [(0, Client::session(&gate).await), (1, Client::stateless(&gate))] {
+    for (before, client) in [(0, StandaloneClient::session(&gate).await), (1, StandaloneClient::stateless(&gate))] {
         let answer = client.call(1, "slow_report", slow.clone()).await;
         assert_eq!(fault(&answer)["reason"], "upstream_timeout", "{answer}");
         assert_eq!(gate.failures("upstream_timeout").await, before + 1);
     }
-    let client = Client::stateless(&gate);
+    let client = StandaloneClient::stateless(&gate);
     let task = client.settled(&client.task(2, "slow_report", slow).await).await;
     assert_eq!(task["error"]["data"]["reason"], "upstream_timeout", "{task}");
     assert_eq!(gate.failures("upstream_timeout").await, 3, "of a task");
@@ -182,9 +182,9 @@ async fn silence_is_a_failure_of_the_upstream() {
 
 #[tokio::test]
 async fn what_a_client_ends_itself_is_no_failure_of_the_upstream() {
-    let gate = Gate::with("", ALWAYS_TASKS).await;
+    let gate = GatewayProcess::with("", ALWAYS_TASKS).await;
     let slow = json!({ "seconds": 60, "steps": 1 });
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     let params = json!({ "name": "slow_report", "arguments": slow });
     let mut taken_back = client.ask(1, "tools/call", params.clone()).await;
     client.note("notifications/cancelled", json!({ "requestId": 1 })).await;
@@ -192,12 +192,15 @@ async fn what_a_client_ends_itself_is_no_failure_of_the_upstream() {
     let mut left = client.ask(2, "tools/call", params).await;
     client.leave().await;
     while left.next().await.is_some() {}
-    let client = Client::stateless(&gate).with_tasks();
+    let client = StandaloneClient::stateless(&gate).with_tasks();
     let task = client.task(3, "slow_report", slow).await;
     client.ask(4, "tasks/cancel", json!({ "taskId": task })).await.answer().await;
     assert_eq!(client.settled(&task).await["status"], "cancelled");
     // What is said of a call is said before another one of the same client is answered.
-    assert_eq!(text(&Client::stateless(&gate).call(5, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
+    assert_eq!(
+        text(&StandaloneClient::stateless(&gate).call(5, "greet", json!({ "name": "Ada" })).await),
+        "Hello, Ada!"
+    );
     let failures = [gate.failures("upstream_closed").await, gate.failures("upstream_timeout").await];
     assert_eq!(failures, [0, 0], "{}", gate.log());
 }
@@ -205,8 +208,8 @@ async fn what_a_client_ends_itself_is_no_failure_of_the_upstream() {
 /// F45.
 #[tokio::test]
 async fn f45_a_line_that_is_too_large_ends_its_process_and_the_next_call_has_another() {
-    let gate = Gate::new().await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::new().await;
+    let client = StandaloneClient::session(&gate).await;
     let slow = json!({ "name": "slow_report", "arguments": { "seconds": 60, "steps": 1 } });
     let mut running = client.ask(3, "tools/call", slow).await;
     let answer = client.call(1, "flood", json!({ "bytes": 2 << 20 })).await;
@@ -225,8 +228,8 @@ async fn f45_what_a_program_left_behind_does_not_hide_its_end_and_ends_with_it()
     // In a group of its own, and with the program's output.
     let script = format!("setsid sleep 100 & exec {program} demo-server");
     let upstream = format!("command = \"sh\"\nargs = [\"-c\", {script:?}]\nenv = {{ MARK = {mark:?} }}\n");
-    let gate = Gate::start(dir, &upstream).await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::start(dir, &upstream).await;
+    let client = StandaloneClient::session(&gate).await;
     let broken = client.call(1, "broken", json!({ "how": "exit", "code": 7 })).await;
     let data = fault(&broken);
     assert_eq!((&data["reason"], &data["exitStatus"]), (&json!("upstream_closed"), &json!(7)), "{broken}");

@@ -2,11 +2,11 @@
 
 use serde_json::json;
 
-use super::client::{Client, Reply, text};
-use super::gate::{Gate, in_time};
+use super::client::{StandaloneClient, StreamedReply, text};
+use super::gate::{GatewayProcess, in_time};
 
 /// A call that reports 8 steps within 2 s, up to its first report.
-async fn reporting(client: &Client, id: u32) -> Reply {
+async fn reporting(client: &StandaloneClient, id: u32) -> StreamedReply {
     let params =
         json!({ "name": "slow_report", "arguments": { "seconds": 2, "steps": 8 }, "_meta": { "progressToken": "p" } });
     let mut reply = client.ask(id, "tools/call", params).await;
@@ -18,8 +18,8 @@ async fn reporting(client: &Client, id: u32) -> Reply {
 /// LEG-09, T-81.
 #[tokio::test]
 async fn leg_09_a_call_goes_on_without_its_client_and_is_taken_up_in_its_own_session_alone() {
-    let gate = Gate::new().await;
-    let [client, other] = [Client::session(&gate).await, Client::session(&gate).await];
+    let gate = GatewayProcess::new().await;
+    let [client, other] = [StandaloneClient::session(&gate).await, StandaloneClient::session(&gate).await];
     let reply = reporting(&client, 1).await;
     let ids: Vec<String> = reply.ids().iter().map(|id| id.trim().to_owned()).collect();
     assert_eq!(ids.len(), 2, "from its beginning on: {ids:?}");
@@ -38,8 +38,8 @@ async fn leg_09_a_call_goes_on_without_its_client_and_is_taken_up_in_its_own_ses
 /// LEG-14.
 #[tokio::test]
 async fn a_held_call_that_is_cancelled_ends_at_once() {
-    let gate = Gate::new().await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::new().await;
+    let client = StandaloneClient::session(&gate).await;
     let mut reply = reporting(&client, 1).await;
     client.note("notifications/cancelled", json!({ "requestId": 1 })).await;
     let rest = in_time(async {

@@ -5,14 +5,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::json;
 
-use super::client::{Client, fault, text};
-use super::gate::{Gate, WAIT_MAX, command_line, in_time};
+use super::client::{StandaloneClient, fault, text};
+use super::gate::{GatewayProcess, WAIT_MAX, command_line, in_time};
 
 #[tokio::test]
 async fn a_program_is_started_by_the_first_session_and_ends_with_it() {
-    let gate = Gate::new().await;
+    let gate = GatewayProcess::new().await;
     assert_eq!(gate.processes().len(), 0, "nobody asked for it yet");
-    let client = Client::session(&gate).await;
+    let client = StandaloneClient::session(&gate).await;
     assert_eq!(gate.processes().len(), 2, "it and its supervisor");
     client.leave().await;
     gate.until_processes(0).await;
@@ -21,8 +21,8 @@ async fn a_program_is_started_by_the_first_session_and_ends_with_it() {
 /// F45.
 #[tokio::test]
 async fn f45_a_program_that_heeds_neither_the_end_of_its_input_nor_sigterm_is_killed() {
-    let gate = Gate::with("stubborn", "").await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::with("stubborn", "").await;
+    let client = StandaloneClient::session(&gate).await;
     let began = tokio::time::Instant::now();
     client.leave().await;
     tokio::time::sleep(Duration::from_millis(500)).await;
@@ -34,15 +34,15 @@ async fn f45_a_program_that_heeds_neither_the_end_of_its_input_nor_sigterm_is_ki
 
 #[tokio::test]
 async fn two_hundred_programs_started_and_stopped_leave_no_process_and_no_descriptor() {
-    let gate = Gate::new().await;
+    let gate = GatewayProcess::new().await;
     // What the first one opens for good is no leak.
-    Client::session(&gate).await.leave().await;
+    StandaloneClient::session(&gate).await.leave().await;
     gate.until_processes(0).await;
     let before = gate.descriptors();
     for _ in 0..10 {
-        let clients = join_all((0..20).map(|_| Client::session(&gate))).await;
+        let clients = join_all((0..20).map(|_| StandaloneClient::session(&gate))).await;
         assert_eq!(gate.programs().len(), 20);
-        join_all(clients.iter().map(Client::leave)).await;
+        join_all(clients.iter().map(StandaloneClient::leave)).await;
         gate.until_processes(0).await;
     }
     let settled = async {
@@ -56,8 +56,8 @@ async fn two_hundred_programs_started_and_stopped_leave_no_process_and_no_descri
 #[tokio::test]
 async fn a_gateway_that_is_killed_leaves_none_of_twenty_programs() {
     for faults in ["", "stubborn"] {
-        let mut gate = Gate::with(faults, "").await;
-        let _clients = join_all((0..20).map(|_| Client::session(&gate))).await;
+        let mut gate = GatewayProcess::with(faults, "").await;
+        let _clients = join_all((0..20).map(|_| StandaloneClient::session(&gate))).await;
         assert_eq!(gate.programs().len(), 20);
         gate.kill().await;
         gate.until_processes(0).await;
@@ -66,10 +66,10 @@ async fn a_gateway_that_is_killed_leaves_none_of_twenty_programs() {
 
 #[tokio::test]
 async fn a_gateway_that_is_drained_leaves_no_program() {
-    let mut gate = Gate::new().await;
-    let client = Client::session(&gate).await;
+    let mut gate = GatewayProcess::new().await;
+    let client = StandaloneClient::session(&gate).await;
     assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
-    let stateless = Client::stateless(&gate);
+    let stateless = StandaloneClient::stateless(&gate);
     assert_eq!(text(&stateless.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     assert_eq!(gate.terminate().await, Some(0));
     gate.until_processes(0).await;
@@ -83,8 +83,8 @@ async fn what_the_children_of_a_program_leave_behind_is_reaped_and_ends_with_it(
     // Some end at once, one would stay, in a session of its own.
     let script = format!("for n in 1 2 3; do (sleep 0.01 &); done; (setsid sleep 300 &); exec {program} demo-server");
     let upstream = format!("command = \"sh\"\nargs = [\"-c\", {script:?}]\nenv = {{ MARK = {mark:?} }}\n");
-    let gate = Gate::start(dir, &upstream).await;
-    let client = Client::session(&gate).await;
+    let gate = GatewayProcess::start(dir, &upstream).await;
+    let client = StandaloneClient::session(&gate).await;
     assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     let program = gate.programs().into_iter().find(|id| command_line(*id).iter().any(|word| word == "demo-server"));
     let supervisor = parent_of(program.unwrap());
@@ -118,16 +118,16 @@ fn children_of(parent: u32) -> Vec<u32> {
 
 #[tokio::test]
 async fn no_more_processes_than_allowed_run_and_the_next_one_is_refused() {
-    let gate = Gate::with("", "processes_max = 2\n").await;
-    let first = Client::session(&gate).await;
-    let _second = Client::session(&gate).await;
-    let refused = Client::try_session(&gate).await.unwrap_err();
+    let gate = GatewayProcess::with("", "processes_max = 2\n").await;
+    let first = StandaloneClient::session(&gate).await;
+    let _second = StandaloneClient::session(&gate).await;
+    let refused = StandaloneClient::try_session(&gate).await.unwrap_err();
     assert_eq!((&fault(&refused)["reason"], &fault(&refused)["executed"]), (&json!("queue_full"), &json!("no")));
     assert_eq!(gate.programs().len(), 2);
     first.leave().await;
     // The place is free once the gateway knows that the process has ended.
     let freed = async {
-        while Client::try_session(&gate).await.is_err() {
+        while StandaloneClient::try_session(&gate).await.is_err() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
@@ -137,13 +137,13 @@ async fn no_more_processes_than_allowed_run_and_the_next_one_is_refused() {
 
 #[tokio::test]
 async fn a_process_that_only_the_gateway_listens_to_gives_way_after_ten_seconds() {
-    let gate = Gate::with("", "processes_max = 1\n").await;
-    let stateless = Client::stateless(&gate);
+    let gate = GatewayProcess::with("", "processes_max = 1\n").await;
+    let stateless = StandaloneClient::stateless(&gate);
     assert_eq!(text(&stateless.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!");
     let began = tokio::time::Instant::now();
     let client = in_time(async {
         loop {
-            match Client::try_session(&gate).await {
+            match StandaloneClient::try_session(&gate).await {
                 Ok(client) => return client,
                 Err(error) => assert_eq!(fault(&error)["reason"], "queue_full", "{error}"),
             }

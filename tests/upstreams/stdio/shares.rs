@@ -5,28 +5,28 @@ use std::fmt::Write as _;
 use serde_json::json;
 use tokio_util::task::TaskTracker;
 
-use super::client::{Client, fault, text};
-use super::gate::Gate;
+use super::client::{StandaloneClient, fault, text};
+use super::gate::GatewayProcess;
 
 const ADA: &str = "tg_ada1_0011223344556677889900aabbccddee";
 const BOB: &str = "tg_bob1_a1b2c3d4e5f60718293a4b5c6d7e8f90";
 const CAROL: &str = "tg_caro_c0ffee00112233445566778899aabbcc";
 
 /// A gateway for people with keys, which runs at most so many programs.
-async fn gate(processes_max: u32) -> Gate {
+async fn gate(processes_max: u32) -> GatewayProcess {
     let mut keys = format!("processes_max = {processes_max}\n[auth]\nmode = \"api_keys\"\n");
     for (id, key) in [("ada", ADA), ("bob", BOB), ("carol", CAROL)] {
         write!(keys, "[[auth.api_keys]]\nid = \"{id}\"\nkey = \"{key}\"\n").unwrap();
     }
-    Gate::with("", &keys).await
+    GatewayProcess::with("", &keys).await
 }
 
-fn of(gate: &Gate, key: &'static str) -> Client {
-    Client::stateless(gate).with_key(key)
+fn of(gate: &GatewayProcess, key: &'static str) -> StandaloneClient {
+    StandaloneClient::stateless(gate).with_key(key)
 }
 
 /// Opens a session and calls in it.
-async fn first_call(client: Client, whose: &str) -> Client {
+async fn first_call(client: StandaloneClient, whose: &str) -> StandaloneClient {
     let client = client.try_open().await.unwrap_or_else(|error| panic!("no session for {whose}: {error}"));
     assert_eq!(text(&client.call(1, "greet", json!({ "name": whose })).await), format!("Hello, {whose}!"));
     client

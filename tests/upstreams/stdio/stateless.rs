@@ -5,14 +5,14 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use serde_json::{Value, json};
 
-use super::client::{Client, fault, text};
-use super::gate::{Gate, in_time};
+use super::client::{StandaloneClient, fault, text};
+use super::gate::{GatewayProcess, in_time};
 
-async fn heard(client: &Client) -> Vec<String> {
+async fn heard(client: &StandaloneClient) -> Vec<String> {
     text(&client.call(90, "heard", json!({})).await).lines().map(str::to_owned).collect()
 }
 
-async fn until_heard(client: &Client, what: &str) {
+async fn until_heard(client: &StandaloneClient, what: &str) {
     let waiting = async {
         while !heard(client).await.iter().any(|line| line.starts_with(what)) {
             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -25,8 +25,8 @@ async fn until_heard(client: &Client, what: &str) {
 #[tokio::test]
 async fn upc22_a_fresh_process_is_asked_what_it_speaks_and_goes_on_with_what_it_was_asked() {
     for keys in ["", "protocol = \"2026-07-28\"\n"] {
-        let gate = Gate::with("stateless", keys).await;
-        let client = Client::stateless(&gate);
+        let gate = GatewayProcess::with("stateless", keys).await;
+        let client = StandaloneClient::stateless(&gate);
         assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!", "{keys}");
         let heard = heard(&client).await;
         assert!(!heard.iter().any(|line| line == "initialize"), "{heard:?}");
@@ -43,8 +43,8 @@ async fn upc22_a_fresh_process_is_asked_what_it_speaks_and_goes_on_with_what_it_
 #[tokio::test]
 async fn upc22_a_server_that_refuses_ends_or_hangs_at_the_question_is_spoken_to_in_a_session_of_a_fresh_process() {
     for faults in ["", "strict", "mute"] {
-        let gate = Gate::with(faults, "").await;
-        let client = Client::stateless(&gate);
+        let gate = GatewayProcess::with(faults, "").await;
+        let client = StandaloneClient::stateless(&gate);
         let began = tokio::time::Instant::now();
         assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!", "{faults}");
         let took = began.elapsed();
@@ -58,8 +58,8 @@ async fn upc22_a_server_that_refuses_ends_or_hangs_at_the_question_is_spoken_to_
 
 #[tokio::test]
 async fn calls_of_a_stateless_client_have_progress_questions_and_logs_of_their_own() {
-    let gate = Gate::with("stateless", "").await;
-    let client = Client::stateless(&gate);
+    let gate = GatewayProcess::with("stateless", "").await;
+    let client = StandaloneClient::stateless(&gate);
     // Ids and tokens that are the same for all.
     let calls = (0..50).map(|number| {
         let client = &client;
@@ -103,8 +103,8 @@ async fn calls_of_a_stateless_client_have_progress_questions_and_logs_of_their_o
 /// MOD-20.
 #[tokio::test]
 async fn mod20_a_call_that_nobody_waits_for_any_more_is_taken_back_by_name() {
-    let gate = Gate::with("stateless", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
-    let client = Client::stateless(&gate);
+    let gate = GatewayProcess::with("stateless", "[upstreams.up.tasks]\ngrace = \"100ms\"\n").await;
+    let client = StandaloneClient::stateless(&gate);
     let slow = json!({ "name": "slow", "arguments": { "millis": 60_000 } });
     let left = client.start(1, "tools/call", slow.clone()).await;
     until_heard(&client, "tools/call").await;
@@ -118,7 +118,7 @@ async fn mod20_a_call_that_nobody_waits_for_any_more_is_taken_back_by_name() {
     let id = handle["result"]["taskId"].as_str().unwrap_or_else(|| panic!("no handle: {handle}"));
     client.ask(3, "tasks/cancel", json!({ "taskId": id })).await.answer().await;
     let waiting = async {
-        while calls(&heard(&Client::stateless(&gate)).await) < 2 {
+        while calls(&heard(&StandaloneClient::stateless(&gate)).await) < 2 {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
@@ -128,8 +128,8 @@ async fn mod20_a_call_that_nobody_waits_for_any_more_is_taken_back_by_name() {
 
 #[tokio::test]
 async fn subscriptions_are_made_with_the_program_told_apart_and_made_again_after_a_crash() {
-    let gate = Gate::with("stateless", "").await;
-    let client = Client::stateless(&gate);
+    let gate = GatewayProcess::with("stateless", "").await;
+    let client = StandaloneClient::stateless(&gate);
     let wishes = json!({ "notifications": { "toolsListChanged": true } });
     let mut listener = client.ask(1, "subscriptions/listen", wishes.clone()).await;
     let first = listener.next().await.unwrap();
@@ -156,8 +156,8 @@ async fn subscriptions_are_made_with_the_program_told_apart_and_made_again_after
 #[tokio::test]
 async fn a_session_client_is_served_by_a_program_that_knows_no_sessions() {
     for keys in ["", "protocol = \"2026-07-28\"\n"] {
-        let gate = Gate::with("stateless", keys).await;
-        let client = Client::session(&gate).await;
+        let gate = GatewayProcess::with("stateless", keys).await;
+        let client = StandaloneClient::session(&gate).await;
         assert_eq!(text(&client.call(1, "greet", json!({ "name": "Ada" })).await), "Hello, Ada!", "{keys}");
         let mut reply = client.ask(2, "tools/call", json!({ "name": "confirm", "arguments": {} })).await;
         let question = reply.next().await.unwrap();

@@ -7,12 +7,12 @@ use serde_json::json;
 use taskgate::upstream::ExchangeEvent;
 use tokio_util::task::TaskTracker;
 
-use super::server::{Events, Reply, Seen, Server, answer, json_text, polite, status, whole};
+use super::server::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer, json_text, polite, status, whole};
 use super::{begin, call, context, line, lines, next, try_begin, upstream};
 
 /// Runs one call against one answer; `ID` in a text stands for the call's own id.
-async fn check(name: &str, answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static, expected: &[&str]) {
-    let server = Server::answering(answer).await;
+async fn check(name: &str, answer: impl Fn(&SeenRequest) -> ScriptedReply + Send + Sync + 'static, expected: &[&str]) {
+    let server = ScriptedServer::answering(answer).await;
     let upstream = upstream(&server.url());
     let mut context = context();
     context.result_bytes_max = 100_000;
@@ -21,10 +21,10 @@ async fn check(name: &str, answer: impl Fn(&Seen) -> Reply + Send + Sync + 'stat
         Err(error) => vec![format!("{error:?}")],
     };
     assert_eq!(lines, expected, "{name}");
-    assert_eq!(server.world.all(Seen::is_call).len(), 1, "{name}: sent once");
+    assert_eq!(server.world.all(SeenRequest::is_call).len(), 1, "{name}: sent once");
 }
 
-fn filled(seen: &Seen, text: &str) -> String {
+fn filled(seen: &SeenRequest, text: &str) -> String {
     text.replace("ID", &seen.body["id"].to_string())
 }
 
@@ -33,8 +33,8 @@ async fn check_json(name: &str, text: &'static str, expected: &str) {
 }
 
 async fn check_events(name: &str, text: &'static str, expected: &[&str]) {
-    let answer = move |seen: &Seen| {
-        let (events, reply) = Events::open();
+    let answer = move |seen: &SeenRequest| {
+        let (events, reply) = BodySender::open();
         events.raw(filled(seen, text));
         reply
     };
@@ -42,7 +42,7 @@ async fn check_events(name: &str, text: &'static str, expected: &[&str]) {
 }
 
 async fn check_status(name: &str, code: u16, headers: &'static [(&str, &str)], expected: &str) {
-    let answer = move |_: &Seen| {
+    let answer = move |_: &SeenRequest| {
         let mut reply = status(code);
         for (name, value) in headers {
             reply.headers_mut().insert(*name, value.parse().unwrap());
@@ -65,7 +65,7 @@ async fn refusing_statuses_have_each_their_reason() {
 }
 
 async fn check_no_session(code: u16, expected: &str) {
-    let server = Server::slow(move |seen, world| async move {
+    let server = ScriptedServer::slow(move |seen, world| async move {
         if seen.is_call() {
             return Some(status(code));
         }
@@ -80,7 +80,7 @@ async fn check_no_session(code: u16, expected: &str) {
 
 #[tokio::test]
 async fn a_status_and_its_retry_after_are_handed_on() {
-    let server = Server::answering(|_| {
+    let server = ScriptedServer::answering(|_| {
         let mut reply = status(503);
         reply.headers_mut().insert("retry-after", "7".parse().unwrap());
         reply
@@ -93,9 +93,9 @@ async fn a_status_and_its_retry_after_are_handed_on() {
 
 #[tokio::test]
 async fn a_redirect_is_not_followed() {
-    let elsewhere = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let elsewhere = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let location = elsewhere.url().to_string();
-    let answer = move |_: &Seen| {
+    let answer = move |_: &SeenRequest| {
         let mut reply = status(307);
         reply.headers_mut().insert("location", location.parse().unwrap());
         reply
@@ -119,7 +119,7 @@ async fn an_answer_that_is_no_message_of_ours_is_malformed() {
     let carried = "returned {\"a\":\"\\ud800\"}";
     check_json("U28 as a value", r#"{"jsonrpc":"2.0","id":ID,"result":{"a":"\ud800"}}"#, carried).await;
     check_json("U28 keys", r#"{"jsonrpc":"2.0","id":ID,"result":{"a":1,"a":2}}"#, malformed).await;
-    let nested = |seen: &Seen| {
+    let nested = |seen: &SeenRequest| {
         let deep = format!("{}{}", "[".repeat(10_000), "]".repeat(10_000));
         json_text(filled(seen, &format!(r#"{{"jsonrpc":"2.0","id":ID,"result":{deep}}}"#)))
     };
@@ -128,7 +128,7 @@ async fn an_answer_that_is_no_message_of_ours_is_malformed() {
 
 #[tokio::test]
 async fn an_encoded_answer_is_refused_and_not_inflated() {
-    let answer = |seen: &Seen| {
+    let answer = |seen: &SeenRequest| {
         let mut reply = answer(seen, &json!({}));
         reply.headers_mut().insert("content-encoding", "gzip".parse().unwrap());
         reply
@@ -138,10 +138,10 @@ async fn an_encoded_answer_is_refused_and_not_inflated() {
 
 #[tokio::test]
 async fn answers_are_read_up_to_their_bound() {
-    let large = |seen: &Seen| answer(seen, &json!({ "text": "x".repeat(200_000) }));
+    let large = |seen: &SeenRequest| answer(seen, &json!({ "text": "x".repeat(200_000) }));
     check("U12", large, &["lost ResultTooLarge Yes"]).await;
-    let unannounced = |_: &Seen| {
-        let (events, mut reply) = Events::open();
+    let unannounced = |_: &SeenRequest| {
+        let (events, mut reply) = BodySender::open();
         reply.headers_mut().insert("content-type", "application/json".parse().unwrap());
         for _ in 0..20 {
             events.raw("x".repeat(10_000));
@@ -149,15 +149,15 @@ async fn answers_are_read_up_to_their_bound() {
         reply
     };
     check("U12 chunked", unannounced, &["lost ResultTooLarge Yes"]).await;
-    let endless_line = |_: &Seen| {
-        let (events, reply) = Events::open();
+    let endless_line = |_: &SeenRequest| {
+        let (events, reply) = BodySender::open();
         for _ in 0..20 {
             events.raw("x".repeat(10_000));
         }
         reply
     };
     check("U17", endless_line, &["lost ResultTooLarge Yes"]).await;
-    let head = |_: &Seen| {
+    let head = |_: &SeenRequest| {
         let mut reply = status(200);
         for n in 0..200 {
             reply.headers_mut().insert(http::HeaderName::try_from(format!("x-{n}")).unwrap(), "1".parse().unwrap());
@@ -165,7 +165,7 @@ async fn answers_are_read_up_to_their_bound() {
         reply
     };
     check("U13", head, &["lost UpstreamMalformed Unknown"]).await;
-    let large_head = |_: &Seen| {
+    let large_head = |_: &SeenRequest| {
         let mut reply = status(200);
         for n in 0..9 {
             let value = "1".repeat(8 * 1024).parse().unwrap();
@@ -180,13 +180,13 @@ async fn answers_are_read_up_to_their_bound() {
 async fn an_error_of_the_upstream_stays_its_own() {
     let error = r#"{"jsonrpc":"2.0","id":ID,"error":{"code":-32602,"message":"no such tool"}}"#;
     check_json("at 200", error, "faulted -32602 no such tool").await;
-    let at_400 = move |seen: &Seen| {
+    let at_400 = move |seen: &SeenRequest| {
         let mut reply = json_text(filled(seen, error));
         *reply.status_mut() = StatusCode::BAD_REQUEST;
         reply
     };
     check("at 400", at_400, &["faulted -32602 no such tool"]).await;
-    let of_nobody = |_: &Seen| {
+    let of_nobody = |_: &SeenRequest| {
         let mut reply = json_text(r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32000,"message":"bad request"}}"#);
         *reply.status_mut() = StatusCode::BAD_REQUEST;
         reply
@@ -198,8 +198,8 @@ async fn an_error_of_the_upstream_stays_its_own() {
 #[tokio::test]
 async fn malformed_events_are_survived_ten_times() {
     let answer = |bad: usize| {
-        move |seen: &Seen| {
-            let (events, reply) = Events::open();
+        move |seen: &SeenRequest| {
+            let (events, reply) = BodySender::open();
             for _ in 0..bad {
                 events.raw("data: {oops\n\n");
             }
@@ -228,15 +228,15 @@ async fn only_the_first_answer_with_the_id_counts() {
 #[tokio::test]
 async fn a_stream_that_cannot_be_resumed_is_closed() {
     check_events("U22", "data: \n\n", &["lost UpstreamClosed Unknown"]).await;
-    let cut = |_: &Seen| {
-        let (events, reply) = Events::open();
+    let cut = |_: &SeenRequest| {
+        let (events, reply) = BodySender::open();
         events.raw(":\n\n");
         events.cut();
         reply
     };
     check("F31", cut, &["lost UpstreamClosed Unknown"]).await;
-    let short = |seen: &Seen| {
-        let (events, mut reply) = Events::open();
+    let short = |seen: &SeenRequest| {
+        let (events, mut reply) = BodySender::open();
         reply.headers_mut().insert("content-type", "application/json".parse().unwrap());
         events.raw(filled(seen, r#"{"jsonrpc":"2.0","id":ID,"#));
         events.cut();
@@ -253,10 +253,10 @@ async fn an_event_stream_is_read_however_it_is_written() {
 
 #[tokio::test]
 async fn silence_ends_a_call_only_where_a_limit_is_set() {
-    let server = Server::slow(|seen, _| async move {
+    let server = ScriptedServer::slow(|seen, _| async move {
         if seen.is_call() {
             if seen.body["params"]["arguments"]["head"] == json!(true) {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 std::mem::forget(events);
                 return Some(reply);
             }
@@ -277,8 +277,8 @@ async fn silence_ends_a_call_only_where_a_limit_is_set() {
 
 #[tokio::test]
 async fn a_comment_is_no_silence() {
-    let server = Server::answering(|seen| {
-        let (events, reply) = Events::open();
+    let server = ScriptedServer::answering(|seen| {
+        let (events, reply) = BodySender::open();
         let seen = seen.clone();
         TaskTracker::new().spawn(async move {
             for _ in 0..20 {

@@ -8,10 +8,12 @@ use serde_json::{Value, json};
 use taskgate::upstream::{Answer, BeginError, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Payload, RpcError};
 
-use super::server::{Events, Once, Reply, Seen, Server, World, answer, json_text, status};
+use super::server::{
+    BodySender, Once, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, json_text, status,
+};
 use super::{begin, call, context, in_time, line, lines, next, try_begin, upstream};
 
-fn progress(seen: &Seen, n: u32) -> Value {
+fn progress(seen: &SeenRequest, n: u32) -> Value {
     let params = json!({"progressToken": seen.token(), "progress": n, "total": 2, "message": "on it"});
     json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": params})
 }
@@ -20,11 +22,11 @@ fn question(id: impl Into<Value>) -> Value {
     json!({"jsonrpc": "2.0", "id": id.into(), "method": "elicitation/create", "params": {"message": "sure?"}})
 }
 
-fn is_cancel(seen: &Seen) -> bool {
+fn is_cancel(seen: &SeenRequest) -> bool {
     seen.rpc() == "notifications/cancelled"
 }
 
-fn is_response(seen: &Seen) -> bool {
+fn is_response(seen: &SeenRequest) -> bool {
     seen.body.get("method").is_none() && seen.body.get("id").is_some()
 }
 
@@ -35,7 +37,7 @@ fn asked_of(event: &ExchangeEvent) -> Payload {
 
 #[tokio::test]
 async fn a_call_carries_its_params_and_the_gateways_own_marks_alone() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream(&server.url());
     let params =
         r#"{"arguments":{"b":1.10,"a":12345678901234567890123},"_meta":{"progressToken":7,"x/y":"z"},"name":"slow"}"#;
@@ -43,7 +45,7 @@ async fn a_call_carries_its_params_and_the_gateways_own_marks_alone() {
     let request = UpstreamRequest { method: Arc::from("tools/call"), params: Some(Payload::of(&params)) };
     let mut exchange = try_begin(&upstream, request.clone(), context()).await.unwrap();
     assert_eq!(lines(&mut exchange).await, ["returned {}"]);
-    let seen = server.world.first(Seen::is_call).await;
+    let seen = server.world.first(SeenRequest::is_call).await;
     assert_eq!(seen.token(), seen.id(), "UPC-20: the client's token is replaced");
     assert!(seen.id().starts_with("tg:"));
     assert_eq!(seen.body["params"]["_meta"]["x/y"], "z");
@@ -56,14 +58,14 @@ async fn a_call_carries_its_params_and_the_gateways_own_marks_alone() {
 
     let silent = taskgate::upstream::CallContext { progress: false, ..context() };
     lines(&mut try_begin(&upstream, request, silent).await.unwrap()).await;
-    let second = server.world.nth(1, Seen::is_call).await;
+    let second = server.world.nth(1, SeenRequest::is_call).await;
     assert_eq!(second.body["params"]["_meta"], json!({"x/y": "z"}), "no progress wanted, no token");
 }
 
 #[tokio::test]
 async fn progress_and_log_messages_come_in_order_before_the_answer() {
-    let server = Server::answering(|seen| {
-        let (events, reply) = Events::open();
+    let server = ScriptedServer::answering(|seen| {
+        let (events, reply) = BodySender::open();
         events.raw("id: 1\nretry: 500\ndata: \n\nevent: ping\ndata: now\n\n");
         events.message(&progress(seen, 1));
         events.message(&json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info"}}));
@@ -81,8 +83,8 @@ async fn progress_and_log_messages_come_in_order_before_the_answer() {
 
 #[tokio::test]
 async fn a_dropped_wait_loses_no_event() {
-    let server = Server::answering(|seen| {
-        let (events, reply) = Events::open();
+    let server = ScriptedServer::answering(|seen| {
+        let (events, reply) = BodySender::open();
         for n in 0..200 {
             events.message(&progress(seen, n));
         }
@@ -111,12 +113,12 @@ async fn a_dropped_wait_loses_no_event() {
 }
 
 /// A server that asks on the call's stream and returns the answer that it is given.
-async fn asking() -> Server {
-    Server::slow(|seen, world: Arc<World>| async move {
+async fn asking() -> ScriptedServer {
+    ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {
         if !seen.is_call() {
             return None;
         }
-        let (events, reply) = Events::open();
+        let (events, reply) = BodySender::open();
         events.message(&question("q-1"));
         let tracker = tokio_util::task::TaskTracker::new();
         tracker.spawn(async move {
@@ -157,7 +159,7 @@ async fn pass() {
     tokio::time::sleep(Duration::from_millis(5)).await;
 }
 
-fn is_progress(seen: &Seen) -> bool {
+fn is_progress(seen: &SeenRequest) -> bool {
     seen.rpc() == "notifications/progress"
 }
 
@@ -171,7 +173,7 @@ async fn t_47_progress_under_a_questions_token_keeps_the_upstream_waiting_until_
         asked["params"]["_meta"] = related.clone();
         asked["params"]["_meta"]["progressToken"] = token.clone();
         let (events, once) = Once::events();
-        let server = Server::start(move |seen| if seen.is_call() { once.take() } else { None }).await;
+        let server = ScriptedServer::start(move |seen| if seen.is_call() { once.take() } else { None }).await;
         let upstream = upstream(&server.url());
         let mut exchange = begin(&upstream).await;
         events.message(&asked);
@@ -201,8 +203,8 @@ async fn t_47_progress_under_a_questions_token_keeps_the_upstream_waiting_until_
 
 #[tokio::test]
 async fn a_question_that_is_taken_back_is_not_answered() {
-    let server = Server::answering(|seen| {
-        let (events, reply) = Events::open();
+    let server = ScriptedServer::answering(|seen| {
+        let (events, reply) = BodySender::open();
         events.message(&question(7));
         events.message(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}));
         events.message(&json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 8}}));
@@ -221,8 +223,8 @@ async fn a_question_that_is_taken_back_is_not_answered() {
 
 #[tokio::test]
 async fn the_transport_answers_pings_unknown_methods_and_floods_itself() {
-    let server = Server::answering(|seen| {
-        let (events, reply) = Events::open();
+    let server = ScriptedServer::answering(|seen| {
+        let (events, reply) = BodySender::open();
         events.message(&json!({"jsonrpc": "2.0", "id": "p", "method": "ping"}));
         events.message(&json!({"jsonrpc": "2.0", "id": "u", "method": "tasks/get", "params": {}}));
         for n in 0..33 {
@@ -248,11 +250,11 @@ async fn the_transport_answers_pings_unknown_methods_and_floods_itself() {
 
 #[tokio::test]
 async fn a_cancel_does_not_overtake_its_call() {
-    let server = Server::slow(|seen, world: Arc<World>| async move {
+    let server = ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {
         if seen.is_call() {
             // The head is held back until another request has come.
             world.first(|seen| seen.rpc() == "tools/list").await;
-            let (events, reply) = Events::open();
+            let (events, reply) = BodySender::open();
             std::mem::forget(events);
             return Some(reply);
         }
@@ -267,7 +269,7 @@ async fn a_cancel_does_not_overtake_its_call() {
     };
     in_time(async { tokio::join!(exchange.cancel("not wanted"), release) }).await;
     let cancel = server.world.first(is_cancel).await;
-    let call = server.world.first(Seen::is_call).await;
+    let call = server.world.first(SeenRequest::is_call).await;
     assert_eq!(cancel.body["params"], json!({"requestId": call.id(), "reason": "not wanted"}));
     assert!(cancel.body.get("id").is_none());
     let order = server.world.all(|seen| is_cancel(seen) || seen.rpc() == "tools/list");
@@ -277,7 +279,7 @@ async fn a_cancel_does_not_overtake_its_call() {
 
 #[tokio::test]
 async fn a_call_that_is_silent_is_cancelled_within_a_bound() {
-    let server = Server::slow(|seen, _| async move {
+    let server = ScriptedServer::slow(|seen, _| async move {
         if seen.is_call() {
             std::future::pending::<()>().await;
         }
@@ -292,7 +294,7 @@ async fn a_call_that_is_silent_is_cancelled_within_a_bound() {
 
 #[tokio::test]
 async fn a_call_that_ended_is_not_cancelled() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let mut exchange = begin(&upstream(&server.url())).await;
     in_time(exchange.cancel("late")).await;
     assert_eq!(lines(&mut exchange).await, ["returned {}"], "the answer was there first");
@@ -301,18 +303,18 @@ async fn a_call_that_ended_is_not_cancelled() {
 
 #[tokio::test]
 async fn twenty_calls_whose_answers_cross_are_never_mixed() {
-    let server = Server::slow(|seen, world: Arc<World>| async move {
+    let server = ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {
         if !seen.is_call() {
             return None;
         }
         // All are there before the first answer, and the last to come is answered first.
         let n = seen.body["params"]["arguments"]["n"].as_u64().unwrap();
-        world.nth(19, Seen::is_call).await;
+        world.nth(19, SeenRequest::is_call).await;
         tokio::time::sleep(Duration::from_millis(2 * (20 - n))).await;
         if n.is_multiple_of(2) {
             return Some(answer(&seen, &json!({"n": n})));
         }
-        let (events, reply) = Events::open();
+        let (events, reply) = BodySender::open();
         events.message(&progress(&seen, u32::try_from(n).unwrap()));
         events.result(&seen, &json!({"n": n}));
         Some(reply)
@@ -336,22 +338,24 @@ async fn twenty_calls_whose_answers_cross_are_never_mixed() {
     assert_eq!(server.world.all(|seen| seen.rpc() == "initialize").len(), 1);
 }
 
-fn is_resume(seen: &Seen) -> bool {
+fn is_resume(seen: &SeenRequest) -> bool {
     seen.method == Method::GET && seen.headers.contains_key("last-event-id")
 }
 
 /// Answers a call with a stream that pauses, as 2025-11-25 allows, and each resume by `rest`.
-async fn pausing(rest: impl Fn(&Seen, &Seen, usize) -> Reply + Clone + Send + Sync + 'static) -> Server {
-    Server::slow(move |seen, world: Arc<World>| {
+async fn pausing(
+    rest: impl Fn(&SeenRequest, &SeenRequest, usize) -> ScriptedReply + Clone + Send + Sync + 'static,
+) -> ScriptedServer {
+    ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let rest = rest.clone();
         async move {
             if seen.is_call() {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 events.raw("id: e-1\nretry: 0\ndata: \n\n");
                 events.message(&progress(&seen, 1));
                 return Some(reply);
             }
-            let call = world.all(Seen::is_call);
+            let call = world.all(SeenRequest::is_call);
             (is_resume(&seen)).then(|| rest(&seen, &call[0], world.all(is_resume).len()))
         }
     })
@@ -361,7 +365,7 @@ async fn pausing(rest: impl Fn(&Seen, &Seen, usize) -> Reply + Clone + Send + Sy
 #[tokio::test]
 async fn a_stream_that_pauses_is_taken_up_after_its_last_event() {
     let server = pausing(|_, call, n| {
-        let (events, reply) = Events::open();
+        let (events, reply) = BodySender::open();
         match n {
             1 => {
                 events.numbered("e-2", &progress(call, 2));
@@ -376,7 +380,7 @@ async fn a_stream_that_pauses_is_taken_up_after_its_last_event() {
     let upstream = upstream(&server.url());
     let expected = ["progress 1 of 2 on it", "progress 2 of 2 on it", "returned {\"ok\":true}"];
     assert_eq!(lines(&mut begin(&upstream).await).await, expected, "T-29, U23");
-    assert_eq!(server.world.all(Seen::is_call).len(), 1, "a held call is never sent again");
+    assert_eq!(server.world.all(SeenRequest::is_call).len(), 1, "a held call is never sent again");
     let after: Vec<_> =
         server.world.all(is_resume).iter().map(|seen| seen.header("last-event-id").unwrap().to_owned()).collect();
     assert_eq!(after, ["e-1", "e-2", "e-2"], "T-29");
@@ -388,7 +392,7 @@ async fn a_call_is_taken_up_by_another_process_life() {
         if n == 1 {
             return status(503);
         }
-        let (events, reply) = Events::open();
+        let (events, reply) = BodySender::open();
         events.result(call, &json!({"ok": true}));
         reply
     })
@@ -412,7 +416,7 @@ async fn a_call_is_taken_up_by_another_process_life() {
 
 #[tokio::test]
 async fn a_foreign_resume_token_is_refused() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let token = taskgate::upstream::ResumeToken(Payload::empty_object());
     let refused = in_time(upstream(&server.url()).resume(token, context())).await;
     assert!(matches!(refused, Err(BeginError::Gateway(_))));
@@ -420,7 +424,7 @@ async fn a_foreign_resume_token_is_refused() {
 
 #[tokio::test]
 async fn a_batch_answers_a_call_of_2025_03_26_alone() {
-    let server = Server::slow(|seen, _| async move {
+    let server = ScriptedServer::slow(|seen, _| async move {
         match seen.rpc() {
             "initialize" => Some(answer(&seen, &json!({"protocolVersion": "2025-03-26", "capabilities": {}}))),
             "tools/call" => {
@@ -433,6 +437,6 @@ async fn a_batch_answers_a_call_of_2025_03_26_alone() {
     .await;
     let upstream = upstream(&server.url());
     assert_eq!(lines(&mut begin(&upstream).await).await, ["progress 1 of 2 on it", "returned {}"]);
-    let seen = server.world.first(Seen::is_call).await;
+    let seen = server.world.first(SeenRequest::is_call).await;
     assert_eq!(seen.header("mcp-protocol-version"), None, "the header exists from 2025-06-18 on");
 }

@@ -9,18 +9,18 @@ use std::time::Duration;
 use ::bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::dialect::plain::PlainPeer;
-use taskgate::engine::{AdmissionLimits, Askable, CallEvent, CallSpec, Engine, Rounds};
+use taskgate::dialect::plain::PlainUpstream;
+use taskgate::engine::{AdmissionLimits, Askable, CallEvent, CallSpec, Engine, RoundSupport};
 use taskgate::store::{MemoryStore, TaskStore};
 use taskgate::task::{
-    AfterCrash, CallLimits, EarlyInput, Failure, Fallback, Maker, ManualClock, Mode, Outcome, Phase, Plan, Principal,
-    Task, TaskKey, Timestamp, ToolPolicy,
+    AfterCrash, CallLimits, ClientKind, EarlyInput, Failure, FallbackPolicy, ManualClock, Outcome, Phase, Plan,
+    Principal, Task, TaskKey, TaskMode, Timestamp, ToolPolicy,
 };
 use taskgate::upstream::http::HttpTransport;
 use taskgate::upstream::{CallContext, ExchangeEvent, Upstream, UpstreamRequest};
 use taskgate::wire::{Object, Payload, ScanLimits};
 
-use super::server::{Events, Reply, Seen, Server, in_time, json_text, status};
+use super::server::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, in_time, json_text, status};
 use super::{call, context, next, settings, try_begin, upstream_of};
 
 /// What stands beside everything that is small, on both sides.
@@ -50,7 +50,7 @@ fn said(id: &Value, what: &str) -> String {
 fn policy() -> ToolPolicy {
     let span = Duration::from_secs(600);
     ToolPolicy {
-        mode: Mode::Always,
+        mode: TaskMode::Always,
         grace: span,
         ttl: span,
         ttl_max: span,
@@ -63,7 +63,7 @@ fn policy() -> ToolPolicy {
         result_bytes_max: 1 << 20,
         immediate_response: None,
         limits: CallLimits::default(),
-        fallback: Fallback::Hold,
+        fallback: FallbackPolicy::Hold,
     }
 }
 
@@ -79,11 +79,11 @@ fn spec(upstream: Arc<dyn Upstream>) -> CallSpec {
     context.client.capabilities = part_of_a_large_one("capabilities", &json!({"elicitation": {}}));
     CallSpec {
         owner: Principal::local(),
-        maker: Maker::Stateless,
+        maker: ClientKind::Stateless,
         upstream,
         slots: None,
         queue_deadline: Duration::from_secs(60),
-        peer: Arc::new(PlainPeer),
+        peer: Arc::new(PlainUpstream),
         request: UpstreamRequest {
             method: Arc::from("tools/call"),
             params: Some(part_of_a_large_one("params", &json!({"name": "t", "arguments": {}}))),
@@ -96,7 +96,7 @@ fn spec(upstream: Arc<dyn Upstream>) -> CallSpec {
         arrived: tokio::time::Instant::now(),
         is_repeatable: false,
         questions: Arc::new(|_| Askable::Declared),
-        rounds: Rounds::Unknown,
+        rounds: RoundSupport::Unknown,
         asides: None,
     }
 }
@@ -187,20 +187,20 @@ fn http(url: &url::Url, transport: HttpTransport) -> Arc<dyn Upstream> {
 #[tokio::test]
 async fn what_came_as_json_is_kept_alone() {
     for (what, is_there) in &KINDS[..2] {
-        let server = Server::answering(move |seen| json_text(said(&seen.body["id"], what))).await;
+        let server = ScriptedServer::answering(move |seen| json_text(said(&seen.body["id"], what))).await;
         check(kept(http(&server.url(), HttpTransport::Streamable), is_there).await, what);
     }
 }
 
 /// Streams that stay open as long as their server does.
-type Open = Arc<Mutex<Vec<Events>>>;
+type Open = Arc<Mutex<Vec<BodySender>>>;
 
 #[tokio::test]
 async fn what_came_in_an_event_stream_is_kept_alone() {
     for (what, is_there) in KINDS {
         let open = Open::default();
-        let server = Server::answering(move |seen| {
-            let (events, reply) = Events::open();
+        let server = ScriptedServer::answering(move |seen| {
+            let (events, reply) = BodySender::open();
             events.raw(format!("data: {}\n\n", said(&seen.body["id"], what)));
             open.lock().push(events);
             reply
@@ -214,7 +214,7 @@ async fn what_came_in_an_event_stream_is_kept_alone() {
 async fn what_came_over_http_and_sse_is_kept_alone() {
     for (what, is_there) in KINDS {
         let open = Open::default();
-        let server = Server::start(move |seen| Some(over_sse(seen, &open, &|id| said(id, what)))).await;
+        let server = ScriptedServer::start(move |seen| Some(over_sse(seen, &open, &|id| said(id, what)))).await;
         check(kept(http(&server.url(), HttpTransport::Sse), is_there).await, what);
     }
 }
@@ -225,7 +225,7 @@ async fn a_question_of_megabytes_reaches_the_call_that_it_belongs_to() {
     let open = Open::default();
     let text = "x".repeat(1_500_000);
     let question = json!({"jsonrpc": "2.0", "id": "q", "method": "sampling/createMessage", "params": {"text": text}});
-    let server = Server::start(move |seen| Some(over_sse(seen, &open, &|_| question.to_string()))).await;
+    let server = ScriptedServer::start(move |seen| Some(over_sse(seen, &open, &|_| question.to_string()))).await;
     let mut settings = settings(&server.url());
     settings.transport = HttpTransport::Sse;
     let upstream = upstream_of(settings);
@@ -235,9 +235,9 @@ async fn a_question_of_megabytes_reaches_the_call_that_it_belongs_to() {
     assert!(params.unwrap().len() > 1_500_000);
 }
 
-fn over_sse(seen: &Seen, open: &Open, said: &dyn Fn(&Value) -> String) -> Reply {
+fn over_sse(seen: &SeenRequest, open: &Open, said: &dyn Fn(&Value) -> String) -> ScriptedReply {
     if seen.method == "GET" {
-        let (events, reply) = Events::open();
+        let (events, reply) = BodySender::open();
         events.raw("event: endpoint\ndata: /message\n\n");
         open.lock().push(events);
         return reply;

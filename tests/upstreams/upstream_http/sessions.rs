@@ -14,18 +14,20 @@ use taskgate::wire::{Payload, ProtocolVersion};
 use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use super::server::{Events, Reply, Seen, Server, World, answer, json_text, polite, status};
+use super::server::{
+    BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer, json_text, polite, status,
+};
 use super::{begin, call, context, in_time, line, lines, next, try_begin, upstream, upstream_of};
 
-fn is_initialize(seen: &Seen) -> bool {
+fn is_initialize(seen: &SeenRequest) -> bool {
     seen.rpc() == "initialize"
 }
 
-fn is_get(seen: &Seen) -> bool {
+fn is_get(seen: &SeenRequest) -> bool {
     seen.method == Method::GET
 }
 
-fn is_delete(seen: &Seen) -> bool {
+fn is_delete(seen: &SeenRequest) -> bool {
     seen.method == Method::DELETE
 }
 
@@ -38,12 +40,12 @@ fn refused(begun: Result<Box<dyn Exchange>, BeginError>) -> String {
 
 #[tokio::test]
 async fn a_session_declares_what_its_client_can_be_asked() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream(&server.url());
     lines(&mut begin(&upstream).await).await;
     server.world.first(is_get).await;
     let all = server.world.all(|seen| !is_get(seen));
-    let order: Vec<_> = all.iter().map(Seen::rpc).collect();
+    let order: Vec<_> = all.iter().map(SeenRequest::rpc).collect();
     assert_eq!(order, ["initialize", "notifications/initialized", "tools/call"]);
     let params = json!({
         "protocolVersion": "2025-11-25",
@@ -64,7 +66,7 @@ async fn a_session_declares_what_its_client_can_be_asked() {
 
 #[tokio::test]
 async fn sessions_are_not_shared_between_principals_or_capabilities() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream(&server.url());
     let other_principal = CallContext { principal: Principal::new("key:other"), ..context() };
     let silent = ClientFacts { capabilities: Payload::empty_object() };
@@ -72,8 +74,12 @@ async fn sessions_are_not_shared_between_principals_or_capabilities() {
     for context in [context(), other_principal, other_client, context()] {
         lines(&mut try_begin(&upstream, call(&json!({})), context).await.unwrap()).await;
     }
-    let sessions: Vec<_> =
-        server.world.all(Seen::is_call).iter().map(|seen| seen.header("mcp-session-id").unwrap().to_owned()).collect();
+    let sessions: Vec<_> = server
+        .world
+        .all(SeenRequest::is_call)
+        .iter()
+        .map(|seen| seen.header("mcp-session-id").unwrap().to_owned())
+        .collect();
     assert_eq!(sessions, ["s-1", "s-2", "s-3", "s-1"], "T-20, T-60");
 }
 
@@ -87,7 +93,7 @@ async fn fifty_calls(upstream: &impl Upstream) -> Vec<Vec<String>> {
 
 #[tokio::test]
 async fn fifty_first_calls_make_one_handshake() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let all = fifty_calls(&upstream(&server.url())).await;
     assert!(all.iter().all(|lines| lines == &["returned {}"]));
     assert_eq!(server.world.all(is_initialize).len(), 1);
@@ -95,7 +101,7 @@ async fn fifty_first_calls_make_one_handshake() {
 
 #[tokio::test]
 async fn a_forgotten_session_is_opened_anew_once_for_all() {
-    let server = Server::slow(|seen, world: Arc<World>| async move {
+    let server = ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {
         if !seen.is_call() {
             return None;
         }
@@ -103,7 +109,7 @@ async fn a_forgotten_session_is_opened_anew_once_for_all() {
             return Some(answer(&seen, &json!({})));
         }
         // The calls are refused together, so that all look for a session at once.
-        world.nth(49, Seen::is_call).await;
+        world.nth(49, SeenRequest::is_call).await;
         Some(status(404))
     })
     .await;
@@ -111,16 +117,16 @@ async fn a_forgotten_session_is_opened_anew_once_for_all() {
     let all = fifty_calls(&upstream).await;
     assert!(all.iter().all(|lines| lines == &["returned {}"]), "U04: {all:?}");
     assert_eq!(server.world.all(is_initialize).len(), 2, "F39: one handshake, then one for all who wait");
-    assert_eq!(server.world.all(Seen::is_call).len(), 100, "U04: each sent again once");
+    assert_eq!(server.world.all(SeenRequest::is_call).len(), 100, "U04: each sent again once");
     assert!(server.world.all(is_delete).is_empty(), "what is forgotten need not be ended");
 }
 
 #[tokio::test]
 async fn a_second_404_loses_the_call() {
-    let server = Server::answering(|_| status(404)).await;
+    let server = ScriptedServer::answering(|_| status(404)).await;
     let upstream = upstream(&server.url());
     assert_eq!(lines(&mut begin(&upstream).await).await, ["lost UpstreamSessionLost No"], "U04");
-    assert_eq!(server.world.all(Seen::is_call).len(), 2);
+    assert_eq!(server.world.all(SeenRequest::is_call).len(), 2);
 }
 
 /// UPC-17: servers built after the SDKs' examples say with 400 what a 404 should say, and name nobody.
@@ -133,7 +139,7 @@ async fn a_400_that_says_so_is_a_forgotten_session_and_no_other_is() {
         ("Bad Request: no such tool", -32000, "lost UpstreamHttpStatus Unknown", 1),
     ] {
         let error = json!({"jsonrpc": "2.0", "id": null, "error": {"code": code, "message": words}});
-        let server = Server::answering(move |seen| {
+        let server = ScriptedServer::answering(move |seen| {
             if seen.header("mcp-session-id") != Some("s-1") {
                 return answer(seen, &json!({}));
             }
@@ -144,21 +150,21 @@ async fn a_400_that_says_so_is_a_forgotten_session_and_no_other_is() {
         .await;
         let upstream = upstream(&server.url());
         assert_eq!(lines(&mut begin(&upstream).await).await, [expected], "{words} {code}");
-        assert_eq!(server.world.all(Seen::is_call).len(), calls, "{words} {code}");
+        assert_eq!(server.world.all(SeenRequest::is_call).len(), calls, "{words} {code}");
     }
 }
 
 #[tokio::test]
 async fn a_held_call_outlives_its_session_and_is_not_sent_again() {
-    let held: Arc<Mutex<Option<(Events, Seen)>>> = Arc::default();
+    let held: Arc<Mutex<Option<(BodySender, SeenRequest)>>> = Arc::default();
     let hold = Arc::clone(&held);
-    let server = Server::slow(move |seen, world: Arc<World>| {
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let hold = Arc::clone(&hold);
         async move {
-            let is_first = world.all(Seen::is_call).len() == 1;
+            let is_first = world.all(SeenRequest::is_call).len() == 1;
             match (seen.is_call(), seen.header("mcp-session-id")) {
                 (true, Some("s-1")) if is_first => {
-                    let (events, reply) = Events::open();
+                    let (events, reply) = BodySender::open();
                     *hold.lock().await = Some((events, seen));
                     Some(reply)
                 }
@@ -170,7 +176,7 @@ async fn a_held_call_outlives_its_session_and_is_not_sent_again() {
     .await;
     let upstream = upstream(&server.url());
     let mut first = begin(&upstream).await;
-    server.world.first(Seen::is_call).await;
+    server.world.first(SeenRequest::is_call).await;
     assert_eq!(lines(&mut begin(&upstream).await).await, ["returned {}"]);
     let (events, seen) = held.lock().await.take().unwrap();
     events.result(&seen, &json!({"held": true}));
@@ -179,21 +185,25 @@ async fn a_held_call_outlives_its_session_and_is_not_sent_again() {
 }
 
 /// Begins one call at a server that answers `initialize` in this way.
-async fn check_handshake(name: &str, answer: impl Fn(&Seen) -> Reply + Send + Sync + 'static, expected: &str) {
-    let server = Server::slow(move |seen, _| {
+async fn check_handshake(
+    name: &str,
+    answer: impl Fn(&SeenRequest) -> ScriptedReply + Send + Sync + 'static,
+    expected: &str,
+) {
+    let server = ScriptedServer::slow(move |seen, _| {
         let answer = is_initialize(&seen).then(|| answer(&seen));
         async move { answer }
     })
     .await;
     let begun = try_begin(&upstream(&server.url()), call(&json!({})), context()).await;
     assert_eq!(refused(begun), expected, "{name}");
-    assert!(server.world.all(Seen::is_call).is_empty(), "{name}: nothing was sent");
+    assert!(server.world.all(SeenRequest::is_call).is_empty(), "{name}: nothing was sent");
 }
 
 #[tokio::test]
 async fn a_handshake_that_fails_sends_no_call() {
     let with_session = |id: Vec<u8>| {
-        move |seen: &Seen| {
+        move |seen: &SeenRequest| {
             let mut reply = answer(seen, &json!({"protocolVersion": "2025-11-25", "capabilities": {}}));
             reply.headers_mut().insert("mcp-session-id", http::HeaderValue::from_bytes(&id).unwrap());
             reply
@@ -203,14 +213,14 @@ async fn a_handshake_that_fails_sends_no_call() {
     check_handshake("U39 not ASCII", with_session(vec![b'a', 0xe9]), "UpstreamMalformed No").await;
     check_handshake("U39 length", with_session(vec![b'a'; 1025]), "UpstreamMalformed No").await;
     let version = |version: &'static str| {
-        move |seen: &Seen| answer(seen, &json!({"protocolVersion": version, "capabilities": {}}))
+        move |seen: &SeenRequest| answer(seen, &json!({"protocolVersion": version, "capabilities": {}}))
     };
     check_handshake("2026-07-28", version("2026-07-28"), "UpstreamRefused No").await;
     check_handshake("unknown version", version("2031-01-01"), "UpstreamMalformed No").await;
     check_handshake("no facts", |seen| answer(seen, &json!({})), "UpstreamMalformed No").await;
     check_handshake("U01", |_| status(500), "UpstreamHttpStatus No").await;
     check_handshake("U03", |_| status(401), "UpstreamAuth No").await;
-    let stateless_only = |seen: &Seen| {
+    let stateless_only = |seen: &SeenRequest| {
         let error = json!({"code": -32022, "message": "unsupported", "data": {"supported": ["2026-07-28"]}});
         let body = json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error});
         let mut reply = json_text(body.to_string());
@@ -222,12 +232,12 @@ async fn a_handshake_that_fails_sends_no_call() {
 
 #[tokio::test]
 async fn a_server_that_refuses_newer_versions_is_asked_for_its_own() {
-    let server = Server::slow(|seen, _| async move {
+    let server = ScriptedServer::slow(|seen, _| async move {
         if !is_initialize(&seen) || seen.body["params"]["protocolVersion"] == "2025-06-18" {
             return None;
         }
         let error = json!({"code": -32602, "message": "unsupported", "data": {"supported": ["2025-06-18"]}});
-        let (events, reply) = Events::open();
+        let (events, reply) = BodySender::open();
         events.message(&json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}));
         Some(reply)
     })
@@ -241,7 +251,7 @@ async fn a_server_that_refuses_newer_versions_is_asked_for_its_own() {
 
 #[tokio::test]
 async fn a_fixed_version_is_asked_for() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream_of(HttpUpstreamSettings {
         name: Arc::from("fixed"),
         url: server.url().clone(),
@@ -266,7 +276,7 @@ async fn an_upstream_that_is_down_is_unreachable_and_the_call_was_not_run() {
 
 #[tokio::test]
 async fn a_server_that_goes_away_after_the_handshake_is_unreachable() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream(&server.url());
     lines(&mut begin(&upstream).await).await;
     drop(server);
@@ -284,10 +294,10 @@ async fn a_server_that_goes_away_after_the_handshake_is_unreachable() {
 }
 
 /// A server that holds its calls and its GET stream open, and the sending end of the latter.
-async fn listening() -> (Server, Events) {
-    let (events, reply) = Events::open();
+async fn listening() -> (ScriptedServer, BodySender) {
+    let (events, reply) = BodySender::open();
     let reply = Arc::new(Mutex::new(Some(reply)));
-    let server = Server::slow(move |seen, _| {
+    let server = ScriptedServer::slow(move |seen, _| {
         let reply = Arc::clone(&reply);
         async move {
             if seen.is_call() {
@@ -304,7 +314,7 @@ fn question(id: u32) -> Value {
     json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": {}})
 }
 
-async fn answer_to(world: &World, id: u32) -> Value {
+async fn answer_to(world: &ScriptedState, id: u32) -> Value {
     world.first(|seen| seen.body.get("method").is_none() && seen.body["id"] == id).await.body
 }
 
@@ -313,14 +323,14 @@ async fn a_question_on_the_sessions_stream_goes_to_the_only_call_or_to_none() {
     let (server, events) = listening().await;
     let upstream = upstream(&server.url());
     let mut first = begin(&upstream).await;
-    server.world.first(Seen::is_call).await;
+    server.world.first(SeenRequest::is_call).await;
     events.message(&question(1));
     let ExchangeEvent::Asked { ask, .. } = next(&mut first).await else { panic!("T-20: the only call is asked") };
     in_time(first.answer(&ask, Answer::Result(Payload::of(&json!({"action": "decline"}))))).await.unwrap();
     assert_eq!(answer_to(&server.world, 1).await["result"]["action"], "decline");
 
     let second = begin(&upstream).await;
-    server.world.nth(1, Seen::is_call).await;
+    server.world.nth(1, SeenRequest::is_call).await;
     events.message(&question(2));
     assert_eq!(answer_to(&server.world, 2).await["error"]["code"], -32603, "T-20: nobody knows whose it is");
 
@@ -342,8 +352,8 @@ async fn what_a_message_names_decides_where_it_goes() {
     let mut news = in_time(upstream.notifications(&context())).await.unwrap();
     let mut plain = begin(&upstream).await;
     let other = begin(&upstream).await;
-    let seen = server.world.first(Seen::is_call).await;
-    server.world.nth(1, Seen::is_call).await;
+    let seen = server.world.first(SeenRequest::is_call).await;
+    server.world.nth(1, SeenRequest::is_call).await;
     let related = json!({"_meta": {"io.modelcontextprotocol/related-task": {"taskId": "t-1"}}});
     let note = |method: &str, params: Value| json!({"jsonrpc": "2.0", "method": method, "params": params});
     events.raw("data: {oops\n\n");
@@ -371,11 +381,11 @@ async fn what_a_message_names_decides_where_it_goes() {
 
 #[tokio::test]
 async fn a_sessions_stream_that_ends_is_opened_again_after_its_last_event() {
-    let server = Server::slow(|seen, world: Arc<World>| async move {
+    let server = ScriptedServer::slow(|seen, world: Arc<ScriptedState>| async move {
         if !is_get(&seen) {
             return None;
         }
-        let (events, reply) = Events::open();
+        let (events, reply) = BodySender::open();
         if world.all(is_get).len() == 1 {
             events.numbered("g-1", &json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
         } else {
@@ -409,7 +419,7 @@ async fn closing_ends_idle_sessions_and_leaves_those_with_calls() {
 async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
     let is_open = Arc::new(AtomicBool::new(false));
     let gate = Arc::clone(&is_open);
-    let server = Server::slow(move |seen, world: Arc<World>| {
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let gate = Arc::clone(&gate);
         async move {
             if is_initialize(&seen) {
@@ -441,7 +451,7 @@ async fn a_caller_who_leaves_does_not_hold_up_the_handshake_of_others() {
 
 #[tokio::test]
 async fn the_lowest_log_level_that_anybody_asked_for_is_set_once() {
-    let server = Server::slow(|seen, _| async move {
+    let server = ScriptedServer::slow(|seen, _| async move {
         let facts = json!({"protocolVersion": "2025-11-25", "capabilities": {"logging": {}}});
         is_initialize(&seen).then(|| answer(&seen, &facts))
     })
@@ -459,7 +469,7 @@ async fn the_lowest_log_level_that_anybody_asked_for_is_set_once() {
 /// The bound on sessions is 1,024: whoever declares ever other capabilities has three quarters of them at most.
 #[tokio::test]
 async fn one_principal_with_many_capabilities_leaves_sessions_to_others() {
-    let server = Server::answering(|seen| answer(seen, &json!({}))).await;
+    let server = ScriptedServer::answering(|seen| answer(seen, &json!({}))).await;
     let upstream = upstream(&server.url());
     let of = |who: &str, number: u32| {
         let capabilities = Payload::of(&json!({ "experimental": { "number": { "is": number } } }));

@@ -10,10 +10,10 @@ use taskgate::upstream::{Answer, Era, EraUpstream, Exchange, ExchangeEvent, Upst
 use taskgate::wire::{Payload, ProtocolVersion, RpcError};
 use tokio::time::Instant;
 
-use super::server::{Events, Reply, Seen, Server, answer as result, json_text, status};
+use super::server::{BodySender, ScriptedReply, ScriptedServer, SeenRequest, answer as result, json_text, status};
 use super::{call, context, in_time, line, lines, next, upstream_of};
 
-fn upstream(server: &Server) -> EraUpstream {
+fn upstream(server: &ScriptedServer) -> EraUpstream {
     let settings = HttpUpstreamSettings {
         name: Arc::from("scripted"),
         url: server.url(),
@@ -32,9 +32,9 @@ async fn begin(upstream: &EraUpstream) -> Box<dyn Exchange> {
 }
 
 /// A server whose answers to `tools/call` and `tasks/*` come in this order; the last one goes on for ever.
-async fn answering(replies: Vec<(&'static str, Value)>) -> Server {
+async fn answering(replies: Vec<(&'static str, Value)>) -> ScriptedServer {
     let count = AtomicUsize::new(0);
-    Server::slow(move |seen: Seen, _| {
+    ScriptedServer::slow(move |seen: SeenRequest, _| {
         let at = count.fetch_add(1, Ordering::SeqCst).min(replies.len() - 1);
         let (method, answer) = &replies[at];
         assert_eq!(seen.rpc(), *method, "request {at}");
@@ -92,7 +92,7 @@ async fn upc14_a_round_is_retried_once_all_of_it_is_answered() {
     );
     answer(&mut exchange, "2/a", json!({"action": "accept"})).await;
     assert_eq!(lines(&mut exchange).await, [r#"returned {"content":[],"resultType":"complete"}"#]);
-    let calls = server.world.all(Seen::is_call);
+    let calls = server.world.all(SeenRequest::is_call);
     let params = |at: usize| &calls[at].body["params"];
     assert_eq!(params(1)["inputResponses"], json!({"a": {"action": "decline"}, "b": {"action": "accept", "n": 2}}));
     assert_eq!(params(1)["requestState"], "s é");
@@ -249,7 +249,7 @@ async fn f14_an_answer_from_another_life_goes_to_a_task_that_still_asks() {
 #[tokio::test]
 async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
     let server = answering(vec![handle(), ("tasks/get", task("working", &json!({"statusMessage": "m"})))]).await;
-    let cancelled = Server::slow(|seen: Seen, _| async move {
+    let cancelled = ScriptedServer::slow(|seen: SeenRequest, _| async move {
         Some(match seen.rpc() {
             "tools/call" => result(&seen, &handle().1),
             "tasks/get" => result(&seen, &task("working", &json!({"statusMessage": "m"}))),
@@ -265,15 +265,15 @@ async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
     assert_eq!((&cancel.body["params"]["taskId"], cancel.header("mcp-name")), (&json!("up"), Some("up")));
     assert_eq!(line(&next(&mut exchange).await), "lost UpstreamClosed Unknown");
 
-    let (events, held) = Events::open();
+    let (events, held) = BodySender::open();
     let held = parking_lot::Mutex::new(Some(held));
-    let silent = Server::slow(move |_, _| {
-        let reply: Option<Reply> = held.lock().take();
+    let silent = ScriptedServer::slow(move |_, _| {
+        let reply: Option<ScriptedReply> = held.lock().take();
         async move { Some(reply.unwrap_or_else(|| status(500))) }
     })
     .await;
     let mut exchange = begin(&upstream(&silent)).await;
-    silent.world.first(Seen::is_call).await;
+    silent.world.first(SeenRequest::is_call).await;
     in_time(exchange.cancel("enough")).await;
     in_time(events.left()).await;
     assert_eq!(silent.world.all(|_| true).len(), 1, "nothing is said");
@@ -282,8 +282,8 @@ async fn upc06_a_cancel_goes_to_the_task_or_drops_the_request() {
 /// T-30, UPC-18: a stream that is lost is lost, whatever it said before.
 #[tokio::test]
 async fn t_30_a_lost_stream_is_an_end_and_nothing_is_sent_again() {
-    let server = Server::answering(|seen| {
-        let (events, reply) = Events::open();
+    let server = ScriptedServer::answering(|seen| {
+        let (events, reply) = BodySender::open();
         let progress = json!({"progressToken": seen.token(), "progress": 0.5, "total": 1});
         events.numbered("7", &json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}));
         reply
@@ -303,7 +303,7 @@ async fn upc16_a_mismatch_refreshes_the_tool_list_and_retries_once() {
     let done = ("tools/call", json!({"content": []}));
     let server = answering(vec![mismatch(), ("tools/list", list.clone()), done]).await;
     assert_eq!(lines(&mut begin(&upstream(&server)).await).await, [r#"returned {"content":[]}"#]);
-    let calls = server.world.all(Seen::is_call);
+    let calls = server.world.all(SeenRequest::is_call);
     assert_eq!((calls[0].header("mcp-param-n"), calls[1].header("mcp-param-n")), (None, Some("1")));
     let server = answering(vec![mismatch(), ("tools/list", list), mismatch()]).await;
     assert_eq!(lines(&mut begin(&upstream(&server)).await).await, ["faulted -32020 mismatch"], "once");
@@ -312,7 +312,7 @@ async fn upc16_a_mismatch_refreshes_the_tool_list_and_retries_once() {
 /// UPC-22: a server without sessions says so where it is asked for one.
 #[tokio::test]
 async fn upc22_a_refused_handshake_names_the_era() {
-    let server = Server::slow(|seen: Seen, _| async move {
+    let server = ScriptedServer::slow(|seen: SeenRequest, _| async move {
         let refuse = |code: u16, data: &Value| {
             let error = json!({"code": -32022, "message": "m", "data": data});
             let mut reply = json_text(json!({"jsonrpc": "2.0", "id": seen.body["id"], "error": error}).to_string());

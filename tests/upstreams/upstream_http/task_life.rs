@@ -9,7 +9,7 @@ use taskgate::upstream::{Answer, Exchange, ExchangeEvent, Upstream};
 use taskgate::wire::Payload;
 use tokio::sync::Mutex;
 
-use super::server::{Events, Seen, Server, World, polite, status};
+use super::server::{BodySender, ScriptedServer, ScriptedState, SeenRequest, polite, status};
 use super::task_server::{Script, Step, begin, count, declaring, is, native, rpc, says, task_with, tasks_declared};
 use super::{in_time, line, lines, next, upstream};
 
@@ -30,7 +30,7 @@ fn changed(task: &Value) -> Value {
     json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": task})
 }
 
-async fn answer_to(world: &World, id: u32) -> Value {
+async fn answer_to(world: &ScriptedState, id: u32) -> Value {
     world.first(|seen| seen.body.get("method").is_none() && seen.body["id"] == id).await.body
 }
 
@@ -41,7 +41,12 @@ async fn accept(exchange: &mut Box<dyn Exchange>, event: &ExchangeEvent) {
 }
 
 /// Polls the exchange until the server has seen such a request; nothing is to happen meanwhile.
-async fn until_seen(exchange: &mut Box<dyn Exchange>, world: &World, n: usize, method: &'static str) -> Seen {
+async fn until_seen(
+    exchange: &mut Box<dyn Exchange>,
+    world: &ScriptedState,
+    n: usize,
+    method: &'static str,
+) -> SeenRequest {
     in_time(async {
         tokio::select! {
             event = exchange.next() => panic!("nothing happens, not {}", line(&event)),
@@ -52,10 +57,10 @@ async fn until_seen(exchange: &mut Box<dyn Exchange>, world: &World, n: usize, m
 }
 
 /// A server with a GET stream, whose sending end comes too.
-async fn with_stream(script: Script) -> (Server, Events) {
-    let (events, reply) = Events::open();
+async fn with_stream(script: Script) -> (ScriptedServer, BodySender) {
+    let (events, reply) = BodySender::open();
     let reply = Arc::new(Mutex::new(Some(reply)));
-    let server = Server::slow(move |seen, world: Arc<World>| {
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let (reply, script) = (Arc::clone(&reply), script.clone());
         async move {
             if seen.method == Method::GET {
@@ -69,12 +74,12 @@ async fn with_stream(script: Script) -> (Server, Events) {
 }
 
 /// A server that asks on `tasks/result` alone, as the TypeScript SDK does, and answers there when it was told.
-async fn asking_on_result(script: Script) -> Server {
-    Server::slow(move |seen, world: Arc<World>| {
+async fn asking_on_result(script: Script) -> ScriptedServer {
+    ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let script = script.clone();
         async move {
             if seen.rpc() == "tasks/result" && world.all(rpc("tasks/result")).len() == 1 {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 events.message(&question(1, Some("u-1")));
                 tokio_util::task::TaskTracker::new().spawn(async move {
                     let told = answer_to(&world, 1).await;
@@ -122,7 +127,7 @@ async fn a_handle_that_says_at_once_that_input_is_required_opens_the_stream_at_o
 async fn an_outcome_on_the_open_stream_is_not_fetched_twice() {
     // Some upstreams give it away once.
     let script = Script::new().on("tasks/get", [is("input_required"), is("completed")]);
-    let server = Server::slow(move |seen, world: Arc<World>| {
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let script = script.clone();
         async move {
             if seen.rpc() == "tasks/result" {
@@ -170,7 +175,7 @@ async fn t_20_a_question_on_the_sessions_stream_goes_to_the_task_it_names_or_to_
     let mut second = begin(&upstream).await;
     drop(script.on("tasks/get", [Step::Result(other("working"))]));
     until_seen(&mut second, &server.world, 1, "tools/call").await;
-    let is_second = |seen: &Seen| seen.rpc() == "tasks/get" && seen.body["params"]["taskId"] == "u-2";
+    let is_second = |seen: &SeenRequest| seen.rpc() == "tasks/get" && seen.body["params"]["taskId"] == "u-2";
     in_time(async {
         tokio::select! {
             event = second.next() => panic!("nothing happens, not {}", line(&event)),
@@ -238,10 +243,10 @@ async fn a_flood_of_notifications_is_no_flood_of_polls() {
 }
 
 /// A server that knows its first session only up to a moment, and its tasks in the next one or not.
-async fn forgetful(knows_task: bool) -> Server {
+async fn forgetful(knows_task: bool) -> ScriptedServer {
     let script = Script::new().on("tasks/get", [is("working"), is("working"), is("completed")]);
     let unknown = Script::new().on("tasks/get", [Step::Error(-32_602, "unknown task")]);
-    Server::slow(move |seen, world: Arc<World>| {
+    ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let (script, unknown) = (script.clone(), unknown.clone());
         async move {
             let is_first = seen.header("mcp-session-id") == Some("s-1");
@@ -265,7 +270,7 @@ async fn a_lost_session_is_opened_anew_and_the_task_asked_for_there() {
         let upstream = upstream(&server.url());
         assert_eq!(lines(&mut begin(&upstream).await).await, [expected], "task known: {knows_task}");
         assert_eq!(count(&server.world, "initialize"), 2);
-        assert_eq!(server.world.all(Seen::is_call).len(), 1, "L4: the call is never sent again");
+        assert_eq!(server.world.all(SeenRequest::is_call).len(), 1, "L4: the call is never sent again");
         let first_there =
             server.world.first(|seen| seen.rpc() == "tasks/get" && seen.header("mcp-session-id") == Some("s-2")).await;
         assert_eq!(first_there.body["params"], json!({"taskId": "u-1"}));
@@ -275,11 +280,11 @@ async fn a_lost_session_is_opened_anew_and_the_task_asked_for_there() {
 #[tokio::test]
 async fn questions_of_a_lost_session_are_withdrawn() {
     let script = Script::new().on("tasks/get", [is("working")]);
-    let (events, reply) = Events::open();
+    let (events, reply) = BodySender::open();
     let reply = Arc::new(Mutex::new(Some(reply)));
     let gone = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let is_gone = Arc::clone(&gone);
-    let server = Server::slow(move |seen, world: Arc<World>| {
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let (script, reply, is_gone) = (script.clone(), Arc::clone(&reply), Arc::clone(&is_gone));
         async move {
             if seen.method == Method::GET {
@@ -333,11 +338,11 @@ async fn a_resumed_task_is_cancelled_and_asked_as_before() {
     let script = Script::new().on("tasks/get", [is("working")]);
     let streams = Arc::new(Mutex::new(Vec::new()));
     let opened = Arc::clone(&streams);
-    let server = Server::slow(move |seen, world: Arc<World>| {
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let (script, opened) = (script.clone(), Arc::clone(&opened));
         async move {
             if seen.method == Method::GET {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 opened.lock().await.push(events);
                 return Some(reply);
             }
@@ -357,7 +362,7 @@ async fn a_resumed_task_is_cancelled_and_asked_as_before() {
     let second_life = upstream(&server.url());
     let mut resumed = in_time(second_life.resume(token, native())).await.unwrap();
     let also = in_time(second_life.resume(other_token, native())).await.unwrap();
-    let is_get = |seen: &Seen| seen.method == Method::GET;
+    let is_get = |seen: &SeenRequest| seen.method == Method::GET;
     let poll = count(&server.world, "tasks/get");
     until_seen(&mut resumed, &server.world, poll, "tasks/get").await;
     server.world.nth(1, is_get).await;
@@ -391,7 +396,7 @@ async fn progress_and_log_messages_of_a_task_reach_its_call_from_every_stream() 
     let upstream = upstream(&server.url());
     let mut exchange = begin(&upstream).await;
     until_seen(&mut exchange, &server.world, 0, "tasks/get").await;
-    let token = server.world.first(Seen::is_call).await.token().to_owned();
+    let token = server.world.first(SeenRequest::is_call).await.token().to_owned();
     let note = |method: &str, params: Value| json!({"jsonrpc": "2.0", "method": method, "params": params});
     events.message(&note("notifications/progress", json!({"progressToken": token, "progress": 1, "message": "on it"})));
     assert_eq!(line(&next(&mut exchange).await), "progress 1 of ? on it");
@@ -406,7 +411,7 @@ async fn progress_and_log_messages_of_a_task_reach_its_call_from_every_stream() 
 #[tokio::test]
 async fn a_server_without_sessions_has_tasks_too() {
     let script = Script::new().on("tasks/get", [is("working"), is("completed")]);
-    let server = Server::slow(move |seen, world: Arc<World>| {
+    let server = ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
         let script = script.clone();
         async move {
             let mut reply = match seen.rpc() {

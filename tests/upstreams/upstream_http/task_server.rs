@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::upstream::http::HttpUpstream;
-use taskgate::upstream::{CallContext, Exchange, NativeTask};
+use taskgate::upstream::http::SessionUpstream;
+use taskgate::upstream::{CallContext, Exchange, UpstreamTaskMode};
 use tokio::time::Instant;
 
-use super::server::{Events, Reply, Seen, Server, World, answer as result, json_text, polite, status};
+use super::server::{
+    BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenRequest, answer as result, json_text, polite, status,
+};
 use super::{call, context, try_begin};
 
 pub(crate) const DEADLINE: Duration = Duration::from_secs(600);
@@ -32,7 +34,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    async fn reply(self, seen: &Seen) -> Reply {
+    async fn reply(self, seen: &SeenRequest) -> ScriptedReply {
         match self {
             Self::Result(value) => result(seen, &value),
             Self::Error(code, message) => {
@@ -41,7 +43,7 @@ impl Step {
             }
             Self::Status(code) => status(code),
             Self::Cut => {
-                let (events, reply) = Events::open();
+                let (events, reply) = BodySender::open();
                 events.cut();
                 reply
             }
@@ -101,12 +103,12 @@ impl Script {
         if steps.len() > 1 { Some(steps.remove(0)) } else { steps.first().cloned() }
     }
 
-    pub(crate) async fn answer(&self, seen: &Seen) -> Option<Reply> {
+    pub(crate) async fn answer(&self, seen: &SeenRequest) -> Option<ScriptedReply> {
         Some(self.step(seen.rpc())?.reply(seen).await)
     }
 
-    pub(crate) async fn serve(self) -> Server {
-        Server::slow(move |seen, world: Arc<World>| {
+    pub(crate) async fn serve(self) -> ScriptedServer {
+        ScriptedServer::slow(move |seen, world: Arc<ScriptedState>| {
             let script = self.clone();
             async move { Some(script.polite(&seen, &world).await) }
         })
@@ -114,7 +116,7 @@ impl Script {
     }
 
     /// By the script, else as any server that declares tasks.
-    pub(crate) async fn polite(&self, seen: &Seen, world: &World) -> Reply {
+    pub(crate) async fn polite(&self, seen: &SeenRequest, world: &ScriptedState) -> ScriptedReply {
         match self.answer(seen).await {
             Some(reply) => reply,
             None if seen.rpc() == "initialize" => declaring(seen, world, &tasks_declared()),
@@ -128,7 +130,7 @@ pub(crate) fn tasks_declared() -> Value {
 }
 
 /// A handshake with these capabilities, in a session of its own.
-pub(crate) fn declaring(seen: &Seen, world: &World, capabilities: &Value) -> Reply {
+pub(crate) fn declaring(seen: &SeenRequest, world: &ScriptedState, capabilities: &Value) -> ScriptedReply {
     let session = polite(seen, world).headers_mut().remove("mcp-session-id").unwrap();
     let mut reply = result(
         seen,
@@ -143,18 +145,18 @@ pub(crate) fn declaring(seen: &Seen, world: &World, capabilities: &Value) -> Rep
 
 /// The context of a call that may become a task of the upstream's.
 pub(crate) fn native() -> CallContext {
-    CallContext { native_task: NativeTask::WhereServed { deadline: DEADLINE }, ..context() }
+    CallContext { native_task: UpstreamTaskMode::WhereServed { deadline: DEADLINE }, ..context() }
 }
 
-pub(crate) async fn begin(upstream: &HttpUpstream) -> Box<dyn Exchange> {
+pub(crate) async fn begin(upstream: &SessionUpstream) -> Box<dyn Exchange> {
     try_begin(upstream, call(&json!({})), native()).await.unwrap()
 }
 
-pub(crate) fn rpc(method: &'static str) -> impl Fn(&Seen) -> bool {
+pub(crate) fn rpc(method: &'static str) -> impl Fn(&SeenRequest) -> bool {
     move |seen| seen.rpc() == method
 }
 
-pub(crate) fn count(world: &World, method: &'static str) -> usize {
+pub(crate) fn count(world: &ScriptedState, method: &'static str) -> usize {
     world.all(rpc(method)).len()
 }
 

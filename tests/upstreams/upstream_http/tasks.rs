@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::upstream::{CallContext, NativeTask, Upstream, UpstreamRequest};
+use taskgate::upstream::{CallContext, Upstream, UpstreamRequest, UpstreamTaskMode};
 
-use super::server::{Seen, Server};
+use super::server::{ScriptedServer, SeenRequest};
 use super::task_server::Step::{Cut, Error, Garbage, Result, Status};
 use super::task_server::{
     DEADLINE, Script, Step, Times, begin, count, declaring, is, native, rpc, says, task_with, tasks_declared,
@@ -13,13 +13,13 @@ use super::task_server::{
 use super::{call, context, in_time, line, lines, next, try_begin, upstream};
 
 /// What every run must have kept, whatever came of it.
-fn check_manners(name: &str, server: &Server) {
+fn check_manners(name: &str, server: &ScriptedServer) {
     let about = server.world.all(|seen| seen.rpc().starts_with("tasks/"));
     for seen in &about {
         assert_eq!(seen.body["params"], json!({"taskId": "u-1"}), "{name}: UPC-03, T-34");
         assert_eq!(seen.header("mcp-session-id"), Some("s-1"), "{name}");
     }
-    let calls = server.world.all(Seen::is_call);
+    let calls = server.world.all(SeenRequest::is_call);
     assert_eq!(calls.len(), 1, "{name}: sent once");
     assert_eq!(calls[0].body["params"]["task"], json!({"ttl": 600_000}), "{name}: kept up to the deadline");
     assert_eq!(count(&server.world, "notifications/cancelled"), 0, "{name}: UPC-06");
@@ -116,17 +116,17 @@ async fn what_the_upstream_says_of_its_task_is_passed_on_once() {
 #[tokio::test]
 async fn upc_05_a_task_is_asked_for_only_where_it_is_declared_and_wanted() {
     let of_calls = json!({"requests": {"tools": {"call": {}}}});
-    let wanted = NativeTask::WhereServed { deadline: DEADLINE };
+    let wanted = UpstreamTaskMode::WhereServed { deadline: DEADLINE };
     for (tasks, version, native_task, method, expected) in [
         (&of_calls, "2025-11-25", wanted, "tools/call", true),
-        (&of_calls, "2025-11-25", NativeTask::Never, "tools/call", false),
+        (&of_calls, "2025-11-25", UpstreamTaskMode::Never, "tools/call", false),
         (&of_calls, "2025-11-25", wanted, "prompts/get", false),
         (&of_calls, "2025-06-18", wanted, "tools/call", false),
         (&json!({"cancel": {}}), "2025-11-25", wanted, "tools/call", false),
         (&json!({"requests": {"tools": {"call": false}}}), "2025-11-25", wanted, "tools/call", false),
     ] {
         let capabilities = json!({"tools": {}, "tasks": tasks});
-        let server = Server::slow(move |seen, world| {
+        let server = ScriptedServer::slow(move |seen, world| {
             let capabilities = capabilities.clone();
             async move {
                 let mut seen = seen;
@@ -153,7 +153,7 @@ async fn upc_01_the_upstreams_interval_lies_between_two_polls() {
         [task_with("working", &json!({"pollInterval": 300})), task_with("completed", &json!({}))].map(Result),
     );
     let noted = times.clone();
-    let server = Server::slow(move |seen, world| {
+    let server = ScriptedServer::slow(move |seen, world| {
         let (script, noted) = (script.clone(), noted.clone());
         async move {
             if matches!(seen.rpc(), "tools/call" | "tasks/get") {
@@ -187,17 +187,17 @@ async fn a_task_is_asked_for_once_more_just_before_the_deadline() {
     let server =
         new().on("tools/call", made(&slow("working"))).on("tasks/get", [Result(slow("completed"))]).serve().await;
     let upstream = upstream(&server.url());
-    let native_task = NativeTask::WhereServed { deadline: Duration::from_millis(1_500) };
+    let native_task = UpstreamTaskMode::WhereServed { deadline: Duration::from_millis(1_500) };
     let mut exchange = try_begin(&upstream, call(&json!({})), CallContext { native_task, ..native() }).await.unwrap();
     assert_eq!(lines(&mut exchange).await, [DONE]);
-    let sent = server.world.first(Seen::is_call).await;
+    let sent = server.world.first(SeenRequest::is_call).await;
     assert_eq!(sent.body["params"]["task"], json!({"ttl": 1_500}));
 }
 
 /// Cancels a call once its task is known; what the upstream is told.
 async fn told_of_cancel(capabilities: Value) -> Vec<String> {
     let script = new().on("tasks/get", [is("working")]);
-    let server = Server::slow(move |seen, world| {
+    let server = ScriptedServer::slow(move |seen, world| {
         let (script, capabilities) = (script.clone(), capabilities.clone());
         async move {
             if seen.rpc() == "initialize" {
@@ -235,7 +235,7 @@ async fn upc_06_a_task_is_cancelled_as_a_task_where_that_is_served() {
 #[tokio::test]
 async fn upc_06_a_cancel_waits_for_the_handle_that_is_on_its_way() {
     let script = new().on("tasks/get", [is("working")]);
-    let server = Server::slow(move |seen, world: std::sync::Arc<super::server::World>| {
+    let server = ScriptedServer::slow(move |seen, world: std::sync::Arc<super::server::ScriptedState>| {
         let script = script.clone();
         async move {
             if seen.is_call() {
@@ -260,7 +260,7 @@ async fn a_call_that_gives_no_handle_is_cancelled_as_the_plain_call_that_it_is()
     let server = new().on("tools/call", [Step::Hang]).serve().await;
     let upstream = upstream(&server.url());
     let mut exchange = begin(&upstream).await;
-    let call = server.world.first(Seen::is_call).await;
+    let call = server.world.first(SeenRequest::is_call).await;
     tokio::time::timeout(Duration::from_secs(5), exchange.cancel("late")).await.expect("three seconds and a bit");
     let cancel = server.world.first(rpc("notifications/cancelled")).await;
     assert_eq!(cancel.body["params"]["requestId"], call.body["id"]);

@@ -12,9 +12,9 @@ fn params(params: &Value) -> Object {
 }
 
 /// A form with the one field `f`.
-fn form_of(schema: &Value, required: &[&str]) -> Result<Form, Unsupported> {
+fn form_of(schema: &Value, required: &[&str]) -> Result<ElicitationForm, UnsupportedSchema> {
     let schema = json!({ "type": "object", "properties": { "f": schema }, "required": required });
-    Form::read(&params(&json!({ "mode": "form", "message": "?", "requestedSchema": schema })))
+    ElicitationForm::read(&params(&json!({ "mode": "form", "message": "?", "requestedSchema": schema })))
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn fields_keep_the_servers_order_and_skipped_ones_stay_out() {
     let text = r#"{"message":"?","requestedSchema":{"type":"object","properties":{
         "z":{"type":"string"},"a":{"type":"integer"},"m":{"type":"boolean"}},"required":["a"]}}"#;
     let params = Object::of(&Payload::parse(&Bytes::from_static(text.as_bytes()), ScanLimits::UPSTREAM).unwrap());
-    let form = Form::read(&params.unwrap()).unwrap();
+    let form = ElicitationForm::read(&params.unwrap()).unwrap();
     let names: Vec<_> = form.fields.iter().map(|field| (field.name.as_str(), field.required)).collect();
     assert_eq!(names, [("z", false), ("a", true), ("m", false)]);
     let content = form.content(vec![None, Some(json!(1)), Some(json!(true))]);
@@ -171,10 +171,10 @@ fn a_form_with_an_unknown_part_is_refused_as_a_whole() {
         (json!({ "type": "array" }), "the field f is a list of anything"),
         (json!(true), "the field f is no schema"),
     ] {
-        assert_eq!(form_of(&schema, &[]), Err(Unsupported::new(why)), "{schema}");
+        assert_eq!(form_of(&schema, &[]), Err(UnsupportedSchema::new(why)), "{schema}");
     }
     let missing = form_of(&json!({ "type": "string" }), &["g"]);
-    assert_eq!(missing, Err(Unsupported::new("the field g is required and not described")));
+    assert_eq!(missing, Err(UnsupportedSchema::new("the field g is required and not described")));
     for (params_of, why) in [
         (json!({ "requestedSchema": {} }), "the question has no message"),
         (json!({ "message": "?" }), "the form has no schema"),
@@ -184,6 +184,6 @@ fn a_form_with_an_unknown_part_is_refused_as_a_whole() {
         ),
         (json!({ "message": "?", "requestedSchema": { "properties": {} } }), "the form is no object"),
     ] {
-        assert_eq!(Form::read(&params(&params_of)), Err(Unsupported::new(why)));
+        assert_eq!(ElicitationForm::read(&params(&params_of)), Err(UnsupportedSchema::new(why)));
     }
 }

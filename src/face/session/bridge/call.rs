@@ -11,42 +11,42 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::super::in_flight::Entry;
-use super::super::tasks::{Support, progress_token};
-use super::client::Client;
-use super::round::Next;
-use super::{Session, Shared};
+use super::super::in_flight::InFlightEntry;
+use super::super::tasks::{TaskSupportLookup, progress_token};
+use super::client::BridgedClient;
+use super::round::BridgedRoundOutcome;
+use super::{ClientSession, SessionFaceState};
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::plain::PlainPeer;
+use crate::dialect::plain::PlainUpstream;
 use crate::dialect::reintroduction::{failed_result, not_askable, session_error, session_result};
-use crate::dialect::{Complaint, FaceDialect, PeerDialect, Reply};
-use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, Questions, Rounds};
+use crate::dialect::{FaceDialect, RequestError, TaskReply, UpstreamDialect};
+use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport};
 use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
-use crate::face::call_stream::replay::Said;
-use crate::face::call_stream::replay_buffer::{Unheard, Writer};
+use crate::face::call_stream::replay::ReplayStream;
+use crate::face::call_stream::replay_buffer::{ReplayWriter, UnreadPolicy};
 use crate::face::call_stream::silence::Silence;
-use crate::face::fallback::FallbackDesk;
+use crate::face::fallback::FallbackToolService;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::pipe::tool_of;
 use crate::face::rewrite;
 use crate::face::sized;
 use crate::metric;
-use crate::task::{Executed, Failure, GatewayFault, Maker, Outcome, Plan, Principal, Reason, TakesTasks, Task};
-use crate::upstream::{NativeTask, Upstream, UpstreamRequest};
+use crate::task::{ClientKind, Executed, Failure, GatewayFault, HandleSupport, Outcome, Plan, Principal, Reason, Task};
+use crate::upstream::{Upstream, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::fault::INTERNAL_ERROR;
 use crate::wire::framing::sse_message;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
 
 /// Who makes a request, and what it takes for an answer.
-pub(in crate::face::session) struct Caller {
+pub(in crate::face::session) struct BridgedCaller {
     pub(super) principal: Principal,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
 }
 
-impl Caller {
+impl BridgedCaller {
     pub(in crate::face::session) fn of(inbound: &Inbound) -> Self {
         Self { principal: inbound.principal.clone(), accepted: inbound.accepted, arrived: inbound.received_at }
     }
@@ -57,23 +57,23 @@ impl Caller {
 }
 
 /// How a request is answered.
-pub(in crate::face) type Ending = Result<Payload, RpcError>;
+pub(in crate::face) type BridgedCallResult = Result<Payload, RpcError>;
 
-pub(in crate::face) fn fault(reason: Reason) -> Ending {
+pub(in crate::face) fn fault(reason: Reason) -> BridgedCallResult {
     Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }
 
 /// Where a request goes.
-pub(in crate::face::session) struct Way {
+pub(in crate::face::session) struct CallRoute {
     pub(in crate::face::session) upstream: Arc<dyn Upstream>,
-    pub(in crate::face::session) speech: Speech,
+    pub(in crate::face::session) speech: AnswerEra,
     /// Whether the upstream is to make a task of its own of it.
-    pub(in crate::face::session) native: NativeTask,
+    pub(in crate::face::session) native: UpstreamTaskMode,
 }
 
 /// In whose words the upstream answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::face::session) enum Speech {
+pub(in crate::face::session) enum AnswerEra {
     /// Of a server without sessions: they are turned into those of a session.
     Stateless,
     /// Of a server with sessions.
@@ -85,15 +85,19 @@ pub(in crate::face::session) enum Speech {
 /// # Errors
 /// As [`begin_on`].
 pub(super) fn begin(
-    shared: &Arc<Shared>,
-    session: &Session,
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
     request: &Request,
-    caller: Caller,
-) -> Result<Said, RpcError> {
+    caller: BridgedCaller,
+) -> Result<ReplayStream, RpcError> {
     let Some(bridge) = &shared.served.bridge else {
         return Err(gateway_error(&GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
     };
-    let way = Way { upstream: Arc::clone(&bridge.stateless), speech: Speech::Stateless, native: NativeTask::Never };
+    let way = CallRoute {
+        upstream: Arc::clone(&bridge.stateless),
+        speech: AnswerEra::Stateless,
+        native: UpstreamTaskMode::Never,
+    };
     begin_on(&way, shared, session, request, caller)
 }
 
@@ -102,14 +106,14 @@ pub(super) fn begin(
 /// # Errors
 /// Those that the client is to see; nothing was sent.
 pub(in crate::face::session) fn begin_on(
-    way: &Way,
-    shared: &Arc<Shared>,
-    session: &Session,
+    way: &CallRoute,
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
     request: &Request,
-    caller: Caller,
-) -> Result<Said, RpcError> {
+    caller: BridgedCaller,
+) -> Result<ReplayStream, RpcError> {
     let version = session.token.client_version;
-    let complain = |complaint: &Complaint| complaint.to_error(version);
+    let complain = |complaint: &RequestError| complaint.to_error(version);
     let tool = match request.method.as_str() {
         method::TOOLS_CALL => Some(tool_of(request.params.object()).map_err(|complaint| complain(&complaint))?),
         _ => None,
@@ -117,7 +121,7 @@ pub(in crate::face::session) fn begin_on(
     let params = match &request.params {
         Params::Absent => None,
         Params::Object(params) => Some(params),
-        Params::Other(_) => return Err(complain(&Complaint::Params(Cow::Borrowed("params must be an object")))),
+        Params::Other(_) => return Err(complain(&RequestError::Params(Cow::Borrowed("params must be an object")))),
     };
     if let Some((tool, params)) = tool.as_deref().zip(params) {
         sized::check(&shared.served.rules, tool, params).map_err(|complaint| complain(&complaint))?;
@@ -126,22 +130,22 @@ pub(in crate::face::session) fn begin_on(
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
     counter.increment(1);
 
-    let client = Client::of(version, &session.token.capabilities);
+    let client = BridgedClient::of(version, &session.token.capabilities);
     let questions = match caller.takes_stream() {
         true => client.questions(),
-        false => Client::questions_without_stream(version),
+        false => BridgedClient::questions_without_stream(version),
     };
     let token = params.and_then(progress_token).filter(|_| caller.takes_stream());
     let level = shared.sessions.level(session).filter(|_| caller.takes_stream());
     // Without one a server with sessions says what it likes.
     let logs = match (level, way.speech) {
         (Some(level), _) => LogFilter::From(level),
-        (None, Speech::Stateless) => LogFilter::None,
-        (None, Speech::Sessions) => LogFilter::All,
+        (None, AnswerEra::Stateless) => LogFilter::None,
+        (None, AnswerEra::Sessions) => LogFilter::All,
     };
     let falls_back = tool.as_deref().is_some_and(|tool| shared.falls_back(session, tool));
     let (words, said) = shared.desk.replays.begin((shared.served.random)());
-    let mut driver = Driver {
+    let mut driver = BridgedCall {
         shared: Arc::clone(shared),
         engine: Arc::clone(&shared.served.engine),
         method: request.method.clone(),
@@ -168,7 +172,7 @@ pub(in crate::face::session) fn begin_on(
     if falls_back {
         // What its client is asked, it is asked while it waits.
         spec.policy = spec.policy.asking_first();
-        spec.plan = spec.policy.mode.plan(TakesTasks::ByTools, spec.policy.grace);
+        spec.plan = spec.policy.mode.plan(HandleSupport::ByTools, spec.policy.grace);
         spec.context.progress = true;
         driver.plan = spec.plan;
     }
@@ -177,12 +181,12 @@ pub(in crate::face::session) fn begin_on(
     let stop = shared.served.life.stop.clone();
     let driving = async move { driver.run(call).await };
     shared.served.life.tracker.spawn(stop.run_until_cancelled_owned(driving));
-    Ok(Said::new(said))
+    Ok(ReplayStream::new(said))
 }
 
 /// Follows one call, whoever waits for it.
-pub(super) struct Driver {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct BridgedCall {
+    pub(super) shared: Arc<SessionFaceState>,
     pub(super) engine: Arc<Engine>,
     method: String,
     /// The resource that is read.
@@ -190,36 +194,36 @@ pub(super) struct Driver {
     pub(super) nonce: u128,
     pub(super) version: ProtocolVersion,
     notices: CallNotices,
-    words: Writer,
+    words: ReplayWriter,
     takes_stream: bool,
     began: Instant,
     is_call: bool,
-    pub(super) questions: Questions,
-    entered: Entry,
+    pub(super) questions: QuestionFilter,
+    entered: InFlightEntry,
     /// What a tool list says of tasks.
-    support: Option<Support>,
+    support: Option<TaskSupportLookup>,
     /// The tools that its client is given in place of tasks.
-    fallback: Option<Arc<FallbackDesk>>,
+    fallback: Option<Arc<FallbackToolService>>,
     /// How the call may be answered.
     pub(super) plan: Plan,
-    speech: Speech,
+    speech: AnswerEra,
 }
 
 /// What came of listening to a call for a while.
-enum Heard {
-    Over(Ending),
+enum FollowOutcome {
+    Over(BridgedCallResult),
     Cancelled,
     /// Under this task.
     Asked(Arc<Task>),
 }
 
-impl Driver {
+impl BridgedCall {
     fn spec(
         &self,
-        way: &Way,
-        client: &Client,
+        way: &CallRoute,
+        client: &BridgedClient,
         params: Option<&Object>,
-        (tool, caller): (Option<String>, Caller),
+        (tool, caller): (Option<String>, BridgedCaller),
     ) -> CallSpec {
         let served = &self.shared.served;
         let is_tool = tool.is_some();
@@ -232,14 +236,14 @@ impl Driver {
         let mut context = client.context(&caller.principal, timeouts, bytes_max);
         context.progress = self.notices.progress.is_some();
         // The level of a session is the client's own affair.
-        if let (Speech::Stateless, LogFilter::From(level)) = (self.speech, self.notices.logs) {
+        if let (AnswerEra::Stateless, LogFilter::From(level)) = (self.speech, self.notices.logs) {
             context.log_level = Some(Arc::from(level.as_str()));
         }
         context.native_task = way.native;
-        let peer = Arc::new(PlainPeer);
+        let peer = Arc::new(PlainUpstream);
         CallSpec {
             owner: caller.principal,
-            maker: Maker::Session,
+            maker: ClientKind::Session,
             upstream: Arc::clone(&way.upstream),
             slots: is_tool.then(|| Arc::clone(&served.slots)),
             queue_deadline: served.queue_deadline,
@@ -257,8 +261,8 @@ impl Driver {
             is_repeatable: false,
             questions: Arc::clone(&self.questions),
             rounds: match self.method.as_str() {
-                method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => Rounds::Allowed,
-                _ => Rounds::Unknown,
+                method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => RoundSupport::Allowed,
+                _ => RoundSupport::Unknown,
             },
             asides: None,
         }
@@ -267,12 +271,12 @@ impl Driver {
     async fn run(&mut self, mut call: CallStream) {
         let ending = loop {
             match self.hear(call).await {
-                Heard::Over(ending) => break Some(ending),
-                Heard::Cancelled => break None,
-                Heard::Asked(task) => match self.ask(&task.key).await {
-                    Next::Going(stream) => call = stream,
-                    Next::Over(ending) => break Some(ending),
-                    Next::Cancelled => break None,
+                FollowOutcome::Over(ending) => break Some(ending),
+                FollowOutcome::Cancelled => break None,
+                FollowOutcome::Asked(task) => match self.ask(&task.key).await {
+                    BridgedRoundOutcome::Going(stream) => call = stream,
+                    BridgedRoundOutcome::Over(ending) => break Some(ending),
+                    BridgedRoundOutcome::Cancelled => break None,
                 },
             }
         };
@@ -293,13 +297,13 @@ impl Driver {
     }
 
     /// Listens until the call ends or asks. Returning for a cancel drops the call, which tells the upstream.
-    async fn hear(&mut self, mut call: CallStream) -> Heard {
+    async fn hear(&mut self, mut call: CallStream) -> FollowOutcome {
         let cancelled = self.entered.cancelled().clone();
         let mut silence = Silence::begin();
         loop {
             let event = tokio::select! {
                 biased;
-                () = cancelled.cancelled() => return Heard::Cancelled,
+                () = cancelled.cancelled() => return FollowOutcome::Cancelled,
                 event = silence.wait(call.next()) => event,
             };
             let Some(event) = event else {
@@ -311,16 +315,16 @@ impl Driver {
                 Some(CallEvent::Progress(progress)) => self.notices.progress(&progress),
                 Some(CallEvent::Log(log)) => self.notices.log(&log),
                 Some(CallEvent::StaysPlain) => None,
-                Some(CallEvent::InputRequired { task, .. }) => return Heard::Asked(task),
-                Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => return Heard::Over(self.ending(outcome)),
+                Some(CallEvent::InputRequired { task, .. }) => return FollowOutcome::Asked(task),
+                Some(CallEvent::Ended(CallEnd::Outcome(outcome))) => return FollowOutcome::Over(self.ending(outcome)),
                 Some(CallEvent::Ended(CallEnd::NeedsCapability(needed))) => {
-                    return Heard::Over(self.cannot_be_asked(Some(&needed)));
+                    return FollowOutcome::Over(self.cannot_be_asked(Some(&needed)));
                 }
                 Some(CallEvent::Ended(CallEnd::Gone | CallEnd::Misnamed)) => {
-                    return Heard::Over(fault(Reason::UpstreamClosed));
+                    return FollowOutcome::Over(fault(Reason::UpstreamClosed));
                 }
-                Some(CallEvent::Created(task)) => return Heard::Over(self.word_of(&task)),
-                None => return Heard::Over(fault(Reason::Internal)),
+                Some(CallEvent::Created(task)) => return FollowOutcome::Over(self.word_of(&task)),
+                None => return FollowOutcome::Over(fault(Reason::Internal)),
             };
             if let Some(message) = message {
                 self.say(sse_message(&message)).await;
@@ -331,11 +335,11 @@ impl Driver {
 
     /// The answer to a call that goes on as a task, for a client that knows none. What the task asks from now on goes
     /// out on the session's own stream, if its client has one.
-    fn word_of(&self, task: &Arc<Task>) -> Ending {
+    fn word_of(&self, task: &Arc<Task>) -> BridgedCallResult {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
             self.shared.speak_of(task, self.nonce);
         }
-        self.shared.fallback_words().encode(Reply::Created(task))
+        self.shared.fallback_words().encode(TaskReply::Created(task))
     }
 
     /// A tool list says which tools may be called as tasks, where tasks are offered, and names those of the gateway's own.
@@ -353,10 +357,10 @@ impl Driver {
     }
 
     /// How the client is told of an outcome.
-    pub(super) fn ending(&self, outcome: Outcome) -> Ending {
+    pub(super) fn ending(&self, outcome: Outcome) -> BridgedCallResult {
         match outcome {
-            Outcome::Returned { result, .. } if self.speech == Speech::Sessions => Ok(result),
-            Outcome::Faulted(Failure::Upstream(error)) if self.speech == Speech::Sessions => Err(error),
+            Outcome::Returned { result, .. } if self.speech == AnswerEra::Sessions => Ok(result),
+            Outcome::Faulted(Failure::Upstream(error)) if self.speech == AnswerEra::Sessions => Err(error),
             Outcome::Returned { result, .. } => Ok(self.offering(session_result(&self.method, &result))),
             Outcome::Faulted(Failure::Upstream(error)) => Err(session_error(&error, self.uri.as_deref())),
             Outcome::Faulted(Failure::Gateway(fault)) => Err(gateway_error(&fault)),
@@ -365,7 +369,7 @@ impl Driver {
     }
 
     /// The end of a call whose question cannot be put: a tool says so in words, so that a model reads why.
-    pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> Ending {
+    pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> BridgedCallResult {
         let why = not_askable(needed, self.takes_stream);
         if self.is_call { Ok(failed_result(&why)) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
     }
@@ -377,15 +381,15 @@ impl Driver {
 
     /// Says something before the answer. False if nobody is there to hear it now.
     pub(super) async fn say(&self, event: Bytes) -> bool {
-        self.say_or(event, Unheard::Kept).await
+        self.say_or(event, UnreadPolicy::Kept).await
     }
 
     /// The same for what is of no use later.
     pub(super) async fn say_now(&self, event: Bytes) -> bool {
-        self.say_or(event, Unheard::Dropped).await
+        self.say_or(event, UnreadPolicy::Dropped).await
     }
 
-    async fn say_or(&self, event: Bytes, unheard: Unheard) -> bool {
+    async fn say_or(&self, event: Bytes, unheard: UnreadPolicy) -> bool {
         if !self.takes_stream {
             return false;
         }

@@ -4,20 +4,20 @@ use std::sync::Arc;
 
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::reintroduction::client_capabilities;
-use crate::engine::{Askable, Questions};
+use crate::engine::{Askable, QuestionFilter};
 use crate::task::Principal;
-use crate::upstream::{CallContext, ClientFacts, Forwarded, NativeTask, Timeouts};
+use crate::upstream::{CallContext, ClientFacts, ForwardedHeaders, Timeouts, UpstreamTaskMode};
 use crate::wire::meta::CLIENT_CAPABILITIES;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion};
 
 /// What its handshake said of it, as far as its version gives that a meaning.
 #[derive(Clone, Debug)]
-pub(in crate::face::session) struct Client {
+pub(in crate::face::session) struct BridgedClient {
     said: StatelessRequest,
 }
 
-impl Client {
+impl BridgedClient {
     /// The client that declared these capabilities in a handshake of this version.
     pub(in crate::face::session) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
         let declared = client_capabilities(capabilities, version);
@@ -41,13 +41,13 @@ impl Client {
             log_level: None,
             timeouts,
             result_bytes_max,
-            native_task: NativeTask::Never,
-            forwarded: Forwarded::default(),
+            native_task: UpstreamTaskMode::Never,
+            forwarded: ForwardedHeaders::default(),
         }
     }
 
     /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (GW-23).
-    pub(super) fn questions(&self) -> Questions {
+    pub(super) fn questions(&self) -> QuestionFilter {
         let said = self.said.clone();
         Arc::new(move |question| match said.missing([question]) {
             None => Askable::Declared,
@@ -56,7 +56,7 @@ impl Client {
     }
 
     /// The same without a stream to ask on: nothing.
-    pub(super) fn questions_without_stream(version: ProtocolVersion) -> Questions {
+    pub(super) fn questions_without_stream(version: ProtocolVersion) -> QuestionFilter {
         Self::of(version, &Payload::empty_object()).questions()
     }
 }

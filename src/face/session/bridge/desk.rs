@@ -15,20 +15,20 @@ const QUESTIONS_MAX: usize = 16_384;
 
 /// By the session's nonce, so that no session reaches into another.
 #[derive(Debug, Default)]
-pub(in crate::face) struct Desk {
-    questions: Mutex<HashMap<String, Waiting>>,
+pub(in crate::face) struct BridgeState {
+    questions: Mutex<HashMap<String, BridgedQuestion>>,
     /// What calls say, for clients that lost their streams.
     pub(in crate::face) replays: ReplayBuffers,
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct BridgedQuestion {
     nonce: u128,
     key: InputKey,
     to: mpsc::Sender<(InputKey, Answer)>,
 }
 
-impl Desk {
+impl BridgeState {
     /// Registers a question under its request's id; `None` if too many wait. Its answer goes to `to`, once.
     pub(super) fn put(
         self: &Arc<Self>,
@@ -36,13 +36,13 @@ impl Desk {
         id: String,
         key: InputKey,
         to: mpsc::Sender<(InputKey, Answer)>,
-    ) -> Option<Put> {
+    ) -> Option<BridgedQuestionGuard> {
         let mut questions = self.questions.lock();
         if questions.len() >= QUESTIONS_MAX {
             return None;
         }
-        questions.insert(id.clone(), Waiting { nonce, key, to });
-        Some(Put { desk: Arc::clone(self), id })
+        questions.insert(id.clone(), BridgedQuestion { nonce, key, to });
+        Some(BridgedQuestionGuard { desk: Arc::clone(self), id })
     }
 
     /// Hands over an answer. One to a question of another session, or of none, is dropped.
@@ -59,18 +59,18 @@ impl Desk {
 
 /// A question that was put to the client.
 #[derive(Debug)]
-pub(super) struct Put {
-    desk: Arc<Desk>,
+pub(super) struct BridgedQuestionGuard {
+    desk: Arc<BridgeState>,
     id: String,
 }
 
-impl Put {
+impl BridgedQuestionGuard {
     pub(super) fn id(&self) -> &str {
         &self.id
     }
 }
 
-impl Drop for Put {
+impl Drop for BridgedQuestionGuard {
     fn drop(&mut self) {
         self.desk.questions.lock().remove(&self.id);
     }
@@ -87,7 +87,7 @@ mod tests {
 
     #[test]
     fn an_answer_reaches_the_question_of_its_own_session_once() {
-        let desk = Arc::new(Desk::default());
+        let desk = Arc::new(BridgeState::default());
         let (to, mut answered) = mpsc::channel(4);
         let put = desk.put(1, "tg:a".to_owned(), InputKey(7), to).unwrap();
         desk.answer(2, "tg:a", answer());

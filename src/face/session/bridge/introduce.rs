@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::client::Client;
-use super::{Bridge, Shared};
+use super::client::BridgedClient;
+use super::{Bridge, SessionFaceState};
 use crate::dialect::faults::gateway_error;
-use crate::dialect::lifecycle::ServerWords;
+use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::reintroduction::{initialize_result, session_error};
-use crate::face::rewrite::{Introduction, own_identity};
+use crate::face::rewrite::{ClientInitialize, own_identity};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::BeginError;
 use crate::wire::{Object, RpcError};
@@ -20,12 +20,12 @@ const FACTS_MAX: Duration = Duration::from_secs(30);
 /// # Errors
 /// Those that the client is to see.
 pub(in crate::face::session) async fn introduce(
-    shared: &Shared,
+    shared: &SessionFaceState,
     bridge: &Bridge,
     principal: &Principal,
-    introduction: &Introduction,
+    introduction: &ClientInitialize,
 ) -> Result<Object, RpcError> {
-    let client = Client::of(introduction.version, &introduction.capabilities);
+    let client = BridgedClient::of(introduction.version, &introduction.capabilities);
     let context = client.context(principal, shared.served.timeouts, shared.served.edited_bytes_max);
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
     let asking = tokio::time::timeout(FACTS_MAX, bridge.stateless.facts(&context));
@@ -34,7 +34,7 @@ pub(in crate::face::session) async fn introduce(
         Err(BeginError::Gateway(fault)) => return Err(gateway_error(&fault)),
         Err(BeginError::Refused(error)) => return Err(session_error(&error, None)),
     };
-    let words = ServerWords {
+    let words = SessionServerDescription {
         capabilities: &facts.capabilities,
         instructions: facts.instructions.as_ref(),
         server_info: &facts.server_info.clone().unwrap_or_else(own_identity),

@@ -9,13 +9,13 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
-use super::call::{Driver, Ending};
-use super::desk::Put;
-use crate::cause::Chain;
+use super::call::{BridgedCall, BridgedCallResult};
+use super::desk::BridgedQuestionGuard;
+use crate::cause::CauseChain;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::inputs;
 use crate::dialect::reintroduction::session_question;
-use crate::engine::{CallStream, Retry};
+use crate::engine::{CallStream, RoundRetry};
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Answer, Executed, GatewayFault, InputKey, Phase, Question, Reason, Task, TaskKey};
 use crate::wire::framing::sse_message;
@@ -26,45 +26,47 @@ use crate::wire::{RpcError, envelope, fault, method};
 const ANSWERS_MAX: usize = 64;
 
 /// What comes after a round.
-pub(super) enum Next {
+pub(super) enum BridgedRoundOutcome {
     Going(CallStream),
-    Over(Ending),
+    Over(BridgedCallResult),
     Cancelled,
 }
 
 /// The questions of one round.
-struct Round {
-    asked: BTreeMap<InputKey, Put>,
+struct BridgedRound {
+    asked: BTreeMap<InputKey, BridgedQuestionGuard>,
     answers: BTreeMap<InputKey, Answer>,
     to: mpsc::Sender<(InputKey, Answer)>,
 }
 
-impl Driver {
+impl BridgedCall {
     /// Asks what a held call has open, and goes on with it once nothing is.
-    pub(super) async fn ask(&mut self, key: &TaskKey) -> Next {
+    pub(super) async fn ask(&mut self, key: &TaskKey) -> BridgedRoundOutcome {
         let (to, mut answered) = mpsc::channel(ANSWERS_MAX);
-        let mut round = Round { asked: BTreeMap::new(), answers: BTreeMap::new(), to };
+        let mut round = BridgedRound { asked: BTreeMap::new(), answers: BTreeMap::new(), to };
         // Watched from before the first look on, so that no change falls between.
-        let Ok(mut watcher) = self.engine.watchers().watch(key) else { return Next::Over(lost(Reason::QueueFull)) };
+        let Ok(mut watcher) = self.engine.watchers().watch(key) else {
+            return BridgedRoundOutcome::Over(lost(Reason::QueueFull));
+        };
         let cancelled = self.cancelled().clone();
         let mut silence = Silence::begin();
         loop {
             let task = match self.held(key).await {
                 Ok(task) => task,
-                Err(ending) => return Next::Over(ending),
+                Err(ending) => return BridgedRoundOutcome::Over(ending),
             };
             let nothing = BTreeMap::new();
             let open = match &task.phase {
                 Phase::AwaitingInput(open) => open,
                 Phase::Queued | Phase::Working => &nothing,
-                Phase::Settled(outcome) => return Next::Over(self.ending(outcome.clone())),
+                Phase::Settled(outcome) => return BridgedRoundOutcome::Over(self.ending(outcome.clone())),
             };
             self.withdraw(&mut round, open).await;
             if !self.put(&mut round, open).await {
                 if let Err(error) = self.engine.let_go(key).await {
-                    tracing::warn!(error = %Chain(&error), "a held call could not be ended");
+                    tracing::warn!(error = %CauseChain(&error), "a held call could not be ended");
                 }
-                return Next::Over(self.cannot_be_asked(None));
+                return BridgedRoundOutcome::Over(self.cannot_be_asked(None));
             }
             if open.keys().all(|key| round.answers.contains_key(key)) {
                 break;
@@ -73,9 +75,9 @@ impl Driver {
                 biased;
                 () = cancelled.cancelled() => {
                     if let Err(error) = self.engine.let_go(key).await {
-                        tracing::warn!(error = %Chain(&error), "a held call could not be cancelled");
+                        tracing::warn!(error = %CauseChain(&error), "a held call could not be cancelled");
                     }
-                    return Next::Cancelled;
+                    return BridgedRoundOutcome::Cancelled;
                 }
                 Some((key, answer)) = answered.recv() => {
                     let answer = inputs::fitting(open, key, answer);
@@ -90,28 +92,30 @@ impl Driver {
             }
         }
         let questions = Arc::clone(&self.questions);
-        match self.engine.retry(key, Retry { answers: round.answers, plan: self.plan, questions }) {
-            Some(call) => Next::Going(call),
+        match self.engine.retry(key, RoundRetry { answers: round.answers, plan: self.plan, questions }) {
+            Some(call) => BridgedRoundOutcome::Going(call),
             // It ended just now.
             None => match self.held(key).await {
                 Ok(task) => match &task.phase {
-                    Phase::Settled(outcome) => Next::Over(self.ending(outcome.clone())),
-                    Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => Next::Over(lost(Reason::QueueFull)),
+                    Phase::Settled(outcome) => BridgedRoundOutcome::Over(self.ending(outcome.clone())),
+                    Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => {
+                        BridgedRoundOutcome::Over(lost(Reason::QueueFull))
+                    }
                 },
-                Err(ending) => Next::Over(ending),
+                Err(ending) => BridgedRoundOutcome::Over(ending),
             },
         }
     }
 
-    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, Ending> {
+    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, BridgedCallResult> {
         self.engine.held(key).await.map_err(|error| {
-            tracing::error!(error = %Chain(&error), "a held call could not be read");
+            tracing::error!(error = %CauseChain(&error), "a held call could not be read");
             lost(error.reason())
         })
     }
 
     /// Tells the client which questions need no answer any more.
-    async fn withdraw(&self, round: &mut Round, open: &BTreeMap<InputKey, Question>) {
+    async fn withdraw(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) {
         let over: Vec<InputKey> = round.asked.keys().filter(|key| !open.contains_key(key)).copied().collect();
         for put in over.iter().filter_map(|key| round.asked.remove(key)) {
             let params = ObjectWriter::new().text("requestId", put.id()).text("reason", "no answer is needed any more");
@@ -122,7 +126,7 @@ impl Driver {
     /// Asks what was not asked before; false if something cannot be put to anybody. A client that has left is no reason
     /// to end the call (T-81): what it is asked is refused in its name, and the server hears that in the words of the
     /// question's kind.
-    async fn put(&self, round: &mut Round, open: &BTreeMap<InputKey, Question>) -> bool {
+    async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
         for (key, question) in open {
             if round.asked.contains_key(key) || round.answers.contains_key(key) {
                 continue;
@@ -144,6 +148,6 @@ impl Driver {
     }
 }
 
-fn lost(reason: Reason) -> Ending {
+fn lost(reason: Reason) -> BridgedCallResult {
     Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }

@@ -12,12 +12,12 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::overheard::{Reader, sift_for, sifted};
-use crate::face::call_stream::answer::Answer;
-use crate::face::pipe::TakenUp;
-use crate::face::session::Shared;
-use crate::face::session::sessions::Session;
-use crate::upstream::conduit::{ConduitResponse, Content};
+use super::overheard::{StreamConsumer, sift_for, sifted};
+use crate::face::call_stream::answer::RequestAnswer;
+use crate::face::pipe::ResumedStreamKind;
+use crate::face::session::SessionFaceState;
+use crate::face::session::sessions::ClientSession;
+use crate::upstream::conduit::{BodyKind, RawResponse};
 
 /// Between two attempts to read a stream that ended.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -33,18 +33,18 @@ const TURN_PAUSE: Duration = Duration::from_millis(50);
 
 /// The readers of sessions in which anybody reads, by nonce.
 #[derive(Debug, Default)]
-pub(super) struct Hearing(Mutex<HashMap<u128, Readers>>);
+pub(super) struct SessionStreamReaders(Mutex<HashMap<u128, StreamReaderState>>);
 
 #[derive(Debug, Default)]
-struct Readers {
+struct StreamReaderState {
     /// Streams of the client's.
     clients: usize,
-    own: Option<Own>,
+    own: Option<GatewayReader>,
 }
 
 /// The gateway's stream.
 #[derive(Debug)]
-struct Own {
+struct GatewayReader {
     stop: CancellationToken,
     /// Cancelled once it is open, or is not to be had.
     settled: CancellationToken,
@@ -52,7 +52,7 @@ struct Own {
     running: Option<JoinHandle<()>>,
 }
 
-impl Hearing {
+impl SessionStreamReaders {
     fn enter(&self, nonce: u128) {
         self.0.lock().entry(nonce).or_default().clients += 1;
     }
@@ -75,7 +75,7 @@ impl Hearing {
             return None;
         }
         let (stop, settled) = (CancellationToken::new(), CancellationToken::new());
-        readers.own = Some(Own { stop: stop.clone(), settled: settled.clone(), running: None });
+        readers.own = Some(GatewayReader { stop: stop.clone(), settled: settled.clone(), running: None });
         Some((stop, settled))
     }
 
@@ -111,13 +111,13 @@ impl Hearing {
 
 /// A client's stream. While it is there the gateway does not read.
 #[derive(Debug)]
-pub(in crate::face) struct Carried {
-    shared: Arc<Shared>,
-    session: Session,
-    hearing: Arc<Hearing>,
+pub(in crate::face) struct ClientReaderGuard {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
+    hearing: Arc<SessionStreamReaders>,
 }
 
-impl Drop for Carried {
+impl Drop for ClientReaderGuard {
     fn drop(&mut self) {
         self.hearing.leave(self.session.token.nonce);
         // Where the runtime itself ends nobody reads on.
@@ -127,17 +127,17 @@ impl Drop for Carried {
     }
 }
 
-impl Shared {
+impl SessionFaceState {
     /// Notes that a client reads its session's stream, where that makes a difference.
-    fn carry(self: &Arc<Self>, session: &Session) -> Option<Carried> {
+    fn carry(self: &Arc<Self>, session: &ClientSession) -> Option<ClientReaderGuard> {
         let native = self.native.as_ref().filter(|_| session.token.tasks.calls)?;
         let hearing = Arc::clone(&native.hearing);
         hearing.enter(session.token.nonce);
-        Some(Carried { shared: Arc::clone(self), session: session.clone(), hearing })
+        Some(ClientReaderGuard { shared: Arc::clone(self), session: session.clone(), hearing })
     }
 
     /// Gives the stream of a session free for its client; whether the gateway had it.
-    async fn make_way(&self, session: &Session) -> bool {
+    async fn make_way(&self, session: &ClientSession) -> bool {
         let Some(native) = self.native.as_ref().filter(|_| session.token.tasks.calls) else { return false };
         match native.hearing.stop(session.token.nonce) {
             Some(Some(running)) => {
@@ -150,7 +150,7 @@ impl Shared {
     }
 
     /// Reads the stream of a session for the calls that run in it, unless its client does. Returns at once.
-    pub(in crate::face::session) fn hear(self: &Arc<Self>, session: &Session) {
+    pub(in crate::face::session) fn hear(self: &Arc<Self>, session: &ClientSession) {
         let Some(native) = &self.native else { return };
         let Some(over) = self.tasks.over(session).filter(|_| !self.tasks.ears(session).is_empty()) else { return };
         let nonce = session.token.nonce;
@@ -175,20 +175,20 @@ impl Shared {
     }
 
     /// Returns once the gateway's stream of a session is open, if it is to be; within [`OPEN_MAX`].
-    pub(in crate::face::session) async fn heard(&self, session: &Session) {
+    pub(in crate::face::session) async fn heard(&self, session: &ClientSession) {
         if let Some(settled) = self.native.as_ref().and_then(|native| native.hearing.settled(session.token.nonce)) {
             let _ = tokio::time::timeout(OPEN_MAX, settled.cancelled()).await;
         }
     }
 
     /// Returns if the server has no such stream, or no more of them.
-    async fn read_for_calls(self: &Arc<Self>, session: &Session, settled: &CancellationToken) {
+    async fn read_for_calls(self: &Arc<Self>, session: &ClientSession, settled: &CancellationToken) {
         while let Ok((response, _)) = self.stream(session, None).await {
             settled.cancel();
-            if response.content != Content::Events {
+            if response.content != BodyKind::Events {
                 return;
             }
-            let mut body = sift_for(self, session, response.body, Reader::Gateway);
+            let mut body = sift_for(self, session, response.body, StreamConsumer::Gateway);
             while let Some(Ok(_)) = body.frame().await {}
             tokio::time::sleep(AGAIN).await;
         }
@@ -198,21 +198,21 @@ impl Shared {
 /// The client's stream at the upstream. Where the gateway had it for calls of its own, the upstream may take a moment to
 /// notice that it is free.
 pub(in crate::face) async fn own_stream(
-    shared: &Arc<Shared>,
-    session: &Session,
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
     last_event: Option<HeaderValue>,
-) -> Result<(ConduitResponse, TakenUp), Answer> {
+) -> Result<(RawResponse, ResumedStreamKind), RequestAnswer> {
     let carried = shared.carry(session);
     let until = Instant::now() + TURN_MAX;
     let had_turn = shared.make_way(session).await;
     loop {
         match shared.stream(session, last_event.clone()).await {
-            Err(Answer::Status(refusal))
+            Err(RequestAnswer::Status(refusal))
                 if had_turn && refusal.status() == StatusCode::CONFLICT && Instant::now() < until =>
             {
                 tokio::time::sleep(TURN_PAUSE).await;
             }
-            Ok((mut response, taken_up)) if response.content == Content::Events => {
+            Ok((mut response, taken_up)) if response.content == BodyKind::Events => {
                 response.body = sifted(shared, session, response.body, carried);
                 return Ok((response, taken_up));
             }

@@ -5,24 +5,24 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::hearing::Carried;
-use crate::dialect::relay_core_2025_11_25::{self as relay, Concern};
+use super::hearing::ClientReaderGuard;
+use crate::dialect::relay_core_2025_11_25::{self as relay, MessageConcern};
 use crate::face::pipe::edit::{edited_event, edited_events};
-use crate::face::session::Shared;
-use crate::face::session::sessions::Session;
-use crate::upstream::conduit::{ConduitBody, Fit};
-use crate::wire::framing::{EventGate, Primers, Whole};
+use crate::face::session::SessionFaceState;
+use crate::face::session::sessions::ClientSession;
+use crate::upstream::conduit::{CallMatch, RawBody};
+use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
 use crate::wire::{Message, Payload, Request, RpcError, ScanLimits, envelope, fault, method};
 
 /// A session's own stream as its client is to see it.
 pub(super) fn sifted(
-    shared: &Arc<Shared>,
-    session: &Session,
-    source: ConduitBody,
-    carried: Option<Carried>,
-) -> ConduitBody {
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    source: RawBody,
+    carried: Option<ClientReaderGuard>,
+) -> RawBody {
     match carried {
-        Some(carried) => sift_for(shared, session, source, Reader::Client { _stream: carried }),
+        Some(carried) => sift_for(shared, session, source, StreamConsumer::Client { _stream: carried }),
         // The server has no tasks.
         None => source,
     }
@@ -30,37 +30,42 @@ pub(super) fn sifted(
 
 /// Who reads a session's own stream.
 #[derive(Debug)]
-pub(super) enum Reader {
+pub(super) enum StreamConsumer {
     Client {
-        _stream: Carried,
+        _stream: ClientReaderGuard,
     },
     /// The gateway, for the calls in it, while the client does not.
     Gateway,
 }
 
-pub(super) fn sift_for(shared: &Arc<Shared>, session: &Session, source: ConduitBody, reader: Reader) -> ConduitBody {
-    let gate = EventGate::new(Primers::Pass, Whole::Messages, shared.served.edited_bytes_max);
+pub(super) fn sift_for(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    source: RawBody,
+    reader: StreamConsumer,
+) -> RawBody {
+    let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, shared.served.edited_bytes_max);
     let (shared, session) = (Arc::clone(shared), session.clone());
     edited_events(source, gate, move |event| edited_event(event, |text| shared.sift(&session, text, &reader)))
 }
 
-impl Shared {
+impl SessionFaceState {
     /// What the client is to see of a message: itself or nothing.
-    fn sift(self: &Arc<Self>, session: &Session, text: Bytes, reader: &Reader) -> Vec<Bytes> {
+    fn sift(self: &Arc<Self>, session: &ClientSession, text: Bytes, reader: &StreamConsumer) -> Vec<Bytes> {
         // An array comes from servers of a version without tasks alone.
         let Ok(message) = envelope::read(&text, ScanLimits::UPSTREAM) else {
             return if relay::concerns_a_task(&text) { Vec::new() } else { vec![text] };
         };
         let concern = relay::concern(&message);
-        let is_for_client = matches!(reader, Reader::Client { .. }) && concern != Concern::Task;
-        if is_for_client && concern == Concern::Client {
+        let is_for_client = matches!(reader, StreamConsumer::Client { .. }) && concern != MessageConcern::Task;
+        if is_for_client && concern == MessageConcern::Client {
             return vec![text];
         }
         let ears = self.tasks.ears(session);
         let fit = match (ears.len(), reader) {
-            (1, Reader::Gateway) => Fit::OnlyOne,
-            (1, Reader::Client { .. }) => Fit::OnlyTask,
-            _ => Fit::Named,
+            (1, StreamConsumer::Gateway) => CallMatch::OnlyOne,
+            (1, StreamConsumer::Client { .. }) => CallMatch::OnlyTask,
+            _ => CallMatch::Named,
         };
         let mut left = Some(message);
         for ear in ears {
@@ -81,7 +86,7 @@ impl Shared {
     }
 
     /// Answers a request that nobody can take (T-20). In the background, best effort.
-    fn answer_for_nobody(self: &Arc<Self>, session: &Session, request: &Request) {
+    fn answer_for_nobody(self: &Arc<Self>, session: &ClientSession, request: &Request) {
         let refusal = RpcError::new(fault::INTERNAL_ERROR, "no single call that this can belong to");
         let message = match request.method.as_str() {
             method::PING => envelope::result(&request.id, &Payload::empty_object()),

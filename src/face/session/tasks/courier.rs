@@ -13,14 +13,14 @@ use futures_util::future::select_all;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::lines::Line;
+use super::lines::SubscriberList;
 use super::tokens;
-use crate::cause::Chain;
-use crate::dialect::core_2025_11_25::messages::{self, Standing};
+use crate::cause::CauseChain;
+use crate::dialect::core_2025_11_25::messages::{self, StatusNotice};
 use crate::engine::TaskError;
-use crate::engine::pauses::Pauses;
-use crate::face::session::Shared;
-use crate::task::digest::Named;
+use crate::engine::pauses::RetryDelays;
+use crate::face::session::SessionFaceState;
+use crate::task::digest::LoggedTask;
 use crate::task::{InputKey, Phase, Question, Task, TaskKey};
 use crate::wire::RequestId;
 
@@ -29,34 +29,39 @@ const GRACE: Duration = Duration::from_secs(1);
 /// How soon a stream whose reader is behind is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-pub(super) struct Courier {
-    shared: Arc<Shared>,
+pub(super) struct TaskNotifier {
+    shared: Arc<SessionFaceState>,
     key: TaskKey,
-    line: Arc<Line>,
+    line: Arc<SubscriberList>,
     /// The last that was said of how the task stands.
-    shown: Option<Standing>,
-    put: BTreeMap<InputKey, Put>,
-    waiting: BTreeMap<InputKey, Waiting>,
+    shown: Option<StatusNotice>,
+    put: BTreeMap<InputKey, DeliveredQuestion>,
+    waiting: BTreeMap<InputKey, UndeliveredQuestion>,
 }
 
 /// A question that is on a stream.
-struct Put {
+struct DeliveredQuestion {
     id: RequestId,
     stream: mpsc::Sender<Bytes>,
 }
 
 /// A question without a stream.
-struct Waiting {
+struct UndeliveredQuestion {
     /// When it may take any.
     any_from: Instant,
     /// The id that it had on a stream that ended.
     old: Option<RequestId>,
 }
 
-impl Courier {
+impl TaskNotifier {
     /// `shown` is what the client knows of the task, if it knows anything.
-    pub(super) fn new(shared: Arc<Shared>, key: TaskKey, line: Arc<Line>, shown: Option<&Task>) -> Self {
-        let shown = shown.map(Standing::of);
+    pub(super) fn new(
+        shared: Arc<SessionFaceState>,
+        key: TaskKey,
+        line: Arc<SubscriberList>,
+        shown: Option<&Task>,
+    ) -> Self {
+        let shown = shown.map(StatusNotice::of);
         Self { shared, key, line, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
     }
 
@@ -65,7 +70,7 @@ impl Courier {
         let shared = Arc::clone(&self.shared);
         if let Ok(mut watcher) = shared.served.engine.watchers().watch(&self.key) {
             let mut opened = shared.streams.opened();
-            let mut pauses = Pauses::of_readers();
+            let mut pauses = RetryDelays::of_readers();
             loop {
                 // Whoever opens a stream after this is seen below.
                 opened.borrow_and_update();
@@ -73,12 +78,12 @@ impl Courier {
                     Ok(task) => task,
                     Err(TaskError::Unknown) => break,
                     Err(error) => {
-                        tracing::debug!(error = %Chain(&error), "a courier could not read its task and looks again");
+                        tracing::debug!(error = %CauseChain(&error), "a courier could not read its task and looks again");
                         pauses.wait().await;
                         continue;
                     }
                 };
-                pauses = Pauses::of_readers();
+                pauses = RetryDelays::of_readers();
                 let due = self.carry(&task);
                 if task.is_settled() {
                     break;
@@ -92,7 +97,7 @@ impl Courier {
                 }
             }
         } else {
-            tracing::warn!(task = %Named(&self.key), "too many watch a task; its questions are not put");
+            tracing::warn!(task = %LoggedTask(&self.key), "too many watch a task; its questions are not put");
         }
         shared.tasks.lines.close(&self.key, &self.line);
     }
@@ -124,7 +129,7 @@ impl Courier {
 
     /// Tells the session how the task stands, if that has changed (L25-32).
     fn show(&mut self, task: &Task) {
-        let standing = Standing::of(task);
+        let standing = StatusNotice::of(task);
         let is_news = self.shown.as_ref().is_some_and(|shown| *shown != standing);
         if is_news && let Some(stream) = self.shared.streams.newest(self.line.home()) {
             let _ = stream.try_send(messages::status(task));
@@ -140,7 +145,7 @@ impl Courier {
             Some(_) => self.put.remove(&key).map(|put| put.id),
             None => None,
         };
-        let fresh = Waiting { any_from: now + GRACE, old };
+        let fresh = UndeliveredQuestion { any_from: now + GRACE, old };
         let waiting = self.waiting.entry(key).or_insert(fresh);
         let own = |any_from| if now >= any_from { self.shared.streams.newest(self.line.home()) } else { None };
         let Some(stream) = self.line.newest_result().or_else(|| own(waiting.any_from)) else {
@@ -148,7 +153,7 @@ impl Courier {
         };
         let id = tokens::question_id(&self.shared.served.sealer, self.key.id, key);
         let Some(message) = messages::question(self.key.id, key, question, &id) else {
-            tracing::warn!(task = %Named(&self.key), "a question cannot be put and waits for the task's end");
+            tracing::warn!(task = %LoggedTask(&self.key), "a question cannot be put and waits for the task's end");
             return None;
         };
         // Both or none, and nothing between them.
@@ -161,13 +166,13 @@ impl Courier {
         }
         drop(room);
         self.waiting.remove(&key);
-        self.put.insert(key, Put { id, stream });
+        self.put.insert(key, DeliveredQuestion { id, stream });
         None
     }
 }
 
 /// Returns once a stream with a question on it has ended.
-async fn ended(put: &BTreeMap<InputKey, Put>) {
+async fn ended(put: &BTreeMap<InputKey, DeliveredQuestion>) {
     if put.is_empty() {
         return std::future::pending().await;
     }

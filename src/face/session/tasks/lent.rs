@@ -9,29 +9,29 @@ use async_trait::async_trait;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use crate::face::session::Shared;
-use crate::face::session::sessions::Session;
+use crate::face::session::SessionFaceState;
+use crate::face::session::sessions::ClientSession;
 use crate::task::GatewayFault;
-use crate::upstream::conduit::{Binding, Ear, OwnSession};
+use crate::upstream::conduit::{CallMessageSink, ClientOwnSession, SessionBinding};
 
 /// Sessions in which tasks run, by nonce.
 #[derive(Debug, Default)]
-pub(in crate::face::session) struct Lendings(Mutex<HashMap<u128, Lending>>);
+pub(in crate::face::session) struct SessionLeases(Mutex<HashMap<u128, LeasedSession>>);
 
 #[derive(Debug, Default)]
-struct Lending {
+struct LeasedSession {
     calls: usize,
     /// The upstream session that is to be ended, once the client has ended its own.
-    ended: Option<Binding>,
+    ended: Option<SessionBinding>,
     /// Of the calls in it that may be tasks of the upstream's own.
-    ears: Vec<Weak<dyn Ear>>,
+    ears: Vec<Weak<dyn CallMessageSink>>,
     /// Cancelled with the last loan.
     over: CancellationToken,
 }
 
-impl Lendings {
+impl SessionLeases {
     /// Puts off the end of a session until its tasks have ended; false if there are none.
-    pub(in crate::face::session) fn put_off(&self, nonce: u128, binding: &Binding) -> bool {
+    pub(in crate::face::session) fn put_off(&self, nonce: u128, binding: &SessionBinding) -> bool {
         match self.0.lock().get_mut(&nonce) {
             Some(lending) => {
                 lending.ended = Some(binding.clone());
@@ -46,7 +46,7 @@ impl Lendings {
     }
 
     /// Takes back one loan; the upstream session that is to be ended now, if one is.
-    fn leave(&self, nonce: u128) -> Option<Binding> {
+    fn leave(&self, nonce: u128) -> Option<SessionBinding> {
         let mut all = self.0.lock();
         let Entry::Occupied(mut lending) = all.entry(nonce) else { return None };
         lending.get_mut().calls -= 1;
@@ -58,7 +58,7 @@ impl Lendings {
         lending.ended
     }
 
-    fn listen(&self, nonce: u128, ear: Weak<dyn Ear>) {
+    fn listen(&self, nonce: u128, ear: Weak<dyn CallMessageSink>) {
         if let Some(lending) = self.0.lock().get_mut(&nonce) {
             lending.ears.retain(|ear| ear.strong_count() > 0);
             lending.ears.push(ear);
@@ -66,7 +66,7 @@ impl Lendings {
     }
 
     /// Those who hear what is said on a session's own stream.
-    pub(super) fn ears(&self, nonce: u128) -> Vec<Arc<dyn Ear>> {
+    pub(super) fn ears(&self, nonce: u128) -> Vec<Arc<dyn CallMessageSink>> {
         let all = self.0.lock();
         all.get(&nonce).map(|lending| lending.ears.iter().filter_map(Weak::upgrade).collect()).unwrap_or_default()
     }
@@ -76,35 +76,35 @@ impl Lendings {
         self.0.lock().get(&nonce).map(|lending| lending.over.clone())
     }
 
-    fn ended(&self, nonce: u128) -> Option<Binding> {
+    fn ended(&self, nonce: u128) -> Option<SessionBinding> {
         self.0.lock().get(&nonce).and_then(|lending| lending.ended.clone())
     }
 }
 
 /// One loan. Given back when dropped.
 #[derive(Debug)]
-pub(super) struct Lent {
-    shared: Arc<Shared>,
-    session: Session,
+pub(super) struct SessionLease {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
 }
 
-impl Lent {
-    pub(super) fn new(shared: &Arc<Shared>, session: &Session) -> Self {
+impl SessionLease {
+    pub(super) fn new(shared: &Arc<SessionFaceState>, session: &ClientSession) -> Self {
         shared.tasks.lendings.enter(session.token.nonce);
         Self { shared: Arc::clone(shared), session: session.clone() }
     }
 }
 
 #[async_trait]
-impl OwnSession for Lent {
-    async fn binding(&self) -> Binding {
+impl ClientOwnSession for SessionLease {
+    async fn binding(&self) -> SessionBinding {
         match self.shared.tasks.lendings.ended(self.session.token.nonce) {
             Some(binding) => binding,
             None => self.shared.sessions.binding(&self.session),
         }
     }
 
-    async fn renew(&self, lost: &Binding) -> Result<Binding, GatewayFault> {
+    async fn renew(&self, lost: &SessionBinding) -> Result<SessionBinding, GatewayFault> {
         let renewed = self.shared.renew(&self.session, lost).await?;
         let lendings = &self.shared.tasks.lendings;
         if lendings.ended(self.session.token.nonce).is_some() {
@@ -113,7 +113,7 @@ impl OwnSession for Lent {
         Ok(renewed)
     }
 
-    fn listen(&self, ear: Weak<dyn Ear>) {
+    fn listen(&self, ear: Weak<dyn CallMessageSink>) {
         self.shared.tasks.lendings.listen(self.session.token.nonce, ear);
         self.shared.hear(&self.session);
     }
@@ -123,7 +123,7 @@ impl OwnSession for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for SessionLease {
     fn drop(&mut self) {
         if let Some(binding) = self.shared.tasks.lendings.leave(self.session.token.nonce)
             && binding.session.is_some()

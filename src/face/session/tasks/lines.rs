@@ -15,20 +15,20 @@ use crate::task::{InputKey, TaskKey};
 
 /// The lines of all unsettled tasks that clients of this face have to do with.
 #[derive(Debug, Default)]
-pub(super) struct Lines {
-    by_task: Mutex<HashMap<TaskKey, Arc<Line>>>,
+pub(super) struct TaskSubscribers {
+    by_task: Mutex<HashMap<TaskKey, Arc<SubscriberList>>>,
 }
 
 /// One task's line. Closed when its courier ends.
 #[derive(Debug)]
-pub(super) struct Line {
-    state: Mutex<State>,
+pub(super) struct SubscriberList {
+    state: Mutex<TaskSubscriberState>,
     /// Rings when somebody begins or ceases to wait.
     pub(super) bell: Notify,
 }
 
 #[derive(Debug)]
-struct State {
+struct TaskSubscriberState {
     /// The session that spoke of the task last.
     home: u128,
     /// Streams of `tasks/result`, oldest first; of those that take no messages there is only the count.
@@ -38,18 +38,18 @@ struct State {
     /// Questions that a client has answered and the task has not taken note of.
     answered: BTreeSet<InputKey>,
     /// What was shown of the call's progress, if its client wants any.
-    rising: Option<Shown>,
+    rising: Option<SharedProgress>,
     /// Nothing is said of progress any more (L25-47).
     is_muted: bool,
     is_closed: bool,
 }
 
 /// The progress of a task's call, under the token of that call.
-pub(super) type Shown = Arc<Mutex<MonotonicProgress>>;
+pub(super) type SharedProgress = Arc<Mutex<MonotonicProgress>>;
 
 /// Why nobody can wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotListening {
+pub(super) enum ResultStreamError {
     /// The line is closed: look at the task again.
     Closed,
     TooMany,
@@ -57,39 +57,39 @@ pub(super) enum NotListening {
 
 /// Whether a waiter can be told anything before the outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Hearing {
+pub(super) enum ResultStreamKind {
     Messages,
     OutcomeAlone,
 }
 
 /// Somebody who waits. Ends with the line.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct ResultSubscriber {
     messages: mpsc::Receiver<Bytes>,
     number: u64,
-    line: Arc<Line>,
+    line: Arc<SubscriberList>,
 }
 
-impl Lines {
-    pub(super) fn get(&self, key: &TaskKey) -> Option<Arc<Line>> {
+impl TaskSubscribers {
+    pub(super) fn get(&self, key: &TaskKey) -> Option<Arc<SubscriberList>> {
         self.by_task.lock().get(key).cloned()
     }
 
     /// The line of a task, whose home is the session `home` from now on; with `true` if it is a new one, whose
     /// courier is to be started.
-    pub(super) fn open(&self, key: &TaskKey, home: u128) -> (Arc<Line>, bool) {
+    pub(super) fn open(&self, key: &TaskKey, home: u128) -> (Arc<SubscriberList>, bool) {
         let mut by_task = self.by_task.lock();
         if let Some(line) = by_task.get(key) {
             line.state.lock().home = home;
             return (Arc::clone(line), false);
         }
-        let line = Arc::new(Line::new(home));
+        let line = Arc::new(SubscriberList::new(home));
         by_task.insert(key.clone(), Arc::clone(&line));
         (line, true)
     }
 
     /// Closes a line: all who wait are released (L25-67).
-    pub(super) fn close(&self, key: &TaskKey, line: &Arc<Line>) {
+    pub(super) fn close(&self, key: &TaskKey, line: &Arc<SubscriberList>) {
         let mut by_task = self.by_task.lock();
         if by_task.get(key).is_some_and(|other| Arc::ptr_eq(other, line)) {
             by_task.remove(key);
@@ -101,9 +101,9 @@ impl Lines {
     }
 }
 
-impl Line {
+impl SubscriberList {
     const fn new(home: u128) -> Self {
-        let state = State {
+        let state = TaskSubscriberState {
             home,
             results: Vec::new(),
             quiet: Vec::new(),
@@ -121,23 +121,23 @@ impl Line {
     }
 
     /// Begins to wait for the task's end.
-    pub(super) fn listen(self: &Arc<Self>, hearing: Hearing) -> Result<Listener, NotListening> {
+    pub(super) fn listen(self: &Arc<Self>, hearing: ResultStreamKind) -> Result<ResultSubscriber, ResultStreamError> {
         let mut state = self.state.lock();
         if state.is_closed {
-            return Err(NotListening::Closed);
+            return Err(ResultStreamError::Closed);
         }
         if state.results.len() + state.quiet.len() >= WAITERS_MAX {
-            return Err(NotListening::TooMany);
+            return Err(ResultStreamError::TooMany);
         }
         let (sender, messages) = mpsc::channel(MESSAGES_MAX);
         let number = state.next;
         state.next += 1;
         match hearing {
-            Hearing::Messages => state.results.push(StreamSender { number, sender }),
-            Hearing::OutcomeAlone => state.quiet.push(StreamSender { number, sender }),
+            ResultStreamKind::Messages => state.results.push(StreamSender { number, sender }),
+            ResultStreamKind::OutcomeAlone => state.quiet.push(StreamSender { number, sender }),
         }
         self.bell.notify_one();
-        Ok(Listener { messages, number, line: Arc::clone(self) })
+        Ok(ResultSubscriber { messages, number, line: Arc::clone(self) })
     }
 
     /// The way to the newest stream of `tasks/result` (T-33).
@@ -156,7 +156,7 @@ impl Line {
     }
 
     /// Says under which token progress is wanted.
-    pub(super) fn wants_progress(&self, rising: Option<Shown>) {
+    pub(super) fn wants_progress(&self, rising: Option<SharedProgress>) {
         self.state.lock().rising = rising;
     }
 
@@ -176,7 +176,7 @@ impl Line {
     }
 }
 
-impl Listener {
+impl ResultSubscriber {
     /// The next message; `None` once the line is closed. Cancel safe.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         self.messages.recv().await
@@ -184,14 +184,14 @@ impl Listener {
 
     /// Where this stream may say something of progress: no other one may at the same time (LEG-08), and none once the
     /// task was cancelled.
-    pub(super) fn rising(&self) -> Option<Shown> {
+    pub(super) fn rising(&self) -> Option<SharedProgress> {
         let state = self.line.state.lock();
         let newest = newest(&state.results)?;
         if state.is_muted || newest.number != self.number { None } else { state.rising.clone() }
     }
 }
 
-impl Drop for Listener {
+impl Drop for ResultSubscriber {
     fn drop(&mut self) {
         // Closed first: whoever looks for a stream must not find this one.
         self.messages.close();

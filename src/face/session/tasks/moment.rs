@@ -18,7 +18,7 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// this left before it had its handle: nobody knows the task then, and it is cancelled (T-27), unless its client named
 /// the call and finds it by that.
 pub(super) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named: bool) {
-    let unheard = Unheard { engine, key: Some(key).filter(|_| !is_named) };
+    let unheard = UnsentHandle { engine, key: Some(key).filter(|_| !is_named) };
     let news = async {
         let Ok(mut watcher) = engine.watchers().watch(key) else { return };
         while let Ok(task) = engine.get(key).await {
@@ -34,18 +34,18 @@ pub(super) async fn pass(engine: &Arc<Engine>, key: &TaskKey, is_named: bool) {
 }
 
 /// A task whose handle was not sent yet.
-struct Unheard<'a> {
+struct UnsentHandle<'a> {
     engine: &'a Arc<Engine>,
     key: Option<&'a TaskKey>,
 }
 
-impl Unheard<'_> {
+impl UnsentHandle<'_> {
     fn heard(mut self) {
         self.key = None;
     }
 }
 
-impl Drop for Unheard<'_> {
+impl Drop for UnsentHandle<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
             self.engine.cancel_unheard(key);

@@ -7,73 +7,73 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::lines::{Hearing, Listener, NotListening};
-use crate::cause::Chain;
+use super::lines::{ResultStreamError, ResultStreamKind, ResultSubscriber};
+use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::CoreTasks;
-use crate::dialect::core_2025_11_25::messages::{self, Step};
+use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
 use crate::dialect::faults::gateway_error;
-use crate::dialect::{Complaint, FaceDialect, Reply};
+use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
 use crate::face::answer::Addressee;
-use crate::face::call_stream::answer::Answer;
+use crate::face::call_stream::answer::RequestAnswer;
 use crate::face::call_stream::{CallMessage, CallMessages, respond};
-use crate::face::http::Response;
-use crate::face::session::{Shared, refuse};
+use crate::face::http::FaceResponse;
+use crate::face::session::{SessionFaceState, refuse};
 use crate::task::{Executed, GatewayFault, Reason, TaskKey};
 use crate::wire::framing::{sse_comment, sse_message};
 use crate::wire::{Payload, ProtocolVersion, RpcError};
 
 /// One request for an outcome.
-pub(super) struct Awaiting {
-    pub(super) shared: Arc<Shared>,
+pub(super) struct OutcomeRequest {
+    pub(super) shared: Arc<SessionFaceState>,
     pub(super) key: TaskKey,
     /// The session that asks.
     pub(super) home: u128,
     pub(super) addressee: Addressee,
 }
 
-impl Awaiting {
+impl OutcomeRequest {
     /// Answers at once where the task has settled, else as an event stream as soon as there is anything to
     /// say: a message, or a sign of life (L25-22, L25-23).
-    pub(super) async fn answer(self) -> Response {
+    pub(super) async fn answer(self) -> FaceResponse {
         match self.shared.served.engine.get(&self.key).await {
             Ok(task) if !task.is_settled() => (),
-            Err(TaskError::Unknown) => return refuse(&self.addressee, &Complaint::UnknownTask),
+            Err(TaskError::Unknown) => return refuse(&self.addressee, &RequestError::UnknownTask),
             Ok(_) | Err(_) => return self.whole().await,
         }
         let hearing = match self.addressee.accepted.takes_stream() {
-            true => Hearing::Messages,
-            false => Hearing::OutcomeAlone,
+            true => ResultStreamKind::Messages,
+            false => ResultStreamKind::OutcomeAlone,
         };
         let listener = match self.shared.line(&self.key, self.home, None).listen(hearing) {
             Ok(listener) => listener,
-            Err(NotListening::Closed) => return self.whole().await,
-            Err(NotListening::TooMany) => return self.addressee.error(StatusCode::OK, &too_many()),
+            Err(ResultStreamError::Closed) => return self.whole().await,
+            Err(ResultStreamError::TooMany) => return self.addressee.error(StatusCode::OK, &too_many()),
         };
         let addressee = self.addressee.clone();
-        respond(AwaitedOutcome { awaiting: self, listener }, addressee).await
+        respond(OutcomeWait { awaiting: self, listener }, addressee).await
     }
 
     /// The outcome as an answer of its own.
-    async fn whole(&self) -> Response {
-        Answer::from(self.outcome().await).into_response(&self.addressee)
+    async fn whole(&self) -> FaceResponse {
+        RequestAnswer::from(self.outcome().await).into_response(&self.addressee)
     }
 
     async fn outcome(&self) -> Result<Payload, RpcError> {
         match self.shared.served.engine.get(&self.key).await {
             Ok(task) if task.is_settled() => {
                 record_shown(&task);
-                CoreTasks::default().encode(Reply::Outcome(&task))
+                CoreTasks::default().encode(TaskReply::Outcome(&task))
             }
             // Nobody watches the task, so nobody can say when it ends.
             Ok(_) => Err(too_many()),
             Err(TaskError::Unknown) => {
                 self.shared.tasks.misses.note(&self.key.owner);
-                Err(Complaint::UnknownTask.to_error(ProtocolVersion::NEWEST_SESSION))
+                Err(RequestError::UnknownTask.to_error(ProtocolVersion::NEWEST_SESSION))
             }
             Err(error) => {
-                tracing::error!(error = %Chain(&error), "an outcome could not be read");
+                tracing::error!(error = %CauseChain(&error), "an outcome could not be read");
                 Err(gateway_error(&GatewayFault::new(error.reason(), Executed::Unknown)))
             }
         }
@@ -85,12 +85,12 @@ fn too_many() -> RpcError {
 }
 
 /// A request whose task has not settled. It is told of what the task says meanwhile.
-struct AwaitedOutcome {
-    awaiting: Awaiting,
-    listener: Listener,
+struct OutcomeWait {
+    awaiting: OutcomeRequest,
+    listener: ResultSubscriber,
 }
 
-impl CallMessages for AwaitedOutcome {
+impl CallMessages for OutcomeWait {
     async fn next(&mut self) -> Option<CallMessage> {
         Some(match self.listener.next().await {
             Some(message) => CallMessage::event(&message),
@@ -100,7 +100,7 @@ impl CallMessages for AwaitedOutcome {
 
     /// Progress of the call where its client wants that and the task still runs (L25-46, L25-47), else a comment.
     async fn sign(&mut self) -> Bytes {
-        let Awaiting { shared, key, .. } = &self.awaiting;
+        let OutcomeRequest { shared, key, .. } = &self.awaiting;
         let Some(rising) = self.listener.rising().filter(|_| shared.served.life_signs) else { return sse_comment() };
         match shared.served.engine.get(key).await {
             Ok(task) if !task.is_settled() => (),
@@ -108,7 +108,7 @@ impl CallMessages for AwaitedOutcome {
         }
         let mut rising = rising.lock();
         let value = rising.raise();
-        let step = Step { progress: &value, total: rising.total(), message: None };
+        let step = ProgressView { progress: &value, total: rising.total(), message: None };
         sse_message(&messages::progress(key.id, rising.token(), step))
     }
 }

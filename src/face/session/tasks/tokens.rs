@@ -2,22 +2,22 @@
 //!
 //! Both hold all there is to know, so that no table is lost with the process and any replica understands them.
 
-use crate::engine::Place;
-use crate::face::sealed::{Purpose, Sealer, digest_of};
+use crate::engine::TaskCursor;
+use crate::face::sealed::{Sealer, TokenPurpose, digest_of};
 use crate::task::{InputKey, Principal, TaskId, Timestamp};
 use crate::upstream::own_ids;
 use crate::wire::RequestId;
 
 /// A cursor of `owner`'s list.
-pub(super) fn cursor(sealer: &Sealer, owner: &Principal, (at, id): Place) -> String {
+pub(super) fn cursor(sealer: &Sealer, owner: &Principal, (at, id): TaskCursor) -> String {
     let digest = digest_of(owner);
     let plain = [&at.as_millis().to_be_bytes()[..], &id.bits().to_be_bytes(), digest.as_bytes()].concat();
-    sealer.seal(Purpose::Cursor, &plain)
+    sealer.seal(TokenPurpose::Cursor, &plain)
 }
 
 /// The place that a cursor names; `None` if it was not given for this owner's list (L25-36).
-pub(super) fn place(sealer: &Sealer, owner: &Principal, cursor: &str) -> Option<Place> {
-    let plain = sealer.open(Purpose::Cursor, cursor)?;
+pub(super) fn place(sealer: &Sealer, owner: &Principal, cursor: &str) -> Option<TaskCursor> {
+    let plain = sealer.open(TokenPurpose::Cursor, cursor)?;
     let (at, rest) = plain.split_first_chunk()?;
     let (id, digest) = rest.split_first_chunk()?;
     let place = (Timestamp::from_millis(u64::from_be_bytes(*at)), TaskId::from_bits(u128::from_be_bytes(*id)));
@@ -27,12 +27,12 @@ pub(super) fn place(sealer: &Sealer, owner: &Principal, cursor: &str) -> Option<
 /// A fresh id for a question, different each time.
 pub(super) fn question_id(sealer: &Sealer, task: TaskId, key: InputKey) -> RequestId {
     let plain = [&task.bits().to_be_bytes()[..], &key.0.to_be_bytes()].concat();
-    own_ids::of(&sealer.seal(Purpose::Question, &plain))
+    own_ids::of(&sealer.seal(TokenPurpose::Question, &plain))
 }
 
 /// The question that an id was given for, by whichever process. Whose task it is, the owner of the session says.
 pub(super) fn question(sealer: &Sealer, id: &RequestId) -> Option<(TaskId, InputKey)> {
-    let plain = sealer.open(Purpose::Question, &own_ids::rest(id)?)?;
+    let plain = sealer.open(TokenPurpose::Question, &own_ids::rest(id)?)?;
     let (task, key) = plain.split_first_chunk()?;
     let key = u32::from_be_bytes(key.try_into().ok()?);
     Some((TaskId::from_bits(u128::from_be_bytes(*task)), InputKey(key)))
@@ -41,10 +41,10 @@ pub(super) fn question(sealer: &Sealer, id: &RequestId) -> Option<(TaskId, Input
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::face::sealed::{KEY_LEN, KeyRing};
+    use crate::face::sealed::{KEY_LEN, SealingKeys};
 
     fn sealer() -> Sealer {
-        Sealer::new(KeyRing::ephemeral([7; KEY_LEN]))
+        Sealer::new(SealingKeys::ephemeral([7; KEY_LEN]))
     }
 
     #[test]

@@ -24,18 +24,18 @@ pub const LISTENERS_MAX: usize = 4_096;
 
 /// The places of all who listen, whatever upstream they listen to.
 #[derive(Debug)]
-pub struct Listeners {
-    taken: Mutex<Taken>,
+pub struct ListenPermits {
+    taken: Mutex<ListenCounts>,
     ending: CancellationToken,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct ListenCounts {
     all: usize,
     by_owner: HashMap<Principal, usize>,
 }
 
-impl Listeners {
+impl ListenPermits {
     /// No listeners yet. Once `ending` is cancelled every stream ends with its result, and none begins.
     #[must_use]
     pub fn new(ending: CancellationToken) -> Arc<Self> {
@@ -54,7 +54,7 @@ impl Listeners {
         self: &Arc<Self>,
         owner: &Principal,
         upstream: &Arc<str>,
-    ) -> Result<Place, GatewayFault> {
+    ) -> Result<ListenPermit, GatewayFault> {
         if self.ending.is_cancelled() {
             return Err(GatewayFault::new(Reason::Draining, Executed::No));
         }
@@ -67,31 +67,31 @@ impl Listeners {
         taken.all += 1;
         taken.by_owner.insert(owner.clone(), own + 1);
         metrics::gauge!(metric::LISTENERS, "upstream" => Arc::clone(upstream)).increment(1.0);
-        Ok(Place { listeners: Arc::clone(self), owner: owner.clone(), upstream: Arc::clone(upstream) })
+        Ok(ListenPermit { listeners: Arc::clone(self), owner: owner.clone(), upstream: Arc::clone(upstream) })
     }
 }
 
 /// The place of one stream; given back when dropped.
 #[derive(Debug)]
-pub(in crate::face) struct Place {
-    listeners: Arc<Listeners>,
+pub(in crate::face) struct ListenPermit {
+    listeners: Arc<ListenPermits>,
     owner: Principal,
     upstream: Arc<str>,
 }
 
-impl Place {
+impl ListenPermit {
     /// The body of an answer, with its place until it ends or is dropped.
     pub(in crate::face) fn keep(self, body: ResponseBody) -> ResponseBody {
-        Placed { body, _place: self }.boxed_unsync()
+        PermittedBody { body, _place: self }.boxed_unsync()
     }
 }
 
-struct Placed {
+struct PermittedBody {
     body: ResponseBody,
-    _place: Place,
+    _place: ListenPermit,
 }
 
-impl Body for Placed {
+impl Body for PermittedBody {
     type Data = Bytes;
     type Error = io::Error;
 
@@ -108,7 +108,7 @@ impl Body for Placed {
     }
 }
 
-impl Drop for Place {
+impl Drop for ListenPermit {
     fn drop(&mut self) {
         metrics::gauge!(metric::LISTENERS, "upstream" => Arc::clone(&self.upstream)).decrement(1.0);
         let mut taken = self.listeners.taken.lock();
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn b159_a_principal_meets_its_own_bound_and_all_meet_theirs() {
-        let listeners = Listeners::new(CancellationToken::new());
+        let listeners = ListenPermits::new(CancellationToken::new());
         let upstream: Arc<str> = Arc::from("reports");
         let owners: Vec<_> =
             (0..=LISTENERS_MAX / LISTENERS_PER_PRINCIPAL_MAX).map(|n| Principal::new(&format!("key:{n}"))).collect();

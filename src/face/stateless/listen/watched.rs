@@ -8,43 +8,43 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::timeout;
 
-use crate::cause::Chain;
+use crate::cause::CauseChain;
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::negotiate::StatelessRequest;
-use crate::dialect::subscriptions::Wishes;
-use crate::dialect::{FaceDialect, Reply};
-use crate::engine::pauses::Pauses;
-use crate::engine::watch::Watcher;
+use crate::dialect::subscriptions::SubscriptionFilter;
+use crate::dialect::{FaceDialect, TaskReply};
+use crate::engine::pauses::RetryDelays;
+use crate::engine::watch::ChangeSubscriber;
 use crate::engine::{Engine, TaskError};
 use crate::task::{Phase, Principal, Task, TaskKey};
 use crate::wire::Payload;
 
 /// The tasks of one listener.
-pub(super) struct Watched {
+pub(super) struct WatchedTasks {
     engine: Arc<Engine>,
     dialect: ExtTasks,
     said: StatelessRequest,
     /// Those that have changed, or were not looked at yet.
-    due: VecDeque<One>,
+    due: VecDeque<WatchedTask>,
     /// Those that have not.
-    quiet: FuturesUnordered<BoxFuture<'static, One>>,
+    quiet: FuturesUnordered<BoxFuture<'static, WatchedTask>>,
     /// Whether some of those that were named are not there.
     has_missed: bool,
 }
 
-struct One {
+struct WatchedTask {
     key: TaskKey,
-    watcher: Watcher,
+    watcher: ChangeSubscriber,
     /// What was last told, while that may still change.
     told: Option<Payload>,
     /// When it is looked at again though nothing wakes anybody, because it could not be read.
     again: Option<Duration>,
-    pauses: Pauses,
+    pauses: RetryDelays,
 }
 
-impl One {
-    fn new(key: TaskKey, watcher: Watcher) -> Self {
-        Self { key, watcher, told: None, again: None, pauses: Pauses::of_readers() }
+impl WatchedTask {
+    fn new(key: TaskKey, watcher: ChangeSubscriber) -> Self {
+        Self { key, watcher, told: None, again: None, pauses: RetryDelays::of_readers() }
     }
 
     /// Returns once there may be something new.
@@ -58,7 +58,7 @@ impl One {
     }
 }
 
-impl Watched {
+impl WatchedTasks {
     /// Begins to watch the tasks that are granted, and takes those out of the grant that there are not: unknown
     /// ones, foreign ones and those that too many watch are left out alike (T-53).
     pub(super) async fn new(
@@ -66,7 +66,7 @@ impl Watched {
         dialect: ExtTasks,
         said: StatelessRequest,
         owner: &Principal,
-        granted: &mut Wishes,
+        granted: &mut SubscriptionFilter,
     ) -> Self {
         let (mut due, mut has_missed) = (VecDeque::new(), false);
         if let Some(ids) = &mut granted.tasks {
@@ -77,7 +77,7 @@ impl Watched {
                 match engine.get(&key).await {
                     Ok(_) => {
                         ids.insert(id);
-                        due.push_back(One::new(key, watcher));
+                        due.push_back(WatchedTask::new(key, watcher));
                     }
                     Err(error) => has_missed |= matches!(error, TaskError::Unknown),
                 }
@@ -102,13 +102,13 @@ impl Watched {
                     // It has expired, and nothing more is to be heard of it.
                     Err(TaskError::Unknown) => continue,
                     Err(error) => {
-                        tracing::debug!(error = %Chain(error), "a listener's task could not be read and is read again");
+                        tracing::debug!(error = %CauseChain(error), "a listener's task could not be read and is read again");
                         one.again = Some(one.pauses.take());
                         None
                     }
                 };
                 if read.is_ok() {
-                    one.pauses = Pauses::of_readers();
+                    one.pauses = RetryDelays::of_readers();
                 }
                 let snapshot = snapshot.filter(|snapshot| one.told.as_ref() != Some(snapshot));
                 // A settled task never changes.
@@ -134,6 +134,6 @@ impl Watched {
         {
             return None;
         }
-        self.dialect.encode(Reply::Snapshot(task)).ok()
+        self.dialect.encode(TaskReply::Snapshot(task)).ok()
     }
 }

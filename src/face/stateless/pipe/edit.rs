@@ -12,19 +12,19 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
 use super::about_us;
-use crate::dialect::Complaint;
+use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::negotiate::StatelessRequest;
-use crate::dialect::plain::PlainPeer;
-use crate::face::fallback::FallbackDesk;
+use crate::dialect::plain::PlainUpstream;
+use crate::face::fallback::FallbackToolService;
 use crate::face::pipe::edit::{edited_event, edited_events};
-use crate::face::pipe::read::{self, Resumed};
+use crate::face::pipe::read::{self, PartlyReadBody};
 use crate::face::rewrite;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::metric;
 use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
-use crate::upstream::conduit::ConduitBody;
-use crate::wire::framing::{EventGate, FramingError, Glance, Primers, Whole};
+use crate::upstream::conduit::RawBody;
+use crate::wire::framing::{EventGate, FramingError, HoldPolicy, MessageClassifier, PrimerPolicy};
 use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope, fault, method};
 
 /// How much of an answer is looked at for what has to be edited. An answer that asks names what it asks for
@@ -40,13 +40,13 @@ const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required",
 
 /// What an answer is to its method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Aim {
+pub(super) enum EditTarget {
     Discovery,
     ToolList,
     Other,
 }
 
-impl Aim {
+impl EditTarget {
     pub(super) fn of(name: &str) -> Self {
         match name {
             method::DISCOVER => Self::Discovery,
@@ -57,48 +57,48 @@ impl Aim {
 }
 
 /// Who asked what. Few requests have a state, so what one is bound to is worked out when there is one.
-pub(super) struct Asker {
+pub(super) struct StateBinding {
     pub(super) upstream: Arc<str>,
     pub(super) principal: Principal,
     pub(super) method: String,
     pub(super) params: Object,
 }
 
-impl Asker {
+impl StateBinding {
     pub(super) fn scope(&self) -> StateScope {
         StateScope::of(&self.upstream, &self.principal, &self.method, &self.params)
     }
 }
 
 /// The edits of the answer to one request.
-pub(super) struct Edits {
+pub(super) struct AnswerEdits {
     pub(super) id: RequestId,
-    pub(super) aim: Aim,
-    pub(super) asker: Asker,
+    pub(super) aim: EditTarget,
+    pub(super) asker: StateBinding,
     pub(super) sealer: Arc<Sealer>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) said: StatelessRequest,
     /// The gateway's own tools, for a client that has them.
-    pub(super) fallback: Option<Arc<FallbackDesk>>,
+    pub(super) fallback: Option<Arc<FallbackToolService>>,
 }
 
 /// A JSON answer after a look at its beginning.
-pub(super) enum Sniffed {
+pub(super) enum SniffedAnswer {
     /// Something in it may have to be edited, or it is short.
     Whole(Bytes),
-    Through(ConduitBody),
+    Through(RawBody),
 }
 
-impl Edits {
+impl AnswerEdits {
     /// A message as the client is to see it; itself where there is nothing to edit.
     pub(super) fn text(&self, text: Bytes) -> Bytes {
         let text = match self.aim {
-            Aim::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
-            Aim::ToolList => {
+            EditTarget::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
+            EditTarget::ToolList => {
                 let text = rewrite::tool_list(&text, &self.id, None).unwrap_or(text);
                 self.fallback.as_ref().and_then(|desk| desk.listed_in(&text, &self.id)).unwrap_or(text)
             }
-            Aim::Other => text,
+            EditTarget::Other => text,
         };
         if !is_of_interest(&text) && !has_requests(&text) {
             return text;
@@ -140,23 +140,23 @@ impl Edits {
             let Some(requests) = Object::of(&requests) else { continue };
             for (_, question) in requests.entries() {
                 match self.judge(&question) {
-                    Fitness::Fits => (),
-                    Fitness::Undeclared => undeclared.push(question),
-                    Fitness::Unfit => return Some(RpcError::new(fault::INTERNAL_ERROR, NOT_TO_BE_ASKED)),
+                    QuestionFitness::Fits => (),
+                    QuestionFitness::Undeclared => undeclared.push(question),
+                    QuestionFitness::Unfit => return Some(RpcError::new(fault::INTERNAL_ERROR, NOT_TO_BE_ASKED)),
                 }
             }
         }
         let missing = self.said.missing(&undeclared)?;
-        Some(Complaint::Capability(missing).to_error(self.said.version))
+        Some(RequestError::Capability(missing).to_error(self.said.version))
     }
 
-    fn judge(&self, question: &Payload) -> Fitness {
-        let Some(asked) = Object::of(question) else { return Fitness::Unfit };
-        let Some(name) = asked.get_string("method") else { return Fitness::Unfit };
-        match PlainPeer::forbidden(self.said.declared(), &name, asked.get("params").as_ref()) {
-            None => Fitness::Fits,
-            Some(_) if self.said.missing([question]).is_some() => Fitness::Undeclared,
-            Some(_) => Fitness::Unfit,
+    fn judge(&self, question: &Payload) -> QuestionFitness {
+        let Some(asked) = Object::of(question) else { return QuestionFitness::Unfit };
+        let Some(name) = asked.get_string("method") else { return QuestionFitness::Unfit };
+        match PlainUpstream::forbidden(self.said.declared(), &name, asked.get("params").as_ref()) {
+            None => QuestionFitness::Fits,
+            Some(_) if self.said.missing([question]).is_some() => QuestionFitness::Undeclared,
+            Some(_) => QuestionFitness::Unfit,
         }
     }
 
@@ -176,11 +176,11 @@ impl Edits {
     }
 
     /// An event stream with these edits.
-    pub(super) fn events(self, source: ConduitBody, event_bytes_max: usize) -> ConduitBody {
-        let gate = EventGate::new(Primers::Pass, Whole::Messages, event_bytes_max);
+    pub(super) fn events(self, source: RawBody, event_bytes_max: usize) -> RawBody {
+        let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, event_bytes_max);
         let gate = match self.aim {
-            Aim::Discovery | Aim::ToolList => gate,
-            Aim::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
+            EditTarget::Discovery | EditTarget::ToolList => gate,
+            EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
         };
         edited_events(source, gate, move |event| edited_event(event, |text| vec![self.text(text)]))
     }
@@ -189,11 +189,11 @@ impl Edits {
     ///
     /// # Errors
     /// If it breaks, or is too large where it must be read whole.
-    pub(super) async fn sniff(&self, mut body: ConduitBody, bytes_max: usize) -> Result<Sniffed, GatewayFault> {
-        if self.aim != Aim::Other {
-            return read::whole(body, bytes_max).await.map(Sniffed::Whole);
+    pub(super) async fn sniff(&self, mut body: RawBody, bytes_max: usize) -> Result<SniffedAnswer, GatewayFault> {
+        if self.aim != EditTarget::Other {
+            return read::whole(body, bytes_max).await.map(SniffedAnswer::Whole);
         }
-        let (mut pieces, mut glance, mut length) = (VecDeque::new(), Glance::default(), 0);
+        let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
         while length < SNIFF_BYTES_MAX {
             match read::next(&mut body).await? {
                 Some(piece) => {
@@ -201,21 +201,21 @@ impl Edits {
                     glance.feed(&piece);
                     pieces.push_back(piece);
                 }
-                None if pieces.len() == 1 => return Ok(Sniffed::Whole(pieces.pop_front().unwrap_or_default())),
-                None => return Ok(Sniffed::Whole(joined(&pieces))),
+                None if pieces.len() == 1 => return Ok(SniffedAnswer::Whole(pieces.pop_front().unwrap_or_default())),
+                None => return Ok(SniffedAnswer::Whole(joined(&pieces))),
             }
         }
         if !is_of_interest(&joined(&pieces)) && !glance.has_requests() {
-            let rest = ConduitBody::new(RestOfAnswer { rest: body, glance });
-            return Ok(Sniffed::Through(ConduitBody::new(Resumed { pieces, rest })));
+            let rest = RawBody::new(RestOfAnswer { rest: body, glance });
+            return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { pieces, rest })));
         }
-        read::whole(ConduitBody::new(Resumed { pieces, rest: body }), bytes_max).await.map(Sniffed::Whole)
+        read::whole(RawBody::new(PartlyReadBody { pieces, rest: body }), bytes_max).await.map(SniffedAnswer::Whole)
     }
 }
 
 /// Whether a client of these capabilities may be shown a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fitness {
+enum QuestionFitness {
     Fits,
     /// It would have to declare more.
     Undeclared,
@@ -224,7 +224,7 @@ enum Fitness {
 }
 
 fn has_requests(text: &[u8]) -> bool {
-    let mut glance = Glance::default();
+    let mut glance = MessageClassifier::default();
     glance.feed(text);
     glance.has_requests()
 }
@@ -241,8 +241,8 @@ fn joined(pieces: &VecDeque<Bytes>) -> Bytes {
 
 /// The rest of an answer whose beginning has passed. It breaks off where it turns out to ask something.
 struct RestOfAnswer {
-    rest: ConduitBody,
-    glance: Glance,
+    rest: RawBody,
+    glance: MessageClassifier,
 }
 
 impl Body for RestOfAnswer {

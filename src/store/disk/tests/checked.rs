@@ -24,16 +24,16 @@ async fn f54_a_failed_sync_during_the_check_does_not_close_the_store() {
         let error = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_IOERR_FSYNC);
         if is_struck { Err(rusqlite::Error::SqliteFailure(error, None)) } else { Ok(()) }
     };
-    let hooks = Hooks { before_commit: Some(Box::new(fail)), ..roomy() };
+    let hooks = FaultHooks { before_commit: Some(Box::new(fail)), ..roomy() };
     let store = DiskStore::open_with(endless(&folder), hooks).await.unwrap();
     until("the check reads", || store.check.is_running()).await;
     store.insert(&task("a", 1)).await.unwrap();
     fails.store(1, Ordering::SeqCst);
     assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::Io(_))));
-    assert_eq!(store.health(), Health::Good);
+    assert_eq!(store.health(), StoreHealth::Good);
     store.insert(&task("a", 3)).await.unwrap();
     until("the check has come to its end", || store.check.is_over()).await;
-    assert_eq!(store.health(), Health::Good);
+    assert_eq!(store.health(), StoreHealth::Good);
 }
 
 /// The log begins anew although the check reads on and on.
@@ -72,6 +72,6 @@ async fn f56_damage_is_found_by_a_check_that_had_to_make_way() {
         let store = DiskStore::open_with(endless(&folder), roomy()).await.unwrap();
         until("the check reads", || store.check.is_running()).await;
         store.check.pause();
-        until("the damage is found", || store.health() == Health::Damaged).await;
+        until("the damage is found", || store.health() == StoreHealth::Damaged).await;
     }
 }

@@ -94,17 +94,17 @@ async fn an_operator_resets_the_time_that_the_store_goes_by() {
 
 /// What a start says of the clock.
 fn said(shown: Option<Timestamp>, seen: Timestamp, longest: Duration) -> String {
-    let log = Captured::default();
+    let log = CapturedLog::default();
     let into = log.clone();
     let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || into.clone()).finish();
-    tracing::subscriber::with_default(subscriber, || Judged::new(shown, seen, longest, LONG));
+    tracing::subscriber::with_default(subscriber, || ClockTrust::new(shown, seen, longest, LONG));
     String::from_utf8(log.0.lock().clone()).unwrap()
 }
 
 #[derive(Clone, Default)]
-struct Captured(Arc<Mutex<Vec<u8>>>);
+struct CapturedLog(Arc<Mutex<Vec<u8>>>);
 
-impl io::Write for Captured {
+impl io::Write for CapturedLog {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.lock().extend_from_slice(bytes);
         Ok(bytes.len())

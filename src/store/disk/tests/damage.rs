@@ -260,13 +260,13 @@ async fn what_follows_on_damage_begins_with_the_file_opened_anew() {
         Some(code) => Err(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None)),
         None => Ok(()),
     };
-    let hooks = Hooks { before_commit: Some(Box::new(fail)), ..roomy() };
+    let hooks = FaultHooks { before_commit: Some(Box::new(fail)), ..roomy() };
     let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
     // The last is met first.
     codes.lock().extend([rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_CORRUPT]);
     store.replace(revision, &settled(one.clone(), "r")).await.unwrap();
-    assert!(codes.lock().is_empty() && store.health() == Health::Good);
+    assert!(codes.lock().is_empty() && store.health() == StoreHealth::Good);
     assert!(store.load(&one.key, START).await.unwrap().unwrap().task.is_settled());
 }

@@ -12,7 +12,7 @@ fn sync_failure() -> rusqlite::Error {
 }
 
 /// Fails as long as the switch is on.
-fn failing_while(switch: &Arc<AtomicBool>) -> Hook {
+fn failing_while(switch: &Arc<AtomicBool>) -> FaultHook {
     let switch = Arc::clone(switch);
     Box::new(move || if switch.load(Ordering::SeqCst) { Err(sync_failure()) } else { Ok(()) })
 }
@@ -26,7 +26,7 @@ fn cancelled(task: Task) -> Task {
 async fn f54_a_failed_commit_fails_its_writes_alone() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
-    let hooks = Hooks { before_commit: Some(failing_while(&fails)), ..roomy() };
+    let hooks = FaultHooks { before_commit: Some(failing_while(&fails)), ..roomy() };
     let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
     let (kept, lost) = (task("a", 1), task("a", 2));
     let revision = store.insert(&kept).await.unwrap();
@@ -39,7 +39,7 @@ async fn f54_a_failed_commit_fails_its_writes_alone() {
     assert_eq!(store.usage(), usage);
     assert!(store.load(&lost.key, START).await.unwrap().is_none());
     assert_eq!(*store.load(&kept.key, START).await.unwrap().unwrap().task, kept);
-    assert_eq!(store.health(), Health::Good, "twice is not often");
+    assert_eq!(store.health(), StoreHealth::Good, "twice is not often");
     store.insert(&lost).await.unwrap();
     store.replace(revision, &settled(kept, "r")).await.unwrap();
 }
@@ -49,7 +49,7 @@ async fn f54_a_failed_commit_fails_its_writes_alone() {
 async fn a_commit_that_happened_though_it_failed_is_seen_everywhere() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
-    let hooks = Hooks { after_commit: Some(failing_while(&fails)), ..roomy() };
+    let hooks = FaultHooks { after_commit: Some(failing_while(&fails)), ..roomy() };
     let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
     let one = task("a", 1);
     store.insert(&one).await.unwrap();
@@ -67,22 +67,22 @@ async fn a_commit_that_happened_though_it_failed_is_seen_everywhere() {
 async fn f54_after_three_failures_nothing_new_is_taken_until_a_probe_succeeds() {
     let folder = tempfile::tempdir().unwrap();
     let fails = Arc::new(AtomicBool::new(false));
-    let hooks = Hooks { before_commit: Some(failing_while(&fails)), ..roomy() };
+    let hooks = FaultHooks { before_commit: Some(failing_while(&fails)), ..roomy() };
     let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
     let done = settled(task("a", 1), "r");
     store.insert(&done).await.unwrap();
     let mut health = store.watch_health();
     fails.store(true, Ordering::SeqCst);
     for id in 2..5 {
-        assert_eq!(store.health(), Health::Good);
+        assert_eq!(store.health(), StoreHealth::Good);
         assert!(store.insert(&task("a", id)).await.is_err());
     }
     let bounded = Duration::from_secs(20);
-    tokio::time::timeout(bounded, health.wait_for(|now| *now == Health::Failing)).await.unwrap().unwrap();
+    tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Failing)).await.unwrap().unwrap();
     assert!(store.insert(&task("a", 5)).await.is_err());
     assert!(store.load(&done.key, START).await.unwrap().is_some(), "what is there can be read");
     fails.store(false, Ordering::SeqCst);
-    tokio::time::timeout(bounded, health.wait_for(|now| *now == Health::Good)).await.unwrap().unwrap();
+    tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Good)).await.unwrap().unwrap();
     store.insert(&task("a", 6)).await.unwrap();
     assert_eq!(store.usage().tasks, 2);
 }
@@ -93,19 +93,19 @@ async fn f53_nothing_new_is_taken_below_the_low_water_mark() {
     const ALL: u64 = 1 << 30;
     let free = Arc::new(AtomicU64::new(ALL / 2));
     let seen = Arc::clone(&free);
-    let space = move || Space { free: seen.load(Ordering::SeqCst), all: ALL };
+    let space = move || DiskSpace { free: seen.load(Ordering::SeqCst), all: ALL };
     let folder = tempfile::tempdir().unwrap();
-    let hooks = Hooks { space: Some(Box::new(space)), ..Hooks::default() };
+    let hooks = FaultHooks { space: Some(Box::new(space)), ..FaultHooks::default() };
     let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
     free.store((64 << 20) - 1, Ordering::SeqCst);
-    until("the disk is looked at", || store.health() == Health::Full).await;
+    until("the disk is looked at", || store.health() == StoreHealth::Full).await;
     assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::Full { .. })));
     store.replace(revision, &settled(one.clone(), "a result, which grows the row")).await.unwrap();
     assert!(store.load(&one.key, START).await.unwrap().is_some());
     free.store(ALL / 2, Ordering::SeqCst);
-    until("the disk is looked at", || store.health() == Health::Good).await;
+    until("the disk is looked at", || store.health() == StoreHealth::Good).await;
     store.insert(&task("a", 2)).await.unwrap();
 }
 
@@ -123,7 +123,7 @@ fn room_is_low_below_64_mib_or_a_twentieth_and_never_with_a_gigabyte() {
         (1_024 * MIB, 100_000 * MIB, false, false),
         (0, 0, true, false),
     ] {
-        let space = Space { free, all };
+        let space = DiskSpace { free, all };
         assert_eq!((space.is_low(), space.has_room_for_ballast()), (low, ballast), "{space:?}");
     }
 }
@@ -162,7 +162,7 @@ async fn f53_on_a_full_disk_tasks_can_still_be_ended() {
     for (one, _) in &held[1..] {
         store.remove(&one.key).await.unwrap();
     }
-    until("the disk is looked at", || store.health() == Health::Good).await;
+    until("the disk is looked at", || store.health() == StoreHealth::Good).await;
     store.insert(&large(1_000)).await.unwrap();
     assert_eq!(store.usage().tasks, 2);
 }
@@ -231,12 +231,12 @@ async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
     let revision = store.insert(&one).await.unwrap();
     let (data, away) = (folder.path().join("data"), folder.path().join("away"));
     std::fs::rename(&data, &away).unwrap();
-    until("the folder is missed", || store.health() == Health::Failing).await;
+    until("the folder is missed", || store.health() == StoreHealth::Failing).await;
     assert!(store.insert(&task("a", 2)).await.is_err());
     assert!(store.load(&one.key, START).await.unwrap().is_some());
     assert!(!data.exists(), "no new store is made in its place");
     std::fs::rename(&away, &data).unwrap();
-    until("the folder is found", || store.health() == Health::Good).await;
+    until("the folder is found", || store.health() == StoreHealth::Good).await;
     store.replace(revision, &cancelled(one)).await.unwrap();
     store.insert(&task("a", 2)).await.unwrap();
     assert_eq!(store.usage().tasks, 2);
@@ -246,11 +246,11 @@ async fn f57_a_folder_that_goes_away_and_comes_back_has_lost_nothing() {
 #[tokio::test]
 async fn a_writer_that_ended_is_known_and_keeps_others_out() {
     let folder = tempfile::tempdir().unwrap();
-    let panics: Hook = Box::new(|| panic!("a bug, on purpose"));
+    let panics: FaultHook = Box::new(|| panic!("a bug, on purpose"));
     let strikes = Arc::new(AtomicBool::new(false));
     let armed = Arc::clone(&strikes);
-    let hook: Hook = Box::new(move || if armed.load(Ordering::SeqCst) { panics() } else { Ok(()) });
-    let hooks = Hooks { before_commit: Some(hook), ..roomy() };
+    let hook: FaultHook = Box::new(move || if armed.load(Ordering::SeqCst) { panics() } else { Ok(()) });
+    let hooks = FaultHooks { before_commit: Some(hook), ..roomy() };
     let store = DiskStore::open_with(settings(&folder), hooks).await.unwrap();
     let one = task("a", 1);
     let revision = store.insert(&one).await.unwrap();
@@ -259,7 +259,7 @@ async fn a_writer_that_ended_is_known_and_keeps_others_out() {
     // The commit may have been made: nobody knows.
     assert!(matches!(store.insert(&task("a", 2)).await, Err(StoreError::Unsure(_))));
     let bounded = Duration::from_secs(20);
-    tokio::time::timeout(bounded, health.wait_for(|now| *now == Health::Ended)).await.unwrap().unwrap();
+    tokio::time::timeout(bounded, health.wait_for(|now| *now == StoreHealth::Ended)).await.unwrap().unwrap();
     assert!(matches!(store.insert(&task("a", 3)).await, Err(StoreError::Io(_))));
     assert!(matches!(store.replace(revision, &cancelled(one.clone())).await, Err(StoreError::Io(_))));
     assert!(store.load(&one.key, START).await.unwrap().is_some(), "what is there can be read");

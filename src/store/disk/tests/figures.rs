@@ -84,7 +84,7 @@ async fn first_pages(what: &str, store: &impl TaskStore, rows: u64, all: u64) {
         listed.push(began.elapsed());
         let key = many(number * rows / 50).key;
         let began = Instant::now();
-        assert_eq!(store.find_reference(Reference::of(&key), 2).await.unwrap(), [key]);
+        assert_eq!(store.find_reference(ShortReference::of(&key), 2).await.unwrap(), [key]);
         found.push(began.elapsed());
     }
     let (listed, found) = (percentile(&mut listed, 500), percentile(&mut found, 500));

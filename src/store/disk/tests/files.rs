@@ -233,7 +233,7 @@ async fn f56_damage_elsewhere_is_found_while_it_serves() {
     made(&folder).await;
     damage(&database(&folder), "tasks_gone");
     let store = open(&folder).await;
-    until("the file is checked", || store.health() == Health::Damaged).await;
+    until("the file is checked", || store.health() == StoreHealth::Damaged).await;
     assert!(store.insert(&task("a", 1)).await.is_err());
 }
 

@@ -8,7 +8,8 @@ use super::*;
 use crate::store::record;
 use crate::store::tasks::Revision;
 use crate::task::{
-    Answer, Digest, Exit, Idempotency, InputKey, Maker, Origin, Question, Recovery, Shown, StoredCall, Summary,
+    Answer, CallOrigin, ClientKind, Digest, Idempotency, InputKey, ProcessExit, Question, Recovery, StoredCall,
+    Summary, TaskVisibility,
 };
 use crate::wire::RpcError;
 
@@ -38,7 +39,7 @@ fn outcomes() -> Vec<Outcome> {
         executed: Executed::Yes,
         http_status: Some(503),
         retry_after: Some(Duration::from_millis(1_500)),
-        exit: Some(Exit::Signal(9)),
+        exit: Some(ProcessExit::Signal(9)),
     };
     let returned = |text: &str, is_error| Outcome::Returned { result: Payload::of(text), is_error };
     vec![
@@ -71,10 +72,10 @@ pub(super) fn tasks() -> Vec<Task> {
         vec![(Payload::of("q1"), Answer::Result(Payload::of("yes"))), (Payload::of("q2"), Answer::Error(no))];
     let queued = Recovery { call: Some(call()), ..Recovery::default() };
     let open = [(InputKey(1), question("a")), (InputKey(2), question("b")), (InputKey(7), question("c"))];
-    let origin = Origin { upstream: Arc::from("files"), tool: Arc::from("größe"), maker: Maker::Session };
+    let origin = CallOrigin { upstream: Arc::from("files"), tool: Arc::from("größe"), maker: MaClientKindSession };
     let mut tasks = vec![
         Task { phase: Phase::Queued, recovery: queued.clone(), ..bare("key:ada", 1) },
-        Task { phase: Phase::Queued, recovery: queued, shown: Shown::Hidden, ..bare("local", 2) },
+        Task { phase: Phase::Queued, recovery: queued, shown: TaskVisibility::Hidden, ..bare("local", 2) },
         Task { recovery: running.clone(), status_message: Some(Arc::from("half")), ..bare("key:ada", 3) },
         Task { recovery: running.clone(), idempotency: named(1), origin, ..bare("key:bob", 4) },
         Task {
@@ -85,7 +86,7 @@ pub(super) fn tasks() -> Vec<Task> {
             ..bare("key:ada", 5)
         },
         Task { recovery: Recovery { undelivered, ..running.clone() }, ..bare("key:bob", 6) },
-        Task { shown: Shown::Hidden, recovery: running.clone(), ..bare("key:bob", 7) },
+        Task { shown: TaskVisibility::Hidden, recovery: running.clone(), ..bare("key:bob", 7) },
     ];
     for (outcome, number) in outcomes().into_iter().zip(8..) {
         tasks.push(Task { phase: Phase::Settled(outcome), ..bare(["key:ada", "key:bob"][number % 2], number as u64) });
@@ -95,7 +96,7 @@ pub(super) fn tasks() -> Vec<Task> {
     let result = Outcome::Returned { result: Payload::of("named"), is_error: false };
     tasks.push(Task { phase: settled(Outcome::Cancelled), recovery: untold, ..bare("key:ada", 30) });
     tasks.push(Task { phase: settled(result.clone()), idempotency: named(5), ..bare("key:ada", 31) });
-    tasks.push(Task { phase: settled(result), shown: Shown::Hidden, ..bare("local", 32) });
+    tasks.push(Task { phase: settled(result), shown: TaskVisibility::Hidden, ..bare("local", 32) });
     tasks
 }
 
@@ -141,7 +142,7 @@ pub(super) async fn holds_every_row(store: &DiskStore) {
             let found = store.find_idempotent(&task.key.owner, &named.key, START).await.unwrap().unwrap();
             assert_eq!(*found.task, *task, "{number}");
         }
-        let referred = store.find_reference(Reference::of(&task.key), 9).await.unwrap();
+        let referred = store.find_reference(ShortReference::of(&task.key), 9).await.unwrap();
         assert_eq!(referred, std::slice::from_ref(&task.key), "{number}");
     }
     let mut open: Vec<_> = tasks.iter().filter(|task| !task.is_settled() || task.recovery.is_untold).collect();

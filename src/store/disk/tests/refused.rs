@@ -14,28 +14,28 @@ fn sync_failure() -> rusqlite::Error {
 }
 
 /// Asks the writer for a copy of its files, as they are between two steps of its own: what a kill leaves.
-type Wanted = Arc<Mutex<Option<(PathBuf, oneshot::Sender<()>)>>>;
+type WantedCopy = Arc<Mutex<Option<(PathBuf, oneshot::Sender<()>)>>>;
 
 /// Faults that strike as a switch says: so many in a hundred of opening, before and after a commit.
 #[derive(Clone, Default)]
-struct Faults {
+struct InjectedFaults {
     open: Arc<AtomicUsize>,
     before: Arc<AtomicUsize>,
     after: Arc<AtomicUsize>,
-    wanted: Wanted,
+    wanted: WantedCopy,
 }
 
-impl Faults {
+impl InjectedFaults {
     fn set(&self, open: usize, before: usize, after: usize) {
         self.open.store(open, Ordering::SeqCst);
         self.before.store(before, Ordering::SeqCst);
         self.after.store(after, Ordering::SeqCst);
     }
 
-    fn hooks(&self, folder: &TempDir, seed: u64) -> Hooks {
+    fn hooks(&self, folder: &TempDir, seed: u64) -> FaultHooks {
         let hook =
-            |rate: &Arc<AtomicUsize>, salt: u64| -> Hook {
-                let (rate, dice) = (Arc::clone(rate), Mutex::new(Dice(seed ^ salt)));
+            |rate: &Arc<AtomicUsize>, salt: u64| -> FaultHook {
+                let (rate, dice) = (Arc::clone(rate), Mutex::new(SeededRandom(seed ^ salt)));
                 Box::new(move || {
                     if dice.lock().below(100) < rate.load(Ordering::SeqCst) { Err(sync_failure()) } else { Ok(()) }
                 })
@@ -50,9 +50,9 @@ impl Faults {
                 }
                 done.send(()).unwrap();
             }
-            Space { free: 50 << 30, all: 100 << 30 }
+            DiskSpace { free: 50 << 30, all: 100 << 30 }
         };
-        Hooks {
+        FaultHooks {
             before_open: Some(hook(&self.open, 1)),
             before_commit: Some(hook(&self.before, 2)),
             after_commit: Some(hook(&self.after, 3)),
@@ -84,7 +84,7 @@ async fn everything(store: &DiskStore) -> BTreeMap<TaskKey, Task> {
             found.insert(task.key.clone(), (*row.task).clone());
         }
         let Some(last) = page.tasks.last().filter(|_| page.has_more) else { return found };
-        after = Some((last.created_at, Reference::of(&last.key)));
+        after = Some((last.created_at, ShortReference::of(&last.key)));
     }
 }
 
@@ -95,9 +95,9 @@ fn quick(folder: &TempDir) -> DiskSettings {
 }
 
 /// Numbers that look random and follow from a seed.
-struct Dice(u64);
+struct SeededRandom(u64);
 
-impl Dice {
+impl SeededRandom {
     fn below(&mut self, end: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -116,16 +116,16 @@ fn named(mut one: Task, name: u8) -> Task {
 #[tokio::test]
 async fn f54_a_refused_insert_is_in_no_later_life() {
     let folder = tempfile::tempdir().unwrap();
-    let faults = Faults::default();
+    let faults = InjectedFaults::default();
     let hooks = faults.hooks(&folder, 1);
     // The commit is made and reported as failed; those after it are well.
     let strikes = AtomicUsize::new(1);
-    let once: Hook =
+    let once: FaultHook =
         Box::new(move || match strikes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
             Ok(_) => Err(sync_failure()),
             Err(_) => Ok(()),
         });
-    let hooks = Hooks { after_commit: Some(once), ..hooks };
+    let hooks = FaultHooks { after_commit: Some(once), ..hooks };
     let store = DiskStore::open_with(quick(&folder), hooks).await.unwrap();
     let one = named(task("a", 1), 1);
     let refused = store.insert(&one).await.unwrap_err();
@@ -141,7 +141,7 @@ async fn f54_a_refused_insert_is_in_no_later_life() {
 #[tokio::test]
 async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
     let folder = tempfile::tempdir().unwrap();
-    let faults = Faults::default();
+    let faults = InjectedFaults::default();
     let store = DiskStore::open_with(quick(&folder), faults.hooks(&folder, 1)).await.unwrap();
     let one = named(task("a", 1), 1);
     faults.set(100, 0, 100);
@@ -154,7 +154,7 @@ async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
     assert!(everything(&store).await.is_empty());
     assert!(store.remove(&one.key).await.is_err(), "it is not removed either");
     faults.set(0, 0, 0);
-    until("the store is well", || store.health() == Health::Good && store.doubt.is_over()).await;
+    until("the store is well", || store.health() == StoreHealth::Good && store.doubt.is_over()).await;
     assert!(faults.after_a_kill().await.is_empty());
     // It may be stored after all, by whoever asks again.
     store.insert(&one).await.unwrap();
@@ -164,9 +164,9 @@ async fn f54_an_insert_that_could_not_be_undone_is_unknown_and_undone_later() {
 
 /// What each key may be, by what was said of it.
 #[derive(Default)]
-struct Told(BTreeMap<TaskKey, Vec<Option<Task>>>);
+struct ExpectedTasks(BTreeMap<TaskKey, Vec<Option<Task>>>);
 
-impl Told {
+impl ExpectedTasks {
     fn is(&mut self, key: &TaskKey, state: Option<Task>) {
         self.0.insert(key.clone(), vec![state]);
     }
@@ -188,7 +188,7 @@ impl Told {
 }
 
 /// One random write, and what is known after it.
-async fn write(store: &DiskStore, dice: &mut Dice, next: &mut u128, told: &mut Told) {
+async fn write(store: &DiskStore, dice: &mut SeededRandom, next: &mut u128, told: &mut ExpectedTasks) {
     let keys: Vec<TaskKey> = told.0.keys().cloned().collect();
     let some = (!keys.is_empty()).then(|| keys[dice.below(keys.len())].clone());
     match (dice.below(10), some) {
@@ -229,9 +229,9 @@ async fn write(store: &DiskStore, dice: &mut Dice, next: &mut u128, told: &mut T
 async fn acknowledged_is_there_refused_is_not_and_unknown_is_either() {
     let lives = (0..6_u64).map(|seed| async move {
         let folder = tempfile::tempdir().unwrap();
-        let faults = Faults::default();
+        let faults = InjectedFaults::default();
         let store = DiskStore::open_with(quick(&folder), faults.hooks(&folder, seed)).await.unwrap();
-        let (mut dice, mut next, mut told) = (Dice(seed), 0, Told::default());
+        let (mut dice, mut next, mut told) = (SeededRandom(seed), 0, ExpectedTasks::default());
         for round in 0..12 {
             faults.set(dice.below(3) * 40, dice.below(3) * 15, dice.below(3) * 15);
             for _ in 0..8 {
@@ -240,7 +240,7 @@ async fn acknowledged_is_there_refused_is_not_and_unknown_is_either() {
             told.check(&faults.after_a_kill().await, &format!("seed {seed}, round {round}, killed"));
             if round % 3 == 2 {
                 faults.set(0, 0, 0);
-                until("the store is well", || store.health() == Health::Good && store.doubt.is_over()).await;
+                until("the store is well", || store.health() == StoreHealth::Good && store.doubt.is_over()).await;
                 let found = everything(&store).await;
                 told.check(&found, &format!("seed {seed}, round {round}, healed"));
                 assert_eq!(found, faults.after_a_kill().await, "seed {seed}: what is shown is what is there");

@@ -14,10 +14,10 @@ fn large(id: u128) -> Task {
 }
 
 /// A disk of its own for the store: what its files take is what it lacks.
-fn quota(folder: &TempDir, all: u64) -> Hooks {
+fn quota(folder: &TempDir, all: u64) -> FaultHooks {
     let path = folder.path().join("data/tasks.db");
-    let space = move || Space { free: all.saturating_sub(schema::file_bytes(&path)), all };
-    Hooks { space: Some(Box::new(space)), ..Hooks::default() }
+    let space = move || DiskSpace { free: all.saturating_sub(schema::file_bytes(&path)), all };
+    FaultHooks { space: Some(Box::new(space)), ..FaultHooks::default() }
 }
 
 fn bytes(folder: &TempDir) -> u64 {
@@ -46,7 +46,7 @@ async fn f53_a_store_that_filled_its_disk_takes_new_tasks_once_its_rows_are_gone
     assert!(matches!(refused, StoreError::Full { .. }), "{refused}");
     assert!(made > 6, "{made}");
     while store.sweep(PAST, 1_000).await.unwrap() > 0 {}
-    until("there is room", || store.health() == Health::Good).await;
+    until("there is room", || store.health() == StoreHealth::Good).await;
     store.insert(&task("a", 1_000)).await.unwrap();
     assert!(bytes(&folder) < 16 * MIB, "{}", bytes(&folder));
 }
@@ -96,12 +96,12 @@ async fn f53_a_store_opens_on_a_full_disk_by_giving_up_its_ballast() {
     }
     ballast.lay_down().unwrap();
     let there = ballast.clone();
-    let full: Hook = Box::new(move || {
+    let full: FaultHook = Box::new(move || {
         let error = rusqlite::Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_IOERR_SHMSIZE), None);
         if there.is_there() { Err(error) } else { Ok(()) }
     });
-    let space = || Space { free: 0, all: 1 << 30 };
-    let hooks = Hooks { before_open: Some(full), space: Some(Box::new(space)), ..Hooks::default() };
+    let space = || DiskSpace { free: 0, all: 1 << 30 };
+    let hooks = FaultHooks { before_open: Some(full), space: Some(Box::new(space)), ..FaultHooks::default() };
     let path = folder.path().join("data/tasks.db");
     let found = read_in_at_last(&path, Some(&ballast), settings(&folder).tuning, &hooks).unwrap();
     assert_eq!(found.sums.all().tasks, 1);
@@ -109,7 +109,7 @@ async fn f53_a_store_opens_on_a_full_disk_by_giving_up_its_ballast() {
     drop(found);
     // A disk that fails for another reason keeps it.
     ballast.lay_down().unwrap();
-    let hooks = Hooks { space: Some(Box::new(|| Space { free: 50 << 30, all: 100 << 30 })), ..hooks };
+    let hooks = FaultHooks { space: Some(Box::new(|| DiskSpace { free: 50 << 30, all: 100 << 30 })), ..hooks };
     assert!(read_in_at_last(&path, Some(&ballast), settings(&folder).tuning, &hooks).is_err());
     assert_eq!(std::fs::metadata(folder.path().join("data/tasks.ballast")).unwrap().len(), BALLAST_BYTES);
 }

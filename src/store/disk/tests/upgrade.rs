@@ -6,7 +6,7 @@ use std::process::Command;
 
 use rusqlite::{Connection, params};
 
-use super::super::columns::{Outline, at, number};
+use super::super::columns::{RowOutline, at, number};
 use super::golden::{copied, holds_every_row, tasks};
 use super::*;
 use crate::store::record;
@@ -168,7 +168,7 @@ async fn an_upgrade_of_many_rows_is_measured() {
         let id = u128::from(row).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
         let created_at = START.after(Duration::from_millis(row));
         let one = settled(Task { created_at, ..task(&format!("key:{}", row % 50), id) }, &text);
-        let outline = Outline::of(&one);
+        let outline = RowOutline::of(&one);
         conn.prepare_cached("INSERT INTO tasks VALUES (NULL, ?1, ?2, 1, 1, 0, ?3, ?4, ?5, NULL, ?6)")
             .unwrap()
             .execute(params![

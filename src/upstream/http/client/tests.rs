@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::upstream::http::post::Credentials;
+use crate::upstream::http::post::SessionHeaders;
 
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 
@@ -59,7 +59,7 @@ fn trusting(authority: CertificateDer<'static>) -> ClientTls {
 
 async fn post(url: &url::Url, tls: ClientTls) -> Result<http::Version, GatewayFault> {
     let client = HttpClient::new(&Arc::from("reports"), url, CONNECT_MAX, tls).unwrap();
-    let outgoing = Credentials::default().post(Bytes::from_static(b"{}"));
+    let outgoing = SessionHeaders::default().post(Bytes::from_static(b"{}"));
     let handed_over = HandedOver::default();
     let answer = tokio::time::timeout(Duration::from_secs(20), client.send(&outgoing, &handed_over)).await.unwrap();
     answer.map(|response| response.version())

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use super::line::{Ending, Events, Line, Said, malformed};
-use super::questions::Questions;
-use super::task::TaskSlot;
+use super::line::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
+use super::questions::InputRequests;
+use super::task::UpstreamTaskCell;
 use crate::dialect::faults::reason_key;
 use crate::task::{Executed, Reason};
 use crate::upstream::http::client::HandedOver;
@@ -22,44 +22,44 @@ const SILENT_ROUNDS_MAX: u32 = 8;
 const SILENT_PAUSE: Duration = Duration::from_millis(250);
 
 /// Answers to questions, by their `ask`.
-pub(super) type Answers = mpsc::Receiver<Box<(Payload, Answer)>>;
+pub(super) type AnswerReceiver = mpsc::Receiver<Box<(Payload, Answer)>>;
 
-pub(super) struct Course {
-    pub(super) line: Line,
-    pub(super) events: Events,
-    pub(super) answers: Answers,
-    pub(super) questions: Questions,
+pub(super) struct StatelessCall {
+    pub(super) line: StatelessSender,
+    pub(super) events: ExchangeEventSender,
+    pub(super) answers: AnswerReceiver,
+    pub(super) questions: InputRequests,
     /// Where the upstream's task is put as soon as there is one.
-    pub(super) task: TaskSlot,
+    pub(super) task: UpstreamTaskCell,
 }
 
 /// What a result is by its `resultType`.
-enum Told {
+enum ResultType {
     Complete,
     Asks(Object),
     Task(Object),
 }
 
-impl Course {
+impl StatelessCall {
     /// Runs a request to its last event.
-    pub(super) async fn run(mut self, said: Request, handed_over: HandedOver) -> ExchangeEvent {
+    pub(super) async fn run(mut self, said: RepeatableRequest, handed_over: HandedOver) -> ExchangeEvent {
         match self.rounds(said, &handed_over).await {
             Ok(result) => ExchangeEvent::Returned(result),
             Err(end) => end,
         }
     }
 
-    async fn rounds(&mut self, request: Request, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
+    async fn rounds(&mut self, request: RepeatableRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
         let mut said = request.first();
         let mut silent = 0;
         loop {
             let result = self.line.call(&said, Some(&self.events), handed_over).await?;
             let round = match told(&request.method, &result)? {
-                Told::Complete => return Ok(result),
+                ResultType::Complete => return Ok(result),
                 // Nobody said that there may be one (UPC-09).
-                Told::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
-                Told::Task(handle) => return Box::pin(self.follow(&handle)).await,
-                Told::Asks(round) => round,
+                ResultType::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
+                ResultType::Task(handle) => return Box::pin(self.follow(&handle)).await,
+                ResultType::Asks(round) => round,
             };
             // Verbatim, escapes and all, and none where none was given (UPC-14).
             let state = round.get("requestState");
@@ -83,7 +83,7 @@ impl Course {
 
     /// Puts the questions of a round, and waits until all are answered: a retry with some would be asked
     /// for the rest (UPC-14).
-    async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, Ending> {
+    async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
         self.questions.next_round();
         self.tell_all(asked).await?;
         while !self.questions.is_complete() {
@@ -93,7 +93,7 @@ impl Course {
     }
 
     /// Tells of the questions that are new.
-    pub(super) async fn tell_all(&mut self, asked: &Object) -> Result<(), Ending> {
+    pub(super) async fn tell_all(&mut self, asked: &Object) -> Result<(), RequestFailure> {
         for event in self.questions.take(asked)? {
             self.tell(event).await;
         }
@@ -106,31 +106,31 @@ impl Course {
     }
 
     /// Waits for one answer. Cancel safe.
-    pub(super) async fn hear_answer(&mut self) -> Result<(), Ending> {
+    pub(super) async fn hear_answer(&mut self) -> Result<(), RequestFailure> {
         let Some(answered) = self.answers.recv().await else {
             // The exchange is gone, and this future goes with it.
             return std::future::pending().await;
         };
         let (ask, answer) = *answered;
-        self.questions.answer(&ask, answer).map_err(Ending::Faulted)
+        self.questions.answer(&ask, answer).map_err(RequestFailure::Faulted)
     }
 }
 
 /// A request that may have to be sent several times.
 #[derive(Clone, Debug)]
-pub(super) struct Request {
+pub(super) struct RepeatableRequest {
     pub(super) method: std::sync::Arc<str>,
     pub(super) params: Option<Payload>,
     pub(super) progress: bool,
 }
 
-impl Request {
-    fn first(&self) -> Said {
-        Said::new(&self.method, self.params.clone()).with_progress(self.progress)
+impl RepeatableRequest {
+    fn first(&self) -> DraftRequest {
+        DraftRequest::new(&self.method, self.params.clone()).with_progress(self.progress)
     }
 
     /// The same request with what its answer asked for.
-    fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> Said {
+    fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> DraftRequest {
         let params = self.params.clone().unwrap_or_else(Payload::empty_object);
         let params = Object::of(&params).map(|params| {
             let mut edit = params.edit();
@@ -142,21 +142,21 @@ impl Request {
             }
             edit.finish()
         });
-        Said::new(&self.method, params).with_progress(self.progress)
+        DraftRequest::new(&self.method, params).with_progress(self.progress)
     }
 }
 
 /// Tells results apart (UPC-09): a task is an answer to a call alone, questions to those that may ask.
-fn told(name: &str, result: &Payload) -> Result<Told, Ending> {
+fn told(name: &str, result: &Payload) -> Result<ResultType, RequestFailure> {
     let object = Object::of(result).ok_or(malformed(Executed::Yes))?;
     let kind = match object.get("resultType") {
-        None => return Ok(Told::Complete),
+        None => return Ok(ResultType::Complete),
         Some(_) => object.get_string("resultType").unwrap_or_default(),
     };
     match kind.as_str() {
-        "complete" => Ok(Told::Complete),
-        "input_required" if may_ask(name) => Ok(Told::Asks(object)),
-        "task" if name == method::TOOLS_CALL => Ok(Told::Task(object)),
+        "complete" => Ok(ResultType::Complete),
+        "input_required" if may_ask(name) => Ok(ResultType::Asks(object)),
+        "task" if name == method::TOOLS_CALL => Ok(ResultType::Task(object)),
         _ => {
             let reason = reason_key(Reason::UpstreamMalformed);
             tracing::warn!(method = name, reason, "a result is of a type that it may not have");

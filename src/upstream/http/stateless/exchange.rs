@@ -7,16 +7,17 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::course::{Course, Request};
-use super::line::Line;
-use super::questions::Questions;
-use super::task::{self, TaskSlot};
+use super::course::{RepeatableRequest, StatelessCall};
+use super::line::StatelessSender;
+use super::questions::InputRequests;
+use super::task::{self, UpstreamTaskCell};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::exchange::Class;
-use crate::upstream::standing::Mark;
+use crate::upstream::http::exchange::ExchangeClass;
+use crate::upstream::standing::HealthMark;
 use crate::upstream::{
-    Answer, BeginError, CallContext, Exchange, ExchangeEvent, Lost, ResumeToken, Unanswered, UpstreamRequest,
+    Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
+    UpstreamRequest,
 };
 use crate::wire::{Payload, method};
 
@@ -26,17 +27,17 @@ const EVENTS_MAX: usize = 64;
 const ANSWERS_MAX: usize = 64;
 
 pub(super) struct StatelessExchange {
-    line: Line,
+    line: StatelessSender,
     queue: mpsc::Receiver<Box<ExchangeEvent>>,
     answers: mpsc::Sender<Box<(Payload, Answer)>>,
-    task: TaskSlot,
-    state: State,
+    task: UpstreamTaskCell,
+    state: StatelessExchangeState,
     began: Instant,
-    class: Class,
-    mark: Mark,
+    class: ExchangeClass,
+    mark: HealthMark,
 }
 
-enum State {
+enum StatelessExchangeState {
     Running(Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>),
     /// The last event is there; it comes after those in the queue.
     Ended(ExchangeEvent),
@@ -47,9 +48,13 @@ impl StatelessExchange {
     ///
     /// # Errors
     /// If there is no connection: nothing was sent.
-    pub(super) async fn begin(line: Line, request: UpstreamRequest, context: &CallContext) -> Result<Self, BeginError> {
-        let class = if *request.method == *method::TOOLS_CALL { Class::Call } else { Class::Other };
-        let request = Request { method: request.method, params: request.params, progress: context.progress };
+    pub(super) async fn begin(
+        line: StatelessSender,
+        request: UpstreamRequest,
+        context: &CallContext,
+    ) -> Result<Self, BeginError> {
+        let class = if *request.method == *method::TOOLS_CALL { ExchangeClass::Call } else { ExchangeClass::Other };
+        let request = RepeatableRequest { method: request.method, params: request.params, progress: context.progress };
         let handed_over = HandedOver::default();
         let taken = Arc::clone(&handed_over);
         let mut exchange = Self::start(line, class, |course| Box::pin(course.run(request, taken)));
@@ -58,8 +63,8 @@ impl StatelessExchange {
     }
 
     /// Takes up a task that another life began. Whether the upstream still has it shows in its events.
-    pub(super) fn resume(line: Line, id: Arc<str>) -> Self {
-        Self::start(line, Class::Resumed, |mut course| {
+    pub(super) fn resume(line: StatelessSender, id: Arc<str>) -> Self {
+        Self::start(line, ExchangeClass::Resumed, |mut course| {
             Box::pin(async move {
                 match course.take_up(id).await {
                     Ok(result) => ExchangeEvent::Returned(result),
@@ -70,29 +75,29 @@ impl StatelessExchange {
     }
 
     fn start(
-        line: Line,
-        class: Class,
-        run: impl FnOnce(Course) -> Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>,
+        line: StatelessSender,
+        class: ExchangeClass,
+        run: impl FnOnce(StatelessCall) -> Pin<Box<dyn Future<Output = ExchangeEvent> + Send>>,
     ) -> Self {
         let (events, queue) = mpsc::channel(EVENTS_MAX);
         let (answers, answered) = mpsc::channel(ANSWERS_MAX);
-        let task = TaskSlot::default();
-        let questions = Questions::default();
-        let course = Course { line: line.clone(), events, answers: answered, questions, task: task.clone() };
+        let task = UpstreamTaskCell::default();
+        let questions = InputRequests::default();
+        let course = StatelessCall { line: line.clone(), events, answers: answered, questions, task: task.clone() };
         let (mark, began) = (line.hop.standing.mark(), Instant::now());
-        Self { line, queue, answers, task, state: State::Running(run(course)), began, class, mark }
+        Self { line, queue, answers, task, state: StatelessExchangeState::Running(run(course)), began, class, mark }
     }
 
     /// Runs the request until a connection has taken it. An end before that is a beginning that failed.
     async fn hand_over(&mut self, handed_over: &HandedOver) -> Result<(), BeginError> {
-        let State::Running(course) = &mut self.state else { return Ok(()) };
+        let StatelessExchangeState::Running(course) = &mut self.state else { return Ok(()) };
         let last = tokio::select! {
             biased;
             _ = handed_over.wait() => return Ok(()),
             last = course => last,
         };
         self.line.hop.ended(self.class, self.mark, &last);
-        if let ExchangeEvent::Lost(Lost(fault)) = last
+        if let ExchangeEvent::Lost(ExchangeError(fault)) = last
             && !handed_over.initialized()
         {
             return Err(BeginError::Gateway(fault));
@@ -103,7 +108,7 @@ impl StatelessExchange {
 
     fn end(&mut self, last: ExchangeEvent) {
         self.line.hop.latencies.record(self.class, self.began.elapsed());
-        self.state = State::Ended(last);
+        self.state = StatelessExchangeState::Ended(last);
     }
 }
 
@@ -115,8 +120,8 @@ impl Exchange for StatelessExchange {
                 return *event;
             }
             let last = match &mut self.state {
-                State::Ended(last) => return last.clone(),
-                State::Running(course) => tokio::select! {
+                StatelessExchangeState::Ended(last) => return last.clone(),
+                StatelessExchangeState::Running(course) => tokio::select! {
                     biased;
                     Some(event) = self.queue.recv() => return *event,
                     last = course => last,
@@ -128,26 +133,26 @@ impl Exchange for StatelessExchange {
     }
 
     /// Hands the answer to the course, which sends it on when its time has come.
-    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), Lost> {
-        if matches!(self.state, State::Ended(_)) {
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+        if matches!(self.state, StatelessExchangeState::Ended(_)) {
             return Ok(());
         }
-        let full = |_| Lost(GatewayFault::new(Reason::Internal, Executed::Unknown));
+        let full = |_| ExchangeError(GatewayFault::new(Reason::Internal, Executed::Unknown));
         self.answers.try_send(Box::new((ask.detached(), answer))).map_err(full)
     }
 
     /// Drops the request, which is how a server without sessions is told; a task is cancelled by its name.
     async fn cancel(&mut self, _: &str) {
-        if matches!(self.state, State::Running(_)) {
-            self.end(ExchangeEvent::Lost(Lost(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
+        if matches!(self.state, StatelessExchangeState::Running(_)) {
+            self.end(ExchangeEvent::Lost(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
             if let Some(id) = self.task.get() {
                 task::cancel(&self.line, &id).await;
             }
         }
     }
 
-    async fn cancel_task(&mut self) -> Result<(), Unanswered> {
-        match self.task.get().filter(|_| matches!(self.state, State::Running(_))) {
+    async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
+        match self.task.get().filter(|_| matches!(self.state, StatelessExchangeState::Running(_))) {
             Some(id) => task::ask_to_cancel(&self.line, &id).await,
             None => Ok(()),
         }
@@ -155,8 +160,8 @@ impl Exchange for StatelessExchange {
 
     fn resume_token(&self) -> Option<ResumeToken> {
         match self.state {
-            State::Running(_) => self.task.get().map(|id| task::token(&id)),
-            State::Ended(_) => None,
+            StatelessExchangeState::Running(_) => self.task.get().map(|id| task::token(&id)),
+            StatelessExchangeState::Ended(_) => None,
         }
     }
 }

@@ -10,15 +10,17 @@ use serde_json::json;
 use tokio::sync::mpsc;
 
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::era::{Eras, contradicts};
+use crate::upstream::era::{EraCache, contradicts};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::hear::is_unreadable_answer;
-use crate::upstream::http::post::{Credentials, Outgoing};
-use crate::upstream::http::reply::{self, Addressee, Break, EventStream, ReadLimits, Refusal, Reply};
-use crate::upstream::mirrored::{self, Annotations, Mirrored};
+use crate::upstream::http::post::{OutgoingRequest, SessionHeaders};
+use crate::upstream::http::reply::{
+    self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal,
+};
+use crate::upstream::mirrored::{self, HeaderAnnotations, HeaderArgument};
 use crate::upstream::own_ids;
-use crate::upstream::session::{Hop, route};
-use crate::upstream::{CallContext, ExchangeEvent, Forwarded, Lost, NativeTask};
+use crate::upstream::session::{UpstreamLink, route};
+use crate::upstream::{CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, UpstreamTaskMode};
 use crate::wire::fault::HEADER_MISMATCH;
 use crate::wire::meta::{
     CLIENT_CAPABILITIES, CLIENT_INFO, LOG_LEVEL, META, PROGRESS_TOKEN, PROTOCOL_VERSION, TASKS_EXTENSION,
@@ -40,59 +42,59 @@ const ANNOTATED_MAX: usize = 10_000;
 
 /// Tools that want arguments repeated in headers, as far as their lists went by here. Others are not in it.
 #[derive(Debug, Default)]
-pub(super) struct Annotated(Mutex<HashMap<String, Arc<[Mirrored]>>>);
+pub(super) struct AnnotatedTools(Mutex<HashMap<String, Arc<[HeaderArgument]>>>);
 
-impl Annotated {
+impl AnnotatedTools {
     /// Learns from one page of a list.
     fn learn(&self, page: &Object) {
         let mut known = self.0.lock();
         for tool in page.get("tools").iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool)) {
             let Some(name) = tool.get_string("name") else { continue };
             match tool.get("inputSchema").as_ref().map(mirrored::read) {
-                Some(Annotations::Valid(mirrored)) if !mirrored.is_empty() => {
+                Some(HeaderAnnotations::Valid(mirrored)) if !mirrored.is_empty() => {
                     if known.len() < ANNOTATED_MAX || known.contains_key(&name) {
                         known.insert(name, mirrored.into());
                     }
                 }
-                Some(Annotations::Valid(_) | Annotations::Stripped { .. }) | None => {
+                Some(HeaderAnnotations::Valid(_) | HeaderAnnotations::Stripped { .. }) | None => {
                     known.remove(&name);
                 }
             }
         }
     }
 
-    fn of(&self, tool: &str) -> Option<Arc<[Mirrored]>> {
+    fn of(&self, tool: &str) -> Option<Arc<[HeaderArgument]>> {
         self.0.lock().get(tool).cloned()
     }
 }
 
 /// How a request ends without a result.
 #[derive(Clone, Debug)]
-pub(super) enum Ending {
+pub(super) enum RequestFailure {
     /// The upstream's own error.
     Faulted(RpcError),
     Lost(GatewayFault),
 }
 
-impl From<Ending> for ExchangeEvent {
-    fn from(ending: Ending) -> Self {
+impl From<RequestFailure> for ExchangeEvent {
+    fn from(ending: RequestFailure) -> Self {
         match ending {
-            Ending::Faulted(error) => Self::Faulted(error),
-            Ending::Lost(fault) => Self::Lost(Lost(fault)),
+            RequestFailure::Faulted(error) => Self::Faulted(error),
+            RequestFailure::Lost(fault) => Self::Lost(ExchangeError(fault)),
         }
     }
 }
 
 /// A request before it has an id and metadata.
 #[derive(Clone, Debug)]
-pub(super) struct Said {
+pub(super) struct DraftRequest {
     method: Arc<str>,
     params: Option<Payload>,
     /// Where what is said before the answer goes; asking for progress without is of no use.
     progress: bool,
 }
 
-impl Said {
+impl DraftRequest {
     pub(super) fn new(method: &str, params: Option<Payload>) -> Self {
         Self { method: Arc::from(method), params, progress: false }
     }
@@ -113,14 +115,14 @@ impl Said {
 
 /// Events on their way to whoever owns the exchange. A queue has room for dozens at once: of pointers, so that a request
 /// that has nothing to say takes little.
-pub(super) type Events = mpsc::Sender<Box<ExchangeEvent>>;
+pub(super) type ExchangeEventSender = mpsc::Sender<Box<ExchangeEvent>>;
 
 /// The way to the server for one client's exchange.
 #[derive(Clone, Debug)]
-pub(super) struct Line {
-    pub(super) hop: Arc<Hop>,
-    eras: Arc<Eras>,
-    annotated: Arc<Annotated>,
+pub(super) struct StatelessSender {
+    pub(super) hop: Arc<UpstreamLink>,
+    eras: Arc<EraCache>,
+    annotated: Arc<AnnotatedTools>,
     /// What the client can be asked, plus the extension, which the gateway itself has (UPC-21).
     capabilities: Payload,
     /// Whether the extension is declared, without which the server may make no task.
@@ -129,16 +131,21 @@ pub(super) struct Line {
     pub(super) is_watched: bool,
     log_level: Option<Arc<str>>,
     first_byte: Option<Duration>,
-    forwarded: Forwarded,
+    forwarded: ForwardedHeaders,
     principal: Principal,
     limits: ReadLimits,
 }
 
-impl Line {
-    pub(super) fn new(hop: Arc<Hop>, eras: Arc<Eras>, annotated: Arc<Annotated>, context: &CallContext) -> Self {
+impl StatelessSender {
+    pub(super) fn new(
+        hop: Arc<UpstreamLink>,
+        eras: Arc<EraCache>,
+        annotated: Arc<AnnotatedTools>,
+        context: &CallContext,
+    ) -> Self {
         let (takes_tasks, capabilities) = match context.native_task {
-            NativeTask::Undeclared => (false, context.client.capabilities.clone()),
-            NativeTask::Never | NativeTask::WhereServed { .. } | NativeTask::Watched => {
+            UpstreamTaskMode::Undeclared => (false, context.client.capabilities.clone()),
+            UpstreamTaskMode::Never | UpstreamTaskMode::WhereServed { .. } | UpstreamTaskMode::Watched => {
                 (true, with_extension(&context.client.capabilities))
             }
         };
@@ -162,7 +169,11 @@ impl Line {
     ///
     /// # Errors
     /// If the answer is an error, or does not come.
-    pub(super) async fn answer(&self, said: &Said, hear: Option<&Events>) -> Result<Payload, Ending> {
+    pub(super) async fn answer(
+        &self,
+        said: &DraftRequest,
+        hear: Option<&ExchangeEventSender>,
+    ) -> Result<Payload, RequestFailure> {
         self.call(said, hear, &HandedOver::default()).await
     }
 
@@ -171,12 +182,14 @@ impl Line {
     /// before was refused (UPC-16).
     pub(super) async fn call(
         &self,
-        said: &Said,
-        hear: Option<&Events>,
+        said: &DraftRequest,
+        hear: Option<&ExchangeEventSender>,
         handed_over: &HandedOver,
-    ) -> Result<Payload, Ending> {
+    ) -> Result<Payload, RequestFailure> {
         match self.once(said, hear, handed_over).await {
-            Err(Ending::Faulted(error)) if error.code == HEADER_MISMATCH && *said.method == *method::TOOLS_CALL => {
+            Err(RequestFailure::Faulted(error))
+                if error.code == HEADER_MISMATCH && *said.method == *method::TOOLS_CALL =>
+            {
                 Box::pin(self.refresh()).await?;
                 self.once(said, hear, handed_over).await
             }
@@ -185,11 +198,11 @@ impl Line {
     }
 
     /// Reads the tool list anew for what it says of headers.
-    async fn refresh(&self) -> Result<(), Ending> {
+    async fn refresh(&self) -> Result<(), RequestFailure> {
         let mut cursor: Option<Payload> = None;
         for _ in 0..PAGES_MAX {
             let params = cursor.take().map(|cursor| ObjectWriter::new().member("cursor", &cursor).finish());
-            let page = self.once(&Said::new(method::TOOLS_LIST, params), None, &HandedOver::default()).await?;
+            let page = self.once(&DraftRequest::new(method::TOOLS_LIST, params), None, &HandedOver::default()).await?;
             cursor = Object::of(&page).and_then(|page| page.get("nextCursor")).filter(|next| next.as_str() != "null");
             if cursor.is_none() {
                 break;
@@ -198,7 +211,12 @@ impl Line {
         Ok(())
     }
 
-    async fn once(&self, said: &Said, hear: Option<&Events>, handed_over: &HandedOver) -> Result<Payload, Ending> {
+    async fn once(
+        &self,
+        said: &DraftRequest,
+        hear: Option<&ExchangeEventSender>,
+        handed_over: &HandedOver,
+    ) -> Result<Payload, RequestFailure> {
         let id = own_ids::mint();
         let post = self.post(said, &id);
         let post = if said.is_under_way() { post.under_way() } else { post };
@@ -210,30 +228,32 @@ impl Line {
                 Err(GatewayFault::new(Reason::UpstreamTimeout, executed))
             }),
         };
-        let response = response.map_err(Ending::Lost)?;
-        let result = match reply::open(response, Addressee::Handshake, self.limits).await {
-            Ok(Reply::Json(body)) => {
-                let text = reply::read_whole(body, self.limits).await.map_err(Ending::Lost)?;
+        let response = response.map_err(RequestFailure::Lost)?;
+        let result = match reply::open(response, ErrorAddressee::Handshake, self.limits).await {
+            Ok(AcceptedResponse::Json(body)) => {
+                let text = reply::read_whole(body, self.limits).await.map_err(RequestFailure::Lost)?;
                 match envelope::read(&text, ScanLimits::UPSTREAM) {
                     Ok(Message::Response(response)) if response.id.as_ref() == Some(&id) => response.outcome,
                     Ok(_) | Err(_) => return Err(malformed(Executed::Yes)),
                 }
             }
-            Ok(Reply::Events(events)) => self.follow(events, &id, hear).await.map_err(Ending::Lost)?,
-            Err(Refusal::Rpc(error)) => {
+            Ok(AcceptedResponse::Events(events)) => {
+                self.follow(events, &id, hear).await.map_err(RequestFailure::Lost)?
+            }
+            Err(ResponseRefusal::Rpc(error)) => {
                 if contradicts(Some(400), Some(&error)) {
                     self.eras.doubt();
                 }
                 Err(error)
             }
-            Err(Refusal::Gateway(fault)) => {
+            Err(ResponseRefusal::Gateway(fault)) => {
                 if contradicts(fault.http_status, None) {
                     self.eras.doubt();
                 }
-                return Err(Ending::Lost(fault));
+                return Err(RequestFailure::Lost(fault));
             }
-            Err(Refusal::SessionLost) => {
-                return Err(Ending::Lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
+            Err(ResponseRefusal::SessionLost) => {
+                return Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
             }
         };
         match result {
@@ -245,22 +265,22 @@ impl Line {
                 }
                 Ok(result)
             }
-            Err(error) => Err(Ending::Faulted(error)),
+            Err(error) => Err(RequestFailure::Faulted(error)),
         }
     }
 
     /// The request under this id, with all that it must say.
-    pub(super) fn post(&self, said: &Said, id: &RequestId) -> Outgoing {
+    pub(super) fn post(&self, said: &DraftRequest, id: &RequestId) -> OutgoingRequest {
         let params = self.params(said, id);
         let headers = self.headers(&said.method, &params);
         let message = envelope::request(id, &said.method, Some(params.payload()));
         let version = Some(ProtocolVersion::V2026_07_28);
-        let post = Credentials { session: None, version }.post_with(message, headers);
+        let post = SessionHeaders { session: None, version }.post_with(message, headers);
         post.forwarding(self.forwarded.clone()).on_behalf_of(self.principal.clone())
     }
 
     /// The params with the metadata that every request carries. What the other hop said is gone already.
-    fn params(&self, said: &Said, id: &RequestId) -> Object {
+    fn params(&self, said: &DraftRequest, id: &RequestId) -> Object {
         let own = said.params.as_ref().and_then(Object::of);
         let kept = own.as_ref().and_then(|params| params.get_object(META));
         let base = kept.unwrap_or_else(empty);
@@ -312,16 +332,16 @@ impl Line {
         &self,
         mut events: EventStream,
         id: &RequestId,
-        hear: Option<&Events>,
+        hear: Option<&ExchangeEventSender>,
     ) -> Result<Result<Payload, RpcError>, GatewayFault> {
         let mut strange = 0;
         loop {
             let event = match events.next().await {
                 Ok(Some(event)) => event,
-                Ok(None) | Err(Break::Closed) if strange > 0 => {
+                Ok(None) | Err(BodyReadError::Closed) if strange > 0 => {
                     return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
                 }
-                Ok(None) => return Err(Break::Closed.into_fault()),
+                Ok(None) => return Err(BodyReadError::Closed.into_fault()),
                 Err(broken) => return Err(broken.into_fault()),
             };
             let Some(text) = reply::message_in(&event) else { continue };
@@ -373,8 +393,8 @@ fn empty() -> Object {
     Object::of(&Payload::empty_object()).expect("an empty object is an object")
 }
 
-pub(super) const fn malformed(executed: Executed) -> Ending {
-    Ending::Lost(GatewayFault::new(Reason::UpstreamMalformed, executed))
+pub(super) const fn malformed(executed: Executed) -> RequestFailure {
+    RequestFailure::Lost(GatewayFault::new(Reason::UpstreamMalformed, executed))
 }
 
 fn with_extension(capabilities: &Payload) -> Payload {

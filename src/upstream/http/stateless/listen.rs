@@ -3,7 +3,7 @@
 //!
 //! A subscription cannot be changed (MOD-24). Where more is wanted another one takes its place, and the one
 //! before is heard until the new one is acknowledged, and for a moment longer: what is said twice does no harm, what
-//! is missed does. A stream that is lost ends the [`Source`]: those who listen do so again, which makes another, and
+//! is missed does. A stream that is lost ends the [`ListenSource`]: those who listen do so again, which makes another, and
 //! know that anything may have changed meanwhile.
 
 mod spoken;
@@ -19,14 +19,14 @@ use tokio::sync::{Notify, broadcast, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::line::Line;
+use super::line::StatelessSender;
 use crate::dialect::faults::reason_key;
-use crate::dialect::subscriptions::{List, Wishes};
+use crate::dialect::subscriptions::{ListKind, SubscriptionFilter};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::session::{Hop, SessionKey};
-use crate::upstream::{BeginError, Listening, News, SUBSCRIBE_MAX};
+use crate::upstream::session::{SessionKey, UpstreamLink};
+use crate::upstream::{BeginError, NotificationSubscription, SUBSCRIBE_MAX, ServerNotification};
 use crate::wire::method;
-use spoken::{NotOpened, Spoken};
+use spoken::{ListenError, UpstreamListenStream};
 
 /// Most streams at one upstream.
 const SOURCES_MAX: usize = 1_024;
@@ -43,56 +43,56 @@ const FAILED_FOR: Duration = Duration::from_secs(1);
 
 /// The streams at one upstream: one for each key, shared like sessions are.
 #[derive(Debug)]
-pub(super) struct Listens {
-    hop: Arc<Hop>,
-    sources: Mutex<HashMap<SessionKey, Arc<Source>>>,
+pub(super) struct ListenSources {
+    hop: Arc<UpstreamLink>,
+    sources: Mutex<HashMap<SessionKey, Arc<ListenSource>>>,
     /// That tools may have changed, whoever was told so: all that is kept of them was fetched before. A receiver that
     /// misses one learns that it did, so there is no need to keep more.
-    tool_changes: broadcast::Sender<News>,
+    tool_changes: broadcast::Sender<ServerNotification>,
 }
 
 /// One stream, the one that takes its place, and all who hear them.
 #[derive(Debug)]
-struct Source {
-    line: Line,
-    news: broadcast::Sender<News>,
-    tool_changes: broadcast::Sender<News>,
-    wanted: Mutex<Wanted>,
+struct ListenSource {
+    line: StatelessSender,
+    news: broadcast::Sender<ServerNotification>,
+    tool_changes: broadcast::Sender<ServerNotification>,
+    wanted: Mutex<ListenDemand>,
     grown: Notify,
     shrunk: Notify,
-    standing: watch::Sender<Standing>,
+    standing: watch::Sender<ListenState>,
     over: CancellationToken,
 }
 
 /// How many want what.
 #[derive(Debug, Default)]
-struct Wanted {
+struct ListenDemand {
     holders: usize,
-    lists: BTreeMap<List, usize>,
+    lists: BTreeMap<ListKind, usize>,
     resources: HashMap<String, usize>,
 }
 
 /// How the wishes stand.
 #[derive(Clone, Debug, Default)]
-struct Standing {
+struct ListenState {
     /// What the stream in use was asked for, and what it promises.
-    asked: Wishes,
-    granted: Wishes,
+    asked: SubscriptionFilter,
+    granted: SubscriptionFilter,
     /// What the server refused to tell beside it.
-    refused: Wishes,
+    refused: SubscriptionFilter,
     /// How often a stream could not be had, and the last time.
     failures: u64,
-    failed: Option<(Instant, Wishes, GatewayFault)>,
+    failed: Option<(Instant, SubscriptionFilter, GatewayFault)>,
 }
 
 /// One listener's share. Dropping it gives it back; with the last one the stream ends.
 #[derive(Debug)]
-struct Held {
-    source: Arc<Source>,
-    wishes: Wishes,
+struct ListenLease {
+    source: Arc<ListenSource>,
+    wishes: SubscriptionFilter,
 }
 
-impl Drop for Held {
+impl Drop for ListenLease {
     fn drop(&mut self) {
         let mut wanted = self.source.wanted.lock();
         wanted.leave(&self.wishes);
@@ -104,13 +104,13 @@ impl Drop for Held {
     }
 }
 
-impl Listens {
-    pub(super) fn new(hop: Arc<Hop>) -> Arc<Self> {
+impl ListenSources {
+    pub(super) fn new(hop: Arc<UpstreamLink>) -> Arc<Self> {
         Arc::new(Self { hop, sources: Mutex::default(), tool_changes: broadcast::Sender::new(1) })
     }
 
     /// Hears whenever tools may have changed, as long as anybody listens.
-    pub(super) fn tool_changes(&self) -> broadcast::Receiver<News> {
+    pub(super) fn tool_changes(&self) -> broadcast::Receiver<ServerNotification> {
         self.tool_changes.subscribe()
     }
 
@@ -118,18 +118,28 @@ impl Listens {
     ///
     /// # Errors
     /// If there is no stream within [`SUBSCRIBE_MAX`], or too many are open.
-    pub(super) async fn listen(&self, key: SessionKey, line: Line, wishes: Wishes) -> Result<Listening, BeginError> {
+    pub(super) async fn listen(
+        &self,
+        key: SessionKey,
+        line: StatelessSender,
+        wishes: SubscriptionFilter,
+    ) -> Result<NotificationSubscription, BeginError> {
         let held = self.enter(key, line, wishes).map_err(BeginError::Gateway)?;
         // Heard from before the stream is there, so that nothing falls between.
         let news = held.source.news.subscribe();
         let late = Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
         let granted = timeout(SUBSCRIBE_MAX, held.source.granted(&held.wishes)).await.unwrap_or(late);
         let granted = granted.map_err(BeginError::Gateway)?;
-        Ok(Listening { news, granted, over: held.source.over.clone(), kept: Box::new(held) })
+        Ok(NotificationSubscription { news, granted, over: held.source.over.clone(), kept: Box::new(held) })
     }
 
     /// Takes a share in the stream of this key, which is opened if there is none.
-    fn enter(&self, key: SessionKey, line: Line, mut wishes: Wishes) -> Result<Held, GatewayFault> {
+    fn enter(
+        &self,
+        key: SessionKey,
+        line: StatelessSender,
+        mut wishes: SubscriptionFilter,
+    ) -> Result<ListenLease, GatewayFault> {
         let mut sources = self.sources.lock();
         if let Some(source) = sources.get(&key) {
             if let Some(held) = source.enter(&mut wishes) {
@@ -144,7 +154,7 @@ impl Listens {
             self.hop.dropped("too_many_listens");
             return Err(GatewayFault::new(Reason::QueueFull, Executed::No));
         }
-        let source = Arc::new(Source::new(line, self.hop.stop.child_token(), self.tool_changes.clone()));
+        let source = Arc::new(ListenSource::new(line, self.hop.stop.child_token(), self.tool_changes.clone()));
         let held = source.enter(&mut wishes).ok_or(GatewayFault::new(Reason::Draining, Executed::No))?;
         self.hop.tracker.spawn(Arc::clone(&source).run());
         sources.insert(key, source);
@@ -152,14 +162,14 @@ impl Listens {
     }
 }
 
-impl Wanted {
-    fn enter(&mut self, wishes: &Wishes) {
+impl ListenDemand {
+    fn enter(&mut self, wishes: &SubscriptionFilter) {
         self.holders += 1;
         wishes.lists.iter().for_each(|list| *self.lists.entry(*list).or_default() += 1);
         wishes.resources.iter().flatten().for_each(|uri| *self.resources.entry(uri.clone()).or_default() += 1);
     }
 
-    fn leave(&mut self, wishes: &Wishes) {
+    fn leave(&mut self, wishes: &SubscriptionFilter) {
         self.holders = self.holders.saturating_sub(1);
         for list in &wishes.lists {
             if let Some(count) = self.lists.get_mut(list) {
@@ -178,15 +188,15 @@ impl Wanted {
     }
 
     /// All that anybody wants.
-    fn wishes(&self) -> Wishes {
+    fn wishes(&self) -> SubscriptionFilter {
         let resources = (!self.resources.is_empty()).then(|| self.resources.keys().cloned().collect());
-        Wishes { lists: self.lists.keys().copied().collect(), resources, tasks: None }
+        SubscriptionFilter { lists: self.lists.keys().copied().collect(), resources, tasks: None }
     }
 }
 
-impl Standing {
+impl ListenState {
     /// Whether the server has said yes or no to all of it.
-    fn decides(&self, wishes: &Wishes) -> bool {
+    fn decides(&self, wishes: &SubscriptionFilter) -> bool {
         let mut decided = self.asked.clone();
         decided.extend(&self.refused);
         decided.cover(wishes)
@@ -194,10 +204,14 @@ impl Standing {
 }
 
 /// A stream that is about to be there, and what it was asked for.
-type Opening = Fuse<BoxFuture<'static, (Wishes, Result<Spoken, NotOpened>)>>;
+type ListenOpening = Fuse<BoxFuture<'static, (SubscriptionFilter, Result<UpstreamListenStream, ListenError>)>>;
 
-impl Source {
-    fn new(line: Line, over: CancellationToken, tool_changes: broadcast::Sender<News>) -> Self {
+impl ListenSource {
+    fn new(
+        line: StatelessSender,
+        over: CancellationToken,
+        tool_changes: broadcast::Sender<ServerNotification>,
+    ) -> Self {
         Self {
             line,
             news: broadcast::Sender::new(NEWS_MAX),
@@ -211,7 +225,7 @@ impl Source {
     }
 
     /// Takes a share, unless it is over. Resources that there is no room for are taken out of the wishes.
-    fn enter(self: &Arc<Self>, wishes: &mut Wishes) -> Option<Held> {
+    fn enter(self: &Arc<Self>, wishes: &mut SubscriptionFilter) -> Option<ListenLease> {
         let mut wanted = self.wanted.lock();
         if self.over.is_cancelled() {
             return None;
@@ -230,25 +244,25 @@ impl Source {
         if !self.standing.borrow().decides(wishes) {
             self.grown.notify_one();
         }
-        Some(Held { source: Arc::clone(self), wishes: wishes.clone() })
+        Some(ListenLease { source: Arc::clone(self), wishes: wishes.clone() })
     }
 
     /// Why there was no stream a moment ago for whoever wants this.
-    fn failed_lately(&self, wishes: &Wishes) -> Option<GatewayFault> {
+    fn failed_lately(&self, wishes: &SubscriptionFilter) -> Option<GatewayFault> {
         let standing = self.standing.borrow();
         let (when, asked, fault) = standing.failed.as_ref()?;
         (when.elapsed() < FAILED_FOR && asked.cover(wishes)).then_some(*fault)
     }
 
     /// What is granted of these wishes, once the server has said so.
-    async fn granted(&self, wishes: &Wishes) -> Result<Wishes, GatewayFault> {
+    async fn granted(&self, wishes: &SubscriptionFilter) -> Result<SubscriptionFilter, GatewayFault> {
         let mut standing = self.standing.subscribe();
         let failures = standing.borrow().failures;
         loop {
             {
                 let now = standing.borrow_and_update();
                 if now.decides(wishes) {
-                    return Ok(wishes.in_common(&Wishes {
+                    return Ok(wishes.in_common(&SubscriptionFilter {
                         // Whoever speaks of resources is answered about them, if only that there are none.
                         resources: Some(now.granted.resources.clone().unwrap_or_default()),
                         ..now.granted.clone()
@@ -276,11 +290,11 @@ impl Source {
     }
 
     /// Asks for all that is wanted now.
-    fn open(&self) -> Opening {
+    fn open(&self) -> ListenOpening {
         let (line, wishes) = (self.line.clone(), self.wanted.lock().wishes());
         let opening = async move {
-            let late = NotOpened::Failed(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
-            let opened = timeout(SUBSCRIBE_MAX, Spoken::open(&line, &wishes)).await.unwrap_or(Err(late));
+            let late = ListenError::Failed(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
+            let opened = timeout(SUBSCRIBE_MAX, UpstreamListenStream::open(&line, &wishes)).await.unwrap_or(Err(late));
             (wishes, opened)
         };
         opening.boxed().fuse()
@@ -288,8 +302,8 @@ impl Source {
 
     /// Keeps a stream until it is lost, or cannot be had.
     async fn follow(&self) {
-        let mut current: Option<Spoken> = None;
-        let mut before: Option<(Spoken, Instant)> = None;
+        let mut current: Option<UpstreamListenStream> = None;
+        let mut before: Option<(UpstreamListenStream, Instant)> = None;
         let mut opening = self.open();
         let mut settle: Option<Instant> = None;
         loop {
@@ -329,7 +343,11 @@ impl Source {
     }
 
     /// Takes note of how an opening went: a stream, a failure, or a refusal (`None`).
-    fn opened(&self, asked: Wishes, opened: Result<Spoken, NotOpened>) -> Option<Result<Spoken, ()>> {
+    fn opened(
+        &self,
+        asked: SubscriptionFilter,
+        opened: Result<UpstreamListenStream, ListenError>,
+    ) -> Option<Result<UpstreamListenStream, ()>> {
         match opened {
             Ok(spoken) => {
                 let granted = spoken.granted.clone();
@@ -337,18 +355,19 @@ impl Source {
                     tracing::debug!(upstream = %self.line.hop.name, "the upstream tells less than it was asked for");
                 }
                 self.standing.send_modify(|standing| {
-                    (standing.asked, standing.granted, standing.refused) = (asked, granted, Wishes::default());
+                    (standing.asked, standing.granted, standing.refused) =
+                        (asked, granted, SubscriptionFilter::default());
                 });
                 // What was fetched before this stream was there may have changed unheard.
                 self.tools_changed();
                 Some(Ok(spoken))
             }
-            Err(NotOpened::Refused(reason)) => {
+            Err(ListenError::Refused(reason)) => {
                 tracing::warn!(upstream = %self.line.hop.name, %reason, "the upstream cannot be listened to");
                 self.standing.send_modify(|standing| standing.refused.extend(&asked));
                 None
             }
-            Err(NotOpened::Failed(fault)) => {
+            Err(ListenError::Failed(fault)) => {
                 tracing::debug!(upstream = %self.line.hop.name, reason = reason_key(fault.reason), "the upstream was not heard");
                 self.standing.send_modify(|standing| {
                     standing.failures += 1;
@@ -359,7 +378,7 @@ impl Source {
         }
     }
 
-    fn tell(&self, news: News) {
+    fn tell(&self, news: ServerNotification) {
         if *news.0 == *method::TOOLS_CHANGED {
             self.tools_changed();
         }
@@ -376,7 +395,7 @@ impl Source {
 const CLOSED: GatewayFault = GatewayFault::new(Reason::UpstreamClosed, Executed::No);
 
 /// What a stream says next, if there is one. Cancel safe.
-async fn next_of(spoken: Option<&mut Spoken>) -> Option<News> {
+async fn next_of(spoken: Option<&mut UpstreamListenStream>) -> Option<ServerNotification> {
     match spoken {
         Some(spoken) => spoken.next().await,
         None => std::future::pending().await,

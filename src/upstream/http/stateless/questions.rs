@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::line::{Ending, malformed};
+use super::line::{RequestFailure, malformed};
 use crate::task::Executed;
 use crate::upstream::{Answer, ExchangeEvent};
 use crate::wire::meta::{HOP_BY_HOP, META};
@@ -20,24 +20,24 @@ const KEY_BYTES_MAX: usize = 1024;
 
 /// The questions of one call, by the upstream's keys. Those of a later round are told apart by `round`.
 #[derive(Debug, Default)]
-pub(super) struct Questions {
+pub(super) struct InputRequests {
     /// Zero is the upstream's task, whatever rounds there were before it: its questions have the same names in every
     /// life of the process.
     round: u32,
     asked: usize,
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, InputRequest>,
     /// Answers to questions that an earlier life of the process was asked: they go out if the task still asks.
     early: BTreeMap<String, Answer>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct InputRequest {
     method: Arc<str>,
-    state: State,
+    state: InputRequestState,
 }
 
 #[derive(Debug)]
-enum State {
+enum InputRequestState {
     Open,
     /// Answered, and not yet taken by the upstream.
     Answered(Payload),
@@ -45,7 +45,7 @@ enum State {
     Closed,
 }
 
-impl Questions {
+impl InputRequests {
     /// Begins anew: keys mean something else from here on.
     pub(super) fn next_round(&mut self) {
         self.round += 1;
@@ -62,7 +62,7 @@ impl Questions {
     ///
     /// # Errors
     /// If one entry is no question, or there are too many.
-    pub(super) fn take(&mut self, requests: &Object) -> Result<Vec<ExchangeEvent>, Ending> {
+    pub(super) fn take(&mut self, requests: &Object) -> Result<Vec<ExchangeEvent>, RequestFailure> {
         let mut events = self.withdraw_all_but(Some(requests));
         for (key, entry) in requests.entries() {
             if self.entries.contains_key(&*key) {
@@ -71,19 +71,19 @@ impl Questions {
             let entry = Object::of(&entry).ok_or(malformed(Executed::Unknown))?;
             let method = entry.get_string("method").filter(|name| is_question(name) && key.len() <= KEY_BYTES_MAX);
             let method: Arc<str> = method.ok_or(malformed(Executed::Unknown))?.into();
-            let open = self.entries.values().filter(|entry| matches!(entry.state, State::Open)).count();
+            let open = self.entries.values().filter(|entry| matches!(entry.state, InputRequestState::Open)).count();
             if open >= OPEN_MAX || self.asked >= ASKED_MAX {
                 return Err(malformed(Executed::Unknown));
             }
             self.asked += 1;
             if let Some(answer) = self.early.remove(&*key) {
-                self.entries.insert(key.clone().into_owned(), Entry { method, state: State::Open });
-                self.answer(&self.ask(&key), answer).map_err(Ending::Faulted)?;
+                self.entries.insert(key.clone().into_owned(), InputRequest { method, state: InputRequestState::Open });
+                self.answer(&self.ask(&key), answer).map_err(RequestFailure::Faulted)?;
                 continue;
             }
             let params = entry.get_object("params").map(|params| bare(&params));
             events.push(ExchangeEvent::Asked { ask: self.ask(&key), method: Arc::clone(&method), params });
-            self.entries.insert(key.into_owned(), Entry { method, state: State::Open });
+            self.entries.insert(key.into_owned(), InputRequest { method, state: InputRequestState::Open });
         }
         Ok(events)
     }
@@ -96,7 +96,7 @@ impl Questions {
             if asked.contains(key.as_str()) {
                 continue;
             }
-            if matches!(std::mem::replace(&mut entry.state, State::Closed), State::Open) {
+            if matches!(std::mem::replace(&mut entry.state, InputRequestState::Closed), InputRequestState::Open) {
                 withdrawn.push(key.clone());
             }
         }
@@ -115,10 +115,11 @@ impl Questions {
             self.early.insert(key.to_owned(), answer);
             return Ok(());
         }
-        let Some(entry) = self.entries.get_mut(key).filter(|entry| matches!(entry.state, State::Open)) else {
+        let Some(entry) = self.entries.get_mut(key).filter(|entry| matches!(entry.state, InputRequestState::Open))
+        else {
             return Ok(());
         };
-        entry.state = State::Answered(match answer {
+        entry.state = InputRequestState::Answered(match answer {
             Answer::Result(result) => result,
             Answer::Error(error) => match &*entry.method {
                 method::ELICIT => Payload::of(&json!({ "action": "cancel" })),
@@ -131,25 +132,25 @@ impl Questions {
 
     /// Whether all that was asked is answered.
     pub(super) fn is_complete(&self) -> bool {
-        self.entries.values().all(|entry| !matches!(entry.state, State::Open))
+        self.entries.values().all(|entry| !matches!(entry.state, InputRequestState::Open))
     }
 
     /// The answers that the upstream has not taken yet, under its own keys; `None` if there are none.
     pub(super) fn responses(&self) -> Option<Payload> {
         let mut answered = self.entries.iter().filter_map(|(key, entry)| match &entry.state {
-            State::Answered(answer) => Some((key, answer)),
-            State::Open | State::Closed => None,
+            InputRequestState::Answered(answer) => Some((key, answer)),
+            InputRequestState::Open | InputRequestState::Closed => None,
         });
         let (first_key, first) = answered.next()?;
         let writer = ObjectWriter::new().member(first_key, first);
         Some(answered.fold(writer, |writer, (key, answer)| writer.member(key, answer)).finish())
     }
 
-    /// Says that the upstream has taken all that [`Questions::responses`] gave.
+    /// Says that the upstream has taken all that [`InputRequests::responses`] gave.
     pub(super) fn taken(&mut self) {
         for entry in self.entries.values_mut() {
-            if matches!(entry.state, State::Answered(_)) {
-                entry.state = State::Closed;
+            if matches!(entry.state, InputRequestState::Answered(_)) {
+                entry.state = InputRequestState::Closed;
             }
         }
     }
@@ -209,7 +210,7 @@ mod tests {
     /// UPC-11.
     #[test]
     fn upc11_a_key_is_asked_once_and_withdrawn_when_it_vanishes_unanswered() {
-        let mut questions = Questions::default();
+        let mut questions = InputRequests::default();
         let both = requests(&[("a", method::ELICIT), ("b", method::ROOTS)]);
         assert_eq!(
             lines(questions.take(&both).unwrap()),
@@ -236,7 +237,7 @@ mod tests {
     /// T-48.
     #[test]
     fn t_48_errors_that_cannot_be_expressed_become_refusals_or_end_the_call() {
-        let mut questions = Questions::default();
+        let mut questions = InputRequests::default();
         questions.take(&requests(&[("e", method::ELICIT), ("r", method::ROOTS), ("s", method::SAMPLE)])).unwrap();
         let error = || RpcError::new(-1, "no");
         questions.answer(&ask("0/e"), Answer::Error(error())).unwrap();
@@ -248,14 +249,14 @@ mod tests {
     /// U29, MOD-27.
     #[test]
     fn what_is_no_question_and_the_33rd_open_one_are_refused() {
-        assert!(Questions::default().take(&requests(&[("a", "ping")])).is_err());
+        assert!(InputRequests::default().take(&requests(&[("a", "ping")])).is_err());
         let text = Bytes::from_static(br#"{"a":1}"#);
         let odd = Object::of(&Payload::parse(&text, ScanLimits::UPSTREAM).unwrap()).unwrap();
-        assert!(Questions::default().take(&odd).is_err());
+        assert!(InputRequests::default().take(&odd).is_err());
         let keys: Vec<String> = (0..33).map(|n| n.to_string()).collect();
         let many: Vec<_> = keys.iter().map(|key| (key.as_str(), method::ROOTS)).collect();
-        assert!(Questions::default().take(&requests(&many[..32])).is_ok());
-        assert!(Questions::default().take(&requests(&many)).is_err());
+        assert!(InputRequests::default().take(&requests(&many[..32])).is_ok());
+        assert!(InputRequests::default().take(&requests(&many)).is_err());
     }
 
     #[test]

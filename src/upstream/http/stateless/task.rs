@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 
-use super::course::Course;
-use super::line::{Ending, Line, Said, malformed};
+use super::course::StatelessCall;
+use super::line::{DraftRequest, RequestFailure, StatelessSender, malformed};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::pace::dice;
-use crate::upstream::{ExchangeEvent, Lost, ResumeToken, TaskNews, Unanswered};
+use crate::upstream::{ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError, UpstreamTaskEvent};
 use crate::wire::object::ObjectWriter;
 use crate::wire::words::status_text;
 use crate::wire::{Object, Payload, RpcError, fault, method};
@@ -30,9 +30,9 @@ const ID_BYTES_MAX: usize = 1024;
 
 /// The upstream's task, once there is one.
 #[derive(Clone, Debug, Default)]
-pub(super) struct TaskSlot(Arc<Mutex<Option<Arc<str>>>>);
+pub(super) struct UpstreamTaskCell(Arc<Mutex<Option<Arc<str>>>>);
 
-impl TaskSlot {
+impl UpstreamTaskCell {
     pub(super) fn get(&self) -> Option<Arc<str>> {
         self.0.lock().clone()
     }
@@ -54,7 +54,7 @@ pub(super) fn resumed(token: &ResumeToken) -> Option<Arc<str>> {
 }
 
 /// Asks the upstream to end a task. Best effort, within five seconds (UPC-06).
-pub(super) async fn cancel(line: &Line, id: &str) {
+pub(super) async fn cancel(line: &StatelessSender, id: &str) {
     let told = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
     if !matches!(told, Ok(Ok(()))) {
         line.hop.dropped("cancel_failed");
@@ -62,23 +62,23 @@ pub(super) async fn cancel(line: &Line, id: &str) {
 }
 
 /// The same for whoever wants to know what came of it.
-pub(super) async fn ask_to_cancel(line: &Line, id: &str) -> Result<(), Unanswered> {
-    let said = Said::new(method::TASKS_CANCEL, Some(Payload::of(&json!({ "taskId": id }))));
+pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
+    let said = DraftRequest::new(method::TASKS_CANCEL, Some(Payload::of(&json!({ "taskId": id }))));
     asked(line, &said).await.map(drop)
 }
 
 /// Makes a request about a task.
-async fn asked(line: &Line, said: &Said) -> Result<Payload, Unanswered> {
-    let late = Err(Ending::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
+async fn asked(line: &StatelessSender, said: &DraftRequest) -> Result<Payload, TaskRequestError> {
+    let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
     let answer = tokio::time::timeout(REQUEST_MAX, line.answer(said, None)).await.unwrap_or(late);
     answer.map_err(|ending| match ending {
-        Ending::Faulted(error) => Unanswered::Refused(error),
-        Ending::Lost(fault) => Unanswered::Lost(Lost(fault)),
+        RequestFailure::Faulted(error) => TaskRequestError::Refused(error),
+        RequestFailure::Lost(fault) => TaskRequestError::Lost(ExchangeError(fault)),
     })
 }
 
 /// The watch over one task.
-struct Watch {
+struct TaskPoller {
     id: Arc<str>,
     interval: Duration,
     /// Requests that failed in a row.
@@ -88,17 +88,17 @@ struct Watch {
     shown: Option<(String, Option<String>)>,
 }
 
-impl Course {
+impl StatelessCall {
     /// Watches the task that a call was answered with.
     pub(super) async fn follow(&mut self, handle: &Object) -> Result<Payload, ExchangeEvent> {
         let id = handle.get_string("taskId").filter(|id| (1..=ID_BYTES_MAX).contains(&id.len()));
         let id: Arc<str> = id.ok_or(malformed(Executed::Yes))?.into();
         // The keys of a task have nothing to do with those of the rounds before it.
         self.questions.of_task();
-        let mut watch = Watch::new(&id);
+        let mut watch = TaskPoller::new(&id);
         self.task.put(&id);
         if self.line.is_watched {
-            self.tell(ExchangeEvent::Task(TaskNews::Made(handle.payload().clone()))).await;
+            self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(handle.payload().clone()))).await;
         }
         watch.note(handle, self).await;
         // A handle says how things stand but holds neither questions nor a result.
@@ -110,10 +110,10 @@ impl Course {
     pub(super) async fn take_up(&mut self, id: Arc<str>) -> Result<Payload, ExchangeEvent> {
         self.questions.of_task();
         self.task.put(&id);
-        self.watch(Watch::new(&id), true).await
+        self.watch(TaskPoller::new(&id), true).await
     }
 
-    async fn watch(&mut self, mut watch: Watch, at_once: bool) -> Result<Payload, ExchangeEvent> {
+    async fn watch(&mut self, mut watch: TaskPoller, at_once: bool) -> Result<Payload, ExchangeEvent> {
         let mut due = Instant::now() + if at_once { Duration::ZERO } else { watch.pause() };
         loop {
             self.wait(due).await?;
@@ -141,7 +141,7 @@ impl Course {
     }
 
     /// Waits until `due`, or until there is an answer to hand over.
-    async fn wait(&mut self, due: Instant) -> Result<(), Ending> {
+    async fn wait(&mut self, due: Instant) -> Result<(), RequestFailure> {
         loop {
             tokio::select! {
                 biased;
@@ -157,7 +157,7 @@ impl Course {
     }
 
     /// Looks at how a task stands; its result if it is settled.
-    async fn look(&mut self, watch: &mut Watch, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
+    async fn look(&mut self, watch: &mut TaskPoller, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
         let Some(task) = Object::of(result) else { return Err(malformed(Executed::Unknown).into()) };
         let status = task.get_string("status").unwrap_or_default();
         watch.note(&task, self).await;
@@ -168,7 +168,7 @@ impl Course {
             }
             "failed" => {
                 let error = task.get_object("error").as_ref().and_then(RpcError::from_object);
-                Err(error.map_or(malformed(Executed::Yes), Ending::Faulted).into())
+                Err(error.map_or(malformed(Executed::Yes), RequestFailure::Faulted).into())
             }
             // Not by us: nobody would be looking any more.
             "cancelled" => Err(ExchangeEvent::Cancelled),
@@ -190,13 +190,13 @@ impl Course {
     }
 }
 
-impl Watch {
+impl TaskPoller {
     fn new(id: &Arc<str>) -> Self {
         Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, shown: None }
     }
 
     /// Takes note of what a task says of itself besides its status.
-    async fn note(&mut self, task: &Object, course: &Course) {
+    async fn note(&mut self, task: &Object, course: &StatelessCall) {
         if let Some(interval) = task.get("pollIntervalMs").and_then(|value| value.as_str().parse::<f64>().ok())
             && interval > 0.0
         {
@@ -209,7 +209,7 @@ impl Watch {
             if self.shown.as_ref() != Some(&shown) {
                 self.shown = Some(shown.clone());
                 let (word, message) = (Cow::Owned(shown.0), shown.1.as_deref().and_then(status_text));
-                course.tell(ExchangeEvent::Task(TaskNews::Stands { word, message })).await;
+                course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
             }
         }
         if message.is_some() && message != self.message {
@@ -232,23 +232,28 @@ impl Watch {
     ///
     /// # Errors
     /// If the upstream does not know the task: then nobody ever learns how it ended.
-    async fn ask(&mut self, course: &Course, name: &str, params: Payload) -> Result<Option<Payload>, Ending> {
-        let why = match asked(&course.line, &Said::new(name, Some(params))).await {
+    async fn ask(
+        &mut self,
+        course: &StatelessCall,
+        name: &str,
+        params: Payload,
+    ) -> Result<Option<Payload>, RequestFailure> {
+        let why = match asked(&course.line, &DraftRequest::new(name, Some(params))).await {
             Ok(result) => {
                 self.failures = 0;
                 return Ok(Some(result));
             }
             Err(why) => why,
         };
-        let is_unknown = matches!(&why, Unanswered::Refused(error) if error.code == fault::INVALID_PARAMS);
+        let is_unknown = matches!(&why, TaskRequestError::Refused(error) if error.code == fault::INVALID_PARAMS);
         tracing::debug!(%why, method = name, "an upstream task cannot be looked at");
         self.failures += 1;
         if course.line.is_watched {
             self.shown = None;
-            course.tell(ExchangeEvent::Task(TaskNews::Unanswered(why))).await;
+            course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
         }
         let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
-        if is_unknown { Err(Ending::Lost(lost)) } else { Ok(None) }
+        if is_unknown { Err(RequestFailure::Lost(lost)) } else { Ok(None) }
     }
 }
 

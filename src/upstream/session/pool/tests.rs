@@ -5,39 +5,39 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::task::Principal;
-use crate::upstream::carrier::Carrier;
+use crate::upstream::carrier::Transport;
 use crate::upstream::http::client::{ClientTls, HttpClient};
-use crate::upstream::http::exchange::Latencies;
+use crate::upstream::http::exchange::ExchangeLatencies;
 use crate::upstream::probe::VersionChoice;
 use crate::wire::Payload;
 
-fn pool() -> Arc<Pool> {
+fn pool() -> Arc<SessionPool> {
     let url = "http://127.0.0.1:9/mcp".parse().unwrap();
     let client = HttpClient::new(&Arc::from("reports"), &url, Duration::from_secs(1), ClientTls::default()).unwrap();
-    let hop = Hop {
+    let hop = UpstreamLink {
         name: Arc::from("reports"),
         standing: Arc::clone(client.standing()),
-        carrier: Carrier::Http(client),
-        latencies: Latencies::of(&Arc::from("reports")),
+        carrier: Transport::Http(client),
+        latencies: ExchangeLatencies::of(&Arc::from("reports")),
         versions: VersionChoice::new(None),
         tracker: TaskTracker::new(),
         stop: CancellationToken::new(),
     };
-    Pool::new(Arc::new(hop))
+    SessionPool::new(Arc::new(hop))
 }
 
 fn key(n: usize) -> SessionKey {
     SessionKey { principal: Principal::new(&format!("key:{n}")), capabilities: Payload::empty_object() }
 }
 
-impl Pool {
+impl SessionPool {
     /// Puts in a session whose handshake is done.
-    fn put(&self, key: SessionKey, used: Instant) -> Arc<Session> {
-        let session = Session::adopted(&self.hop, Credentials::default(), PeerTasks::default());
+    fn put(&self, key: SessionKey, used: Instant) -> Arc<UpstreamSession> {
+        let session = UpstreamSession::adopted(&self.hop, SessionHeaders::default(), UpstreamTaskSupport::default());
         let opened = Ok(Arc::clone(&session));
         let opening = async move { opened }.boxed().shared();
         assert!(opening.clone().now_or_never().is_some());
-        self.places.lock().insert(key, Place { opening, used });
+        self.places.lock().insert(key, PooledSession { opening, used });
         session
     }
 
@@ -87,7 +87,7 @@ async fn a_handshake_that_failed_after_all_had_left_is_forgotten() {
     let pool = pool();
     let failed = BeginError::Gateway(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No));
     let opening = async move { Err(failed) }.boxed().shared();
-    pool.places.lock().insert(key(0), Place { opening, used: Instant::now() });
+    pool.places.lock().insert(key(0), PooledSession { opening, used: Instant::now() });
     pool.sweep(Instant::now());
     assert_eq!(pool.count(), 0);
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 
-use super::super::{names, table::NotTaken};
-use super::{Kind, WireSession};
+use super::super::{names, table::DeliveryError};
+use super::{AdapterConnection, ConnectionPurpose};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::era::{Era, era_of_refusal};
 use crate::upstream::http::client::HandedOver;
@@ -20,7 +20,7 @@ const BATCH_MAX: usize = 1_000;
 /// A message beyond this that is dropped is worth a line in the log.
 const LARGE_BYTES: usize = 256 * 1024;
 
-impl WireSession {
+impl AdapterConnection {
     pub(super) fn take(self: &Arc<Self>, text: &Bytes) {
         if !envelope::is_batch(text) {
             return self.take_one(text);
@@ -40,8 +40,8 @@ impl WireSession {
         };
         match taken {
             Ok(()) => (),
-            Err(NotTaken::Nobody) => self.shared.dropped("stray_notification"),
-            Err(NotTaken::Slow) => {
+            Err(DeliveryError::Nobody) => self.shared.dropped("stray_notification"),
+            Err(DeliveryError::Slow) => {
                 self.shared.dropped("slow_reader");
                 if text.len() > LARGE_BYTES {
                     let (upstream, bytes) = (&self.shared.name, text.len());
@@ -87,8 +87,9 @@ impl WireSession {
 
     fn answer(&self, response: &wire::Response, text: &Bytes) {
         let outer = match (&self.kind, &response.id) {
-            (Kind::Stateless, Some(id)) => self.table.lock().outer(id),
-            (Kind::Session | Kind::Apart { .. }, _) | (Kind::Stateless, None) => None,
+            (ConnectionPurpose::Stateless, Some(id)) => self.table.lock().outer(id),
+            (ConnectionPurpose::Session | ConnectionPurpose::Apart { .. }, _)
+            | (ConnectionPurpose::Stateless, None) => None,
         };
         let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
         let is_probe = outer.as_ref().is_some_and(|outer| outer.is_probe);
@@ -115,12 +116,12 @@ impl WireSession {
         }
     }
 
-    fn note(&self, notification: &Notification, text: &Bytes) -> Result<(), NotTaken> {
+    fn note(&self, notification: &Notification, text: &Bytes) -> Result<(), DeliveryError> {
         let mut table = self.table.lock();
         match &self.kind {
-            Kind::Session => table.note(notification, text),
-            Kind::Stateless => table.note_named(notification),
-            Kind::Apart { process } => match notification.cancelled() {
+            ConnectionPurpose::Session => table.note(notification, text),
+            ConnectionPurpose::Stateless => table.note_named(notification),
+            ConnectionPurpose::Apart { process } => match notification.cancelled() {
                 Some(id) => {
                     let (notification, text) = names::withdrawal(notification, &names::outward(process, &id));
                     table.note(&notification, &text)
@@ -132,21 +133,21 @@ impl WireSession {
 
     fn ask(self: &Arc<Self>, request: &Request, text: &Bytes) {
         let asked = match &self.kind {
-            Kind::Session => self.table.lock().ask(request, text),
+            ConnectionPurpose::Session => self.table.lock().ask(request, text),
             // Such a server asks nothing in the middle of a request, and its client answers nothing.
-            Kind::Stateless => return self.shared.dropped("stray_request"),
-            Kind::Apart { process } => {
+            ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
+            ConnectionPurpose::Apart { process } => {
                 let (request, text) = names::question(request, names::outward(process, &request.id));
                 self.table.lock().ask(&request, &text)
             }
         };
         let why = match asked {
             Ok(()) => return,
-            Err(NotTaken::Nobody) if request.method == method::PING => {
+            Err(DeliveryError::Nobody) if request.method == method::PING => {
                 return self.reply(envelope::result(&request.id, &Payload::empty_object()));
             }
-            Err(NotTaken::Nobody) => "no single call that this can belong to",
-            Err(NotTaken::Slow) => "the client does not keep up",
+            Err(DeliveryError::Nobody) => "no single call that this can belong to",
+            Err(DeliveryError::Slow) => "the client does not keep up",
         };
         self.shared.dropped("stray_request");
         self.reply(refused(&request.id, why));

@@ -7,19 +7,19 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::upstream::carrier::Stand as _;
-use crate::upstream::http::Life;
-use crate::upstream::http::post::Credentials;
-use crate::upstream::stand::{Opened, Wire, WireReceiver, WireSender};
-use crate::upstream::standing::Standing;
+use crate::upstream::carrier::StreamableAdapter as _;
+use crate::upstream::http::TaskScope;
+use crate::upstream::http::post::SessionHeaders;
+use crate::upstream::stand::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use crate::upstream::standing::UpstreamHealth;
 use crate::wire::ProtocolVersion;
 
 /// What was said, each with the number of its connection.
-type Heard = Arc<parking_lot::Mutex<Vec<(usize, Value)>>>;
+type RecordedMessages = Arc<parking_lot::Mutex<Vec<(usize, Value)>>>;
 
 #[derive(Debug, Default)]
-struct Noting {
-    heard: Heard,
+struct RecordingTransport {
+    heard: RecordedMessages,
     opened: Arc<std::sync::atomic::AtomicUsize>,
     /// Connections with these numbers are not opened before they are let.
     held_up: Vec<usize>,
@@ -27,28 +27,28 @@ struct Noting {
 }
 
 #[derive(Debug)]
-struct Sender {
+struct RecordingSender {
     number: usize,
-    heard: Heard,
+    heard: RecordedMessages,
 }
 
-struct Silent;
+struct SilentReceiver;
 
 #[async_trait]
-impl Wire for Noting {
-    async fn open(&self, _: &Forwarded) -> Result<Opened, GatewayFault> {
+impl MessageTransport for RecordingTransport {
+    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
         let number = self.opened.fetch_add(1, Ordering::SeqCst);
         if self.held_up.contains(&number) {
             self.let_go.cancelled().await;
         }
-        let sender = Sender { number, heard: Arc::clone(&self.heard) };
-        Ok(Opened { sender: Arc::new(sender), receiver: Box::new(Silent) })
+        let sender = RecordingSender { number, heard: Arc::clone(&self.heard) };
+        Ok(ConnectionEnds { sender: Arc::new(sender), receiver: Box::new(SilentReceiver) })
     }
 }
 
 #[async_trait]
-impl WireSender for Sender {
-    async fn send(&self, outgoing: &Outgoing, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+impl MessageSender for RecordingSender {
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
         let _ = handed_over.set(());
         let message = outgoing.body().unwrap();
         self.heard.lock().push((self.number, serde_json::from_slice(message).unwrap()));
@@ -59,25 +59,26 @@ impl WireSender for Sender {
 }
 
 #[async_trait]
-impl WireReceiver for Silent {
+impl MessageReceiver for SilentReceiver {
     async fn next(&mut self) -> Result<Bytes, GatewayFault> {
         std::future::pending().await
     }
 }
 
-fn post(principal: &str, method: &str) -> Outgoing {
+fn post(principal: &str, method: &str) -> OutgoingRequest {
     let message = json!({ "jsonrpc": "2.0", "id": "same", "method": method, "params": { "name": "t" } });
-    let credentials = Credentials { session: None, version: Some(ProtocolVersion::V2026_07_28) };
+    let credentials = SessionHeaders { session: None, version: Some(ProtocolVersion::V2026_07_28) };
     credentials.post(message.to_string().into()).on_behalf_of(Principal::new(principal))
 }
 
 /// T-20: no connection is shared by two principals; what nobody but the probe has used is anybody's.
 #[tokio::test]
 async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_one_that_was_asked() {
-    let wire = Noting::default();
+    let wire = RecordingTransport::default();
     let (heard, opened) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened));
-    let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let stand = WireStand::new(Arc::new(Standing::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let stand =
+        TransportAdapter::new(Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
     let mut answers = Vec::new();
     for (principal, method, connection) in [
         ("anon", method::DISCOVER, 0),
@@ -114,10 +115,11 @@ async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_
 /// A connection that is slow to open is waited for by those of its principal alone, and opened once.
 #[tokio::test(start_paused = true)]
 async fn nobody_waits_for_another_principals_connection() {
-    let wire = Noting { held_up: vec![1], ..Noting::default() };
+    let wire = RecordingTransport { held_up: vec![1], ..RecordingTransport::default() };
     let (heard, opened, let_go) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened), wire.let_go.clone());
-    let life = Life { tracker: TaskTracker::new(), stop: CancellationToken::new() };
-    let stand = WireStand::new(Arc::new(Standing::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let stand =
+        TransportAdapter::new(Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
     let send = async |principal: &str| stand.send(&post(principal, method::TOOLS_CALL), &HandedOver::default()).await;
     let first = send("ada").await.unwrap();
     let others = async {

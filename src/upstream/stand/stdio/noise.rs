@@ -20,21 +20,21 @@ const READ_BYTES: usize = 8 * 1024;
 
 /// The noise of one process.
 #[derive(Debug)]
-pub(super) struct Noise {
+pub(super) struct ProgramOutputLog {
     upstream: Arc<str>,
-    budget: Mutex<Budget>,
+    budget: Mutex<LogBudget>,
 }
 
 #[derive(Debug)]
-struct Budget {
+struct LogBudget {
     lines: f64,
     at: Instant,
     left_out: u64,
 }
 
-impl Noise {
+impl ProgramOutputLog {
     pub(super) fn new(upstream: Arc<str>) -> Self {
-        let budget = Budget { lines: LINES_BURST, at: Instant::now(), left_out: 0 };
+        let budget = LogBudget { lines: LINES_BURST, at: Instant::now(), left_out: 0 };
         Self { upstream, budget: Mutex::new(budget) }
     }
 
@@ -84,7 +84,7 @@ fn shown(line: &[u8]) -> String {
 }
 
 /// Reads a standard error to its end: a program that nobody reads would stop at a full pipe.
-pub(super) async fn log(mut stderr: ChildStderr, noise: Arc<Noise>) {
+pub(super) async fn log(mut stderr: ChildStderr, noise: Arc<ProgramOutputLog>) {
     let mut buffer = vec![0; READ_BYTES];
     let mut line = Vec::new();
     while let Ok(read @ 1..) = stderr.read(&mut buffer).await {
@@ -113,7 +113,7 @@ mod tests {
     /// F45.
     #[tokio::test(start_paused = true)]
     async fn f45_a_flood_of_lines_is_logged_in_part_and_the_rest_counted() {
-        let noise = Noise::new(Arc::from("local"));
+        let noise = ProgramOutputLog::new(Arc::from("local"));
         let logged = (0..10_000).filter(|_| noise.admit().is_some()).count();
         assert_eq!(logged, 100);
         tokio::time::advance(Duration::from_secs(1)).await;

@@ -5,24 +5,24 @@
 
 use bytes::Bytes;
 
-use super::{Call, NotTaken, Outer, Table};
+use super::{CallEntry, CallTable, DeliveryError, OriginalRequest};
 use crate::upstream::stand::names;
 use crate::wire::{Notification, RequestId, meta, method};
 
-impl Table {
+impl CallTable {
     /// How whoever made a request knows it.
-    pub(in crate::upstream::stand) fn outer(&self, id: &RequestId) -> Option<Outer> {
+    pub(in crate::upstream::stand) fn outer(&self, id: &RequestId) -> Option<OriginalRequest> {
         self.call(id)?.1.terms.outer.clone()
     }
 
     /// Takes a notification to the request that it names. What the server logs names none: it goes to the only request
     /// that wants it, and among several to nobody (MOD-23).
-    pub(in crate::upstream::stand) fn note_named(&mut self, notification: &Notification) -> Result<(), NotTaken> {
-        let (call, text) = self.named(notification).ok_or(NotTaken::Nobody)?;
+    pub(in crate::upstream::stand) fn note_named(&mut self, notification: &Notification) -> Result<(), DeliveryError> {
+        let (call, text) = self.named(notification).ok_or(DeliveryError::Nobody)?;
         call.queue.put(&text)
     }
 
-    fn named(&self, notification: &Notification) -> Option<(&Call, Bytes)> {
+    fn named(&self, notification: &Notification) -> Option<(&CallEntry, Bytes)> {
         let params = notification.params.object();
         let subscription = params
             .and_then(|params| params.get_object(meta::META)?.get(meta::SUBSCRIPTION_ID))
@@ -39,7 +39,7 @@ impl Table {
                 Some((call, names::progress_of(notification, token)))
             }
             method::LOG_MESSAGE => {
-                let wants = |call: &&Call| call.terms.outer.as_ref().is_some_and(|outer| outer.wants_logs);
+                let wants = |call: &&CallEntry| call.terms.outer.as_ref().is_some_and(|outer| outer.wants_logs);
                 let mut all = self.calls.values().filter(wants);
                 let (only, None) = (all.next()?, all.next()) else { return None };
                 Some((only, names::verbatim(notification)))
@@ -48,8 +48,10 @@ impl Table {
         }
     }
 
-    fn call(&self, id: &RequestId) -> Option<(&RequestId, &Call)> {
+    fn call(&self, id: &RequestId) -> Option<(&RequestId, &CallEntry)> {
         // Servers write ids back as they see fit.
-        self.calls.get_key_value(id).or_else(|| self.calls.iter().find(|(own, _): &(&RequestId, &Call)| own.says(id)))
+        self.calls
+            .get_key_value(id)
+            .or_else(|| self.calls.iter().find(|(own, _): &(&RequestId, &CallEntry)| own.says(id)))
     }
 }

@@ -23,7 +23,7 @@ fn call(id: u32) -> Request {
     request(id, "tools/call", json!({ "name": "t", "_meta": { "progressToken": id } }))
 }
 
-fn note(table: &mut Table, method: &str, params: Value) -> Result<(), NotTaken> {
+fn note(table: &mut CallTable, method: &str, params: Value) -> Result<(), DeliveryError> {
     let text = bytes(&json!({ "jsonrpc": "2.0", "method": method, "params": params }));
     match envelope::read(&text, ScanLimits::UPSTREAM) {
         Ok(Message::Notification(notification)) => table.note(&notification, &text),
@@ -31,17 +31,17 @@ fn note(table: &mut Table, method: &str, params: Value) -> Result<(), NotTaken> 
     }
 }
 
-fn ask(table: &mut Table, id: u32, params: Value) -> Result<(), NotTaken> {
+fn ask(table: &mut CallTable, id: u32, params: Value) -> Result<(), DeliveryError> {
     let asked = request(id, "elicitation/create", params);
     table.ask(&asked, &Bytes::from_static(b"{}"))
 }
 
-fn progress(table: &mut Table, token: u32) -> Result<(), NotTaken> {
+fn progress(table: &mut CallTable, token: u32) -> Result<(), DeliveryError> {
     note(table, "notifications/progress", json!({ "progressToken": token, "progress": 1 }))
 }
 
 /// How many messages are there, and whether the stream has ended.
-fn drained(pieces: &mut Pieces) -> (usize, bool) {
+fn drained(pieces: &mut BodyPieces) -> (usize, bool) {
     let mut count = 0;
     loop {
         match pieces.try_recv() {
@@ -53,26 +53,26 @@ fn drained(pieces: &mut Pieces) -> (usize, bool) {
 }
 
 /// How long nobody has used the connection or listened, unless something is in progress.
-fn unused(table: &mut Table) -> Option<Duration> {
+fn unused(table: &mut CallTable) -> Option<Duration> {
     table.idle().map(|idle| idle.unused)
 }
 
-impl Table {
-    fn begin(&mut self, request: &Request) -> Result<Begun, NotBegun> {
-        self.begin_on(request, Terms::default())
+impl CallTable {
+    fn begin(&mut self, request: &Request) -> Result<EnteredRequest, RequestStartError> {
+        self.begin_on(request, RequestTerms::default())
     }
 }
 
 /// T-20.
 #[tokio::test]
 async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_the_session() {
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     let mut one = table.begin(&call(1)).unwrap().pieces;
     let mut list = table.begin(&request(3, "tools/list", json!({}))).unwrap().pieces;
     assert_eq!(ask(&mut table, 9, json!({})), Ok(()), "the only tool call");
     assert_eq!(drained(&mut one), (1, false));
     let mut two = table.begin(&call(2)).unwrap().pieces;
-    assert_eq!(ask(&mut table, 10, json!({})), Err(NotTaken::Nobody), "two calls, and nobody listens");
+    assert_eq!(ask(&mut table, 10, json!({})), Err(DeliveryError::Nobody), "two calls, and nobody listens");
     assert_eq!(progress(&mut table, 2), Ok(()));
     assert_eq!((drained(&mut one), drained(&mut two)), ((0, false), (1, false)));
     let mut own = table.listen(None);
@@ -89,9 +89,9 @@ async fn t_20_a_message_goes_to_the_call_it_names_else_to_the_only_one_else_to_t
 
 #[tokio::test]
 async fn an_answer_ends_the_stream_of_its_request_alone() {
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     let (mut one, mut two) = (table.begin(&call(1)).unwrap().pieces, table.begin(&call(2)).unwrap().pieces);
-    assert_eq!(table.begin(&call(1)).unwrap_err(), NotBegun::IdInUse);
+    assert_eq!(table.begin(&call(1)).unwrap_err(), RequestStartError::IdInUse);
     assert!(!table.answer(Some(&RequestId::text("1")), &Bytes::new()), "1 is not \"1\" (T-62)");
     assert!(!table.answer(None, &Bytes::new()));
     assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
@@ -103,11 +103,11 @@ async fn an_answer_ends_the_stream_of_its_request_alone() {
 
 #[tokio::test]
 async fn a_slow_reader_misses_progress_and_never_its_answer() {
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     let mut slow = table.begin(&call(1)).unwrap().pieces;
     let mut other = table.begin(&call(2)).unwrap().pieces;
     let taken = (0..1_000).filter(|_| progress(&mut table, 1).is_ok()).count();
-    assert_eq!((taken, progress(&mut table, 1)), (QUEUE_MAX, Err(NotTaken::Slow)));
+    assert_eq!((taken, progress(&mut table, 1)), (QUEUE_MAX, Err(DeliveryError::Slow)));
     assert_eq!(progress(&mut table, 2), Ok(()));
     assert!(table.answer(Some(&RequestId::number(1)), &Bytes::new()));
     assert_eq!((drained(&mut slow), drained(&mut other)), ((QUEUE_MAX + 1, true), (1, false)));
@@ -115,18 +115,18 @@ async fn a_slow_reader_misses_progress_and_never_its_answer() {
 
 #[tokio::test]
 async fn the_end_of_the_connection_is_told_to_every_call_with_its_reason() {
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     let (mut one, mut own) = (table.begin(&call(1)).unwrap().pieces, table.listen(None));
     let fault = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
     table.end(fault);
     let error = one.recv().await.unwrap().unwrap_err();
-    assert_eq!(BrokenOff::known_in(&error), Some(fault));
+    assert_eq!(BodyBreakError::known_in(&error), Some(fault));
     assert_eq!(drained(&mut own), (0, true));
 }
 
 #[tokio::test]
 async fn what_is_said_before_anybody_listens_is_kept_within_a_bound() {
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     let kept = (0..100).filter(|_| note(&mut table, "notifications/tools/list_changed", json!({})).is_ok()).count();
     assert_eq!(kept, EARLY_MAX);
     assert_eq!(drained(&mut table.listen(None)), (EARLY_MAX, false));
@@ -136,7 +136,7 @@ async fn what_is_said_before_anybody_listens_is_kept_within_a_bound() {
 #[tokio::test(start_paused = true)]
 async fn a_connection_is_not_idle_while_somebody_listens_or_a_call_runs() {
     let ten = Duration::from_secs(10);
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     tokio::time::advance(ten).await;
     assert_eq!(unused(&mut table), Some(ten));
     let own = table.listen(None);
@@ -161,8 +161,8 @@ async fn a_stream_of_the_gateways_own_is_of_use_only_while_its_session_is() {
     let ten = Duration::from_secs(10);
     let session = Arc::new(());
     let held = Arc::downgrade(&session);
-    let mut table = Table::new();
-    let _own = table.listen(Some(Purpose::new(move || held.strong_count() > 1)));
+    let mut table = CallTable::new();
+    let _own = table.listen(Some(StreamPurpose::new(move || held.strong_count() > 1)));
     tokio::time::advance(ten).await;
     assert_eq!(unused(&mut table), Some(ten));
     let user = Arc::clone(&session);
@@ -174,9 +174,9 @@ async fn a_stream_of_the_gateways_own_is_of_use_only_while_its_session_is() {
 
 #[tokio::test]
 async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     let mut first = table.begin(&request(0, "initialize", json!({}))).unwrap().pieces;
-    assert_eq!(ask(&mut table, 9, json!({})), Err(NotTaken::Nobody), "answered by the stand, if it is a ping");
+    assert_eq!(ask(&mut table, 9, json!({})), Err(DeliveryError::Nobody), "answered by the stand, if it is a ping");
     assert_eq!(note(&mut table, "notifications/message", json!({ "level": "info", "data": 1 })), Ok(()));
     assert_eq!(drained(&mut first), (0, false));
     assert_eq!(drained(&mut table.listen(None)), (1, false), "kept until somebody listens");
@@ -185,7 +185,7 @@ async fn what_is_said_before_the_session_is_open_is_not_the_handshakes() {
 /// Whoever only listens has no more right to a connection than whoever wants to call.
 #[tokio::test(start_paused = true)]
 async fn a_connection_that_is_only_listened_on_is_quiet_and_one_with_a_call_is_not_idle() {
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     let _heard = table.listen(None);
     let ten = Duration::from_secs(10);
     tokio::time::advance(ten).await;
@@ -204,19 +204,19 @@ async fn a_connection_that_is_only_listened_on_is_quiet_and_one_with_a_call_is_n
 /// A question with a picture is larger than many a message, and may wait: many of them may not.
 #[tokio::test]
 async fn a_large_message_is_taken_and_what_waits_is_bounded_in_bytes() {
-    let mut table = Table::new();
+    let mut table = CallTable::new();
     let mut begun = table.begin(&call(1)).unwrap();
     let large = Bytes::from(vec![b'x'; 5 << 20]);
     let asked = request(9, "sampling/createMessage", json!({}));
     assert_eq!(table.ask(&asked, &large), Ok(()), "alone it may be as large as it is");
-    assert_eq!(table.ask(&asked, &large), Err(NotTaken::Slow));
+    assert_eq!(table.ask(&asked, &large), Err(DeliveryError::Slow));
     let small = Bytes::from_static(b"{}");
-    assert_eq!(table.ask(&asked, &small), Err(NotTaken::Slow), "there is too much as it is");
+    assert_eq!(table.ask(&asked, &small), Err(DeliveryError::Slow), "there is too much as it is");
     assert_eq!(begun.pieces.recv().await.unwrap().unwrap().len(), sse_message(&large).len());
     for _ in 0..4 {
         assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000])), Ok(()));
     }
-    assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000])), Err(NotTaken::Slow));
+    assert_eq!(table.ask(&asked, &Bytes::from(vec![b'x'; 1_000_000])), Err(DeliveryError::Slow));
     assert!(table.answer(Some(&call(1).id), &large), "room for the answer is its own");
     assert_eq!(drained(&mut begun.pieces), (5, true));
 }

@@ -15,17 +15,17 @@ use url::Url;
 const HEARD_BYTES_MAX: usize = 1 << 20;
 
 /// What was said on one connection by both ends, in the order in which it passed.
-type Heard = Arc<Mutex<Vec<u8>>>;
+type Transcript = Arc<Mutex<Vec<u8>>>;
 
 /// Passes connections on. Dropping it cuts them.
 #[derive(Debug)]
-pub struct Bridge {
+pub struct UnixSocketProxy {
     dir: TempDir,
-    heard: Arc<Mutex<Vec<Heard>>>,
+    heard: Arc<Mutex<Vec<Transcript>>>,
     _running: JoinSet<()>,
 }
 
-impl Bridge {
+impl UnixSocketProxy {
     /// Leads to the host of `url`.
     ///
     /// # Errors
@@ -35,13 +35,13 @@ impl Bridge {
         let url = Url::parse(url).map_err(|error| error.to_string())?;
         let to = url.socket_addrs(|| None).map_err(|error| error.to_string())?;
         let listener = UnixListener::bind(socket_in(dir.path())).map_err(|error| error.to_string())?;
-        let heard: Arc<Mutex<Vec<Heard>>> = Arc::default();
+        let heard: Arc<Mutex<Vec<Transcript>>> = Arc::default();
         let all = Arc::clone(&heard);
         let mut running = JoinSet::new();
         running.spawn(async move {
             let mut connections = JoinSet::new();
             while let Ok((client, _)) = listener.accept().await {
-                let (to, heard) = (to.clone(), Heard::default());
+                let (to, heard) = (to.clone(), Transcript::default());
                 all.lock().push(Arc::clone(&heard));
                 connections.spawn(async move {
                     let Ok(gateway) = TcpStream::connect(&*to).await else { return };
@@ -68,7 +68,7 @@ fn socket_in(dir: &Path) -> PathBuf {
     dir.join("gateway.sock")
 }
 
-async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, heard: &Heard) {
+async fn pass(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin, heard: &Transcript) {
     let mut chunk = vec![0; 16 << 10];
     while let Ok(length @ 1..) = from.read(&mut chunk).await {
         {

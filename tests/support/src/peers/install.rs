@@ -25,14 +25,14 @@ static ENDED: Condvar = Condvar::new();
 
 thread_local! {
     /// A test that looks for peers again goes on in its turn: a second one could be waited for by all that have the first.
-    static TURN: RefCell<Weak<Turn>> = const { RefCell::new(Weak::new()) };
+    static TURN: RefCell<Weak<RunPermit>> = const { RefCell::new(Weak::new()) };
 }
 
 /// One of the [`TESTS_MAX`] places, until it is dropped.
 #[derive(Debug)]
-struct Turn;
+struct RunPermit;
 
-impl Turn {
+impl RunPermit {
     /// Waits until a place is free; this blocks the thread, which is the test's own.
     fn take() -> Arc<Self> {
         TURN.with_borrow_mut(|last| {
@@ -48,7 +48,7 @@ impl Turn {
     }
 }
 
-impl Drop for Turn {
+impl Drop for RunPermit {
     fn drop(&mut self) {
         *RUNNING.lock() -= 1;
         ENDED.notify_one();
@@ -59,7 +59,7 @@ impl Drop for Turn {
 #[derive(Clone, Debug)]
 pub struct Peers {
     dir: PathBuf,
-    _turn: Arc<Turn>,
+    _turn: Arc<RunPermit>,
 }
 
 impl Deref for Peers {
@@ -87,7 +87,7 @@ impl Peers {
         };
         let dir = Path::new(&dir).canonicalize();
         let dir = dir.unwrap_or_else(|error| panic!("{VARIABLE}: {error}; run tests/peers/setup.sh first"));
-        Some(Self { dir, _turn: Turn::take() })
+        Some(Self { dir, _turn: RunPermit::take() })
     }
 
     /// Runs `program`, a path inside the folder, in that folder.
@@ -129,12 +129,12 @@ fn found(list: &'static str, start: &str, end: char) -> Option<&'static str> {
 
 #[test]
 fn a_test_has_one_turn_and_others_wait_for_it() {
-    let first = Turn::take();
-    assert!(Arc::ptr_eq(&first, &Turn::take()), "it is the same thread");
+    let first = RunPermit::take();
+    assert!(Arc::ptr_eq(&first, &RunPermit::take()), "it is the same thread");
     let others: Vec<_> = (0..3 * TESTS_MAX)
         .map(|_| {
             std::thread::spawn(|| {
-                let _turn = Turn::take();
+                let _turn = RunPermit::take();
                 let running = *RUNNING.lock();
                 std::thread::yield_now();
                 running

@@ -124,14 +124,14 @@ impl Program {
 
 /// A server at work.
 #[derive(Debug)]
-pub struct Server {
+pub struct PeerServer {
     pub program: Program,
     pub address: SocketAddr,
     test: &'static str,
     child: Child,
 }
 
-impl Server {
+impl PeerServer {
     /// Starts `program` for `test`, on a free port: not every server can look for one itself.
     ///
     /// # Errors

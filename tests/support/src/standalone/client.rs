@@ -13,20 +13,20 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_util::task::TaskTracker;
 
-use super::gate::{Gate, in_time};
+use super::gate::{GatewayProcess, in_time};
 
 const MODERN: &str = "2026-07-28";
 const LEGACY: &str = "2025-11-25";
 const TASKS: &str = "io.modelcontextprotocol/tasks";
 
 /// An answer as it comes.
-pub struct Reply {
+pub struct StreamedReply {
     response: Response<Incoming>,
     text: String,
     ids: Vec<String>,
 }
 
-impl Reply {
+impl StreamedReply {
     pub fn status(&self) -> u16 {
         self.response.status().as_u16()
     }
@@ -77,28 +77,28 @@ impl Reply {
 }
 
 /// A request that waits for the head of its answer.
-pub struct Asking(tokio::task::JoinHandle<Reply>);
+pub struct PendingReply(tokio::task::JoinHandle<StreamedReply>);
 
-impl Asking {
+impl PendingReply {
     /// Waits for the head of the answer.
-    pub async fn reply(mut self) -> Reply {
+    pub async fn reply(mut self) -> StreamedReply {
         in_time(&mut self.0).await.unwrap()
     }
 }
 
-impl Drop for Asking {
+impl Drop for PendingReply {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> Reply {
+async fn send(address: SocketAddr, request: Request<Full<Bytes>>) -> StreamedReply {
     in_time(async {
         let stream = TcpStream::connect(address).await.unwrap();
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         TaskTracker::new().spawn(connection);
         let response = sender.send_request(request).await.unwrap();
-        Reply { response, text: String::new(), ids: Vec::new() }
+        StreamedReply { response, text: String::new(), ids: Vec::new() }
     })
     .await
 }
@@ -111,7 +111,7 @@ pub async fn get(address: SocketAddr, path: &str) -> String {
 
 /// Who asks.
 #[derive(Clone, Debug)]
-pub struct Client {
+pub struct StandaloneClient {
     address: SocketAddr,
     /// Without one the client is a stateless one.
     session: Option<String>,
@@ -121,8 +121,8 @@ pub struct Client {
     experimental: Option<u32>,
 }
 
-impl Client {
-    pub fn stateless(gate: &Gate) -> Self {
+impl StandaloneClient {
+    pub fn stateless(gate: &GatewayProcess) -> Self {
         Self { address: gate.address, session: None, has_tasks: false, key: None, experimental: None }
     }
 
@@ -141,12 +141,12 @@ impl Client {
         Self { has_tasks: true, ..self }
     }
 
-    pub async fn session(gate: &Gate) -> Self {
+    pub async fn session(gate: &GatewayProcess) -> Self {
         Self::try_session(gate).await.unwrap_or_else(|error| panic!("no session: {error}"))
     }
 
     /// Opens a session, or tells why there is none.
-    pub async fn try_session(gate: &Gate) -> Result<Self, Value> {
+    pub async fn try_session(gate: &GatewayProcess) -> Result<Self, Value> {
         Self::stateless(gate).try_open().await
     }
 
@@ -183,7 +183,7 @@ impl Client {
     }
 
     /// Opens the session's own stream.
-    pub async fn listen(&self) -> Reply {
+    pub async fn listen(&self) -> StreamedReply {
         let session = self.session.as_deref().unwrap();
         let request = Request::get("/up/mcp").header("host", "localhost").header("accept", "text/event-stream");
         let request = request.header("mcp-protocol-version", LEGACY).header("mcp-session-id", session);
@@ -191,14 +191,14 @@ impl Client {
     }
 
     /// Makes a request whose answer nobody waits for yet. Dropping it is leaving.
-    pub async fn start(&self, id: u32, method: &str, params: Value) -> Asking {
+    pub async fn start(&self, id: u32, method: &str, params: Value) -> PendingReply {
         let (client, method) = (self.clone(), method.to_owned());
         let asking = async move { client.ask(id, &method, params).await };
-        Asking(TaskTracker::new().spawn(asking))
+        PendingReply(TaskTracker::new().spawn(asking))
     }
 
     /// Makes a request.
-    pub async fn ask(&self, id: u32, method: &str, mut params: Value) -> Reply {
+    pub async fn ask(&self, id: u32, method: &str, mut params: Value) -> StreamedReply {
         let mut request = self.head(Request::post("/up/mcp"));
         match &self.session {
             Some(session) => {
@@ -279,7 +279,7 @@ impl Client {
     }
 
     /// Takes a stream up behind this event.
-    pub async fn take_up(&self, event: &str) -> Reply {
+    pub async fn take_up(&self, event: &str) -> StreamedReply {
         let session = self.session.as_deref().unwrap();
         let request = Request::get("/up/mcp").header("host", "localhost").header("accept", "text/event-stream");
         let request = request.header("mcp-protocol-version", LEGACY).header("mcp-session-id", session);

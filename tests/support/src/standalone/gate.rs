@@ -20,7 +20,7 @@ pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// A gateway in front of the demo server as `up`. Killed when dropped.
-pub struct Gate {
+pub struct GatewayProcess {
     child: Child,
     pub address: SocketAddr,
     admin: SocketAddr,
@@ -36,7 +36,7 @@ pub fn demo(faults: &str, mark: &str) -> String {
     )
 }
 
-impl Gate {
+impl GatewayProcess {
     /// In front of a demo server with these faults; `keys` stand in the upstream's section.
     pub async fn with(faults: &str, keys: &str) -> Self {
         let dir = tempfile::tempdir().unwrap();

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::dialect::subscriptions::{Wishes, untagged};
+use crate::dialect::subscriptions::{SubscriptionFilter, untagged};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::News;
+use crate::upstream::ServerNotification;
 use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::reply::{self, Addressee, EventStream, ReadLimits, Refusal, Reply};
-use crate::upstream::http::stateless::line::{Line, Said};
+use crate::upstream::http::reply::{self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal};
+use crate::upstream::http::stateless::line::{DraftRequest, StatelessSender};
 use crate::upstream::own_ids;
-use crate::upstream::session::Hop;
+use crate::upstream::session::UpstreamLink;
 use crate::wire::envelope::Notification;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope, fault, method};
@@ -22,7 +22,7 @@ const MALFORMED_MAX: u32 = 10;
 
 /// Why there is no stream.
 #[derive(Debug)]
-pub(super) enum NotOpened {
+pub(super) enum ListenError {
     /// The server does not do this, and would say the same again.
     Refused(String),
     /// It may do so another time.
@@ -31,17 +31,17 @@ pub(super) enum NotOpened {
 
 /// An open stream. Dropping it ends it at the upstream.
 #[derive(Debug)]
-pub(super) struct Spoken {
-    hop: Arc<Hop>,
+pub(super) struct UpstreamListenStream {
+    hop: Arc<UpstreamLink>,
     id: RequestId,
     events: EventStream,
     malformed: u32,
     /// What of the wishes the server has acknowledged.
-    pub(super) granted: Wishes,
+    pub(super) granted: SubscriptionFilter,
 }
 
 /// What one event says.
-enum Event {
+enum ListenEvent {
     /// Something that is not for anybody here.
     Nothing,
     Said(Notification),
@@ -49,47 +49,47 @@ enum Event {
     End,
 }
 
-impl Spoken {
+impl UpstreamListenStream {
     /// Asks for all that is wished for, and waits for the acknowledgement: without it nothing is promised.
     ///
     /// # Errors
     /// If none comes. Not bounded in time.
-    pub(super) async fn open(line: &Line, wishes: &Wishes) -> Result<Self, NotOpened> {
+    pub(super) async fn open(line: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
         let id = own_ids::mint();
         let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
-        let post = line.post(&Said::new(method::LISTEN, Some(params)), &id);
-        let response = line.hop.carrier.send(&post, &HandedOver::default()).await.map_err(NotOpened::Failed)?;
+        let post = line.post(&DraftRequest::new(method::LISTEN, Some(params)), &id);
+        let response = line.hop.carrier.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
         let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
-        let events = match reply::open(response, Addressee::Handshake, limits).await {
-            Ok(Reply::Events(events)) => events,
-            Ok(Reply::Json(body)) => {
-                let text = reply::read_whole(body, limits).await.map_err(NotOpened::Failed)?;
+        let events = match reply::open(response, ErrorAddressee::Handshake, limits).await {
+            Ok(AcceptedResponse::Events(events)) => events,
+            Ok(AcceptedResponse::Json(body)) => {
+                let text = reply::read_whole(body, limits).await.map_err(ListenError::Failed)?;
                 return Err(match envelope::read(&text, ScanLimits::UPSTREAM) {
                     Ok(Message::Response(response)) => response.outcome.err().map_or(MALFORMED, refused),
                     Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => MALFORMED,
                 });
             }
-            Err(Refusal::Rpc(error)) => return Err(refused(error)),
-            Err(Refusal::Gateway(fault)) if matches!(fault.http_status, Some(404 | 405 | 501)) => {
-                return Err(NotOpened::Refused("the server has no such method".to_owned()));
+            Err(ResponseRefusal::Rpc(error)) => return Err(refused(error)),
+            Err(ResponseRefusal::Gateway(fault)) if matches!(fault.http_status, Some(404 | 405 | 501)) => {
+                return Err(ListenError::Refused("the server has no such method".to_owned()));
             }
-            Err(Refusal::Gateway(fault)) => return Err(NotOpened::Failed(fault)),
-            Err(Refusal::SessionLost) => return Err(MALFORMED),
+            Err(ResponseRefusal::Gateway(fault)) => return Err(ListenError::Failed(fault)),
+            Err(ResponseRefusal::SessionLost) => return Err(MALFORMED),
         };
         metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&line.hop.name)).increment(1.0);
         let hop = Arc::clone(&line.hop);
-        let mut spoken = Self { hop, id, events, malformed: 0, granted: Wishes::default() };
+        let mut spoken = Self { hop, id, events, malformed: 0, granted: SubscriptionFilter::default() };
         spoken.granted = spoken.acknowledged(wishes).await?;
         Ok(spoken)
     }
 
     /// Nothing else of the subscription comes before its acknowledgement (MOD-24); what does is dropped.
-    async fn acknowledged(&mut self, wishes: &Wishes) -> Result<Wishes, NotOpened> {
+    async fn acknowledged(&mut self, wishes: &SubscriptionFilter) -> Result<SubscriptionFilter, ListenError> {
         loop {
             let event = match self.events.next().await {
                 Ok(Some(event)) => event,
                 Ok(None) => return Err(CLOSED),
-                Err(broken) => return Err(NotOpened::Failed(broken.into_fault())),
+                Err(broken) => return Err(ListenError::Failed(broken.into_fault())),
             };
             let Some(text) = reply::message_in(&event) else { continue };
             // A refusal may come as an event too.
@@ -99,52 +99,52 @@ impl Spoken {
                 return Err(response.outcome.err().map_or(CLOSED, refused));
             }
             match self.read(text) {
-                Event::Said(said) if said.method == method::LISTEN_ACKNOWLEDGED => {
+                ListenEvent::Said(said) if said.method == method::LISTEN_ACKNOWLEDGED => {
                     return said.params.object().map(|params| wishes.granted_by(params)).ok_or(MALFORMED);
                 }
-                Event::Said(_) => self.hop.dropped("before_acknowledgement"),
-                Event::Nothing => (),
-                Event::End => return Err(MALFORMED),
+                ListenEvent::Said(_) => self.hop.dropped("before_acknowledgement"),
+                ListenEvent::Nothing => (),
+                ListenEvent::End => return Err(MALFORMED),
             }
         }
     }
 
     /// What is said next of what was granted, without the id of this subscription; `None` at the end. Cancel safe.
-    pub(super) async fn next(&mut self) -> Option<News> {
+    pub(super) async fn next(&mut self) -> Option<ServerNotification> {
         loop {
             let event = self.events.next().await.ok()??;
             let Some(text) = reply::message_in(&event) else { continue };
             match self.read(text) {
-                Event::Said(said) => match self.news(&said) {
+                ListenEvent::Said(said) => match self.news(&said) {
                     Some(news) => return Some(news),
                     None => self.hop.dropped("stray_notification"),
                 },
-                Event::Nothing => (),
-                Event::End => return None,
+                ListenEvent::Nothing => (),
+                ListenEvent::End => return None,
             }
         }
     }
 
-    fn read(&mut self, text: &bytes::Bytes) -> Event {
+    fn read(&mut self, text: &bytes::Bytes) -> ListenEvent {
         match envelope::read(text, ScanLimits::UPSTREAM) {
-            Ok(Message::Notification(said)) => return Event::Said(said),
+            Ok(Message::Notification(said)) => return ListenEvent::Said(said),
             // In order, if it is a result (MOD-25).
-            Ok(Message::Response(response)) if response.id.as_ref() == Some(&self.id) => return Event::End,
+            Ok(Message::Response(response)) if response.id.as_ref() == Some(&self.id) => return ListenEvent::End,
             Ok(Message::Response(_)) => self.hop.dropped("foreign_response"),
             Ok(Message::Request(_)) => self.hop.dropped("stray_request"),
             Err(_) => {
                 self.malformed += 1;
                 self.hop.dropped("malformed_event");
                 if self.malformed > MALFORMED_MAX {
-                    return Event::End;
+                    return ListenEvent::End;
                 }
             }
         }
-        Event::Nothing
+        ListenEvent::Nothing
     }
 
     /// A notification of a kind that was granted, on behalf of this subscription and no other.
-    fn news(&self, said: &Notification) -> Option<News> {
+    fn news(&self, said: &Notification) -> Option<ServerNotification> {
         let params = said.params.object();
         if !self.granted.want(&said.method, params) {
             return None;
@@ -155,17 +155,17 @@ impl Spoken {
     }
 }
 
-impl Drop for Spoken {
+impl Drop for UpstreamListenStream {
     fn drop(&mut self) {
         metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&self.hop.name)).decrement(1.0);
     }
 }
 
-const MALFORMED: NotOpened = NotOpened::Failed(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
-const CLOSED: NotOpened = NotOpened::Failed(GatewayFault::new(Reason::UpstreamClosed, Executed::No));
+const MALFORMED: ListenError = ListenError::Failed(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
+const CLOSED: ListenError = ListenError::Failed(GatewayFault::new(Reason::UpstreamClosed, Executed::No));
 
 /// What an error means: one about the request is the same next time, any other may pass.
-fn refused(error: RpcError) -> NotOpened {
+fn refused(error: RpcError) -> ListenError {
     let is_for_good = matches!(
         error.code,
         fault::METHOD_NOT_FOUND
@@ -176,7 +176,7 @@ fn refused(error: RpcError) -> NotOpened {
             | fault::UNSUPPORTED_VERSION
     );
     match is_for_good {
-        true => NotOpened::Refused(error.message),
-        false => NotOpened::Failed(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
+        true => ListenError::Refused(error.message),
+        false => ListenError::Failed(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
     }
 }

@@ -6,14 +6,14 @@
 mod api_key_files;
 mod descriptors;
 pub mod files;
-pub mod keys;
-pub mod manager;
 mod program;
-pub mod programs;
 pub mod reload;
+mod reload_trigger;
+pub mod sealing_key;
+pub mod service_manager;
 pub mod sockets;
-pub mod tasks;
-mod watch;
+pub mod task_store;
+pub mod upstream_programs;
 mod wrap;
 
 use std::net::SocketAddr;
@@ -32,7 +32,6 @@ use crate::dialect::plain::PlainUpstream;
 use crate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
-use crate::face::naming::ToolRenamer;
 use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
 use crate::face::rates::Rates;
 use crate::face::sealed::Sealer;
@@ -40,13 +39,14 @@ use crate::face::session::{Bridge, SessionFace, SessionServed};
 use crate::face::sse::{SseServed, SseStreams};
 use crate::face::stateless::listen::ListenPermits;
 use crate::face::stateless::{PipeServed, StatelessFace, StatelessServed};
+use crate::face::tool_renames::ToolRenamer;
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, ListenerLimits, ListenerSpec, Routes, RunningListener};
 use crate::store::DiskStore;
 use crate::task::{Clock as _, SystemClock};
 use crate::upstream::http::{SessionUpstream, TaskScope};
 use crate::upstream::limits::CallPermitsByName;
-use crate::upstream::standing::{UpstreamHealth, UpstreamHealthList};
+use crate::upstream::upstream_health::{UpstreamHealth, UpstreamHealthList};
 use crate::wire::ProtocolVersion;
 use files::FileMistakes;
 pub use program::serve;
@@ -118,7 +118,7 @@ impl Gateway {
         let unless_started = life.stop.clone().drop_guard();
         let readiness = Readiness::new();
         readiness.block(STARTING);
-        let tasks::OpenedStore { store, disk, clock } = tasks::open(&config, &life, &readiness).await?;
+        let task_store::OpenedStore { store, disk, clock } = task_store::open(&config, &life, &readiness).await?;
         let limits = config.store.limits();
         let engine = Engine::new(
             store,
@@ -296,12 +296,12 @@ struct GatewayParts {
 
 /// Seals with the keys in `folder`, which are made at the first start.
 fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
-    let ring = match keys::read_or_make(folder) {
+    let ring = match sealing_key::read_or_make(folder) {
         Ok(ring) => ring,
         // The store is in memory: nothing else outlives this process either.
         Err(error) if error.is_lack_of_a_place() => {
             tracing::warn!(%error, "sessions of clients end with this process");
-            keys::ephemeral()
+            sealing_key::ephemeral()
         }
         Err(error) => return Err(error.into()),
     };

@@ -4,13 +4,13 @@
 //! offered.
 
 pub mod call;
+mod called_server;
+mod dialog;
 pub mod flavour;
 mod follow;
 mod printable;
 pub mod probe;
 mod question;
-mod server;
-mod talk;
 pub mod tasks;
 mod terminal;
 mod tool;
@@ -232,7 +232,7 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
             .map(|()| ExitCode::SUCCESS),
         CliCommand::Call(arguments) => Ok(call(arguments).await),
         CliCommand::Wrap(arguments) => wrap::run(arguments).await,
-        CliCommand::Probe(arguments) => probe::command::run(arguments).await,
+        CliCommand::Probe(arguments) => probe::arguments::run(arguments).await,
         CliCommand::Tasks { order, admin } => operate(order, &admin).await,
     };
     ended.unwrap_or_else(|error| {
@@ -264,7 +264,7 @@ fn check(file: &Path) -> ExitCode {
             for warning in &loaded.warnings {
                 write_line(format_args!("warning: {warning}"));
             }
-            if let Some(folder) = app::tasks::in_use(&loaded.config) {
+            if let Some(folder) = app::task_store::in_use(&loaded.config) {
                 let folder = folder.display();
                 write_line(format_args!("warning: key `store.path`: {folder}: a gateway has the store open now"));
             }

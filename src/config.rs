@@ -31,7 +31,7 @@ use crate::store::StoreLimits;
 use crate::task::{ToolNames, ToolRules};
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
-use crate::upstream::stand::stdio::StdioUpstreamSettings;
+use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::{ForwardingRules, Timeouts};
 use crate::wire::ProtocolVersion;
 pub use resolve::GRACE_MAX;

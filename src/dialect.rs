@@ -6,18 +6,18 @@
 
 pub mod core_2025_11_25;
 pub mod ext_tasks;
-pub mod face;
+pub mod face_dialect;
 pub mod fallback_tools;
 pub mod faults;
 pub mod inputs;
 pub mod lifecycle;
 pub mod negotiate;
-pub mod peer;
 pub mod plain;
-pub mod reintroduction;
 pub mod relay_core_2025_11_25;
+pub mod session_results;
 pub mod subscriptions;
+pub mod upstream_dialect;
 
-pub use face::{FaceDialect, TaskCommand, TaskReply};
+pub use face_dialect::{FaceDialect, TaskCommand, TaskReply};
 pub use faults::RequestError;
-pub use peer::UpstreamDialect;
+pub use upstream_dialect::UpstreamDialect;

@@ -7,13 +7,13 @@ pub mod admission;
 pub mod apply;
 pub mod call;
 mod change;
-mod doubt;
-pub mod pauses;
+pub mod change_subscribers;
+mod doubtful_writes;
+mod list_all;
 pub mod recovery;
+pub mod retry_delays;
 pub mod runner;
-mod survey;
 pub mod sweeper;
-pub mod watch;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,7 +27,7 @@ pub use call::{
     Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RoundRetry, RoundSupport, TaskNotice,
     TaskNoticeSink,
 };
-pub use watch::ChangeSubscribers;
+pub use change_subscribers::ChangeSubscribers;
 
 use crate::store::TaskStore;
 use crate::task::{Clock, Principal, Summary, Task, TaskId, TaskKey, Timestamp};
@@ -45,7 +45,7 @@ pub struct Engine {
     live: runner::LiveRunners,
     runners: TaskTracker,
     changes: change::RunningChanges,
-    doubts: doubt::DoubtfulWrites,
+    doubts: doubtful_writes::DoubtfulWrites,
     /// Cancelled once the gateway ends: calls that a later life can go on with are left to it.
     leaving: CancellationToken,
 }
@@ -73,7 +73,7 @@ impl Engine {
             live: runner::LiveRunners::default(),
             runners: TaskTracker::new(),
             changes: change::RunningChanges::default(),
-            doubts: doubt::DoubtfulWrites::default(),
+            doubts: doubtful_writes::DoubtfulWrites::default(),
             leaving: CancellationToken::new(),
         })
     }

@@ -5,28 +5,28 @@
 //! that shake hands first.
 
 pub mod answer;
+pub mod argument_headers;
+mod argument_limits;
 pub mod call_stream;
 pub mod catalog;
 pub mod classify;
 pub mod closing;
-pub mod duplex;
-mod ear;
 pub mod endpoint;
 mod fallback;
 pub mod headers;
 pub mod http;
-pub mod mirrored;
-mod misses;
-pub mod named;
-pub mod naming;
+pub mod idempotency_key;
+mod notification_subscriber;
 pub mod operators;
 mod pipe;
 pub mod rates;
-mod refused;
 pub mod rewrite;
 pub mod sealed;
 pub mod session;
-mod sized;
 pub mod sse;
 pub mod stateless;
 pub mod stdio;
+pub mod stream_client;
+mod task_method_error;
+pub mod tool_renames;
+mod unknown_task_watch;

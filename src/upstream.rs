@@ -5,21 +5,21 @@
 //! [`conduit`] instead.
 
 pub(crate) mod breaker;
-mod carrier;
-pub mod conduit;
 pub mod era;
 pub mod exchange;
-mod fallback;
 pub mod forwarding;
+pub mod header_annotations;
 pub mod http;
 pub mod limits;
-pub mod mirrored;
 pub(crate) mod own_ids;
-mod probe;
+pub mod raw_channel;
+mod request_transport;
 mod session;
-pub mod stand;
-pub mod standing;
 pub mod supervisor;
+pub mod transport;
+mod transport_detection;
+pub mod upstream_health;
+mod version_choice;
 
 pub use era::{Era, EraUpstream};
 pub use exchange::{

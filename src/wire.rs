@@ -5,23 +5,23 @@
 
 pub mod canonical;
 pub mod envelope;
-pub mod fault;
 pub mod framing;
 pub mod id;
 pub mod meta;
 pub mod method;
 pub mod object;
+pub mod one_line;
 pub mod payload;
+pub mod rpc_error;
 pub mod scan;
 pub mod version;
 pub mod walk;
-pub mod words;
 
 pub use canonical::canonical;
 pub use envelope::{Message, Notification, Request, Response};
-pub use fault::RpcError;
 pub use id::RequestId;
 pub use object::Object;
 pub use payload::Payload;
+pub use rpc_error::RpcError;
 pub use scan::{ScanError, ScanLimits};
 pub use version::ProtocolVersion;

@@ -5,8 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 use super::api_key_files::{self, ApiKeyFileError};
-use super::keys::{self, KeyFileError};
-use super::{programs, tasks};
+use super::sealing_key::{self, KeyFileError};
+use super::{task_store, upstream_programs};
 use crate::config::{self, Config, ConfigError, Findings, LoadedConfig};
 use crate::server::api_keys::{ApiKeyRing, ApiKeys, AuthSettings};
 use crate::server::{Authenticator, LocalUser};
@@ -14,7 +14,7 @@ use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::upstream::http::credential::CredentialError;
-use crate::upstream::stand::stdio::{self, VariableFileError};
+use crate::upstream::transport::stdio::{self, VariableFileError};
 
 /// One file that is not what it should be.
 #[derive(Debug, thiserror::Error)]
@@ -66,7 +66,7 @@ pub fn load(file: &Path) -> Result<LoadedConfig, ConfigError> {
     config::load(file, &|name| env::var(name).ok(), &|config| {
         let wrong = check(config, SystemClock.now()).err().map(|mistakes| mistakes.0).unwrap_or_default();
         let mistakes = wrong.into_iter().map(|(key, error)| (key, error.to_string())).collect();
-        Findings { mistakes, warnings: programs::warnings(config).collect() }
+        Findings { mistakes, warnings: upstream_programs::warnings(config).collect() }
     })
 }
 
@@ -82,8 +82,8 @@ pub fn check(config: &Config, now: Timestamp) -> Result<(), FileMistakes> {
     {
         note(at_fault("listen.tls", identity, &error), Err(error.into()));
     }
-    note("store.path".to_owned(), keys::read(&config.folder).map(drop).map_err(FileError::from));
-    note("store.path".to_owned(), tasks::check(config).map_err(FileError::from));
+    note("store.path".to_owned(), sealing_key::read(&config.folder).map(drop).map_err(FileError::from));
+    note("store.path".to_owned(), task_store::check(config).map_err(FileError::from));
     for upstream in &config.upstreams {
         let name = &upstream.name;
         if let Some(folder) = upstream.server.stdio().and_then(|stdio| stdio.folder.as_ref()) {

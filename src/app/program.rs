@@ -15,9 +15,9 @@ use url::Url;
 
 use super::descriptors::{ConnectionCapacity, DescriptorShortage};
 use super::files::{self, FileMistakes};
+use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
-use super::watch::ReloadTrigger;
-use super::{EXIT_CONFIG, Gateway, manager, tasks};
+use super::{EXIT_CONFIG, Gateway, service_manager, task_store};
 use crate::config::{Config, ConfigError, StoreSettings};
 use crate::demo::DemoServer;
 use crate::server::StartError;
@@ -76,8 +76,8 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         }
     };
     announce(&gateway, &paths, is_quick_start.then_some(&*folder)).context("cannot print the addresses")?;
-    manager::tell_ready();
-    upkeep.spawn(manager::keep_watched());
+    service_manager::tell_ready();
+    upkeep.spawn(service_manager::keep_watched());
     let notice = loop {
         tokio::select! {
             notice = signals.next() => break notice,
@@ -85,7 +85,7 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         }
     };
     let notice = if are_kept { Duration::ZERO } else { notice };
-    manager::tell_stopping(notice + gateway.drain_max);
+    service_manager::tell_stopping(notice + gateway.drain_max);
     tokio::select! {
         () = gateway.drain(notice) => (),
         _ = signals.next() => tracing::warn!("ended before the drain was done"),
@@ -97,7 +97,7 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
 /// Prints what keeps the gateway from starting, where it is in the configuration or in a file that it names.
 pub(super) fn refused(error: anyhow::Error) -> anyhow::Result<ExitCode> {
     let (text, code) = match error.downcast::<OpenError>() {
-        Ok(store) => (format!("key `store.path`: {store}"), tasks::exit_code(&store)),
+        Ok(store) => (format!("key `store.path`: {store}"), task_store::exit_code(&store)),
         Err(other) => match other.downcast::<SocketError>() {
             Ok(open) => (open.to_string(), EXIT_CONFIG),
             Err(other) => (other.downcast::<FileMistakes>()?.to_string(), EXIT_CONFIG),

@@ -27,7 +27,7 @@ use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
 use crate::upstream::http::credential::Credential;
 use crate::upstream::limits::CallPermits;
-use crate::upstream::standing::UpstreamHealth;
+use crate::upstream::upstream_health::UpstreamHealth;
 
 /// How often an upstream that is served no more is looked at.
 const RETIRING: Duration = Duration::from_millis(500);

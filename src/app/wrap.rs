@@ -12,16 +12,16 @@ use tokio_util::task::TaskTracker;
 
 use super::program::{Signals, refused};
 use super::reload::ServedUpstream;
-use super::{GatewayParts, files, random_bits, sealer, tasks};
+use super::{GatewayParts, files, random_bits, sealer, task_store};
 use crate::config::{Config, StoreSettings};
 use crate::engine::recovery::{self, UpstreamBindings};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
-use crate::face::duplex::StreamClient;
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::sealed::Sealer;
 use crate::face::sse::SseStreams;
 use crate::face::stateless::listen::ListenPermits;
 use crate::face::stdio;
+use crate::face::stream_client::StreamClient;
 use crate::server::admin::Readiness;
 use crate::store::DiskStore;
 use crate::task::{Clock as _, Principal, SystemClock};
@@ -103,12 +103,13 @@ impl WrappedGateway {
         files::check(&config, SystemClock.now())?;
         let sealer = Arc::new(match config.store {
             // Nothing outlives this process, so no key need.
-            StoreSettings::Memory(_) => Sealer::new(super::keys::ephemeral()),
+            StoreSettings::Memory(_) => Sealer::new(super::sealing_key::ephemeral()),
             StoreSettings::Disk { .. } => sealer(&config.folder)?,
         });
         let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
         let unless_ended = life.stop.clone().drop_guard();
-        let tasks::OpenedStore { store, disk, clock } = tasks::open(&config, &life, &Readiness::new()).await?;
+        let task_store::OpenedStore { store, disk, clock } =
+            task_store::open(&config, &life, &Readiness::new()).await?;
         let limits = config.store.limits();
         let limits = AdmissionLimits {
             tasks_max: limits.tasks_max,

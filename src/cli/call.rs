@@ -9,9 +9,9 @@ use std::time::Duration;
 use http::HeaderValue;
 use tokio::sync::mpsc;
 
+use super::called_server::CalledServer;
+use super::dialog::{CallDialog, NoResultError};
 use super::flavour::{self, Flavour};
-use super::server::CalledServer;
-use super::talk::{CallDialog, NoResultError};
 use super::ui::Ui;
 use crate::wire::Payload;
 

@@ -3,9 +3,9 @@
 use clap::ValueEnum;
 
 use super::call::{CallCommand, CallExit};
+use super::called_server::CalledServer;
+use super::dialog::{CallDialog, NoResultError};
 use super::follow;
-use super::server::CalledServer;
-use super::talk::{CallDialog, NoResultError};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::upstream::{ServerFacts, UpstreamTaskMode};
 use crate::wire::{Object, meta};

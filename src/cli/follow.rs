@@ -11,12 +11,12 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::call::{CallCommand, CallExit, Wait};
+use super::called_server::{CalledServer, may_pass, object};
+use super::dialog::{CallDialog, Interrupted, NoResultError, interrupted, words};
 use super::flavour::{CallMode, Flavour};
-use super::server::{CalledServer, may_pass, object};
-use super::talk::{CallDialog, Interrupted, NoResultError, interrupted, words};
 use super::ui::{self, CallStatus, StepCount};
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
-use crate::wire::{Object, Payload, RpcError, fault, method};
+use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
 /// The longest that a call is waited for which becomes no task.
 const CALL_MAX: Duration = Duration::from_secs(2 * 60 * 60);
@@ -267,7 +267,7 @@ impl<'t, 'a> Follower<'t, 'a> {
         self.failures += 1;
         let is_enough = self.failures >= self.talk.call.retry.attempts_max;
         match why {
-            TaskRequestError::Refused(error) if error.code == fault::INVALID_PARAMS => {
+            TaskRequestError::Refused(error) if error.code == rpc_error::INVALID_PARAMS => {
                 self.refused = Some(error.clone());
                 return Ok(ControlFlow::Continue(()));
             }
@@ -295,7 +295,7 @@ impl<'t, 'a> Follower<'t, 'a> {
             if !self.way.in_session {
                 return Err(NoResultError::unintelligible("it asks for what this client never offered"));
             }
-            let unknown = RpcError::new(fault::METHOD_NOT_FOUND, format!("unknown method: {}", asked.method));
+            let unknown = RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("unknown method: {}", asked.method));
             let answered = self.exchange.answer(&asked.ask, Answer::Error(unknown)).await;
             if let Err(error) = answered {
                 tracing::debug!(%error, "an answer was not taken");

@@ -3,10 +3,10 @@
 //! Asked with the pieces that the gateway itself reaches servers with, so that what is found is what will be met. Read
 //! `ask` for what is sent, `report` for what is told of it, `block` for the TOML.
 
-mod ask;
-mod block;
-pub(super) mod command;
+pub(super) mod arguments;
+mod discovery;
 mod report;
+mod toml_block;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use http::HeaderValue;
 use url::Url;
 
 use crate::wire::Payload;
-pub use command::ProbeArguments;
+pub use arguments::ProbeArguments;
 pub use report::{ProbeExit, ProbeReport, ProbedCall, ProbedTransport, ProbedVersion, ServerDescription};
 
 /// What is to be probed, and how.
@@ -45,5 +45,5 @@ pub enum ProbeTarget {
 /// # Errors
 /// If nothing there speaks MCP: why, as a text.
 pub async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
-    ask::run(probe).await
+    discovery::run(probe).await
 }

@@ -1,6 +1,6 @@
 //! Reads from and writes to the user's terminal: results on stdout, everything else on stderr, answers from stdin.
 
-mod lines;
+mod stdin_lines;
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::printable::printable;
 use super::ui::{CallStatus, Ui};
-use lines::StdinLines;
+use stdin_lines::StdinLines;
 
 /// How often the spinner turns.
 const TICK: Duration = Duration::from_millis(100);

@@ -1,7 +1,7 @@
 //! The one tool that is called, as `tools/list` describes it.
 
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
-use crate::upstream::mirrored::{self, HeaderAnnotations};
+use crate::upstream::header_annotations::{self, HeaderAnnotations};
 use crate::wire::{Object, Payload};
 
 /// Pages of a tool list that are read. A server that has more of them goes round in circles.
@@ -30,7 +30,7 @@ pub(super) fn search(page: &Object, name: &str) -> ToolSearch {
     let tools = page.get("tools").filter(|tools| tools.as_str().starts_with('['));
     let mut tools = tools.iter().flat_map(Payload::items).filter_map(|tool| Object::of(&tool));
     if let Some(tool) = tools.find(|tool| tool.get_str("name").as_deref() == Some(name)) {
-        let annotations = tool.get("inputSchema").as_ref().map(mirrored::read);
+        let annotations = tool.get("inputSchema").as_ref().map(header_annotations::read);
         let is_callable = !matches!(annotations, Some(HeaderAnnotations::Stripped { .. }));
         return ToolSearch::Found(Tool {
             is_callable,

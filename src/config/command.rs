@@ -11,8 +11,8 @@ use super::section::{LocatedValue, Section};
 use super::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
 use crate::task::ToolNames;
 use crate::upstream::http::HttpTransport;
-use crate::upstream::stand::apart::DedicatedProcessRules;
-use crate::upstream::stand::stdio::StdioUpstreamSettings;
+use crate::upstream::transport::dedicated_process::DedicatedProcessRules;
+use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
 
 /// Processes of one upstream at one time, unless the file says otherwise.

@@ -3,7 +3,7 @@
 //! This is the schema: a key that is not read here is unknown. Parts that are not built yet have their keys here
 //! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.
 
-mod edges;
+mod upstream_headers;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -21,7 +21,7 @@ use super::value::{
 use crate::server::api_keys::ApiKey;
 use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, TaskMode};
 use crate::wire::ProtocolVersion;
-pub(super) use edges::{RawCredential, RawUpstreamHeaders};
+pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 
 /// The whole file.
 #[derive(Debug, Default)]
@@ -259,7 +259,7 @@ fn read_upstream(name: &str, mut section: Section<'_, '_>) -> RawUpstream {
     let command = command::read(&mut section);
     let path = section.read("path", &SERVED_PATH);
     let sse_path = section.read("sse_path", &SERVED_PATH);
-    let edges = edges::read(&mut section);
+    let edges = upstream_headers::read(&mut section);
     let tls = read_upstream_tls(section.section("tls"));
     let settings = read_upstream_settings(&mut section);
     let deadline = section.read("deadline", &DURATION_NOT_ZERO);

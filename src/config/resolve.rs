@@ -4,10 +4,10 @@
 //! Read [`super::raw`] first.
 
 mod auth;
-mod edges;
-mod names;
+mod exposure;
 mod paths;
-mod reach;
+mod tool_names;
+mod upstream_headers;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZeroUsize;
@@ -110,7 +110,7 @@ pub(super) fn quick_start(name: &str, url: Url) -> Config {
 
 fn resolve_listen(raw: &RawConfig, report: &mut MistakeCollector) -> ListenSettings {
     let address = value_or(raw.listen.address.as_ref(), LISTEN_ADDRESS);
-    reach::check(raw, address, report);
+    exposure::check(raw, address, report);
     ListenSettings {
         address,
         tls: identity(&raw.listen.tls),
@@ -201,11 +201,11 @@ fn resolve_upstreams(
         let paths = paths::resolve(raw, &mut taken, report);
         check_reached(raw, report);
         let tls = resolve_upstream_tls(raw, report);
-        let credential = edges::credential(raw, report);
+        let credential = upstream_headers::credential(raw, report);
         let tools = ToolSettings {
             rules: resolve_tools(raw, shared, report),
-            names: names::resolve(&raw.tools, report),
-            forwarding: edges::forwarding(raw, shared.asks_for_keys, report),
+            names: tool_names::resolve(&raw.tools, report),
+            forwarding: upstream_headers::forwarding(raw, shared.asks_for_keys, report),
         };
         if let Some(server) = resolve_server(raw, tls, credential, &tools.names, shared) {
             upstreams.push(resolve_upstream(raw, AddressSettings { paths, server }, tools, shared));

@@ -23,7 +23,7 @@ use super::rpc::{self, Incoming};
 use super::session::{DemoCall, DemoClientCapabilities, DemoMessages, DemoSession, DemoSessions};
 use super::tools::{self, DemoCaller};
 use crate::face::http::{FaceResponse, empty_body, full_body};
-use crate::wire::{ProtocolVersion, RpcError, fault, method};
+use crate::wire::{ProtocolVersion, RpcError, method, rpc_error};
 
 /// The one path that is served.
 pub(super) const PATH: &str = "/mcp";
@@ -98,12 +98,12 @@ async fn post(shared: &Arc<DemoState>, request: Request<Body>) -> Result<FaceRes
         Ok(Err(_)) => return Err(Box::new(plain(StatusCode::PAYLOAD_TOO_LARGE))),
         Ok(Ok(body)) => body.to_bytes(),
     };
-    let message = serde_json::from_slice(&body).map_err(|_| bad(fault::PARSE_ERROR, "the body is no JSON"))?;
+    let message = serde_json::from_slice(&body).map_err(|_| bad(rpc_error::PARSE_ERROR, "the body is no JSON"))?;
     if let Value::Array(messages) = message {
         let session = session(shared, &head.headers)?;
         return batch(shared, &session, messages);
     }
-    let not_rpc = || bad(fault::INVALID_REQUEST, "the body is no JSON-RPC message");
+    let not_rpc = || bad(rpc_error::INVALID_REQUEST, "the body is no JSON-RPC message");
     match rpc::read(message).ok_or_else(not_rpc)? {
         Incoming::Request(request) if request.method == method::INITIALIZE => initialize(shared, &request),
         // Clients that probe for newer versions have no session yet and want to hear that the method is unknown.
@@ -159,10 +159,10 @@ fn batch(
     messages: Vec<Value>,
 ) -> Result<FaceResponse, DemoRefusal> {
     if session.version != ProtocolVersion::V2025_03_26 || messages.is_empty() || messages.len() > BATCH_MAX {
-        return Err(bad(fault::INVALID_REQUEST, "no batch, an empty one or one that large is accepted here"));
+        return Err(bad(rpc_error::INVALID_REQUEST, "no batch, an empty one or one that large is accepted here"));
     }
     let messages: Option<Vec<_>> = messages.into_iter().map(rpc::read).collect();
-    let messages = messages.ok_or_else(|| bad(fault::INVALID_REQUEST, "the batch holds what is no message"))?;
+    let messages = messages.ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "the batch holds what is no message"))?;
     let (events, answers) = mpsc::channel(EVENTS_MAX);
     let mut asked = false;
     for message in messages {
@@ -202,7 +202,7 @@ pub(super) fn start(
     tracker.spawn(async move {
         let outcome = match run {
             Ok(run) => perform(&run, request.method, request.params, &events).await,
-            Err(why) => Some(Err(RpcError::new(fault::INVALID_REQUEST, why.to_string()))),
+            Err(why) => Some(Err(RpcError::new(rpc_error::INVALID_REQUEST, why.to_string()))),
         };
         if let Some(outcome) = outcome {
             // Fails if the client has left, and then there is nobody to tell.
@@ -235,7 +235,7 @@ pub(super) fn is_known(method: &str) -> bool {
 }
 
 pub(super) fn unknown(method: &str) -> RpcError {
-    RpcError::new(fault::METHOD_NOT_FOUND, format!("unknown method: {method}"))
+    RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("unknown method: {method}"))
 }
 
 /// JSON if the answer is the first thing that comes, otherwise (progress, a question, the end) a stream.
@@ -264,12 +264,12 @@ fn delete(shared: &DemoState, headers: &HeaderMap) -> Result<FaceResponse, DemoR
 
 /// The session that a request names: 400 if it names none, 404 if there is none.
 fn session(shared: &DemoState, headers: &HeaderMap) -> Result<Arc<DemoSession>, DemoRefusal> {
-    let id = header(headers, &SESSION).ok_or_else(|| bad(fault::INVALID_REQUEST, "Mcp-Session-Id is missing"))?;
+    let id = header(headers, &SESSION).ok_or_else(|| bad(rpc_error::INVALID_REQUEST, "Mcp-Session-Id is missing"))?;
     let version = header(headers, &VERSION).map(ProtocolVersion::parse);
     if version.is_some_and(|version| version.is_none_or(|version| !VERSIONS.contains(&version))) {
-        return Err(bad(fault::INVALID_REQUEST, "MCP-Protocol-Version names a version that is not spoken here"));
+        return Err(bad(rpc_error::INVALID_REQUEST, "MCP-Protocol-Version names a version that is not spoken here"));
     }
-    let gone = RpcError::new(fault::INVALID_REQUEST, "this session is unknown or has ended");
+    let gone = RpcError::new(rpc_error::INVALID_REQUEST, "this session is unknown or has ended");
     let gone = || Box::new(json_response(StatusCode::NOT_FOUND, &rpc::refusal(&gone)));
     shared.sessions.find(id).ok_or_else(gone)
 }

@@ -18,7 +18,7 @@ use super::http;
 use super::rpc::{self, Incoming};
 use super::session::{DemoMessages, DemoSession, DemoSessions};
 use crate::wire::framing::LineDecoder;
-use crate::wire::{RpcError, fault, method};
+use crate::wire::{RpcError, method, rpc_error};
 
 /// Longest line.
 const LINE_BYTES_MAX: usize = 4 << 20;
@@ -81,14 +81,14 @@ struct DemoClient {
 impl DemoClient {
     async fn take(&mut self, line: &[u8]) {
         let Ok(message) = serde_json::from_slice(line) else {
-            return self.say(rpc::refusal(&RpcError::new(fault::PARSE_ERROR, "the line is no JSON"))).await;
+            return self.say(rpc::refusal(&RpcError::new(rpc_error::PARSE_ERROR, "the line is no JSON"))).await;
         };
         let messages = if let Value::Array(messages) = message { messages } else { vec![message] };
         for message in messages {
             match rpc::read(message) {
                 Some(message) => self.take_one(message).await,
                 None => {
-                    let error = RpcError::new(fault::INVALID_REQUEST, "the line is no JSON-RPC message");
+                    let error = RpcError::new(rpc_error::INVALID_REQUEST, "the line is no JSON-RPC message");
                     self.say(rpc::refusal(&error)).await;
                 }
             }
@@ -108,7 +108,7 @@ impl DemoClient {
                 self.say(rpc::answer(&request.id, Err(http::unknown(&request.method)))).await;
             }
             (Incoming::Request(request), None) => {
-                let error = RpcError::new(fault::INVALID_REQUEST, "there is no session before initialize");
+                let error = RpcError::new(rpc_error::INVALID_REQUEST, "there is no session before initialize");
                 self.say(rpc::answer(&request.id, Err(error))).await;
             }
             (Incoming::Request(request), Some(session)) => {

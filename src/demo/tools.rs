@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::rpc;
 use super::session::{DemoMessages, DemoSession};
-use crate::wire::{RpcError, fault, method};
+use crate::wire::{RpcError, method, rpc_error};
 
 /// The longest `slow_report`.
 const SECONDS_MAX: f64 = 3600.0;
@@ -160,7 +160,7 @@ async fn summarise(Summarise { text: long }: &Summarise, caller: &DemoCaller) ->
 
 fn crash() -> RpcError {
     let data = json!({ "tool": "crash", "hint": "this is what an unhandled exception looks like" });
-    RpcError::new(fault::INTERNAL_ERROR, "the tool crashed").with_data(&data)
+    RpcError::new(rpc_error::INTERNAL_ERROR, "the tool crashed").with_data(&data)
 }
 
 #[derive(Deserialize)]
@@ -180,7 +180,7 @@ fn read<T: DeserializeOwned>(arguments: Value) -> Result<T, RpcError> {
 }
 
 fn invalid(message: impl Into<String>) -> RpcError {
-    RpcError::new(fault::INVALID_PARAMS, message)
+    RpcError::new(rpc_error::INVALID_PARAMS, message)
 }
 
 fn text(text: impl Into<String>) -> Value {

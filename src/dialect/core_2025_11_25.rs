@@ -4,23 +4,23 @@
 //! task between methods is in [`messages`].
 
 pub mod messages;
+mod task_param;
 #[cfg(test)]
 mod tests;
-mod wish;
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use super::face::{FaceDialect, TaskCommand, TaskReply, task_id};
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, task_id};
 use super::faults::{RequestError, already_settled, no_words, not_settled, session_failure_error, was_cancelled};
-use super::reintroduction::{STRUCTURED_CONTENT, has_odd_content};
+use super::session_results::{STRUCTURED_CONTENT, has_odd_content};
 use crate::task::time::millis;
 use crate::task::{Failure, Outcome, Phase, Summary, SummaryPhase, Task, TaskId, TaskMode};
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
-use crate::wire::words::status_text;
+use crate::wire::one_line::status_text;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
-pub use wish::RequestedTtl;
+pub use task_param::RequestedTtl;
 
 /// The flavour's codec.
 #[derive(Clone, Debug, Default)]

@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::face::{FaceDialect, TaskCommand, TaskReply, task_id};
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply, task_id};
 use super::faults::{RequestError, failure_error, no_words};
 use super::inputs;
 use crate::task::time::millis;
@@ -106,7 +106,7 @@ const fn status(phase: &Phase) -> &'static str {
 fn status_message(task: &Task) -> Option<Cow<'_, str>> {
     match &task.phase {
         Phase::Settled(Outcome::Faulted(failure)) => {
-            crate::wire::words::status_text(&failure_error(failure).message).map(|text| Cow::Owned(text.to_string()))
+            crate::wire::one_line::status_text(&failure_error(failure).message).map(|text| Cow::Owned(text.to_string()))
         }
         Phase::Queued | Phase::Working | Phase::AwaitingInput(_) | Phase::Settled(_) => {
             task.status_message.as_deref().map(Cow::Borrowed)

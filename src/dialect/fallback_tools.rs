@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::face::{FaceDialect, TaskCommand, TaskReply};
+use super::face_dialect::{FaceDialect, TaskCommand, TaskReply};
 use super::faults::{RequestError, no_words, session_failure_error};
 use super::lifecycle::stateless_result;
-use super::reintroduction::{STRUCTURED_CONTENT, failed_result, session_result};
+use super::session_results::{STRUCTURED_CONTENT, failed_result, session_result};
 use crate::task::time::millis;
 use crate::task::{Outcome, Phase, Question, Task, TaskId};
 use crate::wire::object::ObjectWriter;

@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use crate::task::{Executed, Failure, GatewayFault, ProcessExit, Reason};
-use crate::wire::{Object, Payload, ProtocolVersion, RpcError, fault, method, words};
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, one_line, rpc_error};
 
 /// What is wrong with a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ impl RequestError {
     #[must_use]
     pub fn unknown_tool(params: Option<&Object>) -> Self {
         Self::UnknownTool(
-            params.and_then(|params| params.get_str("name")).map(|tool| words::name(&tool)).unwrap_or_default(),
+            params.and_then(|params| params.get_str("name")).map(|tool| one_line::name(&tool)).unwrap_or_default(),
         )
     }
 
@@ -61,15 +61,17 @@ impl RequestError {
     #[must_use]
     pub fn to_error(&self, version: ProtocolVersion) -> RpcError {
         match self {
-            Self::NotJson(what) => RpcError::new(fault::PARSE_ERROR, format!("Parse error: {what}")),
-            Self::NotARequest(what) => RpcError::new(fault::INVALID_REQUEST, format!("Invalid request: {what}")),
-            Self::Refused { what, reason } => RpcError::new(fault::INVALID_REQUEST, format!("Invalid request: {what}"))
-                .with_data(&RefusedData { reason }),
+            Self::NotJson(what) => RpcError::new(rpc_error::PARSE_ERROR, format!("Parse error: {what}")),
+            Self::NotARequest(what) => RpcError::new(rpc_error::INVALID_REQUEST, format!("Invalid request: {what}")),
+            Self::Refused { what, reason } => {
+                RpcError::new(rpc_error::INVALID_REQUEST, format!("Invalid request: {what}"))
+                    .with_data(&RefusedData { reason })
+            }
             Self::Metadata(what) | Self::Params(what) => {
-                RpcError::new(fault::INVALID_PARAMS, format!("Invalid params: {what}"))
+                RpcError::new(rpc_error::INVALID_PARAMS, format!("Invalid params: {what}"))
             }
             Self::UnknownMethod(method) => {
-                let error = RpcError::new(fault::METHOD_NOT_FOUND, format!("Method not found: {method}"));
+                let error = RpcError::new(rpc_error::METHOD_NOT_FOUND, format!("Method not found: {method}"));
                 // A client that asks for a handshake is told which versions need none (B100).
                 if method == method::INITIALIZE {
                     error.with_data(&SupportedData { supported: &supported() })
@@ -77,24 +79,28 @@ impl RequestError {
                     error
                 }
             }
-            Self::UnknownTool(name) if name.is_empty() => RpcError::new(fault::INVALID_PARAMS, "Unknown tool"),
-            Self::UnknownTool(name) => RpcError::new(fault::INVALID_PARAMS, format!("Unknown tool: {name}")),
-            Self::UnknownTask => RpcError::new(fault::INVALID_PARAMS, "Task not found"),
-            Self::State => RpcError::new(fault::INVALID_PARAMS, "Invalid params: requestState is not valid here")
+            Self::UnknownTool(name) if name.is_empty() => RpcError::new(rpc_error::INVALID_PARAMS, "Unknown tool"),
+            Self::UnknownTool(name) => RpcError::new(rpc_error::INVALID_PARAMS, format!("Unknown tool: {name}")),
+            Self::UnknownTask => RpcError::new(rpc_error::INVALID_PARAMS, "Task not found"),
+            Self::State => RpcError::new(rpc_error::INVALID_PARAMS, "Invalid params: requestState is not valid here")
                 .with_data(&RefusedData { reason: "invalid_request_state" }),
             Self::Misnamed => {
-                RpcError::new(fault::INVALID_PARAMS, "Invalid params: the idempotency key belongs to another call")
+                RpcError::new(rpc_error::INVALID_PARAMS, "Invalid params: the idempotency key belongs to another call")
                     .with_data(&RefusedData { reason: "idempotency_mismatch" })
             }
-            Self::NeedsTask => RpcError::new(fault::METHOD_NOT_FOUND, "This tool can only be called as a task"),
-            Self::TakesNoTask => RpcError::new(fault::METHOD_NOT_FOUND, "This tool cannot be called as a task"),
-            Self::Header(what) => RpcError::new(fault::HEADER_MISMATCH, format!("Header mismatch: {what}")),
+            Self::NeedsTask => RpcError::new(rpc_error::METHOD_NOT_FOUND, "This tool can only be called as a task"),
+            Self::TakesNoTask => RpcError::new(rpc_error::METHOD_NOT_FOUND, "This tool cannot be called as a task"),
+            Self::Header(what) => RpcError::new(rpc_error::HEADER_MISMATCH, format!("Header mismatch: {what}")),
             Self::Capability(required) => RpcError {
-                code: if version == ProtocolVersion::V2026_06_30 { -32003 } else { fault::MISSING_CLIENT_CAPABILITY },
+                code: if version == ProtocolVersion::V2026_06_30 {
+                    -32003
+                } else {
+                    rpc_error::MISSING_CLIENT_CAPABILITY
+                },
                 message: "Missing required client capability".to_owned(),
                 data: Some(Payload::of(&RequiredCapabilities { required_capabilities: required })),
             },
-            Self::Version { requested } => RpcError::new(fault::UNSUPPORTED_VERSION, unsupported_version())
+            Self::Version { requested } => RpcError::new(rpc_error::UNSUPPORTED_VERSION, unsupported_version())
                 .with_data(&SupportedVersions { supported: &supported(), requested }),
         }
     }
@@ -158,7 +164,7 @@ pub fn gateway_error(fault: &GatewayFault) -> RpcError {
         Some(ProcessExit::Code(code)) => (Some(code), None),
         Some(ProcessExit::Signal(signal)) => (None, Some(signal)),
     };
-    RpcError::new(fault::INTERNAL_ERROR, words).with_data(&GatewayData {
+    RpcError::new(rpc_error::INTERNAL_ERROR, words).with_data(&GatewayData {
         source: "gateway",
         reason: reason_key(fault.reason),
         executed: executed_key(fault.executed),
@@ -206,39 +212,39 @@ pub fn session_failure_error(failure: &Failure) -> RpcError {
 /// A cancel that came too late, where that is an error (L25-37).
 #[must_use]
 pub fn already_settled() -> RpcError {
-    RpcError::new(fault::INVALID_PARAMS, "The task has ended and cannot be cancelled")
+    RpcError::new(rpc_error::INVALID_PARAMS, "The task has ended and cannot be cancelled")
 }
 
 /// The outcome of a task that was cancelled: there is none (T-08).
 #[must_use]
 pub fn was_cancelled() -> RpcError {
-    RpcError::new(fault::INTERNAL_ERROR, "The task was cancelled")
+    RpcError::new(rpc_error::INTERNAL_ERROR, "The task was cancelled")
 }
 
 /// The outcome of a task that has none yet; nobody asks who does not wait first.
 #[must_use]
 pub fn not_settled() -> RpcError {
-    RpcError::new(fault::INTERNAL_ERROR, "The task has not ended")
+    RpcError::new(rpc_error::INTERNAL_ERROR, "The task has not ended")
 }
 
 /// What a flavour has no words for; its own methods never lead there.
 #[must_use]
 pub fn no_words() -> RpcError {
-    RpcError::new(fault::INTERNAL_ERROR, "This flavour of tasks has no such answer")
+    RpcError::new(rpc_error::INTERNAL_ERROR, "This flavour of tasks has no such answer")
 }
 
 /// The answer that a client gave to a question is no object.
 #[must_use]
 pub fn unusable_answer() -> RpcError {
-    RpcError::new(fault::INTERNAL_ERROR, "The client's answer is not an object")
+    RpcError::new(rpc_error::INTERNAL_ERROR, "The client's answer is not an object")
 }
 
 /// Rewrites the codes of session versions that must not reach a stateless client (T-50, MOD-30):
 /// −32002 becomes −32602, codes about the gateway's own request and −32042 become −32603.
 fn stateless_error(error: &RpcError) -> RpcError {
     let code = match error.code {
-        fault::RESOURCE_NOT_FOUND => fault::INVALID_PARAMS,
-        -32042 | fault::UNSUPPORTED_VERSION..=fault::HEADER_MISMATCH => fault::INTERNAL_ERROR,
+        rpc_error::RESOURCE_NOT_FOUND => rpc_error::INVALID_PARAMS,
+        -32042 | rpc_error::UNSUPPORTED_VERSION..=rpc_error::HEADER_MISMATCH => rpc_error::INTERNAL_ERROR,
         other => other,
     };
     RpcError { code, ..error.clone() }
@@ -248,7 +254,7 @@ fn stateless_error(error: &RpcError) -> RpcError {
 #[must_use]
 pub fn with_uri(mut error: RpcError, uri: &str) -> RpcError {
     let named = error.data.as_ref().and_then(Object::of).is_some_and(|data| data.get("uri").is_some());
-    if error.code == fault::INVALID_PARAMS && !named {
+    if error.code == rpc_error::INVALID_PARAMS && !named {
         error = error.with_data(&ResourceData { uri });
     }
     error

@@ -10,7 +10,7 @@ use super::faults::RequestError;
 use crate::task::{Answer, InputKey, Question};
 use crate::wire::meta::{DRAFT_RELATED_TASK, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, fault, method};
+use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
 /// What a client may do with an elicitation.
 const ACTIONS: [&str; 3] = ["accept", "decline", "cancel"];
@@ -89,7 +89,7 @@ pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, A
 pub fn fitting(open: &BTreeMap<InputKey, Question>, key: InputKey, answer: Answer) -> Answer {
     match check(open, &BTreeMap::from([(key, answer.clone())])) {
         Ok(()) => answer,
-        Err(_) => Answer::Error(RpcError::new(fault::INVALID_PARAMS, "the client's answer is malformed")),
+        Err(_) => Answer::Error(RpcError::new(rpc_error::INVALID_PARAMS, "the client's answer is malformed")),
     }
 }
 

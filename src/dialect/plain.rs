@@ -6,7 +6,7 @@
 
 mod questions;
 
-use super::peer::{CanonicalResult, QuestionRefusal, RefusalAnswer, UpstreamDialect};
+use super::upstream_dialect::{CanonicalResult, QuestionRefusal, RefusalAnswer, UpstreamDialect};
 use crate::task::{Answer, Reason};
 use crate::wire::meta::{DRAFT_RELATED_TASK, HOP_BY_HOP, META, PROGRESS_TOKEN, RELATED_TASK, SERVER_INFO};
 use crate::wire::{Object, Payload, RpcError};
@@ -86,7 +86,7 @@ impl UpstreamDialect for PlainUpstream {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{ScanLimits, fault, method};
+    use crate::wire::{ScanLimits, method, rpc_error};
 
     fn payload(text: &str) -> Payload {
         Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
@@ -137,14 +137,14 @@ mod tests {
     fn refused_questions_get_the_answer_of_their_kind() {
         use QuestionRefusal::{TooMany, Unanswered, Undeclared};
         for (question, why, code) in [
-            (method::ROOTS, Undeclared, Some(fault::METHOD_NOT_FOUND)),
-            (method::SAMPLE, Undeclared, Some(fault::METHOD_NOT_FOUND)),
-            (method::ELICIT, Undeclared, Some(fault::INVALID_PARAMS)),
+            (method::ROOTS, Undeclared, Some(rpc_error::METHOD_NOT_FOUND)),
+            (method::SAMPLE, Undeclared, Some(rpc_error::METHOD_NOT_FOUND)),
+            (method::ELICIT, Undeclared, Some(rpc_error::INVALID_PARAMS)),
             (method::ELICIT, Unanswered, None),
             (method::SAMPLE, Unanswered, Some(-1)),
-            (method::ROOTS, Unanswered, Some(fault::INTERNAL_ERROR)),
-            (method::ELICIT, TooMany, Some(fault::INTERNAL_ERROR)),
-            ("tasks/get", Undeclared, Some(fault::METHOD_NOT_FOUND)),
+            (method::ROOTS, Unanswered, Some(rpc_error::INTERNAL_ERROR)),
+            (method::ELICIT, TooMany, Some(rpc_error::INTERNAL_ERROR)),
+            ("tasks/get", Undeclared, Some(rpc_error::METHOD_NOT_FOUND)),
         ] {
             match PlainUpstream.refuse(question, why) {
                 RefusalAnswer::Error(error) => assert_eq!(Some(error.code), code, "{question} {why:?}"),

@@ -13,8 +13,8 @@ use crate::task::Answer;
 use crate::task::time::millis;
 use crate::wire::meta::{IMMEDIATE_RESPONSE, META, RELATED_TASK};
 use crate::wire::object::ObjectWriter;
-use crate::wire::words::status_text;
-use crate::wire::{Message, Object, Payload, ProtocolVersion, RpcError, ScanLimits, fault, method};
+use crate::wire::one_line::status_text;
+use crate::wire::{Message, Object, Payload, ProtocolVersion, RpcError, ScanLimits, method, rpc_error};
 
 /// Longest id of an upstream's task that is taken, in bytes.
 const TASK_ID_BYTES_MAX: usize = 1024;
@@ -235,7 +235,7 @@ pub fn related_task(params: &Object) -> Option<String> {
 /// Whether an error is the one of requests about tasks that are unknown, or not in the right state (L25-37, L25-41).
 #[must_use]
 pub const fn is_about_the_task(error: &RpcError) -> bool {
-    error.code == fault::INVALID_PARAMS
+    error.code == rpc_error::INVALID_PARAMS
 }
 
 /// An answer to a question of a task, with what says so (UPC-08). Errors have no place for it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::Engine;
-use super::doubt::DoubtfulWrite;
+use super::doubtful_writes::DoubtfulWrite;
 use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;

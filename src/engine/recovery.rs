@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::call::{Askable, CallSpec, QuestionFilter, RoundSupport};
-use super::pauses::RetryDelays;
+use super::retry_delays::RetryDelays;
 use super::runner::{self, ATTEMPTS_MAX, RecoveryAction};
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;

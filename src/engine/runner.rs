@@ -10,16 +10,16 @@
 
 mod checkpoint;
 mod client;
-mod demands;
-mod live;
-mod named;
+mod exchange_stage;
+mod idempotent_call;
+mod live_runners;
 mod questions;
+mod resume;
 mod rounds;
 mod row;
-mod stage;
-mod taken_up;
 #[cfg(test)]
 mod tests;
+mod url_elicitation;
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -30,17 +30,17 @@ use parking_lot::Mutex;
 use tokio::time::{Instant, sleep_until};
 use tracing::Instrument;
 
-pub(super) use live::LiveRunners;
-pub(super) use taken_up::{ATTEMPTS_MAX, RecoveryAction, start as take_up};
+pub(super) use live_runners::LiveRunners;
+pub(super) use resume::{ATTEMPTS_MAX, RecoveryAction, start as take_up};
 
 use self::checkpoint::Checkpoint;
 use self::client::{AttachedClients, GraceBuffer, words};
-use self::demands::UrlElicitation;
-use self::live::RunnerCommand;
+use self::exchange_stage::{ExchangeStage, StageEvent};
+use self::live_runners::RunnerCommand;
 use self::questions::CallQuestions;
+use self::resume::UnconfirmedCall;
 use self::row::RunnerRow;
-use self::stage::{ExchangeStage, StageEvent};
-use self::taken_up::UnconfirmedCall;
+use self::url_elicitation::UrlElicitation;
 use super::Engine;
 use super::admission::TaskPermit;
 use super::call::{CallEnd, CallEvent, CallSpec, CallStream, CallStreamSender, RoundSupport, TaskNotice};

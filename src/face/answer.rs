@@ -9,7 +9,7 @@ use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::sse_message;
-use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope, fault};
+use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope, rpc_error};
 
 /// Seconds after which a refused call may be repeated, where nothing better is known.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -182,7 +182,7 @@ pub fn refused(status: StatusCode, code: i64, sentence: &str) -> FaceResponse {
 #[must_use]
 pub fn only_post() -> FaceResponse {
     const SENTENCE: &str = "This address is for MCP clients, which send POST requests; a browser sees nothing here";
-    let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, fault::INVALID_REQUEST, SENTENCE);
+    let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, rpc_error::INVALID_REQUEST, SENTENCE);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
     response
 }

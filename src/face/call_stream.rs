@@ -3,11 +3,11 @@
 //! Whoever follows a call, or anything else that a client hears of on a stream, implements `CallMessages`. `respond`
 //! answers in one piece where the answer comes first, and as an event stream from the first message or sign of life on.
 
-pub(super) mod answer;
 pub mod engine_call;
 pub mod progress;
 pub(super) mod replay;
 pub(super) mod replay_buffer;
+pub(super) mod request_answer;
 pub(super) mod resumable;
 pub mod silence;
 
@@ -21,7 +21,7 @@ use hyper::body::Frame;
 use super::answer::{Addressee, event_stream};
 use super::http::{FaceResponse, ResponseBody};
 use crate::wire::framing::{sse_comment, sse_message};
-use answer::{RequestAnswer, unanswered};
+use request_answer::{RequestAnswer, unanswered};
 use silence::Silence;
 
 /// What a client is told next.

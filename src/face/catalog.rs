@@ -19,16 +19,16 @@ use super::answer::Addressee;
 use super::http::FaceResponse;
 use crate::dialect::UpstreamDialect;
 use crate::dialect::faults::reason_key;
-use crate::dialect::peer::{QuestionRefusal, RefusalAnswer};
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
+use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::mirrored::{self, HeaderAnnotations, HeaderArgument};
+use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
 use crate::upstream::{
     Answer, BeginError, CallContext, ExchangeError, ExchangeEvent, Upstream, UpstreamRequest, UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, fault, method};
+use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
 /// How long a list is believed without asking again; a `list_changed` ends that at once.
 const FRESH_FOR: Duration = Duration::from_secs(5);
@@ -277,7 +277,7 @@ impl Catalog {
                 ExchangeEvent::Returned(result) => {
                     return Object::of(&result).ok_or(CatalogError::Gateway(MALFORMED));
                 }
-                ExchangeEvent::Faulted(error) if error.code == fault::METHOD_NOT_FOUND => {
+                ExchangeEvent::Faulted(error) if error.code == rpc_error::METHOD_NOT_FOUND => {
                     return empty_list();
                 }
                 ExchangeEvent::Faulted(error) => return Err(CatalogError::Upstream(error)),
@@ -341,7 +341,7 @@ fn publish(first: &Object, tools: &[Payload]) -> PublishedTools {
         let Some(name) = tool.get_string("name") else { continue };
         // What the upstream says of tasks governs the gateway's own calls alone (GW-13).
         let mut edit = tool.edit().remove("execution");
-        let mirrored = match tool.get("inputSchema").as_ref().map(mirrored::read) {
+        let mirrored = match tool.get("inputSchema").as_ref().map(header_annotations::read) {
             Some(HeaderAnnotations::Valid(mirrored)) => mirrored,
             Some(HeaderAnnotations::Stripped { schema, kept }) => {
                 tracing::warn!(tool = %name, "x-mcp-header annotations break the rules and are taken out");

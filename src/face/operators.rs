@@ -18,7 +18,7 @@ use crate::engine::{Engine, TaskError};
 use crate::store::NewestCursor;
 use crate::task::digest::principal_reference;
 use crate::task::{ShortReference, Summary, SummaryPhase, Task, TaskId, Timestamp};
-use crate::upstream::standing::HealthReport;
+use crate::upstream::upstream_health::HealthReport;
 
 /// Tasks on one page, if nothing else is asked for; and at most.
 const PAGE: usize = 100;

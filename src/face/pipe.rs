@@ -6,13 +6,13 @@
 
 mod batch;
 pub(super) mod body;
-pub(super) mod edit;
+mod client_filter;
 mod inject;
-mod meter;
-mod notes;
-mod paused;
+mod one_way_messages;
+mod paused_calls;
+mod pipe_metrics;
 pub(super) mod read;
-mod sieve;
+pub(super) mod stream_edits;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -27,35 +27,35 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::answer::bare;
-use super::call_stream::answer::{LateAnswer, RequestAnswer, status, unanswered};
 use super::call_stream::progress::LifeSigns;
+use super::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
 use super::call_stream::respond;
 use super::call_stream::resumable::{self, RequestOrigin};
 use super::http::{AcceptedTypes, FaceResponse};
 use super::rewrite;
 use super::session::in_flight::RequestStage;
-use super::session::native;
-use super::session::sessions::{ClientSession, PreferenceChange};
+use super::session::session_cache::{ClientSession, PreferenceChange};
+use super::session::upstream_tasks;
 use super::session::{SessionFaceState, addressee, not_allowed};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{gateway_error, reason_key};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::ForwardedHeaders;
-use crate::upstream::conduit::{BodyKind, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::limits::CallPermit;
-use crate::upstream::standing::{HealthMark, UpstreamHealth};
+use crate::upstream::raw_channel::{BodyKind, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Object, Payload, RequestId, meta, method};
 pub(super) use batch::{BatchItem, post_batch};
 use body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
-use edit::{ArrayPolicy, StreamEdits, ToolListEdit};
+use client_filter::{ClientFilter, PeekedAnswer};
 use inject::SessionOwnStream;
-pub(super) use meter::PipeMetrics;
-use notes::{OneWayKind, note};
-pub(super) use paused::PausedCalls;
-use paused::StreamPause;
+use one_way_messages::{OneWayKind, note};
+pub(super) use paused_calls::PausedCalls;
+use paused_calls::StreamPause;
+pub(super) use pipe_metrics::PipeMetrics;
 use read::JudgedResponse;
-use sieve::{ClientFilter, PeekedAnswer};
+use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit};
 
 /// How long a cancellation may take to be accepted.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
@@ -165,7 +165,7 @@ pub(super) async fn post(
         PipedMessage::Notification(bytes) => {
             bare(Box::pin(note(shared, &session, bytes, OneWayKind::Notification)).await)
         }
-        PipedMessage::Cancel(id, bytes) => bare(Box::pin(notes::cancel(shared, &session, &id, bytes)).await),
+        PipedMessage::Cancel(id, bytes) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, bytes)).await),
         PipedMessage::Response(bytes) => bare(Box::pin(note(shared, &session, bytes, OneWayKind::Response)).await),
     }
 }
@@ -195,7 +195,7 @@ async fn open_stream(
     // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
     let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
     let is_new = last_event.is_none();
-    let (source, taken_up) = match native::own_stream(&shared, &session, last_event).await {
+    let (source, taken_up) = match upstream_tasks::own_stream(&shared, &session, last_event).await {
         Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
             (shared.edits(&session).apply(response.body, shared.served.edited_bytes_max), taken_up)
@@ -356,7 +356,7 @@ impl PipedCall {
         match response.content {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             BodyKind::Json if edits.tool_list.is_none() && edits.arrays == ArrayPolicy::Pass => {
-                let opening = sieve::opened(response.body);
+                let opening = client_filter::opened(response.body);
                 match in_time(&self, opening, None, pace.deadline).await? {
                     PeekedAnswer::Plain(body) => {
                         Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(self)).boxed_unsync()))
@@ -425,7 +425,7 @@ impl AnsweredRequest for PipedCall {
     /// What holds no place needs nothing to be kept.
     fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
         if self.slot.is_some() {
-            paused::pause(self, pace, at);
+            paused_calls::pause(self, pace, at);
         }
     }
 

@@ -6,8 +6,8 @@
 
 mod keys;
 mod layout;
-mod session;
-mod state;
+mod session_token;
+mod state_token;
 #[cfg(test)]
 mod tests;
 
@@ -20,8 +20,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 
 use crate::task::Timestamp;
 pub use keys::{KEY_LEN, KeyError, SealingKeys};
-pub use session::{SessionToken, digest_of};
-pub use state::{StateContent, StateScope, StateToken};
+pub use session_token::{SessionToken, digest_of};
+pub use state_token::{StateContent, StateScope, StateToken};
 
 /// The first byte of every token. Another number means another layout.
 const FORMAT: u8 = 1;

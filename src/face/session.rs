@@ -10,12 +10,12 @@ pub(super) mod bridge;
 mod fallback;
 mod handshake;
 pub(super) mod in_flight;
-mod known;
-pub(super) mod native;
-mod recent;
-pub(super) mod sessions;
-pub(super) mod streams;
+mod known_tools;
+mod recent_map;
+pub(super) mod session_cache;
+pub(super) mod session_streams;
 pub(super) mod tasks;
+pub(super) mod upstream_tasks;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -29,27 +29,27 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::answer::{Addressee, accepted, bare, mark, too_often};
+use super::argument_limits;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use super::pipe::{self, PipedMessage};
 use super::sealed::{Sealer, digest_of};
-use super::sized;
 use super::stateless::listen::ListenPermits;
 use crate::dialect::RequestError;
 use crate::engine::Engine;
 use crate::task::{Clock, Reason, ToolRules};
-use crate::upstream::conduit::RawChannel;
 use crate::upstream::http::TaskScope;
 use crate::upstream::limits::CallPermits;
 use crate::upstream::own_ids::is_own;
+use crate::upstream::raw_channel::RawChannel;
 use crate::upstream::{ForwardingRules, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, RequestId, method};
 pub use bridge::Bridge;
 use in_flight::InFlight;
-use known::ServerTools;
-use sessions::{ClientSession, ClientSessionCache};
-use streams::SessionStreams;
+use known_tools::ServerTools;
+use session_cache::{ClientSession, ClientSessionCache};
+use session_streams::SessionStreams;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 
 /// The methods that are of use at a session.
@@ -107,9 +107,9 @@ pub(super) struct SessionFaceState {
     pub(super) meter: pipe::PipeMetrics,
     pub(super) tasks: SessionTasksState,
     pub(super) desk: Arc<bridge::BridgeState>,
-    native: Option<native::UpstreamTaskTools>,
+    native: Option<upstream_tasks::UpstreamTaskTools>,
     fallback: Option<fallback::SessionFallback>,
-    tools: known::KnownTools,
+    tools: known_tools::KnownTools,
     /// Answers of the gateway's own to what servers ask of nobody.
     pub(super) replies: Arc<Semaphore>,
 }
@@ -136,11 +136,11 @@ impl SessionFace {
         let meter = pipe::PipeMetrics::of(served.conduit.name());
         let tasks = SessionTasksState::new(&served.rules);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
-        let native = served.pool.clone().map(native::UpstreamTaskTools::new);
+        let native = served.pool.clone().map(upstream_tasks::UpstreamTaskTools::new);
         let (in_flight, streams, desk) = (Arc::default(), Arc::default(), Arc::default());
         let fallback =
             fallback::SessionFallback::new(&served.rules, served.bridge.as_ref().map(|bridge| &bridge.stateless));
-        let (tools, replies) = (known::KnownTools::default(), Arc::new(Semaphore::new(REPLIES_MAX)));
+        let (tools, replies) = (known_tools::KnownTools::default(), Arc::new(Semaphore::new(REPLIES_MAX)));
         let shared = SessionFaceState {
             served,
             sessions,
@@ -217,7 +217,9 @@ impl SessionFace {
         };
         match sort(&self.shared, &session, message, inbound.body.clone()) {
             Ok(MessageRoute::Piped(parcel)) => pipe::post(&self.shared, session, parcel, inbound.accepted).await,
-            Ok(MessageRoute::Weighed(request)) => Box::pin(native::post(&self.shared, session, request, inbound)).await,
+            Ok(MessageRoute::Weighed(request)) => {
+                Box::pin(upstream_tasks::post(&self.shared, session, request, inbound)).await
+            }
             Ok(MessageRoute::Errand(request)) => {
                 Box::pin(fallback::post(&self.shared, session, request, inbound)).await
             }
@@ -282,7 +284,7 @@ impl SessionFace {
             session if bridge::carries(&session) => bridge::get(&self.shared, session, inbound).await,
             session => {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
-                match native::take_up(&self.shared, &session, last_event.as_ref()) {
+                match upstream_tasks::take_up(&self.shared, &session, last_event.as_ref()) {
                     Some(rest) => rest,
                     // Every event that such a server's clients know the name of was the gateway's.
                     None if last_event.is_some() && self.shared.served.conduit.makes_streams() => {
@@ -399,7 +401,7 @@ fn sort(
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
-            sized::check_call(&shared.served.rules, &request)?;
+            argument_limits::check_call(&shared.served.rules, &request)?;
             if tasks::is_method(&request.method) {
                 return Ok(MessageRoute::Method(request));
             }
@@ -418,7 +420,7 @@ fn sort(
             if bridge::carries(session) {
                 return Ok(MessageRoute::Bridged(Message::Request(request)));
             }
-            if native::may_drive(session, &request) || fallback::may_drive(shared, session, &request) {
+            if upstream_tasks::may_drive(session, &request) || fallback::may_drive(shared, session, &request) {
                 return Ok(MessageRoute::Weighed(request));
             }
             pipe::request(request, bytes).map(MessageRoute::Piped)
@@ -432,7 +434,9 @@ fn sort(
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => {
             Ok(MessageRoute::Bridged(Message::Response(response)))
         }
-        Message::Notification(notification) if native::is_about_a_driven_call(shared, session, &notification) => {
+        Message::Notification(notification)
+            if upstream_tasks::is_about_a_driven_call(shared, session, &notification) =>
+        {
             Ok(MessageRoute::Bridged(Message::Notification(notification)))
         }
         other @ (Message::Notification(_) | Message::Response(_)) => {
@@ -494,7 +498,7 @@ fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: By
             return Err((Some(request.id.clone()), complaint));
         }
         Message::Request(request) => {
-            sized::check_call(rules, request).map_err(|complaint| (Some(request.id.clone()), complaint))?;
+            argument_limits::check_call(rules, request).map_err(|complaint| (Some(request.id.clone()), complaint))?;
             Some(request.id.clone())
         }
         Message::Notification(_) | Message::Response(_) => None,

@@ -20,12 +20,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::answer::{accepted, bare, event_stream, too_often};
 use super::call_stream::stream;
-use super::duplex::{self, ClientMessage};
 use super::endpoint::unreadable;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
 use super::rates::Rates;
 use super::sealed::{Sealer, TokenPurpose};
 use super::session::{addressee, refuse};
+use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::TaskScope;
@@ -112,14 +112,14 @@ impl SseEndpoint {
             Ok(place) => place,
             Err(fault) => return too_often(&fault),
         };
-        let client = duplex::StreamClient {
+        let client = stream_client::StreamClient {
             endpoint: Arc::clone(&self.endpoint),
             upstream: Arc::clone(&served.upstream),
             path: served.path.to_string(),
             principal: inbound.principal,
             message_bytes_max: served.result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
-        served.life.tracker.spawn(duplex::serve_until(client, spoken, outgoing, served.leaving.clone()));
+        served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, served.leaving.clone()));
         let address = framing::sse_endpoint(&address);
         event_stream(stream(SseEventStream::new(said, place), addressee(None, inbound.accepted), Some(address)))
     }

@@ -27,10 +27,10 @@ use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
-use super::misses::UnknownTaskWatch;
 use super::rewrite::{own_identity, short_identity};
 use super::sealed::Sealer;
-use super::{headers, mirrored, named, sized};
+use super::unknown_task_watch::UnknownTaskWatch;
+use super::{argument_headers, argument_limits, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
 use crate::dialect::lifecycle::{SessionServerDescription, discover_result, server_meta, stateless_result};
 use crate::dialect::negotiate::StatelessRequest;
@@ -322,10 +322,10 @@ impl StatelessFace {
         let mirrored_arguments =
             list.mirrored(&tool).ok_or_else(|| refuse(&RequestError::unknown_tool(Some(inquiry.params))))?;
         if inquiry.carriage == MessageChannel::Request {
-            mirrored::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
+            argument_headers::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
-        sized::check(&self.served.rules, &tool, inquiry.params).map_err(|complaint| refuse(&complaint))?;
+        argument_limits::check(&self.served.rules, &tool, inquiry.params).map_err(|complaint| refuse(&complaint))?;
         let policy = self.served.rules.policy_of(&tool);
         let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.said, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);
@@ -336,8 +336,8 @@ impl StatelessFace {
             // A repetition must find it, so there is a task from the beginning.
             Plan::Grace(_) | Plan::Task if takes_tasks != HandleSupport::ByTools => {
                 let upstream = self.served.upstream.name();
-                let names = named::IdempotencyScope::of(&inquiry.principal, None);
-                let named = named::read(inquiry.headers, inquiry.params, names, upstream, &tool);
+                let names = idempotency_key::IdempotencyScope::of(&inquiry.principal, None);
+                let named = idempotency_key::read(inquiry.headers, inquiry.params, names, upstream, &tool);
                 let named = named.map_err(|complaint| refuse(&complaint))?;
                 (if named.is_some() { Plan::Task } else { plan }, named)
             }

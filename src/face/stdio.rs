@@ -12,9 +12,9 @@ use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::duplex::{self, ClientMessage, OutgoingMessage, StreamClient};
-use crate::wire::fault::INVALID_REQUEST;
+use super::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
 use crate::wire::framing::MessageClassifier;
+use crate::wire::rpc_error::INVALID_REQUEST;
 use crate::wire::{RequestId, RpcError, envelope};
 
 /// Most that one read takes.
@@ -52,7 +52,7 @@ pub async fn serve(
         async { stop.run_until_cancelled(read(input, line_bytes_max, lines, refusals)).await.unwrap_or(Ok(())) };
     let over = CancellationToken::new();
     let talking = async {
-        let served = duplex::serve(client, spoken, outgoing);
+        let served = stream_client::serve(client, spoken, outgoing);
         tokio::pin!(served);
         let read = tokio::select! {
             read = reading => {

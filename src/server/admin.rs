@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use super::{AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes};
 use crate::face::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
 use crate::task::Principal;
-use crate::upstream::standing::{HealthReport, UpstreamHealthList};
+use crate::upstream::upstream_health::{HealthReport, UpstreamHealthList};
 
 /// The label of its metrics.
 pub(super) const NAME: &str = "admin";

@@ -22,12 +22,12 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_util::task::TaskTracker;
 
+use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState};
 use super::drain::Phases;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
-use super::meter::ListenerMetrics;
+use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
 use super::stack::Layers;
-use super::trail::{ConnectionState, OpenRequest, OpenRequestBody, PeerState};
 use super::{ListenerLimits, frames};
 
 /// What an HTTP/2 client says first.

@@ -14,10 +14,10 @@ use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::ListenerLimits;
+use super::connection_state::ConnectionState;
 use super::frames::{ControlBudget, FrameCursor};
-use super::patience::{HeaderTimeout, HeaderTimeoutStage};
-use super::trail::ConnectionState;
-use super::unread::ReadWatch;
+use super::header_timeout::{HeaderTimeout, HeaderTimeoutStage};
+use super::unread_answers::ReadWatch;
 
 /// Something a connection can run over.
 pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {

@@ -17,7 +17,7 @@ use super::dispatch::{Dispatch, Routes};
 use super::drain::Phases;
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
-use super::meter::ListenerMetrics;
+use super::listener_metrics::ListenerMetrics;
 use super::notices::Notices;
 use super::principal::{Authenticator, PrincipalGuard};
 use super::stack::Layers;

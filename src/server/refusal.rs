@@ -9,7 +9,7 @@ use http::{HeaderValue, StatusCode, Version};
 use crate::face::answer::refused;
 use crate::face::http::FaceResponse;
 use crate::metric;
-use crate::wire::fault;
+use crate::wire::rpc_error;
 
 /// Why something was turned away.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -69,12 +69,12 @@ enum ConnectionAction {
 
 impl RefusalResponse {
     const fn new(status: StatusCode, reason: &'static str, then: ConnectionAction) -> Self {
-        Self { status, reason, then, code: fault::INVALID_REQUEST }
+        Self { status, reason, then, code: rpc_error::INVALID_REQUEST }
     }
 
     /// For what concerns the JSON text itself.
     const fn of_text(reason: &'static str, then: ConnectionAction) -> Self {
-        Self { code: fault::PARSE_ERROR, ..Self::new(StatusCode::BAD_REQUEST, reason, then) }
+        Self { code: rpc_error::PARSE_ERROR, ..Self::new(StatusCode::BAD_REQUEST, reason, then) }
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{CallOrigin, Failure, GatewayFault, Outcome, Phase, Task, TaskKey, TaskVisibility, Timestamp};
-use crate::wire::words::{first_text, status_text};
+use crate::wire::one_line::{first_text, status_text};
 
 /// A task without arguments, questions, answers and outcome, so that a list can neither show nor carry them. Takes a
 /// few kilobytes at most, whatever the task holds.

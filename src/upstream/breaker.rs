@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::standing::UpstreamHealth;
+use crate::upstream::upstream_health::UpstreamHealth;
 
 /// So many failures in a row open it, or fewer than half of this many answers that are none.
 const FAILURES_MAX: u32 = 5;

@@ -23,7 +23,7 @@ use super::{
     Upstream, UpstreamRequest,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
-use crate::wire::fault::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
+use crate::wire::rpc_error::{HEADER_MISMATCH, INVALID_REQUEST, MISSING_CLIENT_CAPABILITY, UNSUPPORTED_VERSION};
 use crate::wire::{Object, ProtocolVersion, RpcError};
 
 /// How long the question may take, connecting included.

@@ -4,21 +4,21 @@
 //! word. Read `exchange` for one call in a session from begin to end, `drive` for what happens to it on the way,
 //! then `upstream::session` for what calls share.
 
-mod aside;
-mod bound;
 pub(crate) mod client;
-mod conduit;
+mod client_session;
 pub mod credential;
 mod drive;
 pub(crate) mod exchange;
-mod hear;
-mod pace;
+pub(crate) mod failure_cause;
+mod passthrough;
+mod poll_schedule;
 pub(crate) mod post;
 pub(crate) mod reply;
-mod resume;
+mod response_reader;
+mod resume_token;
+mod side_request;
 pub(crate) mod stateless;
-mod tasks;
-pub(crate) mod trouble;
+mod task_follower;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -29,16 +29,16 @@ use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::carrier::Transport;
 use super::era::{Era, EraCache, EraUpstream};
-use super::fallback::TransportDetection;
-use super::probe::VersionChoice;
+use super::request_transport::Transport;
 use super::session::pool::SessionPool;
 use super::session::{SessionKey, UpstreamLink};
-use super::stand::TransportAdapter;
-use super::stand::sse::{self, SseDetected, SseTransport};
-use super::stand::stdio::{StdioTransport, StdioUpstreamSettings};
-use super::standing::UpstreamHealth;
+use super::transport::TransportAdapter;
+use super::transport::sse::{self, SseDetected, SseTransport};
+use super::transport::stdio::{StdioTransport, StdioUpstreamSettings};
+use super::transport_detection::TransportDetection;
+use super::upstream_health::UpstreamHealth;
+use super::version_choice::VersionChoice;
 use super::{
     BeginError, CallContext, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
     Upstream, UpstreamRequest,

@@ -3,15 +3,15 @@
 //! A session never changes: where the upstream forgets it, another takes its place in the [`pool`], and
 //! comparing the two is how everybody notices. Read [`calls`] and [`route`] for what arrives in it.
 
+mod call_message_sink;
 pub(crate) mod calls;
-mod ear;
-pub(crate) mod handshake;
-mod level;
-pub(crate) mod listen;
-mod patience;
+pub(crate) mod get_stream;
+pub(crate) mod initialize;
+mod log_level;
 pub(crate) mod pool;
+mod question_keep_alive;
+pub(crate) mod resource_subscriptions;
 pub(crate) mod route;
-pub(crate) mod subscriptions;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,23 +23,23 @@ use tokio::sync::{Semaphore, SetOnce, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::carrier::{AnswerBody, Transport};
 use super::http::client::HandedOver;
 use super::http::exchange::{ExchangeClass, ExchangeLatencies};
 use super::http::post::SessionHeaders;
 use super::http::reply;
-use super::probe::VersionChoice;
+use super::request_transport::{AnswerBody, Transport};
+use super::version_choice::VersionChoice;
 use super::{ExchangeError, ExchangeEvent, ServerFacts, ServerNotification};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, Reason};
 use crate::task::{GatewayFault, Principal};
 use crate::upstream::ForwardedHeaders;
-use crate::upstream::standing::{HealthMark, UpstreamHealth};
+use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::wire::{Payload, ProtocolVersion};
 use calls::SessionCalls;
-use level::SessionLogLevel;
-use subscriptions::ResourceSubscriptions;
+use log_level::SessionLogLevel;
+use resource_subscriptions::ResourceSubscriptions;
 
 /// News kept for a receiver that is behind.
 const NEWS_MAX: usize = 256;

@@ -3,7 +3,7 @@
 //! Knows no method and no MCP rule beyond the envelope's. Read [`super::scan`] first.
 
 mod batch;
-mod glimpse;
+mod malformed;
 #[cfg(test)]
 mod tests;
 
@@ -15,10 +15,10 @@ use bytes::{Bytes, BytesMut};
 
 use super::payload::write_string;
 use super::scan::{self, Member, ObjectPlace};
-use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method, words};
+use super::{Object, Payload, RequestId, RpcError, ScanError, ScanLimits, method, one_line};
 
 pub use batch::{is_batch, read_batch, split_batch};
-pub use glimpse::{MalformedMessage, asked_in, glimpse};
+pub use malformed::{MalformedMessage, asked_in, glimpse};
 
 /// Longest method name in bytes, decoded (B95).
 const METHOD_BYTES_MAX: usize = 128;
@@ -158,7 +158,7 @@ impl<'t> EnvelopeParts<'t> {
                 "result" => &mut parts.result,
                 "error" => &mut parts.error,
                 _ => {
-                    parts.unknown.get_or_insert_with(|| words::name(&key));
+                    parts.unknown.get_or_insert_with(|| one_line::name(&key));
                     continue;
                 }
             };

@@ -1,8 +1,8 @@
 //! Splits event streams (SSE) and lines, sans-IO: bytes in, events out, nothing without a bound.
 
 mod gate;
-mod glance;
 mod line;
+mod message_classifier;
 mod sse;
 #[cfg(test)]
 mod tests;
@@ -10,8 +10,8 @@ mod tests;
 use bytes::Bytes;
 
 pub use gate::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, read_event, with_data};
-pub use glance::{MessageClass, MessageClassifier};
 pub use line::LineDecoder;
+pub use message_classifier::{MessageClass, MessageClassifier};
 pub use sse::{SseDecoder, SseEvent};
 
 /// What a decoder refuses.

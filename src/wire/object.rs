@@ -31,7 +31,7 @@ impl Object {
     /// Locates the members of a payload; `None` if it is no object. Takes one quick walk over the text.
     #[must_use]
     pub fn of(payload: &Payload) -> Option<Self> {
-        let members = scan::walk::members(payload.bytes())?;
+        let members = scan::locate::members(payload.bytes())?;
         Some(Self { text: payload.clone(), base: 0, place: ObjectPlace::Root, members: members.as_slice().into() })
     }
 

@@ -100,7 +100,7 @@ impl Payload {
 
     /// The items of an array, verbatim; none if the text is no array.
     pub fn items(&self) -> impl Iterator<Item = Self> {
-        scan::walk::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
+        scan::locate::items(&self.text).map(|span| Self::from_scanned(self.text.slice(span)))
     }
 
     /// Copies the text out of the larger buffer that it may be a slice of, so that keeping a small

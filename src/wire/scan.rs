@@ -11,10 +11,10 @@
 
 mod keys;
 mod lexeme;
+pub(in crate::wire) mod locate;
 mod pass;
 #[cfg(test)]
 mod tests;
-pub(in crate::wire) mod walk;
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -2,7 +2,7 @@
 
 use ::bytes::Bytes;
 use futures_util::future::BoxFuture;
-use taskgate::upstream::mirrored::{self, HeaderAnnotations};
+use taskgate::upstream::header_annotations::{self, HeaderAnnotations};
 use taskgate::wire::envelope::read_batch;
 use taskgate::wire::framing::{EventGate, HoldPolicy, LineDecoder, PrimerPolicy, SseDecoder};
 use taskgate::wire::{Object, Payload, ScanLimits, canonical as canonical_form};
@@ -48,7 +48,7 @@ pub(crate) fn canonical(text: String) -> BoxFuture<'static, Act> {
 pub(crate) fn schema(tools: &str) -> BoxFuture<'static, Act> {
     let tool = Payload::parse(&Bytes::copy_from_slice(tools.as_bytes()), ScanLimits::UPSTREAM).unwrap().items().next();
     let schema = Object::of(&tool.unwrap()).unwrap().get("inputSchema").unwrap();
-    act(move || assert_ne!(mirrored::read(&schema), HeaderAnnotations::Valid(Vec::new())))
+    act(move || assert_ne!(header_annotations::read(&schema), HeaderAnnotations::Valid(Vec::new())))
 }
 
 pub(crate) fn batch(count: usize) -> BoxFuture<'static, Act> {

@@ -10,10 +10,10 @@ use http::{HeaderMap, Method};
 use http_body_util::BodyExt as _;
 use parking_lot::Mutex;
 use taskgate::engine::{AdmissionLimits, Engine};
-use taskgate::face::duplex::StreamClient;
 use taskgate::face::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound, MessageChannel, full_body};
 use taskgate::face::operators::Operators;
 use taskgate::face::stdio;
+use taskgate::face::stream_client::StreamClient;
 use taskgate::store::{MemoryStore, TaskStore as _};
 use taskgate::task::{
     Attempt, CallOrigin, ClientKind, Clock as _, InputKey, ManualClock, Phase, Principal, Recovery, Summary, Task,

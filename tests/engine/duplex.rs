@@ -16,8 +16,8 @@ use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::face::duplex::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound, MessageChannel, empty_body, full_body};
+use taskgate::face::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::task::Principal;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
@@ -133,7 +133,7 @@ impl Host {
         };
         let (to, spoken) = mpsc::channel(4);
         let (outgoing, from) = mpsc::channel(4);
-        let serving = TaskTracker::new().spawn(duplex::serve(client, spoken, outgoing));
+        let serving = TaskTracker::new().spawn(stream_client::serve(client, spoken, outgoing));
         Self { script, to: Some(to), from, serving }
     }
 

@@ -16,7 +16,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::demo::rpc::{self, DemoRequest, Incoming};
 use crate::wire::meta::{LOG_LEVEL, META, PROGRESS_TOKEN, SUBSCRIPTION_ID};
-use crate::wire::{RpcError, fault, method};
+use crate::wire::{RpcError, method, rpc_error};
 
 const VERSION: &str = "2026-07-28";
 /// Notes of what was heard.
@@ -85,10 +85,10 @@ impl StatelessDemo {
             method::TOOLS_CALL => self.call(&request).await,
             method::LISTEN => return self.listen(request).await,
             method::INITIALIZE => {
-                let error = RpcError::new(fault::UNSUPPORTED_VERSION, "there are no sessions here");
+                let error = RpcError::new(rpc_error::UNSUPPORTED_VERSION, "there are no sessions here");
                 Err(error.with_data(&json!({ "supported": [VERSION], "requested": request.params["protocolVersion"] })))
             }
-            _ => Err(RpcError::new(fault::METHOD_NOT_FOUND, "no such method")),
+            _ => Err(RpcError::new(rpc_error::METHOD_NOT_FOUND, "no such method")),
         };
         self.say(rpc::answer(&request.id, outcome)).await;
     }
@@ -132,7 +132,7 @@ impl StatelessDemo {
                 }
                 format!("told {}", listeners.len())
             }
-            _ => return Err(RpcError::new(fault::INVALID_PARAMS, "no such tool")),
+            _ => return Err(RpcError::new(rpc_error::INVALID_PARAMS, "no such tool")),
         };
         Ok(json!({ "resultType": "complete", "content": [{ "type": "text", "text": text }] }))
     }

@@ -7,7 +7,7 @@ use super::messages::{self, ProgressView};
 use super::*;
 use crate::store::contract::task;
 use crate::task::{Answer, Executed, Failure, GatewayFault, InputKey, Question, Reason, TaskId};
-use crate::wire::{Message, RequestId, ScanLimits, envelope, fault};
+use crate::wire::{Message, RequestId, ScanLimits, envelope, rpc_error};
 
 const ID: &str = "0123456789abcdef0123456789abcdef";
 
@@ -207,7 +207,7 @@ fn a_tool_is_called_as_its_rules_say_or_not_at_all() {
         assert_eq!(wish(true, mode), as_task, "{mode:?}");
     }
     for complaint in [RequestError::NeedsTask, RequestError::TakesNoTask] {
-        assert_eq!(complaint.to_error(ProtocolVersion::NEWEST_SESSION).code, fault::METHOD_NOT_FOUND);
+        assert_eq!(complaint.to_error(ProtocolVersion::NEWEST_SESSION).code, rpc_error::METHOD_NOT_FOUND);
     }
 }
 

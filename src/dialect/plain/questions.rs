@@ -3,11 +3,11 @@
 use url::Url;
 
 use crate::dialect::negotiate::can_be_asked;
-use crate::dialect::peer::{QuestionRefusal, RefusalAnswer};
+use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer};
 use crate::task::Answer;
 use crate::wire::meta::{HOP_BY_HOP, META, PROGRESS_TOKEN};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, RpcError, fault, method};
+use crate::wire::{Object, Payload, RpcError, method, rpc_error};
 
 /// The code of a call that is to be repeated once its user has been somewhere (2025-11-25).
 const URL_ELICITATION_REQUIRED: i64 = -32042;
@@ -32,7 +32,7 @@ pub(super) fn decode(question: &str, params: Option<&Payload>) -> Result<Payload
     }
     let writer = ObjectWriter::new().text("method", question);
     let Some(params) = params else { return Ok(writer.finish()) };
-    let params = Object::of(params).ok_or_else(|| error(fault::INVALID_PARAMS, "params must be an object"))?;
+    let params = Object::of(params).ok_or_else(|| error(rpc_error::INVALID_PARAMS, "params must be an object"))?;
     if question == method::ELICIT && params.get_str("mode").is_some_and(|mode| mode == "url") {
         check_address(&params)?;
     }
@@ -53,7 +53,7 @@ fn stripped(params: &Object) -> Payload {
 /// A user is sent to web pages alone, and to none with credentials in its address (U32). Readers of addresses drop
 /// control characters silently, each others: what is shown would not be where the user goes.
 fn check_address(params: &Object) -> Result<(), RefusalAnswer> {
-    let url = params.get_str("url").ok_or_else(|| error(fault::INVALID_PARAMS, "url must be a string"))?;
+    let url = params.get_str("url").ok_or_else(|| error(rpc_error::INVALID_PARAMS, "url must be a string"))?;
     let is_page =
         |url: &Url| matches!(url.scheme(), "http" | "https") && url.username().is_empty() && url.password().is_none();
     let is_plain = !url.contains(char::is_control);
@@ -93,7 +93,7 @@ pub(super) fn demanded(error: &RpcError) -> Vec<Result<Payload, RefusalAnswer>> 
 /// What the client is told in place of an error that would send its user where nobody is sent to; `None` for every other.
 pub(super) fn unfit(error: &RpcError) -> Option<RpcError> {
     let what = "the server wants its user at an address that nobody is sent to";
-    demanded(error).iter().any(Result::is_err).then(|| RpcError::new(fault::INTERNAL_ERROR, what))
+    demanded(error).iter().any(Result::is_err).then(|| RpcError::new(rpc_error::INTERNAL_ERROR, what))
 }
 
 pub(super) fn is_consent(answer: &Answer) -> bool {
@@ -108,20 +108,20 @@ pub(super) fn is_consent(answer: &Answer) -> bool {
 pub(super) fn refuse(question: &str, why: QuestionRefusal) -> RefusalAnswer {
     match (question, why) {
         (method::ELICIT, QuestionRefusal::Undeclared) => {
-            error(fault::INVALID_PARAMS, "the client takes no such elicitation")
+            error(rpc_error::INVALID_PARAMS, "the client takes no such elicitation")
         }
         (method::SAMPLE | method::ROOTS, QuestionRefusal::Undeclared) => {
-            error(fault::METHOD_NOT_FOUND, "the client did not declare this capability")
+            error(rpc_error::METHOD_NOT_FOUND, "the client did not declare this capability")
         }
         (method::ELICIT | method::SAMPLE | method::ROOTS, QuestionRefusal::TooMany) => {
-            error(fault::INTERNAL_ERROR, "too many questions")
+            error(rpc_error::INTERNAL_ERROR, "too many questions")
         }
         (method::ELICIT, QuestionRefusal::Unanswered) => elicited("cancel"),
         (method::SAMPLE, QuestionRefusal::Unanswered) => error(-1, "nobody answered the sampling request"),
         (method::ROOTS, QuestionRefusal::Unanswered) => {
-            error(fault::INTERNAL_ERROR, "nobody answered the roots request")
+            error(rpc_error::INTERNAL_ERROR, "nobody answered the roots request")
         }
-        _ => error(fault::METHOD_NOT_FOUND, "no such method"),
+        _ => error(rpc_error::METHOD_NOT_FOUND, "no such method"),
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
             r#"{"method":"sampling/createMessage","params":{"_meta":{"k":1}}}"#,
         );
         assert_eq!(decode(method::ROOTS, None).unwrap().as_str(), r#"{"method":"roots/list"}"#);
-        assert_eq!(decode("custom/question", None), Err(error(fault::METHOD_NOT_FOUND, "no such method")), "U30");
+        assert_eq!(decode("custom/question", None), Err(error(rpc_error::METHOD_NOT_FOUND, "no such method")), "U30");
     }
 
     #[test]
@@ -184,7 +184,7 @@ mod tests {
         let error = RpcError { code: -32042, message: "m".into(), data: Some(data) };
         let read = demanded(&error);
         assert_eq!((read.len(), read[0].is_ok(), read[1].is_ok()), (2, true, false));
-        assert_eq!(unfit(&error).unwrap().code, fault::INTERNAL_ERROR);
+        assert_eq!(unfit(&error).unwrap().code, rpc_error::INTERNAL_ERROR);
         assert!(demanded(&RpcError { code: -32043, ..error }).is_empty());
         assert!(demanded(&RpcError::new(-32042, "m")).is_empty());
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::engine::call::{CallEnd, CallEvent, CallStreamSender};
 use crate::upstream::Progress;
 use crate::wire::Payload;
-use crate::wire::words::status_text;
+use crate::wire::one_line::status_text;
 
 /// Log messages that wait for the end of a grace period.
 const HELD_LOGS_MAX: usize = 64;

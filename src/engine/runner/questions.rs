@@ -6,11 +6,11 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
-use super::stage::StageEvent;
+use super::exchange_stage::StageEvent;
 use super::{CallEnd, RoundSupport, Runner, RunnerFlow, lost};
 use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
-use crate::dialect::peer::{QuestionRefusal, RefusalAnswer};
+use crate::dialect::upstream_dialect::{QuestionRefusal, RefusalAnswer};
 use crate::engine::TaskError;
 use crate::engine::call::Askable;
 use crate::failpoint;

@@ -6,11 +6,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::client::GraceBuffer;
-use super::live::RunnerCommands;
+use super::live_runners::RunnerCommands;
 use super::{BugRecipient, CallEnd, CallEvent, Runner, RunnerFlow};
 use crate::cause::CauseChain;
 use crate::engine::apply::AppliedEvent;
-use crate::engine::pauses::RetryDelays;
+use crate::engine::retry_delays::RetryDelays;
 use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::answer::RequestAnswer;
 use super::progress::CallNotices;
+use super::request_answer::RequestAnswer;
 use super::{CallMessage, CallMessages, respond};
 use crate::dialect::faults::{failure_error, with_uri};
 use crate::dialect::lifecycle::{server_meta, stateless_result};
@@ -19,7 +19,7 @@ use crate::face::answer::Addressee;
 use crate::face::http::FaceResponse;
 use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
 use crate::task::{Clock, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task};
-use crate::wire::{Payload, RpcError, fault, method};
+use crate::wire::{Payload, RpcError, method, rpc_error};
 
 const INTERNAL: GatewayFault = GatewayFault::new(Reason::Internal, Executed::Unknown);
 
@@ -162,7 +162,7 @@ impl<D: FaceDialect + 'static> CallView<D> {
 
     /// An unknown method is 404 whoever says so (MOD-09); a tool may mean anything by the code.
     fn refused(&self, error: RpcError) -> RequestAnswer {
-        let is_unknown = error.code == fault::METHOD_NOT_FOUND && self.method != method::TOOLS_CALL;
+        let is_unknown = error.code == rpc_error::METHOD_NOT_FOUND && self.method != method::TOOLS_CALL;
         RequestAnswer::Refused(if is_unknown { StatusCode::NOT_FOUND } else { StatusCode::OK }, error)
     }
 }

@@ -12,16 +12,16 @@ use http_body_util::{BodyExt, BodyStream, StreamBody};
 use hyper::body::Frame;
 
 use super::body::{BodyForm, PipeBody, PipeTimeouts};
-use super::edit::GatedBody;
-use super::{OneWayKind, PipeForward, PipedCall, PipedMessage, PipedRequest, note, notes, read};
+use super::stream_edits::GatedBody;
+use super::{OneWayKind, PipeForward, PipedCall, PipedMessage, PipedRequest, note, one_way_messages, read};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::face::answer::{Addressee, bare, event_stream};
 use crate::face::call_stream;
-use crate::face::call_stream::answer::{AnswerContent, LateAnswer, RequestAnswer};
 use crate::face::call_stream::replay::BatchedMessage;
+use crate::face::call_stream::request_answer::{AnswerContent, LateAnswer, RequestAnswer};
 use crate::face::http::{AcceptedTypes, FaceResponse, ResponseBody, full_body};
-use crate::face::session::sessions::ClientSession;
+use crate::face::session::session_cache::ClientSession;
 use crate::face::session::{SessionFaceState, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::{EventGate, GateOutput, HoldPolicy, PrimerPolicy, sse_message};
@@ -54,7 +54,7 @@ pub(in crate::face) async fn post_batch(
     let mut status = StatusCode::ACCEPTED;
     for (kind, cancels, bytes) in sorted.notes {
         let taken = match cancels {
-            Some(id) => notes::cancel(shared, &session, &id, bytes).await,
+            Some(id) => one_way_messages::cancel(shared, &session, &id, bytes).await,
             None => note(shared, &session, bytes, kind).await,
         };
         status = if status == StatusCode::ACCEPTED { taken } else { status };

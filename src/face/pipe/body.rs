@@ -11,12 +11,12 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
 use super::PipedCall;
-use super::paused::{EVENT_BYTES_MAX, PausedCall, StreamPause, StreamTail};
+use super::paused_calls::{EVENT_BYTES_MAX, PausedCall, StreamPause, StreamTail};
 use crate::dialect::faults::gateway_error;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::{RawBody, fault_in};
+use crate::upstream::raw_channel::{RawBody, fault_in};
 use crate::wire::framing::{SseDecoder, sse_comment, sse_message};
 use crate::wire::{RequestId, envelope};
 

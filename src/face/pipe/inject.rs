@@ -10,10 +10,10 @@ use futures_util::future::BoxFuture;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 
-use crate::face::call_stream::answer::RequestAnswer;
+use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::call_stream::{CallMessage, CallMessages};
 use crate::face::http::ResponseBody;
-use crate::face::session::streams::SessionStream;
+use crate::face::session::session_streams::SessionStream;
 use crate::wire::framing::{SseDecoder, sse_message};
 
 /// The session's own stream on its way: the answer to its request, and what the gateway says meanwhile and between its

@@ -11,11 +11,11 @@ use http::StatusCode;
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, SizeHint};
 
-use crate::face::call_stream::answer::RequestAnswer;
+use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::http::{AcceptedTypes, full_body};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::conduit::{BodyKind, RawBody, RawResponse, SessionBinding, fault_in};
 use crate::upstream::http::reply::names_lost_session;
+use crate::upstream::raw_channel::{BodyKind, RawBody, RawResponse, SessionBinding, fault_in};
 use crate::wire::envelope::{EnvelopeError, Response};
 use crate::wire::framing::{SseDecoder, sse_message};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};

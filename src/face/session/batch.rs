@@ -7,9 +7,9 @@ use bytes::Bytes;
 use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
-use super::known::ServerTools;
-use super::sessions::ClientSession;
-use super::{SessionFaceState, batch_item, bridge, fallback, native, vet};
+use super::known_tools::ServerTools;
+use super::session_cache::ClientSession;
+use super::{SessionFaceState, batch_item, bridge, fallback, upstream_tasks, vet};
 use crate::face::call_stream::replay::BatchedMessage;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::pipe;
@@ -26,7 +26,7 @@ pub(super) async fn post(
 ) -> FaceResponse {
     let (mut items, mut driven) = (Vec::new(), Vec::new());
     // One for all of them, however many calls wait for a server that does not list its tools.
-    let (until, mut asked) = (Instant::now() + native::LOOK_MAX, ServerTools::default());
+    let (until, mut asked) = (Instant::now() + upstream_tasks::LOOK_MAX, ServerTools::default());
     for (read, bytes) in batch {
         if let Ok(Message::Request(request)) = &read
             && let Some(hidden) = Box::pin(shared.hidden(&session, &inbound.principal, request, &mut asked)).await
@@ -43,13 +43,14 @@ pub(super) async fn post(
                 driven.push(stream::once(last).boxed());
             }
             Ok(Message::Request(request))
-                if native::may_drive(&session, &request) || fallback::may_drive(shared, &session, &request) =>
+                if upstream_tasks::may_drive(&session, &request) || fallback::may_drive(shared, &session, &request) =>
             {
                 let id = request.id.clone();
                 let message = Message::Request(request.clone());
                 let is_sound = vet(&message).is_ok();
-                let drive =
-                    async { if is_sound { native::drive(shared, &session, &request, inbound).await } else { None } };
+                let drive = async {
+                    if is_sound { upstream_tasks::drive(shared, &session, &request, inbound).await } else { None }
+                };
                 // What is known already is there at once, later too.
                 let begun = tokio::time::timeout_at(until, drive).await.unwrap_or_default();
                 match begun {
@@ -72,7 +73,7 @@ pub(super) async fn post(
 /// Whether a message calls off a call that the gateway drives, or answers a question of one.
 fn is_about_a_driven_call(shared: &SessionFaceState, session: &ClientSession, message: &Message) -> bool {
     match message {
-        Message::Notification(notification) => native::is_about_a_driven_call(shared, session, notification),
+        Message::Notification(notification) => upstream_tasks::is_about_a_driven_call(shared, session, notification),
         Message::Response(response) => shared.drives(session) && response.id.as_ref().is_some_and(is_own),
         Message::Request(_) => false,
     }

@@ -5,12 +5,12 @@
 //! are answers, as requests on the call's own stream ([`round`]). What belongs to no request goes out on the session's own
 //! stream ([`mod@listen`]). What of this is known in memory alone is at the [`desk`]. The session itself is in its id, like any other: it outlives the gateway.
 
+mod ask_client;
+mod bridge_state;
+mod bridge_stream;
+pub(super) mod bridged_client;
+mod bridged_handshake;
 pub(in crate::face) mod call;
-pub(super) mod client;
-mod desk;
-mod introduce;
-mod listen;
-mod round;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,8 +27,8 @@ use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
 use super::in_flight::RequestStage;
-use super::known::ServerTools;
-use super::sessions::{ClientSession, PreferenceChange};
+use super::known_tools::ServerTools;
+use super::session_cache::{ClientSession, PreferenceChange};
 use super::{SessionFaceState, addressee, fallback, refuse, vet};
 use crate::dialect::RequestError;
 use crate::dialect::negotiate::LogLevel;
@@ -43,10 +43,10 @@ use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
 use crate::face::call_stream::replay::{BatchedMessage, ReplayStream};
+pub(in crate::face) use bridge_state::BridgeState;
+pub(super) use bridge_stream::get;
+pub(super) use bridged_handshake::introduce;
 use call::BridgedCaller;
-pub(in crate::face) use desk::BridgeState;
-pub(super) use introduce::introduce;
-pub(super) use listen::get;
 
 /// What it takes to serve sessions in front of a server without any.
 pub struct Bridge {
@@ -92,7 +92,7 @@ pub(super) async fn post(
         return refuse(&addressee, &complaint);
     }
     if let Message::Request(request) = &message
-        && let Some(answering) = listen::subscription(shared, &session, request, &inbound.principal)
+        && let Some(answering) = bridge_stream::subscription(shared, &session, request, &inbound.principal)
     {
         return match answering.await {
             Ok(result) => addressee.result(result),
@@ -216,7 +216,7 @@ fn batch_answer(
             if let Some(running) = fallback::in_batch(shared, session, &request, &caller().principal) {
                 return Some(BatchReply::Subscribed(request.id, running));
             }
-            if let Some(answering) = listen::subscription(shared, session, &request, &caller().principal) {
+            if let Some(answering) = bridge_stream::subscription(shared, session, &request, &caller().principal) {
                 return Some(BatchReply::Subscribed(request.id, answering));
             }
             match own_answer(shared, session, &request) {

@@ -9,14 +9,14 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::bridge::client::BridgedClient;
-use super::sessions::ClientSession;
-use super::{SessionFaceState, addressee, bridge, native};
+use super::bridge::bridged_client::BridgedClient;
+use super::session_cache::ClientSession;
+use super::{SessionFaceState, addressee, bridge, upstream_tasks};
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::UnknownTaskMarker;
-use crate::face::call_stream::answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::progress::LifeSigns;
+use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
 use crate::face::catalog::Catalog;
 use crate::face::fallback::{FallbackAnswer, FallbackResult, FallbackToolService, run};
@@ -92,7 +92,7 @@ impl SessionFaceState {
         let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
         let catalog = match bridge::carries(session) {
             true => fallback.bridged.as_ref(),
-            false => self.native.as_ref().map(native::UpstreamTaskTools::catalog),
+            false => self.native.as_ref().map(upstream_tasks::UpstreamTaskTools::catalog),
         };
         let Some(catalog) = catalog else { return };
         if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, catalog.list(&context)).await
@@ -137,7 +137,7 @@ pub(super) async fn post(
         if bridge::carries(&session) {
             return bridge::post(shared, session, envelope::Message::Request(request), inbound).await;
         }
-        return native::post(shared, session, request, inbound).await;
+        return upstream_tasks::post(shared, session, request, inbound).await;
     };
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let errand = errand(shared, &inbound.principal, tool, &request).await;

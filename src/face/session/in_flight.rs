@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 
-use super::recent::RecentMap;
+use super::recent_map::RecentMap;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::RequestId;
 

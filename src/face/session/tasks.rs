@@ -4,11 +4,11 @@
 //! [`SessionFaceState::call`] for how a task begins, `result` for how its outcome is waited for, `courier` for what it
 //! says of its own accord.
 
-mod courier;
-mod lent;
-mod lines;
-mod moment;
+mod handle_delay;
 mod result;
+mod session_lease;
+mod task_notifier;
+mod task_subscribers;
 mod tokens;
 
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::sessions::ClientSession;
+use super::session_cache::ClientSession;
 use super::{SessionFaceState, addressee, bridge, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
@@ -27,29 +27,29 @@ use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_
 use crate::dialect::faults::{gateway_error, no_words};
 use crate::dialect::negotiate::can_be_asked;
 use crate::dialect::plain::PlainUpstream;
-use crate::dialect::reintroduction::client_capabilities;
+use crate::dialect::session_results::client_capabilities;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, UpstreamDialect, inputs};
 use crate::engine::apply::record_shown;
 use crate::engine::{Askable, CallEnd, CallEvent, CallSpec, RoundSupport, TaskError, TaskNotice};
 use crate::face::answer::{Addressee, bare};
 use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::http::{AcceptedTypes, FaceResponse};
-use crate::face::misses::UnknownTaskWatch;
-use crate::face::named;
-use crate::face::refused::TaskMethodError;
+use crate::face::idempotency_key;
+use crate::face::task_method_error::TaskMethodError;
+use crate::face::unknown_task_watch::UnknownTaskWatch;
 use crate::metric;
 use crate::task::{
     Answer, ClientKind, Executed, Failure, GatewayFault, HandleSupport, InputKey, Outcome, Phase, Principal, Reason,
     Task, TaskId, TaskKey, ToolRules,
 };
-use crate::upstream::conduit::CallMessageSink;
+use crate::upstream::raw_channel::CallMessageSink;
 use crate::upstream::{CallContext, ClientFacts, Progress, Upstream, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
 use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
-use lent::{SessionLease, SessionLeases};
-use lines::{SharedProgress, SubscriberList, TaskSubscribers};
 use result::OutcomeRequest;
+use session_lease::{SessionLease, SessionLeases};
+use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
 
 /// Tasks on one page of a list.
 const PAGE: usize = 50;
@@ -164,11 +164,12 @@ impl SessionFaceState {
         let Some(params) = call.request.params.object() else {
             return refuse(&addressee, &RequestError::unknown_tool(None));
         };
-        let names = named::IdempotencyScope::of(asking.principal, Some(asking.session.token.nonce));
-        let idempotency = match named::read(asking.headers, params, names, self.served.conduit.name(), &call.tool) {
-            Ok(idempotency) => idempotency,
-            Err(complaint) => return refuse(&addressee, &complaint),
-        };
+        let names = idempotency_key::IdempotencyScope::of(asking.principal, Some(asking.session.token.nonce));
+        let idempotency =
+            match idempotency_key::read(asking.headers, params, names, self.served.conduit.name(), &call.tool) {
+                Ok(idempotency) => idempotency,
+                Err(complaint) => return refuse(&addressee, &complaint),
+            };
         if !Box::pin(self.may_begin(&asking.session, asking.principal, &call.tool)).await {
             return refuse(&addressee, &RequestError::unknown_tool(Some(params)));
         }
@@ -181,7 +182,7 @@ impl SessionFaceState {
             Some(CallEvent::Created(task)) => {
                 if !task.is_settled() {
                     self.line(&task.key, asking.session.token.nonce, Some(&task)).wants_progress(rising);
-                    moment::pass(&self.served.engine, &task.key, is_named).await;
+                    handle_delay::pass(&self.served.engine, &task.key, is_named).await;
                 }
                 respond(&addressee, dialect.encode(TaskReply::Created(&task)))
             }
@@ -294,7 +295,7 @@ impl SessionFaceState {
     fn line(self: &Arc<Self>, key: &TaskKey, home: u128, shown: Option<&Task>) -> Arc<SubscriberList> {
         let (line, is_new) = self.tasks.lines.open(key, home);
         if is_new {
-            let courier = courier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
+            let courier = task_notifier::TaskNotifier::new(Arc::clone(self), key.clone(), Arc::clone(&line), shown);
             let life = &self.served.life;
             life.tracker.spawn(life.stop.clone().run_until_cancelled_owned(courier.run()));
         }

@@ -2,7 +2,7 @@
 
 use tokio::sync::mpsc;
 
-use super::super::duplex::{ClientMessage, OutgoingMessage, OutgoingPermit};
+use super::super::stream_client::{ClientMessage, OutgoingMessage, OutgoingPermit};
 use super::streams::SseStreamPermit;
 use crate::face::call_stream::{CallMessage, CallMessages};
 

@@ -4,8 +4,8 @@
 //! therefore holds up nothing but itself, and what happens meanwhile is told once, not once for each time.
 //! Read `face::ear` (what the upstream says), `watched` (how tasks stand) and `places` (how many may listen) next.
 
-mod places;
-mod watched;
+mod listen_permits;
+mod watched_tasks;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -20,14 +20,14 @@ use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
 use crate::face::answer::{bare, event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
-use crate::face::ear::{NotificationSubscriber, SubscriberEvent};
 use crate::face::http::FaceResponse;
+use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
 use crate::task::{Executed, GatewayFault, HandleSupport, Reason};
 use crate::upstream::BeginError;
 use crate::wire::Payload;
-use places::ListenPermit;
-pub use places::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, ListenPermits};
-use watched::WatchedTasks;
+use listen_permits::ListenPermit;
+pub use listen_permits::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, ListenPermits};
+use watched_tasks::WatchedTasks;
 
 /// Why there is no stream.
 enum ListenRefusal {

@@ -6,7 +6,7 @@
 //! not for here: it goes to the engine. A client that leaves drops the upstream's request with its answer,
 //! which is how servers without sessions are told.
 
-pub(in crate::face) mod edit;
+pub(in crate::face) mod answer_edits;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,12 @@ use hyper::body::Frame;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::edit::{AnswerEdits, EditTarget, SniffedAnswer, StateBinding};
+use self::answer_edits::{AnswerEdits, EditTarget, SniffedAnswer, StateBinding};
 use super::{StatelessFace, StatelessRequestContext};
 use crate::dialect::RequestError;
 use crate::dialect::faults::{failure_error, reason_key};
-use crate::face::call_stream::answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::progress::LifeSigns;
+use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, full_body};
@@ -33,16 +33,16 @@ use crate::face::pipe::read::{self, JudgedResponse};
 use crate::face::sealed::{Sealer, StateContent};
 use crate::metric;
 use crate::task::{CallLimits, Clock, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
-use crate::upstream::conduit::{BodyKind, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::era::contradicts;
+use crate::upstream::header_annotations::PARAM_PREFIX;
 use crate::upstream::limits::{CallPermit, CallPermits};
-use crate::upstream::mirrored::PARAM_PREFIX;
-use crate::upstream::standing::{HealthMark, UpstreamHealth};
+use crate::upstream::raw_channel::{BodyKind, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
 use crate::upstream::{ForwardedHeaders, ForwardingRules, Timeouts, Upstream};
 use crate::wire::framing::sse_message;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
-use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, fault, method};
+use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method, rpc_error};
 
 /// How long a client may take to answer what it was asked.
 const STATE_EXPIRES_AFTER: Duration = Duration::from_secs(60 * 60);
@@ -434,8 +434,10 @@ fn until_leaving(
 fn about_us(error: &RpcError, is_lacking: impl FnOnce(&Payload) -> bool) -> Option<RpcError> {
     let named = error.data.as_ref().and_then(Object::of).and_then(|data| data.get("requiredCapabilities"));
     match error.code {
-        fault::MISSING_CLIENT_CAPABILITY if named.as_ref().is_some_and(is_lacking) => None,
-        fault::UNSUPPORTED_VERSION..=fault::HEADER_MISMATCH => Some(failure_error(&Failure::Upstream(error.clone()))),
+        rpc_error::MISSING_CLIENT_CAPABILITY if named.as_ref().is_some_and(is_lacking) => None,
+        rpc_error::UNSUPPORTED_VERSION..=rpc_error::HEADER_MISMATCH => {
+            Some(failure_error(&Failure::Upstream(error.clone())))
+        }
         _ => None,
     }
 }

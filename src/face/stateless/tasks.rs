@@ -11,7 +11,7 @@ use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
 use crate::face::answer::missed;
-use crate::face::refused::TaskMethodError;
+use crate::face::task_method_error::TaskMethodError;
 use crate::metric;
 use crate::task::{ClientKind, Executed, GatewayFault, HandleSupport, Phase, Task, TaskKey};
 use crate::wire::{Payload, method};

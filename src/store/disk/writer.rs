@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use super::batch::{InsertRefusal, RowWrite, WriteBatch, WriteResult};
 use super::check::FileCheck;
 use super::clock::ClockTrust;
-use super::doubt::DoubtfulRows;
+use super::doubtful_rows::DoubtfulRows;
 use super::folder::Ballast;
 use super::health::{StoreHealth, StoreHealthMonitor};
 use super::resident::{ResidentRows, RowTotals};

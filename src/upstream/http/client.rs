@@ -27,15 +27,15 @@ use tokio::sync::{Notify, SetOnce};
 use tower::retry::budget::{Budget as _, TpsBudget};
 
 use super::credential::CredentialError;
+use super::failure_cause::{self, causes};
 use super::post::{OutgoingRequest, RequestScope};
 use super::reply;
-use super::trouble::{self, causes};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{TlsFileError, provider};
 use crate::upstream::breaker::{AnswerHealth, Breaker};
-use crate::upstream::carrier::AnswerBody;
-use crate::upstream::standing::{UpstreamFailure, UpstreamHealth};
+use crate::upstream::request_transport::AnswerBody;
+use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 
 /// Largest header block of an answer, and most fields (U13).
 const HEAD_BYTES_MAX: usize = 64 * 1024;
@@ -193,7 +193,7 @@ impl HttpClient {
 
     /// Notes what the head of an answer says of the upstream.
     pub(crate) fn note<B: Body>(&self, outgoing: &OutgoingRequest, response: &Response<B>) {
-        match trouble::of_head(&self.uri, outgoing, response) {
+        match failure_cause::of_head(&self.uri, outgoing, response) {
             Some(trouble) => self.standing.failed(trouble),
             None => self.standing.answered(),
         }
@@ -278,7 +278,7 @@ impl HttpClient {
             let fault = if left { fault_after(&failure) } else { fault_before(&failure) };
             let again = !left && fault.reason == Reason::UpstreamUnreachable && resends < RESENDS_MAX;
             if !again || tokio::time::Instant::now() >= resend_until || !self.resends.withdraw() {
-                return Err((fault, trouble::cause(&failure)));
+                return Err((fault, failure_cause::cause(&failure)));
             }
             resends += 1;
             self.resent.increment(1);

@@ -14,15 +14,15 @@ use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
 use super::client::HandedOver;
-use super::hear::{AwaitedRequest, RpcResult, StreamEnd};
 use super::post::SessionHeaders;
 use super::reply::{
     self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
 };
+use super::response_reader::{AwaitedRequest, RpcResult, StreamEnd};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::carrier::AnswerBody;
-use crate::upstream::conduit::{CallMessageSink, ClientOwnSession, SessionBinding};
+use crate::upstream::raw_channel::{CallMessageSink, ClientOwnSession, SessionBinding};
+use crate::upstream::request_transport::AnswerBody;
 use crate::upstream::session::calls::SessionCall;
 use crate::upstream::session::pool::SessionPool;
 use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};

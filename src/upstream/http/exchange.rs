@@ -10,17 +10,17 @@ use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::aside::AnswerWait;
 use super::client::HandedOver;
 use super::drive::{CallStart, HttpCall, SessionSource};
-use super::resume::{self, CallPosition};
+use super::resume_token::{self, CallPosition};
+use super::side_request::AnswerWait;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
-use crate::upstream::standing::HealthMark;
+use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
     UpstreamRequest,
@@ -150,7 +150,7 @@ impl HttpExchange {
         context: &CallContext,
     ) -> Result<Self, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
-        let resumed = resume::read(token).ok_or(BeginError::Gateway(broken))?;
+        let resumed = resume_token::read(token).ok_or(BeginError::Gateway(broken))?;
         let (session, native, start) = match resumed.at {
             CallPosition::Stream(_) => (
                 UpstreamSession::adopted(hop, resumed.credentials, UpstreamTaskSupport::default()),
@@ -350,7 +350,7 @@ impl Exchange for HttpExchange {
                     Some(id) => CallPosition::Task { id: Arc::clone(id), tasks: session.tasks },
                     None => CallPosition::Stream(self.link.point.lock().clone()),
                 };
-                resume::token(&self.link.call.id, &session.credentials, &at, &self.link.call.open())
+                resume_token::token(&self.link.call.id, &session.credentials, &at, &self.link.call.open())
             }
             HttpExchangeState::Ended(_) => None,
         }

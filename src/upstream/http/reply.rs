@@ -12,8 +12,8 @@ use http_body_util::BodyExt;
 use hyper::body::Body;
 
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::carrier::{AnswerBody, BodyBreakError};
-use crate::upstream::conduit::BodyKind;
+use crate::upstream::raw_channel::BodyKind;
+use crate::upstream::request_transport::{AnswerBody, BodyBreakError};
 use crate::wire::framing::{SseDecoder, SseEvent};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 

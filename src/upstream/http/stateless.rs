@@ -4,12 +4,12 @@
 //! `task` for one that the upstream made a task of its own. The exchange that owns them is `exchange`. What belongs to
 //! no call is heard by `listen`.
 
-mod course;
 mod exchange;
-mod line;
+mod input_requests;
 mod listen;
-mod questions;
-mod task;
+mod stateless_call;
+mod stateless_sender;
+mod task_poller;
 
 use std::sync::Arc;
 
@@ -17,8 +17,8 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 
 use self::exchange::StatelessExchange;
-use self::line::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
 use self::listen::ListenSources;
+use self::stateless_sender::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{Era, EraCache, EraDiscovery, era_of_refusal, is_served};
@@ -133,7 +133,7 @@ impl Upstream for StatelessUpstream {
 
     async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
         let broken = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
-        let task = task::resumed(&token).ok_or(BeginError::Gateway(broken))?;
+        let task = task_poller::resumed(&token).ok_or(BeginError::Gateway(broken))?;
         Ok(Box::new(StatelessExchange::resume(self.line(&context), task)))
     }
 

@@ -10,7 +10,7 @@ use http::HeaderValue;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::{SessionKey, UpstreamLink, UpstreamSession, handshake, listen};
+use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream, initialize};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
@@ -124,7 +124,7 @@ impl SessionPool {
         }
         let session = UpstreamSession::adopted(&self.hop, credentials, tasks);
         *place = Arc::downgrade(&session);
-        listen::start(&session, None);
+        get_stream::start(&session, None);
         session
     }
 
@@ -162,7 +162,7 @@ impl SessionPool {
         let opening = self.hop.tracker.spawn(async move {
             tokio::select! {
                 () = hop.stop.cancelled() => Err(BeginError::Gateway(draining)),
-                opened = handshake::open(&hop, &key) => opened,
+                opened = initialize::open(&hop, &key) => opened,
             }
         });
         let outcome = opening.map(|outcome| {

@@ -8,11 +8,11 @@ use std::sync::Arc;
 
 use super::UpstreamSession;
 use super::calls::{AskRefusal, SessionCall};
-use super::patience::QuestionKeepAlive;
+use super::question_keep_alive::QuestionKeepAlive;
 use crate::dialect::relay_core_2025_11_25 as relay;
 use crate::upstream::{ExchangeEvent, Progress};
 use crate::wire::envelope::Params;
-use crate::wire::fault::{INTERNAL_ERROR, METHOD_NOT_FOUND};
+use crate::wire::rpc_error::{INTERNAL_ERROR, METHOD_NOT_FOUND};
 use crate::wire::{Notification, Object, Payload, Request, RequestId, RpcError, envelope, meta, method};
 
 /// What a server may ask a client in the middle of a call.

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use bytes::Bytes;
 
 use super::{EnvelopeError, Message, read};
-use crate::wire::scan::{self, ScanError, ScanLimits, walk};
+use crate::wire::scan::{self, ScanError, ScanLimits, locate};
 
 /// Reads an array of messages, or one message as a batch of one. The items are told apart each by
 /// itself: one that is no message leaves the others alone.
@@ -38,7 +38,7 @@ pub fn split_batch(text: &Bytes, limits: ScanLimits, messages_max: usize) -> Res
     let array_limits = ScanLimits { depth_max: limits.depth_max + 1, ..limits };
     let outline = scan::scan(text, array_limits).and_then(scan::ObjectOutline::flawless).map_err(refused)?;
     let array = text.slice(outline.root);
-    let spans: Vec<_> = walk::items(&array).take(messages_max.saturating_add(1)).collect();
+    let spans: Vec<_> = locate::items(&array).take(messages_max.saturating_add(1)).collect();
     if spans.is_empty() {
         return Err(EnvelopeError::Shape { what: Cow::Borrowed("a batch is empty"), id: None });
     }

@@ -3,7 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::glance::{MessageClass, MessageClassifier};
+use super::message_classifier::{MessageClass, MessageClassifier};
 use super::sse::BYTE_ORDER_MARK;
 use super::{FramingError, SseDecoder, SseEvent};
 

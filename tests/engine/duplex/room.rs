@@ -13,9 +13,9 @@ use http::HeaderMap;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, SizeHint};
 use serde_json::json;
-use taskgate::face::duplex::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::face::http::{Endpoint, FaceResponse, Inbound};
 use taskgate::face::stdio;
+use taskgate::face::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::task::Principal;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::sync::mpsc;
@@ -116,7 +116,7 @@ async fn a_client_that_asks_and_does_not_read_holds_up_its_server_and_not_memory
         };
         let (to, spoken) = mpsc::channel(4);
         let (outgoing, mut from) = mpsc::channel::<OutgoingMessage>(8);
-        let serving = TaskTracker::new().spawn(duplex::serve(client, spoken, outgoing));
+        let serving = TaskTracker::new().spawn(stream_client::serve(client, spoken, outgoing));
         for id in 0..60 {
             let text = stateless(id, "tools/call").to_string().into();
             to.send(ClientMessage { text, headers: HeaderMap::new() }).await.unwrap();

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use http::HeaderMap;
 use serde_json::{Value, json};
-use taskgate::face::duplex::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::face::endpoint::UpstreamEndpoint;
+use taskgate::face::stream_client::{self, ClientMessage, OutgoingMessage, StreamClient};
 use taskgate::task::Principal;
 use tokio::sync::mpsc;
 
@@ -34,7 +34,7 @@ async fn ask(world: &World, params: Value) -> Value {
         drop(to);
         serde_json::from_slice(answer.text()).unwrap()
     };
-    tokio::join!(duplex::serve(client, spoken, outgoing), asking).1
+    tokio::join!(stream_client::serve(client, spoken, outgoing), asking).1
 }
 
 /// MOD-06: over HTTP the header must be there.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use taskgate::engine::CallEvent;
 use taskgate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
-use taskgate::face::naming::ToolRenamer;
+use taskgate::face::tool_renames::ToolRenamer;
 use taskgate::task::{
     AfterCrash, Failure, GatewayFault, NamePattern, NameRule, Outcome, Phase, Plan, Principal, Reason, TaskKey,
     ToolNames, ToolRules,

@@ -7,7 +7,7 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use taskgate::server::admin::{Readiness, site};
 use taskgate::server::{AdminSettings, RunningListener, start};
 use taskgate::telemetry::install_metrics;
-use taskgate::upstream::standing::UpstreamHealthList;
+use taskgate::upstream::upstream_health::UpstreamHealthList;
 
 use super::harness::{Answer, connect, gate, outcome, post};
 

@@ -19,8 +19,8 @@ use taskgate::face::stateless::listen::ListenPermits;
 use taskgate::face::stateless::{MessageContext, PipeServed, StatelessFace, StatelessServed};
 use taskgate::store::MemoryStore;
 use taskgate::task::{EarlyInput, GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};
-use taskgate::upstream::conduit::{BodyKind, ClientOwnSession, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
+use taskgate::upstream::raw_channel::{BodyKind, ClientOwnSession, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
     BeginError, CallContext, Era, Exchange, ResumeToken, ServerFacts, ServerNotification, Timeouts, Upstream,
     UpstreamRequest,

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use serde_json::Value;
 use taskgate::dialect::inputs;
 use taskgate::task::{Answer, InputKey};
-use taskgate::upstream::mirrored::{self, HeaderAnnotations};
+use taskgate::upstream::header_annotations::{self, HeaderAnnotations};
 use taskgate::wire::envelope::{self, EnvelopeError, Message, Params};
 use taskgate::wire::framing::{
     EventGate, FramingError, GateOutput, HoldPolicy, LineDecoder, PrimerPolicy, SseDecoder, SseEvent, sse_message,
@@ -201,12 +201,12 @@ pub fn schema(text: &[u8]) -> &'static str {
     else {
         return "refused";
     };
-    match mirrored::read(&schema) {
+    match header_annotations::read(&schema) {
         HeaderAnnotations::Valid(found) if found.is_empty() => "none",
         HeaderAnnotations::Valid(_) => "valid",
         HeaderAnnotations::Stripped { schema: stripped, kept } => {
             let again = Payload::parse(stripped.bytes(), ScanLimits::UPSTREAM).expect("what is left is JSON");
-            assert_eq!(mirrored::read(&again), HeaderAnnotations::Valid(kept));
+            assert_eq!(header_annotations::read(&again), HeaderAnnotations::Valid(kept));
             let (mut before, mut after) = (schema.read::<Value>().ok(), again.read::<Value>().ok());
             before.iter_mut().chain(&mut after).for_each(bare);
             assert_eq!(before, after, "all else stays");

@@ -13,15 +13,16 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::in_flight::InFlightEntry;
 use super::super::tasks::{TaskSupportLookup, progress_token};
-use super::client::BridgedClient;
-use super::round::BridgedRoundOutcome;
+use super::ask_client::BridgedRoundOutcome;
+use super::bridged_client::BridgedClient;
 use super::{ClientSession, SessionFaceState};
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::plain::PlainUpstream;
-use crate::dialect::reintroduction::{failed_result, not_askable, session_error, session_result};
+use crate::dialect::session_results::{failed_result, not_askable, session_error, session_result};
 use crate::dialect::{FaceDialect, RequestError, TaskReply, UpstreamDialect};
 use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport};
+use crate::face::argument_limits;
 use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use crate::face::call_stream::replay::ReplayStream;
 use crate::face::call_stream::replay_buffer::{ReplayWriter, UnreadPolicy};
@@ -30,13 +31,12 @@ use crate::face::fallback::FallbackToolService;
 use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::pipe::tool_of;
 use crate::face::rewrite;
-use crate::face::sized;
 use crate::metric;
 use crate::task::{ClientKind, Executed, Failure, GatewayFault, HandleSupport, Outcome, Plan, Principal, Reason, Task};
 use crate::upstream::{Upstream, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
-use crate::wire::fault::INTERNAL_ERROR;
 use crate::wire::framing::sse_message;
+use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
 
 /// Who makes a request, and what it takes for an answer.
@@ -124,7 +124,7 @@ pub(in crate::face::session) fn begin_on(
         Params::Other(_) => return Err(complain(&RequestError::Params(Cow::Borrowed("params must be an object")))),
     };
     if let Some((tool, params)) = tool.as_deref().zip(params) {
-        sized::check(&shared.served.rules, tool, params).map_err(|complaint| complain(&complaint))?;
+        argument_limits::check(&shared.served.rules, tool, params).map_err(|complaint| complain(&complaint))?;
     }
     let entered = shared.in_flight.drive(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::lines::{ResultStreamError, ResultStreamKind, ResultSubscriber};
+use super::task_subscribers::{ResultStreamError, ResultStreamKind, ResultSubscriber};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
@@ -16,7 +16,7 @@ use crate::dialect::{FaceDialect, RequestError, TaskReply};
 use crate::engine::TaskError;
 use crate::engine::apply::record_shown;
 use crate::face::answer::Addressee;
-use crate::face::call_stream::answer::RequestAnswer;
+use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::call_stream::{CallMessage, CallMessages, respond};
 use crate::face::http::FaceResponse;
 use crate::face::session::{SessionFaceState, refuse};

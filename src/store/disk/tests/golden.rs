@@ -72,7 +72,7 @@ pub(super) fn tasks() -> Vec<Task> {
         vec![(Payload::of("q1"), Answer::Result(Payload::of("yes"))), (Payload::of("q2"), Answer::Error(no))];
     let queued = Recovery { call: Some(call()), ..Recovery::default() };
     let open = [(InputKey(1), question("a")), (InputKey(2), question("b")), (InputKey(7), question("c"))];
-    let origin = CallOrigin { upstream: Arc::from("files"), tool: Arc::from("größe"), maker: MaClientKindSession };
+    let origin = CallOrigin { upstream: Arc::from("files"), tool: Arc::from("größe"), maker: ClientKind::Session };
     let mut tasks = vec![
         Task { phase: Phase::Queued, recovery: queued.clone(), ..bare("key:ada", 1) },
         Task { phase: Phase::Queued, recovery: queued, shown: TaskVisibility::Hidden, ..bare("local", 2) },

@@ -7,14 +7,14 @@ use async_trait::async_trait;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::course::{RepeatableRequest, StatelessCall};
-use super::line::StatelessSender;
-use super::questions::InputRequests;
-use super::task::{self, UpstreamTaskCell};
+use super::input_requests::InputRequests;
+use super::stateless_call::{RepeatableRequest, StatelessCall};
+use super::stateless_sender::StatelessSender;
+use super::task_poller::{self, UpstreamTaskCell};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::http::client::HandedOver;
 use crate::upstream::http::exchange::ExchangeClass;
-use crate::upstream::standing::HealthMark;
+use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,
     UpstreamRequest,
@@ -146,21 +146,21 @@ impl Exchange for StatelessExchange {
         if matches!(self.state, StatelessExchangeState::Running(_)) {
             self.end(ExchangeEvent::Lost(ExchangeError(GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))));
             if let Some(id) = self.task.get() {
-                task::cancel(&self.line, &id).await;
+                task_poller::cancel(&self.line, &id).await;
             }
         }
     }
 
     async fn cancel_task(&mut self) -> Result<(), TaskRequestError> {
         match self.task.get().filter(|_| matches!(self.state, StatelessExchangeState::Running(_))) {
-            Some(id) => task::ask_to_cancel(&self.line, &id).await,
+            Some(id) => task_poller::ask_to_cancel(&self.line, &id).await,
             None => Ok(()),
         }
     }
 
     fn resume_token(&self) -> Option<ResumeToken> {
         match self.state {
-            StatelessExchangeState::Running(_) => self.task.get().map(|id| task::token(&id)),
+            StatelessExchangeState::Running(_) => self.task.get().map(|id| task_poller::token(&id)),
             StatelessExchangeState::Ended(_) => None,
         }
     }

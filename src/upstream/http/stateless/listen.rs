@@ -6,7 +6,7 @@
 //! is missed does. A stream that is lost ends the [`ListenSource`]: those who listen do so again, which makes another, and
 //! know that anything may have changed meanwhile.
 
-mod spoken;
+mod listen_stream;
 
 use std::collections::BTreeMap;
 use std::collections::HashMap;
@@ -19,14 +19,14 @@ use tokio::sync::{Notify, broadcast, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::line::StatelessSender;
+use super::stateless_sender::StatelessSender;
 use crate::dialect::faults::reason_key;
 use crate::dialect::subscriptions::{ListKind, SubscriptionFilter};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{BeginError, NotificationSubscription, SUBSCRIBE_MAX, ServerNotification};
 use crate::wire::method;
-use spoken::{ListenError, UpstreamListenStream};
+use listen_stream::{ListenError, UpstreamListenStream};
 
 /// Most streams at one upstream.
 const SOURCES_MAX: usize = 1_024;

@@ -5,10 +5,10 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::task::Principal;
-use crate::upstream::carrier::Transport;
 use crate::upstream::http::client::{ClientTls, HttpClient};
 use crate::upstream::http::exchange::ExchangeLatencies;
-use crate::upstream::probe::VersionChoice;
+use crate::upstream::request_transport::Transport;
+use crate::upstream::version_choice::VersionChoice;
 use crate::wire::Payload;
 
 fn pool() -> Arc<SessionPool> {

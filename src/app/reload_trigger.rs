@@ -1,0 +1,189 @@
+//! Has the configuration read again on SIGHUP, and when one of its files changes.
+//!
+//! Folders are watched, not files: a file is often replaced by another of its name. Many changes are one reading, and
+//! files that hold what they held before are none.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use notify::{EventKind, RecommendedWatcher, RecursiveMode, Watcher as _};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::descriptors::ConnectionCapacity;
+use super::program::{ReportedWarnings, configured};
+use super::reload::{self, Fingerprint};
+use super::{Gateway, service_manager};
+use crate::config::Config;
+use crate::failpoint;
+use crate::metric;
+
+/// How long changes are gathered before they are looked at: an editor writes more than once.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// The least time between two readings (F66).
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// Why the configuration is to be read again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ReloadCause {
+    /// An operator wants it.
+    Asked,
+    /// Something changed where the files are.
+    Changed,
+}
+
+/// Tells when the configuration is to be read again, and does it.
+#[derive(Debug)]
+pub(super) struct ReloadTrigger {
+    /// `None` in the quick start.
+    file: Option<PathBuf>,
+    hangups: Signal,
+    changes: mpsc::Receiver<()>,
+    /// Kept alive; `None` where nothing can be watched.
+    watcher: Option<RecommendedWatcher>,
+    watched: Vec<PathBuf>,
+    /// What the files held when they were read last.
+    seen: Fingerprint,
+    warned: ReportedWarnings,
+    connections: ConnectionCapacity,
+    last: Option<Instant>,
+}
+
+impl ReloadTrigger {
+    /// Begins to watch. From now on SIGHUP does not end the process.
+    ///
+    /// # Errors
+    /// If signals cannot be heard.
+    pub(super) fn new(
+        file: Option<PathBuf>,
+        config: &Config,
+        warned: ReportedWarnings,
+        connections: ConnectionCapacity,
+    ) -> anyhow::Result<Self> {
+        let hangups = signal(SignalKind::hangup()).context("cannot listen for signals")?;
+        let (sender, changes) = mpsc::channel(1);
+        let notice = move |event: notify::Result<notify::Event>| {
+            // Reading the files is no change of them. A full channel says what there is to say.
+            if !event.is_ok_and(|event| matches!(event.kind, EventKind::Access(_))) {
+                let _ = sender.try_send(());
+            }
+        };
+        let watcher = match &file {
+            Some(_) => notify::recommended_watcher(notice)
+                .inspect_err(|error| tracing::warn!(%error, "files are not watched; send SIGHUP after a change"))
+                .ok(),
+            None => None,
+        };
+        let seen = file.as_deref().map_or_else(Fingerprint::default, |file| reload::fingerprint(file, config));
+        let mut reloads =
+            Self { file, hangups, changes, watcher, watched: Vec::new(), seen, warned, connections, last: None };
+        reloads.watch(config);
+        Ok(reloads)
+    }
+
+    /// Watches the folders of all files of a configuration, besides those that are watched.
+    fn watch(&mut self, config: &Config) {
+        let (Some(file), Some(watcher)) = (&self.file, &mut self.watcher) else { return };
+        for file in reload::files(file, config) {
+            let folder = match file.parent() {
+                Some(folder) if folder != Path::new("") => folder.to_owned(),
+                Some(_) | None => PathBuf::from("."),
+            };
+            if self.watched.contains(&folder) {
+                continue;
+            }
+            match watcher.watch(&folder, RecursiveMode::NonRecursive) {
+                Ok(()) => self.watched.push(folder),
+                Err(error) => tracing::warn!(%error, folder = %folder.display(), "changes are not seen here"),
+            }
+        }
+    }
+
+    /// Waits until the configuration is to be read again. Cancel safe, but for the reason of a reading that was waited
+    /// for.
+    pub(super) async fn next(&mut self) -> ReloadCause {
+        let mut why = tokio::select! {
+            Some(()) = self.hangups.recv() => ReloadCause::Asked,
+            Some(()) = self.changes.recv() => ReloadCause::Changed,
+            else => std::future::pending().await,
+        };
+        let settled = Instant::now() + SETTLE;
+        tokio::time::sleep_until(self.last.map_or(settled, |last| settled.max(last + INTERVAL))).await;
+        // What came meanwhile is part of this reading.
+        while self.changes.try_recv().is_ok() {}
+        let more = std::future::poll_fn(|context| std::task::Poll::Ready(self.hangups.poll_recv(context)));
+        if matches!(more.await, std::task::Poll::Ready(Some(()))) {
+            why = ReloadCause::Asked;
+        }
+        self.last = Some(Instant::now());
+        why
+    }
+
+    /// Reads the configuration again and puts it in force, or keeps the one that is and says why.
+    pub(super) fn carry_out(&mut self, why: ReloadCause, gateway: &mut Gateway) {
+        let Some(file) = self.file.clone() else {
+            tracing::info!("the quick start has no configuration to be read again");
+            return;
+        };
+        let before = reload::fingerprint_of(&file);
+        match configured(&file) {
+            Ok(mut read) => {
+                if !self.is_news(why, reload::fingerprint(&file, &read.config)) {
+                    return;
+                }
+                if reload::fingerprint_of(&file) != before {
+                    // Written to while it was read: what comes next is news, whatever it is.
+                    self.seen = Fingerprint::default();
+                }
+                // Not before: it logs, and a log may be written into a folder that is watched.
+                self.connections.keep(&mut read);
+                self.warned.tell(&read);
+                service_manager::tell_reloading();
+                self.watch(&read.config);
+                failpoint::hit("reloading");
+                apply(gateway, read.config);
+                service_manager::tell_ready();
+            }
+            Err(mistakes) => {
+                // Some may be in files that it names.
+                let seen = [reload::fingerprint_of(&file), mistakes.to_string().into_bytes()].concat();
+                if self.is_news(why, seen) {
+                    count("rejected");
+                    tracing::error!(%mistakes, "the configuration has mistakes; the one in force is kept");
+                }
+            }
+        }
+    }
+
+    /// Whether files that hold this are to be looked at.
+    fn is_news(&mut self, why: ReloadCause, seen: Fingerprint) -> bool {
+        let is_other = seen != self.seen;
+        self.seen = seen;
+        is_other || why == ReloadCause::Asked
+    }
+}
+
+fn apply(gateway: &mut Gateway, config: Config) {
+    match gateway.reload(config) {
+        Ok(changes) => {
+            count(if changes.is_none() { "unchanged" } else { "applied" });
+            for key in &changes.need_restart {
+                tracing::warn!(key, "changed, and holds from the next start on");
+            }
+            let (opened, kept, retired) = (changes.opened, changes.kept, changes.retired);
+            tracing::info!(opened, kept, retired, "the configuration was read again");
+        }
+        Err(error) => {
+            count("rejected");
+            let error = format!("{error:#}");
+            tracing::error!(error, "the configuration is of no use; the one in force is kept");
+        }
+    }
+}
+
+fn count(outcome: &'static str) {
+    metrics::counter!(metric::CONFIG_RELOADS, "outcome" => outcome).increment(1);
+}

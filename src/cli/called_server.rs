@@ -1,0 +1,245 @@
+//! Reaches the server of a call through the upstream that the gateway itself has: asks what it speaks and which tools it
+//! lists, and sends the call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+use http::header::AUTHORIZATION;
+use serde_json::json;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::call::CallCommand;
+use super::dialog::NoResultError;
+use super::question;
+use super::tool::{self, PAGES_MAX, Tool, ToolSearch};
+use crate::cause::CauseChain;
+use crate::dialect::faults::session_failure_error;
+use crate::task::{Failure, GatewayFault, Principal, Reason};
+use crate::upstream::http::credential::{Credential, CredentialSource};
+use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
+use crate::upstream::{
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, Timeouts, Upstream,
+    UpstreamRequest, UpstreamTaskMode,
+};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RpcError, meta, method};
+
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// The largest answer, or event of a streamed one.
+const ANSWER_BYTES_MAX: usize = 128 << 20;
+/// The longest that a request may take that is no call.
+const REQUEST_MAX: Duration = Duration::from_secs(30);
+/// How long a server may take to say which era it is of. One that stays silent is an old one (UPC-22).
+const DISCOVER_MAX: Duration = Duration::from_secs(10);
+/// How long the session's own stream may take to open before the call is made without it.
+const LISTEN_MAX: Duration = Duration::from_secs(2);
+
+/// A server, in both of its eras.
+#[derive(Debug)]
+pub(super) struct CalledServer {
+    sessions: Arc<SessionUpstream>,
+    stateless: Arc<dyn Upstream>,
+    life: TaskScope,
+}
+
+impl Drop for CalledServer {
+    fn drop(&mut self) {
+        self.life.stop.cancel();
+    }
+}
+
+impl CalledServer {
+    /// Connects to nothing yet.
+    ///
+    /// # Errors
+    /// If the address is no URI for HTTP, or there is nobody to trust.
+    pub(super) fn new(url: &url::Url, call: &CallCommand) -> Result<Self, NoResultError> {
+        let mut url = url.clone();
+        // Neither is for servers.
+        url.set_fragment(None);
+        let _ = url.set_username("").and_then(|()| url.set_password(None));
+        let credential = call.authorization.clone();
+        let credential =
+            credential.map(|value| Credential { header: AUTHORIZATION, source: CredentialSource::Known(value) });
+        let settings = HttpUpstreamSettings {
+            name: Arc::from("server"),
+            url,
+            transport: HttpTransport::Streamable,
+            event_bytes_max: ANSWER_BYTES_MAX,
+            protocol: None,
+            connect_max: CONNECT_MAX,
+            tls: UpstreamTlsFiles { ca: call.ca.clone(), identity: None },
+            credential,
+        };
+        let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+        let sessions = SessionUpstream::new(settings, life.clone())
+            .map_err(|error| NoResultError(CauseChain(&error).to_string()))?;
+        let sessions = Arc::new(sessions);
+        let stateless = sessions.for_stateless_clients().stateless();
+        Ok(Self { sessions, stateless, life })
+    }
+
+    /// The server as it is spoken to in sessions, or without them.
+    pub(super) fn upstream(&self, in_session: bool) -> &dyn Upstream {
+        if in_session { &*self.sessions } else { &*self.stateless }
+    }
+
+    /// What a server of 2026-07-28 says of itself; `None` for one of sessions alone. The fallback hangs on no
+    /// particular code (UPC-22), only on an answer or on silence.
+    pub(super) async fn discover(&self) -> Result<Option<Arc<ServerFacts>>, NoResultError> {
+        match timeout(DISCOVER_MAX, self.stateless.facts(&context(UpstreamTaskMode::Undeclared, false))).await {
+            Ok(Ok(facts)) => Ok(Some(facts)),
+            Ok(Err(BeginError::Gateway(fault)))
+                if matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamTls) =>
+            {
+                Err(self.lost(&fault))
+            }
+            Ok(Err(BeginError::Gateway(_) | BeginError::Refused(_))) | Err(_) => Ok(None),
+        }
+    }
+
+    /// Shakes hands, and waits until the session's own stream is heard: a question must not be missed.
+    pub(super) async fn open_session(&self) -> Result<Arc<ServerFacts>, NoResultError> {
+        let context = context(UpstreamTaskMode::Never, false);
+        self.sessions.listened(&context, LISTEN_MAX).await.map_err(|error| self.unbegun(error))?;
+        self.sessions.facts(&context).await.map_err(|error| self.unbegun(error))
+    }
+
+    /// Ends the session, if there is one.
+    pub(super) async fn end_session(&self) {
+        self.sessions.close().await;
+    }
+
+    /// Looks a tool up; `None` if the server does not list it. A server that has no list may still have the tool, and
+    /// judges the call itself.
+    pub(super) async fn tool(
+        &self,
+        in_session: bool,
+        native: UpstreamTaskMode,
+        name: &str,
+    ) -> Result<Option<Tool>, NoResultError> {
+        let mut cursor = None;
+        for _ in 0..PAGES_MAX {
+            let params = cursor.iter().fold(ObjectWriter::new(), |params, cursor| params.member("cursor", cursor));
+            let request = UpstreamRequest { method: Arc::from(method::TOOLS_LIST), params: Some(params.finish()) };
+            let answer = timeout(REQUEST_MAX, self.answer(in_session, request, context(native, false))).await;
+            let late = || NoResultError(format!("no answer within {}", humantime::format_duration(REQUEST_MAX)));
+            let Ok(page) = answer.map_err(|_| late())?? else { return Ok(None) };
+            match tool::search(&page, name) {
+                ToolSearch::Found(tool) => return Ok(Some(tool)),
+                ToolSearch::Next(next) => cursor = Some(next),
+                ToolSearch::Missing => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    async fn answer(
+        &self,
+        in_session: bool,
+        request: UpstreamRequest,
+        context: CallContext,
+    ) -> Result<Result<Object, RpcError>, NoResultError> {
+        let begun = self.upstream(in_session).begin(request, context).await;
+        let mut exchange = begun.map_err(|error| self.unbegun(error))?;
+        loop {
+            match exchange.next().await {
+                ExchangeEvent::Returned(result) => return object(&result).map(Ok),
+                ExchangeEvent::Faulted(error) => return Ok(Err(error)),
+                ExchangeEvent::Lost(lost) => return Err(self.lost(&lost.0)),
+                ExchangeEvent::Cancelled => return Err(NoResultError::unintelligible("it cancelled a request")),
+                ExchangeEvent::Progress(_)
+                | ExchangeEvent::Status(_)
+                | ExchangeEvent::Task(_)
+                | ExchangeEvent::Log(_)
+                | ExchangeEvent::Asked { .. }
+                | ExchangeEvent::Withdrawn { .. } => (),
+            }
+        }
+    }
+
+    /// Makes the call; returns once it is on its way.
+    pub(super) async fn begin(
+        &self,
+        in_session: bool,
+        native: UpstreamTaskMode,
+        call: &CallCommand,
+    ) -> Result<Box<dyn Exchange>, NoResultError> {
+        let params = ObjectWriter::new().text("name", &call.tool).member("arguments", &call.arguments);
+        let params = call.idempotency_key.iter().fold(params, |params, key| {
+            params.member(meta::META, &Payload::of(&json!({ (meta::IDEMPOTENCY_KEY): key })))
+        });
+        let request = UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: Some(params.finish()) };
+        let begun = self.upstream(in_session).begin(request, context(native, true)).await;
+        begun.map_err(|error| self.unbegun(error))
+    }
+
+    fn unbegun(&self, error: BeginError) -> NoResultError {
+        match error {
+            BeginError::Gateway(fault) => self.lost(&fault),
+            BeginError::Refused(RpcError { code, message, .. }) => {
+                NoResultError(format!("the server refused the handshake: error {code}: {message}"))
+            }
+        }
+    }
+
+    /// Why there is no answer, in words.
+    pub(super) fn lost(&self, fault: &GatewayFault) -> NoResultError {
+        let trouble = self.sessions.standing().last().filter(|trouble| trouble.reason == fault.reason);
+        let cause = trouble.map(|trouble| format!(": {}", trouble.cause)).unwrap_or_default();
+        let status = fault.http_status.and_then(|status| StatusCode::from_u16(status).ok());
+        let is = |reason| fault.reason == reason;
+        NoResultError(if is(Reason::UpstreamUnreachable) || is(Reason::UpstreamTls) {
+            format!("the server cannot be reached{cause}")
+        } else if let Some(status) = status {
+            format!("the server answered {status}{}", advice(status))
+        } else if is(Reason::UpstreamClosed) {
+            "the connection broke before the answer was complete".to_owned()
+        } else if is(Reason::UpstreamTimeout) {
+            format!("no answer within {}", humantime::format_duration(REQUEST_MAX))
+        } else if is(Reason::UpstreamRefused) {
+            return NoResultError::unintelligible("it names no version that has sessions");
+        } else if is(Reason::UpstreamMalformed) {
+            format!("the server's answer cannot be understood{cause}")
+        } else {
+            session_failure_error(&Failure::Gateway(*fault)).message
+        })
+    }
+}
+
+/// What to do about a status.
+fn advice(status: StatusCode) -> &'static str {
+    match status {
+        StatusCode::UNAUTHORIZED => "; it asks for a key: put one into TASKGATE_KEY",
+        StatusCode::FORBIDDEN => "; the key in TASKGATE_KEY, or the Host, is not for this",
+        _ => "",
+    }
+}
+
+/// Whether a request that was lost like this may be answered when it is made again.
+pub(super) fn may_pass(fault: &GatewayFault) -> bool {
+    matches!(fault.reason, Reason::UpstreamUnreachable | Reason::UpstreamClosed | Reason::UpstreamTimeout)
+        || fault.http_status.is_some_and(|status| status >= 500 || status == StatusCode::TOO_MANY_REQUESTS)
+}
+
+/// A result, which is an object.
+pub(super) fn object(result: &Payload) -> Result<Object, NoResultError> {
+    Object::of(result).ok_or_else(|| NoResultError::unintelligible("the result is no object"))
+}
+
+/// Whoever calls, and can be asked questions.
+fn context(native_task: UpstreamTaskMode, progress: bool) -> CallContext {
+    CallContext {
+        principal: Principal::local(),
+        client: ClientFacts { capabilities: Payload::of(&json!({ "elicitation": question::capability() })) },
+        progress,
+        log_level: None,
+        timeouts: Timeouts::default(),
+        result_bytes_max: ANSWER_BYTES_MAX,
+        native_task,
+        forwarded: ForwardedHeaders::default(),
+    }
+}

@@ -1,0 +1,518 @@
+//! What is asked of a server, in order: `server/discover`, `initialize` from the newest version on, its tools, and a call
+//! if one is wanted. Each transport in turn until one is found that the server speaks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use url::Url;
+
+use super::super::printable::printable;
+use super::report::{
+    ProbeReport, ProbedCall, ProbedCallOutcome, ProbedTools, ProbedTransport, ProbedVersion, ServerDescription,
+    VersionSupport,
+};
+use super::{ProbeCommand, ProbeTarget, toml_block};
+use crate::dialect::faults::session_failure_error;
+use crate::task::{Answer, Failure, GatewayFault, Principal, ProcessExit, Reason};
+use crate::upstream::http::credential::{Credential, CredentialSource};
+use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
+use crate::upstream::transport::dedicated_process::DedicatedProcessRules;
+use crate::upstream::transport::stdio::StdioUpstreamSettings;
+use crate::upstream::upstream_health::UpstreamFailure;
+use crate::upstream::{
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, Timeouts, Upstream,
+    UpstreamRequest, UpstreamTaskMode,
+};
+use crate::wire::object::ObjectWriter;
+use crate::wire::rpc_error::METHOD_NOT_FOUND;
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+
+const NAME: &str = "probed";
+/// Where servers usually are.
+const USUAL: [&str; 3] = ["/mcp", "/sse", "/mcp/"];
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// Largest answer.
+const BYTES_MAX: usize = 32 << 20;
+/// Pages of the tool list.
+const PAGES_MAX: usize = 100;
+/// Most that is read of a list, all pages together.
+const LIST_BYTES_MAX: usize = BYTES_MAX;
+/// How long sessions and programs may take to end.
+const END_MAX: Duration = Duration::from_secs(6);
+/// How long the server may take to hear that a call is given up.
+const CANCEL_MAX: Duration = Duration::from_secs(1);
+
+/// Asks all of it; see [`super::run`].
+pub(super) async fn run(probe: &ProbeCommand) -> Result<ProbeReport, String> {
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let until = Instant::now() + probe.timeout;
+    let report = anywhere(probe, until, &life).await;
+    life.stop.cancel();
+    life.tracker.close();
+    // A program that does not stop is killed once this process is gone.
+    let _ = tokio::time::timeout(END_MAX, life.tracker.wait()).await;
+    report
+}
+
+/// Asks at the address that is given, and if nothing speaks MCP there, where it points to or servers usually are.
+async fn anywhere(probe: &ProbeCommand, until: Instant, life: &TaskScope) -> Result<ProbeReport, String> {
+    let asking = ProbeRun { probe, until, life: life.clone() };
+    let nowhere = match asking.all().await {
+        Ok(report) => return Ok(report),
+        Err(nowhere) => nowhere,
+    };
+    let others = nowhere.others(&probe.target);
+    for other in &others {
+        let probe = ProbeCommand { target: ProbeTarget::Url(other.clone()), ..probe.clone() };
+        let asking = ProbeRun { probe: &probe, until, life: life.clone() };
+        if let Ok(report) = asking.all().await {
+            return Ok(report);
+        }
+    }
+    let others: Vec<_> = others.iter().map(Url::path).collect();
+    let tried = if others.is_empty() { String::new() } else { format!("\nnor at {}", others.join(", ")) };
+    Err(format!("{}{tried}", nowhere.text))
+}
+
+/// Nothing speaks MCP at an address; why.
+struct NotMcpError {
+    text: String,
+    /// Where it points to.
+    location: Option<Url>,
+    /// Whether something answers there.
+    is_there: bool,
+}
+
+impl NotMcpError {
+    /// Where else to ask.
+    fn others(&self, target: &ProbeTarget) -> Vec<Url> {
+        let ProbeTarget::Url(url) = target else { return Vec::new() };
+        match &self.location {
+            // Credentials go to the server that they are meant for.
+            Some(to) if to.origin() == url.origin() && to != url => vec![to.clone()],
+            Some(_) => Vec::new(),
+            None if self.is_there && url.path() == "/" => USUAL.iter().filter_map(|path| url.join(path).ok()).collect(),
+            None => Vec::new(),
+        }
+    }
+}
+
+struct ProbeRun<'a> {
+    probe: &'a ProbeCommand,
+    until: Instant,
+    life: TaskScope,
+}
+
+/// A server that answered over one transport.
+struct ProbedServer {
+    transport: ProbedTransport,
+    /// In sessions, with what it agreed to when it was asked for the newest version.
+    session: Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError>,
+    /// Without them.
+    stateless: Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError>,
+}
+
+/// Why something is not to be had.
+#[derive(Clone, Debug)]
+enum ProbeError {
+    Fault(GatewayFault),
+    /// The same, and what is known of it.
+    Trouble(Box<(GatewayFault, UpstreamFailure)>),
+    Refused(RpcError),
+    Late,
+    Unusable(String),
+    NotOverThis,
+}
+
+impl ProbeError {
+    fn text(&self) -> String {
+        match self {
+            Self::Refused(error) => format!("{} {}", error.code, error.message),
+            Self::Late => "no answer in time".to_owned(),
+            Self::Unusable(text) => text.clone(),
+            Self::NotOverThis => "not over this transport".to_owned(),
+            Self::Fault(fault) => fault_text(fault),
+            Self::Trouble(known) => trouble_text(&known.0, &known.1),
+        }
+    }
+
+    /// With what the transport knows of it.
+    fn explained(self, upstream: &SessionUpstream) -> Self {
+        match (self, upstream.standing().last()) {
+            (Self::Fault(fault), Some(trouble)) if fault.reason == trouble.reason => {
+                Self::Trouble(Box::new((fault, trouble)))
+            }
+            (other, _) => other,
+        }
+    }
+
+    /// The gateway's word for it, where it has one.
+    const fn reason(&self) -> Option<Reason> {
+        match self {
+            Self::Fault(fault) => Some(fault.reason),
+            Self::Trouble(known) => Some(known.0.reason),
+            Self::Refused(_) | Self::Late | Self::Unusable(_) | Self::NotOverThis => None,
+        }
+    }
+
+    /// Whether another transport to the same place would fare no better.
+    const fn is_of_the_place(&self) -> bool {
+        match self {
+            Self::Fault(_) | Self::Trouble(_) => {
+                matches!(self.reason(), Some(Reason::UpstreamUnreachable | Reason::UpstreamTls | Reason::UpstreamAuth))
+            }
+            Self::Late | Self::Unusable(_) => true,
+            Self::Refused(_) | Self::NotOverThis => false,
+        }
+    }
+}
+
+/// What went wrong, in a sentence, where the cause is known.
+fn trouble_text(fault: &GatewayFault, trouble: &UpstreamFailure) -> String {
+    let cause = &trouble.cause;
+    let is = |reason| fault.reason == reason;
+    if is(Reason::UpstreamUnreachable) && fault.exit.is_none() {
+        format!("it cannot be reached: {cause}")
+    } else if is(Reason::UpstreamAuth) {
+        format!("it asks for credentials, or for others ({cause}); put a key into TASKGATE_KEY")
+    } else if let Some(to) = &trouble.location {
+        format!("it points to {to} (HTTP {})", fault.http_status.unwrap_or_default())
+    } else if is(Reason::UpstreamMalformed) {
+        format!("its answer is not MCP: {cause}")
+    } else if is(Reason::UpstreamTls) || is(Reason::UpstreamHttpStatus) || is(Reason::UpstreamRedirect) {
+        cause.clone()
+    } else {
+        fault_text(fault)
+    }
+}
+
+/// What went wrong, in a sentence.
+fn fault_text(fault: &GatewayFault) -> String {
+    let without_exit = GatewayFault { exit: None, ..*fault };
+    let mut text = session_failure_error(&Failure::Gateway(without_exit)).message;
+    if let Some(status) = fault.http_status {
+        text.push_str(&format!(" (HTTP {status})"));
+    }
+    match fault.exit {
+        Some(ProcessExit::Code(127)) => {
+            text.push_str(
+                " (it ended with exit code 127, which means that the program, or one that it starts, is not found)",
+            );
+        }
+        Some(ProcessExit::Code(code)) => text.push_str(&format!(" (it ended with exit code {code})")),
+        Some(ProcessExit::Signal(signal)) => text.push_str(&format!(" (signal {signal} ended it)")),
+        None => (),
+    }
+    text
+}
+
+impl From<BeginError> for ProbeError {
+    fn from(error: BeginError) -> Self {
+        match error {
+            BeginError::Gateway(fault) => Self::Fault(fault),
+            BeginError::Refused(error) => Self::Refused(error),
+        }
+    }
+}
+
+impl ProbeRun<'_> {
+    async fn all(&self) -> Result<ProbeReport, NotMcpError> {
+        let found = self.find().await?;
+        let versions = self.versions(&found).await;
+        let (upstream, facts): (Arc<dyn Upstream>, _) = match (&found.session, &found.stateless) {
+            (Ok((upstream, facts)), _) => (Arc::<SessionUpstream>::clone(upstream), facts),
+            (Err(_), Ok((upstream, facts))) => (Arc::clone(upstream), facts),
+            (Err(why), Err(_)) => return Err(NotMcpError { text: why.text(), location: None, is_there: true }),
+        };
+        let server = ServerDescription::of(facts);
+        let tools = if server.has_tools() {
+            self.tools(&*upstream).await
+        } else {
+            ProbedTools { all: Vec::new(), incomplete: None }
+        };
+        let called = match &self.probe.call {
+            Some((name, arguments)) => Some(self.call(&*upstream, &tools, name, arguments).await),
+            None => None,
+        };
+        upstream.close().await;
+        let toml = toml_block::of(self.probe, found.transport, &server, &tools);
+        Ok(ProbeReport {
+            target: toml_block::shown(&self.probe.target),
+            transport: found.transport,
+            versions,
+            server,
+            tools,
+            called,
+            toml,
+        })
+    }
+
+    /// The first transport over which the server answers.
+    async fn find(&self) -> Result<ProbedServer, NotMcpError> {
+        let transports: &[ProbedTransport] = match &self.probe.target {
+            ProbeTarget::Url(_) => &[ProbedTransport::StreamableHttp, ProbedTransport::Sse],
+            ProbeTarget::Command(_) => &[ProbedTransport::Stdio],
+        };
+        let (mut reasons, mut location, mut is_there): (Vec<String>, _, _) = (Vec::new(), None, true);
+        for &transport in transports {
+            let session = self.handshake(transport, None).await;
+            if let Err(why) = &session
+                && why.is_of_the_place()
+            {
+                reasons.push(format!("{}: {}", transport.words(), printable(&why.text())));
+                is_there = false;
+                break;
+            }
+            let stateless = self.discover(transport).await;
+            if session.is_ok() || stateless.is_ok() {
+                return Ok(ProbedServer { transport, session, stateless });
+            }
+            if let Err(why) = &session {
+                reasons.push(format!("{}: {}", transport.words(), printable(&why.text())));
+                if let ProbeError::Trouble(known) = why
+                    && let Some(to) = &known.1.location
+                {
+                    location = Some(to.clone());
+                    break;
+                }
+            }
+        }
+        Err(NotMcpError { text: reasons.join("\n"), location, is_there })
+    }
+
+    /// Which versions the server agrees to, newest first. What follows from an answer is not asked again.
+    async fn versions(&self, found: &ProbedServer) -> Vec<ProbedVersion> {
+        let mut all = Vec::new();
+        for version in ProtocolVersion::ALL.into_iter().rev() {
+            let served = match (&found.session, version) {
+                (_, ProtocolVersion::V2026_06_30) => continue,
+                (_, ProtocolVersion::V2026_07_28) => match &found.stateless {
+                    Ok(_) => VersionSupport::Yes,
+                    Err(why) => VersionSupport::No(why.text()),
+                },
+                (Err(why), _) => VersionSupport::No(why.text()),
+                (Ok((_, facts)), version) if version == facts.version => VersionSupport::Yes,
+                (Ok((_, facts)), version) if version > facts.version => {
+                    VersionSupport::No(format!("answers with {}", facts.version))
+                }
+                (Ok(_), version) => match self.handshake(found.transport, Some(version)).await {
+                    Ok((upstream, _)) => {
+                        upstream.close().await;
+                        VersionSupport::Yes
+                    }
+                    Err(why) if why.reason() == Some(Reason::UpstreamRefused) => {
+                        VersionSupport::No("answers with another version".to_owned())
+                    }
+                    Err(why) => VersionSupport::No(why.text()),
+                },
+            };
+            all.push(ProbedVersion { version, served });
+        }
+        all
+    }
+
+    /// Opens a session; with the newest version that both know, unless one is given.
+    async fn handshake(
+        &self,
+        transport: ProbedTransport,
+        version: Option<ProtocolVersion>,
+    ) -> Result<(Arc<SessionUpstream>, Arc<ServerFacts>), ProbeError> {
+        let upstream = self.upstream(transport, version)?;
+        let facts = self.in_time(upstream.facts(&context(UpstreamTaskMode::Never))).await;
+        let facts = facts.map_err(|why| why.explained(&upstream))?;
+        Ok((upstream, facts))
+    }
+
+    async fn discover(&self, transport: ProbedTransport) -> Result<(Arc<dyn Upstream>, Arc<ServerFacts>), ProbeError> {
+        if transport == ProbedTransport::Sse {
+            return Err(ProbeError::NotOverThis);
+        }
+        let upstream = self.upstream(transport, Some(ProtocolVersion::V2026_07_28))?;
+        let stateless = upstream.for_stateless_clients().stateless();
+        match self.in_time(stateless.facts(&context(UpstreamTaskMode::Never))).await {
+            Ok(facts) => Ok((stateless, facts)),
+            Err(why) => {
+                upstream.close().await;
+                Err(why)
+            }
+        }
+    }
+
+    async fn in_time<T>(&self, asked: impl Future<Output = Result<T, BeginError>>) -> Result<T, ProbeError> {
+        tokio::time::timeout_at(self.until, asked).await.map_err(|_| ProbeError::Late)?.map_err(ProbeError::from)
+    }
+
+    fn upstream(
+        &self,
+        transport: ProbedTransport,
+        protocol: Option<ProtocolVersion>,
+    ) -> Result<Arc<SessionUpstream>, ProbeError> {
+        let name: Arc<str> = Arc::from(NAME);
+        let upstream = match &self.probe.target {
+            ProbeTarget::Url(url) => {
+                let credential = self.probe.authorization.clone().map(|value| Credential {
+                    header: http::header::AUTHORIZATION,
+                    source: CredentialSource::Known(value),
+                });
+                let settings = HttpUpstreamSettings {
+                    name,
+                    url: url.clone(),
+                    transport: if transport == ProbedTransport::Sse {
+                        HttpTransport::Sse
+                    } else {
+                        HttpTransport::Streamable
+                    },
+                    event_bytes_max: BYTES_MAX,
+                    protocol,
+                    connect_max: CONNECT_MAX,
+                    tls: UpstreamTlsFiles { ca: self.probe.ca.clone(), identity: None },
+                    credential,
+                };
+                let made = SessionUpstream::new(settings, self.life.clone());
+                made.map_err(|error| ProbeError::Unusable(crate::cause::CauseChain(&error).to_string()))?
+            }
+            ProbeTarget::Command(words) => SessionUpstream::stdio(program(name, words, protocol), self.life.clone()),
+        };
+        Ok(Arc::new(upstream))
+    }
+
+    async fn tools(&self, upstream: &dyn Upstream) -> ProbedTools {
+        let mut all = Vec::new();
+        let mut params = None;
+        let mut kept = 0;
+        for _ in 0..PAGES_MAX {
+            let page = match self.answer(upstream, method::TOOLS_LIST, params.take()).await {
+                Ok(page) => page,
+                Err(why) => return ProbedTools { all, incomplete: Some(why.text()) },
+            };
+            kept += page.len();
+            if kept > LIST_BYTES_MAX {
+                let what = format!("the list has more than {} MiB", LIST_BYTES_MAX >> 20);
+                return ProbedTools { all, incomplete: Some(what) };
+            }
+            let page = Object::of(&page);
+            let tools = page.as_ref().and_then(|page| page.get("tools"));
+            all.extend(tools.iter().flat_map(Payload::items).map(|tool| tool.detached()));
+            let next = page.as_ref().and_then(|page| page.get("nextCursor")).filter(|next| next.as_str() != "null");
+            match next {
+                Some(cursor) => params = Some(ObjectWriter::new().member("cursor", &cursor).finish()),
+                None => return ProbedTools { all, incomplete: None },
+            }
+        }
+        ProbedTools { all, incomplete: Some(format!("there are more than {PAGES_MAX} pages")) }
+    }
+
+    /// The result of one request.
+    async fn answer(
+        &self,
+        upstream: &dyn Upstream,
+        method: &str,
+        params: Option<Payload>,
+    ) -> Result<Payload, ProbeError> {
+        let request = UpstreamRequest { method: Arc::from(method), params };
+        let mut exchange = self.in_time(upstream.begin(request, context(UpstreamTaskMode::Never))).await?;
+        loop {
+            let Ok(event) = tokio::time::timeout_at(self.until, exchange.next()).await else {
+                give_up(&mut *exchange).await;
+                return Err(ProbeError::Late);
+            };
+            match event {
+                ExchangeEvent::Returned(result) => return Ok(result),
+                ExchangeEvent::Faulted(error) => return Err(ProbeError::Refused(error)),
+                ExchangeEvent::Lost(lost) => return Err(ProbeError::Fault(lost.0)),
+                ExchangeEvent::Cancelled => return Err(ProbeError::Unusable("the server cancelled it".to_owned())),
+                ExchangeEvent::Progress(_)
+                | ExchangeEvent::Status(_)
+                | ExchangeEvent::Task(_)
+                | ExchangeEvent::Log(_)
+                | ExchangeEvent::Withdrawn { .. }
+                | ExchangeEvent::Asked { .. } => (),
+            }
+        }
+    }
+
+    async fn call(&self, upstream: &dyn Upstream, tools: &ProbedTools, name: &str, arguments: &Payload) -> ProbedCall {
+        let began = Instant::now();
+        let mut called = ProbedCall::new(name);
+        // Such a tool runs in no other way.
+        let native_task = match tools.task_support(name).as_deref() {
+            Some("required") => UpstreamTaskMode::WhereServed { deadline: self.probe.timeout },
+            Some(_) | None => UpstreamTaskMode::Never,
+        };
+        let params = ObjectWriter::new().member("name", &Payload::of(name)).member("arguments", arguments).finish();
+        let request = UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: Some(params) };
+        called.ended = match self.in_time(upstream.begin(request, context(native_task))).await {
+            Ok(exchange) => self.follow(exchange, &mut called).await,
+            Err(why) => ProbedCallOutcome::Lost(why.text()),
+        };
+        called.took = began.elapsed();
+        called
+    }
+
+    async fn follow(&self, mut exchange: Box<dyn Exchange>, called: &mut ProbedCall) -> ProbedCallOutcome {
+        loop {
+            let Ok(event) = tokio::time::timeout_at(self.until, exchange.next()).await else {
+                give_up(&mut *exchange).await;
+                return ProbedCallOutcome::Late;
+            };
+            match event {
+                ExchangeEvent::Returned(result) => return ProbedCallOutcome::Returned(result),
+                ExchangeEvent::Faulted(error) => return ProbedCallOutcome::Faulted(error),
+                ExchangeEvent::Lost(lost) => return ProbedCallOutcome::Lost(fault_text(&lost.0)),
+                ExchangeEvent::Cancelled => return ProbedCallOutcome::Lost("the server cancelled it".to_owned()),
+                ExchangeEvent::Progress(_) => called.progress += 1,
+                ExchangeEvent::Asked { ask, .. } => {
+                    called.questions += 1;
+                    let refusal = Answer::Error(RpcError::new(METHOD_NOT_FOUND, "nobody is here to answer"));
+                    // If it does not arrive, the call ends by its time.
+                    let _ = tokio::time::timeout_at(self.until, exchange.answer(&ask, refusal)).await;
+                }
+                ExchangeEvent::Status(_)
+                | ExchangeEvent::Task(_)
+                | ExchangeEvent::Log(_)
+                | ExchangeEvent::Withdrawn { .. } => (),
+            }
+        }
+    }
+}
+
+/// Tells the server that nobody waits any more.
+async fn give_up(exchange: &mut dyn Exchange) {
+    let _ = tokio::time::timeout(CANCEL_MAX, exchange.cancel("the probe's time is over")).await;
+}
+
+fn program(name: Arc<str>, words: &[String], protocol: Option<ProtocolVersion>) -> StdioUpstreamSettings {
+    let mut words = words.iter().cloned();
+    StdioUpstreamSettings {
+        apart: DedicatedProcessRules::default(),
+        name,
+        program: words.next().unwrap_or_default(),
+        arguments: words.collect(),
+        // What is in force where it is tried is not what the gateway would give it.
+        env: Vec::new(),
+        env_files: Vec::new(),
+        folder: None,
+        processes_max: 8,
+        descriptors_max: None,
+        memory_bytes_max: None,
+        line_bytes_max: BYTES_MAX,
+        protocol,
+    }
+}
+
+/// Nobody in particular, who can be asked nothing.
+fn context(native_task: UpstreamTaskMode) -> CallContext {
+    CallContext {
+        principal: Principal::local(),
+        client: ClientFacts { capabilities: Payload::empty_object() },
+        progress: true,
+        log_level: None,
+        timeouts: Timeouts::default(),
+        result_bytes_max: BYTES_MAX,
+        native_task,
+        forwarded: ForwardedHeaders::default(),
+    }
+}

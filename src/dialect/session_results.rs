@@ -1,0 +1,267 @@
+//! Writes what clients with sessions are told of a stateless server: `initialize` (LEG-02, GW-12), and results and
+//! errors in the form of their versions (GW-05, LEG-17).
+
+use super::faults::gateway_error;
+use super::lifecycle::SessionServerDescription;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::meta::{META, SERVER_INFO, TASKS_EXTENSION};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method, rpc_error};
+
+pub(super) const STRUCTURED_CONTENT: &str = "structuredContent";
+
+/// The code for a missing resource until 2025-11-25.
+const RESOURCE_NOT_FOUND: i64 = -32002;
+
+/// The result of `initialize`, for a server that knows none.
+#[must_use]
+pub fn initialize_result(server: SessionServerDescription<'_>, version: ProtocolVersion) -> Payload {
+    let writer = ObjectWriter::new()
+        .text("protocolVersion", version.as_str())
+        .member("capabilities", &session_capabilities(server.capabilities))
+        .member("serverInfo", server.server_info);
+    match server.instructions {
+        Some(instructions) => writer.member("instructions", instructions).finish(),
+        None => writer.finish(),
+    }
+}
+
+/// A stateless server's capabilities for clients with sessions: less the extension, which means nothing to them
+/// (EXT-64). `listChanged` and `subscribe` stay: the gateway listens, and tells what it hears on the session's stream.
+fn session_capabilities(capabilities: &Payload) -> Payload {
+    let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
+    let mut edit = object.edit().remove("tasks");
+    if let Some(extensions) = object.get_object("extensions") {
+        let kept = extensions.edit().remove(TASKS_EXTENSION).finish();
+        let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
+        edit = if any_left { edit.set("extensions", kept) } else { edit.remove("extensions") };
+    }
+    edit.finish()
+}
+
+/// A stateless server's result as older clients know it: less what they do not (LEG-17), and with structured content
+/// only where it is an object, as all their versions have it (T-77).
+#[must_use]
+pub fn session_result(method: &str, result: &Payload) -> Payload {
+    let Some(object) = Object::of(result) else { return result.clone() };
+    let mut edit = object.edit().remove("resultType").remove("ttlMs").remove("cacheScope");
+    if let Some(meta) = object.get_object(META).filter(|meta| meta.contains(SERVER_INFO)) {
+        let kept = meta.edit().remove(SERVER_INFO).finish();
+        let any_left = Object::of(&kept).is_some_and(|left| left.keys().next().is_some());
+        edit = if any_left { edit.set(META, kept) } else { edit.remove(META) };
+    }
+    if method == method::TOOLS_CALL && has_odd_content(&object) {
+        edit = edit.remove(STRUCTURED_CONTENT);
+    }
+    if method == method::TOOLS_LIST
+        && let Some(tools) = object.get("tools")
+    {
+        let tools: Vec<Payload> = tools.items().map(|tool| session_tool(&tool)).collect();
+        edit = edit.set("tools", Payload::of(&tools));
+    }
+    edit.finish()
+}
+
+/// Whether a tool's result has structured content that is no object: until 2025-11-25 it can be nothing else (T-77).
+pub(super) fn has_odd_content(result: &Object) -> bool {
+    result.get(STRUCTURED_CONTENT).is_some_and(|content| Object::of(&content).is_none())
+}
+
+/// A tool without an output schema that older clients would take for one of objects.
+fn session_tool(tool: &Payload) -> Payload {
+    let Some(object) = Object::of(tool) else { return tool.clone() };
+    let mut edit = object.edit().remove("execution");
+    let schema = object.get_object("outputSchema");
+    if schema.is_some_and(|schema| schema.get_string("type").as_deref() != Some("object")) {
+        edit = edit.remove("outputSchema");
+    }
+    edit.finish()
+}
+
+/// A stateless server's error as older clients know it. `uri` is the resource that was asked for.
+#[must_use]
+pub fn session_error(error: &RpcError, uri: Option<&str>) -> RpcError {
+    match error.code {
+        // They are about the gateway's own request, which its client knows nothing of.
+        rpc_error::HEADER_MISMATCH | rpc_error::MISSING_CLIENT_CAPABILITY | rpc_error::UNSUPPORTED_VERSION => {
+            gateway_error(&GatewayFault::new(Reason::UpstreamRefused, Executed::No))
+        }
+        rpc_error::INVALID_PARAMS if uri.is_some() && uri == named_uri(error).as_deref() => {
+            RpcError { code: RESOURCE_NOT_FOUND, ..error.clone() }
+        }
+        _ => error.clone(),
+    }
+}
+
+/// Why a question was not put to a client with a session (GW-23). `needed` is what it did not
+/// declare.
+#[must_use]
+pub fn not_askable(needed: Option<&Payload>, takes_stream: bool) -> String {
+    let because = match (takes_stream, needed) {
+        (false, _) => "it takes no event stream as the answer to this request".to_owned(),
+        (true, Some(needed)) => format!("it did not declare the capability {}", needed.as_str()),
+        (true, None) => "too many questions are open, or it was none that this client knows".to_owned(),
+    };
+    format!("The server asked something that cannot be put to this client: {because}. The call was ended.")
+}
+
+/// The result of a tool that failed, with the reason as its text (T-51: nothing else).
+#[must_use]
+pub fn failed_result(why: &str) -> Payload {
+    let block = ObjectWriter::new().text("type", "text").text("text", why).finish();
+    let writer = ObjectWriter::new().member("content", &Payload::of(&[block]));
+    writer.member("isError", &Payload::of(&true)).finish()
+}
+
+/// What a client with a session can be asked, as a stateless request declares it: less what its version gives no
+/// meaning (GW-05, LEG-16), and less what only sessions have.
+#[must_use]
+pub fn client_capabilities(capabilities: &Payload, version: ProtocolVersion) -> Payload {
+    let Some(object) = Object::of(capabilities) else { return Payload::empty_object() };
+    let mut edit = object.edit().remove("tasks");
+    if let Some(roots) = object.get_object("roots") {
+        edit = edit.set("roots", roots.edit().remove("listChanged").finish());
+    }
+    if version < ProtocolVersion::V2025_11_25 {
+        // Forms alone, without saying so, and no tools.
+        let has_forms = version >= ProtocolVersion::V2025_06_18
+            && object.get_object("elicitation").is_some_and(|kinds| kinds.contains("form") || !kinds.contains("url"));
+        edit = match has_forms {
+            true => edit.set("elicitation", Payload::empty_object()),
+            false => edit.remove("elicitation"),
+        };
+        if object.contains("sampling") {
+            edit = edit.set("sampling", Payload::empty_object());
+        }
+    }
+    edit.finish()
+}
+
+/// A question (`{method, params}`) as a request to a client of this version: its method and params. `None` for what is
+/// no question. `id` names an elicitation that the client may be told about later, which 2025-11-25 alone wants.
+#[must_use]
+pub fn session_question(question: &Payload, version: ProtocolVersion, id: &str) -> Option<(String, Option<Payload>)> {
+    let question = Object::of(question)?;
+    let name = question.get_string("method")?;
+    let params = question.get_object("params").map(|params| {
+        if name != method::ELICIT {
+            return params.payload().clone();
+        }
+        let is_url = params.get_str("mode").is_some_and(|mode| mode == "url");
+        match (is_url, version >= ProtocolVersion::V2025_11_25) {
+            (true, true) => params.edit().set("elicitationId", Payload::of(id)).finish(),
+            (_, false) => params.edit().remove("mode").finish(),
+            (false, true) => params.payload().clone(),
+        }
+    });
+    Some((name, params))
+}
+
+fn named_uri(error: &RpcError) -> Option<String> {
+    Object::of(error.data.as_ref()?)?.get_string("uri")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn payload(text: &str) -> Payload {
+        Payload::parse(&bytes::Bytes::copy_from_slice(text.as_bytes()), ScanLimits::CLIENT).unwrap()
+    }
+
+    /// EXT-64.
+    #[test]
+    fn a_stateless_server_is_introduced_in_the_version_of_its_client() {
+        let words = SessionServerDescription {
+            capabilities: &payload(
+                r#"{"tools":{"listChanged":true},"resources":{"subscribe":true},"extensions":{"io.modelcontextprotocol/tasks":{}}}"#,
+            ),
+            instructions: Some(&payload(r#""be kind""#)),
+            server_info: &payload(r#"{"name":"s","version":"1"}"#),
+        };
+        assert_eq!(
+            initialize_result(words, ProtocolVersion::V2025_06_18).as_str(),
+            r#"{"protocolVersion":"2025-06-18","capabilities":{"tools":{"listChanged":true},"resources":{"subscribe":true}},"serverInfo":{"name":"s","version":"1"},"instructions":"be kind"}"#
+        );
+    }
+
+    /// LEG-16, GW-05.
+    #[test]
+    fn leg_16_a_client_is_asked_for_no_more_than_its_version_knows() {
+        let all =
+            r#"{"elicitation":{"form":{},"url":{}},"sampling":{"tools":{}},"roots":{"listChanged":true},"tasks":{}}"#;
+        for (declared, version, asked_for) in [
+            (
+                all,
+                ProtocolVersion::V2025_11_25,
+                r#"{"elicitation":{"form":{},"url":{}},"sampling":{"tools":{}},"roots":{}}"#,
+            ),
+            (all, ProtocolVersion::V2025_06_18, r#"{"elicitation":{},"sampling":{},"roots":{}}"#),
+            (all, ProtocolVersion::V2025_03_26, r#"{"sampling":{},"roots":{}}"#),
+            (r#"{"elicitation":{"url":{}}}"#, ProtocolVersion::V2025_06_18, "{}"),
+            (r#"{"elicitation":{}}"#, ProtocolVersion::V2025_06_18, r#"{"elicitation":{}}"#),
+            ("{}", ProtocolVersion::V2024_11_05, "{}"),
+        ] {
+            let shown = client_capabilities(&payload(declared), version);
+            assert_eq!(shown.as_str(), asked_for, "{declared} {version}");
+        }
+    }
+
+    #[test]
+    fn questions_are_put_as_each_version_knows_them() {
+        let url = r#"{"method":"elicitation/create","params":{"mode":"url","url":"https://a/"}}"#;
+        let form = r#"{"method":"elicitation/create","params":{"mode":"form","n":1.10}}"#;
+        for (question, version, params) in [
+            (url, ProtocolVersion::V2025_11_25, Some(r#"{"mode":"url","url":"https://a/","elicitationId":"id"}"#)),
+            (form, ProtocolVersion::V2025_11_25, Some(r#"{"mode":"form","n":1.10}"#)),
+            (form, ProtocolVersion::V2025_06_18, Some(r#"{"n":1.10}"#)),
+            (r#"{"method":"roots/list"}"#, ProtocolVersion::V2024_11_05, None),
+        ] {
+            let (_, put) = session_question(&payload(question), version, "id").unwrap();
+            assert_eq!(put.as_ref().map(Payload::as_str), params, "{question} {version}");
+        }
+    }
+
+    #[track_caller]
+    fn check(method: &str, said: &str, shown: &str) {
+        assert_eq!(session_result(method, &payload(said)).as_str(), shown);
+    }
+
+    /// LEG-17, T-77, T-14: the rest stays as it came.
+    #[test]
+    fn results_lose_what_older_clients_do_not_know_and_keep_the_rest() {
+        check(
+            method::TOOLS_CALL,
+            r#"{"resultType":"complete","content":[], "n":1.10,"structuredContent":[1],"_meta":{"io.modelcontextprotocol/serverInfo":{}}}"#,
+            r#"{"content":[], "n":1.10}"#,
+        );
+        check(
+            method::TOOLS_CALL,
+            r#"{"content":[],"structuredContent":{"n":1.10},"_meta":{"k":1,"io.modelcontextprotocol/serverInfo":{}}}"#,
+            r#"{"content":[],"structuredContent":{"n":1.10},"_meta":{"k":1}}"#,
+        );
+        check(
+            method::TOOLS_LIST,
+            r#"{"ttlMs":5,"cacheScope":"public","tools":[{"name":"a","outputSchema":{"type":"array"}},{"name":"b","outputSchema":{"type":"object"}}]}"#,
+            r#"{"tools":[{"name":"a"},{"name":"b","outputSchema":{"type":"object"}}]}"#,
+        );
+    }
+
+    /// T-50.
+    #[test]
+    fn errors_about_the_gateways_own_request_are_not_passed_on() {
+        let not_found = RpcError::new(-32602, "no").with_data(&serde_json::json!({"uri": "file:///a"}));
+        for (error, uri, code) in [
+            (RpcError::new(-32020, "header"), None, -32603),
+            (RpcError::new(-32021, "capability"), None, -32603),
+            (RpcError::new(-32022, "version"), None, -32603),
+            (not_found.clone(), Some("file:///a"), -32002),
+            (not_found.clone(), Some("file:///b"), -32602),
+            (not_found, None, -32602),
+            (RpcError::new(4711, "bad luck"), None, 4711),
+        ] {
+            assert_eq!(session_error(&error, uri).code, code, "{} {uri:?}", error.message);
+        }
+    }
+}

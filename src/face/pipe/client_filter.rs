@@ -1,0 +1,256 @@
+//! What a session client must not be shown (U31, U32): questions of a kind that it did not declare, or that its version
+//! does not know, and addresses that no user is sent to. They are kept out of whatever passes, and the server is
+//! answered as it would be for a task. Everything else leaves as it came.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::read::{self, PartlyReadBody};
+use crate::dialect::plain::PlainUpstream;
+use crate::dialect::session_results::client_capabilities;
+use crate::dialect::upstream_dialect::RefusalAnswer;
+use crate::face::session::SessionFaceState;
+use crate::face::session::session_cache::ClientSession;
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::raw_channel::{RawBody, RawMethod, RawRequest};
+use crate::wire::envelope::{EnvelopeError, Params, Request, Response, is_batch, split_batch};
+use crate::wire::framing::{FramingError, MessageClass, MessageClassifier};
+use crate::wire::{Message, Object, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
+
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+/// How long an answer of the gateway's own to a server may take.
+const REPLY_MAX: Duration = Duration::from_secs(10);
+
+/// What keeps questions from one client that it must not be shown.
+#[derive(Clone, Debug)]
+pub(super) struct ClientFilter {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
+}
+
+/// What becomes of a message.
+enum FilteredMessage {
+    /// It goes on as it came.
+    Same,
+    /// Another one takes its place.
+    Other(Bytes),
+    Nothing,
+}
+
+impl ClientFilter {
+    pub(super) const fn new(shared: Arc<SessionFaceState>, session: ClientSession) -> Self {
+        Self { shared, session }
+    }
+
+    /// Takes note of the tools in a message that may be a list of them.
+    pub(super) fn learn(&self, message: &Bytes) {
+        if let Ok(Message::Response(Response { result: Some(list), .. })) =
+            envelope::read(message, ScanLimits::UPSTREAM)
+        {
+            self.shared.learn_tools(&self.session, &list);
+        }
+    }
+
+    /// What the client sees of a text: itself, as a rule. `None` if nothing is left of it.
+    pub(super) fn text(&self, text: Bytes) -> Option<Bytes> {
+        if matches!(MessageClassifier::default().feed(&text), MessageClass::Harmless | MessageClass::Nothing) {
+            return Some(text);
+        }
+        if !is_batch(&text) {
+            return match self.message(&text) {
+                FilteredMessage::Same => Some(text),
+                FilteredMessage::Other(other) => Some(other),
+                FilteredMessage::Nothing => None,
+            };
+        }
+        let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else {
+            self.unreadable(None);
+            return None;
+        };
+        let (mut is_same, mut left) = (true, Vec::with_capacity(messages.len()));
+        for message in messages {
+            match self.message(&message) {
+                FilteredMessage::Same => left.push(message),
+                FilteredMessage::Other(other) => {
+                    is_same = false;
+                    left.push(other);
+                }
+                FilteredMessage::Nothing => is_same = false,
+            }
+        }
+        match (is_same, left.is_empty()) {
+            (true, _) => Some(text),
+            (false, true) => None,
+            (false, false) => Some([b"[", left.join(&b',').as_slice(), b"]"].concat().into()),
+        }
+    }
+
+    fn message(&self, text: &Bytes) -> FilteredMessage {
+        match envelope::read(text, ScanLimits::UPSTREAM) {
+            Ok(Message::Request(request)) => self.request(&request),
+            // It says nothing to anybody, but for readers that look at the method alone.
+            Ok(Message::Notification(notification)) if is_question(&notification.method) => {
+                self.shared.dropped("question_without_id");
+                FilteredMessage::Nothing
+            }
+            Ok(Message::Response(Response { id: Some(id), outcome: Err(error), .. })) => {
+                match PlainUpstream::unfit(&error) {
+                    Some(instead) => {
+                        self.shared.dropped("question_refused");
+                        FilteredMessage::Other(envelope::error(Some(&id), &instead))
+                    }
+                    None => FilteredMessage::Same,
+                }
+            }
+            Ok(Message::Notification(_) | Message::Response(_)) => FilteredMessage::Same,
+            Err(EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. }) => {
+                let is_fault = MessageClassifier::default().feed(text) == MessageClass::Failing;
+                if is_fault && memchr::memmem::find(text, b"elicitation").is_none() {
+                    return FilteredMessage::Same;
+                }
+                self.unreadable(id)
+            }
+            // One in another; no version knows that.
+            Err(EnvelopeError::Batch) => self.unreadable(None),
+        }
+    }
+
+    fn request(&self, request: &Request) -> FilteredMessage {
+        if !is_question(&request.method) {
+            return FilteredMessage::Same;
+        }
+        let token = &self.session.token;
+        // Rarely needed, so worked out when it is.
+        let declared = client_capabilities(&token.capabilities, token.client_version);
+        let declared = Object::of(&declared).expect("what was written as an object is one");
+        let params = match &request.params {
+            Params::Absent => None,
+            Params::Object(object) => Some(object.payload()),
+            Params::Other(payload) => Some(payload),
+        };
+        let Some(refused) = PlainUpstream::forbidden(&declared, &request.method, params) else {
+            return FilteredMessage::Same;
+        };
+        let upstream = Arc::clone(self.shared.served.conduit.name());
+        tracing::warn!(%upstream, method = request.method, "a session client may not be asked this; it was refused");
+        metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
+        let answer = match refused {
+            RefusalAnswer::Result(result) => envelope::result(&request.id, &result),
+            RefusalAnswer::Error(error) => envelope::error(Some(&request.id), &error),
+        };
+        self.shared.reply(&self.session, answer);
+        FilteredMessage::Nothing
+    }
+
+    /// A text that nobody can tell the meaning of, and that readers may take for a question.
+    fn unreadable(&self, id: Option<RequestId>) -> FilteredMessage {
+        self.shared.dropped("question_unreadable");
+        if let Some(id) = id {
+            let error = RpcError::new(rpc_error::INVALID_REQUEST, "this cannot be read as one message");
+            self.shared.reply(&self.session, envelope::error(Some(&id), &error));
+        }
+        FilteredMessage::Nothing
+    }
+}
+
+fn is_question(name: &str) -> bool {
+    matches!(name, method::ELICIT | method::SAMPLE | method::ROOTS)
+}
+
+impl SessionFaceState {
+    /// Counts a message of the server's that goes to nobody.
+    pub(in crate::face) fn dropped(&self, reason: &'static str) {
+        let upstream = Arc::clone(self.served.conduit.name());
+        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
+    }
+
+    /// Answers the server in a client's session, where the client is not asked. In the background, best effort; under a
+    /// flood it is dropped.
+    pub(in crate::face) fn reply(self: &Arc<Self>, session: &ClientSession, message: Bytes) {
+        let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else { return self.dropped("reply_flood") };
+        let binding = self.sessions.binding(session);
+        let (shared, stop) = (Arc::clone(self), self.served.life.stop.clone());
+        let replying = async move {
+            let _permit = permit;
+            let request =
+                RawRequest { binding, verb: RawMethod::Post(message), forwarded: ForwardedHeaders::default() };
+            let _ = tokio::time::timeout(REPLY_MAX, shared.served.conduit.send(request)).await;
+        };
+        self.served.life.tracker.spawn(stop.run_until_cancelled_owned(replying));
+    }
+}
+
+/// A JSON answer that was looked at.
+pub(super) enum PeekedAnswer {
+    /// It is one, and goes on as it comes.
+    Plain(RawBody),
+    /// To be read whole first.
+    Odd(RawBody),
+}
+
+/// Largest part of a JSON body in front of the member that shows what it is: blanks, an id, members of nobody.
+const LEAD_BYTES_MAX: usize = 64 * 1024;
+
+/// Looks at a JSON body as far as it takes to know what it is.
+///
+/// # Errors
+/// If it breaks before, or does not show itself within [`LEAD_BYTES_MAX`]: no more of it is held.
+pub(super) async fn opened(mut body: RawBody) -> Result<PeekedAnswer, GatewayFault> {
+    let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
+    let mut shows = MessageClass::Nothing;
+    while shows == MessageClass::Nothing {
+        let Some(piece) = read::next(&mut body).await? else { break };
+        length += piece.len();
+        shows = glance.feed(&piece);
+        pieces.push_back(piece);
+        if shows == MessageClass::Nothing && length > LEAD_BYTES_MAX {
+            return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
+        }
+    }
+    let watched = RawBody::new(GuardedBody { body: PartlyReadBody { pieces, rest: body }, glance });
+    Ok(match shows {
+        MessageClass::Harmless => PeekedAnswer::Plain(watched),
+        MessageClass::Nothing | MessageClass::Failing | MessageClass::Asking => PeekedAnswer::Odd(watched),
+    })
+}
+
+/// A body whose beginning was looked at. It breaks off where it turns out to be more than an answer.
+struct GuardedBody {
+    body: PartlyReadBody,
+    glance: MessageClassifier,
+}
+
+impl Body for GuardedBody {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        let was_seen = !this.body.pieces.is_empty();
+        let was_harmless = this.glance.shows() == MessageClass::Harmless;
+        let frame = ready!(Pin::new(&mut this.body).poll_frame(cx));
+        let data = frame.as_ref().filter(|_| !was_seen).and_then(|frame| frame.as_ref().ok()?.data_ref());
+        if was_harmless && data.is_some_and(|data| this.glance.feed(data) != MessageClass::Harmless) {
+            return Poll::Ready(Some(Err(io::Error::other(FramingError::TwoMessagesInOne))));
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

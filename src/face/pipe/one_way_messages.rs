@@ -1,0 +1,83 @@
+//! Messages of a session client that want no answer.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::StatusCode;
+
+use super::read::JudgedResponse;
+use crate::face::session::SessionFaceState;
+use crate::face::session::in_flight::RequestStage;
+use crate::face::session::session_cache::ClientSession;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::raw_channel::RawMethod;
+use crate::wire::RequestId;
+
+/// How long such a message may take to be accepted.
+const TELL_MAX: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OneWayKind {
+    Notification,
+    Response,
+}
+
+/// Takes back a request. One that waits for a place was never sent, so the upstream hears nothing of it; of any other the
+/// client tells it itself.
+pub(super) async fn cancel(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    id: &RequestId,
+    bytes: Bytes,
+) -> StatusCode {
+    shared.in_flight.cancel(session.token.nonce, id, RequestStage::Held);
+    match shared.in_flight.cancel(session.token.nonce, id, RequestStage::Queued) {
+        true => StatusCode::ACCEPTED,
+        false => {
+            // Before the upstream hears of it, and ends the request.
+            shared.in_flight.take_back(session.token.nonce, id);
+            note(shared, session, bytes, OneWayKind::Notification).await
+        }
+    }
+}
+
+/// Passes on something that wants no answer; the status is all there is to say (LEG-06).
+pub(super) async fn note(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    bytes: Bytes,
+    kind: OneWayKind,
+) -> StatusCode {
+    let counter = match kind {
+        OneWayKind::Notification => &shared.meter.notifications,
+        OneWayKind::Response => &shared.meter.responses,
+    };
+    counter.increment(1);
+    let noting = async {
+        let binding = shared.sessions.binding(session);
+        match shared.judged(&binding, RawMethod::Note(bytes.clone()), &session.forwarded).await? {
+            // An answer belongs to a question, and the question has gone with its session.
+            JudgedResponse::SessionLost if kind == OneWayKind::Response => Ok(StatusCode::ACCEPTED),
+            JudgedResponse::SessionLost => {
+                let renewed = shared.renew(session, &binding).await?;
+                Ok(verdict(&shared.judged(&renewed, RawMethod::Note(bytes), &session.forwarded).await?))
+            }
+            judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => Ok(verdict(&judged)),
+        }
+    };
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown);
+    match tokio::time::timeout(TELL_MAX, noting).await.unwrap_or(Err(late)) {
+        Ok(status) => status,
+        Err(GatewayFault { executed: Executed::No, .. }) => StatusCode::SERVICE_UNAVAILABLE,
+        // It may well have arrived, and there is nothing that a client could do about it.
+        Err(_) => StatusCode::ACCEPTED,
+    }
+}
+
+const fn verdict(judged: &JudgedResponse) -> StatusCode {
+    match judged {
+        JudgedResponse::Fine(_) => StatusCode::ACCEPTED,
+        JudgedResponse::SessionLost | JudgedResponse::Refused { .. } => StatusCode::BAD_REQUEST,
+    }
+}

@@ -1,0 +1,153 @@
+//! A round of questions: asked as requests on the call's own stream, answered by responses that come with other
+//! requests, and handed to the upstream together (GW-22).
+//!
+//! The call is held by the engine meanwhile, and the engine's clock decides how long a question may be open.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tokio::time::sleep_until;
+
+use super::bridge_state::BridgedQuestionGuard;
+use super::call::{BridgedCall, BridgedCallResult};
+use crate::cause::CauseChain;
+use crate::dialect::faults::gateway_error;
+use crate::dialect::inputs;
+use crate::dialect::session_results::session_question;
+use crate::engine::{CallStream, RoundRetry};
+use crate::face::call_stream::silence::Silence;
+use crate::task::{Answer, Executed, GatewayFault, InputKey, Phase, Question, Reason, Task, TaskKey};
+use crate::wire::framing::sse_message;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{RpcError, envelope, method, rpc_error};
+
+/// Answers on their way; no call has that many questions open.
+const ANSWERS_MAX: usize = 64;
+
+/// What comes after a round.
+pub(super) enum BridgedRoundOutcome {
+    Going(CallStream),
+    Over(BridgedCallResult),
+    Cancelled,
+}
+
+/// The questions of one round.
+struct BridgedRound {
+    asked: BTreeMap<InputKey, BridgedQuestionGuard>,
+    answers: BTreeMap<InputKey, Answer>,
+    to: mpsc::Sender<(InputKey, Answer)>,
+}
+
+impl BridgedCall {
+    /// Asks what a held call has open, and goes on with it once nothing is.
+    pub(super) async fn ask(&mut self, key: &TaskKey) -> BridgedRoundOutcome {
+        let (to, mut answered) = mpsc::channel(ANSWERS_MAX);
+        let mut round = BridgedRound { asked: BTreeMap::new(), answers: BTreeMap::new(), to };
+        // Watched from before the first look on, so that no change falls between.
+        let Ok(mut watcher) = self.engine.watchers().watch(key) else {
+            return BridgedRoundOutcome::Over(lost(Reason::QueueFull));
+        };
+        let cancelled = self.cancelled().clone();
+        let mut silence = Silence::begin();
+        loop {
+            let task = match self.held(key).await {
+                Ok(task) => task,
+                Err(ending) => return BridgedRoundOutcome::Over(ending),
+            };
+            let nothing = BTreeMap::new();
+            let open = match &task.phase {
+                Phase::AwaitingInput(open) => open,
+                Phase::Queued | Phase::Working => &nothing,
+                Phase::Settled(outcome) => return BridgedRoundOutcome::Over(self.ending(outcome.clone())),
+            };
+            self.withdraw(&mut round, open).await;
+            if !self.put(&mut round, open).await {
+                if let Err(error) = self.engine.let_go(key).await {
+                    tracing::warn!(error = %CauseChain(&error), "a held call could not be ended");
+                }
+                return BridgedRoundOutcome::Over(self.cannot_be_asked(None));
+            }
+            if open.keys().all(|key| round.answers.contains_key(key)) {
+                break;
+            }
+            tokio::select! {
+                biased;
+                () = cancelled.cancelled() => {
+                    if let Err(error) = self.engine.let_go(key).await {
+                        tracing::warn!(error = %CauseChain(&error), "a held call could not be cancelled");
+                    }
+                    return BridgedRoundOutcome::Cancelled;
+                }
+                Some((key, answer)) = answered.recv() => {
+                    let answer = inputs::fitting(open, key, answer);
+                    round.asked.remove(&key);
+                    round.answers.insert(key, answer);
+                }
+                () = watcher.changed() => (),
+                () = sleep_until(silence.ends_at()) => {
+                    self.life_sign().await;
+                    silence.broken();
+                }
+            }
+        }
+        let questions = Arc::clone(&self.questions);
+        match self.engine.retry(key, RoundRetry { answers: round.answers, plan: self.plan, questions }) {
+            Some(call) => BridgedRoundOutcome::Going(call),
+            // It ended just now.
+            None => match self.held(key).await {
+                Ok(task) => match &task.phase {
+                    Phase::Settled(outcome) => BridgedRoundOutcome::Over(self.ending(outcome.clone())),
+                    Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => {
+                        BridgedRoundOutcome::Over(lost(Reason::QueueFull))
+                    }
+                },
+                Err(ending) => BridgedRoundOutcome::Over(ending),
+            },
+        }
+    }
+
+    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, BridgedCallResult> {
+        self.engine.held(key).await.map_err(|error| {
+            tracing::error!(error = %CauseChain(&error), "a held call could not be read");
+            lost(error.reason())
+        })
+    }
+
+    /// Tells the client which questions need no answer any more.
+    async fn withdraw(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) {
+        let over: Vec<InputKey> = round.asked.keys().filter(|key| !open.contains_key(key)).copied().collect();
+        for put in over.iter().filter_map(|key| round.asked.remove(key)) {
+            let params = ObjectWriter::new().text("requestId", put.id()).text("reason", "no answer is needed any more");
+            self.say(sse_message(&envelope::notification(method::CANCELLED, Some(&params.finish())))).await;
+        }
+    }
+
+    /// Asks what was not asked before; false if something cannot be put to anybody. A client that has left is no reason
+    /// to end the call (T-81): what it is asked is refused in its name, and the server hears that in the words of the
+    /// question's kind.
+    async fn put(&self, round: &mut BridgedRound, open: &BTreeMap<InputKey, Question>) -> bool {
+        for (key, question) in open {
+            if round.asked.contains_key(key) || round.answers.contains_key(key) {
+                continue;
+            }
+            let id = self.shared.mint();
+            let elicitation = format!("{:032x}", (self.shared.served.random)());
+            let asks = session_question(&question.request, self.version, &elicitation);
+            let named = id.as_text().map(std::borrow::Cow::into_owned).unwrap_or_default();
+            let put = self.shared.desk.put(self.nonce, named, *key, round.to.clone());
+            let (Some((name, params)), Some(put)) = (asks, put) else { return false };
+            if self.say_now(sse_message(&envelope::request(&id, &name, params.as_ref()))).await {
+                round.asked.insert(*key, put);
+            } else {
+                let nobody = RpcError::new(rpc_error::INTERNAL_ERROR, "the client could not be asked");
+                round.answers.insert(*key, Answer::Error(nobody));
+            }
+        }
+        true
+    }
+}
+
+fn lost(reason: Reason) -> BridgedCallResult {
+    Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
+}

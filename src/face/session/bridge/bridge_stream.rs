@@ -1,0 +1,243 @@
+//! The stream of a bridged session's own: on it goes what the server tells only to those who listen, in the words of
+//! the client's version, and what tasks have to say.
+//!
+//! Nothing runs in the background: the stream looks for news when its client reads. A client without such a stream
+//! costs the server nothing; what it subscribed to is kept for its next one. Of several streams the newest is told,
+//! since nothing may be told twice (LEG-08).
+
+use std::borrow::Cow;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use futures_util::future::BoxFuture;
+use http::{Method, StatusCode};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::super::session_cache::{ClientSession, PreferenceChange};
+use super::super::{SessionFaceState, addressee, not_allowed};
+use super::bridged_client::BridgedClient;
+use crate::dialect::RequestError;
+use crate::dialect::faults::gateway_error;
+use crate::dialect::session_results::session_error;
+use crate::dialect::subscriptions::{ListKind, SubscriptionFilter, untagged_notification};
+use crate::face::answer::{bare, event_stream};
+use crate::face::call_stream::replay::take_up;
+use crate::face::call_stream::{CallMessage, CallMessages, stream};
+use crate::face::headers;
+use crate::face::http::{AcceptedTypes, FaceResponse, Inbound};
+use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
+use crate::face::session::session_streams::{SessionStream, StreamTurn};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::{BeginError, CallContext, Upstream};
+use crate::wire::envelope::Request;
+use crate::wire::{Payload, RpcError, envelope, method};
+
+/// How long the server may take to say what it tells.
+const FACTS_MAX: Duration = Duration::from_secs(5);
+
+/// All that a server may tell, as far as a session can want it.
+fn all(resources: impl IntoIterator<Item = String>) -> SubscriptionFilter {
+    let resources =
+        Some(resources.into_iter().collect()).filter(|uris: &std::collections::BTreeSet<_>| !uris.is_empty());
+    SubscriptionFilter { lists: ListKind::ALL.into_iter().collect(), resources, tasks: None }
+}
+
+/// The server, and how it is spoken to on behalf of one session.
+struct BridgedUpstream {
+    upstream: Arc<dyn Upstream>,
+    context: CallContext,
+}
+
+impl BridgedUpstream {
+    fn of(shared: &SessionFaceState, session: &ClientSession, principal: &Principal) -> Option<Self> {
+        let served = &shared.served;
+        let upstream = Arc::clone(&served.bridge.as_ref()?.stateless);
+        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
+        Some(Self { upstream, context: client.context(principal, served.timeouts, served.edited_bytes_max) })
+    }
+
+    /// What the server declares; `None` where it does not say in time.
+    async fn capabilities(&self) -> Result<Payload, BeginError> {
+        let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+        let asking = timeout(FACTS_MAX, self.upstream.facts(&self.context));
+        let facts = asking.await.unwrap_or(Err(BeginError::Gateway(late)))?;
+        Ok(facts.capabilities.clone())
+    }
+}
+
+/// Opens the session's own stream, or takes up that of a call. 405 where nothing can ever be told on it, which is how a server without such a
+/// stream says that (LEG-08).
+pub(in crate::face::session) async fn get(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    inbound: &Inbound,
+) -> FaceResponse {
+    if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
+        let taken_up = last_event.to_str().ok().and_then(|event| take_up(shared, &session, event));
+        // Not 404, which says that the session has ended.
+        return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
+    }
+    let principal = &inbound.principal;
+    let Some(way) = BridgedUpstream::of(shared, &session, principal) else { return not_allowed(&Method::GET) };
+    // A server that is away tells later what it can: its client would not come back after a refusal.
+    let declared = way.capabilities().await.ok();
+    let offers = |wishes: SubscriptionFilter| {
+        declared.as_ref().map_or_else(|| wishes.clone(), |declared| wishes.clone().within(declared))
+    };
+    let tells = offers(all(["any:".to_owned()]));
+    if !tells.concern_the_upstream() && !shared.tasks.are_for(&session) {
+        return not_allowed(&Method::GET);
+    }
+    let Some(own) = shared.streams.try_open(session.token.nonce) else {
+        return bare(StatusCode::TOO_MANY_REQUESTS);
+    };
+    shared.meter.streams.increment(1);
+    let mut listen = BridgeListenStream {
+        ear: NotificationSubscriber::deaf(&way.upstream, way.context),
+        wanted: SubscriptionFilter::default(),
+        tells,
+        own,
+        due: VecDeque::new(),
+        leaving: shared.served.leaving.clone(),
+        shared: Arc::clone(shared),
+        session,
+    };
+    listen.attend();
+    event_stream(stream(listen, addressee(None, AcceptedTypes::Both), None))
+}
+
+/// One open stream.
+struct BridgeListenStream {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
+    /// The lists that the server tells of, and whether it tells of resources.
+    tells: SubscriptionFilter,
+    wanted: SubscriptionFilter,
+    ear: NotificationSubscriber,
+    /// What tasks say, and whether this stream is the one that is told.
+    own: SessionStream,
+    /// What is to be said next; bounded by what is wanted.
+    due: VecDeque<Bytes>,
+    leaving: CancellationToken,
+}
+
+impl BridgeListenStream {
+    /// Wants what the session wants now, if it is this stream's turn.
+    fn attend(&mut self) {
+        self.wanted = match self.own.turn() {
+            StreamTurn::Newest => {
+                let resources = match self.tells.resources {
+                    Some(_) => self.shared.sessions.subscriptions(&self.session),
+                    None => Default::default(),
+                };
+                SubscriptionFilter { lists: self.tells.lists.clone(), ..all(resources) }
+            }
+            StreamTurn::Older | StreamTurn::Over => SubscriptionFilter::default(),
+        };
+        self.ear.change(self.wanted.clone());
+    }
+}
+
+impl CallMessages for BridgeListenStream {
+    async fn next(&mut self) -> Option<CallMessage> {
+        loop {
+            if let Some(message) = self.due.pop_front() {
+                return Some(CallMessage::event(&message));
+            }
+            let heard = tokio::select! {
+                () = self.leaving.cancelled() => return None,
+                news = self.own.news() => match news {
+                    Some(message) => return Some(CallMessage::event(&message)),
+                    None if self.own.turn() == StreamTurn::Over => return None,
+                    None => {
+                        self.attend();
+                        continue;
+                    }
+                },
+                heard = self.ear.next() => heard,
+            };
+            match heard {
+                SubscriberEvent::News((name, params)) => {
+                    let object = params.as_ref().and_then(crate::wire::Object::of);
+                    if self.wanted.want(&name, object.as_ref()) {
+                        self.due.push_back(envelope::notification(&name, params.as_ref()));
+                    }
+                }
+                SubscriberEvent::TooMuch => {
+                    self.due.extend(self.wanted.everything().map(|(name, uri)| untagged_notification(name, uri)));
+                }
+            }
+        }
+    }
+}
+
+/// Answers `resources/subscribe` and `resources/unsubscribe`, which are of older versions: to the server they become
+/// what is listened for. `None` for every other method.
+pub(super) fn subscription(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    request: &Request,
+    principal: &Principal,
+) -> Option<BoxFuture<'static, Result<Payload, RpcError>>> {
+    let is_new = match request.method.as_str() {
+        method::RESOURCES_SUBSCRIBE => true,
+        method::RESOURCES_UNSUBSCRIBE => false,
+        _ => return None,
+    };
+    let (shared, session, principal) = (Arc::clone(shared), session.clone(), principal.clone());
+    let (name, uri) = (request.method.clone(), request.params.object().and_then(|params| params.get_string("uri")));
+    let answering = async move {
+        let complain = |complaint: RequestError| complaint.to_error(session.token.client_version);
+        let lost = || gateway_error(&GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
+        let way = BridgedUpstream::of(&shared, &session, &principal).ok_or_else(lost)?;
+        let declared = way.capabilities().await.map_err(refused)?;
+        let offered = all(["any:".to_owned()]).within(&declared);
+        if offered.resources.is_none() {
+            return Err(complain(RequestError::UnknownMethod(name)));
+        }
+        let uri = uri.ok_or_else(|| complain(RequestError::Params(Cow::Borrowed("uri must be a string"))))?;
+        if is_new {
+            subscribe(&shared, &session, &way, uri).await?;
+        } else {
+            shared.sessions.tell(&session, PreferenceChange::Unsubscribe(uri));
+            shared.streams.changed(session.token.nonce);
+        }
+        Ok(Payload::empty_object())
+    };
+    Some(answering.boxed())
+}
+
+/// Keeps a subscription. Where there is a stream to tell of it on, the server has to agree first.
+async fn subscribe(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    way: &BridgedUpstream,
+    uri: String,
+) -> Result<(), RpcError> {
+    let complain = |what| RequestError::Params(Cow::Borrowed(what)).to_error(session.token.client_version);
+    let wishes = SubscriptionFilter { resources: Some([uri.clone()].into()), ..SubscriptionFilter::default() };
+    let agreed = match shared.streams.is_open(session.token.nonce) {
+        true => Some(way.upstream.listen(&way.context, &wishes).await.map_err(refused)?),
+        false => None,
+    };
+    if agreed.as_ref().is_some_and(|agreed| !agreed.granted.cover(&wishes)) {
+        return Err(complain("the server does not tell of updates of this resource"));
+    }
+    shared.sessions.tell(session, PreferenceChange::Subscribe(uri.clone()));
+    if !shared.sessions.subscriptions(session).contains(&uri) {
+        return Err(complain("the session has too many subscriptions"));
+    }
+    shared.streams.changed(session.token.nonce);
+    Ok(())
+}
+
+fn refused(error: BeginError) -> RpcError {
+    match error {
+        BeginError::Gateway(fault) => gateway_error(&fault),
+        BeginError::Refused(error) => session_error(&error, None),
+    }
+}

@@ -1,0 +1,62 @@
+//! Describes a session's client as a stateless request describes its own.
+
+use std::sync::Arc;
+
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::session_results::client_capabilities;
+use crate::engine::{Askable, QuestionFilter};
+use crate::task::Principal;
+use crate::upstream::{CallContext, ClientFacts, ForwardedHeaders, Timeouts, UpstreamTaskMode};
+use crate::wire::meta::CLIENT_CAPABILITIES;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, ProtocolVersion};
+
+/// What its handshake said of it, as far as its version gives that a meaning.
+#[derive(Clone, Debug)]
+pub(in crate::face::session) struct BridgedClient {
+    said: StatelessRequest,
+}
+
+impl BridgedClient {
+    /// The client that declared these capabilities in a handshake of this version.
+    pub(in crate::face::session) fn of(version: ProtocolVersion, capabilities: &Payload) -> Self {
+        let declared = client_capabilities(capabilities, version);
+        let meta = ObjectWriter::new().member(CLIENT_CAPABILITIES, &declared).finish();
+        let meta = Object::of(&meta).expect("what was written as an object is one");
+        let said = StatelessRequest::read(ProtocolVersion::V2026_07_28, &meta);
+        Self { said: said.expect("capabilities are an object, and nothing else is said") }
+    }
+
+    /// A context without progress and log messages.
+    pub(in crate::face::session) fn context(
+        &self,
+        principal: &Principal,
+        timeouts: Timeouts,
+        result_bytes_max: usize,
+    ) -> CallContext {
+        CallContext {
+            principal: principal.clone(),
+            client: ClientFacts { capabilities: self.said.upstream_capabilities() },
+            progress: false,
+            log_level: None,
+            timeouts,
+            result_bytes_max,
+            native_task: UpstreamTaskMode::Never,
+            forwarded: ForwardedHeaders::default(),
+        }
+    }
+
+    /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (GW-23).
+    pub(super) fn questions(&self) -> QuestionFilter {
+        let said = self.said.clone();
+        Arc::new(move |question| match said.missing([question]) {
+            None => Askable::Declared,
+            Some(needed) => Askable::Required(needed),
+        })
+    }
+
+    /// The same without a stream to ask on: nothing.
+    pub(super) fn questions_without_stream(version: ProtocolVersion) -> QuestionFilter {
+        Self::of(version, &Payload::empty_object()).questions()
+    }
+}

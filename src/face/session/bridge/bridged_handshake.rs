@@ -1,0 +1,44 @@
+//! Answers the handshake of a session that only the gateway knows of.
+
+use std::time::Duration;
+
+use super::bridged_client::BridgedClient;
+use super::{Bridge, SessionFaceState};
+use crate::dialect::faults::gateway_error;
+use crate::dialect::lifecycle::SessionServerDescription;
+use crate::dialect::session_results::{initialize_result, session_error};
+use crate::face::rewrite::{ClientInitialize, own_identity};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::BeginError;
+use crate::wire::{Object, RpcError};
+
+/// How long the server may take to say what it is.
+const FACTS_MAX: Duration = Duration::from_secs(30);
+
+/// The result of `initialize` for a client of this server.
+///
+/// # Errors
+/// Those that the client is to see.
+pub(in crate::face::session) async fn introduce(
+    shared: &SessionFaceState,
+    bridge: &Bridge,
+    principal: &Principal,
+    introduction: &ClientInitialize,
+) -> Result<Object, RpcError> {
+    let client = BridgedClient::of(introduction.version, &introduction.capabilities);
+    let context = client.context(principal, shared.served.timeouts, shared.served.edited_bytes_max);
+    let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
+    let asking = tokio::time::timeout(FACTS_MAX, bridge.stateless.facts(&context));
+    let facts = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {
+        Ok(facts) => facts,
+        Err(BeginError::Gateway(fault)) => return Err(gateway_error(&fault)),
+        Err(BeginError::Refused(error)) => return Err(session_error(&error, None)),
+    };
+    let words = SessionServerDescription {
+        capabilities: &facts.capabilities,
+        instructions: facts.instructions.as_ref(),
+        server_info: &facts.server_info.clone().unwrap_or_else(own_identity),
+    };
+    let result = initialize_result(words, introduction.version);
+    Object::of(&result).ok_or_else(|| gateway_error(&GatewayFault::new(Reason::Internal, Executed::No)))
+}

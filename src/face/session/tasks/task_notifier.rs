@@ -1,0 +1,187 @@
+//! A courier carries what one task says of its own accord to the client: its questions, and how it stands.
+//!
+//! It knows nothing that the stored task does not say, but for where each open question was put. A question
+//! goes out on one stream alone (T-32): the newest that waits for the task's result, or after a short grace
+//! the session's own. Where that stream ends before the answer has come, the next one gets it under a new id.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::future::select_all;
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::task_subscribers::SubscriberList;
+use super::tokens;
+use crate::cause::CauseChain;
+use crate::dialect::core_2025_11_25::messages::{self, StatusNotice};
+use crate::engine::TaskError;
+use crate::engine::retry_delays::RetryDelays;
+use crate::face::session::SessionFaceState;
+use crate::task::digest::LoggedTask;
+use crate::task::{InputKey, Phase, Question, Task, TaskKey};
+use crate::wire::RequestId;
+
+/// How long a question waits for a stream of `tasks/result` before it takes the session's own (T-32).
+const GRACE: Duration = Duration::from_secs(1);
+/// How soon a stream whose reader is behind is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+pub(super) struct TaskNotifier {
+    shared: Arc<SessionFaceState>,
+    key: TaskKey,
+    line: Arc<SubscriberList>,
+    /// The last that was said of how the task stands.
+    shown: Option<StatusNotice>,
+    put: BTreeMap<InputKey, DeliveredQuestion>,
+    waiting: BTreeMap<InputKey, UndeliveredQuestion>,
+}
+
+/// A question that is on a stream.
+struct DeliveredQuestion {
+    id: RequestId,
+    stream: mpsc::Sender<Bytes>,
+}
+
+/// A question without a stream.
+struct UndeliveredQuestion {
+    /// When it may take any.
+    any_from: Instant,
+    /// The id that it had on a stream that ended.
+    old: Option<RequestId>,
+}
+
+impl TaskNotifier {
+    /// `shown` is what the client knows of the task, if it knows anything.
+    pub(super) fn new(
+        shared: Arc<SessionFaceState>,
+        key: TaskKey,
+        line: Arc<SubscriberList>,
+        shown: Option<&Task>,
+    ) -> Self {
+        let shown = shown.map(StatusNotice::of);
+        Self { shared, key, line, shown, put: BTreeMap::new(), waiting: BTreeMap::new() }
+    }
+
+    /// Carries until the task has settled.
+    pub(super) async fn run(mut self) {
+        let shared = Arc::clone(&self.shared);
+        if let Ok(mut watcher) = shared.served.engine.watchers().watch(&self.key) {
+            let mut opened = shared.streams.opened();
+            let mut pauses = RetryDelays::of_readers();
+            loop {
+                // Whoever opens a stream after this is seen below.
+                opened.borrow_and_update();
+                let task = match shared.served.engine.get(&self.key).await {
+                    Ok(task) => task,
+                    Err(TaskError::Unknown) => break,
+                    Err(error) => {
+                        tracing::debug!(error = %CauseChain(&error), "a courier could not read its task and looks again");
+                        pauses.wait().await;
+                        continue;
+                    }
+                };
+                pauses = RetryDelays::of_readers();
+                let due = self.carry(&task);
+                if task.is_settled() {
+                    break;
+                }
+                tokio::select! {
+                    () = watcher.changed() => (),
+                    () = self.line.bell.notified() => (),
+                    _ = opened.changed(), if !self.waiting.is_empty() => (),
+                    () = ended(&self.put) => (),
+                    () = at(due) => (),
+                }
+            }
+        } else {
+            tracing::warn!(task = %LoggedTask(&self.key), "too many watch a task; its questions are not put");
+        }
+        shared.tasks.lines.close(&self.key, &self.line);
+    }
+
+    /// Says what there is to say, and when to look again though nothing has happened.
+    fn carry(&mut self, task: &Task) -> Option<Instant> {
+        let none = BTreeMap::new();
+        let open = match &task.phase {
+            Phase::AwaitingInput(open) => open,
+            Phase::Queued | Phase::Working | Phase::Settled(_) => &none,
+        };
+        self.take_back(open);
+        self.show(task);
+        open.iter().filter_map(|(key, question)| self.ask(*key, question)).min()
+    }
+
+    /// Tells the client that nobody waits for its answers any more, but for those that it gave.
+    fn take_back(&mut self, open: &BTreeMap<InputKey, Question>) {
+        self.waiting.retain(|key, _| open.contains_key(key));
+        let (task, line) = (self.key.id, &self.line);
+        self.put.retain(|key, put| {
+            let is_open = open.contains_key(key);
+            if !is_open && !line.take_answer(*key) {
+                let _ = put.stream.try_send(messages::withdrawn(task, &put.id));
+            }
+            is_open
+        });
+    }
+
+    /// Tells the session how the task stands, if that has changed (L25-32).
+    fn show(&mut self, task: &Task) {
+        let standing = StatusNotice::of(task);
+        let is_news = self.shown.as_ref().is_some_and(|shown| *shown != standing);
+        if is_news && let Some(stream) = self.shared.streams.newest(self.line.home()) {
+            let _ = stream.try_send(messages::status(task));
+        }
+        self.shown = Some(standing);
+    }
+
+    /// Puts a question, unless it is on a stream that is still open.
+    fn ask(&mut self, key: InputKey, question: &Question) -> Option<Instant> {
+        let now = Instant::now();
+        let old = match self.put.get(&key) {
+            Some(put) if !put.stream.is_closed() => return None,
+            Some(_) => self.put.remove(&key).map(|put| put.id),
+            None => None,
+        };
+        let fresh = UndeliveredQuestion { any_from: now + GRACE, old };
+        let waiting = self.waiting.entry(key).or_insert(fresh);
+        let own = |any_from| if now >= any_from { self.shared.streams.newest(self.line.home()) } else { None };
+        let Some(stream) = self.line.newest_result().or_else(|| own(waiting.any_from)) else {
+            return Some(waiting.any_from).filter(|any_from| *any_from > now);
+        };
+        let id = tokens::question_id(&self.shared.served.sealer, self.key.id, key);
+        let Some(message) = messages::question(self.key.id, key, question, &id) else {
+            tracing::warn!(task = %LoggedTask(&self.key), "a question cannot be put and waits for the task's end");
+            return None;
+        };
+        // Both or none, and nothing between them.
+        let Ok(mut room) = stream.try_reserve_many(1 + usize::from(waiting.old.is_some())) else {
+            return Some(now + AGAIN);
+        };
+        let taken_back = waiting.old.as_ref().map(|old| messages::withdrawn(self.key.id, old));
+        for (place, message) in room.by_ref().zip(taken_back.into_iter().chain([message])) {
+            place.send(message);
+        }
+        drop(room);
+        self.waiting.remove(&key);
+        self.put.insert(key, DeliveredQuestion { id, stream });
+        None
+    }
+}
+
+/// Returns once a stream with a question on it has ended.
+async fn ended(put: &BTreeMap<InputKey, DeliveredQuestion>) {
+    if put.is_empty() {
+        return std::future::pending().await;
+    }
+    select_all(put.values().map(|put| Box::pin(put.stream.closed()))).await;
+}
+
+async fn at(moment: Option<Instant>) {
+    match moment {
+        Some(moment) => sleep_until(moment).await,
+        None => std::future::pending().await,
+    }
+}

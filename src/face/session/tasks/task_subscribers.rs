@@ -1,0 +1,204 @@
+//! One line for each task that somebody may be told about: who waits for its outcome, and which session is
+//! its home.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, mpsc};
+
+use crate::engine::change_subscribers::WAITERS_MAX;
+use crate::face::call_stream::progress::MonotonicProgress;
+use crate::face::session::session_streams::{MESSAGES_MAX, SessionStreams, StreamSender, newest};
+use crate::task::{InputKey, TaskKey};
+
+/// The lines of all unsettled tasks that clients of this face have to do with.
+#[derive(Debug, Default)]
+pub(super) struct TaskSubscribers {
+    by_task: Mutex<HashMap<TaskKey, Arc<SubscriberList>>>,
+}
+
+/// One task's line. Closed when its courier ends.
+#[derive(Debug)]
+pub(super) struct SubscriberList {
+    state: Mutex<TaskSubscriberState>,
+    /// Rings when somebody begins or ceases to wait.
+    pub(super) bell: Notify,
+}
+
+#[derive(Debug)]
+struct TaskSubscriberState {
+    /// The session that spoke of the task last.
+    home: u128,
+    /// Streams of `tasks/result`, oldest first; of those that take no messages there is only the count.
+    results: Vec<StreamSender>,
+    quiet: Vec<StreamSender>,
+    next: u64,
+    /// Questions that a client has answered and the task has not taken note of.
+    answered: BTreeSet<InputKey>,
+    /// What was shown of the call's progress, if its client wants any.
+    rising: Option<SharedProgress>,
+    /// Nothing is said of progress any more (L25-47).
+    is_muted: bool,
+    is_closed: bool,
+}
+
+/// The progress of a task's call, under the token of that call.
+pub(super) type SharedProgress = Arc<Mutex<MonotonicProgress>>;
+
+/// Why nobody can wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ResultStreamError {
+    /// The line is closed: look at the task again.
+    Closed,
+    TooMany,
+}
+
+/// Whether a waiter can be told anything before the outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ResultStreamKind {
+    Messages,
+    OutcomeAlone,
+}
+
+/// Somebody who waits. Ends with the line.
+#[derive(Debug)]
+pub(super) struct ResultSubscriber {
+    messages: mpsc::Receiver<Bytes>,
+    number: u64,
+    line: Arc<SubscriberList>,
+}
+
+impl TaskSubscribers {
+    pub(super) fn get(&self, key: &TaskKey) -> Option<Arc<SubscriberList>> {
+        self.by_task.lock().get(key).cloned()
+    }
+
+    /// The line of a task, whose home is the session `home` from now on; with `true` if it is a new one, whose
+    /// courier is to be started.
+    pub(super) fn open(&self, key: &TaskKey, home: u128) -> (Arc<SubscriberList>, bool) {
+        let mut by_task = self.by_task.lock();
+        if let Some(line) = by_task.get(key) {
+            line.state.lock().home = home;
+            return (Arc::clone(line), false);
+        }
+        let line = Arc::new(SubscriberList::new(home));
+        by_task.insert(key.clone(), Arc::clone(&line));
+        (line, true)
+    }
+
+    /// Closes a line: all who wait are released (L25-67).
+    pub(super) fn close(&self, key: &TaskKey, line: &Arc<SubscriberList>) {
+        let mut by_task = self.by_task.lock();
+        if by_task.get(key).is_some_and(|other| Arc::ptr_eq(other, line)) {
+            by_task.remove(key);
+        }
+        let mut state = line.state.lock();
+        state.is_closed = true;
+        state.results.clear();
+        state.quiet.clear();
+    }
+}
+
+impl SubscriberList {
+    const fn new(home: u128) -> Self {
+        let state = TaskSubscriberState {
+            home,
+            results: Vec::new(),
+            quiet: Vec::new(),
+            next: 0,
+            answered: BTreeSet::new(),
+            rising: None,
+            is_muted: false,
+            is_closed: false,
+        };
+        Self { state: Mutex::new(state), bell: Notify::const_new() }
+    }
+
+    pub(super) fn home(&self) -> u128 {
+        self.state.lock().home
+    }
+
+    /// Begins to wait for the task's end.
+    pub(super) fn listen(self: &Arc<Self>, hearing: ResultStreamKind) -> Result<ResultSubscriber, ResultStreamError> {
+        let mut state = self.state.lock();
+        if state.is_closed {
+            return Err(ResultStreamError::Closed);
+        }
+        if state.results.len() + state.quiet.len() >= WAITERS_MAX {
+            return Err(ResultStreamError::TooMany);
+        }
+        let (sender, messages) = mpsc::channel(MESSAGES_MAX);
+        let number = state.next;
+        state.next += 1;
+        match hearing {
+            ResultStreamKind::Messages => state.results.push(StreamSender { number, sender }),
+            ResultStreamKind::OutcomeAlone => state.quiet.push(StreamSender { number, sender }),
+        }
+        self.bell.notify_one();
+        Ok(ResultSubscriber { messages, number, line: Arc::clone(self) })
+    }
+
+    /// The way to the newest stream of `tasks/result` (T-33).
+    pub(super) fn newest_result(&self) -> Option<mpsc::Sender<Bytes>> {
+        newest(&self.state.lock().results).map(|stream| stream.sender.clone())
+    }
+
+    /// Says something that may be missed, on one stream (LEG-08).
+    pub(super) fn mention(&self, streams: &SessionStreams, message: Bytes) {
+        if !self.state.lock().is_muted
+            && let Some(stream) = self.newest_result().or_else(|| streams.newest(self.home()))
+        {
+            // A reader that is behind misses notifications, never questions.
+            let _ = stream.try_send(message);
+        }
+    }
+
+    /// Says under which token progress is wanted.
+    pub(super) fn wants_progress(&self, rising: Option<SharedProgress>) {
+        self.state.lock().rising = rising;
+    }
+
+    /// Ends what is said of progress.
+    pub(super) fn mute(&self) {
+        self.state.lock().is_muted = true;
+    }
+
+    /// Takes note that a client has answered, so that its question is not taken back.
+    pub(super) fn note_answer(&self, key: InputKey) {
+        self.state.lock().answered.insert(key);
+    }
+
+    /// Whether a client has answered a question that is no longer open.
+    pub(super) fn take_answer(&self, key: InputKey) -> bool {
+        self.state.lock().answered.remove(&key)
+    }
+}
+
+impl ResultSubscriber {
+    /// The next message; `None` once the line is closed. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<Bytes> {
+        self.messages.recv().await
+    }
+
+    /// Where this stream may say something of progress: no other one may at the same time (LEG-08), and none once the
+    /// task was cancelled.
+    pub(super) fn rising(&self) -> Option<SharedProgress> {
+        let state = self.line.state.lock();
+        let newest = newest(&state.results)?;
+        if state.is_muted || newest.number != self.number { None } else { state.rising.clone() }
+    }
+}
+
+impl Drop for ResultSubscriber {
+    fn drop(&mut self) {
+        // Closed first: whoever looks for a stream must not find this one.
+        self.messages.close();
+        let mut state = self.line.state.lock();
+        state.results.retain(|tap| tap.number != self.number);
+        state.quiet.retain(|tap| tap.number != self.number);
+        drop(state);
+        self.line.bell.notify_one();
+    }
+}

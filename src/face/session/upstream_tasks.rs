@@ -1,0 +1,181 @@
+//! Tools that the server runs as tasks of its own, for clients with sessions (GW-11, GW-13).
+//!
+//! What a server says of its tools is asked in a session of the gateway's own, with the client's capabilities: a client
+//! need not have listed them, nor in this process life. Nothing of it is done where the handshake told of no tasks.
+
+mod session_stream_reader;
+mod task_message_filter;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, StatusCode};
+use tokio_util::sync::CancellationToken;
+
+use super::bridge::bridged_client::BridgedClient;
+use super::bridge::call::{self, AnswerEra, BridgedCaller, CallRoute};
+use super::in_flight::RequestStage;
+use super::session_cache::ClientSession;
+use super::tasks::TaskRequestContext;
+use super::{SessionFaceState, addressee, refuse};
+use crate::dialect::plain::PlainUpstream;
+use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
+use crate::face::call_stream::replay::{self, ReplayStream};
+use crate::face::catalog::Catalog;
+use crate::face::http::{FaceResponse, Inbound};
+use crate::face::pipe;
+use crate::task::Principal;
+use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
+use crate::wire::envelope::{Notification, Request};
+use crate::wire::{RequestId, RpcError, method};
+use session_stream_reader::SessionStreamReaders;
+pub(in crate::face) use session_stream_reader::own_stream;
+
+/// How long a call waits for what the server says of its tool; without that it goes its ordinary way.
+pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
+
+/// What a server says of its tools.
+#[derive(Debug)]
+pub(super) struct UpstreamTaskTools {
+    pool: Arc<dyn Upstream>,
+    catalog: Catalog,
+    hearing: Arc<SessionStreamReaders>,
+}
+
+impl UpstreamTaskTools {
+    pub(super) fn new(pool: Arc<dyn Upstream>) -> Self {
+        let catalog = Catalog::new(Arc::clone(&pool), Arc::new(PlainUpstream));
+        Self { catalog, pool, hearing: Arc::default() }
+    }
+
+    /// Its tools, as a session of the gateway's own lists them.
+    pub(super) const fn catalog(&self) -> &Catalog {
+        &self.catalog
+    }
+
+    /// Keeps what is cached small while nobody asks, until told to stop.
+    pub(super) async fn keep_tidy(&self, stop: &CancellationToken) {
+        self.catalog.keep_tidy(stop).await;
+    }
+
+    /// What the server says of a tool; as of an ordinary one where it says nothing in time.
+    async fn support(&self, tool: &str, context: &CallContext) -> ToolTaskSupport {
+        let look = async {
+            let facts = self.pool.facts(context).await.ok()?;
+            if !UpstreamTaskSupport::of(facts.version, &facts.capabilities).calls {
+                return None;
+            }
+            Some(self.catalog.list_with(tool, context).await.ok()?.task_support(tool))
+        };
+        match tokio::time::timeout(LOOK_MAX, look).await {
+            Ok(support) => support.unwrap_or_default(),
+            Err(_) => {
+                tracing::warn!(upstream = %self.pool.name(), tool, "the server was slow to say how its tool is called");
+                ToolTaskSupport::default()
+            }
+        }
+    }
+}
+
+/// Whether a plain call may be of a tool that the server runs only as a task. A glance at a flag: most servers have no
+/// tasks.
+pub(super) fn may_drive(session: &ClientSession, request: &Request) -> bool {
+    session.token.tasks.calls && request.method == method::TOOLS_CALL
+}
+
+/// Whether a notification calls off a request that the gateway drives: the server never saw it under that id.
+pub(super) fn is_about_a_driven_call(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    notification: &Notification,
+) -> bool {
+    let named = || {
+        let id = notification.params.object()?.get("requestId")?;
+        RequestId::from_payload(&id)
+    };
+    shared.drives(session)
+        && notification.method == method::CANCELLED
+        && named().is_some_and(|id| shared.in_flight.knows(session.token.nonce, &id, RequestStage::Driven))
+}
+
+/// Answers a plain call: through the pipe as ever, or driven to its end as a task of the server's (GW-11). Dropping the
+/// future means that the client left, which cancels nothing (T-81).
+pub(super) async fn post(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    request: Request,
+    inbound: &Inbound,
+) -> FaceResponse {
+    let addressee = addressee(Some(&request.id), inbound.accepted);
+    match drive(shared, &session, &request, inbound).await {
+        Some(Ok(said)) => return said.respond(shared, &session, addressee).await,
+        Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
+        None => (),
+    }
+    match pipe::request(request, Bytes::clone(&inbound.body)) {
+        Ok(parcel) => pipe::post(shared, session, parcel, inbound.accepted).await,
+        Err(complaint) => refuse(&addressee, &complaint),
+    }
+}
+
+/// Begins a call of a tool that the server runs only as a task, or one that may end in a word of its task; `None` for
+/// every other, and for one of which nobody can tell the tool. What comes of it, or why it was not begun.
+pub(super) async fn drive(
+    shared: &Arc<SessionFaceState>,
+    session: &ClientSession,
+    request: &Request,
+    inbound: &Inbound,
+) -> Option<Result<ReplayStream, RpcError>> {
+    let tool = pipe::tool_of(request.params.object()).ok()?;
+    let served_natively = UpstreamTaskMode::WhereServed { deadline: shared.served.rules.policy_of(&tool).deadline };
+    let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
+        ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
+        ToolTaskSupport::Optional | ToolTaskSupport::Forbidden if !shared.falls_back(session, &tool) => return None,
+        ToolTaskSupport::Optional => (shared.upstream_of(session), served_natively),
+        ToolTaskSupport::Forbidden => (shared.upstream_of(session), UpstreamTaskMode::Never),
+    };
+    let way = CallRoute { upstream, speech: AnswerEra::Sessions, native };
+    Some(call::begin_on(&way, shared, session, request, BridgedCaller::of(inbound)))
+}
+
+/// The rest of a stream that the gateway made, where this event was one of it; every other event is the server's own.
+pub(super) fn take_up(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    last_event: Option<&HeaderValue>,
+) -> Option<FaceResponse> {
+    let event = last_event?.to_str().ok()?;
+    replay::take_up(shared, session, event)
+}
+
+impl SessionFaceState {
+    /// What the server says of being asked for a task by this tool.
+    async fn support(&self, session: &ClientSession, principal: &Principal, tool: &str) -> ToolTaskSupport {
+        let Some(native) = self.native.as_ref().filter(|_| session.token.tasks.calls) else {
+            return ToolTaskSupport::default();
+        };
+        let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
+        let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
+        native.support(tool, &context).await
+    }
+
+    /// Whether a call that asks for a task is made one at the server too: wherever its tool can be (GW-11).
+    pub(super) async fn native_task(&self, asking: &TaskRequestContext<'_>, tool: &str) -> UpstreamTaskMode {
+        match self.support(&asking.session, asking.principal, tool).await {
+            ToolTaskSupport::Optional | ToolTaskSupport::Required => {
+                UpstreamTaskMode::WhereServed { deadline: self.served.rules.policy_of(tool).deadline }
+            }
+            ToolTaskSupport::Forbidden => UpstreamTaskMode::Never,
+        }
+    }
+
+    /// Where a plain call runs as a task: in the client's own session, if that is of the version which knows tasks,
+    /// else in one of the gateway's that is.
+    fn upstream_for_native(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
+        match &self.native {
+            Some(native) if !self.sessions.binding(session).tasks.calls => Arc::clone(&native.pool),
+            Some(_) | None => self.upstream_of(session),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Watches the tasks that a listener named: their state once at the beginning, then whenever one has changed.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::BoxFuture;
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use tokio::time::timeout;
+
+use crate::cause::CauseChain;
+use crate::dialect::ext_tasks::ExtTasks;
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::subscriptions::SubscriptionFilter;
+use crate::dialect::{FaceDialect, TaskReply};
+use crate::engine::change_subscribers::ChangeSubscriber;
+use crate::engine::retry_delays::RetryDelays;
+use crate::engine::{Engine, TaskError};
+use crate::task::{Phase, Principal, Task, TaskKey};
+use crate::wire::Payload;
+
+/// The tasks of one listener.
+pub(super) struct WatchedTasks {
+    engine: Arc<Engine>,
+    dialect: ExtTasks,
+    said: StatelessRequest,
+    /// Those that have changed, or were not looked at yet.
+    due: VecDeque<WatchedTask>,
+    /// Those that have not.
+    quiet: FuturesUnordered<BoxFuture<'static, WatchedTask>>,
+    /// Whether some of those that were named are not there.
+    has_missed: bool,
+}
+
+struct WatchedTask {
+    key: TaskKey,
+    watcher: ChangeSubscriber,
+    /// What was last told, while that may still change.
+    told: Option<Payload>,
+    /// When it is looked at again though nothing wakes anybody, because it could not be read.
+    again: Option<Duration>,
+    pauses: RetryDelays,
+}
+
+impl WatchedTask {
+    fn new(key: TaskKey, watcher: ChangeSubscriber) -> Self {
+        Self { key, watcher, told: None, again: None, pauses: RetryDelays::of_readers() }
+    }
+
+    /// Returns once there may be something new.
+    async fn due(mut self) -> Self {
+        match self.again.take() {
+            // A change that nobody could read may have been the last.
+            Some(pause) => drop(timeout(pause, self.watcher.changed()).await),
+            None => self.watcher.changed().await,
+        }
+        self
+    }
+}
+
+impl WatchedTasks {
+    /// Begins to watch the tasks that are granted, and takes those out of the grant that there are not: unknown
+    /// ones, foreign ones and those that too many watch are left out alike (T-53).
+    pub(super) async fn new(
+        engine: Arc<Engine>,
+        dialect: ExtTasks,
+        said: StatelessRequest,
+        owner: &Principal,
+        granted: &mut SubscriptionFilter,
+    ) -> Self {
+        let (mut due, mut has_missed) = (VecDeque::new(), false);
+        if let Some(ids) = &mut granted.tasks {
+            for id in std::mem::take(ids) {
+                let key = TaskKey { owner: owner.clone(), id };
+                // A task is looked at after the watch began, so that no change falls between.
+                let Ok(watcher) = engine.watchers().watch(&key) else { continue };
+                match engine.get(&key).await {
+                    Ok(_) => {
+                        ids.insert(id);
+                        due.push_back(WatchedTask::new(key, watcher));
+                    }
+                    Err(error) => has_missed |= matches!(error, TaskError::Unknown),
+                }
+            }
+        }
+        Self { engine, dialect, said, due, quiet: FuturesUnordered::new(), has_missed }
+    }
+
+    pub(super) const fn has_missed(&self) -> bool {
+        self.has_missed
+    }
+
+    /// What `tasks/get` would answer about the next task that has something new to say. Cancel safe.
+    pub(super) async fn next(&mut self) -> Payload {
+        loop {
+            while let Some(one) = self.due.front() {
+                // Until the task was read it stays in front: this future may be dropped in between.
+                let read = self.engine.get(&one.key).await;
+                let Some(mut one) = self.due.pop_front() else { break };
+                let snapshot = match &read {
+                    Ok(task) => self.snapshot(task),
+                    // It has expired, and nothing more is to be heard of it.
+                    Err(TaskError::Unknown) => continue,
+                    Err(error) => {
+                        tracing::debug!(error = %CauseChain(error), "a listener's task could not be read and is read again");
+                        one.again = Some(one.pauses.take());
+                        None
+                    }
+                };
+                if read.is_ok() {
+                    one.pauses = RetryDelays::of_readers();
+                }
+                let snapshot = snapshot.filter(|snapshot| one.told.as_ref() != Some(snapshot));
+                // A settled task never changes.
+                if !read.is_ok_and(|task| task.is_settled()) {
+                    one.told = snapshot.clone().or(one.told);
+                    self.quiet.push(Box::pin(one.due()));
+                }
+                if let Some(snapshot) = snapshot {
+                    return snapshot;
+                }
+            }
+            match self.quiet.next().await {
+                Some(one) => self.due.push_back(one),
+                None => std::future::pending().await,
+            }
+        }
+    }
+
+    /// Nothing where the task asks what this listener did not say that it can be asked (GW-25).
+    fn snapshot(&self, task: &Task) -> Option<Payload> {
+        if let Phase::AwaitingInput(open) = &task.phase
+            && self.said.missing(open.values().map(|question| &question.request)).is_some()
+        {
+            return None;
+        }
+        self.dialect.encode(TaskReply::Snapshot(task)).ok()
+    }
+}

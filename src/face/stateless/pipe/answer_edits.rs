@@ -1,0 +1,271 @@
+//! What is edited in the answers of a server without sessions: states are sealed, tool lists and what the
+//! server says of itself are made the gateway's, errors about the gateway's own request are taken back.
+//! Everything else leaves as it came.
+
+use std::collections::VecDeque;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use hyper::body::{Body, Frame, SizeHint};
+
+use super::about_us;
+use crate::dialect::RequestError;
+use crate::dialect::faults::gateway_error;
+use crate::dialect::negotiate::StatelessRequest;
+use crate::dialect::plain::PlainUpstream;
+use crate::face::fallback::FallbackToolService;
+use crate::face::pipe::read::{self, PartlyReadBody};
+use crate::face::pipe::stream_edits::{edited_event, edited_events};
+use crate::face::rewrite;
+use crate::face::sealed::{Sealer, StateContent, StateScope, StateToken};
+use crate::metric;
+use crate::task::{Clock, Executed, GatewayFault, Principal, Reason};
+use crate::upstream::raw_channel::RawBody;
+use crate::wire::framing::{EventGate, FramingError, HoldPolicy, MessageClassifier, PrimerPolicy};
+use crate::wire::{Message, Object, Payload, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
+
+/// How much of an answer is looked at for what has to be edited. An answer that asks names what it asks for
+/// before it goes into length, so whatever shows nothing by then goes on as it comes, however large it is.
+/// Should one slip through all the same, its state is of no use to anybody: it does not open.
+const SNIFF_BYTES_MAX: usize = 256 * 1024;
+
+/// Why an answer with questions is none that goes on (U31, U32).
+const NOT_TO_BE_ASKED: &str = "the server asks something that no client is to be shown";
+
+/// What stands in an answer that asks, or in an error about the gateway's own request.
+const MARKS: [&[u8]; 4] = [b"requestState", b"inputRequests", b"input_required", b"-3202"];
+
+/// What an answer is to its method.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum EditTarget {
+    Discovery,
+    ToolList,
+    Other,
+}
+
+impl EditTarget {
+    pub(super) fn of(name: &str) -> Self {
+        match name {
+            method::DISCOVER => Self::Discovery,
+            method::TOOLS_LIST => Self::ToolList,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Who asked what. Few requests have a state, so what one is bound to is worked out when there is one.
+pub(super) struct StateBinding {
+    pub(super) upstream: Arc<str>,
+    pub(super) principal: Principal,
+    pub(super) method: String,
+    pub(super) params: Object,
+}
+
+impl StateBinding {
+    pub(super) fn scope(&self) -> StateScope {
+        StateScope::of(&self.upstream, &self.principal, &self.method, &self.params)
+    }
+}
+
+/// The edits of the answer to one request.
+pub(super) struct AnswerEdits {
+    pub(super) id: RequestId,
+    pub(super) aim: EditTarget,
+    pub(super) asker: StateBinding,
+    pub(super) sealer: Arc<Sealer>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) said: StatelessRequest,
+    /// The gateway's own tools, for a client that has them.
+    pub(super) fallback: Option<Arc<FallbackToolService>>,
+}
+
+/// A JSON answer after a look at its beginning.
+pub(super) enum SniffedAnswer {
+    /// Something in it may have to be edited, or it is short.
+    Whole(Bytes),
+    Through(RawBody),
+}
+
+impl AnswerEdits {
+    /// A message as the client is to see it; itself where there is nothing to edit.
+    pub(super) fn text(&self, text: Bytes) -> Bytes {
+        let text = match self.aim {
+            EditTarget::Discovery => rewrite::discovery(&text, &self.id).unwrap_or(text),
+            EditTarget::ToolList => {
+                let text = rewrite::tool_list(&text, &self.id, None).unwrap_or(text);
+                self.fallback.as_ref().and_then(|desk| desk.listed_in(&text, &self.id)).unwrap_or(text)
+            }
+            EditTarget::Other => text,
+        };
+        if !is_of_interest(&text) && !has_requests(&text) {
+            return text;
+        }
+        let Ok(Message::Response(response)) = envelope::read(&text, ScanLimits::UPSTREAM) else { return text };
+        if !response.id.as_ref().is_some_and(|named| named.says(&self.id)) {
+            return text;
+        }
+        match (&response.outcome, &response.result) {
+            (Err(error), _) => match self.error(error) {
+                Some(about_us) => envelope::error(Some(&self.id), &about_us),
+                None => text,
+            },
+            (Ok(_), Some(result)) => match (self.unfit(result), self.sealed(result)) {
+                (Some(instead), _) => {
+                    let upstream = Arc::clone(&self.asker.upstream);
+                    metrics::counter!(metric::QUESTIONS, "upstream" => upstream, "result" => "refused").increment(1);
+                    envelope::error(Some(&self.id), &instead)
+                }
+                (None, None) => text,
+                (None, Some(Ok(sealed))) => envelope::result(&self.id, &sealed),
+                (None, Some(Err(fault))) => envelope::error(Some(&self.id), &gateway_error(&fault)),
+            },
+            (Ok(_), None) => text,
+        }
+    }
+
+    /// What the client is told instead of an error, if anything.
+    pub(super) fn error(&self, error: &RpcError) -> Option<RpcError> {
+        about_us(error, |required| self.said.lacks(required))
+    }
+
+    /// What the client is told in place of a result that asks what it must not be shown (U31, U32): which capability it
+    /// lacks (MOD-10), or that there is no such question. `None` for every other result.
+    fn unfit(&self, result: &Object) -> Option<RpcError> {
+        let mut undeclared = Vec::new();
+        // There are readers for which the case of a name means nothing.
+        for (_, requests) in result.entries().filter(|(name, _)| name.eq_ignore_ascii_case("inputRequests")) {
+            let Some(requests) = Object::of(&requests) else { continue };
+            for (_, question) in requests.entries() {
+                match self.judge(&question) {
+                    QuestionFitness::Fits => (),
+                    QuestionFitness::Undeclared => undeclared.push(question),
+                    QuestionFitness::Unfit => return Some(RpcError::new(rpc_error::INTERNAL_ERROR, NOT_TO_BE_ASKED)),
+                }
+            }
+        }
+        let missing = self.said.missing(&undeclared)?;
+        Some(RequestError::Capability(missing).to_error(self.said.version))
+    }
+
+    fn judge(&self, question: &Payload) -> QuestionFitness {
+        let Some(asked) = Object::of(question) else { return QuestionFitness::Unfit };
+        let Some(name) = asked.get_string("method") else { return QuestionFitness::Unfit };
+        match PlainUpstream::forbidden(self.said.declared(), &name, asked.get("params").as_ref()) {
+            None => QuestionFitness::Fits,
+            Some(_) if self.said.missing([question]).is_some() => QuestionFitness::Undeclared,
+            Some(_) => QuestionFitness::Unfit,
+        }
+    }
+
+    /// A result that asks, with its state sealed (T-24); `None` for every other one, and where there is none.
+    fn sealed(&self, result: &Object) -> Option<Result<Payload, GatewayFault>> {
+        let asks = result.get_str("resultType").is_some_and(|kind| kind == "input_required");
+        let own = result.get("requestState").filter(|_| asks)?;
+        let content = StateContent::Upstream(Some(own));
+        let token = StateToken { scope: self.asker.scope(), issued_at: self.clock.now(), content };
+        Some(match self.sealer.seal_state(&token) {
+            Ok(sealed) => Ok(result.edit().set("requestState", Payload::of(&sealed)).finish()),
+            Err(too_large) => {
+                tracing::warn!(%too_large, "the upstream's requestState cannot be kept by the client");
+                Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Unknown))
+            }
+        })
+    }
+
+    /// An event stream with these edits.
+    pub(super) fn events(self, source: RawBody, event_bytes_max: usize) -> RawBody {
+        let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, event_bytes_max);
+        let gate = match self.aim {
+            EditTarget::Discovery | EditTarget::ToolList => gate,
+            EditTarget::Other => gate.sniffing(SNIFF_BYTES_MAX, is_of_interest),
+        };
+        edited_events(source, gate, move |event| edited_event(event, |text| vec![self.text(text)]))
+    }
+
+    /// Looks at a JSON body.
+    ///
+    /// # Errors
+    /// If it breaks, or is too large where it must be read whole.
+    pub(super) async fn sniff(&self, mut body: RawBody, bytes_max: usize) -> Result<SniffedAnswer, GatewayFault> {
+        if self.aim != EditTarget::Other {
+            return read::whole(body, bytes_max).await.map(SniffedAnswer::Whole);
+        }
+        let (mut pieces, mut glance, mut length) = (VecDeque::new(), MessageClassifier::default(), 0);
+        while length < SNIFF_BYTES_MAX {
+            match read::next(&mut body).await? {
+                Some(piece) => {
+                    length += piece.len();
+                    glance.feed(&piece);
+                    pieces.push_back(piece);
+                }
+                None if pieces.len() == 1 => return Ok(SniffedAnswer::Whole(pieces.pop_front().unwrap_or_default())),
+                None => return Ok(SniffedAnswer::Whole(joined(&pieces))),
+            }
+        }
+        if !is_of_interest(&joined(&pieces)) && !glance.has_requests() {
+            let rest = RawBody::new(RestOfAnswer { rest: body, glance });
+            return Ok(SniffedAnswer::Through(RawBody::new(PartlyReadBody { pieces, rest })));
+        }
+        read::whole(RawBody::new(PartlyReadBody { pieces, rest: body }), bytes_max).await.map(SniffedAnswer::Whole)
+    }
+}
+
+/// Whether a client of these capabilities may be shown a question.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum QuestionFitness {
+    Fits,
+    /// It would have to declare more.
+    Undeclared,
+    /// Nobody may be.
+    Unfit,
+}
+
+fn has_requests(text: &[u8]) -> bool {
+    let mut glance = MessageClassifier::default();
+    glance.feed(text);
+    glance.has_requests()
+}
+
+fn is_of_interest(text: &[u8]) -> bool {
+    MARKS.iter().any(|mark| memchr::memmem::find(text, mark).is_some())
+}
+
+fn joined(pieces: &VecDeque<Bytes>) -> Bytes {
+    let mut whole = Vec::with_capacity(pieces.iter().map(Bytes::len).sum());
+    pieces.iter().for_each(|piece| whole.extend_from_slice(piece));
+    whole.into()
+}
+
+/// The rest of an answer whose beginning has passed. It breaks off where it turns out to ask something.
+struct RestOfAnswer {
+    rest: RawBody,
+    glance: MessageClassifier,
+}
+
+impl Body for RestOfAnswer {
+    type Data = Bytes;
+    type Error = io::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, io::Error>>> {
+        let this = self.get_mut();
+        let frame = ready!(Pin::new(&mut this.rest).poll_frame(cx));
+        if let Some(data) = frame.as_ref().and_then(|frame| frame.as_ref().ok()?.data_ref()) {
+            this.glance.feed(data);
+            if this.glance.has_requests() {
+                return Poll::Ready(Some(Err(io::Error::other(FramingError::AsksTooLate))));
+            }
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.rest.size_hint()
+    }
+}

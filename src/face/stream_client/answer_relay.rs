@@ -1,0 +1,244 @@
+//! Turns what an endpoint answers into the messages that its client reads: a JSON body is one, an event stream any
+//! number, a refusal by HTTP status becomes a JSON-RPC error.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, RETRY_AFTER};
+use http_body_util::BodyExt as _;
+use hyper::body::Body as _;
+
+use super::client_link::{ClientDisconnected, ClientLink};
+use super::outgoing_budget::OutgoingPermit;
+use crate::dialect::faults::{gateway_error, reason_key};
+use crate::face::http::{FaceResponse, ResponseBody};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::envelope::{EnvelopeError, is_batch, split_batch};
+use crate::wire::framing::SseDecoder;
+use crate::wire::{Message, RequestId, ScanLimits, envelope};
+
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+
+/// How an answer ended.
+#[derive(Debug)]
+pub(super) enum RelayOutcome {
+    /// With all that was to be said.
+    Whole,
+    /// A stream without the answer that was waited for; where it could be taken up again.
+    Short(RelayResumePoint),
+    /// There was nothing in it.
+    Nothing,
+}
+
+/// Where a stream stands.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RelayResumePoint {
+    pub(super) event: Option<String>,
+    /// How long the server wants to be left alone first.
+    pub(super) retry: Option<Duration>,
+    /// Whether anything was said on it.
+    pub(super) moved: bool,
+}
+
+impl ClientLink {
+    /// Says what is in an answer: to the request `id`, or to nobody in particular.
+    pub(super) async fn relay(
+        &self,
+        response: FaceResponse,
+        id: Option<&RequestId>,
+    ) -> Result<RelayOutcome, ClientDisconnected> {
+        let (head, body) = response.into_parts();
+        let kind = head.headers.get(CONTENT_TYPE).map(|kind| kind.as_bytes());
+        if kind.is_some_and(|kind| kind.starts_with(b"text/event-stream")) {
+            return self.relay_events(body, id).await;
+        }
+        let mut held = OutgoingPermit::default();
+        let text = match self.collect(body, &mut held).await {
+            Ok(text) => text,
+            Err(fault) => {
+                self.say_fault(id, &fault).await?;
+                return Ok(RelayOutcome::Whole);
+            }
+        };
+        if text.is_empty() && (head.status.is_success() || id.is_none()) {
+            return Ok(RelayOutcome::Nothing);
+        }
+        if !head.status.is_success() {
+            let wait = head.headers.get(RETRY_AFTER).and_then(|seconds| seconds.to_str().ok()?.parse().ok());
+            let refusal = refusal(&text, id, head.status, wait.map(Duration::from_secs));
+            return match self.vetted(refusal, None).0 {
+                Some(refusal) => self.say_held(refusal, held).await.map(|()| RelayOutcome::Whole),
+                None => Ok(RelayOutcome::Whole),
+            };
+        }
+        let (message, is_answer) = self.vetted(text, id);
+        if let Some(message) = message {
+            self.say_held(message, held).await?;
+        }
+        if !is_answer {
+            self.say_fault(id, &GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes)).await?;
+        }
+        Ok(RelayOutcome::Whole)
+    }
+
+    async fn relay_events(
+        &self,
+        mut body: ResponseBody,
+        id: Option<&RequestId>,
+    ) -> Result<RelayOutcome, ClientDisconnected> {
+        let mut decoder = SseDecoder::new(self.message_bytes_max());
+        let (mut place, mut is_answered) = (RelayResumePoint::default(), false);
+        // Of the event under way, as far as anybody can tell.
+        let (mut held, mut pending) = (OutgoingPermit::default(), 0);
+        loop {
+            // An event that has come so far has more to come.
+            self.room().grow(&mut held, pending).await;
+            // What cuts a stream off ends it, like its end.
+            let Some(Ok(frame)) = body.frame().await else { break };
+            let Ok(bytes) = frame.into_data() else { continue };
+            let Ok(events) = decoder.feed(&bytes) else {
+                self.say_fault(id, &GatewayFault::new(Reason::ResultTooLarge, Executed::Yes)).await?;
+                return Ok(RelayOutcome::Whole);
+            };
+            pending = if events.is_empty() { pending + bytes.len() } else { bytes.len() };
+            for event in events {
+                place.event = event.id.or_else(|| place.event.take());
+                place.retry = event.retry_ms.map(Duration::from_millis).or(place.retry);
+                let held = std::mem::take(&mut held);
+                // One without data only names a place; one with a name of its own is no message.
+                if event.data.is_empty() || event.name.is_some_and(|name| name != "message") {
+                    continue;
+                }
+                place.moved = true;
+                let (message, is_answer) = self.vetted(event.data, id);
+                is_answered |= is_answer;
+                if let Some(message) = message {
+                    self.say_held(message, held).await?;
+                }
+            }
+        }
+        let place = RelayResumePoint { event: place.event.filter(|event| !event.is_empty()), ..place };
+        Ok(if is_answered { RelayOutcome::Whole } else { RelayOutcome::Short(place) })
+    }
+
+    /// What of a text is said: nothing but messages, and no answer but that to `id`, where one is waited for. And whether
+    /// that answer is in it.
+    fn vetted(&self, text: Bytes, id: Option<&RequestId>) -> (Option<Bytes>, bool) {
+        if !is_batch(&text) {
+            let kind = kind_of(&text, id);
+            if kind == RelayedKind::None {
+                self.dropped();
+            }
+            return ((kind != RelayedKind::None).then_some(text), kind == RelayedKind::Answer);
+        }
+        let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else {
+            self.dropped();
+            return (None, false);
+        };
+        let kinds: Vec<_> = messages.iter().map(|message| kind_of(message, id)).collect();
+        let is_answer = kinds.contains(&RelayedKind::Answer);
+        if !kinds.contains(&RelayedKind::None) {
+            return (Some(text), is_answer);
+        }
+        self.dropped();
+        let kept: Vec<_> = messages
+            .into_iter()
+            .zip(kinds)
+            .filter(|(_, kind)| *kind != RelayedKind::None)
+            .map(|(message, _)| message)
+            .collect();
+        let array = || Bytes::from([b"[", kept.join(&b',').as_slice(), b"]"].concat());
+        ((!kept.is_empty()).then(array), is_answer)
+    }
+
+    fn dropped(&self) {
+        let upstream = Arc::clone(self.upstream());
+        tracing::debug!(%upstream, "what the server said is no message for this client");
+        metrics::counter!(metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => "no_message").increment(1);
+    }
+
+    /// Reads a whole body, once there is room for it.
+    async fn collect(&self, mut body: ResponseBody, held: &mut OutgoingPermit) -> Result<Bytes, GatewayFault> {
+        let bytes_max = self.message_bytes_max();
+        let known = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
+        if known > bytes_max {
+            return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
+        }
+        let mut all = BytesMut::new();
+        loop {
+            self.room().grow(held, known.max(all.len())).await;
+            let Some(frame) = body.frame().await else { break };
+            let frame = frame.map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown))?;
+            let Ok(bytes) = frame.into_data() else { continue };
+            if all.len() + bytes.len() > bytes_max {
+                return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Yes));
+            }
+            all.extend_from_slice(&bytes);
+        }
+        Ok(all.freeze())
+    }
+
+    /// What is nobody's in particular is not worth an error.
+    pub(super) async fn say_fault(
+        &self,
+        id: Option<&RequestId>,
+        fault: &GatewayFault,
+    ) -> Result<(), ClientDisconnected> {
+        match id {
+            Some(id) => self.say_error(Some(id), &gateway_error(fault)).await,
+            None => {
+                tracing::debug!(reason = reason_key(fault.reason), "a message to the client was lost");
+                Ok(())
+            }
+        }
+    }
+}
+
+/// A refusal as the client that sent `id` can read it.
+fn refusal(text: &Bytes, id: Option<&RequestId>, status: StatusCode, retry_after: Option<Duration>) -> Bytes {
+    let Some(id) = id else { return text.clone() };
+    if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM) {
+        match (response.id, response.outcome) {
+            (Some(named), _) if named.says(id) => return text.clone(),
+            (_, Err(error)) => return envelope::error(Some(id), &error),
+            (_, Ok(_)) => (),
+        }
+    }
+    let reason = match status {
+        StatusCode::TOO_MANY_REQUESTS => Reason::RateLimited,
+        StatusCode::SERVICE_UNAVAILABLE => Reason::Draining,
+        _ => Reason::Internal,
+    };
+    let fault = GatewayFault { retry_after, ..GatewayFault::new(reason, Executed::No) };
+    envelope::error(Some(id), &gateway_error(&fault))
+}
+
+/// What a text is to a client that waits for the answer to a request, or for anything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RelayedKind {
+    /// What it waits for. Clients differ in what they can read, so a text that bears the id is it even where the gateway
+    /// would not keep it.
+    Answer,
+    Message,
+    /// No message, or an answer to another request.
+    None,
+}
+
+fn kind_of(text: &Bytes, id: Option<&RequestId>) -> RelayedKind {
+    let named = match envelope::read(text, ScanLimits::UPSTREAM) {
+        Ok(Message::Request(_) | Message::Notification(_)) => return RelayedKind::Message,
+        // To messages of an array, or on a stream of its own.
+        Ok(Message::Response(_)) if id.is_none() => return RelayedKind::Message,
+        Ok(Message::Response(response)) => response.id,
+        Err(EnvelopeError::Scan { id: named, .. } | EnvelopeError::Shape { id: named, .. }) => named,
+        Err(EnvelopeError::Batch) => None,
+    };
+    match (named, id) {
+        (Some(named), Some(id)) if named.says(id) => RelayedKind::Answer,
+        (Some(_) | None, _) => RelayedKind::None,
+    }
+}

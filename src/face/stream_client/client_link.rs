@@ -1,0 +1,157 @@
+//! Connects one client with the endpoint that serves it: HTTP requests without a wire one way, whole messages the
+//! other.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, Method};
+use parking_lot::Mutex;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::StreamClient;
+use super::outgoing_budget::{OutgoingBudget, OutgoingMessage, OutgoingPermit};
+use crate::face::headers;
+use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
+use crate::wire::{RequestId, RpcError, envelope};
+
+/// How long the end of a session may take.
+const END_MAX: Duration = Duration::from_secs(1);
+
+/// The client is gone: nobody reads what is said to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ClientDisconnected;
+
+/// A session that is open.
+#[derive(Clone, Debug)]
+pub(super) struct StreamClientSession {
+    id: HeaderValue,
+    /// What came with the message that opened it, for what the gateway asks in it by itself.
+    with: HeaderMap,
+}
+
+/// What everything that is done for one client shares.
+pub(super) struct ClientLink {
+    client: StreamClient,
+    outgoing: mpsc::Sender<OutgoingMessage>,
+    session: Mutex<Option<StreamClientSession>>,
+    room: OutgoingBudget,
+}
+
+impl ClientLink {
+    pub(super) fn new(client: StreamClient, outgoing: mpsc::Sender<OutgoingMessage>) -> Arc<Self> {
+        Arc::new(Self { client, outgoing, session: Mutex::default(), room: OutgoingBudget::default() })
+    }
+
+    pub(super) const fn room(&self) -> &OutgoingBudget {
+        &self.room
+    }
+
+    pub(super) const fn upstream(&self) -> &Arc<str> {
+        &self.client.upstream
+    }
+
+    pub(super) const fn message_bytes_max(&self) -> usize {
+        self.client.message_bytes_max
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.session.lock().is_some()
+    }
+
+    /// From now on messages of session versions belong to this session.
+    pub(super) fn open(&self, id: HeaderValue, with: HeaderMap) {
+        *self.session.lock() = Some(StreamClientSession { id, with });
+    }
+
+    /// Waits until the client is gone.
+    pub(super) async fn gone(&self) {
+        self.outgoing.closed().await;
+    }
+
+    /// Says one message to the client, once there is room. Dropping the future says it whole or not at all.
+    pub(super) async fn say(&self, message: Bytes) -> Result<(), ClientDisconnected> {
+        self.say_held(message, OutgoingPermit::default()).await
+    }
+
+    /// The same for one that has room already.
+    pub(super) async fn say_held(&self, message: Bytes, held: OutgoingPermit) -> Result<(), ClientDisconnected> {
+        let said = self.room.message(message, held).await;
+        self.outgoing.send(said).await.map_err(|_| ClientDisconnected)
+    }
+
+    pub(super) async fn say_error(&self, id: Option<&RequestId>, error: &RpcError) -> Result<(), ClientDisconnected> {
+        self.say(envelope::error(id, error)).await
+    }
+
+    /// A message of a client without sessions, or the first of one with.
+    pub(super) fn outside(&self, text: Bytes, with: HeaderMap, arrived: Instant) -> Inbound {
+        self.inbound(Method::POST, text, cleaned(with), arrived)
+    }
+
+    /// A message in the session, if one is open.
+    pub(super) fn inside(&self, text: Bytes, with: HeaderMap, arrived: Instant) -> Inbound {
+        let mut headers = cleaned(with);
+        if let Some(session) = self.session.lock().as_ref() {
+            headers.insert(headers::SESSION_ID, session.id.clone());
+        }
+        self.inbound(Method::POST, text, headers, arrived)
+    }
+
+    /// A message of the gateway's own making in the session.
+    pub(super) fn by_itself(&self, text: Bytes) -> Option<Inbound> {
+        Some(self.inbound(Method::POST, text, self.session_headers()?, Instant::now()))
+    }
+
+    /// The request for the session's own stream, or for the rest of one.
+    pub(super) fn get(&self, last_event: Option<&str>) -> Option<Inbound> {
+        let mut headers = self.session_headers()?;
+        if let Some(event) = last_event {
+            headers.insert(headers::LAST_EVENT_ID, HeaderValue::from_bytes(event.as_bytes()).ok()?);
+        }
+        let inbound = self.inbound(Method::GET, Bytes::new(), headers, Instant::now());
+        Some(Inbound { accepted: AcceptedTypes::EventStream, ..inbound })
+    }
+
+    pub(super) async fn serve(&self, inbound: Inbound) -> FaceResponse {
+        self.client.endpoint.serve(inbound).await
+    }
+
+    /// Ends the session, if there is one. Takes a second at most.
+    pub(super) async fn end(&self) {
+        let Some(headers) = self.session_headers() else { return };
+        let delete = self.inbound(Method::DELETE, Bytes::new(), headers, Instant::now());
+        let _ = tokio::time::timeout(END_MAX, self.serve(delete)).await;
+    }
+
+    fn session_headers(&self) -> Option<HeaderMap> {
+        let session = self.session.lock().clone()?;
+        let mut headers = cleaned(session.with);
+        headers.insert(headers::SESSION_ID, session.id);
+        Some(headers)
+    }
+
+    fn inbound(&self, method: Method, body: Bytes, headers: HeaderMap, received_at: Instant) -> Inbound {
+        Inbound {
+            method,
+            path: self.client.path.clone(),
+            query: None,
+            headers,
+            body,
+            principal: self.client.principal.clone(),
+            accepted: AcceptedTypes::Both,
+            received_at,
+            carriage: MessageChannel::Stream,
+        }
+    }
+}
+
+/// Without the headers that say which session or version a message is for: here the stream says it, and the body.
+fn cleaned(mut headers: HeaderMap) -> HeaderMap {
+    for name in [headers::SESSION_ID, headers::PROTOCOL_VERSION, headers::LAST_EVENT_ID, headers::METHOD, headers::NAME]
+    {
+        headers.remove(name);
+    }
+    headers
+}

@@ -1,0 +1,415 @@
+//! The names that clients see, in front of an upstream that knows other ones.
+//!
+//! It stands between all faces and the upstream: above it a tool has the name that clients see, be it in lists,
+//! policies, tasks or tokens; below it the upstream's own. Where no tool is hidden or renamed, it is not there.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use tokio::sync::broadcast;
+
+use super::headers;
+use super::http::full_body;
+use super::pipe::read;
+use super::pipe::stream_edits::{edited_event, edited_events};
+use crate::dialect::RequestError;
+use crate::dialect::subscriptions::SubscriptionFilter;
+use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};
+use crate::upstream::header_annotations::encode;
+use crate::upstream::raw_channel::{BodyKind, ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse};
+use crate::upstream::upstream_health::UpstreamHealth;
+use crate::upstream::{
+    Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, NotificationSubscription,
+    ResumeToken, ServerFacts, ServerNotification, Upstream, UpstreamRequest,
+};
+use crate::wire::envelope::{Request, is_batch, split_batch};
+use crate::wire::framing::{EventGate, HoldPolicy, PrimerPolicy};
+use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, RpcError, ScanLimits, envelope, method};
+
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+
+/// The names of one upstream's tools, on the way to it and back.
+#[derive(Debug)]
+pub struct ToolRenamer {
+    names: ToolNames,
+    upstream: Arc<str>,
+    /// Largest list that is edited.
+    bytes_max: usize,
+    /// Whether the log has it that two tools would have one name.
+    has_warned: AtomicBool,
+}
+
+/// What becomes of the call of a tool.
+enum RenamedCall {
+    /// Its params with the upstream's own name.
+    As(String, Payload),
+    /// There is no tool of this name.
+    Unknown,
+    /// Its params as they are: the name is the upstream's own, or there is none, and the upstream says so.
+    AsItIs,
+}
+
+impl ToolRenamer {
+    /// `None` where every tool has its own name: nothing is in the way then.
+    #[must_use]
+    pub fn new(names: ToolNames, upstream: Arc<str>, bytes_max: usize) -> Option<Arc<Self>> {
+        let is_needed = !names.are_kept();
+        is_needed.then(|| Arc::new(Self { names, upstream, bytes_max, has_warned: AtomicBool::new(false) }))
+    }
+
+    /// The upstream as clients know it.
+    #[must_use]
+    pub fn upstream(namer: Option<&Arc<Self>>, inner: Arc<dyn Upstream>) -> Arc<dyn Upstream> {
+        match namer {
+            Some(namer) => Arc::new(RenamingUpstream { inner, namer: Arc::clone(namer) }),
+            None => inner,
+        }
+    }
+
+    /// The same for what is passed on as it came.
+    #[must_use]
+    pub fn conduit(namer: Option<&Arc<Self>>, inner: Arc<dyn RawChannel>) -> Arc<dyn RawChannel> {
+        match namer {
+            Some(namer) => Arc::new(RenamingChannel { inner, namer: Arc::clone(namer) }),
+            None => inner,
+        }
+    }
+
+    fn called(&self, params: Option<&Object>) -> RenamedCall {
+        let Some((params, name)) = params.and_then(|params| Some((params, params.get_string("name")?))) else {
+            return RenamedCall::AsItIs;
+        };
+        match self.names.own(&name) {
+            Some(own) if *own == *name => RenamedCall::AsItIs,
+            Some(own) => {
+                let renamed = params.edit().set("name", Payload::of(&*own)).finish();
+                RenamedCall::As(own.into_owned(), renamed)
+            }
+            None => RenamedCall::Unknown,
+        }
+    }
+
+    /// The result of `tools/list` as clients see it; `None` where nothing is to be changed.
+    fn listed(&self, result: &Object) -> Option<Payload> {
+        let tools = result.get("tools")?;
+        let mut changed = false;
+        let mut shown = Vec::new();
+        for tool in tools.items() {
+            let object = Object::of(&tool);
+            let own = object.as_ref().and_then(|object| object.get_string("name"));
+            match (object, own.as_deref().map(|own| self.names.shown(own))) {
+                (Some(object), Some(PublishedName::Name(name))) if own.as_deref() != Some(&*name) => {
+                    changed = true;
+                    shown.push(object.edit().set("name", Payload::of(&*name)).finish());
+                }
+                (_, Some(PublishedName::Nothing)) => changed = true,
+                (_, Some(PublishedName::Taken(name))) => {
+                    changed = true;
+                    self.warn(own.as_deref().unwrap_or_default(), &name);
+                }
+                (_, Some(PublishedName::Name(_)) | None) => shown.push(tool),
+            }
+        }
+        changed.then(|| result.edit().set("tools", Payload::of(&shown)).finish())
+    }
+
+    /// Once in the life of an upstream: lists are read often.
+    fn warn(&self, tool: &str, name: &str) {
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            tracing::warn!(upstream = %self.upstream, tool, name, "a tool is hidden, as its name stands for another tool");
+        }
+    }
+
+    /// A message as clients see it, if it is a tool list.
+    fn message(&self, text: Bytes) -> Bytes {
+        if is_batch(&text) {
+            let Ok(messages) = split_batch(&text, ScanLimits::UPSTREAM, BATCH_MAX) else { return text };
+            let edited: Vec<Bytes> = messages.iter().map(|message| self.message(message.clone())).collect();
+            return if edited == messages { text } else { [b"[", edited.join(&b',').as_slice(), b"]"].concat().into() };
+        }
+        let Ok(Message::Response(response)) = envelope::read(&text, ScanLimits::UPSTREAM) else { return text };
+        match (response.id, response.result.as_ref().and_then(|result| self.listed(result))) {
+            (Some(id), Some(listed)) => envelope::result(&id, &listed),
+            (Some(_) | None, _) => text,
+        }
+    }
+
+    /// An answer that is a tool list, or a stream that may hold one.
+    async fn answer(self: Arc<Self>, response: RawResponse) -> Result<RawResponse, GatewayFault> {
+        if !response.status.is_success() {
+            return Ok(response);
+        }
+        match response.content {
+            BodyKind::Json => {
+                let text = read::whole(response.body, self.bytes_max).await?;
+                Ok(RawResponse { body: full_body(self.message(text)), ..response })
+            }
+            BodyKind::Events => {
+                let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, self.bytes_max);
+                let edit = move |event: Bytes| edited_event(event, |text| vec![self.message(text)]);
+                Ok(RawResponse { body: edited_events(response.body, gate, edit), ..response })
+            }
+            BodyKind::Other => Ok(response),
+        }
+    }
+}
+
+fn unknown_tool(params: Option<&Object>) -> RpcError {
+    RequestError::unknown_tool(params).to_error(ProtocolVersion::NEWEST_SESSION)
+}
+
+/// An upstream whose tools have other names.
+#[derive(Debug)]
+struct RenamingUpstream {
+    inner: Arc<dyn Upstream>,
+    namer: Arc<ToolRenamer>,
+}
+
+#[async_trait]
+impl Upstream for RenamingUpstream {
+    fn name(&self) -> &Arc<str> {
+        self.inner.name()
+    }
+
+    async fn facts(&self, context: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        self.inner.facts(context).await
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        match &*request.method {
+            method::TOOLS_CALL => {
+                let params = request.params.as_ref().and_then(Object::of);
+                match self.namer.called(params.as_ref()) {
+                    RenamedCall::As(_, params) => {
+                        self.inner.begin(UpstreamRequest { params: Some(params), ..request }, context).await
+                    }
+                    RenamedCall::AsItIs => self.inner.begin(request, context).await,
+                    RenamedCall::Unknown => Ok(Box::new(UnknownToolExchange(unknown_tool(params.as_ref())))),
+                }
+            }
+            method::TOOLS_LIST => {
+                let inner = self.inner.begin(request, context).await?;
+                Ok(Box::new(ToolListExchange { inner, namer: Arc::clone(&self.namer) }))
+            }
+            _ => self.inner.begin(request, context).await,
+        }
+    }
+
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        self.inner.resume(token, context).await
+    }
+
+    /// With the upstream's own name of the tool, which is the one that was called whatever the rules say later.
+    fn stored(&self, params: &Payload) -> Payload {
+        match self.namer.called(Object::of(params).as_ref()) {
+            RenamedCall::As(_, own) => own.detached(),
+            RenamedCall::AsItIs | RenamedCall::Unknown => params.detached(),
+        }
+    }
+
+    fn restored(&self, tool: &str, params: &Payload) -> Option<Payload> {
+        let named = Object::of(params).and_then(|params| Some((params.get_string("name")?, params)));
+        let Some((own, object)) = named else { return Some(params.clone()) };
+        let is_same = self.namer.names.own(tool).is_some_and(|now| *now == *own);
+        is_same.then(|| object.edit().set("name", Payload::of(tool)).finish())
+    }
+
+    async fn notifications(
+        &self,
+        context: &CallContext,
+    ) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
+        self.inner.notifications(context).await
+    }
+
+    async fn listen(
+        &self,
+        context: &CallContext,
+        wishes: &SubscriptionFilter,
+    ) -> Result<NotificationSubscription, BeginError> {
+        self.inner.listen(context, wishes).await
+    }
+
+    async fn era(&self) -> Era {
+        self.inner.era().await
+    }
+
+    fn doubt_era(&self) {
+        self.inner.doubt_era();
+    }
+
+    async fn close(&self) {
+        self.inner.close().await;
+    }
+}
+
+/// The call of a tool that clients do not know: nothing is sent.
+struct UnknownToolExchange(RpcError);
+
+#[async_trait]
+impl Exchange for UnknownToolExchange {
+    async fn next(&mut self) -> ExchangeEvent {
+        ExchangeEvent::Faulted(self.0.clone())
+    }
+
+    async fn answer(&mut self, _: &Payload, _: Answer) -> Result<(), ExchangeError> {
+        Ok(())
+    }
+
+    async fn cancel(&mut self, _: &str) {}
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        None
+    }
+}
+
+/// The request for a tool list.
+struct ToolListExchange {
+    inner: Box<dyn Exchange>,
+    namer: Arc<ToolRenamer>,
+}
+
+#[async_trait]
+impl Exchange for ToolListExchange {
+    async fn next(&mut self) -> ExchangeEvent {
+        let event = self.inner.next().await;
+        let ExchangeEvent::Returned(result) = &event else { return event };
+        let listed = Object::of(result).and_then(|object| self.namer.listed(&object));
+        listed.map_or(event, ExchangeEvent::Returned)
+    }
+
+    async fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), ExchangeError> {
+        self.inner.answer(ask, answer).await
+    }
+
+    async fn cancel(&mut self, reason: &str) {
+        self.inner.cancel(reason).await;
+    }
+
+    fn resume_token(&self) -> Option<ResumeToken> {
+        self.inner.resume_token()
+    }
+}
+
+/// Raw access to an upstream whose tools have other names.
+#[derive(Debug)]
+struct RenamingChannel {
+    inner: Arc<dyn RawChannel>,
+    namer: Arc<ToolRenamer>,
+}
+
+/// A message of a client on its way.
+enum RenamedMessage {
+    /// As it came.
+    On(Bytes),
+    /// Under another name.
+    Renamed(String, Bytes),
+    /// To no tool.
+    Nowhere(RequestId, RpcError),
+    /// A tool list is wanted.
+    ForList(Bytes),
+}
+
+impl RenamingChannel {
+    fn going(&self, bytes: Bytes) -> Result<RenamedMessage, GatewayFault> {
+        // Whatever is sent here was read before.
+        let unreadable = |_| GatewayFault::new(Reason::Internal, Executed::No);
+        let Message::Request(request) = envelope::read(&bytes, ScanLimits::CLIENT).map_err(unreadable)? else {
+            return Ok(RenamedMessage::On(bytes));
+        };
+        Ok(match request.method.as_str() {
+            method::TOOLS_LIST => RenamedMessage::ForList(bytes),
+            method::TOOLS_CALL => self.call(&request, bytes),
+            _ => RenamedMessage::On(bytes),
+        })
+    }
+
+    fn call(&self, request: &Request, bytes: Bytes) -> RenamedMessage {
+        match self.namer.called(request.params.object()) {
+            RenamedCall::As(own, params) => {
+                RenamedMessage::Renamed(own, envelope::request(&request.id, &request.method, Some(&params)))
+            }
+            RenamedCall::AsItIs => RenamedMessage::On(bytes),
+            RenamedCall::Unknown => RenamedMessage::Nowhere(request.id.clone(), unknown_tool(request.params.object())),
+        }
+    }
+}
+
+#[async_trait]
+impl RawChannel for RenamingChannel {
+    fn name(&self) -> &Arc<str> {
+        self.inner.name()
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        self.inner.version_for(client)
+    }
+
+    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion> {
+        self.inner.version_after(asked, refusal)
+    }
+
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
+        let (message, mut all) = match request.verb {
+            RawMethod::Post(message) => (message, None),
+            RawMethod::PostWith { message, headers, principal } => (message, Some((headers, principal))),
+            // The rest of a stream may hold a list.
+            RawMethod::Get { last_event: Some(event) } => {
+                let verb = RawMethod::Get { last_event: Some(event) };
+                let response = self.inner.send(RawRequest { verb, ..request }).await?;
+                return Arc::clone(&self.namer).answer(response).await;
+            }
+            verb @ (RawMethod::Note(_) | RawMethod::Get { last_event: None } | RawMethod::Delete) => {
+                return self.inner.send(RawRequest { verb, ..request }).await;
+            }
+        };
+        let verb = |message, all: Option<(HeaderMap, Principal)>| match all {
+            Some((headers, principal)) => RawMethod::PostWith { message, headers, principal },
+            None => RawMethod::Post(message),
+        };
+        match self.going(message)? {
+            RenamedMessage::On(message) => self.inner.send(RawRequest { verb: verb(message, all), ..request }).await,
+            RenamedMessage::Renamed(own, message) => {
+                // What a balancer sees must be what is run.
+                if let Some(((all, _), own)) = all.as_mut().zip(encode(&own)) {
+                    all.insert(headers::NAME, own);
+                }
+                self.inner.send(RawRequest { verb: verb(message, all), ..request }).await
+            }
+            RenamedMessage::Nowhere(id, error) => Ok(refusal(&id, &error)),
+            RenamedMessage::ForList(message) => {
+                let response = self.inner.send(RawRequest { verb: verb(message, all), ..request }).await?;
+                Arc::clone(&self.namer).answer(response).await
+            }
+        }
+    }
+
+    fn standing(&self) -> Option<&UpstreamHealth> {
+        self.inner.standing()
+    }
+
+    fn makes_streams(&self) -> bool {
+        self.inner.makes_streams()
+    }
+
+    fn hides_tools(&self) -> bool {
+        self.namer.names.hide_some()
+    }
+
+    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+        ToolRenamer::upstream(Some(&self.namer), self.inner.bound(own))
+    }
+}
+
+fn refusal(id: &RequestId, error: &RpcError) -> RawResponse {
+    RawResponse {
+        status: StatusCode::OK,
+        content: BodyKind::Json,
+        retry_after: None,
+        session: None,
+        body: full_body(envelope::error(Some(id), error)),
+    }
+}

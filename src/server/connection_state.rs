@@ -1,0 +1,183 @@
+//! Shares state between a connection's requests and its I/O layer.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::Version;
+use hyper::body::{Body, Frame, SizeHint};
+use tokio_util::sync::CancellationToken;
+
+use super::listener_metrics::{GaugeGuard, ListenerMetrics};
+use super::unread_answers::{UnreadAnswers, next_piece};
+use crate::face::http::ResponseBody;
+
+/// The state of one connection, written by its requests. All of it is advisory, so relaxed order will do.
+#[derive(Debug)]
+pub(super) struct ConnectionState {
+    begun: AtomicU32,
+    open: AtomicU32,
+    glitches: AtomicU32,
+    in_doubt: AtomicBool,
+    leave: CancellationToken,
+    unread: UnreadAnswers,
+}
+
+impl ConnectionState {
+    /// `leave` asks the connection to end after what it is answering.
+    pub(super) fn new(leave: CancellationToken) -> Self {
+        Self {
+            begun: 0.into(),
+            open: 0.into(),
+            glitches: 0.into(),
+            in_doubt: false.into(),
+            leave,
+            unread: UnreadAnswers::default(),
+        }
+    }
+
+    pub(super) const fn leave(&self) -> &CancellationToken {
+        &self.leave
+    }
+
+    /// The answers that wait for their peer, over HTTP/2.
+    pub(super) const fn unread(&self) -> &UnreadAnswers {
+        &self.unread
+    }
+
+    /// Counts one refused request; the one after `max` ends the connection, gracefully.
+    pub(super) fn glitch(&self, max: u32) -> PeerState {
+        if self.glitches.fetch_add(1, Ordering::Relaxed) < max {
+            return PeerState::Good;
+        }
+        self.leave.cancel();
+        PeerState::Leaving
+    }
+
+    /// How many requests have begun so far; wraps.
+    pub(super) fn begun(&self) -> u32 {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Whether a request is being read, worked on or answered.
+    pub(super) fn is_busy(&self) -> bool {
+        self.open.load(Ordering::Relaxed) > 0
+    }
+
+    /// An answer announced the end of the connection, perhaps before the peer had sent everything.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        self.in_doubt.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn doubt(&self) {
+        self.in_doubt.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Whether a peer that has been refused may go on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PeerState {
+    Good,
+    Leaving,
+}
+
+/// One request, from its head to the last byte of its answer, or to the moment its client left.
+#[derive(Debug)]
+pub(super) struct OpenRequest {
+    trail: Arc<ConnectionState>,
+    /// Which request of the connection this is.
+    number: u32,
+    _counted: GaugeGuard,
+}
+
+impl OpenRequest {
+    pub(super) fn new(trail: Arc<ConnectionState>, meter: &ListenerMetrics) -> Self {
+        let number = trail.begun.fetch_add(1, Ordering::Relaxed);
+        trail.open.fetch_add(1, Ordering::Relaxed);
+        Self { trail, number, _counted: meter.request() }
+    }
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        self.trail.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The body of an answer, which keeps its request open.
+#[derive(Debug)]
+pub(super) struct OpenRequestBody {
+    body: ResponseBody,
+    open: OpenRequest,
+    carriage: BodyDelivery,
+}
+
+/// How the bytes of an answer get to the peer.
+#[derive(Debug)]
+enum BodyDelivery {
+    /// Over HTTP/1: the socket alone tells whether somebody reads.
+    Socket,
+    /// Over HTTP/2, piece by piece; holds what is left of a frame.
+    Stream(Bytes),
+}
+
+impl OpenRequestBody {
+    pub(super) const fn new(body: ResponseBody, open: OpenRequest, version: Version) -> Self {
+        let carriage = match version {
+            Version::HTTP_2 => BodyDelivery::Stream(Bytes::new()),
+            _ => BodyDelivery::Socket,
+        };
+        Self { body, open, carriage }
+    }
+}
+
+impl Body for OpenRequestBody {
+    type Data = Bytes;
+    type Error = std::io::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, std::io::Error>>> {
+        let this = self.get_mut();
+        let BodyDelivery::Stream(left) = &mut this.carriage else {
+            return Pin::new(&mut this.body).poll_frame(context);
+        };
+        let OpenRequest { trail, number, .. } = &this.open;
+        trail.unread.taken(*number);
+        if left.is_empty() {
+            match ready!(Pin::new(&mut this.body).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => *left = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                other @ (Some(Err(_)) | None) => return Poll::Ready(other),
+            }
+        }
+        trail.unread.handed(*number);
+        Poll::Ready(Some(Ok(Frame::data(next_piece(left)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.carriage {
+            BodyDelivery::Stream(left) if !left.is_empty() => false,
+            BodyDelivery::Stream(_) | BodyDelivery::Socket => self.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.carriage {
+            // Asked for only before the first frame; what is known later is of no use to anybody.
+            BodyDelivery::Stream(left) if !left.is_empty() => SizeHint::default(),
+            BodyDelivery::Stream(_) | BodyDelivery::Socket => self.body.size_hint(),
+        }
+    }
+}
+
+impl Drop for OpenRequestBody {
+    fn drop(&mut self) {
+        self.open.trail.unread.taken(self.open.number);
+    }
+}

@@ -1,0 +1,71 @@
+//! Runs calls in one client's own session and in no other.
+//!
+//! No pool stands behind it. The session is opened, renewed and ended by whoever lends it, and what the
+//! upstream says on the session's own stream goes to the client, not to calls.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use tokio::sync::broadcast;
+
+use super::drive::SessionSource;
+use super::exchange::HttpExchange;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::raw_channel::ClientOwnSession;
+use crate::upstream::session::UpstreamLink;
+use crate::upstream::{BeginError, CallContext, Exchange, ResumeToken, ServerFacts, Upstream, UpstreamRequest};
+use crate::wire::Payload;
+
+/// A streamable HTTP server, within one session.
+#[derive(Debug)]
+pub(super) struct ClientSessionUpstream {
+    hop: Arc<UpstreamLink>,
+    own: Arc<dyn ClientOwnSession>,
+}
+
+impl ClientSessionUpstream {
+    pub(super) fn new(hop: Arc<UpstreamLink>, own: Arc<dyn ClientOwnSession>) -> Self {
+        Self { hop, own }
+    }
+
+    fn home(&self) -> SessionSource {
+        SessionSource::Own(Arc::clone(&self.own))
+    }
+}
+
+/// What was said in the handshake went to the client alone.
+const fn not_known_here() -> BeginError {
+    BeginError::Gateway(GatewayFault::new(Reason::Internal, Executed::No))
+}
+
+#[async_trait]
+impl Upstream for ClientSessionUpstream {
+    fn name(&self) -> &Arc<str> {
+        &self.hop.name
+    }
+
+    /// # Errors
+    /// Always: the handshake was the client's.
+    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        Err(not_known_here())
+    }
+
+    async fn begin(&self, request: UpstreamRequest, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Ok(Box::new(HttpExchange::begin(&self.hop, self.home(), request, &context).await?))
+    }
+
+    async fn resume(&self, token: ResumeToken, context: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Ok(Box::new(HttpExchange::resume(&self.hop, self.home(), &token, &context)?))
+    }
+
+    /// # Errors
+    /// Always: they go to the client.
+    async fn notifications(
+        &self,
+        _: &CallContext,
+    ) -> Result<broadcast::Receiver<(Arc<str>, Option<Payload>)>, BeginError> {
+        Err(not_known_here())
+    }
+
+    async fn close(&self) {}
+}

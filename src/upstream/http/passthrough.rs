@@ -1,0 +1,71 @@
+//! Gives raw access over HTTP: the same client and headers as exchanges have, without a session of the pool.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use http_body_util::BodyExt;
+
+use super::SessionUpstream;
+use super::client::HandedOver;
+use super::client_session::ClientSessionUpstream;
+use super::post::{OutgoingRequest, SESSION_ID, SessionHeaders};
+use super::reply;
+use crate::task::GatewayFault;
+use crate::upstream::Upstream;
+use crate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::upstream_health::UpstreamHealth;
+use crate::wire::{ProtocolVersion, RpcError};
+
+#[async_trait]
+impl RawChannel for SessionUpstream {
+    fn name(&self) -> &Arc<str> {
+        &self.hop.name
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        self.hop.versions.fixed().unwrap_or(client)
+    }
+
+    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion> {
+        self.hop.versions.named_by(asked, refusal)
+    }
+
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault> {
+        let response = self.hop.carrier.send(&outgoing(request), &HandedOver::default()).await?;
+        let content = reply::content_of(response.headers());
+        Ok(RawResponse {
+            status: response.status(),
+            content,
+            retry_after: reply::retry_after(response.headers()),
+            session: response.headers().get(SESSION_ID).cloned(),
+            body: response.into_body().boxed_unsync(),
+        })
+    }
+
+    fn standing(&self) -> Option<&UpstreamHealth> {
+        Some(&self.hop.standing)
+    }
+
+    fn makes_streams(&self) -> bool {
+        self.hop.carrier.is_stand()
+    }
+
+    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+        Arc::new(ClientSessionUpstream::new(Arc::clone(&self.hop), own))
+    }
+}
+
+fn outgoing(request: RawRequest) -> OutgoingRequest {
+    let SessionBinding { session, version, tasks: _ } = request.binding;
+    let credentials = SessionHeaders { session, version };
+    let outgoing = match request.verb {
+        RawMethod::Post(message) => credentials.post(message),
+        RawMethod::Note(message) => credentials.post(message).under_way(),
+        RawMethod::PostWith { message, headers, principal } => {
+            credentials.post_with(message, headers).on_behalf_of(principal)
+        }
+        RawMethod::Get { last_event } => credentials.get(last_event.as_ref()),
+        RawMethod::Delete => credentials.delete(),
+    };
+    outgoing.forwarding(request.forwarded)
+}

@@ -1,0 +1,152 @@
+//! Reads what answers one request: its answer, and other messages of the call on the same stream.
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+
+use super::drive::HttpCall;
+use super::reply::{self, BodyReadError, EventStream, ReadLimits, SseResumePoint};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::request_transport::AnswerBody;
+use crate::wire::envelope::{EnvelopeError, MalformedMessage};
+use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
+
+/// Malformed events that one call survives (U19).
+const MALFORMED_MAX: u32 = 10;
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+
+/// The answer to a request.
+pub(super) type RpcResult = Result<Payload, RpcError>;
+
+/// How far a stream was of use.
+pub(super) enum StreamEnd {
+    Said(RpcResult),
+    /// It ended before the answer, in order or not.
+    Broke {
+        /// Whether anything came.
+        any: bool,
+    },
+}
+
+/// The request whose answer is waited for.
+#[derive(Debug)]
+pub(super) struct AwaitedRequest<'a> {
+    pub(super) id: &'a RequestId,
+    pub(super) limits: ReadLimits,
+    /// Where its stream can be taken up.
+    pub(super) point: &'a Mutex<SseResumePoint>,
+}
+
+impl HttpCall {
+    /// Reads an answer in JSON, which is the last that comes.
+    pub(super) async fn read(&self, body: AnswerBody, awaited: &AwaitedRequest<'_>) -> Result<RpcResult, GatewayFault> {
+        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+        let text = reply::read_whole(body, awaited.limits).await?;
+        let mut answer = None;
+        for message in self.messages(&text).map_err(|_| malformed)? {
+            let said = self.take(message.map_err(|_| malformed)?, awaited.id).await;
+            answer = answer.or(said);
+        }
+        answer.ok_or(malformed)
+    }
+
+    /// Reads a stream until the answer is there or it breaks off. `malformed` counts on from stream to stream.
+    pub(super) async fn hear(
+        &self,
+        events: &mut EventStream,
+        awaited: &AwaitedRequest<'_>,
+        malformed: &mut u32,
+    ) -> Result<StreamEnd, GatewayFault> {
+        let mut any = false;
+        loop {
+            match events.next().await {
+                Ok(Some(event)) => {
+                    any = true;
+                    awaited.point.lock().note(&event);
+                    // Boxed: a stream may be silent for hours, and takes no room meanwhile for what is done with events.
+                    if let Some(text) = reply::message_in(&event)
+                        && let Some(said) = Box::pin(self.take_event(text, awaited.id, malformed)).await?
+                    {
+                        return Ok(StreamEnd::Said(said));
+                    }
+                }
+                Ok(None) | Err(BodyReadError::Closed) => return Ok(StreamEnd::Broke { any }),
+                Err(known @ (BodyReadError::Idle | BodyReadError::TooLarge | BodyReadError::Known(_))) => {
+                    return Err(known.into_fault());
+                }
+            }
+        }
+    }
+
+    /// Takes one event. What cannot be read is dropped, unless it is the answer or there is too much of it.
+    async fn take_event(
+        &self,
+        text: &Bytes,
+        id: &RequestId,
+        malformed: &mut u32,
+    ) -> Result<Option<RpcResult>, GatewayFault> {
+        let messages = match self.messages(text) {
+            Ok(messages) => messages,
+            Err(_) if is_unreadable_answer(text, id) => {
+                return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
+            }
+            Err(error) => vec![Err(error)],
+        };
+        let mut answer = None;
+        for message in messages {
+            match message {
+                Ok(message) => {
+                    let said = self.take(message, id).await;
+                    answer = answer.or(said);
+                }
+                Err(error) if is_answer(&error, id) => {
+                    return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes));
+                }
+                Err(_) => {
+                    *malformed += 1;
+                    self.session().hop.dropped("malformed_event");
+                    if *malformed > MALFORMED_MAX {
+                        return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown));
+                    }
+                }
+            }
+        }
+        Ok(answer)
+    }
+
+    /// Takes one message; what it says if it is the answer.
+    async fn take(&self, message: Message, id: &RequestId) -> Option<RpcResult> {
+        let session = self.session();
+        match message {
+            Message::Notification(notification) => session.note_to(&self.call, notification).await,
+            Message::Request(request) => session.ask_on(&self.call, request).await,
+            Message::Response(response) if response.id.as_ref() == Some(id) => return Some(response.outcome),
+            // Another call's, nobody's, or of a stream that the upstream mixed up (U09, U23).
+            Message::Response(_) => session.hop.dropped("foreign_response"),
+        }
+        None
+    }
+
+    fn messages(&self, text: &Bytes) -> Result<Vec<Result<Message, EnvelopeError>>, EnvelopeError> {
+        if self.session().has_batches() {
+            envelope::read_batch(text, ScanLimits::UPSTREAM, BATCH_MAX)
+        } else {
+            envelope::read(text, ScanLimits::UPSTREAM).map(|message| vec![Ok(message)])
+        }
+    }
+}
+
+/// Whether what cannot be read bears the request's id.
+fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
+    match error {
+        EnvelopeError::Scan { id, .. } | EnvelopeError::Shape { id, .. } => id.as_ref() == Some(awaited),
+        EnvelopeError::Batch => false,
+    }
+}
+
+/// Whether a text that nobody can read was to be the answer: on the stream of one request that is any answer that does
+/// not name another.
+pub(super) fn is_unreadable_answer(text: &[u8], awaited: &RequestId) -> bool {
+    let is_meant = |seen: &MalformedMessage| seen.is_answer && seen.id.as_ref().is_none_or(|id| id.says(awaited));
+    envelope::glimpse(text).iter().any(is_meant)
+}

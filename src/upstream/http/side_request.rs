@@ -1,0 +1,113 @@
+//! Makes the gateway's own requests beside a call, in the session of that call.
+//!
+//! What the upstream says to the call on their streams reaches the call. A stream that breaks off is taken up again.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+use super::client::HandedOver;
+use super::drive::HttpCall;
+use super::reply::{self, AcceptedResponse, BodyReadError, ErrorAddressee, ReadLimits, ResponseRefusal};
+use super::response_reader::{AwaitedRequest, RpcResult, StreamEnd};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::own_ids;
+use crate::upstream::session::UpstreamSession;
+use crate::wire::{Payload, envelope};
+
+/// How long an upstream may be silent where it has nothing to wait for.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+/// How long a stream may be taken up again whose answer is there already: the request may as well be made again.
+const TAKE_UP_MAX: Duration = Duration::from_secs(2);
+
+/// Whether an answer may take its time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AnswerWait {
+    /// It is there already.
+    Short,
+    /// It comes when there is something to say.
+    Endless,
+}
+
+/// Why a request beside a call has no answer.
+enum SideRequestError {
+    SessionLost,
+    Gateway(GatewayFault),
+}
+
+impl From<GatewayFault> for SideRequestError {
+    fn from(fault: GatewayFault) -> Self {
+        Self::Gateway(fault)
+    }
+}
+
+impl HttpCall {
+    /// Makes a request that is safe to repeat. Where the upstream has forgotten the session, the call moves to
+    /// another one and the request is made once more there.
+    ///
+    /// # Errors
+    /// If there is no answer. The fault speaks of this request, not of the call.
+    pub(super) async fn aside(
+        &self,
+        method: &str,
+        params: &Payload,
+        patience: AnswerWait,
+    ) -> Result<RpcResult, GatewayFault> {
+        let session = self.session();
+        let asked = match self.ask_in(&session, method, params, patience).await {
+            Err(SideRequestError::SessionLost) => {
+                let session = self.renew(&session).await?;
+                self.ask_in(&session, method, params, patience).await
+            }
+            asked => asked,
+        };
+        asked.map_err(|trouble| match trouble {
+            SideRequestError::Gateway(fault) => fault,
+            SideRequestError::SessionLost => GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown),
+        })
+    }
+
+    async fn ask_in(
+        &self,
+        session: &UpstreamSession,
+        method: &str,
+        params: &Payload,
+        patience: AnswerWait,
+    ) -> Result<RpcResult, SideRequestError> {
+        let id = own_ids::mint();
+        let message = envelope::request(&id, method, Some(params));
+        let handed_over = HandedOver::default();
+        let head = session.post_beside(message, &handed_over);
+        let (response, idle, take_up_max) = match patience {
+            AnswerWait::Endless => (head.await?, None, SILENCE_MAX),
+            AnswerWait::Short => {
+                let head = tokio::time::timeout(SILENCE_MAX, head).await;
+                (head.map_err(|_| BodyReadError::Idle.into_fault())??, Some(SILENCE_MAX), TAKE_UP_MAX)
+            }
+        };
+        let limits = ReadLimits { idle, ..self.limits };
+        let addressee =
+            if session.has_id() { ErrorAddressee::RequestInSession(&id) } else { ErrorAddressee::Request(&id) };
+        let point = Mutex::default();
+        let awaited = AwaitedRequest { id: &id, limits, point: &point };
+        match reply::open(response, addressee, limits).await {
+            Ok(AcceptedResponse::Json(body)) => Ok(self.read(body, &awaited).await?),
+            Ok(AcceptedResponse::Events(mut events)) => loop {
+                match self.hear(&mut events, &awaited, &mut 0).await? {
+                    StreamEnd::Said(said) => {
+                        self.drain(events);
+                        return Ok(said);
+                    }
+                    StreamEnd::Broke { .. } => {
+                        let pause = point.lock().pause();
+                        events = Box::pin(self.reopen(&awaited, take_up_max, pause)).await?;
+                    }
+                }
+            },
+            Err(ResponseRefusal::Rpc(error)) => Ok(Err(error)),
+            Err(ResponseRefusal::Gateway(fault)) => Err(fault.into()),
+            Err(ResponseRefusal::SessionLost) => Err(SideRequestError::SessionLost),
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! Reads what an upstream asks in a result, and writes the answers: `inputRequests` in, `inputResponses` out.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::stateless_sender::{RequestFailure, malformed};
+use crate::task::Executed;
+use crate::upstream::{Answer, ExchangeEvent};
+use crate::wire::meta::{HOP_BY_HOP, META};
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Object, Payload, RpcError, method};
+
+/// Questions that one call may have open, and may ask in all (U29).
+const OPEN_MAX: usize = 32;
+const ASKED_MAX: usize = 1_000;
+/// Longest key.
+const KEY_BYTES_MAX: usize = 1024;
+
+/// The questions of one call, by the upstream's keys. Those of a later round are told apart by `round`.
+#[derive(Debug, Default)]
+pub(super) struct InputRequests {
+    /// Zero is the upstream's task, whatever rounds there were before it: its questions have the same names in every
+    /// life of the process.
+    round: u32,
+    asked: usize,
+    entries: BTreeMap<String, InputRequest>,
+    /// Answers to questions that an earlier life of the process was asked: they go out if the task still asks.
+    early: BTreeMap<String, Answer>,
+}
+
+#[derive(Debug)]
+struct InputRequest {
+    method: Arc<str>,
+    state: InputRequestState,
+}
+
+#[derive(Debug)]
+enum InputRequestState {
+    Open,
+    /// Answered, and not yet taken by the upstream.
+    Answered(Payload),
+    /// Nothing more is said of it.
+    Closed,
+}
+
+impl InputRequests {
+    /// Begins anew: keys mean something else from here on.
+    pub(super) fn next_round(&mut self) {
+        self.round += 1;
+        self.entries.clear();
+    }
+
+    /// The rounds are over: from here on the upstream's task asks.
+    pub(super) fn of_task(&mut self) {
+        self.round = 0;
+        self.entries.clear();
+    }
+
+    /// Takes what is asked; the events for what was not asked before (UPC-11), and for what is asked no more.
+    ///
+    /// # Errors
+    /// If one entry is no question, or there are too many.
+    pub(super) fn take(&mut self, requests: &Object) -> Result<Vec<ExchangeEvent>, RequestFailure> {
+        let mut events = self.withdraw_all_but(Some(requests));
+        for (key, entry) in requests.entries() {
+            if self.entries.contains_key(&*key) {
+                continue;
+            }
+            let entry = Object::of(&entry).ok_or(malformed(Executed::Unknown))?;
+            let method = entry.get_string("method").filter(|name| is_question(name) && key.len() <= KEY_BYTES_MAX);
+            let method: Arc<str> = method.ok_or(malformed(Executed::Unknown))?.into();
+            let open = self.entries.values().filter(|entry| matches!(entry.state, InputRequestState::Open)).count();
+            if open >= OPEN_MAX || self.asked >= ASKED_MAX {
+                return Err(malformed(Executed::Unknown));
+            }
+            self.asked += 1;
+            if let Some(answer) = self.early.remove(&*key) {
+                self.entries.insert(key.clone().into_owned(), InputRequest { method, state: InputRequestState::Open });
+                self.answer(&self.ask(&key), answer).map_err(RequestFailure::Faulted)?;
+                continue;
+            }
+            let params = entry.get_object("params").map(|params| bare(&params));
+            events.push(ExchangeEvent::Asked { ask: self.ask(&key), method: Arc::clone(&method), params });
+            self.entries.insert(key.into_owned(), InputRequest { method, state: InputRequestState::Open });
+        }
+        Ok(events)
+    }
+
+    /// Closes what the upstream does not ask any more; the events that say so.
+    pub(super) fn withdraw_all_but(&mut self, requests: Option<&Object>) -> Vec<ExchangeEvent> {
+        let mut withdrawn = Vec::new();
+        let asked: HashSet<_> = requests.into_iter().flat_map(Object::keys).collect();
+        for (key, entry) in &mut self.entries {
+            if asked.contains(key.as_str()) {
+                continue;
+            }
+            if matches!(std::mem::replace(&mut entry.state, InputRequestState::Closed), InputRequestState::Open) {
+                withdrawn.push(key.clone());
+            }
+        }
+        withdrawn.iter().map(|key| ExchangeEvent::Withdrawn { ask: self.ask(key) }).collect()
+    }
+
+    /// Takes an answer; one to what is not open is passed over.
+    ///
+    /// # Errors
+    /// The error, where it is one that cannot be expressed as an answer: it ends the call (T-48).
+    pub(super) fn answer(&mut self, ask: &Payload, answer: Answer) -> Result<(), RpcError> {
+        let prefix = format!("{}/", self.round);
+        let named: Option<String> = ask.read().ok();
+        let Some(key) = named.as_deref().and_then(|named| named.strip_prefix(&prefix)) else { return Ok(()) };
+        if self.round == 0 && !self.entries.contains_key(key) && self.early.len() < OPEN_MAX {
+            self.early.insert(key.to_owned(), answer);
+            return Ok(());
+        }
+        let Some(entry) = self.entries.get_mut(key).filter(|entry| matches!(entry.state, InputRequestState::Open))
+        else {
+            return Ok(());
+        };
+        entry.state = InputRequestState::Answered(match answer {
+            Answer::Result(result) => result,
+            Answer::Error(error) => match &*entry.method {
+                method::ELICIT => Payload::of(&json!({ "action": "cancel" })),
+                method::ROOTS => Payload::of(&json!({ "roots": [] })),
+                _ => return Err(error),
+            },
+        });
+        Ok(())
+    }
+
+    /// Whether all that was asked is answered.
+    pub(super) fn is_complete(&self) -> bool {
+        self.entries.values().all(|entry| !matches!(entry.state, InputRequestState::Open))
+    }
+
+    /// The answers that the upstream has not taken yet, under its own keys; `None` if there are none.
+    pub(super) fn responses(&self) -> Option<Payload> {
+        let mut answered = self.entries.iter().filter_map(|(key, entry)| match &entry.state {
+            InputRequestState::Answered(answer) => Some((key, answer)),
+            InputRequestState::Open | InputRequestState::Closed => None,
+        });
+        let (first_key, first) = answered.next()?;
+        let writer = ObjectWriter::new().member(first_key, first);
+        Some(answered.fold(writer, |writer, (key, answer)| writer.member(key, answer)).finish())
+    }
+
+    /// Says that the upstream has taken all that [`InputRequests::responses`] gave.
+    pub(super) fn taken(&mut self) {
+        for entry in self.entries.values_mut() {
+            if matches!(entry.state, InputRequestState::Answered(_)) {
+                entry.state = InputRequestState::Closed;
+            }
+        }
+    }
+
+    fn ask(&self, key: &str) -> Payload {
+        Payload::of(&format!("{}/{key}", self.round))
+    }
+}
+
+fn is_question(name: &str) -> bool {
+    [method::ELICIT, method::SAMPLE, method::ROOTS].contains(&name)
+}
+
+/// A question's params without what belongs to this hop or to other versions.
+fn bare(params: &Object) -> Payload {
+    let mut edit = params.edit().remove("task").remove("elicitationId");
+    if let Some(meta) = params.get_object(META) {
+        let kept = HOP_BY_HOP.iter().fold(meta.edit(), |kept, key| kept.remove(key)).finish();
+        edit = edit.set(META, kept);
+    }
+    edit.finish().detached()
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+
+    use super::*;
+    use crate::wire::ScanLimits;
+
+    fn requests(keys: &[(&str, &str)]) -> Object {
+        let all: serde_json::Map<String, serde_json::Value> =
+            keys.iter().map(|(key, method)| ((*key).to_owned(), json!({ "method": method, "params": {} }))).collect();
+        Object::of(&Payload::of(&all)).unwrap()
+    }
+
+    fn lines(events: Vec<ExchangeEvent>) -> Vec<String> {
+        let line = |event| match event {
+            ExchangeEvent::Asked { ask, method, .. } => format!("asked {} {method}", ask.as_str()),
+            ExchangeEvent::Withdrawn { ask } => format!("withdrawn {}", ask.as_str()),
+            ExchangeEvent::Progress(_)
+            | ExchangeEvent::Status(_)
+            | ExchangeEvent::Task(_)
+            | ExchangeEvent::Cancelled
+            | ExchangeEvent::Log(_)
+            | ExchangeEvent::Returned(_)
+            | ExchangeEvent::Faulted(_)
+            | ExchangeEvent::Lost(_) => "another event".to_owned(),
+        };
+        events.into_iter().map(line).collect()
+    }
+
+    fn ask(text: &str) -> Payload {
+        Payload::of(text)
+    }
+
+    /// UPC-11.
+    #[test]
+    fn upc11_a_key_is_asked_once_and_withdrawn_when_it_vanishes_unanswered() {
+        let mut questions = InputRequests::default();
+        let both = requests(&[("a", method::ELICIT), ("b", method::ROOTS)]);
+        assert_eq!(
+            lines(questions.take(&both).unwrap()),
+            ["asked \"0/a\" elicitation/create", "asked \"0/b\" roots/list"]
+        );
+        assert_eq!(lines(questions.take(&both).unwrap()), [""; 0]);
+        questions.answer(&ask("0/a"), Answer::Result(Payload::of(&json!({ "n": 1 })))).unwrap();
+        assert!(!questions.is_complete());
+        assert_eq!(questions.responses().unwrap().as_str(), r#"{"a":{"n":1}}"#);
+        questions.taken();
+        assert_eq!(questions.responses(), None);
+        assert_eq!(lines(questions.take(&requests(&[])).unwrap()), ["withdrawn \"0/b\""]);
+        assert!(questions.is_complete());
+        questions.answer(&ask("0/b"), Answer::Result(Payload::empty_object())).unwrap();
+        assert_eq!(questions.responses(), None, "an answer that came too late is dropped");
+        assert_eq!(lines(questions.take(&both).unwrap()), [""; 0], "a key is never asked again");
+        questions.next_round();
+        assert_eq!(
+            lines(questions.take(&requests(&[("a", method::SAMPLE)])).unwrap()),
+            ["asked \"1/a\" sampling/createMessage"]
+        );
+    }
+
+    /// T-48.
+    #[test]
+    fn t_48_errors_that_cannot_be_expressed_become_refusals_or_end_the_call() {
+        let mut questions = InputRequests::default();
+        questions.take(&requests(&[("e", method::ELICIT), ("r", method::ROOTS), ("s", method::SAMPLE)])).unwrap();
+        let error = || RpcError::new(-1, "no");
+        questions.answer(&ask("0/e"), Answer::Error(error())).unwrap();
+        questions.answer(&ask("0/r"), Answer::Error(error())).unwrap();
+        assert_eq!(questions.responses().unwrap().as_str(), r#"{"e":{"action":"cancel"},"r":{"roots":[]}}"#);
+        assert_eq!(questions.answer(&ask("0/s"), Answer::Error(error())), Err(error()));
+    }
+
+    /// U29, MOD-27.
+    #[test]
+    fn what_is_no_question_and_the_33rd_open_one_are_refused() {
+        assert!(InputRequests::default().take(&requests(&[("a", "ping")])).is_err());
+        let text = Bytes::from_static(br#"{"a":1}"#);
+        let odd = Object::of(&Payload::parse(&text, ScanLimits::UPSTREAM).unwrap()).unwrap();
+        assert!(InputRequests::default().take(&odd).is_err());
+        let keys: Vec<String> = (0..33).map(|n| n.to_string()).collect();
+        let many: Vec<_> = keys.iter().map(|key| (key.as_str(), method::ROOTS)).collect();
+        assert!(InputRequests::default().take(&requests(&many[..32])).is_ok());
+        assert!(InputRequests::default().take(&requests(&many)).is_err());
+    }
+
+    #[test]
+    fn questions_lose_what_belongs_to_other_hops() {
+        let text = br#"{"message":"m","task":{},"elicitationId":"e","_meta":{"k":1,"io.modelcontextprotocol/related-task":{}}}"#;
+        let params = Object::of(&Payload::parse(&Bytes::from_static(text), ScanLimits::UPSTREAM).unwrap()).unwrap();
+        assert_eq!(bare(&params).as_str(), r#"{"message":"m","_meta":{"k":1}}"#);
+    }
+}

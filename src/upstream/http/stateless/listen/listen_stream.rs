@@ -1,0 +1,182 @@
+//! Runs one `subscriptions/listen` of the gateway's own, from its acknowledgement to its end.
+
+use std::sync::Arc;
+
+use crate::dialect::subscriptions::{SubscriptionFilter, untagged};
+use crate::metric;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::ServerNotification;
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::reply::{self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal};
+use crate::upstream::http::stateless::stateless_sender::{DraftRequest, StatelessSender};
+use crate::upstream::own_ids;
+use crate::upstream::session::UpstreamLink;
+use crate::wire::envelope::Notification;
+use crate::wire::object::ObjectWriter;
+use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope, method, rpc_error};
+
+/// Largest event: the acknowledgement names all resources.
+const EVENT_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Malformed events that one stream survives (U19).
+const MALFORMED_MAX: u32 = 10;
+
+/// Why there is no stream.
+#[derive(Debug)]
+pub(super) enum ListenError {
+    /// The server does not do this, and would say the same again.
+    Refused(String),
+    /// It may do so another time.
+    Failed(GatewayFault),
+}
+
+/// An open stream. Dropping it ends it at the upstream.
+#[derive(Debug)]
+pub(super) struct UpstreamListenStream {
+    hop: Arc<UpstreamLink>,
+    id: RequestId,
+    events: EventStream,
+    malformed: u32,
+    /// What of the wishes the server has acknowledged.
+    pub(super) granted: SubscriptionFilter,
+}
+
+/// What one event says.
+enum ListenEvent {
+    /// Something that is not for anybody here.
+    Nothing,
+    Said(Notification),
+    /// The stream ends here.
+    End,
+}
+
+impl UpstreamListenStream {
+    /// Asks for all that is wished for, and waits for the acknowledgement: without it nothing is promised.
+    ///
+    /// # Errors
+    /// If none comes. Not bounded in time.
+    pub(super) async fn open(line: &StatelessSender, wishes: &SubscriptionFilter) -> Result<Self, ListenError> {
+        let id = own_ids::mint();
+        let params = ObjectWriter::new().member("notifications", &wishes.written()).finish();
+        let post = line.post(&DraftRequest::new(method::LISTEN, Some(params)), &id);
+        let response = line.hop.carrier.send(&post, &HandedOver::default()).await.map_err(ListenError::Failed)?;
+        let limits = ReadLimits { bytes_max: EVENT_BYTES_MAX, idle: None };
+        let events = match reply::open(response, ErrorAddressee::Handshake, limits).await {
+            Ok(AcceptedResponse::Events(events)) => events,
+            Ok(AcceptedResponse::Json(body)) => {
+                let text = reply::read_whole(body, limits).await.map_err(ListenError::Failed)?;
+                return Err(match envelope::read(&text, ScanLimits::UPSTREAM) {
+                    Ok(Message::Response(response)) => response.outcome.err().map_or(MALFORMED, refused),
+                    Ok(Message::Request(_) | Message::Notification(_)) | Err(_) => MALFORMED,
+                });
+            }
+            Err(ResponseRefusal::Rpc(error)) => return Err(refused(error)),
+            Err(ResponseRefusal::Gateway(fault)) if matches!(fault.http_status, Some(404 | 405 | 501)) => {
+                return Err(ListenError::Refused("the server has no such method".to_owned()));
+            }
+            Err(ResponseRefusal::Gateway(fault)) => return Err(ListenError::Failed(fault)),
+            Err(ResponseRefusal::SessionLost) => return Err(MALFORMED),
+        };
+        metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&line.hop.name)).increment(1.0);
+        let hop = Arc::clone(&line.hop);
+        let mut spoken = Self { hop, id, events, malformed: 0, granted: SubscriptionFilter::default() };
+        spoken.granted = spoken.acknowledged(wishes).await?;
+        Ok(spoken)
+    }
+
+    /// Nothing else of the subscription comes before its acknowledgement (MOD-24); what does is dropped.
+    async fn acknowledged(&mut self, wishes: &SubscriptionFilter) -> Result<SubscriptionFilter, ListenError> {
+        loop {
+            let event = match self.events.next().await {
+                Ok(Some(event)) => event,
+                Ok(None) => return Err(CLOSED),
+                Err(broken) => return Err(ListenError::Failed(broken.into_fault())),
+            };
+            let Some(text) = reply::message_in(&event) else { continue };
+            // A refusal may come as an event too.
+            if let Ok(Message::Response(response)) = envelope::read(text, ScanLimits::UPSTREAM)
+                && response.id.as_ref() == Some(&self.id)
+            {
+                return Err(response.outcome.err().map_or(CLOSED, refused));
+            }
+            match self.read(text) {
+                ListenEvent::Said(said) if said.method == method::LISTEN_ACKNOWLEDGED => {
+                    return said.params.object().map(|params| wishes.granted_by(params)).ok_or(MALFORMED);
+                }
+                ListenEvent::Said(_) => self.hop.dropped("before_acknowledgement"),
+                ListenEvent::Nothing => (),
+                ListenEvent::End => return Err(MALFORMED),
+            }
+        }
+    }
+
+    /// What is said next of what was granted, without the id of this subscription; `None` at the end. Cancel safe.
+    pub(super) async fn next(&mut self) -> Option<ServerNotification> {
+        loop {
+            let event = self.events.next().await.ok()??;
+            let Some(text) = reply::message_in(&event) else { continue };
+            match self.read(text) {
+                ListenEvent::Said(said) => match self.news(&said) {
+                    Some(news) => return Some(news),
+                    None => self.hop.dropped("stray_notification"),
+                },
+                ListenEvent::Nothing => (),
+                ListenEvent::End => return None,
+            }
+        }
+    }
+
+    fn read(&mut self, text: &bytes::Bytes) -> ListenEvent {
+        match envelope::read(text, ScanLimits::UPSTREAM) {
+            Ok(Message::Notification(said)) => return ListenEvent::Said(said),
+            // In order, if it is a result (MOD-25).
+            Ok(Message::Response(response)) if response.id.as_ref() == Some(&self.id) => return ListenEvent::End,
+            Ok(Message::Response(_)) => self.hop.dropped("foreign_response"),
+            Ok(Message::Request(_)) => self.hop.dropped("stray_request"),
+            Err(_) => {
+                self.malformed += 1;
+                self.hop.dropped("malformed_event");
+                if self.malformed > MALFORMED_MAX {
+                    return ListenEvent::End;
+                }
+            }
+        }
+        ListenEvent::Nothing
+    }
+
+    /// A notification of a kind that was granted, on behalf of this subscription and no other.
+    fn news(&self, said: &Notification) -> Option<ServerNotification> {
+        let params = said.params.object();
+        if !self.granted.want(&said.method, params) {
+            return None;
+        }
+        let (params, tag) = untagged(params);
+        let is_own = tag.is_none_or(|tag| RequestId::from_payload(&tag).as_ref() == Some(&self.id));
+        is_own.then(|| (Arc::from(said.method.as_str()), params.map(|params| params.detached())))
+    }
+}
+
+impl Drop for UpstreamListenStream {
+    fn drop(&mut self) {
+        metrics::gauge!(metric::UPSTREAM_LISTENS, "upstream" => Arc::clone(&self.hop.name)).decrement(1.0);
+    }
+}
+
+const MALFORMED: ListenError = ListenError::Failed(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
+const CLOSED: ListenError = ListenError::Failed(GatewayFault::new(Reason::UpstreamClosed, Executed::No));
+
+/// What an error means: one about the request is the same next time, any other may pass.
+fn refused(error: RpcError) -> ListenError {
+    let is_for_good = matches!(
+        error.code,
+        rpc_error::METHOD_NOT_FOUND
+            | rpc_error::INVALID_PARAMS
+            | rpc_error::INVALID_REQUEST
+            | rpc_error::MISSING_CLIENT_CAPABILITY
+            | rpc_error::HEADER_MISMATCH
+            | rpc_error::UNSUPPORTED_VERSION
+    );
+    match is_for_good {
+        true => ListenError::Refused(error.message),
+        false => ListenError::Failed(GatewayFault::new(Reason::UpstreamRefused, Executed::No)),
+    }
+}

@@ -1,0 +1,171 @@
+//! Drives one request: sent, asked back, sent again with the answers, until there is a result.
+//!
+//! One future runs the whole course; whoever owns the exchange polls it. Events go into a queue, and answers
+//! to questions come out of another.
+
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::input_requests::InputRequests;
+use super::stateless_sender::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
+use super::task_poller::UpstreamTaskCell;
+use crate::dialect::faults::reason_key;
+use crate::task::{Executed, Reason};
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::{Answer, ExchangeEvent};
+use crate::wire::{Object, Payload, method};
+
+/// Rounds without a question that are gone through, and the pause before the first of them. Each pause is
+/// twice the one before.
+const SILENT_ROUNDS_MAX: u32 = 8;
+const SILENT_PAUSE: Duration = Duration::from_millis(250);
+
+/// Answers to questions, by their `ask`.
+pub(super) type AnswerReceiver = mpsc::Receiver<Box<(Payload, Answer)>>;
+
+pub(super) struct StatelessCall {
+    pub(super) line: StatelessSender,
+    pub(super) events: ExchangeEventSender,
+    pub(super) answers: AnswerReceiver,
+    pub(super) questions: InputRequests,
+    /// Where the upstream's task is put as soon as there is one.
+    pub(super) task: UpstreamTaskCell,
+}
+
+/// What a result is by its `resultType`.
+enum ResultType {
+    Complete,
+    Asks(Object),
+    Task(Object),
+}
+
+impl StatelessCall {
+    /// Runs a request to its last event.
+    pub(super) async fn run(mut self, said: RepeatableRequest, handed_over: HandedOver) -> ExchangeEvent {
+        match self.rounds(said, &handed_over).await {
+            Ok(result) => ExchangeEvent::Returned(result),
+            Err(end) => end,
+        }
+    }
+
+    async fn rounds(&mut self, request: RepeatableRequest, handed_over: &HandedOver) -> Result<Payload, ExchangeEvent> {
+        let mut said = request.first();
+        let mut silent = 0;
+        loop {
+            let result = self.line.call(&said, Some(&self.events), handed_over).await?;
+            let round = match told(&request.method, &result)? {
+                ResultType::Complete => return Ok(result),
+                // Nobody said that there may be one (UPC-09).
+                ResultType::Task(_) if !self.line.takes_tasks => return Err(malformed(Executed::Yes).into()),
+                ResultType::Task(handle) => return Box::pin(self.follow(&handle)).await,
+                ResultType::Asks(round) => round,
+            };
+            // Verbatim, escapes and all, and none where none was given (UPC-14).
+            let state = round.get("requestState");
+            let responses = match round.get_object("inputRequests").filter(|asked| asked.keys().next().is_some()) {
+                Some(asked) => {
+                    silent = 0;
+                    self.put(&asked).await?
+                }
+                None if state.is_none() || silent == SILENT_ROUNDS_MAX => {
+                    return Err(malformed(Executed::Unknown).into());
+                }
+                None => {
+                    tokio::time::sleep(SILENT_PAUSE * 2_u32.pow(silent)).await;
+                    silent += 1;
+                    None
+                }
+            };
+            said = request.again(responses, state);
+        }
+    }
+
+    /// Puts the questions of a round, and waits until all are answered: a retry with some would be asked
+    /// for the rest (UPC-14).
+    async fn put(&mut self, asked: &Object) -> Result<Option<Payload>, RequestFailure> {
+        self.questions.next_round();
+        self.tell_all(asked).await?;
+        while !self.questions.is_complete() {
+            self.hear_answer().await?;
+        }
+        Ok(self.questions.responses())
+    }
+
+    /// Tells of the questions that are new.
+    pub(super) async fn tell_all(&mut self, asked: &Object) -> Result<(), RequestFailure> {
+        for event in self.questions.take(asked)? {
+            self.tell(event).await;
+        }
+        Ok(())
+    }
+
+    /// Puts an event into the queue. Nobody left to read it is as good as read.
+    pub(super) async fn tell(&self, event: ExchangeEvent) {
+        let _ = self.events.send(Box::new(event)).await;
+    }
+
+    /// Waits for one answer. Cancel safe.
+    pub(super) async fn hear_answer(&mut self) -> Result<(), RequestFailure> {
+        let Some(answered) = self.answers.recv().await else {
+            // The exchange is gone, and this future goes with it.
+            return std::future::pending().await;
+        };
+        let (ask, answer) = *answered;
+        self.questions.answer(&ask, answer).map_err(RequestFailure::Faulted)
+    }
+}
+
+/// A request that may have to be sent several times.
+#[derive(Clone, Debug)]
+pub(super) struct RepeatableRequest {
+    pub(super) method: std::sync::Arc<str>,
+    pub(super) params: Option<Payload>,
+    pub(super) progress: bool,
+}
+
+impl RepeatableRequest {
+    fn first(&self) -> DraftRequest {
+        DraftRequest::new(&self.method, self.params.clone()).with_progress(self.progress)
+    }
+
+    /// The same request with what its answer asked for.
+    fn again(&self, responses: Option<Payload>, state: Option<Payload>) -> DraftRequest {
+        let params = self.params.clone().unwrap_or_else(Payload::empty_object);
+        let params = Object::of(&params).map(|params| {
+            let mut edit = params.edit();
+            if let Some(responses) = responses {
+                edit = edit.set("inputResponses", responses);
+            }
+            if let Some(state) = state {
+                edit = edit.set("requestState", state);
+            }
+            edit.finish()
+        });
+        DraftRequest::new(&self.method, params).with_progress(self.progress)
+    }
+}
+
+/// Tells results apart (UPC-09): a task is an answer to a call alone, questions to those that may ask.
+fn told(name: &str, result: &Payload) -> Result<ResultType, RequestFailure> {
+    let object = Object::of(result).ok_or(malformed(Executed::Yes))?;
+    let kind = match object.get("resultType") {
+        None => return Ok(ResultType::Complete),
+        Some(_) => object.get_string("resultType").unwrap_or_default(),
+    };
+    match kind.as_str() {
+        "complete" => Ok(ResultType::Complete),
+        "input_required" if may_ask(name) => Ok(ResultType::Asks(object)),
+        "task" if name == method::TOOLS_CALL => Ok(ResultType::Task(object)),
+        _ => {
+            let reason = reason_key(Reason::UpstreamMalformed);
+            tracing::warn!(method = name, reason, "a result is of a type that it may not have");
+            Err(malformed(Executed::Yes))
+        }
+    }
+}
+
+/// Methods whose results may ask (MOD-26).
+fn may_ask(name: &str) -> bool {
+    [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ].contains(&name)
+}

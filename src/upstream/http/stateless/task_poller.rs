@@ -1,0 +1,271 @@
+//! Follows a task that the upstream made of a call, until it settles (UPC-01).
+
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::stateless_call::StatelessCall;
+use super::stateless_sender::{DraftRequest, RequestFailure, StatelessSender, malformed};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::http::poll_schedule::dice;
+use crate::upstream::{ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError, UpstreamTaskEvent};
+use crate::wire::object::ObjectWriter;
+use crate::wire::one_line::status_text;
+use crate::wire::{Object, Payload, RpcError, method, rpc_error};
+
+/// Time between two polls where the upstream names none, and what it may name.
+const POLL_DEFAULT: Duration = Duration::from_secs(1);
+const POLL_MIN: Duration = Duration::from_millis(50);
+const POLL_MAX: Duration = Duration::from_secs(60);
+/// How long one request about a task may take.
+const REQUEST_MAX: Duration = Duration::from_secs(30);
+/// How long the wish to cancel may take.
+const CANCEL_MAX: Duration = Duration::from_secs(5);
+/// Longest id.
+const ID_BYTES_MAX: usize = 1024;
+
+/// The upstream's task, once there is one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UpstreamTaskCell(Arc<Mutex<Option<Arc<str>>>>);
+
+impl UpstreamTaskCell {
+    pub(super) fn get(&self) -> Option<Arc<str>> {
+        self.0.lock().clone()
+    }
+
+    fn put(&self, id: &Arc<str>) {
+        *self.0.lock() = Some(Arc::clone(id));
+    }
+}
+
+/// What another process life needs to watch the task.
+pub(super) fn token(id: &str) -> ResumeToken {
+    ResumeToken(ObjectWriter::new().text("task", id).finish())
+}
+
+/// The task in a token; `None` if it is none of ours. Those of sessions name their request, and may name a task too.
+pub(super) fn resumed(token: &ResumeToken) -> Option<Arc<str>> {
+    let token = Object::of(&token.0).filter(|token| !token.contains("request"))?;
+    token.get_string("task").map(Arc::from)
+}
+
+/// Asks the upstream to end a task. Best effort, within five seconds (UPC-06).
+pub(super) async fn cancel(line: &StatelessSender, id: &str) {
+    let told = tokio::time::timeout(CANCEL_MAX, ask_to_cancel(line, id)).await;
+    if !matches!(told, Ok(Ok(()))) {
+        line.hop.dropped("cancel_failed");
+    }
+}
+
+/// The same for whoever wants to know what came of it.
+pub(super) async fn ask_to_cancel(line: &StatelessSender, id: &str) -> Result<(), TaskRequestError> {
+    let said = DraftRequest::new(method::TASKS_CANCEL, Some(Payload::of(&json!({ "taskId": id }))));
+    asked(line, &said).await.map(drop)
+}
+
+/// Makes a request about a task.
+async fn asked(line: &StatelessSender, said: &DraftRequest) -> Result<Payload, TaskRequestError> {
+    let late = Err(RequestFailure::Lost(GatewayFault::new(Reason::UpstreamTimeout, Executed::Unknown)));
+    let answer = tokio::time::timeout(REQUEST_MAX, line.answer(said, None)).await.unwrap_or(late);
+    answer.map_err(|ending| match ending {
+        RequestFailure::Faulted(error) => TaskRequestError::Refused(error),
+        RequestFailure::Lost(fault) => TaskRequestError::Lost(ExchangeError(fault)),
+    })
+}
+
+/// The watch over one task.
+struct TaskPoller {
+    id: Arc<str>,
+    interval: Duration,
+    /// Requests that failed in a row.
+    failures: u32,
+    message: Option<String>,
+    /// The word and the message that were told last, unless a request failed since.
+    shown: Option<(String, Option<String>)>,
+}
+
+impl StatelessCall {
+    /// Watches the task that a call was answered with.
+    pub(super) async fn follow(&mut self, handle: &Object) -> Result<Payload, ExchangeEvent> {
+        let id = handle.get_string("taskId").filter(|id| (1..=ID_BYTES_MAX).contains(&id.len()));
+        let id: Arc<str> = id.ok_or(malformed(Executed::Yes))?.into();
+        // The keys of a task have nothing to do with those of the rounds before it.
+        self.questions.of_task();
+        let mut watch = TaskPoller::new(&id);
+        self.task.put(&id);
+        if self.line.is_watched {
+            self.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(handle.payload().clone()))).await;
+        }
+        watch.note(handle, self).await;
+        // A handle says how things stand but holds neither questions nor a result.
+        let at_once = handle.get_string("status").is_some_and(|status| status != "working");
+        self.watch(watch, at_once).await
+    }
+
+    /// Watches a task that an earlier life began.
+    pub(super) async fn take_up(&mut self, id: Arc<str>) -> Result<Payload, ExchangeEvent> {
+        self.questions.of_task();
+        self.task.put(&id);
+        self.watch(TaskPoller::new(&id), true).await
+    }
+
+    async fn watch(&mut self, mut watch: TaskPoller, at_once: bool) -> Result<Payload, ExchangeEvent> {
+        let mut due = Instant::now() + if at_once { Duration::ZERO } else { watch.pause() };
+        loop {
+            self.wait(due).await?;
+            // Answers go first: what is asked next depends on them.
+            if let Some(responses) = self.questions.responses() {
+                let params =
+                    ObjectWriter::new().text("taskId", &watch.id).member("inputResponses", &responses).finish();
+                match watch.ask(self, method::TASKS_UPDATE, params).await {
+                    // Refused is what is of no use any more, and all of it where the task is gone: the poll tells.
+                    Ok(Some(_)) | Err(_) => self.questions.taken(),
+                    Ok(None) => {
+                        due = Instant::now() + watch.pause();
+                        continue;
+                    }
+                }
+            }
+            let params = Payload::of(&json!({ "taskId": &*watch.id }));
+            if let Some(result) = watch.ask(self, method::TASKS_GET, params).await?
+                && let Some(settled) = self.look(&mut watch, &result).await?
+            {
+                return Ok(settled);
+            }
+            due = Instant::now() + watch.pause();
+        }
+    }
+
+    /// Waits until `due`, or until there is an answer to hand over.
+    async fn wait(&mut self, due: Instant) -> Result<(), RequestFailure> {
+        loop {
+            tokio::select! {
+                biased;
+                heard = self.hear_answer() => {
+                    heard?;
+                    if self.questions.responses().is_some() {
+                        return Ok(());
+                    }
+                }
+                () = tokio::time::sleep_until(due) => return Ok(()),
+            }
+        }
+    }
+
+    /// Looks at how a task stands; its result if it is settled.
+    async fn look(&mut self, watch: &mut TaskPoller, result: &Payload) -> Result<Option<Payload>, ExchangeEvent> {
+        let Some(task) = Object::of(result) else { return Err(malformed(Executed::Unknown).into()) };
+        let status = task.get_string("status").unwrap_or_default();
+        watch.note(&task, self).await;
+        match status.as_str() {
+            "completed" => {
+                let result = task.get_object("result").ok_or(malformed(Executed::Yes))?;
+                Ok(Some(result.payload().clone()))
+            }
+            "failed" => {
+                let error = task.get_object("error").as_ref().and_then(RpcError::from_object);
+                Err(error.map_or(malformed(Executed::Yes), RequestFailure::Faulted).into())
+            }
+            // Not by us: nobody would be looking any more.
+            "cancelled" => Err(ExchangeEvent::Cancelled),
+            "input_required" => {
+                let asked = task.get_object("inputRequests").ok_or(malformed(Executed::Unknown))?;
+                self.tell_all(&asked).await?;
+                Ok(None)
+            }
+            other => {
+                if other != "working" {
+                    tracing::warn!(status = other, "an upstream task has a status that nobody knows");
+                }
+                for event in self.questions.withdraw_all_but(None) {
+                    self.tell(event).await;
+                }
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl TaskPoller {
+    fn new(id: &Arc<str>) -> Self {
+        Self { id: Arc::clone(id), interval: POLL_DEFAULT, failures: 0, message: None, shown: None }
+    }
+
+    /// Takes note of what a task says of itself besides its status.
+    async fn note(&mut self, task: &Object, course: &StatelessCall) {
+        if let Some(interval) = task.get("pollIntervalMs").and_then(|value| value.as_str().parse::<f64>().ok())
+            && interval > 0.0
+        {
+            let interval = Duration::try_from_secs_f64(interval / 1_000.0).unwrap_or(POLL_MAX);
+            self.interval = interval.clamp(POLL_MIN, POLL_MAX);
+        }
+        let message = task.get_lossy("statusMessage").filter(|message| !message.is_empty());
+        if course.line.is_watched {
+            let shown = (task.get_string("status").unwrap_or_default(), message.clone());
+            if self.shown.as_ref() != Some(&shown) {
+                self.shown = Some(shown.clone());
+                let (word, message) = (Cow::Owned(shown.0), shown.1.as_deref().and_then(status_text));
+                course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
+            }
+        }
+        if message.is_some() && message != self.message {
+            let words = message.as_deref().and_then(status_text);
+            self.message = message;
+            if let Some(words) = words {
+                course.tell(ExchangeEvent::Status(words)).await;
+            }
+        }
+    }
+
+    /// Time to the next poll: a little more than the upstream asks for, so that many watchers spread, and
+    /// twice as much for each failure (UPC-01).
+    fn pause(&self) -> Duration {
+        let pause = self.interval.saturating_mul(2_u32.saturating_pow(self.failures.min(16))).min(POLL_MAX);
+        pause + pause / 10 * u32::from(dice()) / u32::from(u8::MAX)
+    }
+
+    /// Makes a request about the task; `None` if it failed in a way that may pass.
+    ///
+    /// # Errors
+    /// If the upstream does not know the task: then nobody ever learns how it ended.
+    async fn ask(
+        &mut self,
+        course: &StatelessCall,
+        name: &str,
+        params: Payload,
+    ) -> Result<Option<Payload>, RequestFailure> {
+        let why = match asked(&course.line, &DraftRequest::new(name, Some(params))).await {
+            Ok(result) => {
+                self.failures = 0;
+                return Ok(Some(result));
+            }
+            Err(why) => why,
+        };
+        let is_unknown = matches!(&why, TaskRequestError::Refused(error) if error.code == rpc_error::INVALID_PARAMS);
+        tracing::debug!(%why, method = name, "an upstream task cannot be looked at");
+        self.failures += 1;
+        if course.line.is_watched {
+            self.shown = None;
+            course.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
+        }
+        let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown);
+        if is_unknown { Err(RequestFailure::Lost(lost)) } else { Ok(None) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both halves of an upstream are asked whose a token is.
+    #[test]
+    fn a_token_of_a_task_in_a_session_is_none_of_ours() {
+        assert_eq!(resumed(&token("up")).as_deref(), Some("up"));
+        let in_session = json!({ "request": "tg:1", "session": "s-1", "version": null, "task": "up" });
+        assert_eq!(resumed(&ResumeToken(Payload::of(&in_session))), None);
+    }
+}

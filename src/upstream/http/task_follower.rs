@@ -1,0 +1,301 @@
+//! Follows a task that the upstream made of a call: polls it until it ends, then fetches its outcome (UPC-01). The
+//! call's owner sees the events of an ordinary call.
+//!
+//! Polls are what counts. Notifications only make one come sooner (UPC-02), and a stream of `tasks/result` is
+//! held open while the upstream has questions, because some put them nowhere else (UPC-07).
+
+use std::borrow::Cow;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::drive::{HttpCall, last};
+use super::poll_schedule::{PollSchedule, dice};
+use super::response_reader::RpcResult;
+use super::side_request::AnswerWait;
+use crate::dialect::relay_core_2025_11_25::{self as peer, TaskCallResult, UpstreamTask, UpstreamTaskStatus};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::{ExchangeError, ExchangeEvent, TaskRequestError, UpstreamTaskEvent};
+use crate::wire::{Object, Payload, RpcError, method};
+
+/// Answers in a row that are no answers, after which the upstream is given up.
+const MALFORMED_MAX: u32 = 5;
+/// How long an outcome that is there may take to come on the stream that is open for it.
+const HELD_MAX: Duration = Duration::from_secs(5);
+
+/// The stream that is held open while the upstream has questions.
+type HeldResult<'a> = Option<Pin<Box<dyn Future<Output = Result<RpcResult, GatewayFault>> + Send + 'a>>>;
+
+/// What a poll came to.
+type TaskPollResult = Result<Result<UpstreamTask, RpcError>, GatewayFault>;
+
+/// What came first.
+enum TaskFollowEvent {
+    Held(Result<RpcResult, GatewayFault>),
+    Polled(TaskPollResult),
+}
+
+/// One task on its way to its end.
+struct TaskFollower<'a> {
+    link: &'a HttpCall,
+    id: Arc<str>,
+    /// The params of every request about it.
+    params: Payload,
+    pace: PollSchedule,
+    message: Option<Arc<str>>,
+    /// The word and the message that were told last, unless a poll failed since.
+    shown: Option<(Cow<'static, str>, Option<Arc<str>>)>,
+    /// Answers in a row that are none, to polls and to requests for the outcome.
+    odd_polls: u32,
+    odd_outcomes: u32,
+}
+
+impl HttpCall {
+    /// Goes on after the answer to a call that asked for a task.
+    pub(super) async fn maybe_relay(&self, said: RpcResult) -> Result<ExchangeEvent, GatewayFault> {
+        match said.as_ref().map(peer::created) {
+            Ok(TaskCallResult::Task(task)) => {
+                if self.is_watched
+                    && let Some(handle) = said.ok().as_ref().and_then(Object::of).and_then(|result| result.get("task"))
+                {
+                    self.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Made(handle))).await;
+                }
+                self.relay(Some(task)).await
+            }
+            Ok(TaskCallResult::Malformed) => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            // A server may pass over the wish for a task (T-46).
+            Ok(TaskCallResult::Plain) | Err(_) => Ok(last(said)),
+        }
+    }
+
+    /// Follows the call's task to its end. `made` is its description if the upstream has just made it; without
+    /// one the task is asked for at once.
+    pub(super) async fn relay(&self, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
+        if let Some(made) = &made {
+            // Set once: by whoever resumes a task, or here.
+            let _ = self.call.task.set(Arc::clone(&made.id));
+        }
+        let Some(id) = self.call.task.get().cloned() else { return Err(lost()) };
+        let params = peer::params_of(&id);
+        let pace = PollSchedule::new(self.began, self.deadline);
+        let shown = None;
+        TaskFollower { link: self, id, params, pace, message: None, shown, odd_polls: 0, odd_outcomes: 0 }
+            .run(made)
+            .await
+    }
+
+    /// Has the upstream cancel the call's task, where it serves that (UPC-06). Best effort.
+    pub(super) async fn cancel_task(&self, task: &str) {
+        if self.session().tasks.cancel
+            && self.aside(method::TASKS_CANCEL, &peer::params_of(task), AnswerWait::Short).await.is_err()
+        {
+            self.session().hop.dropped("cancel_failed");
+        }
+    }
+}
+
+impl TaskFollower<'_> {
+    async fn run(mut self, made: Option<UpstreamTask>) -> Result<ExchangeEvent, GatewayFault> {
+        let link = self.link;
+        let result_params = self.params.clone();
+        let listen = || link.aside(method::TASKS_RESULT, &result_params, AnswerWait::Endless);
+        let mut held: HeldResult<'_> = None;
+        let mut standing = match made {
+            Some(made) => self.learn(&made).await,
+            None => self.look().await?,
+        };
+        loop {
+            match standing {
+                Some(UpstreamTaskStatus::Done) => {
+                    if let Some(end) = self.fetch(held.take()).await? {
+                        return Ok(end);
+                    }
+                }
+                Some(UpstreamTaskStatus::Cancelled) => return Ok(ExchangeEvent::Cancelled),
+                Some(UpstreamTaskStatus::Asking) if held.is_none() => held = Some(Box::pin(listen())),
+                Some(UpstreamTaskStatus::Working | UpstreamTaskStatus::Asking | UpstreamTaskStatus::Unknown) | None => {
+                    ()
+                }
+            }
+            let news = tokio::select! {
+                biased;
+                said = heard(&mut held) => TaskFollowEvent::Held(said),
+                polled = self.next_poll() => TaskFollowEvent::Polled(polled),
+            };
+            standing = match news {
+                TaskFollowEvent::Held(Ok(Ok(result))) => return Ok(ExchangeEvent::Returned(result)),
+                // Nothing for sure: it may be the call's own error, or that of a server whose `tasks/result`
+                // does not wait (T-45). The next poll tells.
+                TaskFollowEvent::Held(Ok(Err(_)) | Err(_)) => {
+                    held = None;
+                    None
+                }
+                TaskFollowEvent::Polled(polled) => self.judge(polled).await?,
+            };
+        }
+    }
+
+    /// Asks for the task at once.
+    async fn look(&mut self) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
+        let polled = self.get().await;
+        self.judge(polled).await
+    }
+
+    /// Asks for the task when it is time.
+    async fn next_poll(&self) -> TaskPollResult {
+        let hinted = async {
+            self.link.call.hint.notified().await;
+            sleep_until(self.pace.soonest()).await;
+        };
+        tokio::select! {
+            () = sleep_until(self.pace.next(dice())) => (),
+            () = hinted => (),
+        }
+        self.get().await
+    }
+
+    async fn get(&self) -> TaskPollResult {
+        let said = self.link.aside(method::TASKS_GET, &self.params, AnswerWait::Short).await?;
+        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown);
+        match said {
+            Ok(result) => peer::polled(&result).filter(|task| task.id == self.id).map(Ok).ok_or(malformed),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// How the task stands by a poll; `None` if that is not known for now.
+    ///
+    /// # Errors
+    /// If it will not be known: the upstream forgot the task, or there is no sense in asking on.
+    async fn judge(&mut self, polled: TaskPollResult) -> Result<Option<UpstreamTaskStatus>, GatewayFault> {
+        match polled {
+            Ok(Ok(task)) => Ok(self.learn(&task).await),
+            Ok(Err(error)) if peer::is_about_the_task(&error) => {
+                self.failed(TaskRequestError::Refused(error)).await;
+                Err(lost())
+            }
+            Ok(Err(error)) => {
+                self.failed(TaskRequestError::Refused(error)).await;
+                Ok(None)
+            }
+            Err(fault) => {
+                self.odd_polls += u32::from(fault.reason == Reason::UpstreamMalformed);
+                // The task was made, whatever became of the request about it.
+                self.survive(GatewayFault { executed: Executed::Unknown, ..fault }, self.odd_polls).await
+            }
+        }
+    }
+
+    /// Takes in what the upstream says of the task.
+    async fn learn(&mut self, task: &UpstreamTask) -> Option<UpstreamTaskStatus> {
+        self.odd_polls = 0;
+        self.pace.told(Instant::now(), task.poll_interval, task.ttl);
+        if task.message != self.message {
+            self.message.clone_from(&task.message);
+            if let Some(message) = &task.message {
+                self.link.call.tell(ExchangeEvent::Status(Arc::clone(message))).await;
+            }
+        }
+        if self.link.is_watched {
+            let shown = (task.word.clone(), task.message.clone());
+            if self.shown.as_ref() != Some(&shown) {
+                let (word, message) = shown.clone();
+                self.shown = Some(shown);
+                self.link.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Stands { word, message })).await;
+            }
+        }
+        if task.standing == UpstreamTaskStatus::Unknown {
+            self.link.session().hop.dropped("unknown_status");
+        }
+        Some(task.standing)
+    }
+
+    /// Takes note of a request about the task that is of no use.
+    async fn failed(&mut self, why: TaskRequestError) {
+        self.pace.failed(Instant::now());
+        if self.link.is_watched {
+            self.shown = None;
+            self.link.call.tell(ExchangeEvent::Task(UpstreamTaskEvent::Unanswered(why))).await;
+        }
+    }
+
+    /// Lets a request about the task fail, unless a repetition would fail too; `odd` counts answers of no use.
+    async fn survive<T>(&mut self, fault: GatewayFault, odd: u32) -> Result<Option<T>, GatewayFault> {
+        self.failed(TaskRequestError::Lost(ExchangeError(fault))).await;
+        let is_final = match fault.reason {
+            Reason::UpstreamAuth | Reason::ResultTooLarge => true,
+            Reason::UpstreamMalformed => odd >= MALFORMED_MAX,
+            // Those of the gateway's own never come from here; all others may pass until the call's deadline.
+            Reason::UpstreamUnreachable
+            | Reason::UpstreamTls
+            | Reason::UpstreamHttpStatus
+            | Reason::UpstreamRedirect
+            | Reason::UpstreamClosed
+            | Reason::UpstreamSessionLost
+            | Reason::UpstreamTimeout
+            | Reason::UpstreamRefused
+            | Reason::UpstreamCircuitOpen
+            | Reason::DeadlineExceeded
+            | Reason::TtlExpired
+            | Reason::GatewayRestart
+            | Reason::Poison
+            | Reason::TooManyTasks
+            | Reason::TooManyListeners
+            | Reason::TooManyWaiters
+            | Reason::TooMuchStored
+            | Reason::RateLimited
+            | Reason::StoreFull
+            | Reason::StoreFailed
+            | Reason::StoreCorrupt
+            | Reason::QueueFull
+            | Reason::QueueDeadline
+            | Reason::Draining
+            | Reason::Internal => false,
+        };
+        if is_final { Err(fault) } else { Ok(None) }
+    }
+
+    /// Fetches the outcome of a task that has ended (T-03); `None` if it must be tried again.
+    ///
+    /// A stream that is open for it is waited for first: some upstreams give an outcome away once.
+    async fn fetch(&mut self, held: HeldResult<'_>) -> Result<Option<ExchangeEvent>, GatewayFault> {
+        if let Some(held) = held
+            && let Ok(Ok(Ok(result))) = timeout(HELD_MAX, held).await
+        {
+            return Ok(Some(ExchangeEvent::Returned(result)));
+        }
+        match self.link.aside(method::TASKS_RESULT, &self.params, AnswerWait::Short).await {
+            // Either the call's own error, or the task is gone, or it has not ended after all (T-45).
+            Ok(Err(error)) if peer::is_about_the_task(&error) => match self.look().await? {
+                Some(UpstreamTaskStatus::Done) => Ok(Some(ExchangeEvent::Faulted(error))),
+                Some(
+                    UpstreamTaskStatus::Working
+                    | UpstreamTaskStatus::Asking
+                    | UpstreamTaskStatus::Cancelled
+                    | UpstreamTaskStatus::Unknown,
+                )
+                | None => Ok(None),
+            },
+            Ok(said) => Ok(Some(last(said))),
+            Err(fault) => {
+                self.odd_outcomes += u32::from(fault.reason == Reason::UpstreamMalformed);
+                self.survive(GatewayFault { executed: Executed::Yes, ..fault }, self.odd_outcomes).await
+            }
+        }
+    }
+}
+
+/// What the held stream says; pends as long as there is none.
+async fn heard(held: &mut HeldResult<'_>) -> Result<RpcResult, GatewayFault> {
+    match held {
+        Some(held) => held.await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The upstream knows nothing of the task that it made.
+const fn lost() -> GatewayFault {
+    GatewayFault::new(Reason::UpstreamSessionLost, Executed::Unknown)
+}

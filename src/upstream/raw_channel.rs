@@ -1,0 +1,162 @@
+//! Defines raw access to a server, for clients that have a session of their own there or need none.
+//!
+//! Where an [`Exchange`](super::Exchange) understands its request, a conduit carries bytes: it knows what
+//! headers a session needs and nothing of what is said in it. No session pool stands behind it.
+
+use std::io;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{HeaderMap, HeaderValue, StatusCode};
+use http_body_util::combinators::UnsyncBoxBody;
+
+use super::request_transport::BodyBreakError;
+use super::upstream_health::UpstreamHealth;
+use super::{ForwardedHeaders, Upstream};
+use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::wire::{Message, ProtocolVersion, RpcError};
+
+/// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
+/// request at the upstream.
+pub type RawBody = UnsyncBoxBody<Bytes, io::Error>;
+
+/// A server that bytes can be sent to.
+#[async_trait]
+pub trait RawChannel: Send + Sync + std::fmt::Debug {
+    /// The name that the configuration gives the upstream.
+    fn name(&self) -> &Arc<str>;
+
+    /// The version to ask for on behalf of a client: its own, unless the operator fixed one.
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion;
+
+    /// The older version to ask for after `asked` was refused, where the refusal names one (UPC-22).
+    fn version_after(&self, asked: ProtocolVersion, refusal: &RpcError) -> Option<ProtocolVersion>;
+
+    /// Sends one request and waits for the head of its answer, which may take as long as the upstream
+    /// likes. Dropping the future drops the request wherever it is, without a word to the upstream.
+    ///
+    /// # Errors
+    /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an
+    /// answer.
+    async fn send(&self, request: RawRequest) -> Result<RawResponse, GatewayFault>;
+
+    /// Where whoever ends a request without its answer says so, if anywhere.
+    fn standing(&self) -> Option<&UpstreamHealth> {
+        None
+    }
+
+    /// Whether event streams of answers are the gateway's own making, out of what came over another transport. Nothing
+    /// of them is known to the server then: if they are to be taken up again, that is the gateway's affair.
+    fn makes_streams(&self) -> bool {
+        false
+    }
+
+    /// Whether the operator keeps some of the server's tools from clients.
+    fn hides_tools(&self) -> bool {
+        false
+    }
+
+    /// The server as exchanges know it, for calls that run in a session which is a client's own.
+    fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream>;
+}
+
+/// A client's own session at the upstream, lent to a call that goes on without the client.
+#[async_trait]
+pub trait ClientOwnSession: Send + Sync + std::fmt::Debug {
+    /// The session that is in use.
+    async fn binding(&self) -> SessionBinding;
+
+    /// The session that takes the place of one which the upstream has lost.
+    ///
+    /// # Errors
+    /// If the upstream agrees to none: nothing was sent in it.
+    async fn renew(&self, lost: &SessionBinding) -> Result<SessionBinding, GatewayFault>;
+
+    /// Has what the upstream says on the session's own stream brought to `ear` as well, as long as that is there.
+    fn listen(&self, ear: Weak<dyn CallMessageSink>);
+
+    /// Returns once that stream is read, or will not be soon; within a second or so. Some upstreams forget what they
+    /// would have said on it before.
+    async fn listening(&self);
+}
+
+/// A call in a client's own session, as whoever reads that session's stream knows it.
+pub trait CallMessageSink: Send + Sync + std::fmt::Debug {
+    /// Takes a message that is about this call, and gives back any other. Does not block.
+    fn hear(self: Arc<Self>, message: Message, fit: CallMatch) -> Option<Message>;
+}
+
+/// What makes a message one about a call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CallMatch {
+    /// It names the call or its task.
+    Named,
+    /// No other call can have a task that nobody knows yet: it may be this call's, if that still waits to hear of its own.
+    OnlyTask,
+    /// Nobody else is there: requests that name nothing are the call's as well (T-20).
+    OnlyOne,
+}
+
+/// A session at the upstream, as its requests name it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SessionBinding {
+    /// The upstream's own id, if it gave one.
+    pub session: Option<HeaderValue>,
+    /// What both agreed on; `None` before they have.
+    pub version: Option<ProtocolVersion>,
+    /// What the upstream can do in it with tasks of its own.
+    pub tasks: UpstreamTaskSupport,
+}
+
+/// One HTTP request.
+#[derive(Clone, Debug)]
+pub struct RawRequest {
+    pub binding: SessionBinding,
+    pub verb: RawMethod,
+    /// What of the client's own headers goes on with this request.
+    pub forwarded: ForwardedHeaders,
+}
+
+#[derive(Clone, Debug)]
+pub enum RawMethod {
+    /// One message, verbatim.
+    Post(Bytes),
+    /// The same with headers that repeat what it says (2026-07-28), and with whose it is where no session tells:
+    /// without sessions, and where one begins.
+    PostWith { message: Bytes, headers: HeaderMap, principal: Principal },
+    /// One message that belongs to what is under way, and wants no answer: sent to an upstream that is ill, too.
+    Note(Bytes),
+    /// A stream: the session's own, or the rest of one that gave this event id.
+    Get { last_event: Option<HeaderValue> },
+    /// The end of the session.
+    Delete,
+}
+
+/// The head of an answer, and its body still to be read.
+#[derive(Debug)]
+pub struct RawResponse {
+    pub status: StatusCode,
+    pub content: BodyKind,
+    pub retry_after: Option<Duration>,
+    /// The id of a session that begins with this answer.
+    pub session: Option<HeaderValue>,
+    pub body: RawBody,
+}
+
+/// What a body is, as far as anybody cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyKind {
+    Json,
+    Events,
+    /// Of another type, encoded, or without a type.
+    Other,
+}
+
+/// Why a body broke off: what is known of it, else that the upstream closed it.
+pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
+    let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
+    BodyBreakError::known_in(error).unwrap_or(closed)
+}

@@ -1,0 +1,446 @@
+//! Runs one connection of the adapter from begin to end: sends messages over it, and routes what comes back.
+
+mod inbound;
+
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Response};
+use parking_lot::{Mutex, MutexGuard};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::call_table::{CallTable, ConnectionIdleness, EnteredRequest, RequestStartError, RequestTerms};
+use super::dedicated_process::SessionTemplate;
+use super::{AdapterShared, ConnectionEnds, MessageReceiver, MessageSender, events, refusal};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::post::{OutgoingRequest, SessionHeaders, StreamPurpose};
+use crate::upstream::limits::CallPermit;
+use crate::upstream::request_transport::{AnswerBody, BodyBreakError, BodyPieces};
+use crate::upstream::upstream_health::UpstreamFailure;
+use crate::wire::framing::read_event;
+use crate::wire::{Message, Request, RequestId, ScanLimits, envelope};
+
+/// Refusals of the stand's own that may be on their way.
+const REPLIES_MAX: usize = 32;
+/// A session that nobody used for so long is ended: its client has left without a word.
+const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
+/// How often it is looked at whether anybody uses it.
+const LOOK_EVERY: Duration = Duration::from_secs(5);
+
+/// What a connection is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ConnectionPurpose {
+    /// One session.
+    Session,
+    /// One call of a session that has another connection; `process` tells apart the questions of several such.
+    Apart { process: String },
+    /// Requests of clients without sessions.
+    Stateless,
+}
+
+/// A session of the server, and the connection that it is.
+pub(super) struct AdapterConnection {
+    pub(super) shared: Arc<AdapterShared>,
+    id: HeaderValue,
+    kind: ConnectionPurpose,
+    sender: OnceLock<Arc<dyn MessageSender>>,
+    /// Headers of the client that opened the session, for what the stand itself says.
+    forwarded: OnceLock<ForwardedHeaders>,
+    pub(super) table: Mutex<CallTable>,
+    /// One of the server's connections, until it is gone or its place was given to another.
+    place: Mutex<Option<CallPermit>>,
+    /// Those who open it, or another beside it: it is not idle, whatever the table says.
+    openers: AtomicUsize,
+    /// How the session began.
+    pub(super) origin: OnceLock<SessionTemplate>,
+    /// Connections for calls of this session that are kept apart.
+    pub(super) apart: Mutex<Vec<Arc<Self>>>,
+    /// Requests that were numbered here.
+    pub(super) numbered: AtomicI64,
+    /// The server has answered with a result.
+    pub(super) is_proven: AtomicBool,
+    /// A tool has given a result.
+    has_served: AtomicBool,
+    replies: Arc<Semaphore>,
+    /// Nothing more is sent or heard.
+    over: CancellationToken,
+    /// The server is gone.
+    ended: CancellationToken,
+    /// Why, unless somebody ended it here.
+    why: OnceLock<GatewayFault>,
+}
+
+impl AdapterConnection {
+    pub(super) fn new(
+        shared: Arc<AdapterShared>,
+        id: HeaderValue,
+        kind: ConnectionPurpose,
+        place: CallPermit,
+    ) -> Arc<Self> {
+        let over = shared.life.stop.child_token();
+        Arc::new(Self {
+            shared,
+            id,
+            kind,
+            sender: OnceLock::new(),
+            forwarded: OnceLock::new(),
+            table: Mutex::new(CallTable::new()),
+            place: Mutex::new(Some(place)),
+            openers: AtomicUsize::new(0),
+            origin: OnceLock::new(),
+            apart: Mutex::default(),
+            numbered: AtomicI64::new(0),
+            is_proven: AtomicBool::new(false),
+            has_served: AtomicBool::new(false),
+            replies: Arc::new(Semaphore::new(REPLIES_MAX)),
+            over,
+            ended: CancellationToken::new(),
+            why: OnceLock::new(),
+        })
+    }
+
+    /// Ends the session when it is dropped, unless it is disarmed.
+    pub(super) fn ends_unless_kept(self: &Arc<Self>) -> UnopenedConnectionGuard {
+        UnopenedConnectionGuard { session: Some(Arc::clone(self)), _opener: self.opener() }
+    }
+
+    /// Keeps the session from giving way until it is dropped.
+    pub(super) fn opener(self: &Arc<Self>) -> ConnectionUseGuard {
+        self.openers.fetch_add(1, Ordering::Relaxed);
+        ConnectionUseGuard(Arc::clone(self))
+    }
+
+    /// Begins to listen to the server.
+    pub(super) fn start(self: &Arc<Self>, opened: ConnectionEnds, forwarded: ForwardedHeaders) {
+        // Set once: this is the only place.
+        let _ = self.forwarded.set(forwarded);
+        let _ = self.sender.set(opened.sender);
+        self.shared.life.tracker.spawn(Arc::clone(self).run(opened.receiver));
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.over.is_cancelled()
+    }
+
+    /// Ends the session; the server is stopped in the background.
+    pub(super) fn end(&self) {
+        self.over.cancel();
+    }
+
+    /// Waits until the server is gone.
+    pub(super) async fn ended(&self) {
+        self.ended.cancelled().await;
+    }
+
+    /// Whose connection it is; `None` once its place was given away.
+    pub(super) fn owner(&self) -> Option<Principal> {
+        self.place.lock().as_ref().map(|place| place.owner().clone())
+    }
+
+    /// Makes the connection somebody else's.
+    pub(super) fn pass_to(&self, owner: &Principal) {
+        if let Some(place) = &mut *self.place.lock() {
+            place.pass_to(owner);
+        }
+    }
+
+    /// How idle the session is, unless anything is in progress.
+    pub(super) fn idle(&self) -> Option<ConnectionIdleness> {
+        if self.is_over() { None } else { self.idle_table()?.idle() }
+    }
+
+    /// The table, if nothing is opened or runs beside it.
+    fn idle_table(&self) -> Option<MutexGuard<'_, CallTable>> {
+        let is_opening = self.openers.load(Ordering::Relaxed) > 0;
+        let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
+        (!is_opening && !has_calls).then(|| self.table.lock())
+    }
+
+    /// How long nobody has waited for anything of it.
+    fn left_for(&self) -> Duration {
+        self.looked_at().left_for()
+    }
+
+    /// The table, in use where a connection beside this one is.
+    fn looked_at(&self) -> MutexGuard<'_, CallTable> {
+        let has_calls = self.apart.lock().iter().any(|other| !other.is_over());
+        let mut table = self.table.lock();
+        if has_calls {
+            table.touch();
+        }
+        table
+    }
+
+    /// Ends the session unless anything is in progress, and gives up its place at once.
+    pub(super) fn give_way(&self) -> Option<CallPermit> {
+        let mut table = self.idle_table()?;
+        table.idle()?;
+        // While the table is held: nothing begins in it from now on.
+        self.end();
+        drop(table);
+        self.place.lock().take()
+    }
+
+    pub(super) const fn id(&self) -> &HeaderValue {
+        &self.id
+    }
+
+    pub(super) const fn kind(&self) -> &ConnectionPurpose {
+        &self.kind
+    }
+
+    /// What ends the session when it is dropped.
+    pub(super) fn end_guard(&self) -> DropGuard {
+        self.over.clone().drop_guard()
+    }
+
+    /// Opens the stream for what belongs to no request.
+    pub(super) fn listen(&self, purpose: Option<StreamPurpose>) -> BodyPieces {
+        self.table.lock().listen(purpose)
+    }
+
+    /// Sends `initialize` and waits for its answer; whether that is a result.
+    ///
+    /// # Errors
+    /// If there is no answer.
+    pub(super) async fn first(
+        &self,
+        request: &Request,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+    ) -> Result<(Bytes, bool), GatewayFault> {
+        let mut begun = self.begin(request)?;
+        self.send(outgoing, handed_over).await?;
+        while let Some(piece) = begun.pieces.recv().await {
+            let piece = piece.map_err(|error| BodyBreakError::known_in(&error).unwrap_or_else(|| self.fault()))?;
+            let Some(event) = read_event(&piece) else { continue };
+            if let Ok(Message::Response(response)) = envelope::read(&event.data, ScanLimits::UPSTREAM) {
+                return Ok((event.data, response.outcome.is_ok()));
+            }
+        }
+        Err(self.fault())
+    }
+
+    /// Sends a request; the answer is a stream.
+    ///
+    /// # Errors
+    /// If it could not be sent.
+    pub(super) async fn request(
+        &self,
+        request: &Request,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        self.request_on(request, outgoing, RequestTerms::default(), handed_over).await
+    }
+
+    /// The same on these terms.
+    pub(super) async fn request_on(
+        &self,
+        request: &Request,
+        outgoing: &OutgoingRequest,
+        terms: RequestTerms,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        let begun = match self.enter(request, terms) {
+            Ok(begun) => begun,
+            Err(RequestStartError::Over) => return Err(lost()),
+            Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
+            Err(RequestStartError::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
+        };
+        let unless_sent = UnsentRequestGuard { session: self, id: Some(&request.id) };
+        tokio::select! {
+            biased;
+            sent = self.send(outgoing, handed_over) => sent?,
+            // Some servers say that they have taken a request only once it is done.
+            () = begun.heard.notified() => (),
+        }
+        unless_sent.disarm();
+        Ok(events(begun.pieces))
+    }
+
+    /// Sends what wants no answer.
+    ///
+    /// # Errors
+    /// If it could not be sent.
+    pub(super) async fn tell(
+        &self,
+        message: &Message,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+    ) -> Result<(), GatewayFault> {
+        self.send(outgoing, handed_over).await?;
+        let mut table = self.table.lock();
+        table.touch();
+        match message {
+            Message::Notification(notification) => {
+                if let Some(id) = notification.cancelled() {
+                    table.cancel(&id);
+                }
+            }
+            Message::Response(response) => response.id.iter().for_each(|id| table.answered(id)),
+            Message::Request(_) => (),
+        }
+        drop(table);
+        Ok(())
+    }
+
+    /// Enters a request, unless the session is over.
+    pub(super) fn enter(&self, request: &Request, terms: RequestTerms) -> Result<EnteredRequest, RequestStartError> {
+        let mut table = self.table.lock();
+        if self.is_over() { Err(RequestStartError::Over) } else { table.begin_on(request, terms) }
+    }
+
+    pub(super) fn begin(&self, request: &Request) -> Result<EnteredRequest, GatewayFault> {
+        self.enter(request, RequestTerms::default()).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
+    }
+
+    /// What the stand itself says.
+    pub(super) fn own(&self, text: Bytes) -> OutgoingRequest {
+        let forwarded = self.forwarded.get().cloned().unwrap_or_default();
+        SessionHeaders::default().post(text).under_way().forwarding(forwarded)
+    }
+
+    pub(super) async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+        let Some(sender) = self.sender.get() else { return Err(GatewayFault::new(Reason::Internal, Executed::No)) };
+        tokio::select! {
+            biased;
+            sent = sender.send(outgoing, handed_over) => sent,
+            () = self.over.cancelled() => {
+                let fault = self.fault();
+                let executed = if handed_over.initialized() { fault.executed } else { Executed::No };
+                Err(GatewayFault { executed, ..fault })
+            }
+        }
+    }
+
+    /// Why there is no answer. What ends with the gateway is not the server's doing.
+    fn fault(&self) -> GatewayFault {
+        let is_stopping = self.shared.life.stop.is_cancelled();
+        let reason = if is_stopping { Reason::GatewayRestart } else { Reason::UpstreamClosed };
+        self.why.get().copied().unwrap_or_else(|| GatewayFault::new(reason, Executed::Unknown))
+    }
+
+    /// Ends the session because the gateway ends.
+    pub(super) fn end_with_gateway(&self) {
+        // Set already where the connection ended by itself.
+        let _ = self.why.set(GatewayFault::new(Reason::GatewayRestart, Executed::Unknown));
+        self.end();
+    }
+
+    /// Listens until the connection is over, then ends what is left of it.
+    async fn run(self: Arc<Self>, mut receiver: Box<dyn MessageReceiver>) {
+        let began = Instant::now();
+        let fault = self.hear(&mut *receiver).await;
+        // One that is over has said all that it was to say.
+        if let Some(fault) = fault.filter(|_| !self.is_over()) {
+            // Set once: this is the only place.
+            let _ = self.why.set(fault);
+            self.shared.backoff.note_end(began.elapsed(), self.has_served.load(Ordering::Relaxed));
+            self.shared.standing.failed(UpstreamFailure::of(&fault));
+        }
+        self.over.cancel();
+        self.table.lock().end(self.fault());
+        self.apart.lock().drain(..).for_each(|other| other.end());
+        drop(receiver);
+        if let Some(sender) = self.sender.get() {
+            sender.close().await;
+        }
+        self.leave();
+    }
+
+    async fn hear(self: &Arc<Self>, receiver: &mut dyn MessageReceiver) -> Option<GatewayFault> {
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        loop {
+            tokio::select! {
+                () = self.over.cancelled() => return None,
+                text = receiver.next() => match text {
+                    Ok(text) => {
+                        self.shared.standing.answered();
+                        self.take(&text);
+                    }
+                    Err(fault) => return Some(fault),
+                },
+                _ = look.tick() => {
+                    if self.left_for() >= IDLE_MAX {
+                        return None;
+                    }
+                }
+            }
+        }
+    }
+
+    fn leave(&self) {
+        let mut sessions = self.shared.sessions.lock();
+        if sessions.get(&self.id).is_some_and(|session| std::ptr::eq(Arc::as_ptr(session), self)) {
+            sessions.remove(&self.id);
+        }
+        drop(sessions);
+        drop(self.place.lock().take());
+        self.ended.cancel();
+    }
+}
+
+/// What a request is answered with that came when its session had ended: nothing of it was sent.
+fn lost() -> GatewayFault {
+    let lost = GatewayFault::new(Reason::UpstreamSessionLost, Executed::No);
+    GatewayFault { http_status: Some(http::StatusCode::NOT_FOUND.as_u16()), ..lost }
+}
+
+/// Keeps a session from giving way.
+pub(super) struct ConnectionUseGuard(Arc<AdapterConnection>);
+
+impl Drop for ConnectionUseGuard {
+    fn drop(&mut self) {
+        self.0.openers.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A session that nobody knows of yet. Dropping it ends that session.
+pub(super) struct UnopenedConnectionGuard {
+    session: Option<Arc<AdapterConnection>>,
+    _opener: ConnectionUseGuard,
+}
+
+impl UnopenedConnectionGuard {
+    pub(super) fn disarm(mut self) {
+        self.session = None;
+    }
+}
+
+impl Drop for UnopenedConnectionGuard {
+    fn drop(&mut self) {
+        let Some(session) = self.session.take() else { return };
+        session.end();
+        if session.sender.get().is_none() {
+            // Nothing runs that would.
+            session.leave();
+        }
+    }
+}
+
+/// A request that is not sent yet. Dropping it forgets the request.
+struct UnsentRequestGuard<'a> {
+    session: &'a AdapterConnection,
+    id: Option<&'a RequestId>,
+}
+
+impl UnsentRequestGuard<'_> {
+    fn disarm(mut self) {
+        self.id = None;
+    }
+}
+
+impl Drop for UnsentRequestGuard<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            self.session.table.lock().cancel(id);
+        }
+    }
+}

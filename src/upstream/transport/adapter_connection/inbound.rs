@@ -1,0 +1,180 @@
+//! Routes what a server says over its connection.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use bytes::Bytes;
+
+use super::super::{call_table::DeliveryError, request_ids};
+use super::{AdapterConnection, ConnectionPurpose};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::era::{Era, era_of_refusal};
+use crate::upstream::http::client::HandedOver;
+use crate::wire::rpc_error::INTERNAL_ERROR;
+use crate::wire::{
+    self, Message, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method,
+};
+
+/// Most messages in one array.
+const BATCH_MAX: usize = 1_000;
+/// A message beyond this that is dropped is worth a line in the log.
+const LARGE_BYTES: usize = 256 * 1024;
+
+impl AdapterConnection {
+    pub(super) fn take(self: &Arc<Self>, text: &Bytes) {
+        if !envelope::is_batch(text) {
+            return self.take_one(text);
+        }
+        match envelope::split_batch(text, ScanLimits::UPSTREAM, BATCH_MAX) {
+            Ok(items) => items.iter().for_each(|item| self.take_one(item)),
+            Err(_) => self.take_unreadable(text),
+        }
+    }
+
+    fn take_one(self: &Arc<Self>, text: &Bytes) {
+        let taken = match envelope::read(text, ScanLimits::UPSTREAM) {
+            Ok(Message::Response(response)) => return self.answer(&response, text),
+            Ok(Message::Notification(notification)) => self.note(&notification, text),
+            Ok(Message::Request(request)) => return self.ask(&request, text),
+            Err(_) => return self.take_unreadable(text),
+        };
+        match taken {
+            Ok(()) => (),
+            Err(DeliveryError::Nobody) => self.shared.dropped("stray_notification"),
+            Err(DeliveryError::Slow) => {
+                self.shared.dropped("slow_reader");
+                if text.len() > LARGE_BYTES {
+                    let (upstream, bytes) = (&self.shared.name, text.len());
+                    tracing::warn!(%upstream, bytes, "a large notification is dropped: its client does not keep up");
+                }
+            }
+        }
+    }
+
+    /// Takes an answer to nobody. One whose id is written as no id is may still say which call it was meant for; one
+    /// without any may be about a notification, and ends nothing.
+    fn take_foreign(&self, response: &wire::Response, text: &[u8]) {
+        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+        let meant = envelope::glimpse(text).into_iter().find_map(|seen| seen.id).filter(|_| response.id.is_none());
+        if !meant.is_some_and(|id| self.table.lock().break_off(&id, malformed)) {
+            self.shared.dropped("foreign_response");
+        }
+    }
+
+    /// Ends the calls that a text was to answer which nobody can read, as far as that can be told: nothing else will
+    /// come for them. An answer without an id that can be made out is that of the only call in progress, if there is
+    /// but one. What is no answer, such as a line of a log, ends nothing.
+    fn take_unreadable(&self, text: &[u8]) {
+        let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
+        let (mut is_ended, mut is_call) = (false, false);
+        for seen in envelope::glimpse(text) {
+            is_call |= seen.is_call;
+            if seen.is_answer {
+                let mut table = self.table.lock();
+                is_ended |= match &seen.id {
+                    Some(id) => table.break_off(id, malformed),
+                    None => table.break_off_only(malformed),
+                };
+            }
+        }
+        if !is_ended {
+            self.shared.dropped("malformed_event");
+        }
+        if is_call {
+            tracing::debug!(upstream = %self.shared.name, "a request or notification of the server cannot be read");
+        }
+    }
+
+    fn answer(&self, response: &wire::Response, text: &Bytes) {
+        let outer = match (&self.kind, &response.id) {
+            (ConnectionPurpose::Stateless, Some(id)) => self.table.lock().outer(id),
+            (ConnectionPurpose::Session | ConnectionPurpose::Apart { .. }, _)
+            | (ConnectionPurpose::Stateless, None) => None,
+        };
+        let is_tool = response.id.as_ref().is_some_and(|id| self.table.lock().is_tool(id));
+        let is_probe = outer.as_ref().is_some_and(|outer| outer.is_probe);
+        let text = outer.map_or_else(|| text.clone(), |outer| request_ids::answer(response, &outer.id));
+        let is_result = response.outcome.is_ok();
+        let taken = {
+            let mut table = self.table.lock();
+            if is_tool && is_result && response.result.as_ref().is_some_and(is_task) {
+                // Before the call is over: a connection without calls gives way, unless its server runs a task.
+                table.note_task();
+            }
+            table.answer(response.id.as_ref(), &text)
+        };
+        if !taken {
+            self.take_foreign(response, &text);
+        }
+        match &response.outcome {
+            Ok(_) => {
+                self.is_proven.store(true, Ordering::Relaxed);
+                self.has_served.fetch_or(is_tool, Ordering::Relaxed);
+            }
+            Err(error) if is_probe && era_of_refusal(error) == Era::Session => self.end_after_probe(),
+            Err(_) => (),
+        }
+    }
+
+    fn note(&self, notification: &Notification, text: &Bytes) -> Result<(), DeliveryError> {
+        let mut table = self.table.lock();
+        match &self.kind {
+            ConnectionPurpose::Session => table.note(notification, text),
+            ConnectionPurpose::Stateless => table.note_named(notification),
+            ConnectionPurpose::Apart { process } => match notification.cancelled() {
+                Some(id) => {
+                    let (notification, text) =
+                        request_ids::withdrawal(notification, &request_ids::outward(process, &id));
+                    table.note(&notification, &text)
+                }
+                None => table.note(notification, text),
+            },
+        }
+    }
+
+    fn ask(self: &Arc<Self>, request: &Request, text: &Bytes) {
+        let asked = match &self.kind {
+            ConnectionPurpose::Session => self.table.lock().ask(request, text),
+            // Such a server asks nothing in the middle of a request, and its client answers nothing.
+            ConnectionPurpose::Stateless => return self.shared.dropped("stray_request"),
+            ConnectionPurpose::Apart { process } => {
+                let (request, text) = request_ids::question(request, request_ids::outward(process, &request.id));
+                self.table.lock().ask(&request, &text)
+            }
+        };
+        let why = match asked {
+            Ok(()) => return,
+            Err(DeliveryError::Nobody) if request.method == method::PING => {
+                return self.reply(envelope::result(&request.id, &Payload::empty_object()));
+            }
+            Err(DeliveryError::Nobody) => "no single call that this can belong to",
+            Err(DeliveryError::Slow) => "the client does not keep up",
+        };
+        self.shared.dropped("stray_request");
+        self.reply(refused(&request.id, why));
+    }
+
+    /// Sends an answer of the stand's own in the background. Under a flood it is dropped and counted.
+    fn reply(self: &Arc<Self>, text: Bytes) {
+        let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else {
+            return self.shared.dropped("reply_flood");
+        };
+        let session = Arc::clone(self);
+        let outgoing = self.own(text);
+        self.shared.life.tracker.spawn(async move {
+            let _permit = permit;
+            if session.send(&outgoing, &HandedOver::default()).await.is_err() {
+                session.shared.dropped("reply_failed");
+            }
+        });
+    }
+}
+
+/// Whether a result is no more than the handle of a task that the server runs, in either era.
+fn is_task(result: &Object) -> bool {
+    result.has_object("task") || result.get_str("resultType").as_deref() == Some("task")
+}
+
+fn refused(id: &RequestId, why: &str) -> Bytes {
+    envelope::error(Some(id), &RpcError::new(INTERNAL_ERROR, why))
+}

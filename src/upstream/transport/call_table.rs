@@ -1,0 +1,419 @@
+//! Finds the call of a connection that a message belongs to. Decides, and fills bounded queues; waits for nobody.
+//!
+//! A slow reader holds up no other call: its progress is left out, its question refused; room for the answer is
+//! set aside when the call begins.
+
+mod stateless;
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::{Notify, mpsc};
+use tokio::time::Instant;
+use tokio_util::sync::DropGuard;
+
+use crate::dialect::relay_core_2025_11_25::related_task;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::http::post::StreamPurpose;
+use crate::upstream::request_transport::{BodyBreakError, BodyPieces};
+use crate::wire::framing::sse_message;
+use crate::wire::{Notification, Object, Payload, Request, RequestId, meta, method};
+
+/// Messages that wait for the reader of one stream, its answer not counted, and bytes of them: one message alone may be
+/// larger, as large as the connection takes.
+const QUEUE_MAX: usize = 256;
+const QUEUE_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Requests in progress over one connection.
+const CALLS_MAX: usize = 4_096;
+/// Questions of one call whose ids are remembered.
+const QUESTIONS_MAX: usize = 64;
+/// Notifications that are kept until somebody first listens.
+const EARLY_MAX: usize = 16;
+
+/// The way into an event stream in the making.
+#[derive(Clone, Debug)]
+pub(super) struct EventQueue {
+    sender: mpsc::Sender<io::Result<Bytes>>,
+    /// Bytes that wait, the answer's not counted.
+    waiting: Arc<AtomicUsize>,
+}
+
+impl EventQueue {
+    fn new(places: usize) -> (Self, BodyPieces) {
+        let (sender, receiver) = mpsc::channel(places);
+        let waiting = Arc::new(AtomicUsize::new(0));
+        (Self { sender, waiting: Arc::clone(&waiting) }, BodyPieces::new(receiver, waiting))
+    }
+
+    fn is_closed(&self) -> bool {
+        self.sender.is_closed()
+    }
+
+    /// Puts a message in as an event. Only the table does, so nobody comes between the look and the deed.
+    fn put(&self, text: &Bytes) -> Result<(), DeliveryError> {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        if waiting > 0 && waiting.saturating_add(text.len()) > QUEUE_BYTES_MAX {
+            return Err(if self.is_closed() { DeliveryError::Nobody } else { DeliveryError::Slow });
+        }
+        let event = sse_message(text);
+        let bytes = event.len();
+        self.waiting.fetch_add(bytes, Ordering::Relaxed);
+        self.sender.try_send(Ok(event)).map_err(|refused| {
+            self.waiting.fetch_sub(bytes, Ordering::Relaxed);
+            match refused {
+                mpsc::error::TrySendError::Full(_) => DeliveryError::Slow,
+                mpsc::error::TrySendError::Closed(_) => DeliveryError::Nobody,
+            }
+        })
+    }
+}
+
+/// Requests in progress and the stream for what belongs to none.
+#[derive(Debug)]
+pub(super) struct CallTable {
+    calls: HashMap<RequestId, CallEntry>,
+    own: UnsolicitedStream,
+    /// Since when nobody has used the connection or listened on it, as far as anybody looked.
+    idle_since: Instant,
+    /// When it was used last, whoever listened since.
+    used: Instant,
+    /// The server has made a task of a call: it may be at it while nothing is in progress here.
+    has_task: bool,
+}
+
+#[derive(Debug)]
+enum UnsolicitedStream {
+    /// Nobody has listened yet; what was said is kept.
+    Early(Vec<Bytes>),
+    Heard(EventQueue, Option<StreamPurpose>),
+}
+
+/// How idle a connection is on which nothing is in progress.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ConnectionIdleness {
+    /// For how long it was not used.
+    pub(super) quiet: Duration,
+    /// For how long nobody listened, either.
+    pub(super) unused: Duration,
+    /// The server was given a call that it made a task of.
+    pub(super) has_task: bool,
+}
+
+/// A request that was entered.
+#[derive(Debug)]
+pub(super) struct EnteredRequest {
+    /// Its messages as events.
+    pub(super) pieces: BodyPieces,
+    /// Told of the first of them.
+    pub(super) heard: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct CallEntry {
+    queue: EventQueue,
+    heard: Arc<Notify>,
+    /// Room for the answer.
+    last: mpsc::OwnedPermit<io::Result<Bytes>>,
+    is_tool: bool,
+    /// It opens the session: nothing else that is said before its answer belongs to it.
+    is_first: bool,
+    token: Option<Payload>,
+    /// The server's task that it waits for.
+    task: Option<String>,
+    questions: Vec<RequestId>,
+    terms: RequestTerms,
+}
+
+/// What holds for one request alone.
+#[derive(Debug, Default)]
+pub(super) struct RequestTerms {
+    /// By which names whoever made the request knows it, where the server knows it by others.
+    pub(super) outer: Option<OriginalRequest>,
+    /// Dropped when nothing more comes for the request, after its answer is on its way.
+    pub(super) _done: Option<DropGuard>,
+}
+
+/// A request as whoever made it named it.
+#[derive(Clone, Debug)]
+pub(super) struct OriginalRequest {
+    pub(super) id: RequestId,
+    pub(super) token: Option<Payload>,
+    /// Whether it wants to be told what the server logs.
+    pub(super) wants_logs: bool,
+    /// Whether it asks nothing but what the server is.
+    pub(super) is_probe: bool,
+}
+
+/// Why a request cannot begin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RequestStartError {
+    IdInUse,
+    TooMany,
+    /// The connection is over.
+    Over,
+}
+
+/// A message found nobody, or nobody who keeps up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeliveryError {
+    Nobody,
+    Slow,
+}
+
+impl CallTable {
+    pub(super) fn new() -> Self {
+        let (idle_since, used) = (Instant::now(), Instant::now());
+        Self { calls: HashMap::new(), own: UnsolicitedStream::Early(Vec::new()), idle_since, used, has_task: false }
+    }
+
+    /// Enters a request on these terms; its messages come out as events.
+    pub(super) fn begin_on(
+        &mut self,
+        request: &Request,
+        terms: RequestTerms,
+    ) -> Result<EnteredRequest, RequestStartError> {
+        if self.calls.contains_key(&request.id) {
+            return Err(RequestStartError::IdInUse);
+        }
+        if self.calls.len() >= CALLS_MAX {
+            // Those that nobody reads any more make room.
+            self.calls.retain(|_, call| !call.queue.is_closed());
+        }
+        if self.calls.len() >= CALLS_MAX {
+            return Err(RequestStartError::TooMany);
+        }
+        let (queue, pieces) = EventQueue::new(QUEUE_MAX + 1);
+        let last = queue.sender.clone().try_reserve_owned().map_err(|_| RequestStartError::TooMany)?;
+        let params = request.params.object();
+        let heard = Arc::new(Notify::new());
+        let call = CallEntry {
+            queue,
+            heard: Arc::clone(&heard),
+            last,
+            is_tool: request.method == method::TOOLS_CALL,
+            is_first: request.method == method::INITIALIZE,
+            token: params.and_then(|params| params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)),
+            task: params
+                .filter(|_| request.method == method::TASKS_RESULT)
+                .and_then(|params| params.get_string("taskId")),
+            questions: Vec::new(),
+            terms,
+        };
+        self.calls.insert(request.id.clone(), call);
+        self.touch();
+        Ok(EnteredRequest { pieces, heard })
+    }
+
+    /// Takes an answer to where it is waited for; `false` if it is nobody's.
+    pub(super) fn answer(&mut self, id: Option<&RequestId>, text: &Bytes) -> bool {
+        let Some(call) = id.and_then(|id| self.remove(id)) else { return false };
+        call.last.send(Ok(sse_message(text)));
+        call.heard.notify_one();
+        true
+    }
+
+    /// Breaks one request off.
+    pub(super) fn break_off(&mut self, id: &RequestId, fault: GatewayFault) -> bool {
+        let Some(call) = self.remove(id) else { return false };
+        call.last.send(Err(io::Error::other(BodyBreakError(fault))));
+        call.heard.notify_one();
+        true
+    }
+
+    /// Breaks the only request off; `false` if there is none, or another beside it.
+    pub(super) fn break_off_only(&mut self, fault: GatewayFault) -> bool {
+        let mut all = self.calls.keys();
+        let (Some(only), None) = (all.next().cloned(), all.next()) else { return false };
+        self.break_off(&only, fault)
+    }
+
+    /// Breaks all requests off, and ends the other stream.
+    pub(super) fn end(&mut self, fault: GatewayFault) {
+        let fault = self.for_each_call(fault);
+        for (_, call) in self.calls.drain() {
+            call.last.send(Err(io::Error::other(BodyBreakError(fault))));
+        }
+        self.own = UnsolicitedStream::Early(Vec::new());
+    }
+
+    /// What a fault of the connection says of every call: one answer was too large, and nobody knows whose.
+    fn for_each_call(&self, fault: GatewayFault) -> GatewayFault {
+        let whose = fault.reason == Reason::ResultTooLarge && self.calls.len() > 1;
+        let executed = if whose { Executed::Unknown } else { fault.executed };
+        GatewayFault { executed, ..fault }
+    }
+
+    /// Ends the stream of a request that nobody wants answered any more; `false` if there is none.
+    pub(super) fn cancel(&mut self, id: &RequestId) -> bool {
+        self.remove(id).is_some()
+    }
+
+    /// Whether the request is in progress.
+    pub(super) fn has(&self, id: &RequestId) -> bool {
+        self.calls.contains_key(id)
+    }
+
+    /// Whether the request in progress is a call of a tool.
+    pub(super) fn is_tool(&self, id: &RequestId) -> bool {
+        self.calls.get(id).is_some_and(|call| call.is_tool)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls.is_empty()
+    }
+
+    /// Takes note that a question was answered.
+    pub(super) fn answered(&mut self, question: &RequestId) {
+        self.calls.values_mut().for_each(|call| call.questions.retain(|open| open != question));
+    }
+
+    /// Takes a notification to the call that it names, else to the only one that may be meant, else to the stream
+    /// for what belongs to none (T-20).
+    pub(super) fn note(&mut self, notification: &Notification, text: &Bytes) -> Result<(), DeliveryError> {
+        let params = notification.params.object();
+        let call = match notification.method.as_str() {
+            method::PROGRESS => {
+                let token = params.and_then(|params| params.get(meta::PROGRESS_TOKEN));
+                token.and_then(|token| self.calls.values().find(|call| call.token.as_ref() == Some(&token)))
+            }
+            method::LOG_MESSAGE => self.related(params).or_else(|| self.only()),
+            method::CANCELLED => {
+                notification.cancelled().and_then(|id| self.calls.values().find(|call| call.questions.contains(&id)))
+            }
+            _ => None,
+        };
+        match call {
+            Some(call) => {
+                call.heard.notify_one();
+                call.queue.put(text)
+            }
+            None => self.note_to_all(text),
+        }
+    }
+
+    /// Takes a question to the call that it names, else to the only one, else to the stream for what belongs to none.
+    pub(super) fn ask(&mut self, request: &Request, text: &Bytes) -> Result<(), DeliveryError> {
+        let names_a_task = request.params.object().and_then(related_task).is_some();
+        let id = match self.related(request.params.object()) {
+            None if names_a_task => None,
+            None => self.only().map(|call| call.queue.clone()),
+            Some(call) => Some(call.queue.clone()),
+        };
+        let Some(queue) = id else {
+            return match &self.own {
+                UnsolicitedStream::Early(_) => Err(DeliveryError::Nobody),
+                UnsolicitedStream::Heard(queue, _) => queue.put(text),
+            };
+        };
+        queue.put(text)?;
+        let call = self.calls.values_mut().find(|call| call.queue.sender.same_channel(&queue.sender));
+        if let Some(call) = &call {
+            call.heard.notify_one();
+        }
+        if let Some(call) = call.filter(|call| call.questions.len() < QUESTIONS_MAX) {
+            call.questions.push(request.id.clone());
+        }
+        Ok(())
+    }
+
+    /// Opens the stream for what belongs to no request; an older one ends.
+    pub(super) fn listen(&mut self, purpose: Option<StreamPurpose>) -> BodyPieces {
+        let (queue, pieces) = EventQueue::new(QUEUE_MAX);
+        if let UnsolicitedStream::Early(early) =
+            std::mem::replace(&mut self.own, UnsolicitedStream::Heard(queue.clone(), purpose))
+        {
+            for text in early {
+                // There is room for all of them.
+                let _ = queue.put(&text);
+            }
+        }
+        pieces
+    }
+
+    /// How idle the connection is, unless something is in progress.
+    pub(super) fn idle(&mut self) -> Option<ConnectionIdleness> {
+        if !self.calls.is_empty() {
+            return None;
+        }
+        let unused = self.left_for();
+        // Of what only the gateway reads nobody knows better whether it is in use than whoever reads it.
+        let is_served = matches!(&self.own, UnsolicitedStream::Heard(queue, Some(purpose)) if !queue.is_closed() && purpose.is_served());
+        Some(ConnectionIdleness { quiet: self.used.elapsed(), unused, has_task: self.has_task || is_served })
+    }
+
+    /// How long nobody has waited for anything. A call goes on meanwhile, if nobody reads its answer any more.
+    pub(super) fn left_for(&mut self) -> Duration {
+        let listens = match &self.own {
+            UnsolicitedStream::Early(_) => false,
+            UnsolicitedStream::Heard(queue, purpose) => {
+                !queue.is_closed() && purpose.as_ref().is_none_or(StreamPurpose::is_served)
+            }
+        };
+        if listens || self.calls.values().any(|call| !call.queue.is_closed()) {
+            self.idle_since = Instant::now();
+        }
+        self.idle_since.elapsed()
+    }
+
+    pub(super) fn touch(&mut self) {
+        (self.idle_since, self.used) = (Instant::now(), Instant::now());
+    }
+
+    /// Takes note that a call became a task of the server's.
+    pub(super) const fn note_task(&mut self) {
+        self.has_task = true;
+    }
+
+    fn remove(&mut self, id: &RequestId) -> Option<CallEntry> {
+        self.touch();
+        if let Some(call) = self.calls.remove(id) {
+            return Some(call);
+        }
+        // Servers write ids back as they see fit.
+        let same = self.calls.keys().find(|own| own.says(id)).cloned()?;
+        self.calls.remove(&same)
+    }
+
+    fn note_to_all(&mut self, text: &Bytes) -> Result<(), DeliveryError> {
+        match &mut self.own {
+            UnsolicitedStream::Early(early)
+                if early.len() < EARLY_MAX
+                    && early.iter().map(Bytes::len).sum::<usize>() + text.len() <= QUEUE_BYTES_MAX =>
+            {
+                early.push(text.clone());
+                Ok(())
+            }
+            UnsolicitedStream::Early(_) => Err(DeliveryError::Nobody),
+            UnsolicitedStream::Heard(queue, _) => queue.put(text),
+        }
+    }
+
+    /// The request that waits for the task which is named.
+    fn related(&self, params: Option<&Object>) -> Option<&CallEntry> {
+        let task = related_task(params?)?;
+        self.calls.values().find(|call| call.task.as_ref() == Some(&task))
+    }
+
+    /// The only tool call in progress; without any, the only request.
+    fn only(&self) -> Option<&CallEntry> {
+        let sole = |tools: bool| {
+            let mut all = self.calls.values().filter(|call| call.is_tool || !(tools || call.is_first));
+            (all.next(), all.next())
+        };
+        match sole(true) {
+            (Some(call), None) => Some(call),
+            (Some(_), Some(_)) => None,
+            (None, _) => match sole(false) {
+                (Some(call), None) => Some(call),
+                (Some(_) | None, _) => None,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! Runs calls on a connection of their own (`process_per_call`), opened for them and ended after them.
+//!
+//! Such a connection begins as the session's own did, with the same `initialize`, so that the call runs as in that
+//! session. What it says goes to the call; its questions bear ids that lead back to it.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Response;
+use parking_lot::Mutex;
+use wildmatch::WildMatch;
+
+use super::adapter_connection::{AdapterConnection, ConnectionPurpose, UnopenedConnectionGuard};
+use super::call_table::RequestTerms;
+use super::connection_permits::PermitWait;
+use super::{TransportAdapter, owner_of, refusal, request_ids};
+use crate::task::{Executed, GatewayFault, PublishedName, Reason, ToolNames};
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::post::OutgoingRequest;
+use crate::upstream::request_transport::AnswerBody;
+use crate::wire::{Message, Request, RequestId, envelope, method};
+
+/// How long it may take until such a connection is ready for its call, waiting for a place included.
+const OPENING_MAX: Duration = Duration::from_secs(60);
+
+/// Which tools' calls are kept apart: the first rule that fits the name which clients know a tool by decides.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct DedicatedProcessRules {
+    rules: Vec<(WildMatch, bool)>,
+    names: ToolNames,
+}
+
+/// Patterns and names are text.
+impl Eq for DedicatedProcessRules {}
+
+impl DedicatedProcessRules {
+    #[must_use]
+    pub fn new(rules: Vec<(WildMatch, bool)>, names: ToolNames) -> Self {
+        match rules.iter().any(|(_, is_apart)| *is_apart) {
+            true => Self { rules, names },
+            false => Self::default(),
+        }
+    }
+
+    /// Whether a request is such a call. One that the server makes a task of its own is none: the task outlives the
+    /// answer, and would end with its process.
+    pub(super) fn include(&self, request: &Request) -> bool {
+        if self.rules.is_empty() || request.method != method::TOOLS_CALL {
+            return false;
+        }
+        let Some(params) = request.params.object().filter(|params| !params.contains("task")) else { return false };
+        let Some(own) = params.get_str("name") else { return false };
+        let PublishedName::Name(name) = self.names.shown(&own) else { return false };
+        self.rules.iter().find(|(pattern, _)| pattern.matches(&name)).is_some_and(|(_, is_apart)| *is_apart)
+    }
+}
+
+/// How a session began, for others to begin in the same way.
+pub(super) struct SessionTemplate {
+    pub(super) initialize: Request,
+    pub(super) outgoing: OutgoingRequest,
+    /// The log level that was asked for last.
+    level: Mutex<Option<Request>>,
+}
+
+impl SessionTemplate {
+    pub(super) const fn new(initialize: Request, outgoing: OutgoingRequest) -> Self {
+        Self { initialize, outgoing, level: Mutex::new(None) }
+    }
+}
+
+impl TransportAdapter {
+    /// Runs a call of a session on a connection of its own.
+    ///
+    /// # Errors
+    /// If none is ready in time, or the call could not be sent.
+    pub(super) async fn call_apart(
+        &self,
+        session: &Arc<AdapterConnection>,
+        request: &Request,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        if session.runs(&request.id) {
+            return Ok(refusal(Some(&request.id), "this request id is in use"));
+        }
+        let _stays = session.opener();
+        let ready = tokio::time::timeout(OPENING_MAX, self.open_like(session)).await;
+        let ready = ready.unwrap_or(Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No)));
+        // Nothing of the call was sent, whatever was said before it.
+        let (other, unless_called) = ready.map_err(|fault| GatewayFault { executed: Executed::No, ..fault })?;
+        session.keep(&other)?;
+        let terms = RequestTerms { _done: Some(other.end_guard()), ..RequestTerms::default() };
+        let response = other.request_on(request, outgoing, terms, handed_over).await?;
+        unless_called.disarm();
+        Ok(response)
+    }
+
+    async fn open_like(
+        &self,
+        session: &Arc<AdapterConnection>,
+    ) -> Result<(Arc<AdapterConnection>, UnopenedConnectionGuard), GatewayFault> {
+        let internal = GatewayFault::new(Reason::Internal, Executed::No);
+        let origin = session.origin.get().ok_or(internal)?;
+        let process = self.shared.processes.fetch_add(1, Ordering::Relaxed).to_string();
+        let (other, unless_kept) = self
+            .open(
+                ConnectionPurpose::Apart { process },
+                (&owner_of(&origin.outgoing), PermitWait::Waits),
+                origin.outgoing.forwarded(),
+            )
+            .await?;
+        let (_, is_result) = other.first(&origin.initialize, &origin.outgoing, &HandedOver::default()).await?;
+        if !is_result {
+            return Err(GatewayFault::new(Reason::UpstreamRefused, Executed::No));
+        }
+        other.send(&other.own(envelope::notification(method::INITIALIZED, None)), &HandedOver::default()).await?;
+        let level = origin.level.lock().clone();
+        if let Some(level) = level {
+            // Its answer is nobody's.
+            drop(other.begin(&level)?);
+            other.send(&other.own(request_ids::text_of(&level)), &HandedOver::default()).await?;
+        }
+        Ok((other, unless_kept))
+    }
+}
+
+impl AdapterConnection {
+    /// Takes note of what further connections of this session are told as well.
+    pub(super) fn note_level(&self, request: &Request) {
+        if request.method == method::SET_LEVEL
+            && let Some(origin) = self.origin.get()
+        {
+            *origin.level.lock() = Some(request.clone());
+        }
+    }
+
+    fn keep(&self, other: &Arc<Self>) -> Result<(), GatewayFault> {
+        let mut apart = self.apart.lock();
+        apart.retain(|other| !other.is_over());
+        // Whoever ends the session ends those that are in the list by then.
+        if self.is_over() {
+            return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
+        }
+        apart.push(Arc::clone(other));
+        Ok(())
+    }
+
+    fn runs(&self, id: &RequestId) -> bool {
+        let has = |session: &Self| session.table.lock().has(id);
+        has(self) || self.apart.lock().iter().any(|other| has(other))
+    }
+
+    /// Where a notification or an answer belongs that is about a call kept apart, and how it is said there.
+    pub(super) fn place_of(&self, message: &Message) -> Option<(Arc<Self>, Option<Bytes>)> {
+        let apart = self.apart.lock();
+        match message {
+            Message::Notification(notification) => {
+                let id = notification.cancelled()?;
+                let other = apart.iter().find(|other| other.table.lock().has(&id))?;
+                Some((Arc::clone(other), None))
+            }
+            Message::Response(response) => {
+                let (process, id) = request_ids::inward(response.id.as_ref()?)?;
+                let is_meant = |other: &&Arc<Self>| matches!(other.kind(), ConnectionPurpose::Apart { process: own } if *own == process);
+                let other = apart.iter().find(is_meant)?;
+                let text = request_ids::answer(response, &id);
+                Some((Arc::clone(other), Some(text)))
+            }
+            Message::Request(_) => None,
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Maps the ids of a request on both sides of the adapter, where they differ. Pure.
+
+use bytes::Bytes;
+
+use super::call_table::OriginalRequest;
+use crate::wire::envelope::{Notification, Params, Request, Response};
+use crate::wire::{Object, Payload, RequestId, ScanLimits, envelope, meta, method};
+
+/// Ids of questions that a process asked which is not the session's own.
+const APART: &str = "process:";
+
+/// A request under the stand's own id, which is its progress token too, and how its maker knows it.
+pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, OriginalRequest) {
+    let metadata = request.params.object().and_then(|params| params.get_object(meta::META));
+    let token = metadata.as_ref().and_then(|metadata| metadata.get(meta::PROGRESS_TOKEN));
+    let wants_logs = metadata.as_ref().is_some_and(|metadata| metadata.contains(meta::LOG_LEVEL));
+    let is_probe = request.method == method::DISCOVER;
+    let outer = OriginalRequest { id: request.id.clone(), token, wants_logs, is_probe };
+    let mut request = Request { id: id.clone(), ..request.clone() };
+    if let (Some(metadata), Some(params), Some(_)) = (metadata, request.params.object(), &outer.token) {
+        let metadata = metadata.edit().set(meta::PROGRESS_TOKEN, id.payload().clone()).finish();
+        request.params = params_of(&params.edit().set(meta::META, metadata).finish());
+    }
+    let text = text_of(&request);
+    (request, text, outer)
+}
+
+/// An answer as the maker of the request is to see it.
+pub(super) fn answer(response: &Response, id: &RequestId) -> Bytes {
+    match &response.outcome {
+        Ok(result) => envelope::result(id, result),
+        Err(error) => envelope::error(Some(id), error),
+    }
+}
+
+/// A notification on a subscription, under the id of whoever listens.
+pub(super) fn told_of(notification: &Notification, id: &RequestId) -> Bytes {
+    let edited = notification.params.object().and_then(|params| {
+        let metadata = params.get_object(meta::META)?;
+        let metadata = metadata.edit().set(meta::SUBSCRIPTION_ID, id.payload().clone()).finish();
+        Some(params.edit().set(meta::META, metadata).finish())
+    });
+    match edited {
+        Some(params) => envelope::notification(&notification.method, Some(&params)),
+        None => verbatim(notification),
+    }
+}
+
+/// Progress under the token that was asked for.
+pub(super) fn progress_of(notification: &Notification, token: &Payload) -> Bytes {
+    let params = notification.params.object();
+    let params = params.map(|params| params.edit().set(meta::PROGRESS_TOKEN, token.clone()).finish());
+    envelope::notification(&notification.method, params.as_ref())
+}
+
+pub(super) fn verbatim(notification: &Notification) -> Bytes {
+    envelope::notification(&notification.method, notification.params.object().map(Object::payload))
+}
+
+/// That nobody waits for a request any more.
+pub(super) fn cancelled(id: &RequestId) -> Bytes {
+    let params = Payload::of(&serde_json::json!({ "requestId": id, "reason": "nobody waits for it any more" }));
+    envelope::notification(method::CANCELLED, Some(&params))
+}
+
+/// A call whose server must not make a task of its own: its process ends with the answer.
+pub(super) fn without_tasks(request: &Request) -> Request {
+    let edited = request.params.object().and_then(|params| {
+        let metadata = params.get_object(meta::META)?;
+        let declared = metadata.get_object(meta::CLIENT_CAPABILITIES)?;
+        let extensions = declared.get_object("extensions")?;
+        let extensions = extensions.edit().remove(meta::TASKS_EXTENSION).finish();
+        let declared = declared.edit().set("extensions", extensions).finish();
+        let metadata = metadata.edit().set(meta::CLIENT_CAPABILITIES, declared).finish();
+        Some(params.edit().set(meta::META, metadata).finish())
+    });
+    match edited {
+        Some(params) => Request { params: params_of(&params), ..request.clone() },
+        None => request.clone(),
+    }
+}
+
+/// The id that the session's client knows a question by; `process` tells apart what several processes ask.
+pub(super) fn outward(process: &str, id: &RequestId) -> RequestId {
+    RequestId::text(&format!("{APART}{process}:{}", id.as_json()))
+}
+
+/// The process that asked, and the question's id there; `None` for one that the session's own asked.
+pub(super) fn inward(id: &RequestId) -> Option<(String, RequestId)> {
+    let text = id.as_text()?;
+    let (process, own) = text.strip_prefix(APART)?.split_once(':')?;
+    let own = Payload::parse(&Bytes::copy_from_slice(own.as_bytes()), ScanLimits::CLIENT).ok()?;
+    Some((process.to_owned(), RequestId::from_payload(&own)?))
+}
+
+/// A question under another id.
+pub(super) fn question(request: &Request, id: RequestId) -> (Request, Bytes) {
+    let request = Request { id, ..request.clone() };
+    let text = text_of(&request);
+    (request, text)
+}
+
+/// A question taken back, under another id.
+pub(super) fn withdrawal(notification: &Notification, id: &RequestId) -> (Notification, Bytes) {
+    let params = notification.params.object();
+    let params = params.map(|params| params.edit().set("requestId", id.payload().clone()).finish());
+    let params = params.as_ref().map_or(Params::Absent, params_of);
+    let notification = Notification { params, ..notification.clone() };
+    let text = verbatim(&notification);
+    (notification, text)
+}
+
+pub(super) fn text_of(request: &Request) -> Bytes {
+    envelope::request(&request.id, &request.method, request.params.object().map(Object::payload))
+}
+
+fn params_of(params: &Payload) -> Params {
+    Object::of(params).map_or(Params::Absent, Params::Object)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::wire::Message;
+
+    fn read(message: &Value) -> Message {
+        envelope::read(&Bytes::from(message.to_string()), ScanLimits::UPSTREAM).unwrap()
+    }
+
+    fn request(message: &Value) -> Request {
+        let Message::Request(request) = read(message) else { panic!("{message}") };
+        request
+    }
+
+    fn value(text: &Bytes) -> Value {
+        serde_json::from_slice(text).unwrap()
+    }
+
+    #[test]
+    fn a_request_travels_under_the_stands_own_id_and_its_answers_under_its_makers() {
+        let made = json!({ "jsonrpc": "2.0", "id": "a", "method": "tools/call", "params": { "name": "t",
+            "_meta": { "progressToken": "p", "io.modelcontextprotocol/logLevel": "info" } } });
+        let (renamed, text, outer) = renumbered(&request(&made), &RequestId::number(7));
+        let sent = json!({ "jsonrpc": "2.0", "id": 7, "method": "tools/call", "params": { "name": "t",
+            "_meta": { "progressToken": 7, "io.modelcontextprotocol/logLevel": "info" } } });
+        assert_eq!((value(&text), renamed.id.as_json()), (sent, "7"));
+        assert_eq!((outer.id.as_json(), outer.token.as_ref().map(Payload::as_str)), ("\"a\"", Some("\"p\"")));
+        assert!(outer.wants_logs);
+        let Message::Response(response) = read(&json!({ "jsonrpc": "2.0", "id": 7, "result": { "x": 1 } })) else {
+            panic!("no response")
+        };
+        assert_eq!(value(&answer(&response, &outer.id)), json!({ "jsonrpc": "2.0", "id": "a", "result": { "x": 1 } }));
+        // Without a token there is none to be made.
+        let plain = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": { "_meta": {} } });
+        let (_, text, outer) = renumbered(&request(&plain), &RequestId::number(8));
+        assert_eq!(value(&text)["params"], json!({ "_meta": {} }));
+        assert!(outer.token.is_none() && !outer.wants_logs);
+    }
+
+    /// T-62.
+    #[test]
+    fn t_62_questions_of_several_processes_have_different_ids_that_lead_back() {
+        for own in [RequestId::number(0), RequestId::text("0"), RequestId::text("a:\"b\" \u{e4}")] {
+            let (one, other) = (outward("1", &own), outward("2", &own));
+            assert_ne!(one, other);
+            assert_eq!(inward(&one), Some(("1".to_owned(), own.clone())));
+            assert_eq!(inward(&own), None);
+        }
+        for foreign in ["process:", "process:1", "process:1:", "process:1:x", "other:1:0"] {
+            assert_eq!(inward(&RequestId::text(foreign)), None, "{foreign}");
+        }
+    }
+
+    #[test]
+    fn a_call_in_a_process_of_its_own_declares_no_tasks() {
+        let declared = json!({ "elicitation": {}, "extensions": { meta::TASKS_EXTENSION: {}, "x": {} } });
+        let made = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call",
+            "params": { "name": "t", "_meta": { meta::CLIENT_CAPABILITIES: declared } } });
+        let text = value(&text_of(&without_tasks(&request(&made))));
+        let expected = json!({ "elicitation": {}, "extensions": { "x": {} } });
+        assert_eq!(text["params"]["_meta"][meta::CLIENT_CAPABILITIES], expected);
+    }
+}

@@ -1,0 +1,309 @@
+//! Speaks HTTP+SSE, the transport of 2024-11-05: a GET whose event stream is the session, and POSTs beside it.
+//!
+//! The stream's first event names the address for the POSTs. It may be a path or a whole URL, and must lead to the
+//! origin that the configuration names: a server sends nobody's credentials elsewhere (U41). What a server says comes
+//! over the stream alone; what it answers a POST with only says whether it took the message. Nothing can be
+//! resumed: when the stream is over, so is the session.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use hyper::body::Incoming;
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
+use url::Url;
+
+use super::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::http::TaskScope;
+use crate::upstream::http::client::{HandedOver, HttpClient};
+use crate::upstream::http::post::{OutgoingRequest, SessionHeaders};
+use crate::upstream::http::reply::{self, BodyReadError, EventStream, ReadLimits};
+use crate::upstream::raw_channel::BodyKind;
+use crate::upstream::request_transport::AnswerBody;
+use crate::wire::framing::SseEvent;
+
+/// Streams at one server, which are sessions.
+pub(crate) const SESSIONS_MAX: usize = 4_096;
+/// How long a server may take to name the address for POSTs, connecting included.
+const ENDPOINT_WAIT: Duration = Duration::from_secs(10);
+/// Longest address that is looked at.
+const ENDPOINT_BYTES_MAX: usize = 8 * 1024;
+/// What is read of the answer to a POST, so that its connection can be used again, and for how long.
+const REST_BYTES_MAX: usize = 64 * 1024;
+const REST_WAIT: Duration = Duration::from_secs(5);
+/// A server that cannot be reached is tried again as soon as over streamable HTTP.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Whether a server was last seen to speak HTTP+SSE: set by the first event of a stream, taken back when there is
+/// none to be had. Shared with whoever has another way to the same server.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct SseDetected(Arc<AtomicBool>);
+
+impl SseDetected {
+    pub(crate) fn is(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set(&self, speaks_sse: bool) {
+        self.0.store(speaks_sse, Ordering::Relaxed);
+    }
+}
+
+/// Opens a stream for each connection.
+#[derive(Debug)]
+pub(crate) struct SseTransport {
+    name: Arc<str>,
+    url: Url,
+    client: HttpClient,
+    /// Largest event.
+    event_bytes_max: usize,
+    seen: SseDetected,
+    life: TaskScope,
+}
+
+impl SseTransport {
+    /// The way to the server at `url`, which is what `client` was made for.
+    pub(crate) const fn new(
+        name: Arc<str>,
+        url: Url,
+        client: HttpClient,
+        event_bytes_max: usize,
+        seen: SseDetected,
+        life: TaskScope,
+    ) -> Self {
+        Self { name, url, client, event_bytes_max, seen, life }
+    }
+
+    /// Opens the stream and reads its first event.
+    async fn stream(&self, forwarded: &ForwardedHeaders) -> Result<(EventStream, Url), GatewayFault> {
+        let get = SessionHeaders::default().get(None).forwarding(forwarded.clone());
+        let response = self.client.send(&get, &HandedOver::default()).await?;
+        if !response.status().is_success() {
+            let (status, fault) = (response.status(), reply::status_fault(&response));
+            if status.is_client_error() && fault.reason == Reason::UpstreamHttpStatus && fault.retry_after.is_none() {
+                self.seen.set(false);
+            }
+            return Err(fault);
+        }
+        if reply::content_of(response.headers()) != BodyKind::Events {
+            self.seen.set(false);
+            return Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::No));
+        }
+        let limits = ReadLimits { bytes_max: self.event_bytes_max, idle: None };
+        let mut events = EventStream::new(AnswerBody::Http(response.into_body(), None), limits);
+        loop {
+            match events.next().await.map_err(BodyReadError::into_fault)? {
+                Some(event) if event.name.as_deref() == Some("endpoint") => {
+                    self.seen.set(true);
+                    let endpoint = self.endpoint(&event)?;
+                    return Ok((events, endpoint));
+                }
+                Some(_) => (),
+                None => {
+                    self.seen.set(false);
+                    return Err(BodyReadError::Closed.into_fault());
+                }
+            }
+        }
+    }
+
+    fn endpoint(&self, event: &SseEvent) -> Result<Url, GatewayFault> {
+        endpoint_of(&self.url, &event.data).map_err(|refusal| {
+            let upstream = &self.name;
+            match &refusal {
+                // Without path and query, which may be a secret.
+                EndpointError::Elsewhere(origin) => {
+                    tracing::warn!(%upstream, origin, "the server's `endpoint` event names another origin; nothing is sent there");
+                }
+                EndpointError::NoAddress => tracing::warn!(%upstream, "the server's `endpoint` event names no address"),
+            }
+            refusal.into_fault()
+        })
+    }
+}
+
+#[async_trait]
+impl MessageTransport for SseTransport {
+    async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
+        let unsent = |fault| GatewayFault { executed: Executed::No, ..fault };
+        let Ok(opened) = tokio::time::timeout(ENDPOINT_WAIT, self.stream(forwarded)).await else {
+            self.seen.set(false);
+            return Err(GatewayFault::new(Reason::UpstreamTimeout, Executed::No));
+        };
+        let (events, endpoint) = opened.map_err(unsent)?;
+        let client = self.client.at(&endpoint).map_err(|_| EndpointError::NoAddress.into_fault())?;
+        let posts = SsePosts { client: Arc::new(client), life: self.life.clone(), closing: CancellationToken::new() };
+        Ok(ConnectionEnds { sender: Arc::new(posts), receiver: Box::new(SseReceiver(events)) })
+    }
+
+    fn pause_max(&self) -> Duration {
+        PAUSE_MAX
+    }
+}
+
+/// Why an `endpoint` event is of no use.
+#[derive(Debug, PartialEq, Eq)]
+enum EndpointError {
+    NoAddress,
+    Elsewhere(String),
+}
+
+impl EndpointError {
+    fn into_fault(self) -> GatewayFault {
+        let reason = match self {
+            Self::NoAddress => Reason::UpstreamMalformed,
+            Self::Elsewhere(_) => Reason::UpstreamRedirect,
+        };
+        GatewayFault::new(reason, Executed::No)
+    }
+}
+
+/// The address for POSTs that an event names, seen from the stream's own.
+fn endpoint_of(stream: &Url, data: &[u8]) -> Result<Url, EndpointError> {
+    let text = std::str::from_utf8(data).ok().filter(|text| (1..=ENDPOINT_BYTES_MAX).contains(&text.len()));
+    let mut endpoint = text.and_then(|text| stream.join(text).ok()).ok_or(EndpointError::NoAddress)?;
+    let names_somebody = !endpoint.username().is_empty() || endpoint.password().is_some();
+    if endpoint.origin() != stream.origin() || names_somebody {
+        return Err(EndpointError::Elsewhere(endpoint.origin().ascii_serialization()));
+    }
+    endpoint.set_fragment(None);
+    Ok(endpoint)
+}
+
+/// POSTs of one session.
+#[derive(Debug)]
+struct SsePosts {
+    client: Arc<HttpClient>,
+    life: TaskScope,
+    /// Ends what is still on its way.
+    closing: CancellationToken,
+}
+
+#[async_trait]
+impl MessageSender for SsePosts {
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+        let (judge, judged) = oneshot::channel();
+        let post = SsePost {
+            client: Arc::clone(&self.client),
+            outgoing: outgoing.clone().without_session(),
+            handed_over: Arc::clone(handed_over),
+        };
+        // By itself, since a server may break off what it does for a POST whose connection is closed: whoever waits
+        // here may have heard of it over the stream, and be gone.
+        self.life.tracker.spawn(self.closing.clone().run_until_cancelled_owned(post.run(judge)));
+        let closed = || {
+            let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
+            GatewayFault::new(Reason::UpstreamClosed, executed)
+        };
+        judged.await.unwrap_or_else(|_| Err(closed()))
+    }
+
+    async fn close(&self) {
+        self.closing.cancel();
+    }
+}
+
+/// One of them.
+struct SsePost {
+    client: Arc<HttpClient>,
+    outgoing: OutgoingRequest,
+    handed_over: HandedOver,
+}
+
+impl SsePost {
+    async fn run(self, mut judge: oneshot::Sender<Result<(), GatewayFault>>) {
+        let answer = tokio::select! {
+            answer = self.client.send(&self.outgoing, &self.handed_over) => answer,
+            () = self.unwanted(&mut judge) => return,
+        };
+        let (verdict, rest) = match answer {
+            Ok(response) if response.status().is_success() => (Ok(()), Some(response.into_body())),
+            Ok(response) => (Err(refused(&response)), None),
+            Err(fault) => (Err(fault), None),
+        };
+        // Whoever asked may be gone.
+        let _ = judge.send(verdict);
+        if let Some(body) = rest {
+            let limits = ReadLimits { bytes_max: REST_BYTES_MAX, idle: Some(REST_WAIT) };
+            let _ = reply::read_whole(AnswerBody::Http(body, None), limits).await;
+        }
+    }
+
+    /// Returns once nobody waits for a message of which nothing has left.
+    async fn unwanted(&self, judge: &mut oneshot::Sender<Result<(), GatewayFault>>) {
+        judge.closed().await;
+        if self.handed_over.initialized() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What it means that a server does not take a message. With a status that blames the message it did not look further.
+fn refused(response: &Response<Incoming>) -> GatewayFault {
+    let fault = reply::status_fault(response);
+    let is_blamed = response.status().is_client_error() && response.status() != StatusCode::REQUEST_TIMEOUT;
+    GatewayFault { executed: if is_blamed { Executed::No } else { fault.executed }, ..fault }
+}
+
+/// What the server says.
+struct SseReceiver(EventStream);
+
+#[async_trait]
+impl MessageReceiver for SseReceiver {
+    async fn next(&mut self) -> Result<Bytes, GatewayFault> {
+        loop {
+            match self.0.next().await.map_err(BodyReadError::into_fault)? {
+                Some(event) => {
+                    if let Some(text) = reply::message_in(&event) {
+                        return Ok(text.clone());
+                    }
+                }
+                None => return Err(BodyReadError::Closed.into_fault()),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// U41, SEC-09.
+    #[test]
+    fn u41_an_endpoint_is_of_the_streams_own_origin() {
+        let stream = Url::parse("http://mcp.example:9000/api/sse?tenant=a").unwrap();
+        for (data, expected) in [
+            ("/message?sessionId=1", Ok("http://mcp.example:9000/message?sessionId=1")),
+            ("message?sessionId=1", Ok("http://mcp.example:9000/api/message?sessionId=1")),
+            ("?sessionId=1", Ok("http://mcp.example:9000/api/sse?sessionId=1")),
+            ("http://mcp.example:9000/m#part", Ok("http://mcp.example:9000/m")),
+            ("HTTP://MCP.EXAMPLE:9000/m", Ok("http://mcp.example:9000/m")),
+            ("http://mcp.example/m", Err("http://mcp.example")),
+            ("https://mcp.example:9000/m", Err("https://mcp.example:9000")),
+            ("http://evil.example:9000/m", Err("http://evil.example:9000")),
+            ("//evil.example/m", Err("http://evil.example")),
+            ("\\\\evil.example/m", Err("http://evil.example")),
+            ("http://mcp.example:9000@evil.example/m", Err("http://evil.example")),
+            ("http://somebody:secret@mcp.example:9000/m", Err("http://mcp.example:9000")),
+            ("file:///etc/passwd", Err("null")),
+            ("javascript:alert(1)", Err("null")),
+        ] {
+            let found = endpoint_of(&stream, data.as_bytes());
+            let expected =
+                expected.map(|url| Url::parse(url).unwrap()).map_err(|at| EndpointError::Elsewhere(at.to_owned()));
+            assert_eq!(found, expected, "{data}");
+        }
+        for data in ["", "http://", "http://[::1/m"] {
+            assert_eq!(endpoint_of(&stream, data.as_bytes()), Err(EndpointError::NoAddress), "{data}");
+        }
+        let long = format!("/{}", "m".repeat(ENDPOINT_BYTES_MAX));
+        assert_eq!(endpoint_of(&stream, long.as_bytes()), Err(EndpointError::NoAddress));
+        assert_eq!(endpoint_of(&stream, b"/m\xff"), Err(EndpointError::NoAddress));
+    }
+}

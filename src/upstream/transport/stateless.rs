@@ -1,0 +1,217 @@
+//! Serves clients without sessions from a server of 2026-07-28 behind the adapter.
+//!
+//! A connection is no conversation there: it carries whatever is asked, and is opened without a word. All requests of one
+//! principal share one, since nothing on it has to be guessed: questions are results. Principals share none, whatever a
+//! server keeps in its process. A request that nobody waits for any more is taken back by name.
+
+use std::collections::HashMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+
+use http::{Response, StatusCode};
+
+use super::adapter_connection::{AdapterConnection, ConnectionPurpose};
+use super::call_table::{RequestStartError, RequestTerms};
+use super::connection_permits::PermitWait;
+use super::{TransportAdapter, answered, events_with, owner_of, refusal, request_ids};
+use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::post::OutgoingRequest;
+use crate::upstream::request_transport::AnswerBody;
+use crate::wire::{Message, Request, RequestId, method};
+
+/// The connections in use, and who opens one.
+#[derive(Default)]
+pub(super) struct StatelessConnections {
+    /// Nothing but what the server is was asked on it.
+    spare: Option<Arc<AdapterConnection>>,
+    of: HashMap<Principal, Arc<AdapterConnection>>,
+    /// Held by whoever opens a connection for a principal; the others of that principal wait for it.
+    openings: HashMap<Principal, Weak<tokio::sync::Mutex<()>>>,
+}
+
+impl StatelessConnections {
+    /// The one that requests of a principal go to, if there is one. A spare one is taken unless `has_share`: then the
+    /// principal has as many as it may.
+    fn find(&mut self, principal: &Principal, is_probe: bool, has_share: bool) -> Option<Arc<AdapterConnection>> {
+        if let Some(session) = self.of.get(principal).filter(|session| !session.is_over()) {
+            return Some(Arc::clone(session));
+        }
+        let spare = self.spare.clone().filter(|session| !session.is_over())?;
+        if is_probe {
+            return Some(spare);
+        }
+        if has_share && spare.owner().as_ref() != Some(principal) {
+            return None;
+        }
+        self.spare = None;
+        spare.pass_to(principal);
+        self.of.insert(principal.clone(), Arc::clone(&spare));
+        Some(spare)
+    }
+
+    /// What keeps two from opening one for the same principal.
+    fn opening(&mut self, principal: &Principal) -> Arc<tokio::sync::Mutex<()>> {
+        if let Some(opening) = self.openings.get(principal).and_then(Weak::upgrade) {
+            return opening;
+        }
+        self.openings.retain(|_, opening| opening.strong_count() > 0);
+        let opening = Arc::default();
+        self.openings.insert(principal.clone(), Arc::downgrade(&opening));
+        opening
+    }
+
+    /// Keeps a connection that was opened; `false` if another is there by now, which will do.
+    fn put(&mut self, principal: &Principal, is_probe: bool, session: &Arc<AdapterConnection>) -> bool {
+        if is_probe && self.spare.as_ref().is_some_and(|spare| !spare.is_over()) {
+            return false;
+        }
+        self.of.retain(|_, session| !session.is_over());
+        let session = Arc::clone(session);
+        match is_probe {
+            true => self.spare = Some(session),
+            false => drop(self.of.insert(principal.clone(), session)),
+        }
+        true
+    }
+}
+
+impl TransportAdapter {
+    /// Takes a message of a client without a session.
+    ///
+    /// # Errors
+    /// If there is no connection, or the message could not be sent.
+    pub(super) async fn post_stateless(
+        &self,
+        outgoing: &OutgoingRequest,
+        message: &Message,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        let Message::Request(request) = message else {
+            // Such clients say nothing but requests; what they take back they stop reading.
+            return Ok(answered(StatusCode::ACCEPTED));
+        };
+        if self.apart.include(request) {
+            let owner = owner_of(outgoing);
+            let (session, unless_called) =
+                self.open(ConnectionPurpose::Stateless, (&owner, PermitWait::Waits), outgoing.forwarded()).await?;
+            let terms = RequestTerms { _done: Some(session.end_guard()), ..RequestTerms::default() };
+            let response = session.request_named(&request_ids::without_tasks(request), terms, handed_over).await?;
+            unless_called.disarm();
+            return Ok(response);
+        }
+        let principal = owner_of(outgoing);
+        let session = self.connection(&principal, request).await?;
+        let first = session.request_named(request, RequestTerms::default(), handed_over).await;
+        if first.is_ok() || handed_over.initialized() || !session.is_over() {
+            return first;
+        }
+        // It ended just now, and nothing was sent.
+        let session = self.connection(&principal, request).await?;
+        session.request_named(request, RequestTerms::default(), handed_over).await
+    }
+
+    /// The connection for a request of a principal, opened if there is none: by one of those who want it, while
+    /// nobody else waits.
+    async fn connection(
+        &self,
+        principal: &Principal,
+        request: &Request,
+    ) -> Result<Arc<AdapterConnection>, GatewayFault> {
+        let is_probe = request.method == method::DISCOVER;
+        let find = || {
+            let has_share = self.shared.places.has_share(principal);
+            let mut connections = self.connections.lock();
+            connections.find(principal, is_probe, has_share).ok_or_else(|| connections.opening(principal))
+        };
+        let opening = match find() {
+            Ok(session) => return Ok(session),
+            Err(opening) => opening,
+        };
+        let _opening = opening.lock().await;
+        if let Ok(session) = find() {
+            return Ok(session);
+        }
+        let (session, unless_kept) = self
+            .open(ConnectionPurpose::Stateless, (principal, PermitWait::First), &ForwardedHeaders::default())
+            .await?;
+        if self.connections.lock().put(principal, is_probe, &session) {
+            unless_kept.disarm();
+            return Ok(session);
+        }
+        drop(unless_kept);
+        find().map_err(|_| GatewayFault::new(Reason::UpstreamClosed, Executed::No))
+    }
+}
+
+impl AdapterConnection {
+    /// Sends a request under an id of the stand's own; the answer is a stream, which ends the request when it is dropped.
+    ///
+    /// # Errors
+    /// If it could not be sent.
+    async fn request_named(
+        self: &Arc<Self>,
+        request: &Request,
+        terms: RequestTerms,
+        handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault> {
+        let id = RequestId::number(self.numbered.fetch_add(1, Ordering::Relaxed));
+        let (renumbered, text, outer) = request_ids::renumbered(request, &id);
+        let is_probe = outer.is_probe;
+        let pieces = match self.enter(&renumbered, RequestTerms { outer: Some(outer), ..terms }) {
+            Ok(begun) => begun.pieces,
+            Err(RequestStartError::IdInUse) => return Ok(refusal(Some(&request.id), "this request id is in use")),
+            // Whoever asked asks again, on another one.
+            Err(RequestStartError::Over) => return Err(GatewayFault::new(Reason::UpstreamClosed, Executed::No)),
+            Err(RequestStartError::TooMany) => return Err(GatewayFault::new(Reason::QueueFull, Executed::No)),
+        };
+        let waits =
+            PendingAnswerGuard { session: Arc::clone(self), id, is_probe, handed_over: Arc::clone(handed_over) };
+        self.send(&self.own(text), handed_over).await?;
+        Ok(events_with(pieces, Box::new(waits)))
+    }
+
+    /// Ends a connection on which nothing but what the server is was asked, in vain: what comes next is said to a
+    /// server that has heard nothing.
+    pub(super) fn end_after_probe(&self) {
+        if !self.is_proven.load(Ordering::Relaxed) && self.table.lock().is_empty() {
+            self.end();
+        }
+    }
+
+    fn take_back(self: &Arc<Self>, id: &RequestId) {
+        let (session, text) = (Arc::clone(self), request_ids::cancelled(id));
+        self.shared.life.tracker.spawn(async move {
+            if session.send(&session.own(text), &HandedOver::default()).await.is_err() {
+                session.shared.dropped("cancel_failed");
+            }
+        });
+    }
+}
+
+/// Whoever waits for an answer.
+struct PendingAnswerGuard {
+    session: Arc<AdapterConnection>,
+    id: RequestId,
+    is_probe: bool,
+    handed_over: HandedOver,
+}
+
+impl Drop for PendingAnswerGuard {
+    fn drop(&mut self) {
+        let was_waiting = self.session.table.lock().cancel(&self.id);
+        if !was_waiting {
+            return;
+        }
+        if self.handed_over.initialized() && !self.session.is_over() {
+            self.session.take_back(&self.id);
+        }
+        if self.is_probe {
+            self.session.end_after_probe();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

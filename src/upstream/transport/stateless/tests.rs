@@ -1,0 +1,140 @@
+//! Whose requests go where, over wires that only take note.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use super::*;
+use crate::upstream::http::TaskScope;
+use crate::upstream::http::post::SessionHeaders;
+use crate::upstream::request_transport::StreamableAdapter as _;
+use crate::upstream::transport::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use crate::upstream::upstream_health::UpstreamHealth;
+use crate::wire::ProtocolVersion;
+
+/// What was said, each with the number of its connection.
+type RecordedMessages = Arc<parking_lot::Mutex<Vec<(usize, Value)>>>;
+
+#[derive(Debug, Default)]
+struct RecordingTransport {
+    heard: RecordedMessages,
+    opened: Arc<std::sync::atomic::AtomicUsize>,
+    /// Connections with these numbers are not opened before they are let.
+    held_up: Vec<usize>,
+    let_go: CancellationToken,
+}
+
+#[derive(Debug)]
+struct RecordingSender {
+    number: usize,
+    heard: RecordedMessages,
+}
+
+struct SilentReceiver;
+
+#[async_trait]
+impl MessageTransport for RecordingTransport {
+    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
+        let number = self.opened.fetch_add(1, Ordering::SeqCst);
+        if self.held_up.contains(&number) {
+            self.let_go.cancelled().await;
+        }
+        let sender = RecordingSender { number, heard: Arc::clone(&self.heard) };
+        Ok(ConnectionEnds { sender: Arc::new(sender), receiver: Box::new(SilentReceiver) })
+    }
+}
+
+#[async_trait]
+impl MessageSender for RecordingSender {
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+        let _ = handed_over.set(());
+        let message = outgoing.body().unwrap();
+        self.heard.lock().push((self.number, serde_json::from_slice(message).unwrap()));
+        Ok(())
+    }
+
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl MessageReceiver for SilentReceiver {
+    async fn next(&mut self) -> Result<Bytes, GatewayFault> {
+        std::future::pending().await
+    }
+}
+
+fn post(principal: &str, method: &str) -> OutgoingRequest {
+    let message = json!({ "jsonrpc": "2.0", "id": "same", "method": method, "params": { "name": "t" } });
+    let credentials = SessionHeaders { session: None, version: Some(ProtocolVersion::V2026_07_28) };
+    credentials.post(message.to_string().into()).on_behalf_of(Principal::new(principal))
+}
+
+/// T-20: no connection is shared by two principals; what nobody but the probe has used is anybody's.
+#[tokio::test]
+async fn t_20_each_principal_has_a_connection_and_whoever_calls_first_takes_the_one_that_was_asked() {
+    let wire = RecordingTransport::default();
+    let (heard, opened) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened));
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let stand =
+        TransportAdapter::new(Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
+    let mut answers = Vec::new();
+    for (principal, method, connection) in [
+        ("anon", method::DISCOVER, 0),
+        ("ada", method::TOOLS_CALL, 0),
+        ("bob", method::TOOLS_CALL, 1),
+        ("ada", method::TOOLS_CALL, 0),
+        ("anon", method::DISCOVER, 2),
+        ("bob", method::DISCOVER, 1),
+        ("eve", method::TOOLS_CALL, 2),
+    ] {
+        answers.push(stand.send(&post(principal, method), &HandedOver::default()).await.unwrap());
+        let (number, message) = heard.lock().last().cloned().unwrap();
+        assert_eq!((number, message["method"].as_str()), (connection, Some(method)), "{principal}");
+    }
+    assert_eq!(opened.load(Ordering::SeqCst), 3);
+    let ids: Vec<_> =
+        heard.lock().iter().filter(|(number, _)| *number == 0).map(|(_, said)| said["id"].clone()).collect();
+    assert_eq!(ids, [0, 1, 2], "never the id that all of them chose");
+
+    // MOD-20: the last one leaves.
+    drop(answers.pop());
+    life.tracker.close();
+    let told = async {
+        while heard.lock().last().is_none_or(|(_, said)| said["method"] != method::CANCELLED) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(10), told).await.unwrap();
+    let (number, said) = heard.lock().last().cloned().unwrap();
+    assert_eq!((number, &said["params"]["requestId"]), (2, &json!(1)));
+    life.stop.cancel();
+}
+
+/// A connection that is slow to open is waited for by those of its principal alone, and opened once.
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_for_another_principals_connection() {
+    let wire = RecordingTransport { held_up: vec![1], ..RecordingTransport::default() };
+    let (heard, opened, let_go) = (Arc::clone(&wire.heard), Arc::clone(&wire.opened), wire.let_go.clone());
+    let life = TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() };
+    let stand =
+        TransportAdapter::new(Arc::new(UpstreamHealth::new(&Arc::from("up"), "up")), Box::new(wire), 8, life.clone());
+    let send = async |principal: &str| stand.send(&post(principal, method::TOOLS_CALL), &HandedOver::default()).await;
+    let first = send("ada").await.unwrap();
+    let others = async {
+        while opened.load(Ordering::SeqCst) < 2 {
+            tokio::task::yield_now().await;
+        }
+        // One that has a connection, and one that has none.
+        let others = [send("ada").await.unwrap(), send("eve").await.unwrap()];
+        let_go.cancel();
+        others
+    };
+    let all = async { tokio::join!(send("bob"), send("bob"), others) };
+    let (one, two, others) = tokio::time::timeout(std::time::Duration::from_secs(60), all).await.unwrap();
+    let numbers: Vec<_> = heard.lock().iter().map(|(number, _)| *number).collect();
+    assert_eq!(numbers, [0, 0, 2, 1, 1]);
+    drop((first, one.unwrap(), two.unwrap(), others));
+    life.stop.cancel();
+}

@@ -1,0 +1,375 @@
+//! Starts servers that are programs, and speaks to them over standard input and output.
+//!
+//! The program runs under a [`supervisor`], which sees by its own standard input that the gateway
+//! is gone, however it went, and then stops the program's whole process group. So stopping is the same in all cases:
+//! close the standard input and wait.
+
+mod program;
+mod program_output;
+
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, ChildStdin, ChildStdout, Command};
+use tokio::sync::{SetOnce, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+use super::dedicated_process::DedicatedProcessRules;
+use super::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use crate::secret_file::{self, SecretFileError};
+use crate::task::{Executed, GatewayFault, ProcessExit, Reason};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::http::TaskScope;
+use crate::upstream::http::client::HandedOver;
+use crate::upstream::http::post::OutgoingRequest;
+use crate::upstream::supervisor;
+use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
+use crate::wire::ProtocolVersion;
+use crate::wire::framing::LineDecoder;
+pub use program::ProgramError;
+use program_output::ProgramOutputLog;
+
+/// Variables of the gateway's own that every program is given.
+const INHERITED: [&str; 3] = ["PATH", "HOME", "LANG"];
+/// Largest file that is a variable's value.
+const SECRET_BYTES_MAX: usize = 64 * 1024;
+/// Messages that wait until the program reads them.
+const OUTGOING_MAX: usize = 64;
+/// Most that one read takes.
+const READ_BYTES: usize = 64 * 1024;
+/// How long the exit status may take once the standard output has ended, and the end of the output once the status is
+/// known: what the program has left behind may hold it open.
+const STATUS_WAIT: Duration = Duration::from_millis(500);
+/// How long a supervisor may take in all to stop its program.
+const STOP_MAX: Duration = supervisor::STOP_MAX.saturating_add(Duration::from_secs(2));
+
+/// One program as an upstream, resolved.
+#[derive(Clone, PartialEq, Eq)]
+pub struct StdioUpstreamSettings {
+    pub name: Arc<str>,
+    /// Looked up in `PATH` unless it is a path.
+    pub program: String,
+    pub arguments: Vec<String>,
+    /// Besides `PATH`, `HOME` and `LANG` of the gateway's own. May hold secrets.
+    pub env: Vec<(String, String)>,
+    /// Variables whose values are files' contents, less a line break at the end; read at each start of a process.
+    pub env_files: Vec<(String, PathBuf)>,
+    /// Where it runs; the gateway's own folder by default.
+    pub folder: Option<PathBuf>,
+    /// Processes at one time.
+    pub processes_max: u32,
+    /// Limits of each process; the gateway's own by default.
+    pub descriptors_max: Option<u32>,
+    pub memory_bytes_max: Option<usize>,
+    /// Longest line, which is the largest message.
+    pub line_bytes_max: usize,
+    /// A fixed version towards this upstream; `None` negotiates.
+    pub protocol: Option<ProtocolVersion>,
+    /// Calls that have a process of their own.
+    pub apart: DedicatedProcessRules,
+}
+
+impl std::fmt::Debug for StdioUpstreamSettings {
+    /// Names the variables and keeps their values to itself, and the arguments.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names: Vec<_> = self.env.iter().map(|(name, _)| name).collect();
+        f.debug_struct("StdioUpstreamSettings")
+            .field("name", &self.name)
+            .field("program", &self.program)
+            .field("env", &names)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Starts a process for each connection.
+#[derive(Debug)]
+pub(crate) struct StdioTransport {
+    settings: StdioUpstreamSettings,
+    standing: Arc<UpstreamHealth>,
+    life: TaskScope,
+}
+
+impl StdioTransport {
+    pub(crate) const fn new(settings: StdioUpstreamSettings, standing: Arc<UpstreamHealth>, life: TaskScope) -> Self {
+        Self { settings, standing, life }
+    }
+
+    /// The variables whose values are files' contents, read where they hold up nobody.
+    async fn secrets(&self) -> std::io::Result<Vec<(String, String)>> {
+        let files = self.settings.env_files.clone();
+        if files.is_empty() {
+            return Ok(Vec::new());
+        }
+        let read = move || {
+            files
+                .into_iter()
+                .map(|(name, file)| {
+                    let value = read_secret(&file).map_err(std::io::Error::other)?;
+                    Ok((name, value))
+                })
+                .collect()
+        };
+        tokio::task::spawn_blocking(read).await.map_err(std::io::Error::other)?
+    }
+
+    fn command(&self, secrets: Vec<(String, String)>) -> std::io::Result<Command> {
+        let settings = &self.settings;
+        let limits = supervisor::ProgramLimits {
+            descriptors_max: settings.descriptors_max.map(u64::from),
+            memory_bytes_max: settings.memory_bytes_max.map(|bytes| bytes as u64),
+        };
+        let mut command = Command::new(supervisor::program()?);
+        command.args(supervisor::arguments(&limits)).arg(&settings.program).args(&settings.arguments);
+        command.env_clear();
+        command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
+        command.envs(settings.env.iter().map(|(name, value)| (name, value)));
+        command.envs(secrets);
+        if let Some(folder) = &settings.folder {
+            command.current_dir(folder);
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own: what is typed at the gateway's terminal is for the gateway.
+        command.process_group(0);
+        Ok(command)
+    }
+}
+
+/// What a variable is given that is kept in a file, less a line break at the end.
+///
+/// # Errors
+/// If the file is not its owner's alone, is no text, or is larger than 64 KiB (B168).
+pub fn read_secret(file: &Path) -> Result<String, VariableFileError> {
+    let held = secret_file::read(file, "value", SECRET_BYTES_MAX)?;
+    let text = String::from_utf8(held).ok().filter(|text| !text.contains('\0')).ok_or(VariableFileError::Content)?;
+    Ok(text.trim_end_matches(['\n', '\r']).to_owned())
+}
+
+/// Why a file is no variable's value. Never shows what it holds.
+#[derive(Debug, thiserror::Error)]
+pub enum VariableFileError {
+    #[error(transparent)]
+    File(#[from] SecretFileError),
+    #[error("is not fit for a variable; write text without NUL characters")]
+    Content,
+}
+
+#[async_trait]
+impl MessageTransport for StdioTransport {
+    async fn open(&self, _: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault> {
+        let name = &self.settings.name;
+        let failed = |error: std::io::Error| {
+            self.standing
+                .failed(UpstreamFailure::new(Reason::UpstreamUnreachable, format!("it cannot be started: {error}")));
+            GatewayFault::new(Reason::UpstreamUnreachable, Executed::No)
+        };
+        let secrets = self.secrets().await.map_err(failed)?;
+        let mut child = self.command(secrets).and_then(|mut command| command.spawn()).map_err(failed)?;
+        let (Some(stdin), Some(stdout), Some(stderr)) = (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            return Err(GatewayFault::new(Reason::Internal, Executed::No));
+        };
+        tracing::debug!(upstream = %name, pid = child.id(), "started a program");
+        let (outgoing, queue) = mpsc::channel(OUTGOING_MAX);
+        let (closing, silent) = (CancellationToken::new(), CancellationToken::new());
+        let process = Arc::new(ServerProcess { outgoing, closing, exit: SetOnce::new(), silent });
+        let noise = Arc::new(ProgramOutputLog::new(Arc::clone(name)));
+        let tracker = &self.life.tracker;
+        tracker.spawn(write(stdin, queue, process.closing.clone()));
+        let listening = program_output::log(stderr, Arc::clone(&noise));
+        tracker.spawn(process.silent.clone().run_until_cancelled_owned(listening));
+        tracker.spawn(keep(child, Arc::clone(&process)));
+        let receiver = StdoutReceiver {
+            stdout,
+            decoder: LineDecoder::new(self.settings.line_bytes_max),
+            ready: Vec::new().into_iter(),
+            buffer: BytesMut::with_capacity(READ_BYTES),
+            process: Arc::clone(&process),
+            noise,
+        };
+        Ok(ConnectionEnds { sender: process, receiver: Box::new(receiver) })
+    }
+}
+
+/// One process, from here.
+#[derive(Debug)]
+struct ServerProcess {
+    outgoing: mpsc::Sender<QueuedMessage>,
+    /// Closes the standard input, and with that all the rest.
+    closing: CancellationToken,
+    /// Set once the process is reaped; `None` inside if its status is unknown.
+    exit: SetOnce<Option<ProcessExit>>,
+    /// What is still said is not the program's any more.
+    silent: CancellationToken,
+}
+
+#[derive(Debug)]
+struct QueuedMessage {
+    message: Bytes,
+    handed_over: HandedOver,
+    written: oneshot::Sender<()>,
+}
+
+#[async_trait]
+impl MessageSender for ServerProcess {
+    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault> {
+        let gone = || {
+            let executed = if handed_over.initialized() { Executed::Unknown } else { Executed::No };
+            let exit = self.exit.get().copied().flatten();
+            GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, executed) }
+        };
+        let (written, done) = oneshot::channel();
+        let message = outgoing.body().cloned().unwrap_or_default();
+        let queued = QueuedMessage { message, handed_over: Arc::clone(handed_over), written };
+        self.outgoing.send(queued).await.map_err(|_| gone())?;
+        done.await.map_err(|_| gone())
+    }
+
+    async fn close(&self) {
+        self.closing.cancel();
+        let _ = tokio::time::timeout(STOP_MAX, self.exit.wait()).await;
+    }
+}
+
+impl Drop for StdoutReceiver {
+    /// Nobody hears the process any more.
+    fn drop(&mut self) {
+        self.process.closing.cancel();
+    }
+}
+
+/// Writes messages, each on a line of its own, until the process takes no more.
+async fn write(mut stdin: ChildStdin, mut queue: mpsc::Receiver<QueuedMessage>, closing: CancellationToken) {
+    let writing = async {
+        while let Some(QueuedMessage { message, handed_over, written }) = queue.recv().await {
+            // Nobody waits for it any more, and nothing of it is written.
+            if written.is_closed() {
+                continue;
+            }
+            // May be set already, by an attempt before this one.
+            let _ = handed_over.set(());
+            if stdin.write_all(&line_of(&message)).await.is_err() || stdin.flush().await.is_err() {
+                return;
+            }
+            let _ = written.send(());
+        }
+    };
+    closing.run_until_cancelled(writing).await;
+    closing.cancel();
+}
+
+/// A message as one line. Line breaks in JSON stand between its parts only, where a blank says the same.
+fn line_of(message: &Bytes) -> Vec<u8> {
+    let mut line = Vec::with_capacity(message.len() + 1);
+    line.extend(message.iter().map(|&byte| if matches!(byte, b'\n' | b'\r') { b' ' } else { byte }));
+    line.push(b'\n');
+    line
+}
+
+/// Waits for the end of a process, however it comes, and reaps it.
+async fn keep(mut child: Child, process: Arc<ServerProcess>) {
+    let by_itself = tokio::select! {
+        status = child.wait() => Some(status),
+        () = process.closing.cancelled() => None,
+    };
+    let status = match by_itself {
+        Some(status) => status,
+        None => match tokio::time::timeout(STOP_MAX, child.wait()).await {
+            Ok(status) => status,
+            Err(_) => {
+                // The supervisor hangs, which nothing but this ends.
+                let _ = child.start_kill();
+                child.wait().await
+            }
+        },
+    };
+    // Set once: this is the only place.
+    let _ = process.exit.set(status.ok().and_then(exit_of));
+    process.closing.cancel();
+    tokio::time::sleep(STATUS_WAIT).await;
+    process.silent.cancel();
+}
+
+fn exit_of(status: ExitStatus) -> Option<ProcessExit> {
+    status.code().map(ProcessExit::Code).or_else(|| status.signal().map(ProcessExit::Signal))
+}
+
+/// What a process says on its standard output.
+struct StdoutReceiver {
+    stdout: ChildStdout,
+    decoder: LineDecoder,
+    ready: std::vec::IntoIter<Bytes>,
+    buffer: BytesMut,
+    process: Arc<ServerProcess>,
+    noise: Arc<ProgramOutputLog>,
+}
+
+#[async_trait]
+impl MessageReceiver for StdoutReceiver {
+    async fn next(&mut self) -> Result<Bytes, GatewayFault> {
+        loop {
+            for line in self.ready.by_ref() {
+                // With a mark of its encoding it is none that can be read, but an answer to somebody.
+                let text = line.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&line);
+                match text.trim_ascii_start().first() {
+                    Some(b'{' | b'[') => return Ok(line),
+                    Some(_) | None => self.noise.stray(&line),
+                }
+            }
+            self.buffer.clear();
+            let read = self.process.silent.run_until_cancelled(self.stdout.read_buf(&mut self.buffer)).await;
+            if !matches!(read, Some(Ok(1..))) {
+                return Err(self.ended().await);
+            }
+            match self.decoder.feed(&self.buffer) {
+                Ok(lines) => self.ready = lines.into_iter(),
+                // Whose answer it was is not known, and other calls end with it.
+                Err(_) => return Err(GatewayFault::new(Reason::ResultTooLarge, Executed::Unknown)),
+            }
+        }
+    }
+}
+
+impl StdoutReceiver {
+    async fn ended(&self) -> GatewayFault {
+        let exit = tokio::time::timeout(STATUS_WAIT, self.process.exit.wait()).await;
+        let exit = exit.ok().copied().flatten();
+        GatewayFault { exit, ..GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_one_line_whatever_stood_between_its_parts() {
+        let line = line_of(&Bytes::from_static(b"{\n\t\"a\":\r\n\"b\\n\"}"));
+        assert_eq!(line, b"{ \t\"a\":  \"b\\n\"}\n");
+    }
+
+    #[test]
+    fn settings_show_no_secret() {
+        let settings = StdioUpstreamSettings {
+            name: Arc::from("local"),
+            program: "program".to_owned(),
+            arguments: vec!["--token=hidden".to_owned()],
+            env: vec![("TOKEN".to_owned(), "hidden".to_owned())],
+            env_files: Vec::new(),
+            folder: None,
+            processes_max: 8,
+            descriptors_max: None,
+            memory_bytes_max: None,
+            line_bytes_max: 1024,
+            protocol: None,
+            apart: DedicatedProcessRules::default(),
+        };
+        let shown = format!("{settings:?}");
+        assert!(shown.contains("TOKEN") && !shown.contains("hidden"), "{shown}");
+    }
+}

@@ -152,13 +152,8 @@ impl Gateway {
         let mut site = admin::site(config.admin, readiness.clone(), standings.clone(), metrics);
         site.routes = operators(site.routes, &parts.engine, &readiness, &standings);
         let admin = server::start_on(site, sockets.admin).await?;
-        let site = ListenerSpec {
-            name: "clients",
-            settings: config.listen,
-            limits: ListenerLimits::default(),
-            callers,
-            routes,
-        };
+        let limits = ListenerLimits::default();
+        let site = ListenerSpec { name: "clients", settings: config.listen, limits, callers, routes };
         let clients = server::start_on(site, sockets.clients).await?;
         readiness.clear(STARTING);
         unless_started.disarm();

@@ -2,7 +2,7 @@
 //!
 //! Read [`exchange`] first: everything above it knows nothing else of upstreams. Then [`http`] for the
 //! transport that there is, and [`era`] for how a server is spoken to. What is passed on as it came goes by
-//! [`conduit`] instead.
+//! [`raw_channel`] instead.
 
 pub(crate) mod breaker;
 pub mod era;

@@ -66,7 +66,8 @@ const LINES_MAX: usize = 500;
 const LINES_HARD_MAX: usize = 600;
 
 /// Files that may pass the first of these limits, each for a reason given in the file itself.
-const LONG_FILES: [&str; 0] = [];
+const LONG_FILES: [&str; 4] =
+    ["src/cli/probe/discovery.rs", "src/face/pipe.rs", "src/face/session.rs", "src/face/stateless.rs"];
 
 /// Names that stand for several types: a list that may only shrink.
 const SHARED_NAMES: &str = "tests/tidy/shared_names.txt";
@@ -311,7 +312,7 @@ fn the_engine_logs_errors_with_their_causes() {
     let mut chains = 0;
     for source in sources().iter().filter(|source| source.module[0] == "engine") {
         let code = source.code();
-        chains += code.matches("error = %Chain(").count();
+        chains += code.matches("error = %CauseChain(").count();
         assert!(!code.contains("%error"), "{} logs an error without its causes", source.path);
     }
     assert!(chains >= 20, "only {chains} errors are logged");

@@ -46,7 +46,7 @@ fn without_elicitation_id(request: &Payload) -> Payload {
 /// (EXT-39); of the others each value must be an object.
 ///
 /// # Errors
-/// A [`Complaint::Params`] that says what is malformed.
+/// A [`RequestError::Params`] that says what is malformed.
 pub fn responses(params: &Object) -> Result<BTreeMap<InputKey, Answer>, RequestError> {
     let mut answers = BTreeMap::new();
     if !params.contains("inputResponses") {
@@ -74,7 +74,7 @@ fn without_related_task(answer: &Object) -> Payload {
 /// Compares the answers to questions that are open with what they answer (B129). Others are passed over.
 ///
 /// # Errors
-/// A [`Complaint::Params`] about the first one that is no answer to its question: then none is to be taken.
+/// A [`RequestError::Params`] about the first one that is no answer to its question: then none is to be taken.
 pub fn check(open: &BTreeMap<InputKey, Question>, answers: &BTreeMap<InputKey, Answer>) -> Result<(), RequestError> {
     for (key, answer) in answers {
         if let (Some(question), Answer::Result(answer)) = (open.get(key), answer) {

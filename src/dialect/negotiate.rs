@@ -33,7 +33,7 @@ impl StatelessRequest {
     /// the headers were compared (GW-03).
     ///
     /// # Errors
-    /// A [`Complaint::Metadata`] that names the missing or malformed key.
+    /// A [`RequestError::Metadata`] that names the missing or malformed key.
     pub fn check_shape(params: Option<&Object>) -> Result<(String, Object), RequestError> {
         let complaint = |what: &'static str| RequestError::Metadata(Cow::Borrowed(what));
         let meta = params.and_then(|params| params.get_object(META)).ok_or_else(|| {

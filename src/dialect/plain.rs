@@ -18,7 +18,7 @@ pub struct PlainUpstream;
 impl PlainUpstream {
     /// What is answered to a question that a client of these capabilities must not be shown as it stands (U31, U32):
     /// `None` for one that it may be. Capabilities are what the client's version gives a meaning
-    /// ([`super::reintroduction::client_capabilities`]).
+    /// ([`super::session_results::client_capabilities`]).
     #[must_use]
     pub fn forbidden(declared: &Object, question: &str, params: Option<&Payload>) -> Option<RefusalAnswer> {
         questions::forbidden(declared, question, params)

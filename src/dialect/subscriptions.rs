@@ -74,7 +74,7 @@ impl SubscriptionFilter {
     /// Reads `params`. Members that nobody knows here belong to extensions and are passed over.
     ///
     /// # Errors
-    /// [`Complaint::Params`] that names the member which is missing, of another type or too long.
+    /// [`RequestError::Params`] that names the member which is missing, of another type or too long.
     pub fn read(params: &Object) -> Result<Self, RequestError> {
         let wanted = params.get_object("notifications").ok_or_else(|| invalid("notifications must be an object"))?;
         let mut wishes = Self::default();

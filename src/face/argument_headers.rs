@@ -13,7 +13,7 @@ use crate::wire::Object;
 /// names are nobody's business (B76).
 ///
 /// # Errors
-/// [`Complaint::Header`] or [`Complaint::Params`] that names the header.
+/// [`RequestError::Header`] or [`RequestError::Params`] that names the header.
 pub fn check(mirrored: &[HeaderArgument], all: &HeaderMap, arguments: Option<&Object>) -> Result<(), RequestError> {
     for one in mirrored {
         let complain = |what: &str| RequestError::Header(Cow::Owned(format!("{} {what}", one.header)));

@@ -10,7 +10,7 @@ use crate::wire::{Object, method};
 /// Compares the arguments, as they are written, with what the operator allows.
 ///
 /// # Errors
-/// [`Complaint::Params`] that names the member.
+/// [`RequestError::Params`] that names the member.
 pub(super) fn check(rules: &ToolRules, tool: &str, params: &Object) -> Result<(), RequestError> {
     let Some(max) = rules.limits_of(tool).arguments_bytes_max else { return Ok(()) };
     match params.get("arguments") {

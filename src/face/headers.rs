@@ -20,7 +20,7 @@ pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
 /// A header that must stand at most once, as text.
 ///
 /// # Errors
-/// [`Complaint::Header`] if it stands twice (B113) or holds other than visible ASCII, blanks and tabs.
+/// [`RequestError::Header`] if it stands twice (B113) or holds other than visible ASCII, blanks and tabs.
 pub fn single<'a>(all: &'a HeaderMap, name: &HeaderName) -> Result<Option<&'a str>, RequestError> {
     let mut values = all.get_all(name).iter();
     let (first, second) = (values.next(), values.next());
@@ -41,7 +41,7 @@ fn complaint(name: &HeaderName, what: &str) -> RequestError {
 /// Compares `MCP-Protocol-Version` and `Mcp-Method` with the body (MOD-04, MOD-05, T-16).
 ///
 /// # Errors
-/// [`Complaint::Header`] that names the header.
+/// [`RequestError::Header`] that names the header.
 pub fn check_request(all: &HeaderMap, version: &str, method: &str) -> Result<(), RequestError> {
     require(single(all, &PROTOCOL_VERSION)?, version, &PROTOCOL_VERSION)?;
     require(single(all, &METHOD)?, method, &METHOD)
@@ -59,7 +59,7 @@ fn require(header: Option<&str>, body: &str, name: &HeaderName) -> Result<(), Re
 /// missing one is accepted: FastMCP 4.1 never sends it there (T-15, EXT-53).
 ///
 /// # Errors
-/// [`Complaint::Header`].
+/// [`RequestError::Header`].
 pub fn check_name(all: &HeaderMap, method: &str, params: Option<&Object>) -> Result<(), RequestError> {
     let Some(member) = naming_member(method) else { return Ok(()) };
     let header = single(all, &NAME)?;

@@ -47,7 +47,7 @@ impl IdempotencyScope {
 /// Absent arguments are those that say nothing.
 ///
 /// # Errors
-/// [`Complaint::Params`] for a name that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or that header and
+/// [`RequestError::Params`] for a name that is not 1 to [`KEY_BYTES_MAX`] bytes of visible ASCII, or that header and
 /// `_meta` do not agree on; and for any name from somebody who cannot be told from others: another's task would be
 /// handed out for it, or the call refused for another's.
 pub fn read(

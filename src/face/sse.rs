@@ -1,7 +1,7 @@
 //! The transport of 2024-11-05 (HTTP+SSE): one event stream to the client, and a POST for each message from it.
 //!
 //! An adapter in front of an upstream's endpoint, and no face of its own: what is said on a stream goes through
-//! [`duplex`] to the faces that serve all others, so any version may be spoken over it (GW-01). A stream is
+//! [`stream_client`] to the faces that serve all others, so any version may be spoken over it (GW-01). A stream is
 //! the session, lives in this process, and is not to be taken up again; its tasks outlive it. Read [`SseEndpoint`]
 //! first, then `streams` for whose a stream is, `events` for what is written on it.
 

@@ -1,4 +1,4 @@
-//! Serves a client at standard input and output: one message a line, over [`super::duplex`].
+//! Serves a client at standard input and output: one message a line, over [`super::stream_client`].
 //!
 //! Nothing but messages is ever written there. The client is gone once its side of the input ends, or nobody reads the
 //! output.

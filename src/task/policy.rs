@@ -165,7 +165,7 @@ pub enum HandleSupport {
     AfterGrace,
     /// Asked for a task and must get one, however fast the call is (2025-11-25, T-79).
     AtOnce,
-    /// Knows no tasks: a result that speaks of one stands for the handle ([`Fallback::Tools`]). Tools are never made
+    /// Knows no tasks: a result that speaks of one stands for the handle ([`FallbackPolicy::Tools`]). Tools are never made
     /// tasks at once for it, as what is quick needs no second call then.
     ByTools,
 }

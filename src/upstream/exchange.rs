@@ -251,7 +251,7 @@ pub enum ExchangeEvent {
     Progress(Progress),
     /// What the upstream says of how its own task stands, fit to be shown. No number belongs to it.
     Status(Arc<str>),
-    /// How the upstream's own task goes, for owners that [watch](NativeTask::Watched) it. All that counts for the call
+    /// How the upstream's own task goes, for owners that [watch](UpstreamTaskMode::Watched) it. All that counts for the call
     /// comes in the other events too.
     Task(UpstreamTaskEvent),
     /// `notifications/message`: its params, verbatim but for the upstream's id of its task.

@@ -1,6 +1,6 @@
 //! Grants permits for calls at an upstream: how many run at once, and who waits.
 //!
-//! Knows nothing of what a call is; whoever holds a [`Slot`] has a place until it is dropped. Those who wait do so in
+//! Knows nothing of what a call is; whoever holds a [`CallPermit`] has a place until it is dropped. Those who wait do so in
 //! a lane for each principal, served in turn, so that many calls of one do not put off those of the others. One of
 //! several principals has at most three quarters of the places, and of those that wait: what is in progress may last
 //! for hours, and is ended for nobody.

@@ -1,7 +1,7 @@
 //! Adapts servers that speak another transport, so that they look like streamable HTTP servers.
 //!
 //! A `MessageTransport` is how such a server is reached: one connection over which messages travel both ways, which is one
-//! session of the server. `WireStand` answers POST, GET and DELETE out of it. Read `session` for one connection
+//! session of the server. `TransportAdapter` answers POST, GET and DELETE out of it. Read `session` for one connection
 //! from begin to end, `table` for which call a message belongs to, `stateless` for servers without sessions, `apart`
 //! for calls that have a connection of their own, `stdio` for servers that are programs, `sse` for those that speak
 //! HTTP+SSE.

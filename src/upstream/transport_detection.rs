@@ -32,7 +32,7 @@ impl TransportDetection {
         Self { name, http, sse, seen }
     }
 
-    /// As [`Transport::send`](super::carrier::Carrier::send).
+    /// As [`Transport::send`](super::request_transport::Transport::send).
     ///
     /// # Errors
     /// As there.

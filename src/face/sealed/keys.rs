@@ -55,7 +55,7 @@ impl SealingKeys {
         Self(vec![random])
     }
 
-    /// As [`KeyRing::parse`] reads it.
+    /// As [`SealingKeys::parse`] reads it.
     #[must_use]
     pub fn to_text(&self) -> String {
         let hex = |byte: &u8| [byte >> 4, byte & 15].map(|digit| char::from_digit(u32::from(digit), 16).unwrap_or('0'));

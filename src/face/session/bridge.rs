@@ -1,9 +1,10 @@
 //! Clients with sessions in front of a server that knows none (2026-07-28 only).
 //!
 //! The gateway plays the server that they expect: it answers the handshake from what the server says of itself
-//! ([`mod@introduce`]), makes each request a call of the engine's ([`call`]), and puts the questions of such a server, which
-//! are answers, as requests on the call's own stream ([`round`]). What belongs to no request goes out on the session's own
-//! stream ([`mod@listen`]). What of this is known in memory alone is at the [`desk`]. The session itself is in its id, like any other: it outlives the gateway.
+//! ([`mod@bridged_handshake`]), makes each request a call of the engine's ([`call`]), and puts the questions of such a server,
+//! which are answers, as requests on the call's own stream ([`ask_client`]). What belongs to no request goes out on the
+//! session's own stream ([`mod@bridge_stream`]). What is known in memory alone is in [`bridge_state`]. The session itself is
+//! in its id, like any other: the session outlives the gateway.
 
 mod ask_client;
 mod bridge_state;

@@ -116,7 +116,6 @@ impl TaskFollower<'_> {
                 Some(UpstreamTaskStatus::Cancelled) => return Ok(ExchangeEvent::Cancelled),
                 Some(UpstreamTaskStatus::Asking) if held.is_none() => held = Some(Box::pin(listen())),
                 Some(UpstreamTaskStatus::Working | UpstreamTaskStatus::Asking | UpstreamTaskStatus::Unknown) | None => {
-                    ()
                 }
             }
             let news = tokio::select! {

@@ -2,7 +2,7 @@
 //! names of the envelope's members and of the result's, the method and the id, keeps nothing else, and needs one pass
 //! over the bytes.
 //!
-//! What it cannot tell for sure it calls [`Shows::Asking`]: then somebody reads the whole message strictly.
+//! What it cannot tell for sure it calls [`MessageClass::Asking`]: then somebody reads the whole message strictly.
 
 use bytes::Bytes;
 use smallvec::SmallVec;

@@ -1,6 +1,6 @@
 //! `taskgate call`: calls a tool and sees it through, as a plain answer or as a task of either flavour.
 //!
-//! What is to be done stands here, and how it ended. [`super::flavour`] says with which tasks, `follow` does it, and `server`
+//! What is to be done stands here, and how it ended. [`super::flavour`] says with which tasks, `follow` does it, and `called_server`
 //! is what it is done with: the upstream that the gateway itself has.
 
 use std::path::PathBuf;

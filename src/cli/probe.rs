@@ -1,10 +1,11 @@
 //! Probes a server (`taskgate probe`): what it speaks, and the TOML block that would serve it.
 //!
 //! Asked with the pieces that the gateway itself reaches servers with, so that what is found is what will be met. Read
-//! `ask` for what is sent, `report` for what is told of it, `block` for the TOML.
+//! `discovery` for what is sent, `report` for what is told of it, `toml_block` for the TOML.
 
 pub(super) mod arguments;
 mod discovery;
+mod error;
 mod report;
 mod toml_block;
 

@@ -69,7 +69,7 @@ impl Engine {
 
     /// Applies events in one commit. Whether something changed is said of the last one; those before it are left out
     /// where the store has no room for them. A write of which nobody knows whether it was made has its consequences all
-    /// the same once that is known (see `doubt`).
+    /// the same once that is known (see `doubtful_writes`).
     ///
     /// # Errors
     /// As [`Engine::apply`].

@@ -2,7 +2,7 @@
 //!
 //! No runner, no row. A call takes a place and meets its deadline; an answer of any size goes through
 //! piece by piece. Read [`PipeForward::attempt`] for one request from its place to its answer, then `body` for
-//! what happens to the answer on its way, `edit` for the few that are edited, `batch` for arrays.
+//! what happens to the answer on its way, `stream_edits` for the few that are edited, `batch` for arrays.
 
 mod batch;
 pub(super) mod body;

@@ -2,7 +2,7 @@
 //!
 //! A client has one upstream session of its own, and its session id says which: a sealed token, so that no
 //! table is lost when the gateway restarts. Here a request finds its session; what is said in it goes
-//! through the `pipe`, but for what is about tasks, which goes to `tasks`. Read `sessions` for what outlives an
+//! through the `pipe`, but for what is about tasks, which goes to `tasks`. Read `session_cache` for what outlives an
 //! upstream.
 
 mod batch;

@@ -156,7 +156,7 @@ fn service(
 fn http1(shared: &ListenerState) -> http1::Builder {
     let mut builder = http1::Builder::new();
     builder
-        // The socket keeps this time itself, see `patience`.
+        // The socket keeps this time itself, see `header_timeout`.
         .header_read_timeout(None)
         .max_buf_size(READ_BUFFER)
         // A connection that came in while the listener says farewell gets one answer.

@@ -1,6 +1,6 @@
 //! Speaks streamable HTTP: with a handshake, 2025-03-26 to 2025-11-25, and `stateless` for 2026-07-28.
 //!
-//! Knows nothing of the gateway's tasks; of the upstream's own it knows what `tasks` does, and no status
+//! Knows nothing of the gateway's tasks; of the upstream's own it knows what `task_follower` does, and no status
 //! word. Read `exchange` for one call in a session from begin to end, `drive` for what happens to it on the way,
 //! then `upstream::session` for what calls share.
 

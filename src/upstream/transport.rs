@@ -134,7 +134,7 @@ impl AdapterShared {
 impl TransportAdapter {
     /// A stand in front of a server that nothing was sent to yet.
     ///
-    /// Connections that end by themselves are reported to `standing`; why one cannot be opened, the wire reports.
+    /// Connections that end by themselves are reported to `upstream_health`; why one cannot be opened, the transport reports.
     pub(crate) fn new(
         standing: Arc<UpstreamHealth>,
         wire: Box<dyn MessageTransport>,

@@ -1,7 +1,7 @@
 //! Tasks of session clients: calls that ask for one, the methods about them, and what is said in between.
 //!
 //! Everything that a task is stands in the store; here is only who may be told what at the moment. Read
-//! [`SessionFaceState::call`] for how a task begins, `result` for how its outcome is waited for, `courier` for what it
+//! [`SessionFaceState::call`] for how a task begins, `result` for how its outcome is waited for, `task_notifier` for what it
 //! says of its own accord.
 
 mod handle_delay;

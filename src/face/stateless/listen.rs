@@ -2,7 +2,8 @@
 //!
 //! Nothing runs in the background: the stream looks for news when its client reads. A client that reads slowly
 //! therefore holds up nothing but itself, and what happens meanwhile is told once, not once for each time.
-//! Read `face::ear` (what the upstream says), `watched` (how tasks stand) and `places` (how many may listen) next.
+//! Read `face::notification_subscriber` (what the upstream says), `watched_tasks` (how tasks stand) and `listen_permits`
+//! (how many may listen) next.
 
 mod listen_permits;
 mod watched_tasks;

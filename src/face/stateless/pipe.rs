@@ -2,7 +2,7 @@
 //! came (GW-30).
 //!
 //! The gateway's own checks come first; then the same bytes go on, and the answer comes back piece by
-//! piece, whatever its size. `edit` says what little is edited on the way. A call that may become a task is
+//! piece, whatever its size. `answer_edits` says what little is edited on the way. A call that may become a task is
 //! not for here: it goes to the engine. A client that leaves drops the upstream's request with its answer,
 //! which is how servers without sessions are told.
 

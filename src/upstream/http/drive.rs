@@ -1,6 +1,6 @@
 //! Drives one call over HTTP: the POST, its answer in whichever form, and the streams that follow where one breaks off.
 //!
-//! Read `hear` for what is read from an answer, and `tasks` for what follows where the upstream makes a task
+//! Read `response_reader` for what is read from an answer, and `task_follower` for what follows where the upstream makes a task
 //! of the call. One future runs the whole course; whoever owns the exchange polls it. Everything but the last event
 //! goes through the call's queue, where the session's own stream puts its events too.
 

@@ -1,7 +1,7 @@
 //! Speaks to servers of 2026-07-28: no session, everything with each request.
 //!
-//! Read `line` for one request and its answer, `course` for a call that comes back with questions, and
-//! `task` for one that the upstream made a task of its own. The exchange that owns them is `exchange`. What belongs to
+//! Read `stateless_sender` for one request and its answer, `stateless_call` for a call that comes back with questions, and
+//! `task_poller` for one that the upstream made a task of its own. The exchange that owns them is `exchange`. What belongs to
 //! no call is heard by `listen`.
 
 mod exchange;

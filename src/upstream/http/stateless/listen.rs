@@ -114,7 +114,7 @@ impl ListenSources {
         self.tool_changes.subscribe()
     }
 
-    /// Listens on behalf of one client. `line` is the way to the server for all clients of this key.
+    /// Listens on behalf of one client. `stateless_sender` is the way to the server for all clients of this key.
     ///
     /// # Errors
     /// If there is no stream within [`SUBSCRIBE_MAX`], or too many are open.

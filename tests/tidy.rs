@@ -1,6 +1,8 @@
 //! Keeps what a text search can keep: the direction of dependencies, files of a bearable size, and sources that
 //! speak of the product alone, of pages that are there and of rules that are explained.
 
+#[path = "tidy/cycles.rs"]
+mod cycles;
 #[path = "tidy/documents.rs"]
 mod documents;
 #[path = "tidy/pages.rs"]
@@ -70,6 +72,9 @@ const LONG_FILES: [&str; 3] = ["src/face/pipe.rs", "src/face/session.rs", "src/f
 
 /// Names that stand for several types: a list that may only shrink.
 const SHARED_NAMES: &str = "tests/tidy/shared_names.txt";
+
+/// Uses between modules of one parent that are part of a cycle: a list that may only shrink.
+const CYCLES: &str = "tests/tidy/cycles.txt";
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -211,6 +216,21 @@ fn modules_use_only_what_stands_above_them() {
     }
     assert_eq!(seen.len(), RANKS.len(), "a module that is ranked has no file");
     assert!(uses >= 100, "the search found only {uses} uses");
+}
+
+/// Modules with one parent form no cycle: each can be read with those that it uses, and without those that use it.
+#[test]
+fn sibling_modules_form_no_cycle() {
+    let sources = sources();
+    let modules = sources.iter().filter(|source| !matches!(source.module[0].as_str(), "lib" | "main"));
+    let uses = cycles::sibling_uses(modules.map(|source| (source.module.as_slice(), source.code())));
+    assert!(uses.len() >= 300, "only {} uses were seen", uses.len());
+    let listed = read(CYCLES);
+    if std::env::var_os("UPDATE_TIDY").is_some() {
+        fs::write(root().join(CYCLES), cycles::shortened(&listed, &uses)).expect("the list is writable");
+    }
+    let mistakes = cycles::mistakes(&uses, &cycles::exceptions(&read(CYCLES)));
+    assert!(mistakes.is_empty(), "{}", mistakes.join("\n"));
 }
 
 /// The search itself: paths and groups, from any depth, without comments and tests.

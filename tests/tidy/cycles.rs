@@ -1,0 +1,274 @@
+//! Finds cycles between sibling modules: modules with one parent, each with all that is below it.
+//!
+//! A module may use what its own ancestors define, and an ancestor what is below it. Any other use leads from one sibling
+//! to another, at the level where the two ways part. A re-exported item counts where it is defined.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Names from the crate's root on.
+type ModulePath = Vec<String>;
+
+/// What one source file binds and names.
+#[derive(Default)]
+pub(crate) struct Module {
+    /// What a name that is brought in by `use` stands for.
+    bound: BTreeMap<String, ModulePath>,
+    /// Every path that is written, the bound ones included.
+    named: Vec<ModulePath>,
+}
+
+/// A use of one sibling by another.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct SiblingUse {
+    /// Their parent; the crate's root is empty.
+    pub(crate) parent: String,
+    pub(crate) user: String,
+    pub(crate) used: String,
+}
+
+impl std::fmt::Display for SiblingUse {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: {} uses {}", self.parent, self.user, self.used)
+    }
+}
+
+/// All uses between siblings, each with where it is made: a file's module and the path that it names.
+pub(crate) type Uses = BTreeMap<SiblingUse, BTreeSet<String>>;
+
+/// The uses between siblings among these modules, each of which is a path and code without comments and tests.
+pub(crate) fn sibling_uses<'a>(sources: impl Iterator<Item = (&'a [String], String)>) -> Uses {
+    let sources: Vec<(&[String], String)> = sources.collect();
+    let paths: BTreeSet<ModulePath> = sources.iter().map(|(path, _)| path.to_vec()).collect();
+    let modules: BTreeMap<ModulePath, Module> =
+        sources.iter().map(|(path, code)| (path.to_vec(), read(path, code, &paths))).collect();
+    let mut uses = Uses::new();
+    for (user, module) in &modules {
+        for path in &module.named {
+            let Some(used) = defining(path, &modules) else { continue };
+            let shared = user.iter().zip(&used).take_while(|(a, b)| a == b).count();
+            if let (Some(from), Some(to)) = (user.get(shared), used.get(shared)) {
+                let (parent, user_name, used_name) = (user[..shared].join("::"), from.clone(), to.clone());
+                let edge = SiblingUse { parent, user: user_name, used: used_name };
+                uses.entry(edge).or_default().insert(format!("{} names {}", user.join("/"), path.join("::")));
+            }
+        }
+    }
+    uses
+}
+
+/// The uses that are part of a cycle.
+pub(crate) fn in_cycles(uses: &Uses) -> BTreeSet<&SiblingUse> {
+    uses.keys().filter(|edge| reaches(uses, &edge.parent, &edge.used, &edge.user)).collect()
+}
+
+/// Whether a way leads from one sibling to another.
+fn reaches(uses: &Uses, parent: &str, from: &str, to: &str) -> bool {
+    let (mut seen, mut waiting) = (BTreeSet::from([from]), vec![from]);
+    while let Some(at) = waiting.pop() {
+        if at == to {
+            return true;
+        }
+        let next = uses.keys().filter(|edge| edge.parent == parent && edge.user == at);
+        waiting.extend(next.map(|edge| edge.used.as_str()).filter(|name| seen.insert(name)));
+    }
+    false
+}
+
+/// What is wrong, one line each: the list of exceptions is exact, so it is shortened with the code and never grows unseen.
+pub(crate) fn mistakes(uses: &Uses, exceptions: &BTreeSet<String>) -> Vec<String> {
+    let found: BTreeMap<String, &SiblingUse> =
+        in_cycles(uses).into_iter().map(|edge| (edge.to_string(), edge)).collect();
+    let new = found.iter().filter(|(line, _)| !exceptions.contains(*line));
+    let new = new.map(|(line, edge)| {
+        let places: Vec<_> = uses[*edge].iter().take(3).map(String::as_str).collect();
+        format!("{line}, which closes a cycle ({})", places.join("; "))
+    });
+    let gone = exceptions.iter().filter(|line| !found.contains_key(*line));
+    let gone = gone.map(|line| format!("{line}: no longer in a cycle, so take it off the list (UPDATE_TIDY=1 does)"));
+    new.chain(gone).collect()
+}
+
+/// The list of exceptions: one use on each line.
+pub(crate) fn exceptions(text: &str) -> BTreeSet<String> {
+    text.lines().filter(|line| !line.starts_with('#')).map(str::to_owned).collect()
+}
+
+/// The list with what is gone taken out, and nothing else.
+pub(crate) fn shortened(text: &str, uses: &Uses) -> String {
+    let found: BTreeSet<String> = in_cycles(uses).into_iter().map(SiblingUse::to_string).collect();
+    let kept = text.lines().filter(|line| line.starts_with('#') || found.contains(*line));
+    kept.map(|line| format!("{line}\n")).collect()
+}
+
+/// The module that defines what a path names; `None` for what is not of this crate.
+fn defining(path: &[String], modules: &BTreeMap<ModulePath, Module>) -> Option<ModulePath> {
+    let mut path = path.to_vec();
+    // More steps than any chain of re-exports has.
+    for _ in 0..16 {
+        let at = (1..=path.len()).rev().find(|at| modules.contains_key(&path[..*at]))?;
+        let bound = path.get(at).and_then(|name| modules[&path[..at]].bound.get(name));
+        match bound {
+            Some(target) => path = [target.as_slice(), &path[at + 1..]].concat(),
+            None => return Some(path[..at].to_vec()),
+        }
+    }
+    None
+}
+
+fn read(at: &[String], code: &str, modules: &BTreeSet<ModulePath>) -> Module {
+    let mut module = Module::default();
+    let mut rest = String::new();
+    let mut code = code;
+    while let Some((before, statement, after)) = next_use(code) {
+        rest.push_str(before);
+        for (path, name) in leaves(statement) {
+            if let Some(path) = absolute(at, &path, &BTreeMap::new(), modules) {
+                module.bound.insert(name, path.clone());
+                module.named.push(path);
+            }
+        }
+        code = after;
+    }
+    rest.push_str(code);
+    for path in written(&rest) {
+        module.named.extend(absolute(at, &path, &module.bound, modules));
+    }
+    module
+}
+
+/// The first `use` of a text: what is before it, its tree, and what follows.
+fn next_use(code: &str) -> Option<(&str, &str, &str)> {
+    let start = code.match_indices("use ").map(|(at, _)| at).find(|at| {
+        let line = code[..*at].rsplit('\n').next().unwrap_or_default();
+        line.is_empty() || (line.starts_with("pub") && line.ends_with(' '))
+    })?;
+    let length = code[start..].find(';')?;
+    Some((&code[..start], &code[start + 4..start + length], &code[start + length + 1..]))
+}
+
+/// The paths of a tree of `use`, each with the name that it binds.
+fn leaves(tree: &str) -> Vec<(ModulePath, String)> {
+    let tree = tree.trim();
+    let Some((prefix, group)) = tree.split_once('{') else {
+        let (path, alias) = tree.split_once(" as ").map_or((tree, None), |(path, alias)| (path, Some(alias.trim())));
+        let mut path: ModulePath = path.split("::").map(|name| name.trim().to_owned()).collect();
+        if path.len() > 1 && path.last().is_some_and(|name| name == "self") {
+            path.pop();
+        }
+        let name = alias.or_else(|| path.last().map(String::as_str)).unwrap_or_default().to_owned();
+        return vec![(path, name)];
+    };
+    let prefix: ModulePath =
+        prefix.split("::").map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()).collect();
+    let group = group.trim().strip_suffix('}').expect("a group ends with its statement");
+    let (mut depth, mut parts) = (0_usize, vec![String::new()]);
+    for c in group.chars() {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            _ => (),
+        }
+        match c {
+            ',' if depth == 0 => parts.push(String::new()),
+            _ => parts.last_mut().expect("never empty").push(c),
+        }
+    }
+    let below = parts.iter().filter(|part| !part.trim().is_empty()).flat_map(|part| leaves(part));
+    below
+        .map(|(path, name)| {
+            if path == ["self"] {
+                return (prefix.clone(), prefix.last().cloned().unwrap_or_default());
+            }
+            ([prefix.as_slice(), &path].concat(), name)
+        })
+        .collect()
+}
+
+/// All paths of several names in a text.
+fn written(code: &str) -> Vec<ModulePath> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+    let words = code.split(|c| !is_part(c)).filter(|word| word.contains("::"));
+    words.map(|word| word.split("::").filter(|name| !name.is_empty()).map(str::to_owned).collect()).collect()
+}
+
+/// A path from the crate's root on, of what a module writes; `None` for what is not of this crate.
+fn absolute(
+    at: &[String],
+    path: &[String],
+    bound: &BTreeMap<String, ModulePath>,
+    modules: &BTreeSet<ModulePath>,
+) -> Option<ModulePath> {
+    let ups = path.iter().take_while(|name| *name == "super").count();
+    let (head, rest) = (path.first()?, &path[1..]);
+    Some(match head.as_str() {
+        "crate" => rest.to_vec(),
+        "super" => [at.get(..at.len().checked_sub(ups)?)?, &path[ups..]].concat(),
+        "self" => [at, rest].concat(),
+        _ if bound.contains_key(head) => [bound[head].as_slice(), rest].concat(),
+        _ => {
+            let child = [at, std::slice::from_ref(head)].concat();
+            return modules.contains(&child).then(|| [child.as_slice(), rest].concat());
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn uses(sources: &[(&str, &str)]) -> Uses {
+        let paths: Vec<ModulePath> =
+            sources.iter().map(|(path, _)| path.split('/').map(str::to_owned).collect()).collect();
+        sibling_uses(paths.iter().zip(sources).map(|(path, (_, code))| (path.as_slice(), (*code).to_owned())))
+    }
+
+    fn lines(uses: &Uses) -> Vec<String> {
+        uses.keys().map(SiblingUse::to_string).collect()
+    }
+
+    #[test]
+    fn a_use_is_seen_at_the_level_where_the_two_ways_part() {
+        let uses = uses(&[
+            ("a", "mod b;\nmod c;\npub use c::{\nd::Deep,\nOwn,\n};\nuse b::f;\n"),
+            ("a/b", "use super::c::d::{self, x as y};\nfn f() { d::g(); super::c::h() }\n"),
+            ("a/c", "use super::Parent;\nuse std::io;\n"),
+            ("a/c/d", "use super::super::b;\nuse super::Own;\n"),
+            ("e", "use crate::a::Deep;\nfn f() { crate::a::b::f() }\n"),
+        ]);
+        assert_eq!(lines(&uses), [": e uses a", "a: b uses c", "a: c uses b"]);
+        let places =
+            uses.iter().find(|(edge, _)| edge.user == "e").map(|(_, places)| places.iter().collect::<Vec<_>>());
+        assert_eq!(places.expect("seen"), ["e names a::Deep", "e names a::b::f"]);
+    }
+
+    #[test]
+    fn what_is_brought_in_counts_where_it_is_defined() {
+        let direct = ("a/b", "use super::Item;\n");
+        assert!(uses(&[("a", "struct Item;\n"), direct, ("a/c", "")]).is_empty());
+        let through = uses(&[("a", "mod c;\nuse c::Item;\n"), direct, ("a/c", "")]);
+        assert_eq!(lines(&through), ["a: b uses c"]);
+        // A module that is bound to a name is used by that name.
+        let by_name = uses(&[("a", "mod b;\n"), ("a/b", "use crate::a as up;\nfn f() { up::c::g() }\n"), ("a/c", "")]);
+        assert_eq!(lines(&by_name), ["a: b uses c"]);
+    }
+
+    #[test]
+    fn the_list_of_exceptions_is_exact() {
+        let ring = uses(&[
+            ("a/b", "use super::c;\n"),
+            ("a/c", "use super::d;\n"),
+            ("a/d", "use super::b;\n"),
+            ("a/e", "use super::b;\n"),
+        ]);
+        let all = in_cycles(&ring).into_iter().map(SiblingUse::to_string).collect::<Vec<_>>();
+        assert_eq!(all, ["a: b uses c", "a: c uses d", "a: d uses b"]);
+        let list = "# why\na: b uses c\na: c uses d\na: d uses b\n";
+        assert!(mistakes(&ring, &exceptions(list)).is_empty());
+        let one_less = mistakes(&ring, &exceptions("a: b uses c\na: c uses d\n"));
+        assert_eq!(one_less, ["a: d uses b, which closes a cycle (a/d names a::b)"]);
+        let mended = uses(&[("a/b", "use super::c;\n"), ("a/c", "use super::d;\n"), ("a/d", "")]);
+        assert_eq!(mistakes(&mended, &exceptions(list)).len(), 3);
+        assert_eq!(shortened(list, &mended), "# why\n");
+        assert_eq!(shortened(list, &ring), list);
+    }
+}

@@ -36,7 +36,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::cause::CauseChain;
 use crate::demo::{self, DemoServer};
-use crate::upstream::http::credential::secret_value;
+use crate::upstream::transport::credential::secret_value;
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{app, config, tls};
 use call::{CallCommand, QuestionPolicy, RetryPolicy, Wait};

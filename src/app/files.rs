@@ -13,7 +13,7 @@ use crate::server::{Authenticator, LocalUser};
 use crate::store::OpenError;
 use crate::task::{Clock as _, Principal, SystemClock, Timestamp};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
-use crate::upstream::http::credential::CredentialError;
+use crate::upstream::transport::credential::CredentialError;
 use crate::upstream::transport::stdio::{self, VariableFileError};
 
 /// One file that is not what it should be.

@@ -25,8 +25,8 @@ use crate::server::api_keys::{AuthSettings, KeySource};
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
-use crate::upstream::http::credential::Credential;
 use crate::upstream::limits::CallPermits;
+use crate::upstream::transport::credential::Credential;
 use crate::upstream::upstream_health::UpstreamHealth;
 
 /// How often an upstream that is served no more is looked at.

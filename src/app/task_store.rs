@@ -10,7 +10,7 @@ use crate::config::{Config, StoreSettings};
 use crate::server::admin::Readiness;
 use crate::store::{DiskSettings, DiskStore, MemoryStore, OpenError, StoreHealth, TaskStore, disk};
 use crate::task::{Clock, SteadyClock, SystemClock, Timestamp};
-use crate::upstream::http::TaskScope;
+use crate::upstream::TaskScope;
 
 /// The store cannot be read, a file of it is damaged, or its disk has no room to bring it up (`EX_IOERR`).
 const EXIT_IO: u8 = 74;

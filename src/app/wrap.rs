@@ -26,7 +26,7 @@ use crate::server::admin::Readiness;
 use crate::store::DiskStore;
 use crate::task::{Clock as _, Principal, SystemClock};
 use crate::telemetry::{self, LogFormat};
-use crate::upstream::http::TaskScope;
+use crate::upstream::TaskScope;
 
 /// What a message may be larger by than the result in it.
 const ENVELOPE_BYTES: usize = 64 * 1024;

@@ -18,8 +18,9 @@ use super::tool::{self, PAGES_MAX, Tool, ToolSearch};
 use crate::cause::CauseChain;
 use crate::dialect::faults::session_failure_error;
 use crate::task::{Failure, GatewayFault, Principal, Reason};
-use crate::upstream::http::credential::{Credential, CredentialSource};
-use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
+use crate::upstream::TaskScope;
+use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
+use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::{
     BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, Timeouts, Upstream,
     UpstreamRequest, UpstreamTaskMode,

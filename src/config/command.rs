@@ -11,7 +11,7 @@ use super::section::{LocatedValue, Section};
 use super::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
 use crate::task::ToolNames;
 use crate::upstream::http::HttpTransport;
-use crate::upstream::transport::dedicated_process::DedicatedProcessRules;
+use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::wire::ProtocolVersion;
 

@@ -32,9 +32,9 @@ use crate::task::{
     AfterCrash, CallLimits, EarlyInput, FallbackPolicy, TTL_MAX_ANONYMOUS, TaskMode, ToolNames, ToolPolicy, ToolRules,
 };
 use crate::tls::IdentityFiles;
-use crate::upstream::http::credential::Credential;
 use crate::upstream::http::{HttpUpstreamSettings, UpstreamTlsFiles};
 use crate::upstream::limits::CallPermitSettings;
+use crate::upstream::transport::credential::Credential;
 use crate::upstream::{ForwardingRules, Timeouts};
 use paths::UpstreamPaths;
 

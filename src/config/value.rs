@@ -14,7 +14,7 @@ use url::{Host, Url};
 use crate::server::api_keys::{ApiKey, ApiKeyError};
 use crate::task::NamePattern;
 use crate::upstream::forwarding::may_be_forwarded;
-use crate::upstream::http::credential::secret_value;
+use crate::upstream::transport::credential::secret_value;
 
 /// The environment, as `${VAR}` sees it.
 pub(super) type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;

@@ -28,7 +28,7 @@ use super::session::{addressee, refuse};
 use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::http::TaskScope;
+use crate::upstream::TaskScope;
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
 use events::SseEventStream;

@@ -18,8 +18,9 @@ use super::pipe::stream_edits::{edited_event, edited_events};
 use crate::dialect::RequestError;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};
+use crate::upstream::answer_body::BodyKind;
 use crate::upstream::header_annotations::encode;
-use crate::upstream::raw_channel::{BodyKind, ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse};
+use crate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::upstream::{
     Answer, BeginError, CallContext, Era, Exchange, ExchangeError, ExchangeEvent, NotificationSubscription,

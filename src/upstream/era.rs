@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tokio_util::task::TaskTracker;
 
 use super::{
-    BeginError, CallContext, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
+    BeginError, CallContext, Era, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
     Upstream, UpstreamRequest,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
@@ -36,22 +36,6 @@ const ASK_AGAIN: Duration = Duration::from_secs(30);
 
 /// The code that SDKs answer with where something is wrong with HTTP or the session, not the message.
 const TRANSPORT_ERROR: i64 = -32_000;
-
-/// The two ways to speak to a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Era {
-    /// `initialize` and a session, up to 2025-11-25.
-    Session,
-    /// Everything with each request, 2026-07-28.
-    Stateless,
-}
-
-impl Era {
-    /// The one that a version belongs to.
-    pub(super) fn of(version: ProtocolVersion) -> Self {
-        if version.is_stateless() { Self::Stateless } else { Self::Session }
-    }
-}
 
 /// Whoever can ask a server for its era. `None` is no verdict: nobody knows what a failure means.
 #[async_trait]

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
-use super::{Era, ForwardedHeaders};
+use super::ForwardedHeaders;
 use crate::dialect::faults::reason_key;
 use crate::dialect::subscriptions::SubscriptionFilter;
 pub use crate::task::Answer;
@@ -331,3 +331,19 @@ pub enum BeginError {
 /// What it takes to go on with an exchange in another process life. Opaque to all but its transport.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumeToken(pub Payload);
+
+/// The two ways to speak to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Era {
+    /// `initialize` and a session, up to 2025-11-25.
+    Session,
+    /// Everything with each request, 2026-07-28.
+    Stateless,
+}
+
+impl Era {
+    /// The one that a version belongs to.
+    pub(super) fn of(version: ProtocolVersion) -> Self {
+        if version.is_stateless() { Self::Stateless } else { Self::Session }
+    }
+}

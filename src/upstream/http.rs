@@ -4,17 +4,11 @@
 //! word. Read `exchange` for one call in a session from begin to end, `drive` for what happens to it on the way,
 //! then `upstream::session` for what calls share.
 
-pub(crate) mod client;
 mod client_session;
-pub mod credential;
 mod drive;
 pub(crate) mod exchange;
-pub(crate) mod failure_cause;
 mod passthrough;
 mod poll_schedule;
-pub(crate) mod post;
-pub(crate) mod reply;
-mod response_reader;
 mod resume_token;
 mod side_request;
 pub(crate) mod stateless;
@@ -26,32 +20,31 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::broadcast;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
-use super::era::{Era, EraCache, EraUpstream};
-use super::request_transport::Transport;
+use super::era::{EraCache, EraUpstream};
+use super::latencies::ExchangeLatencies;
 use super::session::pool::SessionPool;
 use super::session::{SessionKey, UpstreamLink};
-use super::transport::TransportAdapter;
+use super::transport::Transport;
+use super::transport::adapter::TransportAdapter;
+use super::transport::credential::Credential;
+use super::transport::detection::TransportDetection;
+pub use super::transport::http_client::ClientError;
+use super::transport::http_client::{ClientTls, HttpClient};
 use super::transport::sse::{self, SseDetected, SseTransport};
 use super::transport::stdio::{StdioTransport, StdioUpstreamSettings};
-use super::transport_detection::TransportDetection;
 use super::upstream_health::UpstreamHealth;
 use super::version_choice::VersionChoice;
 use super::{
-    BeginError, CallContext, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
-    Upstream, UpstreamRequest,
+    BeginError, CallContext, Era, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
+    TaskScope, Upstream, UpstreamRequest,
 };
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Clock, Executed, GatewayFault, Reason, SystemClock};
 use crate::tls::{IdentityFiles, TlsFileError, read_roots};
 use crate::wire::ProtocolVersion;
-pub use client::ClientError;
-use client::{ClientTls, HttpClient};
-use credential::Credential;
 use drive::SessionSource;
-use exchange::{ExchangeLatencies, HttpExchange};
+use exchange::HttpExchange;
 use stateless::StatelessUpstream;
 
 /// How long [`Upstream::close`] may take.
@@ -102,15 +95,6 @@ impl UpstreamTlsFiles {
     }
 }
 
-/// How long what runs in the background may run.
-#[derive(Clone, Debug)]
-pub struct TaskScope {
-    /// Everything in the background is spawned here.
-    pub tracker: TaskTracker,
-    /// Ends everything in the background that would not end by itself.
-    pub stop: CancellationToken,
-}
-
 /// A streamable HTTP server, in sessions.
 #[derive(Debug)]
 pub struct SessionUpstream {
@@ -145,7 +129,7 @@ impl SessionUpstream {
             }
             (HttpTransport::Sse, _) => {
                 let sse = sse_stand(&settings, client, SseDetected::default(), &life);
-                (Transport::Stand(Box::new(sse)), Some(Era::Session))
+                (Transport::Adapted(Box::new(sse)), Some(Era::Session))
             }
         };
         Ok(Self::over(carrier, (settings.name, standing), settings.protocol, era, life))
@@ -169,7 +153,7 @@ impl SessionUpstream {
         let wire = Box::new(StdioTransport::new(settings, Arc::clone(&standing), life.clone()));
         let stand =
             TransportAdapter::new(Arc::clone(&standing), wire, processes_max, life.clone()).with_calls_apart(apart);
-        Self::over(Transport::Stand(Box::new(stand)), (name, standing), protocol, protocol.map(Era::of), life)
+        Self::over(Transport::Adapted(Box::new(stand)), (name, standing), protocol, protocol.map(Era::of), life)
     }
 
     fn over(
@@ -194,7 +178,7 @@ impl SessionUpstream {
     /// The same server as stateless clients have it: spoken to in their era where it can.
     #[must_use]
     pub fn for_stateless_clients(self: &Arc<Self>) -> EraUpstream {
-        let eras = if self.hop.carrier.is_stand() { EraCache::of_started(self.era) } else { EraCache::new(self.era) };
+        let eras = if self.hop.carrier.is_adapted() { EraCache::of_started(self.era) } else { EraCache::new(self.era) };
         let eras = Arc::new(eras);
         let stateless = Arc::new(StatelessUpstream::new(Arc::clone(&self.hop), Arc::clone(&eras)));
         EraUpstream::new(Arc::<Self>::clone(self), stateless, eras, self.hop.tracker.clone())

@@ -12,11 +12,11 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 
-use super::request_transport::BodyBreakError;
+use super::answer_body::BodyKind;
 use super::upstream_health::UpstreamHealth;
 use super::{ForwardedHeaders, Upstream};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
+use crate::task::{GatewayFault, Principal};
 use crate::wire::{Message, ProtocolVersion, RpcError};
 
 /// The body of an answer as it comes in. Not read before somebody asks for it; dropping it ends the
@@ -144,19 +144,4 @@ pub struct RawResponse {
     /// The id of a session that begins with this answer.
     pub session: Option<HeaderValue>,
     pub body: RawBody,
-}
-
-/// What a body is, as far as anybody cares.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BodyKind {
-    Json,
-    Events,
-    /// Of another type, encoded, or without a type.
-    Other,
-}
-
-/// Why a body broke off: what is known of it, else that the upstream closed it.
-pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
-    let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
-    BodyBreakError::known_in(error).unwrap_or(closed)
 }

@@ -23,13 +23,12 @@ use tokio::sync::{Semaphore, SetOnce, broadcast};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::http::client::HandedOver;
-use super::http::exchange::{ExchangeClass, ExchangeLatencies};
-use super::http::post::SessionHeaders;
-use super::http::reply;
-use super::request_transport::{AnswerBody, Transport};
+use super::answer_body::AnswerBody;
+use super::latencies::{ExchangeClass, ExchangeLatencies};
+use super::outgoing::{HandedOver, SessionHeaders};
+use super::transport::Transport;
 use super::version_choice::VersionChoice;
-use super::{ExchangeError, ExchangeEvent, ServerFacts, ServerNotification};
+use super::{ExchangeError, ExchangeEvent, ServerFacts, ServerNotification, reply};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, Reason};

@@ -1,329 +1,90 @@
-//! Adapts servers that speak another transport, so that they look like streamable HTTP servers.
+//! Takes a request to a server and returns the head of its answer.
 //!
-//! A `MessageTransport` is how such a server is reached: one connection over which messages travel both ways, which is one
-//! session of the server. `TransportAdapter` answers POST, GET and DELETE out of it. Read `session` for one connection
-//! from begin to end, `table` for which call a message belongs to, `stateless` for servers without sessions, `apart`
-//! for calls that have a connection of their own, `stdio` for servers that are programs, `sse` for those that speak
-//! HTTP+SSE.
+//! Everything above speaks streamable HTTP: one POST per message, GET for a stream, DELETE at the end of a session. A
+//! server that speaks something else is put behind a [`StreamableAdapter`], which behaves like a streamable HTTP server in its
+//! place, so that sessions, routing, exchanges and the pipe are the same for all.
 
-mod adapter_connection;
-mod backoff;
-mod call_table;
-mod connection_permits;
-pub mod dedicated_process;
-mod request_ids;
+pub mod adapter;
+pub mod credential;
+pub(crate) mod detection;
+mod failure_cause;
+pub(crate) mod http_client;
 pub(crate) mod sse;
-mod stateless;
 pub mod stdio;
 
-use std::any::Any;
-use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
-use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
-use http::header::CONTENT_TYPE;
-use http::{HeaderValue, Method, Response, StatusCode};
-use parking_lot::Mutex;
+use http::Response;
 
-use super::ForwardedHeaders;
-use super::http::TaskScope;
-use super::http::client::HandedOver;
-use super::http::post::OutgoingRequest;
-use super::limits::CallPermits;
-use super::request_transport::{AnswerBody, BodyPieces, StreamableAdapter};
-use super::upstream_health::UpstreamHealth;
-use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::wire::rpc_error::INVALID_REQUEST;
-use crate::wire::{Message, Request, RequestId, RpcError, ScanLimits, envelope, method};
-use adapter_connection::{AdapterConnection, ConnectionPurpose, UnopenedConnectionGuard};
-use backoff::RestartBackoff;
-use connection_permits::PermitWait;
-use dedicated_process::{DedicatedProcessRules, SessionTemplate};
+use super::answer_body::AnswerBody;
+use super::outgoing::{HandedOver, OutgoingRequest};
+use crate::task::GatewayFault;
+use detection::TransportDetection;
+use http_client::HttpClient;
 
-/// How long [`StreamableAdapter::close`] waits for the servers to end.
-const CLOSE_MAX: Duration = Duration::from_secs(2);
+/// The way to one upstream.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
+pub(crate) enum Transport {
+    Http(HttpClient),
+    /// HTTP, of which transport is to be found out.
+    Either(Box<TransportDetection>),
+    Adapted(Box<dyn StreamableAdapter>),
+}
 
-/// The way to a server over which messages travel both ways.
+/// Stands in for a streamable HTTP server in front of one that speaks another transport.
 #[async_trait]
-pub(crate) trait MessageTransport: Send + Sync + fmt::Debug {
-    /// Opens a fresh connection, over which nothing was said yet, with these headers where it has any. Bounded in
-    /// time; dropping the future leaves nothing behind.
+pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
+    /// Answers a request as a streamable HTTP server of the session era would: a request with an event stream or
+    /// JSON, a notification or an answer with 202, GET with the session's own stream, DELETE with the session's end,
+    /// a session that is gone with 404. `handed_over` is set before the first byte of a message can reach the server.
+    /// Dropping the future, or the answer's body, says nothing to the server. A request of 2026-07-28, which has no
+    /// session, is answered as a server of that version would: there dropping takes the request back.
     ///
     /// # Errors
-    /// If there is none to be had; nothing was sent.
-    async fn open(&self, forwarded: &ForwardedHeaders) -> Result<ConnectionEnds, GatewayFault>;
-
-    /// The longest pause before a server that fails again and again is tried once more.
-    fn pause_max(&self) -> Duration {
-        Duration::from_secs(30)
-    }
-}
-
-/// The two ends of one connection.
-pub(crate) struct ConnectionEnds {
-    pub(crate) sender: Arc<dyn MessageSender>,
-    pub(crate) receiver: Box<dyn MessageReceiver>,
-}
-
-/// The way to the server.
-#[async_trait]
-pub(crate) trait MessageSender: Send + Sync + fmt::Debug {
-    /// Sends the message of a POST. `handed_over` is set before its first byte can reach the server. Returns once the
-    /// server has taken it, as far as it says so; what it answers may come before. Dropping the future sends the
-    /// message whole or not at all.
-    ///
-    /// # Errors
-    /// If this message cannot be sent; whether the connection is over is the receiver's to say, unless the fault
-    /// has the status 404: then the server knows the session no more.
-    async fn send(&self, outgoing: &OutgoingRequest, handed_over: &HandedOver) -> Result<(), GatewayFault>;
-
-    /// Ends the connection, and the server if it is this connection's own. Returns once that is done; bounded in time.
-    async fn close(&self);
-}
-
-/// The way from the server.
-#[async_trait]
-pub(crate) trait MessageReceiver: Send {
-    /// The next text: a message, or an array of them. Cancel safe.
-    ///
-    /// # Errors
-    /// Once the connection is over, for good; the fault says why, as calls in progress are to hear it.
-    async fn next(&mut self) -> Result<Bytes, GatewayFault>;
-}
-
-/// A streamable HTTP server in place of one that is reached over wires, one for each session.
-pub(crate) struct TransportAdapter {
-    shared: Arc<AdapterShared>,
-    wire: Box<dyn MessageTransport>,
-    apart: DedicatedProcessRules,
-    /// Those for clients without sessions.
-    connections: Mutex<stateless::StatelessConnections>,
-}
-
-impl fmt::Debug for TransportAdapter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WireStand").field("wire", &self.wire).finish_non_exhaustive()
-    }
-}
-
-/// What the sessions of one server share.
-struct AdapterShared {
-    name: Arc<str>,
-    standing: Arc<UpstreamHealth>,
-    life: TaskScope,
-    /// All connections; whoever has a session knows its id, and nobody that of any other connection.
-    sessions: Mutex<HashMap<HeaderValue, Arc<AdapterConnection>>>,
-    /// Connections at one time, those that end included unless another was given their place.
-    places: CallPermits,
-    backoff: RestartBackoff,
-    /// Connections that were opened for a call.
-    processes: AtomicU64,
-}
-
-impl AdapterShared {
-    fn dropped(&self, reason: &'static str) {
-        let upstream = Arc::clone(&self.name);
-        metrics::counter!(crate::metric::UPSTREAM_DROPPED, "upstream" => upstream, "reason" => reason).increment(1);
-    }
-}
-
-impl TransportAdapter {
-    /// A stand in front of a server that nothing was sent to yet.
-    ///
-    /// Connections that end by themselves are reported to `upstream_health`; why one cannot be opened, the transport reports.
-    pub(crate) fn new(
-        standing: Arc<UpstreamHealth>,
-        wire: Box<dyn MessageTransport>,
-        sessions_max: usize,
-        life: TaskScope,
-    ) -> Self {
-        let shared = AdapterShared {
-            name: Arc::clone(standing.name()),
-            standing,
-            life,
-            sessions: Mutex::default(),
-            places: connection_permits::new(sessions_max),
-            backoff: RestartBackoff::new(wire.pause_max()),
-            processes: AtomicU64::new(0),
-        };
-        Self { shared: Arc::new(shared), wire, apart: DedicatedProcessRules::default(), connections: Mutex::default() }
-    }
-
-    /// The same with these calls on connections of their own.
-    pub(crate) fn with_calls_apart(self, apart: DedicatedProcessRules) -> Self {
-        Self { apart, ..self }
-    }
-
-    async fn post(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let text = outgoing.body().cloned().unwrap_or_default();
-        let Ok(message) = envelope::read(&text, ScanLimits::UPSTREAM) else {
-            return Ok(refusal(None, "the body is no message"));
-        };
-        let (session, message) = match (outgoing.session(), message) {
-            (None, message) if outgoing.is_stateless() => {
-                return self.post_stateless(outgoing, &message, handed_over).await;
-            }
-            (None, Message::Request(request)) if request.method == method::INITIALIZE => {
-                return self.initialize(request, outgoing, handed_over).await;
-            }
-            (None, _) => return Ok(refusal(None, "there is no session before initialize")),
-            (Some(id), message) => match self.session(id) {
-                Some(session) => (session, message),
-                None => return Ok(answered(StatusCode::NOT_FOUND)),
-            },
-        };
-        let answer = match message {
-            Message::Request(request) if self.apart.include(&request) => {
-                self.call_apart(&session, &request, outgoing, handed_over).await
-            }
-            Message::Request(request) => {
-                session.note_level(&request);
-                session.request(&request, outgoing, handed_over).await
-            }
-            message @ (Message::Notification(_) | Message::Response(_)) => {
-                let told = match session.place_of(&message) {
-                    Some((other, Some(text))) => {
-                        other.tell(&message, &outgoing.clone().with_body(text), handed_over).await
-                    }
-                    Some((other, None)) => other.tell(&message, outgoing, handed_over).await,
-                    None => session.tell(&message, outgoing, handed_over).await,
-                };
-                told.map(|()| answered(StatusCode::ACCEPTED))
-            }
-        };
-        match answer {
-            Err(fault) if fault.http_status == Some(StatusCode::NOT_FOUND.as_u16()) => {
-                session.end();
-                Ok(answered(StatusCode::NOT_FOUND))
-            }
-            answer => answer,
-        }
-    }
-
-    /// Opens a session. There is none unless the server answers with a result.
-    async fn initialize(
-        &self,
-        request: Request,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let owner = owner_of(outgoing);
-        let (session, unless_opened) =
-            self.open(ConnectionPurpose::Session, (&owner, PermitWait::First), outgoing.forwarded()).await?;
-        let (answer, is_result) = session.first(&request, outgoing, handed_over).await?;
-        let mut response = json(StatusCode::OK, answer);
-        if is_result {
-            // Set once: this is the only place.
-            let _ = session.origin.set(SessionTemplate::new(request, outgoing.clone()));
-            unless_opened.disarm();
-            response.headers_mut().insert(super::http::post::SESSION_ID, session.id().clone());
-        }
-        Ok(response)
-    }
-
-    /// Opens a connection, which ends with what comes beside it.
-    async fn open(
-        &self,
-        kind: ConnectionPurpose,
-        (owner, patience): (&Principal, PermitWait),
-        forwarded: &ForwardedHeaders,
-    ) -> Result<(Arc<AdapterConnection>, UnopenedConnectionGuard), GatewayFault> {
-        self.shared.backoff.wait().await?;
-        let id = new_id()?;
-        // Taken before anything is waited for, so that nobody opens one too many.
-        let place = self.place(owner, patience).await?;
-        let session = AdapterConnection::new(Arc::clone(&self.shared), id.clone(), kind, place);
-        self.shared.sessions.lock().insert(id, Arc::clone(&session));
-        let unless_kept = session.ends_unless_kept();
-        let opened = self.wire.open(forwarded).await.inspect_err(|fault| {
-            // A server that refuses one client is well.
-            if fault.http_status.is_none_or(|status| status >= 500) {
-                self.shared.backoff.note_failure();
-            }
-        })?;
-        session.start(opened, forwarded.clone());
-        Ok((session, unless_kept))
-    }
-
-    fn session(&self, id: &HeaderValue) -> Option<Arc<AdapterConnection>> {
-        self.shared.sessions.lock().get(id).filter(|session| !session.is_over()).cloned()
-    }
-}
-
-#[async_trait]
-impl StreamableAdapter for TransportAdapter {
+    /// If there is no answer; the fault says whether the server may have run what it was sent.
     async fn send(
         &self,
         outgoing: &OutgoingRequest,
         handed_over: &HandedOver,
+    ) -> Result<Response<AnswerBody>, GatewayFault>;
+
+    /// Ends every session; bounded in time.
+    async fn close(&self);
+}
+
+impl Transport {
+    /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes. Dropping
+    /// the future drops the request wherever it is.
+    ///
+    /// # Errors
+    /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an answer.
+    pub(crate) async fn send(
+        &self,
+        outgoing: &OutgoingRequest,
+        handed_over: &HandedOver,
     ) -> Result<Response<AnswerBody>, GatewayFault> {
-        let method = outgoing.method();
-        if method == Method::POST {
-            return self.post(outgoing, handed_over).await;
+        match self {
+            Self::Http(client) => {
+                Ok(client.send(outgoing, handed_over).await?.map(|body| client.body_of(outgoing, body)))
+            }
+            Self::Either(fallback) => fallback.send(outgoing, handed_over).await,
+            Self::Adapted(adapter) => adapter.send(outgoing, handed_over).await,
         }
-        let Some(session) = outgoing.session().and_then(|id| self.session(id)) else {
-            return Ok(answered(StatusCode::NOT_FOUND));
-        };
-        if method == Method::GET {
-            return Ok(events(session.listen(outgoing.purpose().cloned())));
-        }
-        session.end();
-        Ok(answered(StatusCode::OK))
     }
 
-    async fn close(&self) {
-        let all: Vec<_> = self.shared.sessions.lock().values().cloned().collect();
-        all.iter().for_each(|session| session.end_with_gateway());
-        let ended = futures_util::future::join_all(all.iter().map(|session| session.ended()));
-        let _ = tokio::time::timeout(CLOSE_MAX, ended).await;
+    /// Whether the server is reached over a wire.
+    pub(crate) const fn is_adapted(&self) -> bool {
+        matches!(self, Self::Adapted(_))
     }
-}
 
-/// On whose behalf a connection is opened.
-fn owner_of(outgoing: &OutgoingRequest) -> Principal {
-    outgoing.principal().cloned().unwrap_or_else(Principal::anonymous)
-}
-
-/// The id of a new session: nobody can guess it.
-fn new_id() -> Result<HeaderValue, GatewayFault> {
-    let internal = GatewayFault::new(Reason::Internal, Executed::No);
-    let mut bytes = [0; 16];
-    getrandom::fill(&mut bytes).map_err(|_| internal)?;
-    HeaderValue::from_str(&uuid::Uuid::from_bytes(bytes).simple().to_string()).map_err(|_| internal)
-}
-
-fn answered(status: StatusCode) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::Whole(None));
-    *response.status_mut() = status;
-    response
-}
-
-fn json(status: StatusCode, text: Bytes) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::Whole(Some(text)));
-    *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    response
-}
-
-fn events(pieces: BodyPieces) -> Response<AnswerBody> {
-    let mut response = Response::new(AnswerBody::Made(pieces));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
-    response
-}
-
-/// The same; what comes beside it is dropped with the answer.
-fn events_with(pieces: BodyPieces, kept: Box<dyn Any + Send + Sync>) -> Response<AnswerBody> {
-    events(pieces).map(|body| AnswerBody::Kept { body: Box::new(body), _kept: kept })
-}
-
-fn refusal(id: Option<&RequestId>, message: &str) -> Response<AnswerBody> {
-    json(StatusCode::BAD_REQUEST, envelope::error(id, &RpcError::new(INVALID_REQUEST, message)))
+    /// Ends what outlives single requests; bounded in time.
+    pub(crate) async fn close(&self) {
+        match self {
+            Self::Http(_) => (),
+            Self::Either(fallback) => fallback.close().await,
+            Self::Adapted(adapter) => adapter.close().await,
+        }
+    }
 }

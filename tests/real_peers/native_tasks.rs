@@ -14,7 +14,8 @@ use std::time::Duration;
 use install::Peers;
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
+use taskgate::upstream::TaskScope;
+use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use taskgate::upstream::{
     Answer, CallContext, ClientFacts, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
 };

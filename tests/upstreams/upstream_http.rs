@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 use taskgate::task::Principal;
-use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
+use taskgate::upstream::TaskScope;
+use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use taskgate::upstream::{
     BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest,
     UpstreamTaskMode,

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use super::super::{UNAVAILABLE, refuse, say};
 use super::{ProbeCommand, ProbeTarget};
 use crate::telemetry;
-use crate::upstream::http::credential::secret_value;
+use crate::upstream::transport::credential::secret_value;
 use crate::wire::{Object, Payload, ScanLimits};
 
 /// What can be said on the command line.

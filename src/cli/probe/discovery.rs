@@ -17,13 +17,13 @@ use super::report::{
 };
 use super::{ProbeCommand, ProbeTarget, toml_block};
 use crate::task::{Answer, Principal, Reason};
-use crate::upstream::http::credential::{Credential, CredentialSource};
-use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, TaskScope, UpstreamTlsFiles};
-use crate::upstream::transport::dedicated_process::DedicatedProcessRules;
+use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
+use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
+use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, Timeouts, Upstream,
-    UpstreamRequest, UpstreamTaskMode,
+    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, TaskScope, Timeouts,
+    Upstream, UpstreamRequest, UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::METHOD_NOT_FOUND;

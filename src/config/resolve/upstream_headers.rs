@@ -7,7 +7,7 @@ use super::super::error::{ConfigLocation, MistakeCollector};
 use super::super::raw::{RawCredential, RawUpstream};
 use super::value_or;
 use crate::upstream::ForwardingRules;
-use crate::upstream::http::credential::{Credential, CredentialSource};
+use crate::upstream::transport::credential::{Credential, CredentialSource};
 
 /// The upstream's own credential, if it has one.
 pub(super) fn credential(raw: &RawUpstream, report: &mut MistakeCollector) -> Option<Credential> {

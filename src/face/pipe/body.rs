@@ -16,7 +16,8 @@ use crate::dialect::faults::gateway_error;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::silence::Silence;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::raw_channel::{RawBody, fault_in};
+use crate::upstream::answer_body::fault_in;
+use crate::upstream::raw_channel::RawBody;
 use crate::wire::framing::{SseDecoder, sse_comment, sse_message};
 use crate::wire::{RequestId, envelope};
 

@@ -4,6 +4,8 @@
 //! of the call. One future runs the whole course; whoever owns the exchange polls it. Everything but the last event
 //! goes through the call's queue, where the session's own stream puts its events too.
 
+pub(super) mod response_reader;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,20 +15,19 @@ use parking_lot::Mutex;
 use tokio::sync::SetOnce;
 use tokio::time::Instant;
 
-use super::client::HandedOver;
-use super::post::SessionHeaders;
-use super::reply::{
-    self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
-};
-use super::response_reader::{AwaitedRequest, RpcResult, StreamEnd};
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::outgoing::{HandedOver, SessionHeaders};
 use crate::upstream::raw_channel::{CallMessageSink, ClientOwnSession, SessionBinding};
-use crate::upstream::request_transport::AnswerBody;
+use crate::upstream::reply::{
+    self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
+};
 use crate::upstream::session::calls::SessionCall;
 use crate::upstream::session::pool::SessionPool;
 use crate::upstream::session::{SessionKey, UpstreamLink, UpstreamSession};
 use crate::upstream::{BeginError, CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, Timeouts};
+use response_reader::{AwaitedRequest, RpcResult, StreamEnd};
 
 /// How long a call goes without a stream before it is given up (U24).
 const RESUME_WINDOW: Duration = Duration::from_secs(30);

@@ -5,18 +5,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use metrics::Histogram;
 use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::client::HandedOver;
 use super::drive::{CallStart, HttpCall, SessionSource};
 use super::resume_token::{self, CallPosition};
 use super::side_request::AnswerWait;
 use crate::dialect::relay_core_2025_11_25::{self as peer, UpstreamTaskStatus, UpstreamTaskSupport};
-use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::latencies::ExchangeClass;
+use crate::upstream::outgoing::HandedOver;
 use crate::upstream::own_ids;
 use crate::upstream::session::calls::{SessionCall, UpstreamTaskState};
 use crate::upstream::session::{UpstreamLink, UpstreamSession};
@@ -46,39 +45,6 @@ pub(super) struct HttpExchange {
     sent: Instant,
     class: ExchangeClass,
     mark: HealthMark,
-}
-
-/// What an exchange is counted as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ExchangeClass {
-    Call,
-    Other,
-    Resumed,
-}
-
-/// How long exchanges with one upstream take, by class; looked up once, since every exchange is counted.
-#[derive(Debug)]
-pub(crate) struct ExchangeLatencies {
-    call: Histogram,
-    other: Histogram,
-    resumed: Histogram,
-}
-
-impl ExchangeLatencies {
-    /// The metrics recorder must be installed before.
-    pub(crate) fn of(upstream: &Arc<str>) -> Self {
-        let histogram = |class: &'static str| metrics::histogram!(metric::UPSTREAM_REQUEST, "upstream" => Arc::clone(upstream), "class" => class);
-        Self { call: histogram("call"), other: histogram("other"), resumed: histogram("resumed") }
-    }
-
-    pub(crate) fn record(&self, class: ExchangeClass, took: Duration) {
-        let histogram = match class {
-            ExchangeClass::Call => &self.call,
-            ExchangeClass::Other => &self.other,
-            ExchangeClass::Resumed => &self.resumed,
-        };
-        histogram.record(took);
-    }
 }
 
 enum HttpExchangeState {

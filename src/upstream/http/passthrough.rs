@@ -6,14 +6,12 @@ use async_trait::async_trait;
 use http_body_util::BodyExt;
 
 use super::SessionUpstream;
-use super::client::HandedOver;
 use super::client_session::ClientSessionUpstream;
-use super::post::{OutgoingRequest, SESSION_ID, SessionHeaders};
-use super::reply;
 use crate::task::GatewayFault;
-use crate::upstream::Upstream;
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SESSION_ID, SessionHeaders};
 use crate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::upstream_health::UpstreamHealth;
+use crate::upstream::{Upstream, reply};
 use crate::wire::{ProtocolVersion, RpcError};
 
 #[async_trait]
@@ -47,7 +45,7 @@ impl RawChannel for SessionUpstream {
     }
 
     fn makes_streams(&self) -> bool {
-        self.hop.carrier.is_stand()
+        self.hop.carrier.is_adapted()
     }
 
     fn bound(&self, own: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {

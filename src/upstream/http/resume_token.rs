@@ -6,11 +6,11 @@ use std::time::Duration;
 use http::HeaderValue;
 use serde_json::value::RawValue;
 
-use super::post::SessionHeaders;
-use super::reply::SseResumePoint;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::task::time::millis;
 use crate::upstream::ResumeToken;
+use crate::upstream::outgoing::SessionHeaders;
+use crate::upstream::reply::SseResumePoint;
 use crate::wire::{Payload, ProtocolVersion, RequestId};
 
 /// The token's content. Rows hold it for as long as they live, so its members keep their meaning. One of

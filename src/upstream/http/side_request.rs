@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::client::HandedOver;
 use super::drive::HttpCall;
-use super::reply::{self, AcceptedResponse, BodyReadError, ErrorAddressee, ReadLimits, ResponseRefusal};
-use super::response_reader::{AwaitedRequest, RpcResult, StreamEnd};
+use super::drive::response_reader::{AwaitedRequest, RpcResult, StreamEnd};
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::outgoing::HandedOver;
 use crate::upstream::own_ids;
+use crate::upstream::reply::{self, AcceptedResponse, BodyReadError, ErrorAddressee, ReadLimits, ResponseRefusal};
 use crate::upstream::session::UpstreamSession;
 use crate::wire::{Payload, envelope};
 

@@ -21,7 +21,8 @@ use self::listen::ListenSources;
 use self::stateless_sender::{AnnotatedTools, DraftRequest, RequestFailure, StatelessSender};
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::era::{Era, EraCache, EraDiscovery, era_of_refusal, is_served};
+use crate::upstream::era::{EraCache, EraDiscovery, era_of_refusal, is_served};
+use crate::upstream::exchange::Era;
 use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{
     BeginError, CallContext, ClientFacts, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
@@ -102,7 +103,7 @@ impl EraDiscovery for StatelessUpstream {
                 (Reason::UpstreamMalformed, _) => Some(Era::Session),
                 (Reason::UpstreamHttpStatus, Some(400..=499)) if fault.http_status != Some(429) => Some(Era::Session),
                 // Some servers end at what comes before `initialize`.
-                (Reason::UpstreamClosed, _) if self.hop.carrier.is_stand() => Some(Era::Session),
+                (Reason::UpstreamClosed, _) if self.hop.carrier.is_adapted() => Some(Era::Session),
                 _ => None,
             },
         }

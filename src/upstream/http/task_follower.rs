@@ -11,9 +11,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep_until, timeout};
 
+use super::drive::response_reader::RpcResult;
 use super::drive::{HttpCall, last};
 use super::poll_schedule::{PollSchedule, dice};
-use super::response_reader::RpcResult;
 use super::side_request::AnswerWait;
 use crate::dialect::relay_core_2025_11_25::{self as peer, TaskCallResult, UpstreamTask, UpstreamTaskStatus};
 use crate::task::{Executed, GatewayFault, Reason};

@@ -11,9 +11,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{UpstreamLink, UpstreamSession};
-use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{SessionHeaders, StreamPurpose};
-use crate::upstream::http::reply::{
+use crate::upstream::outgoing::{HandedOver, SessionHeaders, StreamPurpose};
+use crate::upstream::reply::{
     self, AcceptedResponse, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal, SseResumePoint,
 };
 use crate::wire::{Message, RequestId, ScanLimits, envelope};

@@ -7,10 +7,9 @@ use http::HeaderValue;
 
 use super::{SessionKey, UpstreamLink, UpstreamSession, get_stream};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{SESSION_ID, SessionHeaders, StreamPurpose};
-use crate::upstream::http::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
+use crate::upstream::outgoing::{HandedOver, SESSION_ID, SessionHeaders, StreamPurpose};
 use crate::upstream::own_ids;
+use crate::upstream::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use crate::upstream::{BeginError, ServerFacts};
 use crate::wire::{Message, Object, Payload, ProtocolVersion, RequestId, ScanLimits, envelope, method};
 

@@ -15,8 +15,8 @@ use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::BeginError;
-use crate::upstream::http::post::SessionHeaders;
 use crate::upstream::limits::share;
+use crate::upstream::outgoing::SessionHeaders;
 
 /// Most sessions at one upstream.
 const SESSIONS_MAX: usize = 1_024;

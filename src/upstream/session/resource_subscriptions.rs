@@ -15,9 +15,9 @@ use tokio::time::Instant;
 
 use super::UpstreamSession;
 use crate::upstream::SUBSCRIBE_MAX;
-use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
+use crate::upstream::outgoing::HandedOver;
 use crate::upstream::own_ids;
+use crate::upstream::reply::{self, AcceptedResponse, ErrorAddressee, ReadLimits, ResponseRefusal};
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Message, RequestId, ScanLimits, envelope, method};
 

@@ -17,15 +17,13 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
-use super::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use super::adapter::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use super::http_client::HttpClient;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::ForwardedHeaders;
-use crate::upstream::http::TaskScope;
-use crate::upstream::http::client::{HandedOver, HttpClient};
-use crate::upstream::http::post::{OutgoingRequest, SessionHeaders};
-use crate::upstream::http::reply::{self, BodyReadError, EventStream, ReadLimits};
-use crate::upstream::raw_channel::BodyKind;
-use crate::upstream::request_transport::AnswerBody;
+use crate::upstream::answer_body::{AnswerBody, BodyKind};
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
+use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits};
+use crate::upstream::{ForwardedHeaders, TaskScope};
 use crate::wire::framing::SseEvent;
 
 /// Streams at one server, which are sessions.

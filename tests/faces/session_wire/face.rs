@@ -19,12 +19,10 @@ use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::session::{SessionFace, SessionServed};
 use taskgate::store::MemoryStore;
 use taskgate::task::{GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};
-use taskgate::upstream::http::TaskScope;
+use taskgate::upstream::{TaskScope, Timeouts, Upstream};
+use taskgate::upstream::answer_body::BodyKind;
+use taskgate::upstream::raw_channel::{ClientOwnSession, RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
-use taskgate::upstream::raw_channel::{
-    BodyKind, ClientOwnSession, RawBody, RawChannel, RawMethod, RawRequest, RawResponse,
-};
-use taskgate::upstream::{Timeouts, Upstream};
 use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;

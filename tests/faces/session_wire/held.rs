@@ -6,7 +6,7 @@ use http_body_util::BodyExt;
 use serde_json::json;
 use taskgate::face::http::FaceResponse;
 use taskgate::upstream::Timeouts;
-use taskgate::upstream::raw_channel::BodyKind;
+use taskgate::upstream::answer_body::BodyKind;
 use tokio::time::{advance, sleep};
 
 use super::client::call;

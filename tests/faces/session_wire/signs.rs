@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 use taskgate::face::session::SessionFace;
 use taskgate::task::{Answer, GatewayFault};
-use taskgate::upstream::raw_channel::{BodyKind, ClientOwnSession, RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::answer_body::BodyKind;
+use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
     BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, Progress, ResumeToken, ServerFacts,
     ServerNotification, Timeouts, Upstream, UpstreamRequest,

@@ -20,7 +20,8 @@ use taskgate::face::stateless::{MessageContext, PipeServed, StatelessFace, State
 use taskgate::store::MemoryStore;
 use taskgate::task::{EarlyInput, GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
-use taskgate::upstream::raw_channel::{BodyKind, ClientOwnSession, RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::answer_body::BodyKind;
+use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
     BeginError, CallContext, Era, Exchange, ResumeToken, ServerFacts, ServerNotification, Timeouts, Upstream,
     UpstreamRequest,

@@ -17,7 +17,8 @@ use crate::face::call_stream::request_answer::RequestAnswer;
 use crate::face::pipe::ResumedStreamKind;
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
-use crate::upstream::raw_channel::{BodyKind, RawResponse};
+use crate::upstream::answer_body::BodyKind;
+use crate::upstream::raw_channel::RawResponse;
 
 /// Between two attempts to read a stream that ended.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -8,12 +8,12 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::input_requests::InputRequests;
-use super::stateless_call::{RepeatableRequest, StatelessCall};
+use super::stateless_call::{RepeatableRequest, StatelessCall, UpstreamTaskCell};
 use super::stateless_sender::StatelessSender;
-use super::task_poller::{self, UpstreamTaskCell};
+use super::task_poller;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::exchange::ExchangeClass;
+use crate::upstream::latencies::ExchangeClass;
+use crate::upstream::outgoing::HandedOver;
 use crate::upstream::upstream_health::HealthMark;
 use crate::upstream::{
     Answer, BeginError, CallContext, Exchange, ExchangeError, ExchangeEvent, ResumeToken, TaskRequestError,

@@ -3,16 +3,17 @@
 //! One future runs the whole course; whoever owns the exchange polls it. Events go into a queue, and answers
 //! to questions come out of another.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::input_requests::InputRequests;
 use super::stateless_sender::{DraftRequest, ExchangeEventSender, RequestFailure, StatelessSender, malformed};
-use super::task_poller::UpstreamTaskCell;
 use crate::dialect::faults::reason_key;
 use crate::task::{Executed, Reason};
-use crate::upstream::http::client::HandedOver;
+use crate::upstream::outgoing::HandedOver;
 use crate::upstream::{Answer, ExchangeEvent};
 use crate::wire::{Object, Payload, method};
 
@@ -119,7 +120,7 @@ impl StatelessCall {
 /// A request that may have to be sent several times.
 #[derive(Clone, Debug)]
 pub(super) struct RepeatableRequest {
-    pub(super) method: std::sync::Arc<str>,
+    pub(super) method: Arc<str>,
     pub(super) params: Option<Payload>,
     pub(super) progress: bool,
 }
@@ -168,4 +169,18 @@ fn told(name: &str, result: &Payload) -> Result<ResultType, RequestFailure> {
 /// Methods whose results may ask (MOD-26).
 fn may_ask(name: &str) -> bool {
     [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ].contains(&name)
+}
+
+/// The upstream's task, once there is one.
+#[derive(Clone, Debug, Default)]
+pub(super) struct UpstreamTaskCell(Arc<Mutex<Option<Arc<str>>>>);
+
+impl UpstreamTaskCell {
+    pub(super) fn get(&self) -> Option<Arc<str>> {
+        self.0.lock().clone()
+    }
+
+    pub(super) fn put(&self, id: &Arc<str>) {
+        *self.0.lock() = Some(Arc::clone(id));
+    }
 }

@@ -12,13 +12,12 @@ use tokio::sync::mpsc;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::era::{EraCache, contradicts};
 use crate::upstream::header_annotations::{self, HeaderAnnotations, HeaderArgument};
-use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{OutgoingRequest, SessionHeaders};
-use crate::upstream::http::reply::{
+use crate::upstream::http::drive::response_reader::is_unreadable_answer;
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders};
+use crate::upstream::own_ids;
+use crate::upstream::reply::{
     self, AcceptedResponse, BodyReadError, ErrorAddressee, EventStream, ReadLimits, ResponseRefusal,
 };
-use crate::upstream::http::response_reader::is_unreadable_answer;
-use crate::upstream::own_ids;
 use crate::upstream::session::{UpstreamLink, route};
 use crate::upstream::{CallContext, ExchangeError, ExchangeEvent, ForwardedHeaders, UpstreamTaskMode};
 use crate::wire::meta::{

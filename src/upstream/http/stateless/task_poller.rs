@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -27,20 +26,6 @@ const REQUEST_MAX: Duration = Duration::from_secs(30);
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 /// Longest id.
 const ID_BYTES_MAX: usize = 1024;
-
-/// The upstream's task, once there is one.
-#[derive(Clone, Debug, Default)]
-pub(super) struct UpstreamTaskCell(Arc<Mutex<Option<Arc<str>>>>);
-
-impl UpstreamTaskCell {
-    pub(super) fn get(&self) -> Option<Arc<str>> {
-        self.0.lock().clone()
-    }
-
-    fn put(&self, id: &Arc<str>) {
-        *self.0.lock() = Some(Arc::clone(id));
-    }
-}
 
 /// What another process life needs to watch the task.
 pub(super) fn token(id: &str) -> ResumeToken {

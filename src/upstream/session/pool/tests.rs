@@ -5,9 +5,9 @@ use tokio_util::task::TaskTracker;
 
 use super::*;
 use crate::task::Principal;
-use crate::upstream::http::client::{ClientTls, HttpClient};
-use crate::upstream::http::exchange::ExchangeLatencies;
-use crate::upstream::request_transport::Transport;
+use crate::upstream::latencies::ExchangeLatencies;
+use crate::upstream::transport::Transport;
+use crate::upstream::transport::http_client::{ClientTls, HttpClient};
 use crate::upstream::version_choice::VersionChoice;
 use crate::wire::Payload;
 

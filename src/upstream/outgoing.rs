@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_TYPE, USER_AGENT};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use tokio::sync::SetOnce;
 
 use crate::task::Principal;
 use crate::upstream::ForwardedHeaders;
@@ -225,3 +226,6 @@ impl OutgoingRequest {
         headers
     }
 }
+
+/// Set once a connection has taken the body of a request: from then on the upstream may have seen it.
+pub(crate) type HandedOver = Arc<SetOnce<()>>;

@@ -3,10 +3,10 @@
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::drive::HttpCall;
-use super::reply::{self, BodyReadError, EventStream, ReadLimits, SseResumePoint};
+use super::HttpCall;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::request_transport::AnswerBody;
+use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::reply::{self, BodyReadError, EventStream, ReadLimits, SseResumePoint};
 use crate::wire::envelope::{EnvelopeError, MalformedMessage};
 use crate::wire::{Message, Payload, RequestId, RpcError, ScanLimits, envelope};
 
@@ -16,10 +16,10 @@ const MALFORMED_MAX: u32 = 10;
 const BATCH_MAX: usize = 1_000;
 
 /// The answer to a request.
-pub(super) type RpcResult = Result<Payload, RpcError>;
+pub(in crate::upstream::http) type RpcResult = Result<Payload, RpcError>;
 
 /// How far a stream was of use.
-pub(super) enum StreamEnd {
+pub(in crate::upstream::http) enum StreamEnd {
     Said(RpcResult),
     /// It ended before the answer, in order or not.
     Broke {
@@ -30,16 +30,16 @@ pub(super) enum StreamEnd {
 
 /// The request whose answer is waited for.
 #[derive(Debug)]
-pub(super) struct AwaitedRequest<'a> {
-    pub(super) id: &'a RequestId,
-    pub(super) limits: ReadLimits,
+pub(in crate::upstream::http) struct AwaitedRequest<'a> {
+    pub(in crate::upstream::http) id: &'a RequestId,
+    pub(in crate::upstream::http) limits: ReadLimits,
     /// Where its stream can be taken up.
-    pub(super) point: &'a Mutex<SseResumePoint>,
+    pub(in crate::upstream::http) point: &'a Mutex<SseResumePoint>,
 }
 
 impl HttpCall {
     /// Reads an answer in JSON, which is the last that comes.
-    pub(super) async fn read(&self, body: AnswerBody, awaited: &AwaitedRequest<'_>) -> Result<RpcResult, GatewayFault> {
+    pub(in crate::upstream::http) async fn read(&self, body: AnswerBody, awaited: &AwaitedRequest<'_>) -> Result<RpcResult, GatewayFault> {
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let text = reply::read_whole(body, awaited.limits).await?;
         let mut answer = None;
@@ -51,7 +51,7 @@ impl HttpCall {
     }
 
     /// Reads a stream until the answer is there or it breaks off. `malformed` counts on from stream to stream.
-    pub(super) async fn hear(
+    pub(in crate::upstream::http) async fn hear(
         &self,
         events: &mut EventStream,
         awaited: &AwaitedRequest<'_>,
@@ -146,7 +146,7 @@ fn is_answer(error: &EnvelopeError, awaited: &RequestId) -> bool {
 
 /// Whether a text that nobody can read was to be the answer: on the stream of one request that is any answer that does
 /// not name another.
-pub(super) fn is_unreadable_answer(text: &[u8], awaited: &RequestId) -> bool {
+pub(in crate::upstream::http) fn is_unreadable_answer(text: &[u8], awaited: &RequestId) -> bool {
     let is_meant = |seen: &MalformedMessage| seen.is_answer && seen.id.as_ref().is_none_or(|id| id.says(awaited));
     envelope::glimpse(text).iter().any(is_meant)
 }

@@ -1,23 +1,23 @@
 //! Finds the call for a server without sessions, whose connection carries requests of many clients.
 //!
-//! Every request has an id of the stand's own there, so that ids and tokens which clients chose never meet. What
+//! Every request has an id of the adapter's own there, so that ids and tokens which clients chose never meet. What
 //! names no request is nobody's: there is nobody who would own the connection.
 
 use bytes::Bytes;
 
-use super::{CallEntry, CallTable, DeliveryError, OriginalRequest};
-use crate::upstream::transport::request_ids;
+use super::{CallEntry, CallTable, DeliveryError};
+use crate::upstream::transport::adapter::request_ids::{self, OriginalRequest};
 use crate::wire::{Notification, RequestId, meta, method};
 
 impl CallTable {
     /// How whoever made a request knows it.
-    pub(in crate::upstream::transport) fn outer(&self, id: &RequestId) -> Option<OriginalRequest> {
+    pub(in crate::upstream::transport::adapter) fn outer(&self, id: &RequestId) -> Option<OriginalRequest> {
         self.call(id)?.1.terms.outer.clone()
     }
 
     /// Takes a notification to the request that it names. What the server logs names none: it goes to the only request
     /// that wants it, and among several to nobody (MOD-23).
-    pub(in crate::upstream::transport) fn note_named(
+    pub(in crate::upstream::transport::adapter) fn note_named(
         &mut self,
         notification: &Notification,
     ) -> Result<(), DeliveryError> {

@@ -23,18 +23,18 @@ use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::{AlertDescription, RootCertStore};
 use rustls_platform_verifier::Verifier;
 use tokio::net::TcpStream;
-use tokio::sync::{Notify, SetOnce};
+use tokio::sync::Notify;
 use tower::retry::budget::{Budget as _, TpsBudget};
 
 use super::credential::CredentialError;
 use super::failure_cause::{self, causes};
-use super::post::{OutgoingRequest, RequestScope};
-use super::reply;
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::tls::{TlsFileError, provider};
+use crate::upstream::answer_body::AnswerBody;
 use crate::upstream::breaker::{AnswerHealth, Breaker};
-use crate::upstream::request_transport::AnswerBody;
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, RequestScope};
+use crate::upstream::reply;
 use crate::upstream::upstream_health::{UpstreamFailure, UpstreamHealth};
 
 /// Largest header block of an answer, and most fields (U13).
@@ -115,9 +115,6 @@ pub(crate) struct HttpClient {
     resends: Arc<TpsBudget>,
     resent: Counter,
 }
-
-/// Set once a connection has taken the body of a request: from then on the upstream may have seen it.
-pub(crate) type HandedOver = Arc<SetOnce<()>>;
 
 impl HttpClient {
     /// A client for one address.

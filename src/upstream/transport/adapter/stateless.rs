@@ -10,15 +10,14 @@ use std::sync::{Arc, Weak};
 
 use http::{Response, StatusCode};
 
-use super::adapter_connection::{AdapterConnection, ConnectionPurpose};
 use super::call_table::{RequestStartError, RequestTerms};
+use super::connection::{AdapterConnection, ConnectionPurpose};
 use super::connection_permits::PermitWait;
 use super::{TransportAdapter, answered, events_with, owner_of, refusal, request_ids};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::ForwardedHeaders;
-use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::OutgoingRequest;
-use crate::upstream::request_transport::AnswerBody;
+use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::wire::{Message, Request, RequestId, method};
 
 /// The connections in use, and who opens one.
@@ -146,7 +145,7 @@ impl TransportAdapter {
 }
 
 impl AdapterConnection {
-    /// Sends a request under an id of the stand's own; the answer is a stream, which ends the request when it is dropped.
+    /// Sends a request under an id of the adapter's own; the answer is a stream, which ends the request when it is dropped.
     ///
     /// # Errors
     /// If it could not be sent.

@@ -8,7 +8,7 @@
 use std::time::Duration;
 
 use super::TransportAdapter;
-use super::adapter_connection::AdapterConnection;
+use super::connection::AdapterConnection;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::limits::{CallPermit, CallPermits};
 

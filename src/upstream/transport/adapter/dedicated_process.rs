@@ -9,17 +9,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::Response;
-use parking_lot::Mutex;
 use wildmatch::WildMatch;
 
-use super::adapter_connection::{AdapterConnection, ConnectionPurpose, UnopenedConnectionGuard};
 use super::call_table::RequestTerms;
+use super::connection::{AdapterConnection, ConnectionPurpose, UnopenedConnectionGuard};
 use super::connection_permits::PermitWait;
 use super::{TransportAdapter, owner_of, refusal, request_ids};
 use crate::task::{Executed, GatewayFault, PublishedName, Reason, ToolNames};
-use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::OutgoingRequest;
-use crate::upstream::request_transport::AnswerBody;
+use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 use crate::wire::{Message, Request, RequestId, envelope, method};
 
 /// How long it may take until such a connection is ready for its call, waiting for a place included.
@@ -54,20 +52,6 @@ impl DedicatedProcessRules {
         let Some(own) = params.get_str("name") else { return false };
         let PublishedName::Name(name) = self.names.shown(&own) else { return false };
         self.rules.iter().find(|(pattern, _)| pattern.matches(&name)).is_some_and(|(_, is_apart)| *is_apart)
-    }
-}
-
-/// How a session began, for others to begin in the same way.
-pub(super) struct SessionTemplate {
-    pub(super) initialize: Request,
-    pub(super) outgoing: OutgoingRequest,
-    /// The log level that was asked for last.
-    level: Mutex<Option<Request>>,
-}
-
-impl SessionTemplate {
-    pub(super) const fn new(initialize: Request, outgoing: OutgoingRequest) -> Self {
-        Self { initialize, outgoing, level: Mutex::new(None) }
     }
 }
 

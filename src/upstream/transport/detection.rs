@@ -8,13 +8,14 @@ use std::sync::Arc;
 
 use http::{Method, Response, StatusCode};
 
-use super::http::client::{HandedOver, HttpClient};
-use super::http::failure_cause::{is_initialize, is_unlike_http};
-use super::http::post::OutgoingRequest;
-use super::request_transport::{AnswerBody, StreamableAdapter as _};
-use super::transport::TransportAdapter;
-use super::transport::sse::SseDetected;
+use super::StreamableAdapter as _;
+use super::adapter::TransportAdapter;
+use super::failure_cause::{is_initialize, is_unlike_http};
+use super::http_client::HttpClient;
+use super::sse::SseDetected;
 use crate::task::GatewayFault;
+use crate::upstream::answer_body::AnswerBody;
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest};
 
 /// Both ways to one server.
 #[derive(Debug)]
@@ -32,7 +33,7 @@ impl TransportDetection {
         Self { name, http, sse, seen }
     }
 
-    /// As [`Transport::send`](super::request_transport::Transport::send).
+    /// As [`Transport::send`](super::Transport::send).
     ///
     /// # Errors
     /// As there.

@@ -2,14 +2,13 @@
 
 use bytes::Bytes;
 
-use super::call_table::OriginalRequest;
 use crate::wire::envelope::{Notification, Params, Request, Response};
 use crate::wire::{Object, Payload, RequestId, ScanLimits, envelope, meta, method};
 
 /// Ids of questions that a process asked which is not the session's own.
 const APART: &str = "process:";
 
-/// A request under the stand's own id, which is its progress token too, and how its maker knows it.
+/// A request under the adapter's own id, which is its progress token too, and how its maker knows it.
 pub(super) fn renumbered(request: &Request, id: &RequestId) -> (Request, Bytes, OriginalRequest) {
     let metadata = request.params.object().and_then(|params| params.get_object(meta::META));
     let token = metadata.as_ref().and_then(|metadata| metadata.get(meta::PROGRESS_TOKEN));
@@ -116,6 +115,17 @@ pub(super) fn text_of(request: &Request) -> Bytes {
 
 fn params_of(params: &Payload) -> Params {
     Object::of(params).map_or(Params::Absent, Params::Object)
+}
+
+/// A request as whoever made it named it.
+#[derive(Clone, Debug)]
+pub(super) struct OriginalRequest {
+    pub(super) id: RequestId,
+    pub(super) token: Option<Payload>,
+    /// Whether it wants to be told what the server logs.
+    pub(super) wants_logs: bool,
+    /// Whether it asks nothing but what the server is.
+    pub(super) is_probe: bool,
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::upstream::http::post::SessionHeaders;
+use crate::upstream::outgoing::SessionHeaders;
 
 const CONNECT_MAX: Duration = Duration::from_secs(1);
 

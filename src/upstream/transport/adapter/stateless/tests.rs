@@ -7,10 +7,10 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::*;
-use crate::upstream::http::TaskScope;
-use crate::upstream::http::post::SessionHeaders;
-use crate::upstream::request_transport::StreamableAdapter as _;
-use crate::upstream::transport::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
+use crate::upstream::TaskScope;
+use crate::upstream::outgoing::SessionHeaders;
+use crate::upstream::transport::StreamableAdapter as _;
+use crate::upstream::transport::adapter::{ConnectionEnds, MessageReceiver, MessageSender, MessageTransport};
 use crate::upstream::upstream_health::UpstreamHealth;
 use crate::wire::ProtocolVersion;
 

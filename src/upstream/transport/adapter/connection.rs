@@ -14,19 +14,17 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::call_table::{CallTable, ConnectionIdleness, EnteredRequest, RequestStartError, RequestTerms};
-use super::dedicated_process::SessionTemplate;
 use super::{AdapterShared, ConnectionEnds, MessageReceiver, MessageSender, events, refusal};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::ForwardedHeaders;
-use crate::upstream::http::client::HandedOver;
-use crate::upstream::http::post::{OutgoingRequest, SessionHeaders, StreamPurpose};
+use crate::upstream::answer_body::{AnswerBody, BodyBreakError, BodyPieces};
 use crate::upstream::limits::CallPermit;
-use crate::upstream::request_transport::{AnswerBody, BodyBreakError, BodyPieces};
+use crate::upstream::outgoing::{HandedOver, OutgoingRequest, SessionHeaders, StreamPurpose};
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::framing::read_event;
 use crate::wire::{Message, Request, RequestId, ScanLimits, envelope};
 
-/// Refusals of the stand's own that may be on their way.
+/// Refusals of the adapter's own that may be on their way.
 const REPLIES_MAX: usize = 32;
 /// A session that nobody used for so long is ended: its client has left without a word.
 const IDLE_MAX: Duration = Duration::from_secs(30 * 60);
@@ -50,7 +48,7 @@ pub(super) struct AdapterConnection {
     id: HeaderValue,
     kind: ConnectionPurpose,
     sender: OnceLock<Arc<dyn MessageSender>>,
-    /// Headers of the client that opened the session, for what the stand itself says.
+    /// Headers of the client that opened the session, for what the adapter itself says.
     forwarded: OnceLock<ForwardedHeaders>,
     pub(super) table: Mutex<CallTable>,
     /// One of the server's connections, until it is gone or its place was given to another.
@@ -301,7 +299,7 @@ impl AdapterConnection {
         self.enter(request, RequestTerms::default()).map_err(|_| GatewayFault::new(Reason::Internal, Executed::No))
     }
 
-    /// What the stand itself says.
+    /// What the adapter itself says.
     pub(super) fn own(&self, text: Bytes) -> OutgoingRequest {
         let forwarded = self.forwarded.get().cloned().unwrap_or_default();
         SessionHeaders::default().post(text).under_way().forwarding(forwarded)
@@ -442,5 +440,19 @@ impl Drop for UnsentRequestGuard<'_> {
         if let Some(id) = self.id {
             self.session.table.lock().cancel(id);
         }
+    }
+}
+
+/// How a session began, for others to begin in the same way.
+pub(super) struct SessionTemplate {
+    pub(super) initialize: Request,
+    pub(super) outgoing: OutgoingRequest,
+    /// The log level that was asked for last.
+    pub(super) level: Mutex<Option<Request>>,
+}
+
+impl SessionTemplate {
+    pub(super) const fn new(initialize: Request, outgoing: OutgoingRequest) -> Self {
+        Self { initialize, outgoing, level: Mutex::new(None) }
     }
 }

@@ -1,95 +1,19 @@
-//! Takes a request to a server and returns the head of its answer.
-//!
-//! Everything above speaks streamable HTTP: one POST per message, GET for a stream, DELETE at the end of a session. A
-//! server that speaks something else is put behind a [`StreamableAdapter`], which behaves like a streamable HTTP server in its
-//! place, so that sessions, routing, exchanges and the pipe are the same for all.
+//! Defines the body of a server's answer, whichever transport it came over, and why one breaks off.
 
 use std::any::Any;
-use std::fmt;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
-use async_trait::async_trait;
 use bytes::Bytes;
-use http::Response;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::mpsc;
 
-use super::http::client::{HandedOver, HttpClient};
-use super::http::post::OutgoingRequest;
-use super::transport_detection::TransportDetection;
 use super::upstream_health::{UpstreamFailure, UpstreamHealth};
 use crate::dialect::faults::reason_key;
-use crate::task::{GatewayFault, Reason};
-
-/// The way to one upstream.
-#[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "there is one for each upstream")]
-pub(crate) enum Transport {
-    Http(HttpClient),
-    /// HTTP, of which transport is to be found out.
-    Either(Box<TransportDetection>),
-    Stand(Box<dyn StreamableAdapter>),
-}
-
-/// Stands in for a streamable HTTP server in front of one that speaks another transport.
-#[async_trait]
-pub(crate) trait StreamableAdapter: Send + Sync + fmt::Debug {
-    /// Answers a request as a streamable HTTP server of the session era would: a request with an event stream or
-    /// JSON, a notification or an answer with 202, GET with the session's own stream, DELETE with the session's end,
-    /// a session that is gone with 404. `handed_over` is set before the first byte of a message can reach the server.
-    /// Dropping the future, or the answer's body, says nothing to the server. A request of 2026-07-28, which has no
-    /// session, is answered as a server of that version would: there dropping takes the request back.
-    ///
-    /// # Errors
-    /// If there is no answer; the fault says whether the server may have run what it was sent.
-    async fn send(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault>;
-
-    /// Ends every session; bounded in time.
-    async fn close(&self);
-}
-
-impl Transport {
-    /// Sends a request and waits for the head of its answer, which may take as long as the upstream likes. Dropping
-    /// the future drops the request wherever it is.
-    ///
-    /// # Errors
-    /// If there is no answer; the fault says whether the request may have arrived. A refusing status is an answer.
-    pub(crate) async fn send(
-        &self,
-        outgoing: &OutgoingRequest,
-        handed_over: &HandedOver,
-    ) -> Result<Response<AnswerBody>, GatewayFault> {
-        match self {
-            Self::Http(client) => {
-                Ok(client.send(outgoing, handed_over).await?.map(|body| client.body_of(outgoing, body)))
-            }
-            Self::Either(fallback) => fallback.send(outgoing, handed_over).await,
-            Self::Stand(stand) => stand.send(outgoing, handed_over).await,
-        }
-    }
-
-    /// Whether the server is reached over a wire.
-    pub(crate) const fn is_stand(&self) -> bool {
-        matches!(self, Self::Stand(_))
-    }
-
-    /// Ends what outlives single requests; bounded in time.
-    pub(crate) async fn close(&self) {
-        match self {
-            Self::Http(_) => (),
-            Self::Either(fallback) => fallback.close().await,
-            Self::Stand(stand) => stand.close().await,
-        }
-    }
-}
+use crate::task::{Executed, GatewayFault, Reason};
 
 /// Why an answer broke off, where a stand knows more than that it did; the inside of an [`io::Error`].
 #[derive(Debug, thiserror::Error)]
@@ -189,4 +113,19 @@ impl Body for AnswerBody {
             Self::Kept { body, .. } => body.size_hint(),
         }
     }
+}
+
+/// What a body is, as far as anybody cares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyKind {
+    Json,
+    Events,
+    /// Of another type, encoded, or without a type.
+    Other,
+}
+
+/// Why a body broke off: what is known of it, else that the upstream closed it.
+pub(crate) fn fault_in(error: &io::Error) -> GatewayFault {
+    let closed = GatewayFault::new(Reason::UpstreamClosed, Executed::Unknown);
+    BodyBreakError::known_in(error).unwrap_or(closed)
 }

@@ -11,9 +11,8 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body_util::BodyExt;
 use hyper::body::Body;
 
+use super::answer_body::{AnswerBody, BodyBreakError, BodyKind};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::raw_channel::BodyKind;
-use crate::upstream::request_transport::{AnswerBody, BodyBreakError};
 use crate::wire::framing::{SseDecoder, SseEvent};
 use crate::wire::{Message, RequestId, RpcError, ScanLimits, envelope};
 

@@ -9,17 +9,17 @@ use http::{Method, Response, StatusCode};
 use hyper::body::Body;
 use url::Url;
 
-use super::post::OutgoingRequest;
-use super::reply;
 use crate::task::Reason;
 use crate::tls;
+use crate::upstream::answer_body::BodyKind;
 use crate::upstream::breaker::AnswerHealth;
-use crate::upstream::raw_channel::BodyKind;
+use crate::upstream::outgoing::OutgoingRequest;
+use crate::upstream::reply;
 use crate::upstream::upstream_health::UpstreamFailure;
 use crate::wire::{Message, ScanLimits, envelope, method};
 
 /// An error and all its causes. An I/O error hides what it wraps from `source`, so it is looked into.
-pub(super) fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+pub(crate) fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
     std::iter::successors(Some(failure), |&error| {
         let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         wrapped.map(|inner| inner as &(dyn Error + 'static)).or_else(|| error.source())
@@ -27,7 +27,7 @@ pub(super) fn causes<'a>(failure: &'a (dyn Error + 'static)) -> impl Iterator<It
 }
 
 /// Why a request has no answer.
-pub(super) fn cause(failure: &(dyn Error + 'static)) -> String {
+pub(crate) fn cause(failure: &(dyn Error + 'static)) -> String {
     let mut last = String::new();
     for cause in causes(failure) {
         if let Some(tls) = cause.downcast_ref::<rustls::Error>() {
@@ -61,7 +61,7 @@ pub(crate) const fn is_unlike_http(status: StatusCode) -> bool {
 }
 
 /// What is wrong with the head of an answer, as far as the upstream is to blame and not one request.
-pub(super) fn of_head<B: Body>(
+pub(crate) fn of_head<B: Body>(
     url: &http::Uri,
     outgoing: &OutgoingRequest,
     response: &Response<B>,
@@ -148,7 +148,7 @@ mod tests {
     use http_body_util::Empty;
 
     use super::*;
-    use crate::upstream::http::post::SessionHeaders;
+    use crate::upstream::outgoing::SessionHeaders;
 
     fn said(location: &str) -> String {
         let response = Response::builder().status(307).header(LOCATION, location).body(()).unwrap();

@@ -8,8 +8,9 @@ use bytes::Bytes;
 use super::super::{call_table::DeliveryError, request_ids};
 use super::{AdapterConnection, ConnectionPurpose};
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::era::{Era, era_of_refusal};
-use crate::upstream::http::client::HandedOver;
+use crate::upstream::era::era_of_refusal;
+use crate::upstream::exchange::Era;
+use crate::upstream::outgoing::HandedOver;
 use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{
     self, Message, Notification, Object, Payload, Request, RequestId, RpcError, ScanLimits, envelope, method,
@@ -154,7 +155,7 @@ impl AdapterConnection {
         self.reply(refused(&request.id, why));
     }
 
-    /// Sends an answer of the stand's own in the background. Under a flood it is dropped and counted.
+    /// Sends an answer of the adapter's own in the background. Under a flood it is dropped and counted.
     fn reply(self: &Arc<Self>, text: Bytes) {
         let Ok(permit) = Arc::clone(&self.replies).try_acquire_owned() else {
             return self.shared.dropped("reply_flood");

@@ -16,10 +16,11 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 use tokio_util::sync::DropGuard;
 
+use super::request_ids::OriginalRequest;
 use crate::dialect::relay_core_2025_11_25::related_task;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::http::post::StreamPurpose;
-use crate::upstream::request_transport::{BodyBreakError, BodyPieces};
+use crate::upstream::answer_body::{BodyBreakError, BodyPieces};
+use crate::upstream::outgoing::StreamPurpose;
 use crate::wire::framing::sse_message;
 use crate::wire::{Notification, Object, Payload, Request, RequestId, meta, method};
 
@@ -135,17 +136,6 @@ pub(super) struct RequestTerms {
     pub(super) outer: Option<OriginalRequest>,
     /// Dropped when nothing more comes for the request, after its answer is on its way.
     pub(super) _done: Option<DropGuard>,
-}
-
-/// A request as whoever made it named it.
-#[derive(Clone, Debug)]
-pub(super) struct OriginalRequest {
-    pub(super) id: RequestId,
-    pub(super) token: Option<Payload>,
-    /// Whether it wants to be told what the server logs.
-    pub(super) wants_logs: bool,
-    /// Whether it asks nothing but what the server is.
-    pub(super) is_probe: bool,
 }
 
 /// Why a request cannot begin.

@@ -1,8 +1,7 @@
 //! Towards clients: decode, pass through or ask the engine, encode.
 //!
 //! Read [`endpoint`] first: one served path, and how a request finds the face that understands it. Then
-//! [`stateless`] for clients that say everything with each request, [`session`] and `pipe` for those
-//! that shake hands first.
+//! [`stateless`] for clients that say everything with each request, [`session`] for those that shake hands first.
 
 pub mod answer;
 pub mod argument_headers;
@@ -16,6 +15,7 @@ mod fallback;
 pub mod headers;
 pub mod http;
 pub mod idempotency_key;
+pub mod listen_permits;
 mod notification_subscriber;
 pub mod operators;
 mod pipe;

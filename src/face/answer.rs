@@ -1,5 +1,7 @@
 //! Answers to stateless clients: which bytes, under which HTTP status (T-19).
 
+use std::borrow::Cow;
+
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderValue, StatusCode};
@@ -8,8 +10,9 @@ use super::http::{AcceptedTypes, FaceResponse, ResponseBody, empty_body, full_bo
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::task::{Executed, GatewayFault, Reason};
+use crate::wire::envelope::{self, EnvelopeError};
 use crate::wire::framing::sse_message;
-use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, envelope, rpc_error};
+use crate::wire::{Payload, ProtocolVersion, RequestId, RpcError, ScanError, rpc_error};
 
 /// Seconds after which a refused call may be repeated, where nothing better is known.
 const RETRY_AFTER_SECONDS: u64 = 1;
@@ -185,4 +188,31 @@ pub fn only_post() -> FaceResponse {
     let mut response = refused(StatusCode::METHOD_NOT_ALLOWED, rpc_error::INVALID_REQUEST, SENTENCE);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static("POST"));
     response
+}
+
+/// What a body that is no message is answered with, and the id where it may be echoed (B78 to B95).
+pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestError) {
+    match error {
+        EnvelopeError::Scan { error, id } => {
+            let what = error.to_string();
+            let refused = |reason| RequestError::Refused { what: what.clone(), reason };
+            let complaint = match error {
+                ScanError::Syntax { .. } | ScanError::Utf8 { .. } | ScanError::LoneSurrogate { .. } => {
+                    RequestError::NotJson(what)
+                }
+                ScanError::TooDeep { .. } => refused("too_deep"),
+                ScanError::DuplicateKey { .. } => refused("duplicate_key"),
+                ScanError::NumberRange { .. } => refused("number_range"),
+                ScanError::TooManyNodes { .. } => refused("too_many_nodes"),
+            };
+            (id, complaint)
+        }
+        EnvelopeError::Shape { what, id } => (id, RequestError::NotARequest(what)),
+        EnvelopeError::Batch => (None, RequestError::NotARequest(Cow::Borrowed("a batch is not accepted here"))),
+    }
+}
+
+/// Who an answer of our own to a session client is for.
+pub(super) fn addressee(id: Option<&RequestId>, accepted: AcceptedTypes) -> Addressee {
+    Addressee { id: id.cloned(), version: ProtocolVersion::NEWEST_SESSION, accepted }
 }

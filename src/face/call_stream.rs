@@ -8,7 +8,6 @@ pub mod progress;
 pub(super) mod replay;
 pub(super) mod replay_buffer;
 pub(super) mod request_answer;
-pub(super) mod resumable;
 pub mod silence;
 
 use std::io;

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Addressee, UnknownTaskMarker, accepted, only_post, too_often};
+use super::answer::{Addressee, UnknownTaskMarker, accepted, addressee, only_post, too_often, unreadable};
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
 use super::http::{Endpoint, FaceResponse, Inbound};
@@ -17,8 +17,8 @@ use super::stateless::{MessageContext, StatelessFace};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::task::{GatewayFault, Principal};
-use crate::wire::envelope::{self, EnvelopeError, Request, is_batch, split_batch};
-use crate::wire::{Message, ProtocolVersion, RequestId, ScanError, ScanLimits, method};
+use crate::wire::envelope::{self, Request, is_batch, split_batch};
+use crate::wire::{Message, ProtocolVersion, RequestId, ScanLimits, method};
 
 /// Most messages in one array.
 const BATCH_MAX: usize = 100;
@@ -72,7 +72,7 @@ impl Endpoint for UpstreamEndpoint {
                 if header_is_stateless(&inbound.headers) {
                     stateless_addressee(&inbound, id).complaint(&complaint)
                 } else {
-                    refuse(&session::addressee(id.as_ref(), inbound.accepted), &complaint)
+                    refuse(&addressee(id.as_ref(), inbound.accepted), &complaint)
                 }
             }
         }
@@ -123,7 +123,7 @@ impl UpstreamEndpoint {
     }
 
     async fn serve_batch(&self, inbound: &Inbound) -> FaceResponse {
-        let addressee = session::addressee(None, inbound.accepted);
+        let addressee = addressee(None, inbound.accepted);
         let items = match split_batch(&inbound.body, ScanLimits::CLIENT, BATCH_MAX) {
             Ok(items) => items,
             Err(error) => return refuse(&addressee, &unreadable(error).1),
@@ -189,7 +189,7 @@ impl RateLimitedRequest {
         };
         let addressee = match face {
             Face::Stateless => stateless_addressee(inbound, id),
-            Face::Session => session::addressee(id.as_ref(), inbound.accepted),
+            Face::Session => addressee(id.as_ref(), inbound.accepted),
         };
         Self { principal: inbound.principal.clone(), addressee, face }
     }
@@ -225,26 +225,4 @@ fn is_handshake_without_metadata(request: &Request) -> bool {
 /// Methods that make no sense without an answer (B104).
 fn is_request(name: &str) -> bool {
     !name.starts_with("notifications/")
-}
-
-/// What a body that is no message is answered with, and the id where it may be echoed (B78 to B95).
-pub(super) fn unreadable(error: EnvelopeError) -> (Option<RequestId>, RequestError) {
-    match error {
-        EnvelopeError::Scan { error, id } => {
-            let what = error.to_string();
-            let refused = |reason| RequestError::Refused { what: what.clone(), reason };
-            let complaint = match error {
-                ScanError::Syntax { .. } | ScanError::Utf8 { .. } | ScanError::LoneSurrogate { .. } => {
-                    RequestError::NotJson(what)
-                }
-                ScanError::TooDeep { .. } => refused("too_deep"),
-                ScanError::DuplicateKey { .. } => refused("duplicate_key"),
-                ScanError::NumberRange { .. } => refused("number_range"),
-                ScanError::TooManyNodes { .. } => refused("too_many_nodes"),
-            };
-            (id, complaint)
-        }
-        EnvelopeError::Shape { what, id } => (id, RequestError::NotARequest(what)),
-        EnvelopeError::Batch => (None, RequestError::NotARequest(Cow::Borrowed("a batch is not accepted here"))),
-    }
 }

@@ -3,6 +3,8 @@
 //!
 //! Pure. Everything that is not named here leaves as it came, byte for byte.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 
 use crate::wire::envelope::Request;
@@ -209,6 +211,9 @@ pub fn plain_call(request: &Request) -> Option<Bytes> {
     let params = request.params.object().filter(|params| params.contains("task"))?;
     Some(envelope::request(&request.id, &request.method, Some(&params.edit().remove("task").finish())))
 }
+
+/// Says of a tool, by its name, how it can be called.
+pub(in crate::face) type TaskSupportLookup = Arc<dyn Fn(&str) -> &'static str + Send + Sync>;
 
 #[cfg(test)]
 mod tests {

@@ -11,6 +11,8 @@ mod fallback;
 mod handshake;
 pub(super) mod in_flight;
 mod known_tools;
+mod message_check;
+mod pipe;
 mod recent_map;
 pub(super) mod session_cache;
 pub(super) mod session_streams;
@@ -28,13 +30,12 @@ use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{Addressee, accepted, bare, mark, too_often};
+use super::answer::{Addressee, accepted, addressee, bare, mark, too_often};
 use super::argument_limits;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
-use super::pipe::{self, PipedMessage};
+use super::listen_permits::ListenPermits;
 use super::sealed::{Sealer, digest_of};
-use super::stateless::listen::ListenPermits;
 use crate::dialect::RequestError;
 use crate::engine::Engine;
 use crate::task::{Clock, Reason, ToolRules};
@@ -43,10 +44,12 @@ use crate::upstream::own_ids::is_own;
 use crate::upstream::raw_channel::RawChannel;
 use crate::upstream::{ForwardingRules, TaskScope, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
-use crate::wire::{Message, ProtocolVersion, RequestId, method};
+use crate::wire::{Message, ProtocolVersion, method};
 pub use bridge::Bridge;
 use in_flight::InFlight;
 use known_tools::ServerTools;
+use message_check::{tool_of, vet, vet_request};
+use pipe::PipedMessage;
 use session_cache::{ClientSession, ClientSessionCache};
 use session_streams::SessionStreams;
 use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
@@ -55,8 +58,6 @@ use tasks::{SessionTasksState, TaskCall, TaskRequestContext};
 pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DELETE");
 /// Answers of the gateway's own that may be on their way to one server.
 const REPLIES_MAX: usize = 256;
-/// Members of `params` that decide what is done with a request (B85).
-const KNOWN_MEMBERS: [&str; 7] = ["name", "arguments", "task", "taskId", "cursor", "uri", "_meta"];
 
 /// What session clients of one upstream are served with.
 pub struct SessionServed {
@@ -289,7 +290,11 @@ impl SessionFace {
                     None if last_event.is_some() && self.shared.served.conduit.makes_streams() => {
                         bare(StatusCode::BAD_REQUEST)
                     }
-                    None => pipe::get(&self.shared, session, last_event).await,
+                    None => {
+                        let (shared, of, event) = (Arc::clone(&self.shared), session.clone(), last_event.clone());
+                        let source = async move { upstream_tasks::own_stream(&shared, &of, event).await };
+                        pipe::get(&self.shared, session, last_event, source).await
+                    }
                 }
             }
         }
@@ -358,11 +363,6 @@ fn check_version(all: &HeaderMap) -> Result<(), RequestError> {
     }
 }
 
-/// Who an answer of our own to a session client is for.
-pub(super) fn addressee(id: Option<&RequestId>, accepted: AcceptedTypes) -> Addressee {
-    Addressee { id: id.cloned(), version: ProtocolVersion::NEWEST_SESSION, accepted }
-}
-
 /// An error that answers a request is HTTP 200: clients of these versions drop their connection
 /// otherwise. 400 is for what has no id.
 pub(super) fn refuse(addressee: &Addressee, complaint: &RequestError) -> FaceResponse {
@@ -413,7 +413,7 @@ fn sort(
                 Some(_) | None => None,
             };
             if let Some(wish) = wish {
-                let tool = pipe::tool_of(request.params.object())?;
+                let tool = tool_of(request.params.object())?;
                 return Ok(MessageRoute::Call(TaskCall { request, tool, wish }));
             }
             if bridge::carries(session) {
@@ -444,32 +444,6 @@ fn sort(
     }
 }
 
-/// What is wrong with a message, whoever it is for.
-fn vet(message: &Message) -> Result<(), RequestError> {
-    match message {
-        Message::Request(request) => vet_request(request),
-        Message::Notification(notification) if !notification.method.starts_with("notifications/") => {
-            Err(RequestError::NotARequest(Cow::Borrowed("this method needs an id")))
-        }
-        Message::Notification(_) => Ok(()),
-        Message::Response(response) if response.id.is_none() => {
-            Err(RequestError::NotARequest(Cow::Borrowed("a response needs the id of its request")))
-        }
-        Message::Response(_) => Ok(()),
-    }
-}
-
-fn vet_request(request: &Request) -> Result<(), RequestError> {
-    if is_own(&request.id) {
-        return Err(RequestError::NotARequest(Cow::Borrowed("this id is one of the gateway's own requests")));
-    }
-    let params = request.params.object();
-    match params.and_then(|params| params.case_variant(&KNOWN_MEMBERS)) {
-        Some(name) => Err(RequestError::Params(Cow::Owned(format!("{name} is spelt in another case")))),
-        None => Ok(()),
-    }
-}
-
 /// What a message is to the pipe; `None` for one that is for the gateway itself.
 fn parcel(message: Message, bytes: Bytes) -> Result<Option<PipedMessage>, RequestError> {
     vet(&message)?;
@@ -490,7 +464,7 @@ fn parcel(message: Message, bytes: Bytes) -> Result<Option<PipedMessage>, Reques
 }
 
 fn batch_item(rules: &ToolRules, read: Result<Message, EnvelopeError>, bytes: Bytes) -> pipe::BatchItem {
-    let message = read.map_err(super::endpoint::unreadable)?;
+    let message = read.map_err(super::answer::unreadable)?;
     let id = match &message {
         Message::Request(request) if request.method == method::INITIALIZE => {
             let complaint = RequestError::NotARequest(Cow::Borrowed("initialize stands alone, not in a batch"));

@@ -18,13 +18,12 @@ use http::{HeaderValue, Method, StatusCode};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::answer::{accepted, bare, event_stream, too_often};
+use super::answer::{accepted, addressee, bare, event_stream, too_often, unreadable};
 use super::call_stream::stream;
-use super::endpoint::unreadable;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
 use super::rates::Rates;
 use super::sealed::{Sealer, TokenPurpose};
-use super::session::{addressee, refuse};
+use super::session::refuse;
 use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};

@@ -27,6 +27,7 @@ use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
+use super::listen_permits::ListenPermits;
 use super::rewrite::{own_identity, short_identity};
 use super::sealed::Sealer;
 use super::unknown_task_watch::UnknownTaskWatch;
@@ -80,7 +81,7 @@ pub struct StatelessServed {
     /// Whether silence shows as progress to clients that want progress.
     pub life_signs: bool,
     /// Places for those who listen, shared by all upstreams.
-    pub listeners: Arc<listen::ListenPermits>,
+    pub listeners: Arc<ListenPermits>,
 }
 
 /// The stateless face of one upstream.

@@ -33,8 +33,8 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use super::answer::unreadable;
 use super::classify::{Face, face_of};
-use super::endpoint::unreadable;
 use super::headers;
 use super::http::Endpoint;
 use crate::dialect::RequestError;

@@ -13,8 +13,8 @@ use tokio::sync::broadcast;
 
 use super::headers;
 use super::http::full_body;
+use super::pipe::event_edits::{edited_event, edited_events};
 use super::pipe::read;
-use super::pipe::stream_edits::{edited_event, edited_events};
 use crate::dialect::RequestError;
 use crate::dialect::subscriptions::SubscriptionFilter;
 use crate::task::{Executed, GatewayFault, Principal, PublishedName, Reason, ToolNames};

@@ -231,6 +231,12 @@ fn with_progress(message: &Bytes, value: &Payload) -> Option<Bytes> {
     Some(message.edit().set("params", params).finish().into_bytes())
 }
 
+/// The token that progress of a call is wanted under, if it is one.
+pub(in crate::face) fn progress_token(params: &Object) -> Option<Payload> {
+    let token = params.get_object(meta::META)?.get(meta::PROGRESS_TOKEN)?;
+    RequestId::from_payload(&token).map(|token| token.payload().clone())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,16 +3,13 @@
 use bytes::Bytes;
 use futures_util::stream::{self, Stream};
 
-use super::replay_buffer::{ReplayItem, ReplayReader, event_id, read_event_id};
+use super::replay_buffer::{CallResult, ReplayBuffers, ReplayItem, ReplayReader, event_id, read_event_id};
 use crate::dialect::faults::gateway_error;
-use crate::face::answer::{Addressee, event_stream};
+use crate::face::answer::{Addressee, addressee, event_stream};
 use crate::face::call_stream::request_answer::{RequestAnswer, unanswered};
 use crate::face::call_stream::{self, CallMessage, CallMessages};
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::sealed::SessionToken;
-use crate::face::session::bridge::call::BridgedCallResult;
-use crate::face::session::session_cache::ClientSession;
-use crate::face::session::{SessionFaceState, addressee};
 use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::sse_message;
 use crate::wire::{ProtocolVersion, RequestId, envelope};
@@ -35,7 +32,7 @@ pub(in crate::face) enum BatchedMessage {
 }
 
 impl BatchedMessage {
-    pub(in crate::face) fn last(id: &RequestId, ending: &BridgedCallResult) -> Self {
+    pub(in crate::face) fn last(id: &RequestId, ending: &CallResult) -> Self {
         Self::Last(last_message(Some(id), ending))
     }
 
@@ -55,12 +52,12 @@ impl ReplayStream {
     /// The whole answer: JSON where nothing comes before it in time.
     pub(in crate::face) async fn respond(
         mut self,
-        shared: &SessionFaceState,
-        session: &ClientSession,
+        replays: &ReplayBuffers,
+        token: &SessionToken,
         addressee: Addressee,
     ) -> FaceResponse {
         match self.words.next().await {
-            Some(ReplayItem::Event(event, number)) => self.begin(shared, &session.token, addressee, (event, number)),
+            Some(ReplayItem::Event(event, number)) => self.begin(replays, token, addressee, (event, number)),
             Some(ReplayItem::Last(ending, _)) => RequestAnswer::from(ending).into_response(&addressee),
             Some(ReplayItem::Rest(rest)) => event_stream(rest),
             None => unanswered(addressee.accepted).into_response(&addressee),
@@ -70,7 +67,7 @@ impl ReplayStream {
     /// Begins the stream with its first event. From here on it can be taken up, where there are names for that.
     pub(in crate::face) fn begin(
         mut self,
-        shared: &SessionFaceState,
+        replays: &ReplayBuffers,
         token: &SessionToken,
         addressee: Addressee,
         (event, number): (Bytes, Option<u64>),
@@ -78,7 +75,7 @@ impl ReplayStream {
         let mut opening = Vec::new();
         if let Some(id) = addressee.id.clone().filter(|_| can_resume(token.client_version)) {
             self.is_named = true;
-            shared.desk.replays.keep(token.nonce, id, &self.words);
+            replays.keep(token.nonce, id, &self.words);
             if token.client_version >= ProtocolVersion::V2025_11_25 {
                 // Older clients would read the empty data as JSON.
                 opening = format!("id: {}\ndata:\n\n", event_id(self.words.stream(), 0)).into_bytes();
@@ -136,17 +133,17 @@ pub(in crate::face) fn can_resume(version: ProtocolVersion) -> bool {
 
 /// Takes up the stream of a call from behind this event (LEG-09); `None` for one that is not kept, or never was.
 pub(in crate::face) fn take_up(
-    shared: &SessionFaceState,
-    session: &ClientSession,
+    replays: &ReplayBuffers,
+    token: &SessionToken,
     last_event: &str,
 ) -> Option<FaceResponse> {
     let (stream, number) = read_event_id(last_event)?;
-    let (request, words) = shared.desk.replays.take_up((session.token.nonce, stream), number)?;
+    let (request, words) = replays.take_up((token.nonce, stream), number)?;
     let said = ReplayStream { words, is_named: true, request: Some(request) };
     Some(event_stream(call_stream::stream(said, addressee(None, AcceptedTypes::EventStream), None)))
 }
 
-fn last_message(id: Option<&RequestId>, ending: &BridgedCallResult) -> Bytes {
+fn last_message(id: Option<&RequestId>, ending: &CallResult) -> Bytes {
     match (id, ending) {
         (Some(id), Ok(result)) => envelope::result(id, result),
         (_, Err(error)) => envelope::error(id, error),

@@ -11,11 +11,11 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::dialect::faults::gateway_error;
 use crate::face::http::ResponseBody;
-use crate::face::session::bridge::call::{BridgedCallResult, fault};
-use crate::task::Reason;
+use crate::task::{Executed, GatewayFault, Reason};
 use crate::wire::framing::read_event;
-use crate::wire::{Payload, RequestId};
+use crate::wire::{Payload, RequestId, RpcError};
 
 /// What waits for a client that reads slowly; above that the upstream is read no further.
 const UNREAD_MAX: usize = 16;
@@ -29,6 +29,14 @@ const ANSWERED_MAX: usize = 16_384;
 const PER_SESSION_MAX: usize = 16;
 /// How long an answer is kept.
 const ANSWERED_FOR: Duration = Duration::from_secs(5 * 60);
+
+/// How a request is answered.
+pub(in crate::face) type CallResult = Result<Payload, RpcError>;
+
+/// The result of a call that a fault of the gateway ended.
+pub(in crate::face) fn fault(reason: Reason) -> CallResult {
+    Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
+}
 
 /// One call's messages.
 #[derive(Debug)]
@@ -50,7 +58,7 @@ struct ReplayState {
     /// The newest reader, while it is there.
     reader: Option<u64>,
     readers: u64,
-    last: Option<BridgedCallResult>,
+    last: Option<CallResult>,
     /// Nothing follows.
     is_closed: bool,
     /// There is no answer, and should be none.
@@ -84,7 +92,7 @@ pub(in crate::face) enum ReplayItem {
     /// An event or a comment, as it stands in a stream; the number of an event that can be named.
     Event(Bytes, Option<u64>),
     /// The answer. Nothing follows.
-    Last(BridgedCallResult, u64),
+    Last(CallResult, u64),
     /// The rest of the stream as it comes.
     Rest(ResponseBody),
 }
@@ -130,7 +138,7 @@ impl ReplayBuffer {
     }
 
     /// Says the last of all. False if nobody is there to read it.
-    fn finish(&self, ending: BridgedCallResult) -> bool {
+    fn finish(&self, ending: CallResult) -> bool {
         let mut is_heard = false;
         self.state.send_modify(|state| {
             let size = ending.as_ref().map_or(0, Payload::len);
@@ -189,7 +197,7 @@ impl ReplayWriter {
     }
 
     /// Says the last of all. False if nobody is there to read it.
-    pub(in crate::face) fn finish(&self, ending: BridgedCallResult) -> bool {
+    pub(in crate::face) fn finish(&self, ending: CallResult) -> bool {
         self.0.finish(ending)
     }
 

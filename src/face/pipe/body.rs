@@ -10,8 +10,7 @@ use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::PipedCall;
-use super::paused_calls::{EVENT_BYTES_MAX, PausedCall, StreamPause, StreamTail};
+use super::stream_tail::{EVENT_BYTES_MAX, StreamPause, StreamTail};
 use crate::dialect::faults::gateway_error;
 use crate::face::call_stream::progress::LifeSigns;
 use crate::face::call_stream::silence::Silence;
@@ -85,15 +84,13 @@ pub(in crate::face) struct PipeBody<C> {
     is_over: bool,
 }
 
-impl PipeBody<PipedCall> {
+impl<C: AnsweredRequest> PipeBody<C> {
     /// The rest of a call's stream. Servers may keep such a stream as the session's own once it has brought the
     /// answer.
-    pub(super) fn resumed(source: RawBody, PausedCall { call, pace, .. }: PausedCall) -> Self {
+    pub(in crate::face) fn resumed(source: RawBody, call: C, pace: PipeTimeouts) -> Self {
         Self { is_resumed: true, ..Self::new(source, BodyForm::Events, pace, Some(call)) }
     }
-}
 
-impl<C: AnsweredRequest> PipeBody<C> {
     pub(in crate::face) fn new(source: RawBody, form: BodyForm, pace: PipeTimeouts, call: Option<C>) -> Self {
         let now = Instant::now();
         let (tail, events) = match (form, call.as_ref().filter(|call| call.ends_with_answer())) {

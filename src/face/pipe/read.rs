@@ -162,7 +162,7 @@ fn answer_in(text: &Bytes, id: &RequestId) -> Option<Response> {
 ///
 /// # Errors
 /// `UpstreamMalformed` if there is nothing that can be passed on.
-pub(super) fn several(
+pub(in crate::face) fn several(
     mut messages: Vec<Bytes>,
     accepted: AcceptedTypes,
     id: &RequestId,

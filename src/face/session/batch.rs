@@ -8,11 +8,11 @@ use futures_util::stream::{self, StreamExt};
 use tokio::time::Instant;
 
 use super::known_tools::ServerTools;
+use super::message_check::vet;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, batch_item, bridge, fallback, upstream_tasks, vet};
+use super::{SessionFaceState, batch_item, bridge, fallback, pipe, upstream_tasks};
 use crate::face::call_stream::replay::BatchedMessage;
 use crate::face::http::{FaceResponse, Inbound};
-use crate::face::pipe;
 use crate::upstream::own_ids::is_own;
 use crate::wire::Message;
 use crate::wire::envelope::EnvelopeError;

@@ -29,12 +29,12 @@ use hyper::body::Frame;
 
 use super::in_flight::RequestStage;
 use super::known_tools::ServerTools;
+use super::message_check::vet;
 use super::session_cache::{ClientSession, PreferenceChange};
-use super::{SessionFaceState, addressee, fallback, refuse, vet};
+use super::{SessionFaceState, fallback, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::negotiate::LogLevel;
-use crate::face::answer::{accepted, bare, event_stream};
-use crate::face::endpoint::unreadable;
+use crate::face::answer::{accepted, addressee, bare, event_stream, unreadable};
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, full_body};
 use crate::task::Answer;
 use crate::upstream::own_ids::is_own;
@@ -105,7 +105,7 @@ pub(super) async fn post(
             Some(Ok(result)) => addressee.result(result),
             Some(Err(complaint)) => refuse(&addressee, &complaint),
             None => match call::begin(shared, &session, &request, BridgedCaller::of(inbound)) {
-                Ok(said) => said.respond(shared, &session, addressee).await,
+                Ok(said) => said.respond(&shared.desk.replays, &session.token, addressee).await,
                 Err(error) => addressee.error(StatusCode::OK, &error),
             },
         },
@@ -187,7 +187,7 @@ fn together(answers: &[Bytes], taken: AcceptedTypes) -> FaceResponse {
 enum BatchReply {
     Now(Bytes),
     Later(RequestId, ReplayStream),
-    Subscribed(RequestId, BoxFuture<'static, call::BridgedCallResult>),
+    Subscribed(RequestId, BoxFuture<'static, call::CallResult>),
 }
 
 /// `None` for a message that wants no answer.

@@ -11,11 +11,11 @@ use futures_util::future::BoxFuture;
 
 use super::bridge::bridged_client::BridgedClient;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, addressee, bridge, upstream_tasks};
+use super::{SessionFaceState, bridge, upstream_tasks};
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
-use crate::face::answer::UnknownTaskMarker;
-use crate::face::call_stream::progress::LifeSigns;
+use crate::face::answer::{UnknownTaskMarker, addressee};
+use crate::face::call_stream::progress::{LifeSigns, progress_token};
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::respond;
 use crate::face::catalog::Catalog;
@@ -23,10 +23,8 @@ use crate::face::fallback::{FallbackAnswer, FallbackResult, FallbackToolService,
 use crate::face::http::{FaceResponse, Inbound};
 use crate::task::{Principal, ToolRules};
 use crate::upstream::Upstream;
-use crate::wire::envelope::{self, Request};
+use crate::wire::envelope::Request;
 use crate::wire::{Object, method};
-
-use super::tasks::progress_token;
 
 /// How long a call waits to learn which names are the upstream's, where nobody has listed its tools in this life of the
 /// process. Then the name is taken for one of the gateway's tools, which need no upstream.

@@ -10,11 +10,11 @@ use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::bridge::{Bridge, introduce};
 use super::session_cache::{ClientSession, SessionPreferences};
-use super::{SessionFaceState, addressee, not_allowed, refuse};
+use super::{SessionFaceState, not_allowed, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
-use crate::face::answer::bare;
+use crate::face::answer::{addressee, bare};
 use crate::face::http::{FaceResponse, Inbound};
 use crate::face::pipe::read;
 use crate::face::rewrite::{self, ClientInitialize};

@@ -12,12 +12,14 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 
 use super::bridge::bridged_client::BridgedClient;
+use super::message_check::tool_of;
 use super::recent_map::RecentMap;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, addressee, pipe, refuse};
+use super::{SessionFaceState, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::plain::PlainUpstream;
+use crate::face::answer::addressee;
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
@@ -142,7 +144,7 @@ impl SessionFaceState {
             return None;
         }
         // Whoever reads it next says what is wrong with it.
-        let tool = pipe::tool_of(request.params.object()).ok()?;
+        let tool = tool_of(request.params.object()).ok()?;
         if super::fallback::called(self, session, request).is_some() {
             return None;
         }

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, addressee, bridge, refuse};
+use super::{SessionFaceState, bridge, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
 use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
@@ -31,10 +31,12 @@ use crate::dialect::session_results::client_capabilities;
 use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, UpstreamDialect, inputs};
 use crate::engine::apply::record_shown;
 use crate::engine::{Askable, CallEnd, CallEvent, CallSpec, RoundSupport, TaskError, TaskNotice};
-use crate::face::answer::{Addressee, bare};
+use crate::face::answer::{Addressee, addressee, bare};
 use crate::face::call_stream::progress::MonotonicProgress;
+use crate::face::call_stream::progress::progress_token;
 use crate::face::http::{AcceptedTypes, FaceResponse};
 use crate::face::idempotency_key;
+use crate::face::rewrite::TaskSupportLookup;
 use crate::face::task_method_error::TaskMethodError;
 use crate::face::unknown_task_watch::UnknownTaskWatch;
 use crate::metric;
@@ -45,7 +47,6 @@ use crate::task::{
 use crate::upstream::raw_channel::CallMessageSink;
 use crate::upstream::{CallContext, ClientFacts, Progress, Upstream, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
-use crate::wire::meta::{META, PROGRESS_TOKEN};
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use result::OutcomeRequest;
 use session_lease::{SessionLease, SessionLeases};
@@ -53,9 +54,6 @@ use task_subscribers::{SharedProgress, SubscriberList, TaskSubscribers};
 
 /// Tasks on one page of a list.
 const PAGE: usize = 50;
-
-/// Says of a tool, by its name, how it can be called.
-pub(in crate::face) type TaskSupportLookup = Arc<dyn Fn(&str) -> &'static str + Send + Sync>;
 
 /// What a face remembers for its clients' tasks. All of it can be made again from the store.
 pub(in crate::face) struct SessionTasksState {
@@ -422,12 +420,6 @@ fn shown(task: TaskId, rising: &mut MonotonicProgress, progress: &Progress) -> O
     let value = rising.real(&progress.progress, progress.total.as_ref())?;
     let step = ProgressView { progress: &value, total: progress.total.as_ref(), message: progress.message.as_deref() };
     Some(messages::progress(task, rising.token(), step))
-}
-
-/// The token that progress of a call is wanted under, if it is one.
-pub(super) fn progress_token(params: &Object) -> Option<Payload> {
-    let token = params.get_object(META)?.get(PROGRESS_TOKEN)?;
-    RequestId::from_payload(&token).map(|token| token.payload().clone())
 }
 
 fn respond(addressee: &Addressee, encoded: Result<Payload, RpcError>) -> FaceResponse {

@@ -16,21 +16,22 @@ use tokio_util::sync::CancellationToken;
 use super::bridge::bridged_client::BridgedClient;
 use super::bridge::call::{self, AnswerEra, BridgedCaller, CallRoute};
 use super::in_flight::RequestStage;
+use super::message_check::tool_of;
 use super::session_cache::ClientSession;
 use super::tasks::TaskRequestContext;
-use super::{SessionFaceState, addressee, refuse};
+use super::{SessionFaceState, pipe, refuse};
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
+use crate::face::answer::addressee;
 use crate::face::call_stream::replay::{self, ReplayStream};
 use crate::face::catalog::Catalog;
 use crate::face::http::{FaceResponse, Inbound};
-use crate::face::pipe;
 use crate::task::Principal;
 use crate::upstream::{CallContext, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Notification, Request};
 use crate::wire::{RequestId, RpcError, method};
 use session_stream_reader::SessionStreamReaders;
-pub(in crate::face) use session_stream_reader::own_stream;
+pub(super) use session_stream_reader::own_stream;
 
 /// How long a call waits for what the server says of its tool; without that it goes its ordinary way.
 pub(super) const LOOK_MAX: Duration = Duration::from_secs(10);
@@ -109,7 +110,7 @@ pub(super) async fn post(
 ) -> FaceResponse {
     let addressee = addressee(Some(&request.id), inbound.accepted);
     match drive(shared, &session, &request, inbound).await {
-        Some(Ok(said)) => return said.respond(shared, &session, addressee).await,
+        Some(Ok(said)) => return said.respond(&shared.desk.replays, &session.token, addressee).await,
         Some(Err(error)) => return addressee.error(StatusCode::OK, &error),
         None => (),
     }
@@ -127,7 +128,7 @@ pub(super) async fn drive(
     request: &Request,
     inbound: &Inbound,
 ) -> Option<Result<ReplayStream, RpcError>> {
-    let tool = pipe::tool_of(request.params.object()).ok()?;
+    let tool = tool_of(request.params.object()).ok()?;
     let served_natively = UpstreamTaskMode::WhereServed { deadline: shared.served.rules.policy_of(&tool).deadline };
     let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
         ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
@@ -146,7 +147,7 @@ pub(super) fn take_up(
     last_event: Option<&HeaderValue>,
 ) -> Option<FaceResponse> {
     let event = last_event?.to_str().ok()?;
-    replay::take_up(shared, session, event)
+    replay::take_up(&shared.desk.replays, &session.token, event)
 }
 
 impl SessionFaceState {

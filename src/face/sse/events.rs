@@ -43,10 +43,10 @@ mod tests {
 
     use super::super::streams::{SseStreamKey, SseStreamTable};
     use super::*;
+    use crate::face::answer::addressee;
     use crate::face::call_stream::silence::LIFE_SIGN as SIGN;
     use crate::face::call_stream::stream;
     use crate::face::http::{AcceptedTypes, ResponseBody};
-    use crate::face::session::addressee;
     use crate::task::Principal;
 
     fn open() -> (mpsc::Sender<OutgoingMessage>, ResponseBody) {

@@ -5,7 +5,6 @@
 //! Read `face::notification_subscriber` (what the upstream says), `watched_tasks` (how tasks stand) and `listen_permits`
 //! (how many may listen) next.
 
-mod listen_permits;
 mod watched_tasks;
 
 use std::collections::VecDeque;
@@ -22,12 +21,11 @@ use crate::dialect::subscriptions::{Subscription, SubscriptionFilter};
 use crate::face::answer::{bare, event_stream, missed};
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::http::FaceResponse;
+use crate::face::listen_permits::ListenPermit;
 use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
 use crate::task::{Executed, GatewayFault, HandleSupport, Reason};
 use crate::upstream::BeginError;
 use crate::wire::Payload;
-use listen_permits::ListenPermit;
-pub use listen_permits::{LISTENERS_MAX, LISTENERS_PER_PRINCIPAL_MAX, ListenPermits};
 use watched_tasks::WatchedTasks;
 
 /// Why there is no stream.

@@ -15,7 +15,7 @@ use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
 use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::session::{Bridge, SessionFace, SessionServed};
-use taskgate::face::stateless::listen::ListenPermits;
+use taskgate::face::listen_permits::ListenPermits;
 use taskgate::face::stateless::{StatelessFace, StatelessServed};
 use taskgate::store::TaskStore;
 use taskgate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolRules};

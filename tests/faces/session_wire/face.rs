@@ -151,7 +151,7 @@ pub(crate) fn face_with(conduit: Arc<dyn RawChannel>, timeouts: Timeouts, life_s
         random: || 7,
         life: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
         leaving: CancellationToken::new(),
-        listeners: taskgate::face::stateless::listen::ListenPermits::new(CancellationToken::new()),
+        listeners: taskgate::face::listen_permits::ListenPermits::new(CancellationToken::new()),
         pool: None,
         bridge: None,
     })

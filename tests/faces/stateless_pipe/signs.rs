@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use taskgate::engine::{AdmissionLimits, Engine};
 use taskgate::face::http::{AcceptedTypes, MessageChannel};
 use taskgate::face::sealed::{Sealer, SealingKeys};
-use taskgate::face::stateless::listen::ListenPermits;
+use taskgate::face::listen_permits::ListenPermits;
 use taskgate::face::stateless::{MessageContext, PipeServed, StatelessFace, StatelessServed};
 use taskgate::store::MemoryStore;
 use taskgate::task::{EarlyInput, GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};

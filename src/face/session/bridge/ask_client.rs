@@ -10,14 +10,14 @@ use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
 use super::bridge_state::BridgedQuestionGuard;
-use super::call::{BridgedCall, BridgedCallResult};
+use super::call::BridgedCall;
 use crate::cause::CauseChain;
-use crate::dialect::faults::gateway_error;
 use crate::dialect::inputs;
 use crate::dialect::session_results::session_question;
 use crate::engine::{CallStream, RoundRetry};
+use crate::face::call_stream::replay_buffer::{CallResult, fault};
 use crate::face::call_stream::silence::Silence;
-use crate::task::{Answer, Executed, GatewayFault, InputKey, Phase, Question, Reason, Task, TaskKey};
+use crate::task::{Answer, InputKey, Phase, Question, Reason, Task, TaskKey};
 use crate::wire::framing::sse_message;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{RpcError, envelope, method, rpc_error};
@@ -28,7 +28,7 @@ const ANSWERS_MAX: usize = 64;
 /// What comes after a round.
 pub(super) enum BridgedRoundOutcome {
     Going(CallStream),
-    Over(BridgedCallResult),
+    Over(CallResult),
     Cancelled,
 }
 
@@ -46,7 +46,7 @@ impl BridgedCall {
         let mut round = BridgedRound { asked: BTreeMap::new(), answers: BTreeMap::new(), to };
         // Watched from before the first look on, so that no change falls between.
         let Ok(mut watcher) = self.engine.watchers().watch(key) else {
-            return BridgedRoundOutcome::Over(lost(Reason::QueueFull));
+            return BridgedRoundOutcome::Over(fault(Reason::QueueFull));
         };
         let cancelled = self.cancelled().clone();
         let mut silence = Silence::begin();
@@ -99,7 +99,7 @@ impl BridgedCall {
                 Ok(task) => match &task.phase {
                     Phase::Settled(outcome) => BridgedRoundOutcome::Over(self.ending(outcome.clone())),
                     Phase::Queued | Phase::Working | Phase::AwaitingInput(_) => {
-                        BridgedRoundOutcome::Over(lost(Reason::QueueFull))
+                        BridgedRoundOutcome::Over(fault(Reason::QueueFull))
                     }
                 },
                 Err(ending) => BridgedRoundOutcome::Over(ending),
@@ -107,10 +107,10 @@ impl BridgedCall {
         }
     }
 
-    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, BridgedCallResult> {
+    async fn held(&self, key: &TaskKey) -> Result<Arc<Task>, CallResult> {
         self.engine.held(key).await.map_err(|error| {
             tracing::error!(error = %CauseChain(&error), "a held call could not be read");
-            lost(error.reason())
+            fault(error.reason())
         })
     }
 
@@ -146,8 +146,4 @@ impl BridgedCall {
         }
         true
     }
-}
-
-fn lost(reason: Reason) -> BridgedCallResult {
-    Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }

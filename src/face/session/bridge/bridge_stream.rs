@@ -18,13 +18,13 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::super::session_cache::{ClientSession, PreferenceChange};
-use super::super::{SessionFaceState, addressee, not_allowed};
+use super::super::{SessionFaceState, not_allowed};
 use super::bridged_client::BridgedClient;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::session_results::session_error;
 use crate::dialect::subscriptions::{ListKind, SubscriptionFilter, untagged_notification};
-use crate::face::answer::{bare, event_stream};
+use crate::face::answer::{addressee, bare, event_stream};
 use crate::face::call_stream::replay::take_up;
 use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
@@ -77,7 +77,7 @@ pub(in crate::face::session) async fn get(
     inbound: &Inbound,
 ) -> FaceResponse {
     if let Some(last_event) = inbound.headers.get(headers::LAST_EVENT_ID) {
-        let taken_up = last_event.to_str().ok().and_then(|event| take_up(shared, &session, event));
+        let taken_up = last_event.to_str().ok().and_then(|event| take_up(&shared.desk.replays, &session.token, event));
         // Not 404, which says that the session has ended.
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }

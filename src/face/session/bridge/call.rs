@@ -12,7 +12,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::super::in_flight::InFlightEntry;
-use super::super::tasks::{TaskSupportLookup, progress_token};
 use super::ask_client::BridgedRoundOutcome;
 use super::bridged_client::BridgedClient;
 use super::{ClientSession, SessionFaceState};
@@ -23,14 +22,16 @@ use crate::dialect::session_results::{failed_result, not_askable, session_error,
 use crate::dialect::{FaceDialect, RequestError, TaskReply, UpstreamDialect};
 use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport};
 use crate::face::argument_limits;
-use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
+use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress, progress_token};
 use crate::face::call_stream::replay::ReplayStream;
+use crate::face::call_stream::replay_buffer::{CallResult, fault};
 use crate::face::call_stream::replay_buffer::{ReplayWriter, UnreadPolicy};
 use crate::face::call_stream::silence::Silence;
 use crate::face::fallback::FallbackToolService;
 use crate::face::http::{AcceptedTypes, Inbound};
-use crate::face::pipe::tool_of;
 use crate::face::rewrite;
+use crate::face::rewrite::TaskSupportLookup;
+use crate::face::session::message_check::tool_of;
 use crate::metric;
 use crate::task::{ClientKind, Executed, Failure, GatewayFault, HandleSupport, Outcome, Plan, Principal, Reason, Task};
 use crate::upstream::{Upstream, UpstreamRequest, UpstreamTaskMode};
@@ -54,13 +55,6 @@ impl BridgedCaller {
     const fn takes_stream(&self) -> bool {
         self.accepted.takes_stream()
     }
-}
-
-/// How a request is answered.
-pub(in crate::face) type BridgedCallResult = Result<Payload, RpcError>;
-
-pub(in crate::face) fn fault(reason: Reason) -> BridgedCallResult {
-    Err(gateway_error(&GatewayFault::new(reason, Executed::Unknown)))
 }
 
 /// Where a request goes.
@@ -211,7 +205,7 @@ pub(super) struct BridgedCall {
 
 /// What came of listening to a call for a while.
 enum FollowOutcome {
-    Over(BridgedCallResult),
+    Over(CallResult),
     Cancelled,
     /// Under this task.
     Asked(Arc<Task>),
@@ -335,7 +329,7 @@ impl BridgedCall {
 
     /// The answer to a call that goes on as a task, for a client that knows none. What the task asks from now on goes
     /// out on the session's own stream, if its client has one.
-    fn word_of(&self, task: &Arc<Task>) -> BridgedCallResult {
+    fn word_of(&self, task: &Arc<Task>) -> CallResult {
         if CoreTasks::are_offered_in(self.version) && !task.is_settled() {
             self.shared.speak_of(task, self.nonce);
         }
@@ -357,7 +351,7 @@ impl BridgedCall {
     }
 
     /// How the client is told of an outcome.
-    pub(super) fn ending(&self, outcome: Outcome) -> BridgedCallResult {
+    pub(super) fn ending(&self, outcome: Outcome) -> CallResult {
         match outcome {
             Outcome::Returned { result, .. } if self.speech == AnswerEra::Sessions => Ok(result),
             Outcome::Faulted(Failure::Upstream(error)) if self.speech == AnswerEra::Sessions => Err(error),
@@ -369,7 +363,7 @@ impl BridgedCall {
     }
 
     /// The end of a call whose question cannot be put: a tool says so in words, so that a model reads why.
-    pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> BridgedCallResult {
+    pub(super) fn cannot_be_asked(&self, needed: Option<&Payload>) -> CallResult {
         let why = not_askable(needed, self.takes_stream);
         if self.is_call { Ok(failed_result(&why)) } else { Err(RpcError::new(INTERNAL_ERROR, why)) }
     }

@@ -14,11 +14,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::task_message_filter::{StreamConsumer, sift_for, sifted};
 use crate::face::call_stream::request_answer::RequestAnswer;
-use crate::face::pipe::ResumedStreamKind;
 use crate::face::session::SessionFaceState;
+use crate::face::session::pipe::UpstreamStream;
 use crate::face::session::session_cache::ClientSession;
 use crate::upstream::answer_body::BodyKind;
-use crate::upstream::raw_channel::RawResponse;
 
 /// Between two attempts to read a stream that ended.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -198,11 +197,11 @@ impl SessionFaceState {
 
 /// The client's stream at the upstream. Where the gateway had it for calls of its own, the upstream may take a moment to
 /// notice that it is free.
-pub(in crate::face) async fn own_stream(
+pub(in crate::face::session) async fn own_stream(
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,
     last_event: Option<HeaderValue>,
-) -> Result<(RawResponse, ResumedStreamKind), RequestAnswer> {
+) -> UpstreamStream {
     let carried = shared.carry(session);
     let until = Instant::now() + TURN_MAX;
     let had_turn = shared.make_way(session).await;

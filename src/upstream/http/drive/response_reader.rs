@@ -39,7 +39,11 @@ pub(in crate::upstream::http) struct AwaitedRequest<'a> {
 
 impl HttpCall {
     /// Reads an answer in JSON, which is the last that comes.
-    pub(in crate::upstream::http) async fn read(&self, body: AnswerBody, awaited: &AwaitedRequest<'_>) -> Result<RpcResult, GatewayFault> {
+    pub(in crate::upstream::http) async fn read(
+        &self,
+        body: AnswerBody,
+        awaited: &AwaitedRequest<'_>,
+    ) -> Result<RpcResult, GatewayFault> {
         let malformed = GatewayFault::new(Reason::UpstreamMalformed, Executed::Yes);
         let text = reply::read_whole(body, awaited.limits).await?;
         let mut answer = None;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::StatusCode;
 
-use super::read::JudgedResponse;
+use crate::face::pipe::read::JudgedResponse;
 use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
 use crate::face::session::session_cache::ClientSession;

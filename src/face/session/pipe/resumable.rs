@@ -14,15 +14,15 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
-use super::replay::{ReplayStream, can_resume};
-use super::replay_buffer::{ReplayItem, ReplayWriter, UnreadPolicy};
 use crate::face::answer::{Addressee, event_stream};
+use crate::face::call_stream::replay::{ReplayStream, can_resume};
+use crate::face::call_stream::replay_buffer::{ReplayItem, ReplayWriter, UnreadPolicy};
 use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer};
 use crate::face::call_stream::silence::Silence;
 use crate::face::call_stream::{self, CallMessages as _};
 use crate::face::http::{FaceResponse, ResponseBody, empty_body, full_body};
+use crate::face::pipe::event_edits::GatedBody;
 use crate::face::pipe::read::{self, PartlyReadBody};
-use crate::face::pipe::stream_edits::GatedBody;
 use crate::face::sealed::SessionToken;
 use crate::face::session::SessionFaceState;
 use crate::face::session::in_flight::RequestStage;
@@ -38,14 +38,14 @@ const ALONE_MAX: Duration = Duration::from_millis(100);
 const KEPT_BYTES_MAX: usize = 1024 * 1024;
 
 /// Who made a request.
-pub(in crate::face) struct RequestOrigin {
-    pub(in crate::face) token: Arc<SessionToken>,
+pub(super) struct RequestOrigin {
+    pub(super) token: Arc<SessionToken>,
     /// Whether it is a `tools/call`: nothing else takes long.
-    pub(in crate::face) is_call: bool,
+    pub(super) is_call: bool,
 }
 
 /// Answers as soon as there is an answer, or holds the call on a stream of the gateway's own.
-pub(in crate::face) async fn respond(
+pub(super) async fn respond(
     shared: &Arc<SessionFaceState>,
     whose: RequestOrigin,
     mut late: LateAnswer,
@@ -125,7 +125,7 @@ async fn begin(
         None => (Bytes::new(), None),
     };
     let held = shared.in_flight.enter(token.nonce, id, RequestStage::Held);
-    let response = ReplayStream::new(reader).begin(shared, &token, addressee, first);
+    let response = ReplayStream::new(reader).begin(&shared.desk.replays, &token, addressee, first);
     let pumping = {
         let (shared, nonce) = (Arc::clone(shared), token.nonce);
         async move {

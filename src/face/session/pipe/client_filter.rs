@@ -12,10 +12,10 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::body::{Body, Frame, SizeHint};
 
-use super::read::{self, PartlyReadBody};
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::session_results::client_capabilities;
 use crate::dialect::upstream_dialect::RefusalAnswer;
+use crate::face::pipe::read::{self, PartlyReadBody};
 use crate::face::session::SessionFaceState;
 use crate::face::session::session_cache::ClientSession;
 use crate::metric;

@@ -1,0 +1,522 @@
+//! The pipe: what a session client and its upstream session say to each other, passed on as it came.
+//!
+//! No runner, no row. A call takes a place and meets its deadline; an answer of any size goes through
+//! piece by piece. Read [`PipeForward::attempt`] for one request from its place to its answer, then `face::pipe` for
+//! what happens to the answer on its way, `stream_edits` for the few that are edited, `batch` for arrays.
+
+mod batch;
+mod client_filter;
+mod inject;
+mod one_way_messages;
+mod paused_calls;
+mod pipe_metrics;
+mod resumable;
+mod stream_edits;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use http::{HeaderValue, Method, StatusCode};
+use http_body_util::{BodyExt, BodyStream, StreamBody};
+use serde_json::json;
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use super::in_flight::RequestStage;
+use super::message_check::tool_of;
+use super::session_cache::{ClientSession, PreferenceChange};
+use super::{SessionFaceState, not_allowed};
+use crate::dialect::RequestError;
+use crate::dialect::faults::{gateway_error, reason_key};
+use crate::face::answer::{addressee, bare};
+use crate::face::call_stream::progress::LifeSigns;
+use crate::face::call_stream::request_answer::{LateAnswer, RequestAnswer, status, unanswered};
+use crate::face::call_stream::respond;
+use crate::face::http::{AcceptedTypes, FaceResponse};
+use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
+use crate::face::pipe::read::{self, JudgedResponse};
+use crate::face::pipe::stream_tail::StreamPause;
+use crate::face::rewrite;
+use crate::task::{Executed, GatewayFault, Reason};
+use crate::upstream::ForwardedHeaders;
+use crate::upstream::answer_body::BodyKind;
+use crate::upstream::limits::CallPermit;
+use crate::upstream::raw_channel::{RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
+use crate::wire::envelope::{self, Request};
+use crate::wire::{Payload, RequestId, meta, method};
+pub(super) use batch::{BatchItem, post_batch};
+use client_filter::{ClientFilter, PeekedAnswer};
+use inject::SessionOwnStream;
+use one_way_messages::{OneWayKind, note};
+pub(super) use paused_calls::PausedCalls;
+pub(super) use pipe_metrics::PipeMetrics;
+use resumable::RequestOrigin;
+use stream_edits::{ArrayPolicy, StreamEdits, ToolListEdit};
+
+/// How long a cancellation may take to be accepted.
+const CANCEL_MAX: Duration = Duration::from_secs(5);
+/// How long a client's own stream waits for an upstream that cannot be reached, and between two attempts.
+const AWAY_MAX: Duration = Duration::from_secs(60);
+const AWAY_PAUSE: Duration = Duration::from_millis(500);
+
+/// One message of a client, with what the gateway must know of it.
+#[derive(Debug)]
+pub(super) enum PipedMessage {
+    Request(PipedRequest),
+    Notification(Bytes),
+    /// Of this request nothing more is wanted.
+    Cancel(RequestId, Bytes),
+    /// An answer to a question of the upstream.
+    Response(Bytes),
+}
+
+/// A request as it came.
+#[derive(Debug)]
+pub(super) struct PipedRequest {
+    id: RequestId,
+    method: String,
+    bytes: Bytes,
+    /// The tool, if it is a call.
+    tool: Option<String>,
+    /// What a later session has to be told again.
+    telling: Option<PreferenceChange>,
+    /// Under which progress is wanted.
+    progress_token: Option<Payload>,
+}
+
+impl PipedRequest {
+    /// What silence is broken with, if it wants progress under a token that is one.
+    fn signs(&self) -> Option<LifeSigns> {
+        let token = self.progress_token.as_ref().and_then(RequestId::from_payload)?;
+        Some(LifeSigns::new(self.id.clone(), token.payload().clone()))
+    }
+}
+
+/// Takes a request for the pipe.
+///
+/// # Errors
+/// If it is a call of which nobody can tell the tool.
+pub(super) fn request(request: Request, bytes: Bytes) -> Result<PipedMessage, RequestError> {
+    let params = request.params.object();
+    let tool = match request.method.as_str() {
+        method::TOOLS_CALL => Some(tool_of(params)?),
+        _ => None,
+    };
+    let uri = || params.and_then(|params| params.get_string("uri"));
+    let telling = match request.method.as_str() {
+        method::SET_LEVEL => params.map(|params| PreferenceChange::Level(params.payload().clone())),
+        method::RESOURCES_SUBSCRIBE => uri().map(PreferenceChange::Subscribe),
+        method::RESOURCES_UNSUBSCRIBE => uri().map(PreferenceChange::Unsubscribe),
+        _ => None,
+    };
+    let meta = params.and_then(|params| params.get_object(meta::META));
+    let progress_token = meta.and_then(|meta| meta.get(meta::PROGRESS_TOKEN)).map(|token| token.detached());
+    let edited = if tool.is_some() { rewrite::plain_call(&request) } else { None };
+    Ok(PipedMessage::Request(PipedRequest {
+        bytes: edited.unwrap_or(bytes),
+        id: request.id,
+        method: request.method,
+        tool,
+        telling,
+        progress_token,
+    }))
+}
+
+/// Passes on one message.
+pub(super) async fn post(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    parcel: PipedMessage,
+    accepted: AcceptedTypes,
+) -> FaceResponse {
+    match parcel {
+        PipedMessage::Request(request) => {
+            let addressee = addressee(Some(&request.id), accepted);
+            let signs = request.signs().filter(|_| shared.served.life_signs);
+            let whose = RequestOrigin { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
+            let piping = PipeForward { shared: Arc::clone(shared), session, request, signs: signs.clone() };
+            resumable::respond(
+                shared,
+                whose,
+                LateAnswer { answering: Box::pin(piping.run(accepted)), signs },
+                addressee,
+            )
+            .await
+        }
+        // On the heap, so that the future of a request is no larger than a request needs.
+        PipedMessage::Notification(bytes) => {
+            bare(Box::pin(note(shared, &session, bytes, OneWayKind::Notification)).await)
+        }
+        PipedMessage::Cancel(id, bytes) => bare(Box::pin(one_way_messages::cancel(shared, &session, &id, bytes)).await),
+        PipedMessage::Response(bytes) => bare(Box::pin(note(shared, &session, bytes, OneWayKind::Response)).await),
+    }
+}
+
+/// What comes of asking for the client's stream at the upstream.
+pub(super) type UpstreamStream = Result<(RawResponse, ResumedStreamKind), RequestAnswer>;
+
+/// Opens the client's own stream, or takes one up again: `source` is that at the upstream, not asked for before.
+pub(super) async fn get(
+    shared: &Arc<SessionFaceState>,
+    session: ClientSession,
+    last_event: Option<HeaderValue>,
+    source: impl Future<Output = UpstreamStream> + Send + 'static,
+) -> FaceResponse {
+    shared.meter.streams.increment(1);
+    // On which tasks may say something, where there are any.
+    let own = shared.tasks.are_for(&session).then(|| shared.streams.open(session.token.nonce));
+    let opening = open_stream(Arc::clone(shared), session, last_event, source);
+    let leaving = shared.served.leaving.clone();
+    let opening = async move {
+        leaving.run_until_cancelled_owned(opening).await.unwrap_or_else(|| status(StatusCode::SERVICE_UNAVAILABLE))
+    };
+    respond(SessionOwnStream { answering: Box::pin(opening), own }, addressee(None, AcceptedTypes::Both)).await
+}
+
+async fn open_stream(
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
+    last_event: Option<HeaderValue>,
+    source: impl Future<Output = UpstreamStream>,
+) -> RequestAnswer {
+    // Its place is free again if the stream is not to be had: nobody comes for the answer any more.
+    let resumed = last_event.as_ref().and_then(|event| shared.paused.take(&session, event));
+    let is_new = last_event.is_none();
+    let (source, taken_up) = match source.await {
+        Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),
+        Ok((response, taken_up)) => {
+            (shared.edits(&session).apply(response.body, shared.served.edited_bytes_max), taken_up)
+        }
+        // A server that has no such stream has nothing to say on it. Tasks may.
+        Err(RequestAnswer::Status(refusal))
+            if is_new && refusal.status() == StatusCode::METHOD_NOT_ALLOWED && shared.tasks.are_for(&session) =>
+        {
+            (StreamBody::new(futures_util::stream::pending()).boxed_unsync(), ResumedStreamKind::Another)
+        }
+        Err(answer) => return answer,
+    };
+    let body = match resumed.filter(|_| taken_up == ResumedStreamKind::Same) {
+        Some(paused) => PipeBody::resumed(source, paused.call, paused.pace),
+        None => {
+            let pace = PipeTimeouts::default();
+            PipeBody::<PipedCall>::new(source, BodyForm::Events, pace, None)
+        }
+    };
+    let frames = BodyStream::new(body).take_until(shared.served.leaving.clone().cancelled_owned());
+    RequestAnswer::Events(StreamBody::new(frames).boxed_unsync())
+}
+
+/// Which stream a client got.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ResumedStreamKind {
+    /// The one that it asked for.
+    Same,
+    /// That of a session that took the place of a lost one.
+    Another,
+}
+
+/// One request on its way.
+pub(super) struct PipeForward {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
+    request: PipedRequest,
+    signs: Option<LifeSigns>,
+}
+
+impl PipeForward {
+    /// Runs the request to the head of its answer. Dropping the future lets go of the upstream without a
+    /// cancel (T-81).
+    async fn run(self, accepted: AcceptedTypes) -> RequestAnswer {
+        let upstream = self.shared.served.conduit.name();
+        let span = tracing::debug_span!("pipe", %upstream, method = self.request.method);
+        async {
+            match self.attempt(accepted).await {
+                Ok(answer) => answer,
+                Err(fault) => {
+                    tracing::debug!(reason = reason_key(fault.reason), "the request has no answer");
+                    RequestAnswer::Error(gateway_error(&fault))
+                }
+            }
+        }
+        .instrument(span)
+        .await
+    }
+
+    async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
+        let Self { shared, session, request, signs } = self;
+        let served = &shared.served;
+        let (slot, timeouts, deadline) = match &request.tool {
+            Some(tool) => {
+                let Some(slot) = place(&shared, &session, &request.id).await? else {
+                    return Ok(unanswered(accepted));
+                };
+                let deadline = Instant::now() + served.rules.policy_of(tool).deadline;
+                (Some(slot), served.call_timeouts.of_tool(served.rules.limits_of(tool)), Some(deadline))
+            }
+            None => (None, served.timeouts, None),
+        };
+        let pace = PipeTimeouts { idle: timeouts.idle, deadline };
+        let call = PipedCall::begin(shared, session, request.id, slot);
+        let judged = match in_time(&call, call.deliver(request.bytes), timeouts.first_byte, deadline).await? {
+            JudgedResponse::Fine(response) => response,
+            JudgedResponse::Refused { error: Some(error), .. } => return Ok(RequestAnswer::Error(error)),
+            JudgedResponse::Refused { fault, error: None } => return Err(fault),
+            JudgedResponse::SessionLost => return Err(GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)),
+        };
+        if let Some(telling) = request.telling {
+            call.shared.sessions.tell(&call.session, telling);
+        }
+        let mut edits = call.shared.edits(&call.session);
+        edits.tool_list = (request.method == method::TOOLS_LIST).then(|| {
+            let support = call.shared.tasks.support(&call.session);
+            ToolListEdit { id: call.id.clone(), support, fallback: call.shared.fallback_for(&call.session) }
+        });
+        call.answer(judged, edits, accepted, (pace, signs)).await
+    }
+}
+
+/// A place for a call; `None` if its client has cancelled it meanwhile.
+///
+/// Cancel safe: a dropped wait gives its turn to the next.
+///
+/// # Errors
+/// As [`crate::upstream::limits::CallPermits::acquire`].
+async fn place(
+    shared: &SessionFaceState,
+    session: &ClientSession,
+    id: &RequestId,
+) -> Result<Option<CallPermit>, GatewayFault> {
+    let served = &shared.served;
+    if let Some(slot) = served.slots.try_acquire(&session.owner) {
+        return Ok(Some(slot));
+    }
+    let waiting = shared.in_flight.enter(session.token.nonce, id, RequestStage::Queued);
+    tokio::select! {
+        biased;
+        () = waiting.cancelled().cancelled() => Ok(None),
+        slot = served.slots.acquire(&session.owner, Some(served.queue_deadline)) => slot.map(Some),
+    }
+}
+
+/// A request that is at the upstream: its place, its time, and how to take it back.
+#[derive(Debug)]
+pub(super) struct PipedCall {
+    shared: Arc<SessionFaceState>,
+    session: ClientSession,
+    id: RequestId,
+    began: Instant,
+    /// The place that a `tools/call` holds.
+    slot: Option<CallPermit>,
+    mark: HealthMark,
+}
+
+impl PipedCall {
+    fn begin(shared: Arc<SessionFaceState>, session: ClientSession, id: RequestId, slot: Option<CallPermit>) -> Self {
+        let counter = if slot.is_some() { &shared.meter.calls } else { &shared.meter.requests };
+        counter.increment(1);
+        let mark = shared.served.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default();
+        Self { shared, session, id, began: Instant::now(), slot, mark }
+    }
+
+    /// Sends the request. A session that the upstream has lost is opened anew, and the request sent once
+    /// more: the one that met the lost session was refused, so no tool runs twice.
+    async fn deliver(&self, bytes: Bytes) -> Result<JudgedResponse, GatewayFault> {
+        let binding = self.shared.sessions.binding(&self.session);
+        match self.shared.judged(&binding, RawMethod::Post(bytes.clone()), &self.session.forwarded).await? {
+            JudgedResponse::SessionLost => {
+                let renewed = Box::pin(self.shared.renew(&self.session, &binding)).await?;
+                Box::pin(self.shared.judged(&renewed, RawMethod::Post(bytes), &self.session.forwarded)).await
+            }
+            judged @ (JudgedResponse::Fine(_) | JudgedResponse::Refused { .. }) => Ok(judged),
+        }
+    }
+
+    /// The answer as the client is to see it.
+    async fn answer(
+        self,
+        response: RawResponse,
+        edits: StreamEdits,
+        accepted: AcceptedTypes,
+        (pace, signs): (PipeTimeouts, Option<LifeSigns>),
+    ) -> Result<RequestAnswer, GatewayFault> {
+        let edited_bytes_max = self.shared.served.edited_bytes_max;
+        match response.content {
+            BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
+            BodyKind::Json if edits.tool_list.is_none() && edits.arrays == ArrayPolicy::Pass => {
+                let opening = client_filter::opened(response.body);
+                match in_time(&self, opening, None, pace.deadline).await? {
+                    PeekedAnswer::Plain(body) => {
+                        Ok(RequestAnswer::Json(PipeBody::new(body, BodyForm::Json, pace, Some(self)).boxed_unsync()))
+                    }
+                    PeekedAnswer::Odd(body) => {
+                        let response = RawResponse { body, ..response };
+                        Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await
+                    }
+                }
+            }
+            BodyKind::Events if accepted != AcceptedTypes::Json => {
+                let source = edits.apply(response.body, edited_bytes_max);
+                let form = BodyForm::Events;
+                let body = PipeBody::new(source, form, pace, Some(self)).with_signs(signs);
+                Ok(RequestAnswer::Events(body.boxed_unsync()))
+            }
+            BodyKind::Json | BodyKind::Events => {
+                Box::pin(self.whole_answer(response, edits, accepted, pace.deadline)).await
+            }
+        }
+    }
+
+    /// An answer that is read before it is passed on: it is edited, or comes as a stream to a client that
+    /// takes none.
+    async fn whole_answer(
+        &self,
+        response: RawResponse,
+        edits: StreamEdits,
+        accepted: AcceptedTypes,
+        deadline: Option<Instant>,
+    ) -> Result<RequestAnswer, GatewayFault> {
+        let bytes_max = self.shared.served.edited_bytes_max;
+        let reading = async {
+            let text = if response.content == BodyKind::Events {
+                // What was said before the answer has nowhere to go.
+                let answer = read::answer(response, &self.id, bytes_max).await?;
+                match &answer.outcome {
+                    Ok(result) => envelope::result(&self.id, result),
+                    Err(error) => envelope::error(Some(&self.id), error),
+                }
+            } else {
+                read::whole(response.body, bytes_max).await?
+            };
+            read::several(edits.text(text), accepted, &self.id)
+        };
+        in_time(self, reading, None, deadline).await
+    }
+}
+
+impl AnsweredRequest for PipedCall {
+    fn id(&self) -> &RequestId {
+        &self.id
+    }
+
+    fn is_resumable(&self) -> bool {
+        true
+    }
+
+    fn ended(&self, fault: &GatewayFault) {
+        let is_wanted = || self.shared.in_flight.is_wanted(self.session.token.nonce, &self.id);
+        if let Some(standing) = self.shared.served.conduit.standing().filter(|_| is_wanted()) {
+            standing.ended(self.mark, fault);
+        }
+    }
+
+    /// What holds no place needs nothing to be kept.
+    fn pause(self, pace: PipeTimeouts, at: &StreamPause) {
+        if self.slot.is_some() {
+            paused_calls::pause(self, pace, at);
+        }
+    }
+
+    /// In the background.
+    fn cancel(&self, reason: Reason) {
+        let params = Payload::of(&json!({ "requestId": self.id, "reason": reason_key(reason) }));
+        let message = envelope::notification(method::CANCELLED, Some(&params));
+        let (shared, session) = (Arc::clone(&self.shared), self.session.clone());
+        self.shared.served.life.tracker.spawn(async move {
+            let binding = shared.sessions.binding(&session);
+            let request =
+                RawRequest { binding, verb: RawMethod::Note(message), forwarded: ForwardedHeaders::default() };
+            let _ = tokio::time::timeout(CANCEL_MAX, shared.served.conduit.send(request)).await;
+        });
+    }
+}
+
+impl Drop for PipedCall {
+    fn drop(&mut self) {
+        let meter = &self.shared.meter;
+        let histogram = if self.slot.is_some() { &meter.call_time } else { &meter.request_time };
+        histogram.record(self.began.elapsed());
+    }
+}
+
+impl SessionFaceState {
+    /// What the versions of both sides demand of their messages.
+    fn edits(self: &Arc<Self>, session: &ClientSession) -> StreamEdits {
+        let upstream = self.sessions.binding(session).version.unwrap_or(session.token.upstream_version);
+        let sieve = ClientFilter::new(Arc::clone(self), session.clone());
+        StreamEdits::between(session.token.client_version, upstream, sieve)
+    }
+
+    /// Sends something in an upstream session, and judges the head of the answer.
+    async fn judged(
+        &self,
+        binding: &SessionBinding,
+        verb: RawMethod,
+        with: &ForwardedHeaders,
+    ) -> Result<JudgedResponse, GatewayFault> {
+        let request = RawRequest { binding: binding.clone(), verb, forwarded: with.clone() };
+        let response = self.served.conduit.send(request).await?;
+        Ok(read::judge(response, binding).await)
+    }
+
+    /// The same for a stream, waiting for an upstream that is away for a moment: some clients give up on
+    /// theirs for good when it is refused twice.
+    async fn patiently(
+        &self,
+        binding: &SessionBinding,
+        verb: &RawMethod,
+        with: &ForwardedHeaders,
+    ) -> Result<JudgedResponse, GatewayFault> {
+        let end = Instant::now() + AWAY_MAX;
+        loop {
+            match self.judged(binding, verb.clone(), with).await {
+                Err(GatewayFault { executed: Executed::No, .. }) if Instant::now() + AWAY_PAUSE < end => {
+                    tokio::time::sleep(AWAY_PAUSE).await;
+                }
+                judged => return judged,
+            }
+        }
+    }
+
+    /// The client's stream at the upstream, or what to say instead.
+    pub(super) async fn stream(
+        self: &Arc<Self>,
+        session: &ClientSession,
+        last_event: Option<HeaderValue>,
+    ) -> UpstreamStream {
+        let unreachable = |_| status(StatusCode::SERVICE_UNAVAILABLE);
+        let mut binding = self.sessions.binding(session);
+        let first = RawMethod::Get { last_event: last_event.clone() };
+        let mut judged = self.patiently(&binding, &first, &session.forwarded).await.map_err(unreachable)?;
+        let anew = RawMethod::Get { last_event: None };
+        let mut taken_up = ResumedStreamKind::Same;
+        if matches!(judged, JudgedResponse::SessionLost) {
+            binding = self.renew(session, &binding).await.map_err(unreachable)?;
+            judged = self.judged(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
+            taken_up = ResumedStreamKind::Another;
+        } else if last_event.is_some()
+            && matches!(judged, JudgedResponse::Refused { .. })
+            && self.sessions.is_renewed(session)
+        {
+            // The event may be one of a session that is gone, and whatever followed it too.
+            judged = self.judged(&binding, anew, &session.forwarded).await.map_err(unreachable)?;
+            taken_up = ResumedStreamKind::Another;
+        }
+        match judged {
+            JudgedResponse::Fine(response) => Ok((response, taken_up)),
+            JudgedResponse::SessionLost => Err(status(StatusCode::SERVICE_UNAVAILABLE)),
+            JudgedResponse::Refused { fault, .. } => Err(RequestAnswer::Status(no_stream(&fault))),
+        }
+    }
+}
+
+/// Why there is no stream, as far as it concerns the client: its session is fine, so never 404.
+fn no_stream(fault: &GatewayFault) -> FaceResponse {
+    match fault.http_status {
+        Some(404 | 405) => not_allowed(&Method::GET),
+        Some(code @ (400 | 406 | 409 | 429)) => bare(StatusCode::from_u16(code).unwrap_or(StatusCode::BAD_REQUEST)),
+        Some(_) | None => bare(StatusCode::BAD_GATEWAY),
+    }
+}

@@ -7,6 +7,9 @@
 
 mod batch;
 pub(super) mod bridge;
+mod bridge_state;
+mod bridged_call;
+mod bridged_client;
 mod fallback;
 mod handshake;
 pub(super) mod in_flight;
@@ -46,6 +49,7 @@ use crate::upstream::{ForwardingRules, TaskScope, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, method};
 pub use bridge::Bridge;
+use bridge_state::BridgeState;
 use in_flight::InFlight;
 use known_tools::ServerTools;
 use message_check::{tool_of, vet, vet_request};
@@ -106,7 +110,7 @@ pub(super) struct SessionFaceState {
     pub(super) streams: Arc<SessionStreams>,
     pub(super) meter: pipe::PipeMetrics,
     pub(super) tasks: SessionTasksState,
-    pub(super) desk: Arc<bridge::BridgeState>,
+    pub(super) desk: Arc<BridgeState>,
     native: Option<upstream_tasks::UpstreamTaskTools>,
     fallback: Option<fallback::SessionFallback>,
     tools: known_tools::KnownTools,
@@ -221,7 +225,13 @@ impl SessionFace {
                 Box::pin(upstream_tasks::post(&self.shared, session, request, inbound)).await
             }
             Ok(MessageRoute::Errand(request)) => {
-                Box::pin(fallback::post(&self.shared, session, request, inbound)).await
+                match Box::pin(fallback::post(&self.shared, &session, request, inbound)).await {
+                    Ok(answer) => answer,
+                    Err(request) if session.is_bridged() => {
+                        Box::pin(bridge::post(&self.shared, session, Message::Request(request), inbound)).await
+                    }
+                    Err(request) => Box::pin(upstream_tasks::post(&self.shared, session, request, inbound)).await,
+                }
             }
             Ok(MessageRoute::Bridged(message)) => Box::pin(bridge::post(&self.shared, session, message, inbound)).await,
             Ok(MessageRoute::Call(call)) => Box::pin(self.shared.call(asking(session), call)).await,
@@ -248,7 +258,7 @@ impl SessionFace {
                 RequestError::NotARequest(Cow::Borrowed("a batch is accepted in sessions of 2025-03-26 only"));
             return refuse(&addressee, &complaint);
         }
-        if bridge::carries(&session) {
+        if session.is_bridged() {
             return bridge::post_batch(&self.shared, session, batch, inbound).await;
         }
         batch::post(&self.shared, session, batch, inbound).await
@@ -281,7 +291,7 @@ impl SessionFace {
 
     async fn open_stream(&self, session: ClientSession, inbound: &Inbound) -> FaceResponse {
         match session {
-            session if bridge::carries(&session) => bridge::get(&self.shared, session, inbound).await,
+            session if session.is_bridged() => bridge::get(&self.shared, session, inbound).await,
             session => {
                 let last_event = inbound.headers.get(headers::LAST_EVENT_ID).cloned();
                 match upstream_tasks::take_up(&self.shared, &session, last_event.as_ref()) {
@@ -303,7 +313,7 @@ impl SessionFace {
     /// Ends a session.
     pub async fn delete(&self, inbound: &Inbound) -> FaceResponse {
         match self.session(inbound) {
-            Ok(session) if bridge::carries(&session) => bridge::delete(&self.shared, &session),
+            Ok(session) if session.is_bridged() => bridge::delete(&self.shared, &session),
             Ok(session) => self.shared.end(&session).await,
             Err(none) => none.answer(&addressee(None, AcceptedTypes::Json)),
         }
@@ -416,7 +426,7 @@ fn sort(
                 let tool = tool_of(request.params.object())?;
                 return Ok(MessageRoute::Call(TaskCall { request, tool, wish }));
             }
-            if bridge::carries(session) {
+            if session.is_bridged() {
                 return Ok(MessageRoute::Bridged(Message::Request(request)));
             }
             if upstream_tasks::may_drive(session, &request) || fallback::may_drive(shared, session, &request) {
@@ -427,7 +437,7 @@ fn sort(
         Message::Response(response) if response.id.as_ref().is_some_and(|id| shared.is_of_a_task(id)) => {
             Ok(MessageRoute::Answer(response))
         }
-        other @ (Message::Notification(_) | Message::Response(_)) if bridge::carries(session) => {
+        other @ (Message::Notification(_) | Message::Response(_)) if session.is_bridged() => {
             Ok(MessageRoute::Bridged(other))
         }
         Message::Response(response) if response.id.as_ref().is_some_and(is_own) => {

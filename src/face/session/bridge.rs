@@ -6,12 +6,8 @@
 //! session's own stream ([`mod@bridge_stream`]). What is known in memory alone is in [`bridge_state`]. The session itself is
 //! in its id, like any other: the session outlives the gateway.
 
-mod ask_client;
-mod bridge_state;
 mod bridge_stream;
-pub(super) mod bridged_client;
 mod bridged_handshake;
-pub(in crate::face) mod call;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -27,6 +23,7 @@ use http::{HeaderValue, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 
+use super::bridged_call::{self, BridgedCaller};
 use super::in_flight::RequestStage;
 use super::known_tools::ServerTools;
 use super::message_check::vet;
@@ -35,6 +32,8 @@ use super::{SessionFaceState, fallback, refuse};
 use crate::dialect::RequestError;
 use crate::dialect::negotiate::LogLevel;
 use crate::face::answer::{accepted, addressee, bare, event_stream, unreadable};
+use crate::face::call_stream::replay::{BatchedMessage, ReplayStream};
+use crate::face::call_stream::replay_buffer::CallResult;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, full_body};
 use crate::task::Answer;
 use crate::upstream::own_ids::is_own;
@@ -43,11 +42,8 @@ use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as An
 use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
-use crate::face::call_stream::replay::{BatchedMessage, ReplayStream};
-pub(in crate::face) use bridge_state::BridgeState;
 pub(super) use bridge_stream::get;
 pub(super) use bridged_handshake::introduce;
-use call::BridgedCaller;
 
 /// What it takes to serve sessions in front of a server without any.
 pub struct Bridge {
@@ -70,11 +66,6 @@ impl Bridge {
     pub(super) async fn is_needed(&self) -> bool {
         self.eras.era().await == Era::Stateless
     }
-}
-
-/// Whether a session is one of the gateway's alone.
-pub(in crate::face) fn carries(session: &ClientSession) -> bool {
-    session.token.upstream_version.is_stateless()
 }
 
 /// Answers one message. Dropping the future means that the client left, which cancels nothing (T-81).
@@ -104,7 +95,7 @@ pub(super) async fn post(
         Message::Request(request) => match own_answer(shared, &session, &request) {
             Some(Ok(result)) => addressee.result(result),
             Some(Err(complaint)) => refuse(&addressee, &complaint),
-            None => match call::begin(shared, &session, &request, BridgedCaller::of(inbound)) {
+            None => match bridged_call::begin(shared, &session, &request, BridgedCaller::of(inbound)) {
                 Ok(said) => said.respond(&shared.desk.replays, &session.token, addressee).await,
                 Err(error) => addressee.error(StatusCode::OK, &error),
             },
@@ -187,7 +178,7 @@ fn together(answers: &[Bytes], taken: AcceptedTypes) -> FaceResponse {
 enum BatchReply {
     Now(Bytes),
     Later(RequestId, ReplayStream),
-    Subscribed(RequestId, BoxFuture<'static, call::CallResult>),
+    Subscribed(RequestId, BoxFuture<'static, CallResult>),
 }
 
 /// `None` for a message that wants no answer.
@@ -223,7 +214,7 @@ fn batch_answer(
             match own_answer(shared, session, &request) {
                 Some(Ok(result)) => Some(BatchReply::Now(envelope::result(&request.id, &result))),
                 Some(Err(complaint)) => error(id, &complaint.to_error(version)),
-                None => match call::begin(shared, session, &request, caller()) {
+                None => match bridged_call::begin(shared, session, &request, caller()) {
                     Ok(said) => Some(BatchReply::Later(request.id, said)),
                     Err(refused) => error(id, &refused),
                 },

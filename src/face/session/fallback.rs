@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 
-use super::bridge::bridged_client::BridgedClient;
+use super::bridged_client::BridgedClient;
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, bridge, upstream_tasks};
+use super::{SessionFaceState, upstream_tasks};
 use crate::dialect::fallback_tools::{FallbackTool, FallbackTools};
 use crate::dialect::plain::PlainUpstream;
 use crate::face::answer::{UnknownTaskMarker, addressee};
@@ -88,7 +88,7 @@ impl SessionFaceState {
         let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.desk.has_learned()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
         let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
-        let catalog = match bridge::carries(session) {
+        let catalog = match session.is_bridged() {
             true => fallback.bridged.as_ref(),
             false => self.native.as_ref().map(upstream_tasks::UpstreamTaskTools::catalog),
         };
@@ -117,42 +117,36 @@ pub(super) fn may_drive(shared: &SessionFaceState, session: &ClientSession, requ
         && request.method == method::TOOLS_CALL
         && request.params.object().and_then(|params| params.get_str("name")).is_some_and(|tool| {
             // Of another kind of server, which the bridge drives anyway.
-            !bridge::carries(session) && shared.falls_back(session, &tool)
+            !session.is_bridged() && shared.falls_back(session, &tool)
         })
 }
 
-/// Answers a call of one of the tools. Dropping the future means that the client left, which changes nothing about the
-/// task (T-81).
+/// Answers a call of one of the tools, or gives it back: the upstream has a tool of this name after all. Dropping the future
+/// means that the client left, which changes nothing about the task (T-81).
 pub(super) async fn post(
-    shared: &Arc<SessionFaceState>,
-    session: ClientSession,
+    shared: &SessionFaceState,
+    session: &ClientSession,
     request: Request,
     inbound: &Inbound,
-) -> FaceResponse {
-    shared.learn_names(&session, &inbound.principal).await;
-    let Some(tool) = called(shared, &session, &request) else {
-        // The upstream has a tool of this name after all.
-        if bridge::carries(&session) {
-            return bridge::post(shared, session, envelope::Message::Request(request), inbound).await;
-        }
-        return upstream_tasks::post(shared, session, request, inbound).await;
-    };
+) -> Result<FaceResponse, Request> {
+    shared.learn_names(session, &inbound.principal).await;
+    let Some(tool) = called(shared, session, &request) else { return Err(request) };
     let addressee = addressee(Some(&request.id), inbound.accepted);
     let errand = errand(shared, &inbound.principal, tool, &request).await;
     let waiting = match errand {
-        FallbackAnswer::Now(Ok(result)) => return addressee.result(result),
-        FallbackAnswer::Now(Err(error)) => return addressee.error(http::StatusCode::OK, &error),
+        FallbackAnswer::Now(Ok(result)) => return Ok(addressee.result(result)),
+        FallbackAnswer::Now(Err(error)) => return Ok(addressee.error(http::StatusCode::OK, &error)),
         FallbackAnswer::Missed(unknown) => {
             let mut response = addressee.result(unknown);
             response.extensions_mut().insert(UnknownTaskMarker);
-            return response;
+            return Ok(response);
         }
         FallbackAnswer::Later(waiting) => waiting,
     };
     let token = request.params.object().and_then(progress_token).filter(|_| shared.served.life_signs);
     let signs = token.map(|token| LifeSigns::new(request.id.clone(), token));
     let answering = async move { RequestAnswer::from(waiting.await) };
-    respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await
+    Ok(respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await)
 }
 
 async fn errand(shared: &SessionFaceState, owner: &Principal, tool: FallbackTool, request: &Request) -> FallbackAnswer {

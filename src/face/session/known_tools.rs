@@ -11,7 +11,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 
-use super::bridge::bridged_client::BridgedClient;
+use super::bridged_client::BridgedClient;
 use super::message_check::tool_of;
 use super::recent_map::RecentMap;
 use super::session_cache::ClientSession;

@@ -41,6 +41,11 @@ pub(in crate::face) struct ClientSession {
 }
 
 impl ClientSession {
+    /// Whether the session is the gateway's alone: its server knows none.
+    pub(super) fn is_bridged(&self) -> bool {
+        self.token.upstream_version.is_stateless()
+    }
+
     pub(super) fn new(token: SessionToken, owner: Principal) -> Self {
         let session = token.upstream_session.as_deref().and_then(|id| HeaderValue::from_str(id).ok());
         let tasks = token.tasks.within(token.upstream_version);

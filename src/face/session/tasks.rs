@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::session_cache::ClientSession;
-use super::{SessionFaceState, bridge, refuse};
+use super::{SessionFaceState, refuse};
 use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
 use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
@@ -171,7 +171,7 @@ impl SessionFaceState {
         if !Box::pin(self.may_begin(&asking.session, asking.principal, &call.tool)).await {
             return refuse(&addressee, &RequestError::unknown_tool(Some(params)));
         }
-        let native = self.native_task(&asking, &call.tool).await;
+        let native = self.native_task(&asking.session, asking.principal, &call.tool).await;
         let rising = progress_token(params).map(|token| Arc::new(Mutex::new(MonotonicProgress::new(token))));
         let spec = CallSpec { idempotency, ..self.spec(&asking, &call, params, native, rising.clone()) };
         let dialect = CoreTasks::with_immediate_response(spec.policy.immediate_response.clone());
@@ -209,7 +209,7 @@ impl SessionFaceState {
 
     /// Where a task of this session runs: in the client's own upstream session, where the server knows any.
     pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
-        match self.served.bridge.as_ref().filter(|_| bridge::carries(session)) {
+        match self.served.bridge.as_ref().filter(|_| session.is_bridged()) {
             Some(bridge) => Arc::clone(&bridge.stateless),
             None => self.served.conduit.bound(Arc::new(SessionLease::new(self, session))),
         }
@@ -228,7 +228,7 @@ impl SessionFaceState {
         policy.ttl = call.wish.ttl(policy.ttl, policy.ttl_max);
         let plan = policy.mode.plan(HandleSupport::AtOnce, policy.grace);
         let token = &asking.session.token;
-        let capabilities = match bridge::carries(&asking.session) {
+        let capabilities = match asking.session.is_bridged() {
             true => client_capabilities(&token.capabilities, token.client_version),
             false => token.capabilities.clone(),
         };

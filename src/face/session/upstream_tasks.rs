@@ -13,12 +13,11 @@ use bytes::Bytes;
 use http::{HeaderValue, StatusCode};
 use tokio_util::sync::CancellationToken;
 
-use super::bridge::bridged_client::BridgedClient;
-use super::bridge::call::{self, AnswerEra, BridgedCaller, CallRoute};
+use super::bridged_call::{self, AnswerEra, BridgedCaller, CallRoute};
+use super::bridged_client::BridgedClient;
 use super::in_flight::RequestStage;
 use super::message_check::tool_of;
 use super::session_cache::ClientSession;
-use super::tasks::TaskRequestContext;
 use super::{SessionFaceState, pipe, refuse};
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::{ToolTaskSupport, UpstreamTaskSupport};
@@ -137,7 +136,7 @@ pub(super) async fn drive(
         ToolTaskSupport::Forbidden => (shared.upstream_of(session), UpstreamTaskMode::Never),
     };
     let way = CallRoute { upstream, speech: AnswerEra::Sessions, native };
-    Some(call::begin_on(&way, shared, session, request, BridgedCaller::of(inbound)))
+    Some(bridged_call::begin_on(&way, shared, session, request, BridgedCaller::of(inbound)))
 }
 
 /// The rest of a stream that the gateway made, where this event was one of it; every other event is the server's own.
@@ -162,8 +161,13 @@ impl SessionFaceState {
     }
 
     /// Whether a call that asks for a task is made one at the server too: wherever its tool can be (GW-11).
-    pub(super) async fn native_task(&self, asking: &TaskRequestContext<'_>, tool: &str) -> UpstreamTaskMode {
-        match self.support(&asking.session, asking.principal, tool).await {
+    pub(super) async fn native_task(
+        &self,
+        session: &ClientSession,
+        principal: &Principal,
+        tool: &str,
+    ) -> UpstreamTaskMode {
+        match self.support(session, principal, tool).await {
             ToolTaskSupport::Optional | ToolTaskSupport::Required => {
                 UpstreamTaskMode::WhereServed { deadline: self.served.rules.policy_of(tool).deadline }
             }

@@ -19,7 +19,6 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::session_cache::{ClientSession, PreferenceChange};
 use super::super::{SessionFaceState, not_allowed};
-use super::bridged_client::BridgedClient;
 use crate::dialect::RequestError;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::session_results::session_error;
@@ -30,6 +29,7 @@ use crate::face::call_stream::{CallMessage, CallMessages, stream};
 use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound};
 use crate::face::notification_subscriber::{NotificationSubscriber, SubscriberEvent};
+use crate::face::session::bridged_client::BridgedClient;
 use crate::face::session::session_streams::{SessionStream, StreamTurn};
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::{BeginError, CallContext, Upstream};

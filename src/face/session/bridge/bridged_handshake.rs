@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::bridged_client::BridgedClient;
 use super::{Bridge, SessionFaceState};
 use crate::dialect::faults::gateway_error;
 use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::session_results::{initialize_result, session_error};
 use crate::face::rewrite::{ClientInitialize, own_identity};
+use crate::face::session::bridged_client::BridgedClient;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 use crate::upstream::BeginError;
 use crate::wire::{Object, RpcError};

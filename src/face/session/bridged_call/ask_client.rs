@@ -9,14 +9,14 @@ use std::sync::Arc;
 use tokio::sync::mpsc;
 use tokio::time::sleep_until;
 
-use super::bridge_state::BridgedQuestionGuard;
-use super::call::BridgedCall;
+use super::BridgedCall;
 use crate::cause::CauseChain;
 use crate::dialect::inputs;
 use crate::dialect::session_results::session_question;
 use crate::engine::{CallStream, RoundRetry};
 use crate::face::call_stream::replay_buffer::{CallResult, fault};
 use crate::face::call_stream::silence::Silence;
+use crate::face::session::bridge_state::BridgedQuestionGuard;
 use crate::task::{Answer, InputKey, Phase, Question, Reason, Task, TaskKey};
 use crate::wire::framing::sse_message;
 use crate::wire::object::ObjectWriter;

@@ -4,6 +4,8 @@
 //! here (LEG-11, T-81). What the client sees comes from the driver by a bounded log; the first thing in it decides
 //! between JSON and an event stream.
 
+mod ask_client;
+
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -11,10 +13,10 @@ use bytes::Bytes;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::super::in_flight::InFlightEntry;
-use super::ask_client::BridgedRoundOutcome;
+use super::SessionFaceState;
 use super::bridged_client::BridgedClient;
-use super::{ClientSession, SessionFaceState};
+use super::in_flight::InFlightEntry;
+use super::session_cache::ClientSession;
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::plain::PlainUpstream;
@@ -24,13 +26,11 @@ use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, QuestionFi
 use crate::face::argument_limits;
 use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress, progress_token};
 use crate::face::call_stream::replay::ReplayStream;
-use crate::face::call_stream::replay_buffer::{CallResult, fault};
-use crate::face::call_stream::replay_buffer::{ReplayWriter, UnreadPolicy};
+use crate::face::call_stream::replay_buffer::{CallResult, ReplayWriter, UnreadPolicy, fault};
 use crate::face::call_stream::silence::Silence;
 use crate::face::fallback::FallbackToolService;
 use crate::face::http::{AcceptedTypes, Inbound};
-use crate::face::rewrite;
-use crate::face::rewrite::TaskSupportLookup;
+use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::session::message_check::tool_of;
 use crate::metric;
 use crate::task::{ClientKind, Executed, Failure, GatewayFault, HandleSupport, Outcome, Plan, Principal, Reason, Task};
@@ -39,16 +39,17 @@ use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::sse_message;
 use crate::wire::rpc_error::INTERNAL_ERROR;
 use crate::wire::{Object, Payload, ProtocolVersion, RpcError, method};
+use ask_client::BridgedRoundOutcome;
 
 /// Who makes a request, and what it takes for an answer.
-pub(in crate::face::session) struct BridgedCaller {
+pub(super) struct BridgedCaller {
     pub(super) principal: Principal,
     pub(super) accepted: AcceptedTypes,
     pub(super) arrived: Instant,
 }
 
 impl BridgedCaller {
-    pub(in crate::face::session) fn of(inbound: &Inbound) -> Self {
+    pub(super) fn of(inbound: &Inbound) -> Self {
         Self { principal: inbound.principal.clone(), accepted: inbound.accepted, arrived: inbound.received_at }
     }
 
@@ -58,16 +59,16 @@ impl BridgedCaller {
 }
 
 /// Where a request goes.
-pub(in crate::face::session) struct CallRoute {
-    pub(in crate::face::session) upstream: Arc<dyn Upstream>,
-    pub(in crate::face::session) speech: AnswerEra,
+pub(super) struct CallRoute {
+    pub(super) upstream: Arc<dyn Upstream>,
+    pub(super) speech: AnswerEra,
     /// Whether the upstream is to make a task of its own of it.
-    pub(in crate::face::session) native: UpstreamTaskMode,
+    pub(super) native: UpstreamTaskMode,
 }
 
 /// In whose words the upstream answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::face::session) enum AnswerEra {
+pub(super) enum AnswerEra {
     /// Of a server without sessions: they are turned into those of a session.
     Stateless,
     /// Of a server with sessions.
@@ -99,7 +100,7 @@ pub(super) fn begin(
 ///
 /// # Errors
 /// Those that the client is to see; nothing was sent.
-pub(in crate::face::session) fn begin_on(
+pub(super) fn begin_on(
     way: &CallRoute,
     shared: &Arc<SessionFaceState>,
     session: &ClientSession,

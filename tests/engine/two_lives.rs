@@ -22,9 +22,9 @@ use taskgate::task::{
     AfterCrash, Answer, ClientKind, EarlyInput, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Principal,
     SystemClock, Task, TaskKey, TaskMode, ToolPolicy, ToolRules,
 };
-use taskgate::upstream::{CallContext, ClientFacts, TaskScope, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode};
 use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
+use taskgate::upstream::{CallContext, ClientFacts, TaskScope, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode};
 use taskgate::wire::Payload;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;

@@ -14,13 +14,13 @@ use hyper::body::Frame;
 use serde_json::{Value, json};
 use taskgate::engine::{AdmissionLimits, Engine};
 use taskgate::face::http::{AcceptedTypes, MessageChannel};
-use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::listen_permits::ListenPermits;
+use taskgate::face::sealed::{Sealer, SealingKeys};
 use taskgate::face::stateless::{MessageContext, PipeServed, StatelessFace, StatelessServed};
 use taskgate::store::MemoryStore;
 use taskgate::task::{EarlyInput, GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};
-use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::answer_body::BodyKind;
+use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
     BeginError, CallContext, Era, Exchange, ResumeToken, ServerFacts, ServerNotification, Timeouts, Upstream,

@@ -14,6 +14,7 @@ mod corrupt_rows;
 mod doubtful_rows;
 mod folder;
 mod health;
+mod open_error;
 mod opening;
 mod readers;
 mod reads;
@@ -24,7 +25,6 @@ mod schema;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod upgrade;
 mod upkeep;
 mod writer;
 
@@ -54,11 +54,12 @@ use self::opening::{OpenedDatabase, read_in_at_last};
 use self::readers::ReaderPool;
 use self::reads::ReadRow;
 use self::resident::ResidentRows;
-pub use self::settings::{DiskSettings, OpenError};
+pub use self::settings::DiskSettings;
 use self::settings::{DiskTuning, FaultHooks};
 use self::writer::{DiskWriter, WriterRequest};
 use super::tasks::{NewestCursor, Revision, StoreError, StoredTask, SummaryPage, TaskStore, Usage};
 use crate::task::{Digest, Principal, ShortReference, Task, TaskId, TaskKey, Timestamp};
+pub use open_error::OpenError;
 
 /// Writes that may wait for the writer; whoever comes then waits for a place.
 const QUEUE_MAX: usize = 1_024;

@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use rusqlite::{Connection, ErrorCode, InterruptHandle, OptionalExtension as _};
 
 use super::health::StoreHealthMonitor;
-use super::{DiskTuning, schema, writer};
+use super::{DiskTuning, columns, schema};
 
 /// How much log there may be before the check makes way.
 pub(super) const LOG_BYTES_MAX: u64 = 64 << 20;
@@ -101,7 +101,7 @@ impl FileCheck {
                 tracing::error!(found, "the task store's file is damaged");
                 monitor.damaged();
             }
-            Err(error) if writer::is_corrupt(&error) => {
+            Err(error) if columns::is_corrupt(&error) => {
                 tracing::error!(%error, "the task store's file is damaged");
                 monitor.damaged();
             }

@@ -1,6 +1,6 @@
 //! Defines the columns of a row: what sums, indexes and lists are made of.
 
-use rusqlite::{Row, ToSql, params};
+use rusqlite::{ErrorCode, Row, ToSql, params};
 
 use crate::store::record::{self, RecordError};
 use crate::store::tasks::Revision;
@@ -196,5 +196,9 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
 
     let is_another_kind =
         matches!(error, FromSqlConversionFailure(..) | IntegralValueOutOfRange(..) | InvalidColumnType(..));
-    is_another_kind || super::writer::is_corrupt(error)
+    is_another_kind || is_corrupt(error)
+}
+
+pub(super) fn is_corrupt(error: &rusqlite::Error) -> bool {
+    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }

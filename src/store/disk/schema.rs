@@ -4,6 +4,8 @@
 //! arguments and results that an id would lead to stand in the same row. Who may read the file is what protects
 //! both: it is its owner's alone (0600, in a folder of 0700).
 
+mod upgrade;
+
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -14,7 +16,7 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, OpenFlags};
 
 use super::folder::{self, FILE_MODE};
-use super::{DiskTuning, OpenError, upgrade};
+use super::{DiskTuning, OpenError};
 
 /// "tgat": told apart from every other program's database.
 const APPLICATION_ID: i32 = 0x7467_6174;

@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::batch::{InsertRefusal, RowWrite, WriteBatch, WriteResult};
 use super::check::FileCheck;
 use super::clock::ClockTrust;
+use super::columns::is_corrupt;
 use super::doubtful_rows::DoubtfulRows;
 use super::folder::Ballast;
 use super::health::{StoreHealth, StoreHealthMonitor};
@@ -430,8 +431,4 @@ const fn no_new(health: StoreHealth) -> Option<InsertRefusal> {
 
 pub(super) fn is_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DiskFull)
-}
-
-pub(super) fn is_corrupt(error: &rusqlite::Error) -> bool {
-    matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase))
 }

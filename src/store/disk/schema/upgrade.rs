@@ -7,10 +7,10 @@
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, Row};
 
-use super::columns::{self, RecordLocation, RowColumns, is_damage};
-use super::rows::insert_row;
-use super::schema::{TABLES, TABLES_DONE};
+use super::{TABLES, TABLES_DONE};
 use crate::failpoint;
+use crate::store::disk::columns::{self, RecordLocation, RowColumns, is_damage};
+use crate::store::disk::rows::insert_row;
 use crate::store::record;
 use crate::task::{Digest, Summary, Task};
 

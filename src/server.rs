@@ -6,6 +6,7 @@
 pub mod admin;
 pub mod api_keys;
 mod body;
+mod certificate;
 mod connection;
 mod connection_state;
 mod dispatch;
@@ -24,7 +25,6 @@ mod principal;
 mod refusal;
 mod stack;
 mod tls;
-mod unread_answers;
 
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -36,6 +36,9 @@ pub use drain::{DrainPlan, Drained};
 pub(crate) use host::is_loopback;
 pub use listener::{ListenerSpec, RunningListener, StartError, start, start_on};
 pub use principal::{Authenticator, LocalUser};
+
+/// What metrics and logs call the operators' listener.
+const ADMIN_LISTENER: &str = "admin";
 
 /// The client listener, resolved.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -14,13 +14,12 @@ use http::{HeaderValue, Method, StatusCode};
 use metrics_exporter_prometheus::PrometheusHandle;
 use parking_lot::RwLock;
 
-use super::{AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes};
+use super::{ADMIN_LISTENER, AdminSettings, Authenticator, ListenSettings, ListenerLimits, ListenerSpec, Routes};
 use crate::face::http::{Endpoint, FaceResponse, Inbound, empty_body, full_body};
 use crate::task::Principal;
 use crate::upstream::upstream_health::{HealthReport, UpstreamHealthList};
 
 /// The label of its metrics.
-pub(super) const NAME: &str = "admin";
 const BODY_BYTES_MAX: NonZeroUsize = NonZeroUsize::new(64 << 10).unwrap();
 const CONNECTIONS_MAX: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 const DRAIN_MAX: Duration = Duration::from_secs(2);
@@ -74,7 +73,7 @@ pub fn site(
         .with("/readyz", Arc::new(AdminPage::Readiness(readiness, upstreams)))
         .with("/metrics", Arc::new(AdminPage::Metrics(metrics)));
     ListenerSpec {
-        name: NAME,
+        name: ADMIN_LISTENER,
         settings,
         limits: ListenerLimits::default(),
         callers: Authenticator::Everyone(Principal::local()),

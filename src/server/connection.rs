@@ -24,14 +24,12 @@ use tokio_util::task::TaskTracker;
 
 use super::connection_state::{ConnectionState, OpenRequest, OpenRequestBody, PeerState};
 use super::drain::Phases;
+use super::frames::PREFACE;
 use super::io::{Misconduct, Protocol, ReleasedSocket, ResettableStream, WatchedSocket, linger};
 use super::listener_metrics::ListenerMetrics;
 use super::refusal::RefusalMarker;
 use super::stack::Layers;
 use super::{ListenerLimits, frames};
-
-/// What an HTTP/2 client says first.
-pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Room for a target of 64 KiB, which hyper answers with 414 and not with 431 (B21); [`super::head`] is stricter.
 const READ_BUFFER: usize = 96 << 10;

@@ -1,5 +1,7 @@
 //! Shares state between a connection's requests and its I/O layer.
 
+pub(super) mod unread_answers;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -11,8 +13,8 @@ use hyper::body::{Body, Frame, SizeHint};
 use tokio_util::sync::CancellationToken;
 
 use super::listener_metrics::{GaugeGuard, ListenerMetrics};
-use super::unread_answers::{UnreadAnswers, next_piece};
 use crate::face::http::ResponseBody;
+use unread_answers::{UnreadAnswers, next_piece};
 
 /// The state of one connection, written by its requests. All of it is advisory, so relaxed order will do.
 #[derive(Debug)]

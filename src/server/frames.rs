@@ -87,6 +87,9 @@ impl ControlBudget {
 /// A GOAWAY frame with `ENHANCE_YOUR_CALM`, for streams already seen as well (RFC 9113, 6.8).
 pub(super) const CALM_DOWN: [u8; HEAD + 8] = [0, 0, 8, 7, 0, 0, 0, 0, 0, 0x7f, 0xff, 0xff, 0xff, 0, 0, 0, 11];
 
+/// What an HTTP/2 client says first.
+pub(super) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 #[cfg(test)]
 mod tests {
     use super::*;

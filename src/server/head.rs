@@ -4,8 +4,7 @@ use http::header::{EXPECT, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Request};
 
 use super::ListenerLimits;
-use super::refusal::Refusal;
-use super::stack::Guard;
+use super::refusal::{Guard, Refusal};
 
 /// Field syntax counted beside name and value: colon, blank, line end.
 const FIELD_OVERHEAD: usize = 4;

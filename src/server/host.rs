@@ -9,9 +9,8 @@ use std::sync::Arc;
 use http::header::{HOST, ORIGIN};
 use http::{HeaderValue, Request, Version};
 
-use super::refusal::Refusal;
-use super::stack::Guard;
-use super::tls::ListenerCertificate;
+use super::certificate::ListenerCertificate;
+use super::refusal::{Guard, Refusal};
 
 /// Names that always mean this machine.
 const LOOPBACK_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "[::1]"];

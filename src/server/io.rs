@@ -15,9 +15,9 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use super::ListenerLimits;
 use super::connection_state::ConnectionState;
+use super::connection_state::unread_answers::ReadWatch;
 use super::frames::{ControlBudget, FrameCursor};
 use super::header_timeout::{HeaderTimeout, HeaderTimeoutStage};
-use super::unread_answers::ReadWatch;
 
 /// Something a connection can run over.
 pub(super) trait ResettableStream: AsyncRead + AsyncWrite + Send + Unpin + 'static {
@@ -91,7 +91,7 @@ struct FrameCounters {
 impl FrameCounters {
     fn new(limits: &ListenerLimits) -> Self {
         Self {
-            inbound: FrameCursor::after(super::connection::PREFACE.len()),
+            inbound: FrameCursor::after(super::frames::PREFACE.len()),
             outbound: FrameCursor::default(),
             budget: ControlBudget::new(limits.control_frames_max, limits.control_window),
         }

@@ -12,19 +12,24 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::task::TaskTracker;
 
+use super::certificate::ListenerCertificate;
 use super::connection::{ListenerState, serve};
 use super::dispatch::{Dispatch, Routes};
-use super::drain::Phases;
+use super::drain::{DrainPlan, Drained, Phases};
 use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::listener_metrics::ListenerMetrics;
 use super::notices::Notices;
 use super::principal::{Authenticator, PrincipalGuard};
 use super::stack::Layers;
-use super::tls::{ListenerCertificate, Tls};
+use super::tls::Tls;
 use super::{ListenSettings, ListenerLimits};
 use crate::tls::TlsFileError;
 
+/// After this many the tasks of aborted connections are no longer waited for.
+const ABORT_GRACE: Duration = Duration::from_secs(1);
+/// How long those who were let in last may take to make a request: longer than they may be silent.
+const HEARD_OUT_MAX: Duration = Duration::from_secs(1);
 /// How long accepting pauses after it failed, so that a shortage of descriptors does not spin (F60).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -96,12 +101,37 @@ impl RunningListener {
         self.connections_max - self.places.all.available_permits()
     }
 
-    pub(super) fn phases(&self) -> &Phases {
-        &self.shared.phases
+    /// Is done once nothing is accepted any more and those who were let in have made their requests: when all of them
+    /// have gone, and a second after the last could come at the latest.
+    pub fn heard_out(&self) -> impl Future<Output = ()> + use<> {
+        let (stop, tracker) = (self.shared.phases.stop.clone(), self.shared.tracker.clone());
+        async move {
+            stop.cancelled().await;
+            // Whoever is still there then waits for an answer.
+            let _ = tokio::time::timeout(HEARD_OUT_MAX, tracker.wait()).await;
+        }
     }
 
-    pub(super) fn tracker(&self) -> &TaskTracker {
-        &self.shared.tracker
+    /// Ends the listener in the phases of `plan`, and returns once every connection has ended.
+    ///
+    /// HTTP/1 peers are told by `Connection: close`, HTTP/2 peers by GOAWAY. Dropping the future ends everything at
+    /// once. Readiness is the caller's to take back before.
+    pub async fn drain(self, plan: DrainPlan) -> Drained {
+        let phases = &self.shared.phases;
+        phases.notice.cancel();
+        tokio::time::sleep(plan.notice).await;
+        phases.stop.cancel();
+        let tracker = &self.shared.tracker;
+        tracker.close();
+        if tokio::time::timeout(plan.max, tracker.wait()).await.is_ok() {
+            return Drained { aborted: 0 };
+        }
+        let aborted = self.connections();
+        phases.abort.cancel();
+        if tokio::time::timeout(ABORT_GRACE, tracker.wait()).await.is_err() {
+            tracing::warn!(tasks = tracker.len(), "tasks of aborted connections are still running");
+        }
+        Drained { aborted }
     }
 }
 

@@ -37,7 +37,7 @@ impl Notices {
 
     /// Whether the listener is the operators', of which nothing of the kind can be set.
     pub(super) fn is_of_operators(&self) -> bool {
-        self.listener == super::admin::NAME
+        self.listener == super::ADMIN_LISTENER
     }
 
     /// Tells of a refused request, unless the same was told within the last minute, or there is nothing to do about it.

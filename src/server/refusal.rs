@@ -4,7 +4,7 @@
 //! client's (GW-43). What the operator may do about it, [`Refusal::advice`] says to the log.
 
 use http::header::{ALLOW, CONNECTION, WWW_AUTHENTICATE};
-use http::{HeaderValue, StatusCode, Version};
+use http::{HeaderValue, Request, StatusCode, Version};
 
 use crate::face::answer::refused;
 use crate::face::http::FaceResponse;
@@ -262,7 +262,7 @@ pub(super) enum StreamPosition {
 }
 
 impl StreamPosition {
-    pub(super) fn of<B: hyper::body::Body>(request: &http::Request<B>) -> Self {
+    pub(super) fn of<B: hyper::body::Body>(request: &Request<B>) -> Self {
         if request.version() > Version::HTTP_11 {
             Self::Multiplexed
         } else if request.body().is_end_stream() {
@@ -279,4 +279,9 @@ impl StreamPosition {
             Self::Unread | Self::Known => Self::Known,
         }
     }
+}
+
+/// A check of one request head that needs no waiting.
+pub(super) trait Guard {
+    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal>;
 }

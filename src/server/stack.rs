@@ -14,7 +14,7 @@ use super::head::HeadGuard;
 use super::host::{HostGuard, OriginGuard};
 use super::notices::Notices;
 use super::principal::{AuthenticatedCaller, PrincipalGuard};
-use super::refusal::{Refusal, RefusalMarker, StreamPosition};
+use super::refusal::{Guard as _, Refusal, RefusalMarker, StreamPosition};
 use crate::face::http::{FaceResponse, empty_body};
 use crate::metric;
 
@@ -81,11 +81,6 @@ impl Layers {
 fn is_metadata(path: &str) -> bool {
     // Hardly any other path has a dot.
     memchr::memchr(b'.', path.as_bytes()).is_some_and(|_| path.contains("/.well-known/")) || path == "/register"
-}
-
-/// A check of one request head that needs no waiting.
-pub(super) trait Guard {
-    fn check<B>(&self, request: &Request<B>) -> Result<(), Refusal>;
 }
 
 /// A bare 500 in place of an answer that panicked. Over HTTP/1 it ends the connection: how much of the body was

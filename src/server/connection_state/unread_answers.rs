@@ -14,7 +14,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::connection_state::ConnectionState;
+use super::ConnectionState;
 
 /// Largest piece of an answer: what one frame holds unless the peer allows more (RFC 9113, 4.2).
 const PIECE_MAX: usize = 16 << 10;
@@ -35,16 +35,16 @@ pub(super) fn next_piece(data: &mut Bytes) -> Bytes {
 
 /// Which answers of a connection wait for their peer, and since when. As many entries as open streams.
 #[derive(Debug, Default)]
-pub(super) struct UnreadAnswers(Mutex<BTreeMap<u32, Instant>>);
+pub(in crate::server) struct UnreadAnswers(Mutex<BTreeMap<u32, Instant>>);
 
 impl UnreadAnswers {
     /// A piece of the answer to `request` was handed over.
-    pub(super) fn handed(&self, request: u32) {
+    pub(in crate::server) fn handed(&self, request: u32) {
         self.0.lock().insert(request, Instant::now());
     }
 
     /// The answer to `request` is asked for more, or is over.
-    pub(super) fn taken(&self, request: u32) {
+    pub(in crate::server) fn taken(&self, request: u32) {
         self.0.lock().remove(&request);
     }
 
@@ -55,20 +55,20 @@ impl UnreadAnswers {
 
 /// Looks from time to time whether an answer has waited for too long.
 #[derive(Debug)]
-pub(super) struct ReadWatch {
+pub(in crate::server) struct ReadWatch {
     trail: Arc<ConnectionState>,
     span: Duration,
     timer: Pin<Box<Sleep>>,
 }
 
 impl ReadWatch {
-    pub(super) fn new(trail: Arc<ConnectionState>, span: Duration) -> Self {
+    pub(in crate::server) fn new(trail: Arc<ConnectionState>, span: Duration) -> Self {
         Self { trail, span, timer: Box::pin(sleep(span)) }
     }
 
     /// Ready once an answer has waited for the whole span. The timer never stands later than the first moment
     /// at which that may be, and moves only when it fires: it costs a request nothing.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    pub(in crate::server) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         loop {
             ready!(self.timer.as_mut().poll(context));
             let now = Instant::now();

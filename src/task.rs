@@ -10,17 +10,19 @@ pub mod model;
 pub mod names;
 pub mod policy;
 pub mod principal;
+pub mod reference;
 pub mod summary;
 pub mod time;
 pub mod transition;
 
-pub use digest::ShortReference;
+pub use digest::Digest;
 pub use id::{TaskId, TaskKey};
-
 pub use model::{
-    Answer, Attempt, CallOrigin, ClientKind, Digest, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome,
-    Phase, ProcessExit, Question, Reason, Recovery, StoredCall, Task, TaskVisibility,
+    Answer, Attempt, CallOrigin, ClientKind, Executed, Failure, GatewayFault, Idempotency, InputKey, Outcome, Phase,
+    ProcessExit, Question, Reason, Recovery, StoredCall, Task, TaskVisibility,
 };
+pub use reference::ShortReference;
+
 pub use names::{NamePattern, NameRule, PublishedName, ToolNames};
 pub use policy::{
     AfterCrash, CallLimits, EarlyInput, FallbackPolicy, HandleSupport, Plan, TTL_MAX_ANONYMOUS, TaskMode, ToolPolicy,

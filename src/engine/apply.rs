@@ -9,7 +9,7 @@ use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::failpoint;
 use crate::store::{Revision, StoreError, StoredTask};
-use crate::task::digest::{LoggedPrincipal, LoggedTask};
+use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Effect, Event, Executed, Failure, GatewayFault, Outcome, Phase, Reason, Task, TaskKey, TaskVisibility, Timestamp,
     transition,

@@ -17,7 +17,7 @@ use super::{CancelResult, Engine, TaskCursor, TaskError, TaskPage};
 use crate::cause::CauseChain;
 use crate::failpoint;
 use crate::store::StoreError;
-use crate::task::digest::{LoggedPrincipal, LoggedTask};
+use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{Answer, Event, InputKey, Principal, Summary, Task, TaskKey, TaskVisibility, Timestamp};
 
 /// Changes that are under way at a time; whoever comes then waits, and has changed nothing if it leaves meanwhile.

@@ -22,7 +22,7 @@ use crate::dialect::negotiate::declared_by;
 use crate::failpoint;
 use crate::metric;
 use crate::store::StoredTask;
-use crate::task::digest::{LoggedPrincipal, LoggedTask};
+use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     CallOrigin, Event, Executed, Failure, GatewayFault, Phase, Plan, Reason, StoredCall, Task, TaskKey, TaskVisibility,
     Timestamp, ToolPolicy, ToolRules,

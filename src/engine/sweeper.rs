@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
 use crate::metric;
-use crate::task::digest::LoggedTask;
+use crate::task::reference::LoggedTask;
 use crate::task::{Event, TaskKey};
 
 /// Rows looked at before other work gets its turn.

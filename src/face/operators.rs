@@ -16,7 +16,7 @@ use crate::cause::CauseChain;
 use crate::dialect::faults::reason_key;
 use crate::engine::{Engine, TaskError};
 use crate::store::NewestCursor;
-use crate::task::digest::principal_reference;
+use crate::task::reference::principal_reference;
 use crate::task::{ShortReference, Summary, SummaryPhase, Task, TaskId, Timestamp};
 use crate::upstream::upstream_health::HealthReport;
 

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use crate::metric;
-use crate::task::digest::LoggedPrincipal;
+use crate::task::reference::LoggedPrincipal;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
 
 /// Requests of one principal, and how many may come at once.

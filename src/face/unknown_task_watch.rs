@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use crate::metric;
 use crate::task::Principal;
-use crate::task::digest::LoggedPrincipal;
+use crate::task::reference::LoggedPrincipal;
 
 /// Misses of one principal within a window that are worth a line in the log, once a window.
 const MANY: u32 = 20;

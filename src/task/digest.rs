@@ -1,14 +1,6 @@
 //! Digests values that are not to be kept or shown themselves.
 
-use std::fmt;
-use std::fmt::Write as _;
-
 use aws_lc_rs::digest::{Context, SHA256};
-
-use super::{Digest, Principal, TaskKey};
-
-/// Digits of a short digest: 48 bits, so that a hundred thousand tasks hardly ever share one.
-pub const SHORT: usize = 12;
 
 /// SHA-256 of all parts, so that no two lists of parts have the same but by breaking it.
 #[must_use]
@@ -23,111 +15,6 @@ pub fn digest<const N: usize>(parts: [&[u8]; N]) -> Digest {
     Digest(bytes)
 }
 
-/// What operators call a task by: [`SHORT`] hex digits. The same in every life of the process; the id, which may be a
-/// bearer secret (T-22) and has 128 random bits, cannot be guessed from it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ShortReference(pub [u8; SHORT / 2]);
-
-impl ShortReference {
-    #[must_use]
-    pub fn of(key: &TaskKey) -> Self {
-        let id = key.id.bits().to_be_bytes();
-        let digest = digest([b"task", key.owner.as_str().as_bytes(), &id]);
-        let mut first = [0; SHORT / 2];
-        first.copy_from_slice(&digest.0[..SHORT / 2]);
-        Self(first)
-    }
-
-    /// Reads the one spelling that [`fmt::Display`] writes.
-    #[must_use]
-    pub fn parse(text: &str) -> Option<Self> {
-        let digit = |byte: u8| match byte {
-            b'0'..=b'9' => Some(byte - b'0'),
-            b'a'..=b'f' => Some(byte - b'a' + 10),
-            _ => None,
-        };
-        let mut bytes = [0; SHORT / 2];
-        if text.len() != SHORT {
-            return None;
-        }
-        for (byte, digits) in bytes.iter_mut().zip(text.as_bytes().chunks_exact(2)) {
-            *byte = digit(digits[0])? << 4 | digit(digits[1])?;
-        }
-        Some(Self(bytes))
-    }
-}
-
-impl fmt::Display for ShortReference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex(&self.0))
-    }
-}
-
-impl fmt::Debug for ShortReference {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-/// A task as logs show it: by the reference that `taskgate tasks` takes. The digest is made only where the line is written.
-#[derive(Clone, Copy, Debug)]
-pub struct LoggedTask<'a>(pub &'a TaskKey);
-
-impl fmt::Display for LoggedTask<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&ShortReference::of(self.0), f)
-    }
-}
-
-/// What operators see of a principal, the same for all tasks of one: the id that the configuration gives its key, which is
-/// no secret, or [`SHORT`] hex digits.
-#[must_use]
-pub fn principal_reference(principal: &Principal) -> String {
-    if let Some(id) = principal.as_str().strip_prefix("key:") {
-        return id.to_owned();
-    }
-    short(&digest([b"principal", principal.as_str().as_bytes()]))
-}
-
-/// A principal as logs show it, by its reference. The digest is made only where the line is written.
-#[derive(Clone, Copy, Debug)]
-pub struct LoggedPrincipal<'a>(pub &'a Principal);
-
-impl fmt::Display for LoggedPrincipal<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&principal_reference(self.0))
-    }
-}
-
-fn short(digest: &Digest) -> String {
-    hex(&digest.0[..SHORT / 2])
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::task::TaskId;
-
-    /// Written down by operators and in logs: never to change.
-    #[test]
-    fn references_are_the_same_in_every_version() {
-        let key = TaskKey { owner: Principal::local(), id: TaskId::from_bits(1) };
-        assert_eq!(ShortReference::of(&key).to_string(), "cc11033d752c");
-        assert_eq!(ShortReference::parse("cc11033d752c"), Some(ShortReference::of(&key)));
-        for wrong in ["", "cc11033d752", "cc11033d752cc", "CC11033d752c", "cc11033d752g", "cc11033d75ö"] {
-            assert_eq!(ShortReference::parse(wrong), None, "{wrong}");
-        }
-        assert_eq!(principal_reference(&Principal::local()), "e39b801c66c8");
-        assert_eq!(LoggedPrincipal(&Principal::local()).to_string(), "e39b801c66c8");
-        assert_eq!(principal_reference(&Principal::new("key:team-a")), "team-a");
-        let other = TaskKey { owner: Principal::anonymous(), ..key };
-        assert_ne!(ShortReference::of(&other), ShortReference::of(&key));
-    }
-}
+/// A SHA-256.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Digest(pub [u8; 32]);

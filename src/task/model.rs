@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::digest::Digest;
 use super::{TaskKey, Timestamp};
 use crate::wire::{Payload, RpcError};
 
@@ -107,10 +108,6 @@ pub struct Idempotency {
     /// SHA-256 of upstream, tool and arguments in their canonical form: the same key with others is a mistake.
     pub call: Digest,
 }
-
-/// A SHA-256.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Digest(pub [u8; 32]);
 
 impl Task {
     /// The moment from which the task is gone.

@@ -8,7 +8,7 @@ use super::{CallEnd, CallEvent, Runner, RunnerFlow, lost};
 use crate::cause::CauseChain;
 use crate::engine::TaskError;
 use crate::store::{StoreError, StoredTask};
-use crate::task::digest::{LoggedPrincipal, LoggedTask};
+use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{Executed, Failure, GatewayFault, Idempotency, Outcome, Reason, TaskVisibility};
 
 /// How often the name of a task that ends meanwhile is tried again.

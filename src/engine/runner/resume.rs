@@ -22,7 +22,7 @@ use crate::cause::CauseChain;
 use crate::dialect::upstream_dialect::question_method;
 use crate::engine::Engine;
 use crate::engine::call::CallSpec;
-use crate::task::digest::LoggedTask;
+use crate::task::reference::LoggedTask;
 use crate::task::{Attempt, Event, Executed, GatewayFault, Phase, Reason, Task};
 use crate::upstream::ResumeToken;
 

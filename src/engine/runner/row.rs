@@ -15,7 +15,7 @@ use crate::engine::{Engine, TaskError};
 use crate::failpoint;
 use crate::metric;
 use crate::store::StoreError;
-use crate::task::digest::{LoggedPrincipal, LoggedTask};
+use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     Attempt, CallOrigin, Event, Executed, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Question, Reason,
     Recovery, Task, TaskKey, TaskVisibility, transition,

@@ -20,7 +20,7 @@ use crate::dialect::core_2025_11_25::messages::{self, StatusNotice};
 use crate::engine::TaskError;
 use crate::engine::retry_delays::RetryDelays;
 use crate::face::session::SessionFaceState;
-use crate::task::digest::LoggedTask;
+use crate::task::reference::LoggedTask;
 use crate::task::{InputKey, Phase, Question, Task, TaskKey};
 use crate::wire::RequestId;
 

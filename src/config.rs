@@ -4,7 +4,6 @@
 //! is the schema, `resolve` decides. This module must not know what a setting does; each subsystem owns its resolved
 //! struct. Binds nothing, starts nothing.
 
-mod command;
 mod error;
 mod raw;
 mod resolve;

@@ -3,6 +3,7 @@
 //! This is the schema: a key that is not read here is unknown. Parts that are not built yet have their keys here
 //! too, so that they are refused by name. Nothing is decided and nothing defaulted; that is [`super::resolve`]'s.
 
+pub(super) mod command;
 mod upstream_headers;
 
 use std::net::SocketAddr;
@@ -11,7 +12,6 @@ use std::time::Duration;
 
 use url::Url;
 
-use super::command::{self, RawCommand};
 use super::error::ConfigLocation;
 use super::section::{LocatedValue, Section};
 use super::value::{
@@ -21,6 +21,7 @@ use super::value::{
 use crate::server::api_keys::ApiKey;
 use crate::task::{AfterCrash, EarlyInput, FallbackPolicy, TaskMode};
 use crate::wire::ProtocolVersion;
+use command::RawCommand;
 pub(super) use upstream_headers::{RawCredential, RawUpstreamHeaders};
 
 /// The whole file.

@@ -18,10 +18,10 @@ use std::time::Duration;
 use url::Url;
 use wildmatch::WildMatch;
 
-use super::command;
 use super::error::{ConfigLocation, MistakeCollector};
 use super::raw::{
     RawConfig, RawIdentity, RawLimits, RawRules, RawStore, RawTool, RawUpstream, RawUpstreamSettings, StoreKind,
+    command,
 };
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};

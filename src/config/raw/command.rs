@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use wildmatch::WildMatch;
 
-use super::error::{ConfigLocation, MistakeCollector};
-use super::raw::RawUpstream;
-use super::section::{LocatedValue, Section};
-use super::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
+use super::RawUpstream;
+use crate::config::error::{ConfigLocation, MistakeCollector};
+use crate::config::section::{LocatedValue, Section};
+use crate::config::value::{ENV_FILE, ENV_VALUE, FOLDER, SIZE, WORD_OF_COMMAND};
 use crate::task::ToolNames;
 use crate::upstream::http::HttpTransport;
 use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRules;
@@ -21,7 +21,7 @@ const VARIABLE_NAME_LEN_MAX: usize = 256;
 
 /// The transports that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RawTransport {
+pub(in crate::config) enum RawTransport {
     Auto,
     StreamableHttp,
     Sse,
@@ -30,10 +30,10 @@ pub(super) enum RawTransport {
 
 /// The keys of an upstream that is a program.
 #[derive(Debug, Default)]
-pub(super) struct RawCommand {
-    pub(super) transport: Option<LocatedValue<RawTransport>>,
+pub(in crate::config) struct RawCommand {
+    pub(in crate::config) transport: Option<LocatedValue<RawTransport>>,
     /// The program, with its arguments if it is written as an array.
-    pub(super) command: Option<LocatedValue<Vec<String>>>,
+    pub(in crate::config) command: Option<LocatedValue<Vec<String>>>,
     args: Vec<String>,
     env: Vec<LocatedValue<(String, String)>>,
     env_files: Vec<LocatedValue<(String, PathBuf)>>,
@@ -43,7 +43,7 @@ pub(super) struct RawCommand {
     memory_max: Option<LocatedValue<usize>>,
 }
 
-pub(super) fn read(section: &mut Section<'_, '_>) -> RawCommand {
+pub(in crate::config) fn read(section: &mut Section<'_, '_>) -> RawCommand {
     let transports = [
         ("auto", Some(RawTransport::Auto)),
         ("streamable-http", Some(RawTransport::StreamableHttp)),
@@ -64,7 +64,7 @@ pub(super) fn read(section: &mut Section<'_, '_>) -> RawCommand {
 }
 
 /// Notes what does not fit to how the upstream is reached.
-pub(super) fn check(raw: &RawUpstream, report: &mut MistakeCollector) {
+pub(in crate::config) fn check(raw: &RawUpstream, report: &mut MistakeCollector) {
     let RawCommand { transport, command, processes_max, descriptors_max, memory_max, cwd, .. } = &raw.command;
     if let (Some(transport), Some(_), None) = (transport, &raw.url, command)
         && transport.value == RawTransport::Stdio
@@ -150,7 +150,7 @@ fn check_headers(raw: &RawUpstream, report: &mut MistakeCollector) {
 }
 
 /// Decides how messages travel to an upstream with a `url`.
-pub(super) fn transport(raw: &RawUpstream) -> HttpTransport {
+pub(in crate::config) fn transport(raw: &RawUpstream) -> HttpTransport {
     match raw.command.transport.as_ref().map(|transport| transport.value) {
         Some(RawTransport::StreamableHttp) => HttpTransport::Streamable,
         Some(RawTransport::Sse) => HttpTransport::Sse,
@@ -160,7 +160,7 @@ pub(super) fn transport(raw: &RawUpstream) -> HttpTransport {
 }
 
 /// Decides how a program is run; `None` if the upstream is none.
-pub(super) fn resolve(
+pub(in crate::config) fn resolve(
     raw: &RawUpstream,
     name: &Arc<str>,
     protocol: Option<ProtocolVersion>,

@@ -39,8 +39,7 @@ use crate::demo::{self, DemoServer};
 use crate::upstream::transport::credential::secret_value;
 use crate::wire::{Object, Payload, ScanLimits};
 use crate::{app, config, tls};
-use call::{CallCommand, QuestionPolicy, RetryPolicy, Wait};
-use flavour::Flavour;
+use call::{CallCommand, Flavour, QuestionPolicy, RetryPolicy, Wait};
 use printable::printable_lines;
 use terminal::Terminal;
 use wrap::WrapArguments;
@@ -349,7 +348,7 @@ async fn call(arguments: CallArguments) -> ExitCode {
     let tracker = TaskTracker::new();
     tracker.spawn(async move { while tokio::signal::ctrl_c().await.is_ok() && sender.send(()).await.is_ok() {} });
     let mut ui = Terminal::new();
-    ExitCode::from(call::run(&url, &call, &mut ui, &mut interrupts).await.exit_code())
+    ExitCode::from(flavour::run(&url, &call, &mut ui, &mut interrupts).await.exit_code())
 }
 
 async fn operate(order: TasksSubcommand, admin: &url::Url) -> anyhow::Result<ExitCode> {

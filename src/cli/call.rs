@@ -1,18 +1,12 @@
-//! `taskgate call`: calls a tool and sees it through, as a plain answer or as a task of either flavour.
-//!
-//! What is to be done stands here, and how it ended. [`super::flavour`] says with which tasks, `follow` does it, and `called_server`
-//! is what it is done with: the upstream that the gateway itself has.
+//! Defines what `taskgate call` is to do, and how it ended.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use clap::ValueEnum;
 use http::HeaderValue;
-use tokio::sync::mpsc;
 
-use super::called_server::CalledServer;
-use super::dialog::{CallDialog, NoResultError};
-use super::flavour::{self, Flavour};
-use super::ui::Ui;
+use crate::upstream::UpstreamTaskMode;
 use crate::wire::Payload;
 
 /// One call to make.
@@ -108,23 +102,33 @@ impl CallExit {
     }
 }
 
-/// Makes the call and stays with it as long as `call` says.
-///
-/// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. What
-/// goes wrong is said through `ui`. Dropping the future cancels a plain call of 2026-07-28 and leaves anything else
-/// running.
-pub async fn run(url: &url::Url, call: &CallCommand, ui: &mut dyn Ui, interrupts: &mut mpsc::Receiver<()>) -> CallExit {
-    let mut talk = CallDialog::new(call, ui, interrupts);
-    let ended = match CalledServer::new(url, call) {
-        Ok(server) => Box::pin(flavour::run(&server, &mut talk)).await,
-        Err(lost) => Err(lost),
-    };
-    match ended {
-        Ok(CallExit::Returned | CallExit::ToolFailed) if talk.declined => CallExit::Declined,
-        Ok(verdict) => verdict,
-        Err(NoResultError(why)) => {
-            talk.note(&why);
-            CallExit::Lost
+/// A flavour of tasks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Flavour {
+    /// The tasks extension of 2026-07-28.
+    Extension,
+    /// The tasks of 2025-11-25.
+    Core,
+    /// A plain call, of 2026-07-28 or in a session.
+    None,
+}
+
+/// What a call is made with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct CallMode {
+    pub(super) flavour: Flavour,
+    pub(super) in_session: bool,
+}
+
+impl CallMode {
+    pub(super) const EXTENSION: Self = Self { flavour: Flavour::Extension, in_session: false };
+    pub(super) const STATELESS: Self = Self { flavour: Flavour::None, in_session: false };
+
+    /// What is said of tasks.
+    pub(super) const fn native_task(self) -> UpstreamTaskMode {
+        match self.flavour {
+            Flavour::Extension | Flavour::Core => UpstreamTaskMode::Watched,
+            Flavour::None => UpstreamTaskMode::Undeclared,
         }
     }
 }

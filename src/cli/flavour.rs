@@ -1,42 +1,36 @@
-//! Chooses the flavour of tasks that a call is made with: the one that is asked for, or the best that the server offers.
+//! Makes a call of `taskgate call`: chooses the flavour of tasks, the one that is asked for or the best that the server offers.
+//!
+//! `follow` sees the call through, `call` says what is to be done, and `called_server` is what it is done with: the upstream that
+//! the gateway itself has.
 
-use clap::ValueEnum;
+use tokio::sync::mpsc;
 
-use super::call::{CallCommand, CallExit};
+use super::call::{CallCommand, CallExit, CallMode, Flavour};
 use super::called_server::CalledServer;
 use super::dialog::{CallDialog, NoResultError};
 use super::follow;
+use super::ui::Ui;
 use crate::dialect::relay_core_2025_11_25::UpstreamTaskSupport;
 use crate::upstream::{ServerFacts, UpstreamTaskMode};
 use crate::wire::{Object, meta};
 
-/// A flavour of tasks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Flavour {
-    /// The tasks extension of 2026-07-28.
-    Extension,
-    /// The tasks of 2025-11-25.
-    Core,
-    /// A plain call, of 2026-07-28 or in a session.
-    None,
-}
-
-/// What a call is made with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct CallMode {
-    pub(super) flavour: Flavour,
-    pub(super) in_session: bool,
-}
-
-impl CallMode {
-    const EXTENSION: Self = Self { flavour: Flavour::Extension, in_session: false };
-    const STATELESS: Self = Self { flavour: Flavour::None, in_session: false };
-
-    /// What is said of tasks.
-    pub(super) const fn native_task(self) -> UpstreamTaskMode {
-        match self.flavour {
-            Flavour::Extension | Flavour::Core => UpstreamTaskMode::Watched,
-            Flavour::None => UpstreamTaskMode::Undeclared,
+/// Makes the call and stays with it as long as `call` says.
+///
+/// The first message of `interrupts` cancels the call, a second one leaves without waiting for the server. What
+/// goes wrong is said through `ui`. Dropping the future cancels a plain call of 2026-07-28 and leaves anything else
+/// running.
+pub async fn run(url: &url::Url, call: &CallCommand, ui: &mut dyn Ui, interrupts: &mut mpsc::Receiver<()>) -> CallExit {
+    let mut talk = CallDialog::new(call, ui, interrupts);
+    let ended = match CalledServer::new(url, call) {
+        Ok(server) => Box::pin(in_best_flavour(&server, &mut talk)).await,
+        Err(lost) => Err(lost),
+    };
+    match ended {
+        Ok(CallExit::Returned | CallExit::ToolFailed) if talk.declined => CallExit::Declined,
+        Ok(verdict) => verdict,
+        Err(NoResultError(why)) => {
+            talk.note(&why);
+            CallExit::Lost
         }
     }
 }
@@ -46,7 +40,7 @@ impl CallMode {
 ///
 /// # Errors
 /// If the server cannot be reached or understood.
-pub(super) async fn run(server: &CalledServer, talk: &mut CallDialog<'_>) -> Result<CallExit, NoResultError> {
+async fn in_best_flavour(server: &CalledServer, talk: &mut CallDialog<'_>) -> Result<CallExit, NoResultError> {
     let Ok(way) = talk.or_interrupt(Box::pin(open(server, talk.call))).await else {
         return Ok(talk.cancelled("cancelled"));
     };

@@ -10,10 +10,9 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::call::{CallCommand, CallExit, Wait};
+use super::call::{CallCommand, CallExit, CallMode, Flavour, Wait};
 use super::called_server::{CalledServer, may_pass, object};
 use super::dialog::{CallDialog, Interrupted, NoResultError, interrupted, words};
-use super::flavour::{CallMode, Flavour};
 use super::ui::{self, CallStatus, StepCount};
 use crate::upstream::{Answer, Exchange, ExchangeEvent, Progress, TaskRequestError, UpstreamTaskEvent};
 use crate::wire::{Object, Payload, RpcError, method, rpc_error};

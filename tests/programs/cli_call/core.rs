@@ -1,8 +1,7 @@
 //! Calls with the tasks of 2025-11-25, and the choice among the flavours.
 
 use serde_json::{Value, json};
-use taskgate::cli::call::{CallExit, Wait};
-use taskgate::cli::flavour::Flavour;
+use taskgate::cli::call::{CallExit, Flavour, Wait};
 use taskgate::cli::ui::StepCount;
 
 use super::none::{DISCOVER, INITIALIZE, INITIALIZED, discovered, initialized, unknown};

@@ -2,8 +2,7 @@
 
 use http::header::HeaderName;
 use serde_json::{Value, json};
-use taskgate::cli::call::{CallExit, QuestionPolicy, Wait};
-use taskgate::cli::flavour::Flavour;
+use taskgate::cli::call::{CallExit, Flavour, QuestionPolicy, Wait};
 use taskgate::cli::ui::StepCount;
 
 use super::script::{Run, Scenario, Step, Typed, accepted, bounded, error, question, text};

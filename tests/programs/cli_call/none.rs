@@ -1,8 +1,7 @@
 //! Plain calls, of 2026-07-28 and in a session.
 
 use serde_json::{Value, json};
-use taskgate::cli::call::{CallExit, QuestionPolicy};
-use taskgate::cli::flavour::Flavour;
+use taskgate::cli::call::{CallExit, Flavour, QuestionPolicy};
 use taskgate::cli::ui::StepCount;
 
 use super::extension::handle;

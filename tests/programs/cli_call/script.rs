@@ -20,8 +20,8 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::cli::call::{self, CallCommand, CallExit, QuestionPolicy, RetryPolicy, Wait};
-use taskgate::cli::flavour::Flavour;
+use taskgate::cli::call::{CallCommand, CallExit, Flavour, QuestionPolicy, RetryPolicy, Wait};
+use taskgate::cli::flavour;
 use taskgate::cli::ui::{CallStatus, StepCount, Ui};
 use taskgate::wire::{Payload, ScanLimits};
 use tokio::net::TcpListener;
@@ -360,7 +360,7 @@ impl Scenario {
         let (cues, typed) = (self.cues.iter().copied().collect(), self.typed.into());
         let (shown, notes, output) = (Vec::new(), Vec::new(), Vec::new());
         let mut user = User { shown, notes, output, cues, typed, interrupt };
-        let verdict = bounded(call::run(&server.url, &call, &mut user, &mut interrupts)).await;
+        let verdict = bounded(flavour::run(&server.url, &call, &mut user, &mut interrupts)).await;
         Run { verdict, user, server }
     }
 }

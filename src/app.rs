@@ -6,6 +6,7 @@
 mod api_key_files;
 mod descriptors;
 pub mod files;
+mod prepared_config;
 mod program;
 pub mod reload;
 mod reload_trigger;

@@ -4,7 +4,6 @@ use std::num::NonZeroUsize;
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::program::PreparedConfig;
 use crate::config::Config;
 
 /// What a connection takes: itself, and one on the other side. A call takes one towards its upstream; its client's
@@ -24,20 +23,21 @@ impl ConnectionCapacity {
     /// Sees to it that there are descriptors for all connections and calls that the configuration allows: the limit of
     /// the process is raised as far as it may be, and where that is not enough the configuration is cut down to it,
     /// with a warning.
-    pub(super) fn provide(read: &mut PreparedConfig) -> Self {
-        let named = read.config.listen.connections_max;
-        read.shortage = provide(&mut read.config);
-        Self { named, in_force: read.config.listen.connections_max }
+    pub(super) fn provide(config: &mut Config) -> (Self, Option<DescriptorShortage>) {
+        let named = config.listen.connections_max;
+        let shortage = provide(config);
+        (Self { named, in_force: config.listen.connections_max }, shortage)
     }
 
     /// The same for a configuration that is read while the gateway serves. Where it names as many connections as the one
     /// of the start, those stay as they are, whatever would be left for them now.
-    pub(super) fn keep(self, read: &mut PreparedConfig) {
-        let named = read.config.listen.connections_max;
-        read.shortage = provide(&mut read.config);
+    pub(super) fn keep(self, config: &mut Config) -> Option<DescriptorShortage> {
+        let named = config.listen.connections_max;
+        let shortage = provide(config);
         if named == self.named {
-            read.config.listen.connections_max = self.in_force;
+            config.listen.connections_max = self.in_force;
         }
+        shortage
     }
 }
 

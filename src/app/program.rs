@@ -13,12 +13,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use super::descriptors::{ConnectionCapacity, DescriptorShortage};
-use super::files::{self, FileMistakes};
+use super::descriptors::ConnectionCapacity;
+use super::files::FileMistakes;
+use super::prepared_config::{PreparedConfig, ReportedWarnings, configured};
 use super::reload_trigger::ReloadTrigger;
 use super::sockets::{SocketError, Sockets};
 use super::{EXIT_CONFIG, Gateway, service_manager, task_store};
-use crate::config::{Config, ConfigError, StoreSettings};
+use crate::config::{Config, StoreSettings};
 use crate::demo::DemoServer;
 use crate::server::StartError;
 use crate::store::OpenError;
@@ -50,7 +51,8 @@ pub async fn serve(file: Option<PathBuf>) -> anyhow::Result<ExitCode> {
         },
         None => (PreparedConfig::plain(quick_start(&demo_tracker, &demo_stop).await?), true),
     };
-    let connections = ConnectionCapacity::provide(&mut read);
+    let (connections, shortage) = ConnectionCapacity::provide(&mut read.config);
+    read.shortage = shortage;
     let mut warned = ReportedWarnings::default();
     warned.tell(&read);
     let config = read.config;
@@ -105,54 +107,6 @@ pub(super) fn refused(error: anyhow::Error) -> anyhow::Result<ExitCode> {
     };
     writeln!(io::stderr(), "{text}").context("cannot print the mistakes")?;
     Ok(ExitCode::from(code))
-}
-
-/// A configuration, and what is to be said of it.
-pub(super) struct PreparedConfig {
-    pub(super) config: Config,
-    /// In the order in which they are told.
-    pub(super) warnings: Vec<String>,
-    /// Where descriptors are provided for it.
-    pub(super) shortage: Option<DescriptorShortage>,
-}
-
-impl PreparedConfig {
-    const fn plain(config: Config) -> Self {
-        Self { config, warnings: Vec::new(), shortage: None }
-    }
-}
-
-/// The warnings that were told last. The same ones are not told again: files are looked at whenever anything in their
-/// folder changes, and that may be the log.
-#[derive(Debug, Default)]
-pub(super) struct ReportedWarnings {
-    texts: Vec<String>,
-    shortage: Option<DescriptorShortage>,
-}
-
-impl ReportedWarnings {
-    /// Logs what is to be said of a configuration, unless it is what was said last.
-    pub(super) fn tell(&mut self, read: &PreparedConfig) {
-        if self.texts != read.warnings {
-            for warning in &read.warnings {
-                tracing::warn!("{warning}");
-            }
-            self.texts.clone_from(&read.warnings);
-        }
-        if self.shortage != read.shortage {
-            self.shortage = read.shortage;
-            if let Some(shortage) = self.shortage {
-                shortage.tell();
-            }
-        }
-    }
-}
-
-/// Reads the file and looks at what it names. Logs nothing.
-pub(super) fn configured(file: &Path) -> Result<PreparedConfig, ConfigError> {
-    let loaded = files::load(file)?;
-    let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
-    Ok(PreparedConfig { config: loaded.config, warnings, shortage: None })
 }
 
 /// The built-in configuration, with the demo server that it is about.

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::descriptors::ConnectionCapacity;
-use super::program::{ReportedWarnings, configured};
+use super::prepared_config::{ReportedWarnings, configured};
 use super::reload::{self, Fingerprint};
 use super::{Gateway, service_manager};
 use crate::config::Config;
@@ -139,7 +139,7 @@ impl ReloadTrigger {
                     self.seen = Fingerprint::default();
                 }
                 // Not before: it logs, and a log may be written into a folder that is watched.
-                self.connections.keep(&mut read);
+                read.shortage = self.connections.keep(&mut read.config);
                 self.warned.tell(&read);
                 service_manager::tell_reloading();
                 self.watch(&read.config);

@@ -50,7 +50,7 @@ impl GatewayProcess {
 
     /// In front of what `upstream` says. What programs write to their standard error is in the log.
     pub async fn start(dir: TempDir, upstream: &str) -> Self {
-        Self::logging(dir, upstream, "info,taskgate::upstream::stand::stdio::noise=debug").await
+        Self::logging(dir, upstream, "info,taskgate::upstream::transport::stdio::program_output=debug").await
     }
 
     /// The same with this in the log.

@@ -22,8 +22,8 @@ use crate::upstream::TaskScope;
 use crate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, Timeouts, Upstream,
-    UpstreamRequest, UpstreamTaskMode,
+    BeginError, CallContext, Exchange, ExchangeEvent, ServerFacts, Timeouts, Upstream, UpstreamRequest,
+    UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, RpcError, meta, method};
@@ -233,14 +233,7 @@ pub(super) fn object(result: &Payload) -> Result<Object, NoResultError> {
 
 /// Whoever calls, and can be asked questions.
 fn context(native_task: UpstreamTaskMode, progress: bool) -> CallContext {
-    CallContext {
-        principal: Principal::local(),
-        client: ClientFacts { capabilities: Payload::of(&json!({ "elicitation": question::capability() })) },
-        progress,
-        log_level: None,
-        timeouts: Timeouts::default(),
-        result_bytes_max: ANSWER_BYTES_MAX,
-        native_task,
-        forwarded: ForwardedHeaders::default(),
-    }
+    let capabilities = Payload::of(&json!({ "elicitation": question::capability() }));
+    let context = CallContext::new(Principal::local(), capabilities, Timeouts::default(), ANSWER_BYTES_MAX);
+    CallContext { progress, native_task, ..context }
 }

@@ -173,6 +173,24 @@ pub struct CallContext {
     pub forwarded: ForwardedHeaders,
 }
 
+impl CallContext {
+    /// For a request without progress, log messages and tasks, with no headers of its client. `capabilities` is a
+    /// `ClientCapabilities` object.
+    #[must_use]
+    pub fn new(principal: Principal, capabilities: Payload, timeouts: Timeouts, result_bytes_max: usize) -> Self {
+        Self {
+            principal,
+            client: ClientFacts { capabilities },
+            progress: false,
+            log_level: None,
+            timeouts,
+            result_bytes_max,
+            native_task: UpstreamTaskMode::Never,
+            forwarded: ForwardedHeaders::default(),
+        }
+    }
+}
+
 /// Whether a call is made as a task of the upstream's own, where the upstream has such tasks. Either way its
 /// owner sees the same events.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -20,10 +20,7 @@ use serde_json::{Value, json};
 use taskgate::task::Principal;
 use taskgate::upstream::TaskScope;
 use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
-use taskgate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest,
-    UpstreamTaskMode,
-};
+use taskgate::upstream::{BeginError, CallContext, Exchange, ExchangeEvent, Timeouts, Upstream, UpstreamRequest};
 use taskgate::wire::Payload;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -54,16 +51,9 @@ fn upstream_of(settings: HttpUpstreamSettings) -> SessionUpstream {
 }
 
 fn context() -> CallContext {
-    CallContext {
-        principal: Principal::local(),
-        client: ClientFacts { capabilities: Payload::of(&json!({"elicitation": {}})) },
-        progress: true,
-        log_level: None,
-        timeouts: Timeouts::default(),
-        result_bytes_max: 1024 * 1024,
-        native_task: UpstreamTaskMode::Never,
-        forwarded: taskgate::upstream::ForwardedHeaders::default(),
-    }
+    let capabilities = Payload::of(&json!({"elicitation": {}}));
+    let context = CallContext::new(Principal::local(), capabilities, Timeouts::default(), 1024 * 1024);
+    CallContext { progress: true, ..context }
 }
 
 fn call(arguments: &Value) -> UpstreamRequest {

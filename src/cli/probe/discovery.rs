@@ -22,8 +22,8 @@ use crate::upstream::transport::adapter::dedicated_process::DedicatedProcessRule
 use crate::upstream::transport::credential::{Credential, CredentialSource};
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ExchangeEvent, ForwardedHeaders, ServerFacts, TaskScope, Timeouts,
-    Upstream, UpstreamRequest, UpstreamTaskMode,
+    BeginError, CallContext, Exchange, ExchangeEvent, ServerFacts, TaskScope, Timeouts, Upstream, UpstreamRequest,
+    UpstreamTaskMode,
 };
 use crate::wire::object::ObjectWriter;
 use crate::wire::rpc_error::METHOD_NOT_FOUND;
@@ -401,14 +401,7 @@ fn program(name: Arc<str>, words: &[String], protocol: Option<ProtocolVersion>) 
 
 /// Nobody in particular, who can be asked nothing.
 fn context(native_task: UpstreamTaskMode) -> CallContext {
-    CallContext {
-        principal: Principal::local(),
-        client: ClientFacts { capabilities: Payload::empty_object() },
-        progress: true,
-        log_level: None,
-        timeouts: Timeouts::default(),
-        result_bytes_max: BYTES_MAX,
-        native_task,
-        forwarded: ForwardedHeaders::default(),
-    }
+    let nothing = Payload::empty_object();
+    let context = CallContext::new(Principal::local(), nothing, Timeouts::default(), BYTES_MAX);
+    CallContext { progress: true, native_task, ..context }
 }

@@ -25,8 +25,8 @@ use crate::upstream::era::{EraCache, EraDiscovery, era_of_refusal, is_served};
 use crate::upstream::exchange::Era;
 use crate::upstream::session::{SessionKey, UpstreamLink};
 use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Exchange, ForwardedHeaders, NotificationSubscription, ResumeToken,
-    ServerFacts, ServerNotification, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
+    BeginError, CallContext, Exchange, NotificationSubscription, ResumeToken, ServerFacts, ServerNotification,
+    Timeouts, Upstream, UpstreamRequest,
 };
 use crate::wire::meta::{META, SERVER_INFO};
 use crate::wire::{Object, Payload, ProtocolVersion, method};
@@ -85,16 +85,8 @@ fn facts_in(result: &Payload) -> Option<ServerFacts> {
 #[async_trait]
 impl EraDiscovery for StatelessUpstream {
     async fn discover(&self) -> Option<Era> {
-        let context = CallContext {
-            principal: Principal::anonymous(),
-            client: ClientFacts { capabilities: Payload::empty_object() },
-            progress: false,
-            log_level: None,
-            native_task: UpstreamTaskMode::Never,
-            timeouts: Timeouts::default(),
-            result_bytes_max: DISCOVER_BYTES_MAX,
-            forwarded: ForwardedHeaders::default(),
-        };
+        let (nobody, nothing) = (Principal::anonymous(), Payload::empty_object());
+        let context = CallContext::new(nobody, nothing, Timeouts::default(), DISCOVER_BYTES_MAX);
         match self.ask_facts(&context).await {
             Ok(_) => Some(Era::Stateless),
             Err(RequestFailure::Faulted(error)) => Some(era_of_refusal(&error)),

@@ -35,3 +35,9 @@ pub const TOOLS_CHANGED: &str = "notifications/tools/list_changed";
 pub const PROMPTS_CHANGED: &str = "notifications/prompts/list_changed";
 pub const RESOURCES_CHANGED: &str = "notifications/resources/list_changed";
 pub const RESOURCE_UPDATED: &str = "notifications/resources/updated";
+
+/// Whether an answer may be questions, after which the client makes its request again (MOD-26).
+#[must_use]
+pub fn may_ask(name: &str) -> bool {
+    [TOOLS_CALL, PROMPTS_GET, RESOURCES_READ].contains(&name)
+}

@@ -156,7 +156,7 @@ fn told(name: &str, result: &Payload) -> Result<ResultType, RequestFailure> {
     };
     match kind.as_str() {
         "complete" => Ok(ResultType::Complete),
-        "input_required" if may_ask(name) => Ok(ResultType::Asks(object)),
+        "input_required" if method::may_ask(name) => Ok(ResultType::Asks(object)),
         "task" if name == method::TOOLS_CALL => Ok(ResultType::Task(object)),
         _ => {
             let reason = reason_key(Reason::UpstreamMalformed);
@@ -164,11 +164,6 @@ fn told(name: &str, result: &Payload) -> Result<ResultType, RequestFailure> {
             Err(malformed(Executed::Yes))
         }
     }
-}
-
-/// Methods whose results may ask (MOD-26).
-fn may_ask(name: &str) -> bool {
-    [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ].contains(&name)
 }
 
 /// The upstream's task, once there is one.

@@ -29,17 +29,14 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{Config, ServerSettings, UpstreamConfig};
-use crate::dialect::plain::PlainUpstream;
-use crate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
+use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
-use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::listen_permits::ListenPermits;
 use crate::face::operators::{Operators, ProcessStatus, TaskTotals};
 use crate::face::rates::Rates;
 use crate::face::sealed::Sealer;
-use crate::face::session::{Bridge, SessionFace, SessionServed};
-use crate::face::sse::{SseServed, SseStreams};
-use crate::face::stateless::{PipeServed, StatelessFace, StatelessServed};
+use crate::face::served::Served;
+use crate::face::sse::SseStreams;
 use crate::face::tool_renames::ToolRenamer;
 use crate::server::admin::{self, Readiness};
 use crate::server::{self, DrainPlan, ListenerLimits, ListenerSpec, Routes, RunningListener};
@@ -141,11 +138,11 @@ impl Gateway {
         let parts = GatewayParts { engine, slots, life, sealer, leaving, listeners, rates, streams };
         let retired = RetiredUpstreams::default();
         let mut upstreams = Vec::with_capacity(config.upstreams.len());
-        let mut origins = UpstreamBindings::default();
+        let mut origins = CallTargets::default();
         for one in config.upstreams {
-            let (opened, reach) = ServedUpstream::new(one, &parts)?;
+            let opened = ServedUpstream::new(one, &parts)?;
+            origins = origins.with(opened.served.target());
             upstreams.push(opened);
-            origins = origins.with(reach);
         }
         let (routes, gone) = (reload::routes(&upstreams, &[]), Vec::new());
         let drain_max = config.listen.drain_max;
@@ -212,7 +209,7 @@ impl Gateway {
         let (drained, lost, ()) = tokio::join!(self.clients.drain(plan), ended, leave);
         let retired = self.retired.all();
         let closing =
-            self.upstreams.iter().map(|one| one.upstream.close()).chain(retired.iter().map(|one| one.close()));
+            self.upstreams.iter().map(|one| one.served.upstream.close()).chain(retired.iter().map(|one| one.close()));
         // Those who are slow are left: what is stored is stored.
         let _ = tokio::time::timeout(CLOSE_MAX, join_all(closing)).await;
         self.parts.life.stop.cancel();
@@ -305,14 +302,12 @@ fn sealer(folder: &Path) -> Result<Sealer, FileMistakes> {
     Ok(Sealer::new(ring))
 }
 
-/// Puts together what serves one upstream.
-fn open(
-    config: UpstreamConfig,
-    parts: &GatewayParts,
-) -> anyhow::Result<(UpstreamBinding, UpstreamEndpoint, Arc<UpstreamHealth>)> {
+/// Puts together what one upstream is served with.
+fn open(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Arc<Served>, Arc<UpstreamHealth>)> {
     let slots = Arc::new(parts.slots.of(&config.name, config.slots));
-    let namer = ToolRenamer::new(config.names, Arc::clone(&config.name), config.result_bytes_max);
-    let is_certain = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
+    let settings = Arc::new(config.service);
+    let namer = ToolRenamer::new(config.names, Arc::clone(&config.name), settings.result_bytes_max);
+    let is_stateless = config.server.protocol().is_some_and(ProtocolVersion::is_stateless);
     let http = Arc::new(match config.server {
         ServerSettings::Http(http) => SessionUpstream::new(http, parts.life.clone())
             .with_context(|| format!("upstream {} cannot be used", config.name))?,
@@ -321,75 +316,24 @@ fn open(
     let standing = http.standing();
     let conduit = ToolRenamer::conduit(namer.as_ref(), Arc::<SessionUpstream>::clone(&http));
     let eras = http.for_stateless_clients();
-    let stateless = ToolRenamer::upstream(namer.as_ref(), eras.stateless());
-    let upstream = ToolRenamer::upstream(namer.as_ref(), Arc::new(eras));
-    let bridge = Bridge { stateless, eras: Arc::clone(&upstream), is_certain };
-    let session = SessionFace::new(SessionServed {
+    let served = Served {
+        settings,
         engine: Arc::clone(&parts.engine),
-        conduit: Arc::clone(&conduit),
-        slots: Arc::clone(&slots),
-        queue_deadline: config.slots.queue_deadline,
-        rules: config.rules.clone(),
-        timeouts: config.timeouts,
-        call_timeouts: config.call_timeouts,
-        edited_bytes_max: config.result_bytes_max,
-        life_signs: config.life_signs,
-        sealer: Arc::clone(&parts.sealer),
-        clock: Arc::new(SystemClock),
-        random: random_bits,
-        life: parts.life.clone(),
-        leaving: parts.leaving.clone(),
-        listeners: Arc::clone(&parts.listeners),
-        pool: Some(ToolRenamer::upstream(namer.as_ref(), http)),
-        bridge: Some(bridge),
-    })
-    .with_forwarding(config.forwarding.clone());
-    let piped = PipeServed {
         conduit,
-        sealer: Arc::clone(&parts.sealer),
-        clock: Arc::new(SystemClock),
-        leaving: parts.leaving.clone(),
-    };
-    let reach = UpstreamBinding {
-        upstream: Arc::clone(&upstream),
-        slots: Arc::clone(&slots),
-        queue_deadline: config.slots.queue_deadline,
-        peer: Arc::new(PlainUpstream),
-        rules: config.rules.clone(),
-        timeouts: config.call_timeouts,
-    };
-    let face = StatelessFace::new(StatelessServed {
-        upstream,
-        engine: Arc::clone(&parts.engine),
-        slots: Arc::clone(&slots),
-        queue_deadline: config.slots.queue_deadline,
-        rules: config.rules,
-        timeouts: config.timeouts,
-        call_timeouts: config.call_timeouts,
-        result_bytes_max: config.result_bytes_max,
-        life_signs: config.life_signs,
+        stateless: ToolRenamer::upstream(namer.as_ref(), eras.stateless()),
+        upstream: ToolRenamer::upstream(namer.as_ref(), Arc::new(eras)),
+        pool: ToolRenamer::upstream(namer.as_ref(), http),
+        is_stateless,
+        slots,
+        rates: Arc::clone(&parts.rates),
         listeners: Arc::clone(&parts.listeners),
         sealer: Arc::clone(&parts.sealer),
         clock: Arc::new(SystemClock),
-    })
-    .with_pipe(piped)
-    .with_forwarding(config.forwarding);
-    Ok((reach, UpstreamEndpoint::new(face, session).with_rates(Arc::clone(&parts.rates)), standing))
-}
-
-/// What serves one upstream's clients of the older transport.
-fn older(config: &UpstreamConfig, parts: &GatewayParts) -> SseServed {
-    SseServed {
-        upstream: Arc::clone(&config.name),
-        path: Arc::from(config.path.as_str()),
-        streams: parts.streams.clone(),
-        rates: Arc::clone(&parts.rates),
-        sealer: Arc::clone(&parts.sealer),
         random: random_bits,
-        result_bytes_max: config.result_bytes_max,
         life: parts.life.clone(),
         leaving: parts.leaving.clone(),
-    }
+    };
+    Ok((Arc::new(served), standing))
 }
 
 /// 128 bits from the operating system.

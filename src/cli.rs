@@ -282,7 +282,7 @@ fn check(file: &Path) -> ExitCode {
 fn in_short(config: &config::Config) -> String {
     let count = |number: usize, word: &str| format!("{number} {word}{}", if number == 1 { "" } else { "s" });
     let paths: Vec<_> = config.upstreams.iter().map(|upstream| upstream.path.as_str()).collect();
-    let rules = config.upstreams.iter().map(|upstream| upstream.rules.patterns.len()).sum();
+    let rules = config.upstreams.iter().map(|upstream| upstream.service.rules.patterns.len()).sum();
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
     format!(
         "{} at {}, {}; would listen on {scheme}://{}, and for operators on http://{}",

@@ -24,14 +24,14 @@ pub use error::{ConfigError, Findings, Mistake};
 pub use section::KeyContent;
 use section::{ConfigSource, UnknownKey};
 
+use crate::engine::ServiceSettings;
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
-use crate::task::{ToolNames, ToolRules};
+use crate::task::ToolNames;
 use crate::upstream::http::HttpUpstreamSettings;
 use crate::upstream::limits::CallPermitSettings;
 use crate::upstream::transport::stdio::StdioUpstreamSettings;
-use crate::upstream::{ForwardingRules, Timeouts};
 use crate::wire::ProtocolVersion;
 pub use resolve::GRACE_MAX;
 pub use wrap::WrappedServer;
@@ -95,19 +95,10 @@ pub struct UpstreamConfig {
     pub sse_path: String,
     pub server: ServerSettings,
     pub slots: CallPermitSettings,
-    pub rules: ToolRules,
     /// By which names clients know its tools.
     pub names: ToolNames,
-    /// Which headers of clients go on to it.
-    pub forwarding: ForwardingRules,
-    /// Largest answer that is read for methods other than `tools/call`.
-    pub result_bytes_max: usize,
-    /// For methods other than `tools/call`.
-    pub timeouts: Timeouts,
-    /// For `tools/call`: none unless the operator sets them, as silence is normal there.
-    pub call_timeouts: Timeouts,
-    /// Whether a call that is silent for long shows progress to a client that wants progress.
-    pub life_signs: bool,
+    /// How its clients are served.
+    pub service: ServiceSettings,
 }
 
 /// How the server of an upstream is reached.

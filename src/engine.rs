@@ -14,6 +14,7 @@ pub mod recovery;
 pub mod retry_delays;
 pub mod runner;
 pub mod sweeper;
+mod target;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,9 +26,10 @@ pub use admission::{AdmissionLimits, TaskAdmission};
 pub use apply::TaskError;
 pub use call::{
     Askable, CallEnd, CallEvent, CallSpec, CallStream, QuestionFilter, RoundRetry, RoundSupport, TaskNotice,
-    TaskNoticeSink,
+    TaskNoticeSink, declared_questions,
 };
 pub use change_subscribers::ChangeSubscribers;
+pub use target::{CallMaker, CallTarget, ServiceSettings, plain_request};
 
 use crate::store::TaskStore;
 use crate::task::{Clock, Principal, Summary, Task, TaskId, TaskKey, Timestamp};

@@ -22,6 +22,7 @@ mod pipe;
 pub mod rates;
 pub mod rewrite;
 pub mod sealed;
+pub mod served;
 pub mod session;
 pub mod sse;
 pub mod stateless;

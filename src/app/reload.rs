@@ -13,19 +13,18 @@ use parking_lot::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::sockets::check_reach;
-use super::{Gateway, GatewayParts, files, older, open};
+use super::{Gateway, GatewayParts, files, open};
 use crate::config::{Config, UpstreamConfig};
 use crate::engine::AdmissionLimits;
-use crate::engine::recovery::UpstreamBinding;
 use crate::face::closing::ClosingEndpoint;
 use crate::face::endpoint::UpstreamEndpoint;
+use crate::face::served::Served;
 use crate::face::sse::{SseEndpoint, SseServed};
 use crate::server::Routes;
 use crate::server::api_keys::{AuthSettings, KeySource};
 use crate::task::{Clock as _, SystemClock};
 use crate::tls::IdentityFiles;
 use crate::upstream::Upstream;
-use crate::upstream::limits::CallPermits;
 use crate::upstream::transport::credential::Credential;
 use crate::upstream::upstream_health::UpstreamHealth;
 
@@ -47,15 +46,11 @@ pub(super) struct ServedUpstream {
     config: UpstreamConfig,
     /// Of the files that were read for it.
     files: Fingerprint,
-    pub(super) upstream: Arc<dyn Upstream>,
+    pub(super) served: Arc<Served>,
     standing: Arc<UpstreamHealth>,
     endpoint: Arc<UpstreamEndpoint>,
     /// What its clients of the older transport are served with.
     older: SseServed,
-    /// Held by whatever may still call the upstream.
-    slots: Arc<CallPermits>,
-    /// How many hold them while nobody does.
-    idle: usize,
     /// Ends its clients' own streams.
     leaving: DropGuard,
     /// Ends what runs for it in the background.
@@ -67,23 +62,24 @@ impl ServedUpstream {
     ///
     /// # Errors
     /// If its address or its files are of no use.
-    pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<(Self, UpstreamBinding)> {
+    pub(super) fn new(config: UpstreamConfig, parts: &GatewayParts) -> anyhow::Result<Self> {
         let mut own = parts.clone();
         own.leaving = parts.leaving.child_token();
         own.life.stop = parts.life.stop.child_token();
         let stop = own.life.stop.clone().drop_guard();
         let files = fingerprint_all(upstream_files(&config));
-        let (reach, endpoint, standing) = open(config.clone(), &own)?;
-        let older = SseServed { leaving: own.leaving.child_token(), ..older(&config, &own) };
-        let (upstream, slots) = (Arc::clone(&reach.upstream), Arc::clone(&reach.slots));
-        let endpoint = Arc::new(endpoint);
+        let (served, standing) = open(config.clone(), &own)?;
+        let endpoint = Arc::new(UpstreamEndpoint::new(Arc::clone(&served)));
+        let older = SseServed {
+            served: Arc::clone(&served),
+            path: Arc::from(config.path.as_str()),
+            streams: own.streams.clone(),
+            leaving: own.leaving.child_token(),
+        };
         let (kept, leaving) = (Arc::clone(&endpoint), own.leaving.clone());
         own.life.tracker.spawn(async move { kept.keep_tidy(&leaving).await });
-        // What the caller may keep for a while is not counted.
-        let idle = Arc::strong_count(&slots) - 1;
         let leaving = own.leaving.drop_guard();
-        let opened = Self { config, files, upstream, standing, endpoint, older, slots, idle, leaving, stop };
-        Ok((opened, reach))
+        Ok(Self { config, files, served, standing, endpoint, older, leaving, stop })
     }
 
     /// What serves its clients.
@@ -108,12 +104,12 @@ impl ServedUpstream {
         retired: &RetiredUpstreams,
         life: &CancellationToken,
     ) -> impl Future<Output = ()> + use<> {
-        let (upstream, retired, life) = (Arc::clone(&self.upstream), retired.clone(), life.clone());
-        let (endpoint, slots, idle) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.slots), self.idle);
+        let (upstream, retired, life) = (Arc::clone(&self.served.upstream), retired.clone(), life.clone());
+        let (endpoint, slots) = (Arc::downgrade(&self.endpoint), Arc::downgrade(&self.served.slots));
         retired.add(&upstream);
         async move {
-            // Requests that are under way hold the endpoint, and calls the slots.
-            let is_over = || endpoint.strong_count() <= holders && slots.strong_count() <= idle;
+            // Requests that are under way hold the endpoint, and calls the permits, as `served` does for as long as it is there.
+            let is_over = || endpoint.strong_count() <= holders && slots.strong_count() <= 1;
             let over = async {
                 // Twice: a request may be on its way from the one to the other.
                 while !(is_over() && paused(&is_over).await) {
@@ -196,7 +192,7 @@ impl Gateway {
         let mut fresh = Vec::new();
         for one in &config.upstreams {
             let is_kept = self.upstreams.iter().any(|opened| opened.is(one));
-            fresh.push(if is_kept { None } else { Some(ServedUpstream::new(one.clone(), &self.parts)?.0) });
+            fresh.push(if is_kept { None } else { Some(ServedUpstream::new(one.clone(), &self.parts)?) });
         }
         // Nothing below can fail.
         let mut before = std::mem::take(&mut self.upstreams);
@@ -209,7 +205,7 @@ impl Gateway {
                 Some(fresh)
             }) {
                 Some(opened) => {
-                    opened.slots.rebound(one.slots);
+                    opened.served.slots.rebound(one.slots);
                     self.upstreams.push(opened);
                 }
                 None => tracing::error!(upstream = %one.name, "an upstream was lost"),
@@ -258,11 +254,11 @@ impl Gateway {
             let over = opened.let_go((1, "it was replaced"), &self.retired, &life.stop);
             life.tracker.spawn(async move {
                 // By name: what is not named is not moved in here, and what holds the places counts.
-                let ServedUpstream { leaving, endpoint, slots, stop, .. } = opened;
+                let ServedUpstream { leaving, endpoint, served, stop, .. } = opened;
                 // Its clients' own streams end, and are opened again at what is served now.
                 drop(leaving);
                 over.await;
-                drop((endpoint, slots, stop));
+                drop((endpoint, served, stop));
             });
         }
     }

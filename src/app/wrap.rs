@@ -14,7 +14,7 @@ use super::program::{Signals, refused};
 use super::reload::ServedUpstream;
 use super::{GatewayParts, files, random_bits, sealer, task_store};
 use crate::config::{Config, StoreSettings};
-use crate::engine::recovery::{self, UpstreamBindings};
+use crate::engine::recovery::{self, CallTargets};
 use crate::engine::{AdmissionLimits, Engine, sweeper};
 use crate::face::endpoint::UpstreamEndpoint;
 use crate::face::listen_permits::ListenPermits;
@@ -125,9 +125,9 @@ impl WrappedGateway {
         let parts = GatewayParts { engine, slots, life, sealer, leaving, listeners, rates, streams };
         let one = config.upstreams.into_iter().next().context("there is no server")?;
         let name = Arc::clone(&one.name);
-        let (path, message_bytes_max) = (one.path.clone(), one.result_bytes_max.saturating_add(ENVELOPE_BYTES));
-        let (upstream, reach) = ServedUpstream::new(one, &parts)?;
-        let origins = UpstreamBindings::default().with(reach);
+        let (path, message_bytes_max) = (one.path.clone(), one.service.result_bytes_max.saturating_add(ENVELOPE_BYTES));
+        let upstream = ServedUpstream::new(one, &parts)?;
+        let origins = CallTargets::default().with(upstream.served.target());
         parts.life.tracker.spawn(recovery::run(Arc::clone(&parts.engine), origins, parts.life.stop.clone()));
         Ok(Self { parts, disk, upstream, path, name, message_bytes_max, ending, _stop: unless_ended })
     }
@@ -154,7 +154,7 @@ impl WrappedGateway {
         let lost = engine.drain(DRAIN_MAX).await;
         leaving.cancel();
         self.ending.cancel();
-        let closed = timeout(CLOSE_MAX, self.upstream.upstream.close()).await;
+        let closed = timeout(CLOSE_MAX, self.upstream.served.upstream.close()).await;
         life.stop.cancel();
         life.tracker.close();
         let rested = timeout(REST_MAX, life.tracker.wait()).await;

@@ -25,6 +25,7 @@ use super::raw::{
 };
 use super::section::LocatedValue;
 use super::{Config, ServerSettings, StoreSettings, UpstreamConfig};
+use crate::engine::ServiceSettings;
 use crate::server::api_keys::AuthSettings;
 use crate::server::{AdminSettings, ListenSettings};
 use crate::store::StoreLimits;
@@ -325,21 +326,23 @@ fn resolve_upstream(
         slots: CallPermitSettings {
             in_flight_max: not_zero(count_or(settings.in_flight_max.as_ref(), 256)),
             queue_max: count_or(settings.queue_max.as_ref(), 1_024),
-            queue_deadline: value_or(settings.queue_deadline.as_ref(), Duration::from_secs(30)),
         },
-        rules: tools.rules,
         names: tools.names,
-        forwarding: tools.forwarding,
-        result_bytes_max: shared.result_bytes_max,
-        timeouts: Timeouts {
-            first_byte: Some(value_or(settings.first_byte_max.as_ref(), MINUTE)),
-            idle: Some(value_or(settings.idle_max.as_ref(), 2 * MINUTE)),
+        service: ServiceSettings {
+            rules: tools.rules,
+            queue_deadline: value_or(settings.queue_deadline.as_ref(), Duration::from_secs(30)),
+            timeouts: Timeouts {
+                first_byte: Some(value_or(settings.first_byte_max.as_ref(), MINUTE)),
+                idle: Some(value_or(settings.idle_max.as_ref(), 2 * MINUTE)),
+            },
+            call_timeouts: Timeouts {
+                first_byte: settings.call_first_byte_max.as_ref().map(|span| span.value),
+                idle: settings.call_idle_max.as_ref().map(|span| span.value),
+            },
+            result_bytes_max: shared.result_bytes_max,
+            life_signs: value_or(settings.life_signs.as_ref(), true),
+            forwarding: tools.forwarding,
         },
-        call_timeouts: Timeouts {
-            first_byte: settings.call_first_byte_max.as_ref().map(|span| span.value),
-            idle: settings.call_idle_max.as_ref().map(|span| span.value),
-        },
-        life_signs: value_or(settings.life_signs.as_ref(), true),
     }
 }
 

@@ -100,7 +100,7 @@ mod tests {
         let config = Config::wrapping(WrappedServer::Program(words), GRACE, FallbackPolicy::Tools, None).unwrap();
         assert!(matches!(config.store, StoreSettings::Memory(_)));
         let [upstream] = config.upstreams.as_slice() else { panic!("there is one") };
-        let default = &upstream.rules.default;
+        let default = &upstream.service.rules.default;
         assert_eq!((default.grace, default.fallback), (GRACE, FallbackPolicy::Tools));
         let program = upstream.server.stdio().unwrap();
         assert_eq!(

@@ -8,10 +8,11 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::dialect::UpstreamDialect;
+use crate::dialect::negotiate::declared_by;
 use crate::task::{Answer, ClientKind, Idempotency, InputKey, Outcome, Plan, Principal, Task, TaskKey, ToolPolicy};
 use crate::upstream::limits::CallPermits;
 use crate::upstream::{CallContext, Progress, Upstream, UpstreamRequest};
-use crate::wire::Payload;
+use crate::wire::{Payload, method};
 
 /// Events on their way to a client that reads slowly; above that the upstream is read no further.
 pub(super) const EVENTS_MAX: usize = 32;
@@ -66,6 +67,16 @@ impl std::fmt::Debug for CallSpec {
 /// Says of a question, as the peer dialect has read it, whether this client can be asked.
 pub type QuestionFilter = Arc<dyn Fn(&Payload) -> Askable + Send + Sync>;
 
+/// Asks a client what it declared: the rest is refused.
+#[must_use]
+pub fn declared_questions(capabilities: &Payload) -> QuestionFilter {
+    let is_declared = declared_by(capabilities);
+    Arc::new(move |question| match is_declared(question) {
+        true => Askable::Declared,
+        false => Askable::Undeclared,
+    })
+}
+
 /// Whether a client without a handle can be asked: by an answer that holds the questions, after which it makes its
 /// request again with what it says to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +84,14 @@ pub enum RoundSupport {
     Allowed,
     /// Its version or this method knows no such thing.
     Unknown,
+}
+
+impl RoundSupport {
+    /// For a client that knows rounds.
+    #[must_use]
+    pub fn of(name: &str) -> Self {
+        if method::may_ask(name) { Self::Allowed } else { Self::Unknown }
+    }
 }
 
 /// What a client sends along when it makes a held call's request again.

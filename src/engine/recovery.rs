@@ -12,25 +12,21 @@ use futures_util::StreamExt;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::call::{Askable, CallSpec, QuestionFilter, RoundSupport};
+use super::call::{CallSpec, declared_questions};
 use super::retry_delays::RetryDelays;
 use super::runner::{self, ATTEMPTS_MAX, RecoveryAction};
+use super::target::{CallMaker, CallTarget};
 use super::{Engine, TaskError};
 use crate::cause::CauseChain;
-use crate::dialect::UpstreamDialect;
-use crate::dialect::negotiate::declared_by;
 use crate::failpoint;
 use crate::metric;
 use crate::store::StoredTask;
 use crate::task::reference::{LoggedPrincipal, LoggedTask};
 use crate::task::{
     CallOrigin, Event, Executed, Failure, GatewayFault, Phase, Plan, Reason, StoredCall, Task, TaskKey, TaskVisibility,
-    Timestamp, ToolPolicy, ToolRules,
+    Timestamp, ToolPolicy,
 };
-use crate::upstream::limits::CallPermits;
-use crate::upstream::{
-    CallContext, ClientFacts, ForwardedHeaders, ResumeToken, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode,
-};
+use crate::upstream::{ForwardedHeaders, ResumeToken, UpstreamRequest, UpstreamTaskMode};
 use crate::wire::{Payload, method};
 
 /// Keys of rows that are asked for at a time.
@@ -46,29 +42,18 @@ const RETRY_LAST: Duration = Duration::from_secs(30);
 /// again: it was in flight at three crashes in a row.
 const CRASHES_MAX: u8 = 2;
 
-/// Everything that calls of one upstream are made with, apart from what their rows say.
-#[derive(Debug)]
-pub struct UpstreamBinding {
-    pub upstream: Arc<dyn Upstream>,
-    pub slots: Arc<CallPermits>,
-    pub queue_deadline: Duration,
-    pub peer: Arc<dyn UpstreamDialect>,
-    pub rules: ToolRules,
-    pub timeouts: Timeouts,
-}
-
 /// The upstreams that there are, by name.
 #[derive(Debug, Default)]
-pub struct UpstreamBindings(HashMap<Arc<str>, UpstreamBinding>);
+pub struct CallTargets(HashMap<Arc<str>, CallTarget>);
 
-impl UpstreamBindings {
+impl CallTargets {
     #[must_use]
-    pub fn with(mut self, reach: UpstreamBinding) -> Self {
+    pub fn with(mut self, reach: CallTarget) -> Self {
         self.0.insert(Arc::clone(reach.upstream.name()), reach);
         self
     }
 
-    fn of(&self, origin: &CallOrigin) -> Option<&UpstreamBinding> {
+    fn of(&self, origin: &CallOrigin) -> Option<&CallTarget> {
         self.0.get(&origin.upstream)
     }
 }
@@ -122,7 +107,7 @@ fn verdict(task: &Task, policy: Option<&ToolPolicy>, now: Timestamp) -> Recovery
 
 /// Looks at every row that an earlier life left behind until it is done with, then returns; the calls that go on do so in
 /// runners. Ends early when told to stop, or when the engine drains: what was not looked at waits for the next life.
-pub async fn run(engine: Arc<Engine>, origins: UpstreamBindings, stop: CancellationToken) {
+pub async fn run(engine: Arc<Engine>, origins: CallTargets, stop: CancellationToken) {
     let leaving = engine.leaving.clone();
     let pass = pass(&engine, &origins);
     tokio::select! {
@@ -136,7 +121,7 @@ pub async fn run(engine: Arc<Engine>, origins: UpstreamBindings, stop: Cancellat
     }
 }
 
-async fn pass(engine: &Arc<Engine>, origins: &UpstreamBindings) -> usize {
+async fn pass(engine: &Arc<Engine>, origins: &CallTargets) -> usize {
     let mut after: Option<TaskKey> = None;
     let mut pauses = RetryDelays::new(RETRY_FIRST, RETRY_LAST);
     let (mut seen, mut left) = (0, Vec::new());
@@ -186,7 +171,7 @@ impl RecoveryCandidate {
 /// Looks at rows; how many were new and of an earlier life. `left` gains those that are to be looked at again.
 async fn look_at_all(
     engine: &Arc<Engine>,
-    origins: &UpstreamBindings,
+    origins: &CallTargets,
     rows: Vec<RecoveryCandidate>,
     left: &mut Vec<RecoveryCandidate>,
 ) -> usize {
@@ -216,7 +201,7 @@ enum RecoveryProgress {
     Again(RecoveryCandidate),
 }
 
-async fn look(engine: &Arc<Engine>, origins: &UpstreamBindings, mut found: RecoveryCandidate) -> RecoveryProgress {
+async fn look(engine: &Arc<Engine>, origins: &CallTargets, mut found: RecoveryCandidate) -> RecoveryProgress {
     // Claimed before it is read: what is answered or cancelled from here on becomes an order. Whoever runs a call of
     // this life entered it before there was a row.
     let Some(orders) = engine.live.claim(&found.key) else { return RecoveryProgress::NotOurs };
@@ -239,7 +224,7 @@ async fn look(engine: &Arc<Engine>, origins: &UpstreamBindings, mut found: Recov
         let reach = origins.of(&task.origin);
         // A call that would now be another tool's is one of an upstream that is gone.
         let policy = reach.filter(|reach| !reach.would_send_another(&task));
-        let policy = policy.map(|reach| reach.rules.policy_of(&task.origin.tool));
+        let policy = policy.map(|reach| reach.settings.rules.policy_of(&task.origin.tool));
         let verdict = verdict(&task, policy.as_ref(), now);
         let is_decided = |(before, _): &mut (Arc<Task>, RecoveryDecision)| {
             verdict == RecoveryDecision::Leave || (task.is_settled() && !before.is_settled())
@@ -255,7 +240,8 @@ async fn look(engine: &Arc<Engine>, origins: &UpstreamBindings, mut found: Recov
         failpoint::hit("recovering");
         if let (RecoveryDecision::Run(way), Some(reach), Some(policy)) = (&verdict, reach, policy) {
             record(&task, &verdict);
-            let spec = reach.spec(&task, policy, now);
+            let native_task = task_mode(&task, &policy, now);
+            let spec = reach.restored_call(&task, policy, native_task);
             if let Some(orders) = orders.take() {
                 runner::take_up(engine, spec, (task, orders), way.clone());
             }
@@ -284,7 +270,7 @@ async fn look(engine: &Arc<Engine>, origins: &UpstreamBindings, mut found: Recov
 /// Does what needs no runner; whether that was stored.
 async fn finish(
     engine: &Arc<Engine>,
-    reach: Option<&UpstreamBinding>,
+    reach: Option<&CallTarget>,
     task: &Task,
     verdict: &RecoveryDecision,
 ) -> Result<bool, TaskError> {
@@ -321,11 +307,11 @@ async fn settle(engine: &Arc<Engine>, key: &TaskKey, event: Event) -> Result<boo
 }
 
 /// Tells an upstream that nobody wants a result, where it is known how; bounded by the exchange.
-async fn tell(reach: Option<&UpstreamBinding>, task: &Task) {
+async fn tell(reach: Option<&CallTarget>, task: &Task) {
     let (Some(reach), Some(place)) = (reach, &task.recovery.resume) else { return };
-    let policy = reach.rules.policy_of(&task.origin.tool);
-    let context = reach.context(task, &policy, UpstreamTaskMode::Never);
-    match reach.upstream.resume(ResumeToken(place.clone()), context).await {
+    let policy = reach.settings.rules.policy_of(&task.origin.tool);
+    let call = reach.restored_call(task, policy, UpstreamTaskMode::Never);
+    match reach.upstream.resume(ResumeToken(place.clone()), call.context).await {
         Ok(mut exchange) => exchange.cancel("nobody waits for this call any more").await,
         Err(error) => {
             tracing::info!(error = %CauseChain(&error), task = %LoggedTask(&task.key), "an upstream could not be told of a cancel")
@@ -357,7 +343,7 @@ fn record(task: &Task, verdict: &RecoveryDecision) {
     tracing::info!(task = %LoggedTask(&task.key), %principal, %upstream, %tool, crashes, outcome, "a task of an earlier life");
 }
 
-impl UpstreamBinding {
+impl CallTarget {
     /// What is sent for a row if it has to be: nothing where it would run another tool than the one that was called.
     fn sendable(&self, task: &Task) -> Option<Payload> {
         let call = task.recovery.call.as_ref().filter(|call| call.can_be_sent())?;
@@ -369,67 +355,42 @@ impl UpstreamBinding {
         task.recovery.resume.is_none() && has_call && self.sendable(task).is_none()
     }
 
-    /// The call of a row, as its runner needs it.
-    fn spec(&self, task: &Task, policy: ToolPolicy, now: Timestamp) -> CallSpec {
+    /// The call of a row, as its runner needs it. It has a handle, so what its client did not declare is refused.
+    fn restored_call(&self, task: &Task, policy: ToolPolicy, native_task: UpstreamTaskMode) -> CallSpec {
         let call = task.recovery.call.as_ref();
-        let is_native = call.is_some_and(|call| call.is_native);
-        let is_resumed = task.recovery.resume.is_some();
-        // What is taken up may be a task of the upstream's, whatever the call asked for.
-        let native_task = match is_native || is_resumed {
-            true => UpstreamTaskMode::WhereServed { deadline: left(task, &policy, now) },
-            false => UpstreamTaskMode::Never,
-        };
-        CallSpec {
-            owner: task.key.owner.clone(),
-            maker: task.origin.maker,
-            upstream: Arc::clone(&self.upstream),
-            slots: Some(Arc::clone(&self.slots)),
-            queue_deadline: self.queue_deadline,
-            peer: Arc::clone(&self.peer),
-            request: UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: self.sendable(task) },
-            context: self.context(task, &policy, native_task),
-            tool: Arc::clone(&task.origin.tool),
-            policy,
-            plan: Plan::Task,
-            idempotency: None,
-            arrived: Instant::now(),
-            is_repeatable: call.is_some_and(|call| call.is_repeatable),
-            questions: questions(call),
-            rounds: RoundSupport::Unknown,
-            asides: None,
-        }
-    }
-
-    fn context(&self, task: &Task, policy: &ToolPolicy, native_task: UpstreamTaskMode) -> CallContext {
-        let call = task.recovery.call.as_ref();
-        CallContext {
+        let capabilities = call.map_or_else(Payload::empty_object, |one| one.capabilities.clone());
+        let maker = CallMaker {
             principal: task.key.owner.clone(),
-            client: ClientFacts {
-                capabilities: call.map_or_else(Payload::empty_object, |one| one.capabilities.clone()),
-            },
-            progress: call.is_some_and(|call| call.progress),
-            log_level: call.and_then(|call| call.log_level.clone()),
-            timeouts: self.timeouts.of_tool(policy.limits),
+            kind: task.origin.maker,
+            questions: declared_questions(&capabilities),
+            capabilities,
             forwarded: ForwardedHeaders::default(),
-            result_bytes_max: policy.result_bytes_max,
-            native_task,
-        }
+            arrived: Instant::now(),
+        };
+        let request = UpstreamRequest { method: Arc::from(method::TOOLS_CALL), params: self.sendable(task) };
+        let mut spec = self.clone().plain_call(maker, request, Some((Arc::clone(&task.origin.tool), policy)));
+        spec.plan = Plan::Task;
+        spec.is_repeatable = call.is_some_and(|call| call.is_repeatable);
+        spec.context.progress = call.is_some_and(|call| call.progress);
+        spec.context.log_level = call.and_then(|call| call.log_level.clone());
+        spec.context.native_task = native_task;
+        spec
     }
+}
+
+/// Whether a call that goes on may be a task of the upstream's, and for how long: one that is resumed may be, whatever it
+/// asked for.
+fn task_mode(task: &Task, policy: &ToolPolicy, now: Timestamp) -> UpstreamTaskMode {
+    if task.recovery.resume.is_none() && !task.recovery.call.as_ref().is_some_and(|call| call.is_native) {
+        return UpstreamTaskMode::Never;
+    }
+    UpstreamTaskMode::WhereServed { deadline: left(task, policy, now) }
 }
 
 /// How long a call may still run.
 fn left(task: &Task, policy: &ToolPolicy, now: Timestamp) -> Duration {
     let ran = task.recovery.dispatched_at.map_or(Duration::ZERO, |at| now.since(at));
     policy.deadline.saturating_sub(ran)
-}
-
-/// What the client of a stored call can be asked: it has a handle, so what it did not declare is refused.
-fn questions(call: Option<&StoredCall>) -> QuestionFilter {
-    let is_declared = call.map(|call| declared_by(&call.capabilities));
-    Arc::new(move |question| match &is_declared {
-        Some(is_declared) if is_declared(question) => Askable::Declared,
-        Some(_) | None => Askable::Undeclared,
-    })
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use super::answer::{Addressee, UnknownTaskMarker, accepted, addressee, only_post
 use super::classify::{Face, face_of, header_is_stateless};
 use super::headers;
 use super::http::{Endpoint, FaceResponse, Inbound};
-use super::rates::Rates;
+use super::served::Served;
 use super::session::{self, SessionFace, refuse};
 use super::stateless::{MessageContext, StatelessFace};
 use crate::dialect::RequestError;
@@ -28,19 +28,14 @@ const BATCH_MAX: usize = 100;
 pub struct UpstreamEndpoint {
     stateless: StatelessFace,
     session: SessionFace,
-    rates: Arc<Rates>,
+    served: Arc<Served>,
 }
 
 impl UpstreamEndpoint {
     #[must_use]
-    pub fn new(stateless: StatelessFace, session: SessionFace) -> Self {
-        Self { stateless, session, rates: Arc::default() }
-    }
-
-    /// The same with counts that it shares with other endpoints.
-    #[must_use]
-    pub fn with_rates(self, rates: Arc<Rates>) -> Self {
-        Self { rates, ..self }
+    pub fn new(served: Arc<Served>) -> Self {
+        let (stateless, session) = (StatelessFace::new(Arc::clone(&served)), SessionFace::new(Arc::clone(&served)));
+        Self { stateless, session, served }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -55,7 +50,7 @@ impl Endpoint for UpstreamEndpoint {
         if is_batch(&inbound.body) && !header_is_stateless(&inbound.headers) {
             return Box::pin(self.serve_batch(&inbound)).await;
         }
-        let admitted = self.rates.admit(&inbound.principal, 1);
+        let admitted = self.served.rates.admit(&inbound.principal, 1);
         if inbound.method != Method::POST {
             return match admitted {
                 Ok(()) => Box::pin(self.operate(&inbound)).await,
@@ -79,7 +74,7 @@ impl Endpoint for UpstreamEndpoint {
     }
 
     fn forwards_authorization(&self) -> bool {
-        self.session.forwards_authorization()
+        self.served.settings.forwarding.has_authorization()
     }
 
     fn allow(&self) -> HeaderValue {
@@ -116,7 +111,7 @@ impl UpstreamEndpoint {
         if response.extensions().get::<UnknownTaskMarker>().is_none() {
             return response;
         }
-        match self.rates.missed(&asker.principal) {
+        match self.served.rates.missed(&asker.principal) {
             Ok(()) => response,
             Err(fault) => asker.refuse(&fault),
         }
@@ -128,7 +123,7 @@ impl UpstreamEndpoint {
             Ok(items) => items,
             Err(error) => return refuse(&addressee, &unreadable(error).1),
         };
-        if let Err(fault) = self.rates.admit(&inbound.principal, items.len()) {
+        if let Err(fault) = self.served.rates.admit(&inbound.principal, items.len()) {
             return too_often(&fault);
         }
         let batch: Vec<_> = items.into_iter().map(|item| (envelope::read(&item, ScanLimits::CLIENT), item)).collect();

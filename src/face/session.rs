@@ -23,9 +23,7 @@ pub(super) mod tasks;
 pub(super) mod upstream_tasks;
 
 use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::ALLOW;
@@ -37,18 +35,13 @@ use super::answer::{Addressee, accepted, addressee, bare, mark, too_often};
 use super::argument_limits;
 use super::headers;
 use super::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
-use super::listen_permits::ListenPermits;
-use super::sealed::{Sealer, digest_of};
+use super::sealed::digest_of;
+use super::served::Served;
 use crate::dialect::RequestError;
-use crate::engine::Engine;
-use crate::task::{Clock, Reason, ToolRules};
-use crate::upstream::limits::CallPermits;
+use crate::task::{Reason, ToolRules};
 use crate::upstream::own_ids::is_own;
-use crate::upstream::raw_channel::RawChannel;
-use crate::upstream::{ForwardingRules, TaskScope, Timeouts, Upstream};
 use crate::wire::envelope::{EnvelopeError, Request};
 use crate::wire::{Message, ProtocolVersion, method};
-pub use bridge::Bridge;
 use bridge_state::BridgeState;
 use in_flight::InFlight;
 use known_tools::ServerTools;
@@ -63,47 +56,10 @@ pub(super) const ALLOWED: HeaderValue = HeaderValue::from_static("GET, POST, DEL
 /// Answers of the gateway's own that may be on their way to one server.
 const REPLIES_MAX: usize = 256;
 
-/// What session clients of one upstream are served with.
-pub struct SessionServed {
-    pub engine: Arc<Engine>,
-    pub conduit: Arc<dyn RawChannel>,
-    pub slots: Arc<CallPermits>,
-    /// How long a call waits for a place.
-    pub queue_deadline: Duration,
-    pub rules: ToolRules,
-    /// Silence that is allowed for methods other than `tools/call`, and for those.
-    pub timeouts: Timeouts,
-    pub call_timeouts: Timeouts,
-    /// Largest answer that is edited; all others may have any size.
-    pub edited_bytes_max: usize,
-    /// Whether a sign of life is progress instead of a comment, for clients that want progress.
-    pub life_signs: bool,
-    pub sealer: Arc<Sealer>,
-    pub clock: Arc<dyn Clock>,
-    /// 128 random bits, for each session anew.
-    pub random: fn() -> u128,
-    pub life: TaskScope,
-    /// Ends the clients' own streams, which would hold up a shutdown: they end by no other means.
-    pub leaving: CancellationToken,
-    /// How many such streams there may be: those of clients without sessions are counted with them.
-    pub listeners: Arc<ListenPermits>,
-    /// The server in sessions of the gateway's own, where it is asked about its tools; without it none of them is known
-    /// to run only as a task.
-    pub pool: Option<Arc<dyn Upstream>>,
-    /// For a server that may turn out to know no sessions; without it such a server is not served.
-    pub bridge: Option<Bridge>,
-}
-
-impl fmt::Debug for SessionServed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SessionServed").field("upstream", self.conduit.name()).finish_non_exhaustive()
-    }
-}
-
 /// What one upstream's session clients share.
 #[derive(Debug)]
 pub(super) struct SessionFaceState {
-    pub(super) served: SessionServed,
+    pub(super) served: Arc<Served>,
     pub(super) sessions: ClientSessionCache,
     pub(super) paused: pipe::PausedCalls,
     pub(super) in_flight: Arc<InFlight>,
@@ -122,7 +78,6 @@ pub(super) struct SessionFaceState {
 #[derive(Debug)]
 pub struct SessionFace {
     shared: Arc<SessionFaceState>,
-    forwarding: ForwardingRules,
 }
 
 /// Why a request has no session.
@@ -136,14 +91,13 @@ enum SessionLookupError {
 
 impl SessionFace {
     #[must_use]
-    pub fn new(served: SessionServed) -> Self {
+    pub fn new(served: Arc<Served>) -> Self {
         let meter = pipe::PipeMetrics::of(served.conduit.name());
-        let tasks = SessionTasksState::new(&served.rules);
+        let tasks = SessionTasksState::new(&served.settings.rules);
         let (sessions, paused) = (ClientSessionCache::new(), pipe::PausedCalls::default());
-        let native = served.pool.clone().map(upstream_tasks::UpstreamTaskTools::new);
+        let native = Some(upstream_tasks::UpstreamTaskTools::new(Arc::clone(&served.pool)));
         let (in_flight, streams, desk) = (Arc::default(), Arc::default(), Arc::default());
-        let fallback =
-            fallback::SessionFallback::new(&served.rules, served.bridge.as_ref().map(|bridge| &bridge.stateless));
+        let fallback = fallback::SessionFallback::new(&served.settings.rules, &served.stateless);
         let (tools, replies) = (known_tools::KnownTools::default(), Arc::new(Semaphore::new(REPLIES_MAX)));
         let shared = SessionFaceState {
             served,
@@ -159,17 +113,7 @@ impl SessionFace {
             tools,
             replies,
         };
-        Self { shared: Arc::new(shared), forwarding: ForwardingRules::default() }
-    }
-
-    /// The same with headers of clients that go on to the upstream.
-    #[must_use]
-    pub fn with_forwarding(self, forwarding: ForwardingRules) -> Self {
-        Self { forwarding, ..self }
-    }
-
-    pub(super) fn forwards_authorization(&self) -> bool {
-        self.forwarding.has_authorization()
+        Self { shared: Arc::new(shared) }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -194,7 +138,7 @@ impl SessionFace {
             && request.method == method::INITIALIZE
         {
             // On the heap, as below: what is rare makes no other request's future larger.
-            let forwarded = self.forwarding.of(&inbound.headers);
+            let forwarded = self.shared.served.settings.forwarding.of(&inbound.headers);
             return Box::pin(handshake::open(&self.shared, inbound, request, &forwarded)).await;
         }
         let id = match &message {
@@ -332,7 +276,7 @@ impl SessionFace {
         };
         let mut session =
             self.shared.sessions.open(sealed, &inbound.principal, open).ok_or(SessionLookupError::Unknown)?;
-        session.forwarded = self.forwarding.of(&inbound.headers);
+        session.forwarded = self.shared.served.settings.forwarding.of(&inbound.headers);
         Ok(session)
     }
 }
@@ -410,7 +354,7 @@ fn sort(
     match message {
         Message::Request(request) => {
             vet_request(&request)?;
-            argument_limits::check_call(&shared.served.rules, &request)?;
+            argument_limits::check_call(&shared.served.settings.rules, &request)?;
             if tasks::is_method(&request.method) {
                 return Ok(MessageRoute::Method(request));
             }
@@ -419,7 +363,7 @@ fn sort(
             }
             // Looked at lightly: most calls go through the pipe, which reads them itself.
             let wish = match request.params.object().filter(|_| request.method == method::TOOLS_CALL) {
-                Some(params) if session.has_tasks() => tasks::wish(&shared.served.rules, params)?,
+                Some(params) if session.has_tasks() => tasks::wish(&shared.served.settings.rules, params)?,
                 Some(_) | None => None,
             };
             if let Some(wish) = wish {

@@ -21,13 +21,12 @@ use tokio_util::sync::CancellationToken;
 use super::answer::{accepted, addressee, bare, event_stream, too_often, unreadable};
 use super::call_stream::stream;
 use super::http::{AcceptedTypes, Endpoint, FaceResponse, Inbound};
-use super::rates::Rates;
-use super::sealed::{Sealer, TokenPurpose};
+use super::sealed::TokenPurpose;
+use super::served::Served;
 use super::session::refuse;
 use super::stream_client::{self, ClientMessage};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Reason};
-use crate::upstream::TaskScope;
 use crate::wire::envelope::{self, is_batch};
 use crate::wire::{ScanLimits, framing};
 use events::SseEventStream;
@@ -50,46 +49,33 @@ const STREAM: &str = "session_id";
 pub struct SseStreams(Arc<SseStreamTable<mpsc::Sender<ClientMessage>>>);
 
 /// What clients of HTTP+SSE of one upstream are served with.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct SseServed {
-    pub upstream: Arc<str>,
+    pub served: Arc<Served>,
     /// Where the upstream is served to everybody else.
     pub path: Arc<str>,
     pub streams: SseStreams,
-    pub rates: Arc<Rates>,
-    pub sealer: Arc<Sealer>,
-    /// 128 random bits, for each stream anew.
-    pub random: fn() -> u128,
-    /// Largest result that a message to a client carries.
-    pub result_bytes_max: usize,
-    pub life: TaskScope,
     /// Streams end from then on, each once nothing is under way on it.
     pub leaving: CancellationToken,
 }
 
-impl fmt::Debug for SseServed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SseServed").field("upstream", &self.upstream).finish_non_exhaustive()
-    }
-}
-
 /// Where one upstream is served over HTTP+SSE: GET opens a stream, POST brings a message for one.
 pub struct SseEndpoint {
-    served: SseServed,
+    sse: SseServed,
     endpoint: Arc<dyn Endpoint>,
 }
 
 impl fmt::Debug for SseEndpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.served.fmt(f)
+        self.sse.fmt(f)
     }
 }
 
 impl SseEndpoint {
     /// In front of `endpoint`, which serves the same upstream.
     #[must_use]
-    pub const fn new(served: SseServed, endpoint: Arc<dyn Endpoint>) -> Self {
-        Self { served, endpoint }
+    pub const fn new(sse: SseServed, endpoint: Arc<dyn Endpoint>) -> Self {
+        Self { sse, endpoint }
     }
 
     /// Opens a stream: the address for its messages first, then what is said on it.
@@ -97,8 +83,8 @@ impl SseEndpoint {
         if matches!(inbound.accepted, AcceptedTypes::Json | AcceptedTypes::Neither) {
             return bare(StatusCode::NOT_ACCEPTABLE);
         }
-        let served = &self.served;
-        if served.leaving.is_cancelled() {
+        let SseServed { served, path, streams, leaving } = &self.sse;
+        if leaving.is_cancelled() {
             return bare(StatusCode::SERVICE_UNAVAILABLE);
         }
         let key = self.key(&inbound, (served.random)());
@@ -107,18 +93,18 @@ impl SseEndpoint {
         let address = format!("{}?{STREAM}={sealed}", inbound.path);
         let (inlet, spoken) = mpsc::channel(SPOKEN_MAX);
         let (outgoing, said) = mpsc::channel(OUTGOING_MAX);
-        let place = match served.streams.0.open(key, || inlet) {
+        let place = match streams.0.open(key, || inlet) {
             Ok(place) => place,
             Err(fault) => return too_often(&fault),
         };
         let client = stream_client::StreamClient {
             endpoint: Arc::clone(&self.endpoint),
-            upstream: Arc::clone(&served.upstream),
-            path: served.path.to_string(),
+            upstream: Arc::clone(served.upstream.name()),
+            path: path.to_string(),
             principal: inbound.principal,
-            message_bytes_max: served.result_bytes_max.saturating_add(ENVELOPE_BYTES),
+            message_bytes_max: served.settings.result_bytes_max.saturating_add(ENVELOPE_BYTES),
         };
-        served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, served.leaving.clone()));
+        served.life.tracker.spawn(stream_client::serve_until(client, spoken, outgoing, leaving.clone()));
         let address = framing::sse_endpoint(&address);
         event_stream(stream(SseEventStream::new(said, place), addressee(None, inbound.accepted), Some(address)))
     }
@@ -126,9 +112,9 @@ impl SseEndpoint {
     /// Takes a message for a stream: 202 once it will be looked at, whatever becomes of it.
     async fn take(&self, inbound: Inbound) -> FaceResponse {
         let Some(sealed) = stream_named(inbound.query.as_deref()) else { return only_get() };
-        let nonce = self.served.sealer.open(TokenPurpose::Stream, sealed).and_then(|bytes| bytes.try_into().ok());
+        let nonce = self.sse.served.sealer.open(TokenPurpose::Stream, sealed).and_then(|bytes| bytes.try_into().ok());
         let key = nonce.map(|nonce| self.key(&inbound, u128::from_be_bytes(nonce)));
-        let Some(inlet) = key.and_then(|key| self.served.streams.0.find(&key)) else {
+        let Some(inlet) = key.and_then(|key| self.sse.streams.0.find(&key)) else {
             return self.refuse(&inbound, "stream_unknown", || bare(StatusCode::NOT_FOUND));
         };
         if !is_batch(&inbound.body)
@@ -154,14 +140,14 @@ impl SseEndpoint {
     /// Refuses what never reaches the endpoint, which counts all the rest.
     fn refuse(&self, inbound: &Inbound, reason: &'static str, answer: impl FnOnce() -> FaceResponse) -> FaceResponse {
         metrics::counter!(metric::HTTP_REFUSED, "reason" => reason).increment(1);
-        match self.served.rates.admit(&inbound.principal, 1) {
+        match self.sse.served.rates.admit(&inbound.principal, 1) {
             Ok(()) => answer(),
             Err(fault) => too_often(&fault),
         }
     }
 
     fn key(&self, inbound: &Inbound, nonce: u128) -> SseStreamKey {
-        SseStreamKey { owner: inbound.principal.clone(), upstream: Arc::clone(&self.served.upstream), nonce }
+        SseStreamKey { owner: inbound.principal.clone(), upstream: Arc::clone(self.sse.served.upstream.name()), nonce }
     }
 }
 
@@ -169,7 +155,7 @@ impl SseEndpoint {
 impl Endpoint for SseEndpoint {
     async fn serve(&self, inbound: Inbound) -> FaceResponse {
         match inbound.method {
-            Method::GET => match self.served.rates.admit(&inbound.principal, 1) {
+            Method::GET => match self.sse.served.rates.admit(&inbound.principal, 1) {
                 Ok(()) => self.open(inbound),
                 Err(fault) => too_often(&fault),
             },

@@ -20,16 +20,14 @@ use parking_lot::RwLock;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use self::pipe::StatelessPipe;
 use super::answer::Addressee;
 use super::call_stream::engine_call::{CallView, Promotable};
 use super::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress};
 use super::catalog::{Catalog, no_such_cursor};
 use super::fallback::FallbackToolService;
 use super::http::{AcceptedTypes, FaceResponse, MessageChannel};
-use super::listen_permits::ListenPermits;
 use super::rewrite::{own_identity, short_identity};
-use super::sealed::Sealer;
+use super::served::Served;
 use super::unknown_task_watch::UnknownTaskWatch;
 use super::{argument_headers, argument_limits, headers, idempotency_key};
 use crate::dialect::ext_tasks::ExtTasks;
@@ -37,65 +35,29 @@ use crate::dialect::lifecycle::{SessionServerDescription, discover_result, serve
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::plain::PlainUpstream;
 use crate::dialect::relay_core_2025_11_25::ToolTaskSupport;
-use crate::dialect::{FaceDialect, RequestError, UpstreamDialect};
-use crate::engine::{CallSpec, Engine, RoundSupport};
+use crate::dialect::{FaceDialect, RequestError};
+use crate::engine::{CallMaker, CallSpec, RoundSupport, plain_request};
 use crate::task::{
-    ClientKind, Clock, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
-    ToolRules,
+    ClientKind, Executed, GatewayFault, HandleSupport, Idempotency, Plan, Principal, Reason, ToolPolicy,
 };
-use crate::upstream::limits::CallPermits;
-use crate::upstream::{
-    BeginError, CallContext, ClientFacts, Era, ForwardedHeaders, ForwardingRules, ServerFacts, Timeouts, Upstream,
-    UpstreamRequest, UpstreamTaskMode,
-};
+use crate::upstream::{BeginError, CallContext, Era, ServerFacts, UpstreamTaskMode};
 use crate::wire::envelope::Request;
 use crate::wire::{Object, Payload, ProtocolVersion, method};
-use rounds::{questions_for, rounds_of};
+use rounds::questions_for;
 
 /// Members of `params` that mean something to the gateway: a spelling that differs in case alone is
 /// refused, since another parser might take it for the real one (B85).
 const KNOWN_MEMBERS: [&str; 7] =
     ["name", "arguments", "taskId", "uri", "inputResponses", "requestState", "notifications"];
 
-pub use self::pipe::PipeServed;
-
-/// What one upstream is served with.
-#[derive(Debug)]
-pub struct StatelessServed {
-    pub upstream: Arc<dyn Upstream>,
-    pub engine: Arc<Engine>,
-    pub slots: Arc<CallPermits>,
-    /// How long a call without a handle waits for a place.
-    pub queue_deadline: Duration,
-    pub rules: ToolRules,
-    /// Silence that is allowed for methods other than `tools/call`.
-    pub timeouts: Timeouts,
-    /// The same for `tools/call`: a legacy server that answers in JSON is silent until its tool ends,
-    /// so there is none unless the operator sets one.
-    pub call_timeouts: Timeouts,
-    /// Largest answer that is read for methods other than `tools/call`.
-    pub result_bytes_max: usize,
-    /// Seals what clients bring back with their answers.
-    pub sealer: Arc<Sealer>,
-    pub clock: Arc<dyn Clock>,
-    /// Whether silence shows as progress to clients that want progress.
-    pub life_signs: bool,
-    /// Places for those who listen, shared by all upstreams.
-    pub listeners: Arc<ListenPermits>,
-}
-
 /// The stateless face of one upstream.
 #[derive(Debug)]
 pub struct StatelessFace {
-    served: StatelessServed,
-    peer: Arc<dyn UpstreamDialect>,
+    served: Arc<Served>,
     catalog: Catalog,
     /// The server's own name for itself, once a handshake has told it.
     server_info: RwLock<Option<Payload>>,
     misses: UnknownTaskWatch,
-    /// The way for requests to an upstream of their own era; without it all goes through the engine.
-    pipe: Option<Arc<StatelessPipe>>,
-    forwarding: ForwardingRules,
     /// The tools that clients without the extension are given in place of tasks.
     fallback: Option<Arc<FallbackToolService>>,
 }
@@ -141,13 +103,11 @@ pub struct MessageContext<'a> {
 
 impl StatelessFace {
     #[must_use]
-    pub fn new(served: StatelessServed) -> Self {
-        let peer: Arc<dyn UpstreamDialect> = Arc::new(PlainUpstream);
-        let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::clone(&peer));
-        let (server_info, misses, forwarding) =
-            (RwLock::default(), UnknownTaskWatch::default(), ForwardingRules::default());
-        let fallback = FallbackToolService::new(&served.rules);
-        Self { served, peer, catalog, server_info, misses, pipe: None, forwarding, fallback }
+    pub fn new(served: Arc<Served>) -> Self {
+        let catalog = Catalog::new(Arc::clone(&served.upstream), Arc::new(PlainUpstream));
+        let (server_info, misses) = (RwLock::default(), UnknownTaskWatch::default());
+        let fallback = FallbackToolService::new(&served.settings.rules);
+        Self { served, catalog, server_info, misses, fallback }
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
@@ -235,13 +195,13 @@ impl StatelessFace {
         let wanted = || params.and_then(|params| params.get_object("notifications"));
         let is_about_tasks = ExtTasks::is_method(name)
             || (name == method::LISTEN && wanted().is_some_and(|wanted| wanted.contains("taskIds")));
-        if self.pipe.is_none() || is_about_tasks { Era::Session } else { self.served.upstream.era().await }
+        if is_about_tasks { Era::Session } else { self.served.upstream.era().await }
     }
 
     /// Each on the heap, so that the future of a request is no larger than what it asks for.
     async fn dispatch(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
-        if let (Era::Stateless, Some(pipe)) = (inquiry.era, &self.pipe) {
-            return Box::pin(self.pass(pipe, inquiry)).await;
+        if inquiry.era == Era::Stateless {
+            return Box::pin(self.pass(inquiry)).await;
         }
         match inquiry.method {
             method::DISCOVER => Box::pin(self.discover(&inquiry)).await,
@@ -254,7 +214,7 @@ impl StatelessFace {
     }
 
     async fn discover(&self, inquiry: &StatelessRequestContext<'_>) -> FaceResponse {
-        match self.served.upstream.facts(&self.context(inquiry, self.served.timeouts)).await {
+        match self.served.upstream.facts(&self.context(inquiry)).await {
             Ok(facts) => {
                 self.remember(&facts);
                 let words = SessionServerDescription {
@@ -272,7 +232,7 @@ impl StatelessFace {
     /// requests came before (MOD-17).
     async fn meet(&self, inquiry: &StatelessRequestContext<'_>) -> Result<(), BeginError> {
         if self.server_info.read().is_none() {
-            let facts = self.served.upstream.facts(&self.context(inquiry, self.served.timeouts)).await?;
+            let facts = self.served.upstream.facts(&self.context(inquiry)).await?;
             self.remember(&facts);
         }
         Ok(())
@@ -289,7 +249,7 @@ impl StatelessFace {
         if let Err(error) = self.meet(inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
         }
-        match self.catalog.list(&self.context(inquiry, self.served.timeouts)).await {
+        match self.catalog.list(&self.context(inquiry)).await {
             Ok(list) => {
                 let listed = self.fallback_for(&inquiry.said).and_then(|desk| desk.listed(&Object::of(list.result())?));
                 let result = stateless_result(
@@ -317,7 +277,7 @@ impl StatelessFace {
     async fn weigh(&self, inquiry: &StatelessRequestContext<'_>) -> Result<CallDecision, Box<FaceResponse>> {
         let refuse = |complaint: &RequestError| Box::new(inquiry.addressee.complaint(complaint));
         let (tool, arguments) = tool_and_arguments(inquiry.params).map_err(|complaint| refuse(&complaint))?;
-        let context = self.context(inquiry, self.served.timeouts);
+        let context = self.context(inquiry);
         let list = self.catalog.list_with(&tool, &context).await;
         let list = list.map_err(|error| Box::new(error.answer(&inquiry.addressee)))?;
         let mirrored_arguments =
@@ -326,8 +286,9 @@ impl StatelessFace {
             argument_headers::check(mirrored_arguments, inquiry.headers, arguments.as_ref())
                 .map_err(|complaint| refuse(&complaint))?;
         }
-        argument_limits::check(&self.served.rules, &tool, inquiry.params).map_err(|complaint| refuse(&complaint))?;
-        let policy = self.served.rules.policy_of(&tool);
+        argument_limits::check(&self.served.settings.rules, &tool, inquiry.params)
+            .map_err(|complaint| refuse(&complaint))?;
+        let policy = self.served.settings.rules.policy_of(&tool);
         let (policy, takes_tasks) = fallback::takes_tasks(&inquiry.said, policy);
         let plan = policy.mode.plan(takes_tasks, policy.grace);
         if plan == Plan::Refuse {
@@ -361,7 +322,7 @@ impl StatelessFace {
         if let Err(error) = self.meet(&inquiry).await {
             return inquiry.addressee.fault(&not_begun(error));
         }
-        let (tool, policy) = (String::new(), self.served.rules.default.clone());
+        let (tool, policy) = (String::new(), self.served.settings.rules.default.clone());
         let plain = CallDecision {
             tool,
             policy,
@@ -375,42 +336,25 @@ impl StatelessFace {
 
     async fn run(&self, inquiry: StatelessRequestContext<'_>, weighed: &CallDecision) -> FaceResponse {
         let &CallDecision { ref tool, ref policy, plan, idempotency, native, is_repeatable } = weighed;
-        let rounds = rounds_of(inquiry.method);
+        let rounds = RoundSupport::of(inquiry.method);
         if rounds == RoundSupport::Allowed && inquiry.params.contains("requestState") {
             return self.go_on(inquiry, policy.clone(), plan).await;
         }
-        let is_tool = inquiry.method == method::TOOLS_CALL;
-        let timeouts = if is_tool { self.served.call_timeouts.of_tool(policy.limits) } else { self.served.timeouts };
-        let mut context = self.context(&inquiry, timeouts);
-        context.progress = inquiry.said.progress_token.is_some() || plan != Plan::Direct;
-        context.log_level = inquiry.said.log_level.map(|level| Arc::from(level.as_str()));
-        context.native_task = native;
-        context.forwarded = self.forwarding.of(inquiry.headers);
-        if is_tool {
-            context.result_bytes_max = policy.result_bytes_max;
-        }
-        let call = self.served.engine.call(CallSpec {
-            owner: inquiry.principal.clone(),
-            maker: ClientKind::Stateless,
-            upstream: Arc::clone(&self.served.upstream),
-            slots: is_tool.then(|| Arc::clone(&self.served.slots)),
-            queue_deadline: self.served.queue_deadline,
-            peer: Arc::clone(&self.peer),
-            request: UpstreamRequest {
-                method: Arc::from(inquiry.method),
-                params: Some(self.peer.encode_params(inquiry.params)),
-            },
-            context,
-            tool: Arc::from(tool.as_str()),
-            policy: policy.clone(),
-            plan,
-            idempotency,
-            arrived: inquiry.arrived,
-            is_repeatable,
+        let maker = CallMaker {
+            principal: inquiry.principal.clone(),
+            kind: ClientKind::Stateless,
+            capabilities: inquiry.said.upstream_capabilities(),
             questions: questions_for(&inquiry.said),
-            rounds,
-            asides: None,
-        });
+            forwarded: self.served.settings.forwarding.of(inquiry.headers),
+            arrived: inquiry.arrived,
+        };
+        let tool = (inquiry.method == method::TOOLS_CALL).then(|| (Arc::from(tool.as_str()), policy.clone()));
+        let request = plain_request(inquiry.method, Some(inquiry.params));
+        let mut spec = self.served.target().plain_call(maker, request, tool);
+        spec.context.progress = inquiry.said.progress_token.is_some() || plan != Plan::Direct;
+        spec.context.log_level = inquiry.said.log_level.map(|level| Arc::from(level.as_str()));
+        spec.context.native_task = native;
+        let call = self.served.engine.call(CallSpec { plan, idempotency, is_repeatable, rounds, ..spec });
         let promotable = if plan == Plan::Direct { Promotable::No } else { Promotable::Yes };
         self.respond(inquiry, promotable, call).await
     }
@@ -429,7 +373,7 @@ impl StatelessFace {
             server_info: self.identity(),
             notices: CallNotices {
                 progress: inquiry.said.progress_token.map(MonotonicProgress::new),
-                life_signs: self.served.life_signs,
+                life_signs: self.served.settings.life_signs,
                 logs: inquiry.said.log_level.map_or(LogFilter::None, LogFilter::From),
             },
             promotable,
@@ -438,17 +382,9 @@ impl StatelessFace {
         }
     }
 
-    fn context(&self, inquiry: &StatelessRequestContext<'_>, timeouts: Timeouts) -> CallContext {
-        CallContext {
-            principal: inquiry.principal.clone(),
-            client: ClientFacts { capabilities: inquiry.said.upstream_capabilities() },
-            progress: false,
-            log_level: None,
-            timeouts,
-            result_bytes_max: self.served.result_bytes_max,
-            native_task: UpstreamTaskMode::Never,
-            forwarded: ForwardedHeaders::default(),
-        }
+    fn context(&self, inquiry: &StatelessRequestContext<'_>) -> CallContext {
+        let (settings, capabilities) = (&self.served.settings, inquiry.said.upstream_capabilities());
+        CallContext::new(inquiry.principal.clone(), capabilities, settings.timeouts, settings.result_bytes_max)
     }
 
     fn identity(&self) -> Payload {

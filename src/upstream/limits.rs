@@ -25,8 +25,6 @@ use state::{CallPermitsState, PermitWaiter};
 pub struct CallPermitSettings {
     pub in_flight_max: NonZeroUsize,
     pub queue_max: usize,
-    /// How long a call without a handle waits for a place.
-    pub queue_deadline: Duration,
 }
 
 /// The places themselves. Those of one principal are served in the order in which they came, principals in turn.

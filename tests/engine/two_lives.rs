@@ -6,6 +6,7 @@
 mod kept;
 
 use support::scripted as server;
+use support::serving;
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -14,17 +15,16 @@ use std::time::Duration;
 
 use http::Method;
 use serde_json::{Value, json};
-use taskgate::dialect::plain::PlainUpstream;
-use taskgate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
-use taskgate::engine::{AdmissionLimits, Askable, CallEvent, CallSpec, Engine, RoundSupport};
+use taskgate::engine::recovery::{self, CallTargets};
+use taskgate::engine::{AdmissionLimits, CallEvent, CallTarget, Engine};
 use taskgate::store::TaskStore;
 use taskgate::task::{
-    AfterCrash, Answer, ClientKind, EarlyInput, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Principal,
-    SystemClock, Task, TaskKey, TaskMode, ToolPolicy, ToolRules,
+    Answer, Failure, GatewayFault, InputKey, Outcome, Phase, Plan, Principal, SystemClock, Task, TaskKey, TaskMode,
+    ToolPolicy,
 };
 use taskgate::upstream::http::{HttpTransport, HttpUpstreamSettings, SessionUpstream, UpstreamTlsFiles};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
-use taskgate::upstream::{CallContext, ClientFacts, TaskScope, Timeouts, Upstream, UpstreamRequest, UpstreamTaskMode};
+use taskgate::upstream::{TaskScope, Upstream, UpstreamRequest};
 use taskgate::wire::Payload;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -36,20 +36,12 @@ use server::{BodySender, ScriptedReply, ScriptedServer, ScriptedState, SeenReque
 fn policy() -> ToolPolicy {
     let hour = Duration::from_secs(3600);
     ToolPolicy {
-        mode: TaskMode::Auto,
         grace: Duration::from_millis(50),
         ttl: hour,
         ttl_max: hour,
         keep_result_min: hour,
-        poll_interval: Duration::from_secs(1),
-        deadline: hour,
-        early_input: EarlyInput::Task,
-        after_crash: AfterCrash::Fail,
         input_deadline: hour,
-        result_bytes_max: 1 << 20,
-        immediate_response: None,
-        limits: taskgate::task::CallLimits::default(),
-        fallback: taskgate::task::FallbackPolicy::Hold,
+        ..serving::policy(TaskMode::Auto)
     }
 }
 
@@ -95,7 +87,7 @@ impl Process {
             limits,
         );
         let in_flight_max = NonZeroUsize::MIN;
-        let settings = CallPermitSettings { in_flight_max, queue_max: 1, queue_deadline: Duration::from_secs(5) };
+        let settings = CallPermitSettings { in_flight_max, queue_max: 1 };
         let slots = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
         drop(_inside);
         Self { engine, upstream, slots, runtime: Some(runtime) }
@@ -107,37 +99,13 @@ impl Process {
 
     /// Makes a call that becomes a task.
     async fn call(&self) -> TaskKey {
-        let spec = CallSpec {
-            owner: Principal::local(),
-            maker: ClientKind::Stateless,
-            upstream: Arc::clone(&self.upstream),
-            slots: Some(Arc::clone(&self.slots)),
-            queue_deadline: Duration::from_secs(5),
-            peer: Arc::new(PlainUpstream),
-            request: UpstreamRequest {
-                method: Arc::from("tools/call"),
-                params: Some(Payload::of(&json!({ "name": "slow", "arguments": {} }))),
-            },
-            context: CallContext {
-                principal: Principal::local(),
-                client: ClientFacts { capabilities: Payload::of(&json!({ "elicitation": { "form": {} } })) },
-                progress: true,
-                log_level: None,
-                timeouts: Timeouts::default(),
-                result_bytes_max: 1 << 20,
-                native_task: UpstreamTaskMode::Never,
-                forwarded: taskgate::upstream::ForwardedHeaders::default(),
-            },
-            tool: Arc::from("slow"),
-            policy: policy(),
-            plan: Plan::Task,
-            arrived: tokio::time::Instant::now(),
-            is_repeatable: false,
-            idempotency: None,
-            questions: Arc::new(|_| Askable::Declared),
-            rounds: RoundSupport::Unknown,
-            asides: None,
-        };
+        let params = Some(Payload::of(&json!({ "name": "slow", "arguments": {} })));
+        let request = UpstreamRequest { method: Arc::from("tools/call"), params };
+        let capabilities = Payload::of(&json!({ "elicitation": { "form": {} } }));
+        let maker = serving::maker(&Principal::local(), capabilities);
+        let mut spec = self.target().plain_call(maker, request, Some((Arc::from("slow"), policy())));
+        spec.plan = Plan::Task;
+        spec.context.progress = true;
         let engine = Arc::clone(&self.engine);
         let called = self.spawn(async move { engine.call(spec).next().await });
         match in_time(called).await.unwrap() {
@@ -146,18 +114,14 @@ impl Process {
         }
     }
 
+    fn target(&self) -> CallTarget {
+        serving::target(Arc::clone(&self.upstream), &self.slots, serving::settings(policy()))
+    }
+
     async fn recover(&self) {
-        let rules = ToolRules { patterns: Vec::new(), default: policy() };
-        let reach = UpstreamBinding {
-            upstream: Arc::clone(&self.upstream),
-            slots: Arc::clone(&self.slots),
-            queue_deadline: Duration::from_secs(5),
-            peer: Arc::new(PlainUpstream),
-            rules,
-            timeouts: Timeouts::default(),
-        };
         let engine = Arc::clone(&self.engine);
-        let pass = self.spawn(recovery::run(engine, UpstreamBindings::default().with(reach), CancellationToken::new()));
+        let pass =
+            self.spawn(recovery::run(engine, CallTargets::default().with(self.target()), CancellationToken::new()));
         in_time(pass).await.unwrap();
     }
 

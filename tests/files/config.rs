@@ -161,7 +161,7 @@ fn what_the_example_marks_as_not_in_this_version_is_refused_and_nothing_else() {
 fn the_values_in_the_example_are_the_defaults() {
     let mut shown = parse(&example());
     let defaults = parse("[upstreams.reports]\nurl = \"http://127.0.0.1:9000/mcp\"");
-    shown.upstreams[0].rules.patterns.clear();
+    shown.upstreams[0].service.rules.patterns.clear();
     assert_eq!(format!("{shown:#?}"), format!("{defaults:#?}"));
 }
 
@@ -195,19 +195,19 @@ fn the_quick_start_has_the_defaults() {
         (None, Duration::from_secs(5))
     );
     assert_eq!((demo.slots.in_flight_max.get(), demo.slots.queue_max), (256, 1024));
-    assert_eq!(demo.slots.queue_deadline, Duration::from_secs(30));
-    assert_eq!(demo.timeouts.first_byte, Some(Duration::from_secs(60)));
-    assert_eq!(demo.timeouts.idle, Some(Duration::from_secs(120)));
-    assert_eq!((demo.call_timeouts.first_byte, demo.call_timeouts.idle), (None, None));
+    assert_eq!(demo.service.queue_deadline, Duration::from_secs(30));
+    assert_eq!(demo.service.timeouts.first_byte, Some(Duration::from_secs(60)));
+    assert_eq!(demo.service.timeouts.idle, Some(Duration::from_secs(120)));
+    assert_eq!((demo.service.call_timeouts.first_byte, demo.service.call_timeouts.idle), (None, None));
 
-    let policy = demo.rules.policy_of("any");
+    let policy = demo.service.rules.policy_of("any");
     assert_eq!(policy.mode, TaskMode::Auto);
     assert_eq!((policy.grace, policy.poll_interval), (Duration::from_secs(2), Duration::from_secs(1)));
     assert_eq!((policy.ttl, policy.deadline), (Duration::from_secs(86_400), Duration::from_secs(3_600)));
     assert_eq!((policy.ttl_max, policy.immediate_response), (Duration::from_secs(7 * 86_400), None));
     assert_eq!(policy.keep_result_min, Duration::from_secs(900));
     assert_eq!((policy.early_input, policy.input_deadline), (EarlyInput::Task, Duration::from_secs(1_800)));
-    assert_eq!((policy.result_bytes_max, demo.result_bytes_max), (32 << 20, 32 << 20));
+    assert_eq!((policy.result_bytes_max, demo.service.result_bytes_max), (32 << 20, 32 << 20));
 }
 
 /// What is promised depends on the medium, so a file has to say that it may be none (B171).
@@ -261,7 +261,7 @@ fn a_tool_takes_from_its_upstream_what_its_block_does_not_say() {
         result_bytes_max = "6MiB"
         "#,
     );
-    let rules = &config.upstreams[0].rules;
+    let rules = &config.upstreams[0].service.rules;
     for (tool, mode, grace, deadline_min, result_mib, words) in [
         ("other", TaskMode::Never, 7, 30, 5, "Wait."),
         ("make_it_now", TaskMode::Never, 0, 30, 5, "Wait."),
@@ -306,7 +306,7 @@ fn whoever_may_come_gets_short_lived_tasks_and_no_name() {
     {
         let config = parse(&format!("[auth]\n{auth}\n[upstreams.a]\nurl = \"http://127.0.0.1:9000/mcp\""));
         assert_eq!(config.auth, AuthSettings::Everyone(principal), "{auth}");
-        assert_eq!(config.upstreams[0].rules.default.ttl, Duration::from_secs(ttl_hours * 3_600), "{auth}");
+        assert_eq!(config.upstreams[0].service.rules.default.ttl, Duration::from_secs(ttl_hours * 3_600), "{auth}");
     }
 }
 
@@ -333,7 +333,7 @@ fn variables_and_names_come_out_as_they_are_compared() {
     let config = parse_file(&folder("tests/config/good/variables.toml")).unwrap().config;
     assert_eq!(config.listen.allowed_hosts, ["mcp.example"]);
     assert_eq!(config.upstreams[0].server.http().unwrap().url.as_str(), "https://mcp.example/mcp?price=${5}");
-    assert!(config.upstreams[0].rules.patterns[0].0.matches("${x}_y"));
+    assert!(config.upstreams[0].service.rules.patterns[0].0.matches("${x}_y"));
     let config = parse_file(&folder("tests/config/good/several_upstreams.toml")).unwrap().config;
     let served: Vec<_> = config.upstreams.iter().map(|upstream| (&*upstream.name, &*upstream.path)).collect();
     assert_eq!(served, [("zeta", "/"), ("alpha", "/alpha/mcp")], "in the order of the file");

@@ -11,7 +11,6 @@ mod bridged_handshake;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io;
 use std::sync::Arc;
 
@@ -37,36 +36,12 @@ use crate::face::call_stream::replay_buffer::CallResult;
 use crate::face::http::{AcceptedTypes, FaceResponse, Inbound, full_body};
 use crate::task::Answer;
 use crate::upstream::own_ids::is_own;
-use crate::upstream::{Era, Upstream};
 use crate::wire::envelope::{EnvelopeError, Notification, Request, Response as Answered};
 use crate::wire::framing::sse_message;
 use crate::wire::{Message, Payload, RequestId, RpcError, envelope, method};
 
 pub(super) use bridge_stream::get;
 pub(super) use bridged_handshake::introduce;
-
-/// What it takes to serve sessions in front of a server without any.
-pub struct Bridge {
-    /// Knows which era the server is of.
-    pub eras: Arc<dyn Upstream>,
-    /// The server, spoken to without sessions.
-    pub stateless: Arc<dyn Upstream>,
-    /// Whether the operator says that the server knows no sessions: then it is never asked for one.
-    pub is_certain: bool,
-}
-
-impl fmt::Debug for Bridge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Bridge").field("is_certain", &self.is_certain).finish_non_exhaustive()
-    }
-}
-
-impl Bridge {
-    /// Whether a server that refused a session turns out to know none. Bounded in time.
-    pub(super) async fn is_needed(&self) -> bool {
-        self.eras.era().await == Era::Stateless
-    }
-}
 
 /// Answers one message. Dropping the future means that the client left, which cancels nothing (T-81).
 pub(super) async fn post(

@@ -19,10 +19,11 @@ use super::in_flight::InFlightEntry;
 use super::session_cache::ClientSession;
 use crate::dialect::core_2025_11_25::CoreTasks;
 use crate::dialect::faults::gateway_error;
-use crate::dialect::plain::PlainUpstream;
 use crate::dialect::session_results::{failed_result, not_askable, session_error, session_result};
-use crate::dialect::{FaceDialect, RequestError, TaskReply, UpstreamDialect};
-use crate::engine::{CallEnd, CallEvent, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport};
+use crate::dialect::{FaceDialect, RequestError, TaskReply};
+use crate::engine::{
+    CallEnd, CallEvent, CallMaker, CallSpec, CallStream, Engine, QuestionFilter, RoundSupport, plain_request,
+};
 use crate::face::argument_limits;
 use crate::face::call_stream::progress::{CallNotices, LogFilter, MonotonicProgress, progress_token};
 use crate::face::call_stream::replay::ReplayStream;
@@ -33,8 +34,8 @@ use crate::face::http::{AcceptedTypes, Inbound};
 use crate::face::rewrite::{self, TaskSupportLookup};
 use crate::face::session::message_check::tool_of;
 use crate::metric;
-use crate::task::{ClientKind, Executed, Failure, GatewayFault, HandleSupport, Outcome, Plan, Principal, Reason, Task};
-use crate::upstream::{Upstream, UpstreamRequest, UpstreamTaskMode};
+use crate::task::{ClientKind, Failure, HandleSupport, Outcome, Plan, Principal, Reason, Task};
+use crate::upstream::{ForwardedHeaders, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{Params, Request};
 use crate::wire::framing::sse_message;
 use crate::wire::rpc_error::INTERNAL_ERROR;
@@ -85,11 +86,8 @@ pub(super) fn begin(
     request: &Request,
     caller: BridgedCaller,
 ) -> Result<ReplayStream, RpcError> {
-    let Some(bridge) = &shared.served.bridge else {
-        return Err(gateway_error(&GatewayFault::new(Reason::UpstreamSessionLost, Executed::No)));
-    };
     let way = CallRoute {
-        upstream: Arc::clone(&bridge.stateless),
+        upstream: Arc::clone(&shared.served.stateless),
         speech: AnswerEra::Stateless,
         native: UpstreamTaskMode::Never,
     };
@@ -119,7 +117,8 @@ pub(super) fn begin_on(
         Params::Other(_) => return Err(complain(&RequestError::Params(Cow::Borrowed("params must be an object")))),
     };
     if let Some((tool, params)) = tool.as_deref().zip(params) {
-        argument_limits::check(&shared.served.rules, tool, params).map_err(|complaint| complain(&complaint))?;
+        argument_limits::check(&shared.served.settings.rules, tool, params)
+            .map_err(|complaint| complain(&complaint))?;
     }
     let entered = shared.in_flight.drive(session.token.nonce, &request.id).map_err(|full| gateway_error(&full))?;
     let counter = if tool.is_some() { &shared.meter.calls } else { &shared.meter.requests };
@@ -149,7 +148,7 @@ pub(super) fn begin_on(
         version,
         notices: CallNotices {
             progress: token.map(MonotonicProgress::new),
-            life_signs: shared.served.life_signs,
+            life_signs: shared.served.settings.life_signs,
             logs,
         },
         words,
@@ -163,7 +162,7 @@ pub(super) fn begin_on(
         plan: Plan::Direct,
         speech: way.speech,
     };
-    let mut spec = driver.spec(way, &client, params, (tool, caller));
+    let mut spec = driver.spec(way, &client, params, (tool, caller, session.forwarded.clone()));
     if falls_back {
         // What its client is asked, it is asked while it waits.
         spec.policy = spec.policy.asking_first();
@@ -171,7 +170,6 @@ pub(super) fn begin_on(
         spec.context.progress = true;
         driver.plan = spec.plan;
     }
-    spec.context.forwarded = session.forwarded.clone();
     let call = shared.served.engine.call(spec);
     let stop = shared.served.life.stop.clone();
     let driving = async move { driver.run(call).await };
@@ -218,49 +216,29 @@ impl BridgedCall {
         way: &CallRoute,
         client: &BridgedClient,
         params: Option<&Object>,
-        (tool, caller): (Option<String>, BridgedCaller),
+        (tool, caller, forwarded): (Option<String>, BridgedCaller, ForwardedHeaders),
     ) -> CallSpec {
         let served = &self.shared.served;
-        let is_tool = tool.is_some();
-        let tool = tool.unwrap_or_default();
-        let policy = if is_tool { served.rules.policy_of(&tool) } else { served.rules.default.clone() };
-        let (timeouts, bytes_max) = match is_tool {
-            true => (served.call_timeouts.of_tool(policy.limits), policy.result_bytes_max),
-            false => (served.timeouts, served.edited_bytes_max),
+        let maker = CallMaker {
+            principal: caller.principal,
+            kind: ClientKind::Session,
+            capabilities: client.capabilities(),
+            questions: Arc::clone(&self.questions),
+            forwarded,
+            arrived: caller.arrived,
         };
-        let mut context = client.context(&caller.principal, timeouts, bytes_max);
-        context.progress = self.notices.progress.is_some();
+        let tool = tool.map(|tool| (Arc::from(tool.as_str()), served.settings.rules.policy_of(&tool)));
+        let request = plain_request(&self.method, params);
+        let mut spec = served.target().plain_call(maker, request, tool);
+        spec.upstream = Arc::clone(&way.upstream);
+        spec.rounds = RoundSupport::of(&self.method);
+        spec.context.progress = self.notices.progress.is_some();
         // The level of a session is the client's own affair.
         if let (AnswerEra::Stateless, LogFilter::From(level)) = (self.speech, self.notices.logs) {
-            context.log_level = Some(Arc::from(level.as_str()));
+            spec.context.log_level = Some(Arc::from(level.as_str()));
         }
-        context.native_task = way.native;
-        let peer = Arc::new(PlainUpstream);
-        CallSpec {
-            owner: caller.principal,
-            maker: ClientKind::Session,
-            upstream: Arc::clone(&way.upstream),
-            slots: is_tool.then(|| Arc::clone(&served.slots)),
-            queue_deadline: served.queue_deadline,
-            request: UpstreamRequest {
-                method: Arc::from(self.method.as_str()),
-                params: params.map(|params| peer.encode_params(params)),
-            },
-            peer,
-            context,
-            tool: Arc::from(tool),
-            policy,
-            plan: Plan::Direct,
-            idempotency: None,
-            arrived: caller.arrived,
-            is_repeatable: false,
-            questions: Arc::clone(&self.questions),
-            rounds: match self.method.as_str() {
-                method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => RoundSupport::Allowed,
-                _ => RoundSupport::Unknown,
-            },
-            asides: None,
-        }
+        spec.context.native_task = way.native;
+        spec
     }
 
     async fn run(&mut self, mut call: CallStream) {

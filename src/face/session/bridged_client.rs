@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::session_results::client_capabilities;
-use crate::engine::{Askable, QuestionFilter};
+use crate::engine::{Askable, QuestionFilter, ServiceSettings};
 use crate::task::Principal;
-use crate::upstream::{CallContext, ClientFacts, ForwardedHeaders, Timeouts, UpstreamTaskMode};
+use crate::upstream::CallContext;
 use crate::wire::meta::CLIENT_CAPABILITIES;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion};
@@ -27,23 +27,14 @@ impl BridgedClient {
         Self { said: said.expect("capabilities are an object, and nothing else is said") }
     }
 
-    /// A context without progress and log messages.
-    pub(in crate::face::session) fn context(
-        &self,
-        principal: &Principal,
-        timeouts: Timeouts,
-        result_bytes_max: usize,
-    ) -> CallContext {
-        CallContext {
-            principal: principal.clone(),
-            client: ClientFacts { capabilities: self.said.upstream_capabilities() },
-            progress: false,
-            log_level: None,
-            timeouts,
-            result_bytes_max,
-            native_task: UpstreamTaskMode::Never,
-            forwarded: ForwardedHeaders::default(),
-        }
+    /// What is declared of it to the upstream.
+    pub(super) fn capabilities(&self) -> Payload {
+        self.said.upstream_capabilities()
+    }
+
+    /// A context for everything but calls, without progress and log messages.
+    pub(in crate::face::session) fn context(&self, principal: &Principal, settings: &ServiceSettings) -> CallContext {
+        CallContext::new(principal.clone(), self.capabilities(), settings.timeouts, settings.result_bytes_max)
     }
 
     /// What it can be asked on a stream of its own (LEG-16). A call that needs more cannot be served (GW-23).

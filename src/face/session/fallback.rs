@@ -35,21 +35,19 @@ const LOOK_MAX: Duration = Duration::from_secs(3);
 pub(super) struct SessionFallback {
     desk: Arc<FallbackToolService>,
     /// The tools of a server without sessions.
-    bridged: Option<Catalog>,
+    bridged: Catalog,
 }
 
 impl SessionFallback {
     /// `None` where no tool's rules ask for it.
-    pub(super) fn new(rules: &ToolRules, stateless: Option<&Arc<dyn Upstream>>) -> Option<Self> {
-        let bridged = || stateless.map(|upstream| Catalog::new(Arc::clone(upstream), Arc::new(PlainUpstream)));
+    pub(super) fn new(rules: &ToolRules, stateless: &Arc<dyn Upstream>) -> Option<Self> {
+        let bridged = || Catalog::new(Arc::clone(stateless), Arc::new(PlainUpstream));
         FallbackToolService::new(rules).map(|desk| Self { desk, bridged: bridged() })
     }
 
     /// Keeps what is cached small while nobody asks, until told to stop.
     pub(super) async fn keep_tidy(&self, stop: &tokio_util::sync::CancellationToken) {
-        if let Some(catalog) = &self.bridged {
-            catalog.keep_tidy(stop).await;
-        }
+        self.bridged.keep_tidy(stop).await;
     }
 }
 
@@ -87,9 +85,9 @@ impl SessionFaceState {
     async fn learn_names(&self, session: &ClientSession, principal: &Principal) {
         let Some(fallback) = self.fallback.as_ref().filter(|fallback| !fallback.desk.has_learned()) else { return };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
+        let context = client.context(principal, &self.served.settings);
         let catalog = match session.is_bridged() {
-            true => fallback.bridged.as_ref(),
+            true => Some(&fallback.bridged),
             false => self.native.as_ref().map(upstream_tasks::UpstreamTaskTools::catalog),
         };
         let Some(catalog) = catalog else { return };
@@ -143,7 +141,7 @@ pub(super) async fn post(
         }
         FallbackAnswer::Later(waiting) => waiting,
     };
-    let token = request.params.object().and_then(progress_token).filter(|_| shared.served.life_signs);
+    let token = request.params.object().and_then(progress_token).filter(|_| shared.served.settings.life_signs);
     let signs = token.map(|token| LifeSigns::new(request.id.clone(), token));
     let answering = async move { RequestAnswer::from(waiting.await) };
     Ok(respond(LateAnswer { answering: Box::pin(answering), signs }, addressee).await)

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::bridge::{Bridge, introduce};
+use super::bridge::introduce;
 use super::session_cache::{ClientSession, SessionPreferences};
 use super::{SessionFaceState, not_allowed, refuse};
 use crate::dialect::RequestError;
@@ -21,11 +21,11 @@ use crate::face::rewrite::{self, ClientInitialize};
 use crate::face::sealed::{SessionToken, digest_of};
 use crate::metric;
 use crate::task::{Executed, GatewayFault, Principal, Reason};
-use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::era::contradicts;
 use crate::upstream::own_ids;
 use crate::upstream::raw_channel::{RawMethod, RawRequest, RawResponse, SessionBinding};
+use crate::upstream::{Era, ForwardedHeaders};
 use crate::wire::envelope::Request;
 use crate::wire::object::ObjectWriter;
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, envelope, method};
@@ -139,15 +139,14 @@ async fn open_either(
     (introduction, forwarded): (&ClientInitialize, &ForwardedHeaders),
 ) -> Result<InitializedSession, RpcError> {
     let tasks = super::tasks::offer(introduction.version, &inbound.principal);
-    let bridged = async |over: &Bridge| {
-        let result = introduce(shared, over, &inbound.principal, introduction).await?;
+    let bridged = async || {
+        let result = introduce(shared, &inbound.principal, introduction).await?;
         let result = rewrite::introduction_result(&result, introduction.version, tasks.clone());
         let (binding, tasks) = (SessionBinding::default(), UpstreamTaskSupport::default());
         Ok(InitializedSession { binding, version: ProtocolVersion::V2026_07_28, result, tasks })
     };
-    let bridge = shared.served.bridge.as_ref();
-    if let Some(certain) = bridge.filter(|bridge| bridge.is_certain) {
-        return bridged(certain).await;
+    if shared.served.is_stateless {
+        return bridged().await;
     }
     let message = |version| introduction.message(&request.id, version, &inbound.body);
     let asked = shared.served.conduit.version_for(introduction.version);
@@ -159,9 +158,10 @@ async fn open_either(
         }
         Err(refusal) => refusal,
     };
-    match bridge.filter(|_| refusal.may_be_for_good()) {
-        Some(bridge) if bridge.is_needed().await => bridged(bridge).await,
-        Some(_) | None => Err(refusal.into_error()),
+    // A server that refused a session may turn out to know none.
+    match refusal.may_be_for_good() && shared.served.upstream.era().await == Era::Stateless {
+        true => bridged().await,
+        false => Err(refusal.into_error()),
     }
 }
 

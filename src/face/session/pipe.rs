@@ -135,7 +135,7 @@ pub(super) async fn post(
     match parcel {
         PipedMessage::Request(request) => {
             let addressee = addressee(Some(&request.id), accepted);
-            let signs = request.signs().filter(|_| shared.served.life_signs);
+            let signs = request.signs().filter(|_| shared.served.settings.life_signs);
             let whose = RequestOrigin { token: Arc::clone(&session.token), is_call: request.tool.is_some() };
             let piping = PipeForward { shared: Arc::clone(shared), session, request, signs: signs.clone() };
             resumable::respond(
@@ -188,7 +188,7 @@ async fn open_stream(
     let (source, taken_up) = match source.await {
         Ok((response, _)) if response.content != BodyKind::Events => return status(StatusCode::BAD_GATEWAY),
         Ok((response, taken_up)) => {
-            (shared.edits(&session).apply(response.body, shared.served.edited_bytes_max), taken_up)
+            (shared.edits(&session).apply(response.body, shared.served.settings.result_bytes_max), taken_up)
         }
         // A server that has no such stream has nothing to say on it. Tasks may.
         Err(RequestAnswer::Status(refusal))
@@ -253,10 +253,14 @@ impl PipeForward {
                 let Some(slot) = place(&shared, &session, &request.id).await? else {
                     return Ok(unanswered(accepted));
                 };
-                let deadline = Instant::now() + served.rules.policy_of(tool).deadline;
-                (Some(slot), served.call_timeouts.of_tool(served.rules.limits_of(tool)), Some(deadline))
+                let deadline = Instant::now() + served.settings.rules.policy_of(tool).deadline;
+                (
+                    Some(slot),
+                    served.settings.call_timeouts.of_tool(served.settings.rules.limits_of(tool)),
+                    Some(deadline),
+                )
             }
-            None => (None, served.timeouts, None),
+            None => (None, served.settings.timeouts, None),
         };
         let pace = PipeTimeouts { idle: timeouts.idle, deadline };
         let call = PipedCall::begin(shared, session, request.id, slot);
@@ -297,7 +301,7 @@ async fn place(
     tokio::select! {
         biased;
         () = waiting.cancelled().cancelled() => Ok(None),
-        slot = served.slots.acquire(&session.owner, Some(served.queue_deadline)) => slot.map(Some),
+        slot = served.slots.acquire(&session.owner, Some(served.settings.queue_deadline)) => slot.map(Some),
     }
 }
 
@@ -342,7 +346,7 @@ impl PipedCall {
         accepted: AcceptedTypes,
         (pace, signs): (PipeTimeouts, Option<LifeSigns>),
     ) -> Result<RequestAnswer, GatewayFault> {
-        let edited_bytes_max = self.shared.served.edited_bytes_max;
+        let edited_bytes_max = self.shared.served.settings.result_bytes_max;
         match response.content {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             BodyKind::Json if edits.tool_list.is_none() && edits.arrays == ArrayPolicy::Pass => {
@@ -378,7 +382,7 @@ impl PipedCall {
         accepted: AcceptedTypes,
         deadline: Option<Instant>,
     ) -> Result<RequestAnswer, GatewayFault> {
-        let bytes_max = self.shared.served.edited_bytes_max;
+        let bytes_max = self.shared.served.settings.result_bytes_max;
         let reading = async {
             let text = if response.content == BodyKind::Events {
                 // What was said before the answer has nowhere to go.

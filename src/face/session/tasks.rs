@@ -25,12 +25,12 @@ use crate::cause::CauseChain;
 use crate::dialect::core_2025_11_25::messages::{self, ProgressView};
 use crate::dialect::core_2025_11_25::{CoreTasks, ListSupport, RequestedTtl, bad_cursor};
 use crate::dialect::faults::{gateway_error, no_words};
-use crate::dialect::negotiate::can_be_asked;
-use crate::dialect::plain::PlainUpstream;
 use crate::dialect::session_results::client_capabilities;
-use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, UpstreamDialect, inputs};
+use crate::dialect::{FaceDialect, RequestError, TaskCommand, TaskReply, inputs};
 use crate::engine::apply::record_shown;
-use crate::engine::{Askable, CallEnd, CallEvent, CallSpec, RoundSupport, TaskError, TaskNotice};
+use crate::engine::{
+    CallEnd, CallEvent, CallMaker, CallSpec, TaskError, TaskNotice, declared_questions, plain_request,
+};
 use crate::face::answer::{Addressee, addressee, bare};
 use crate::face::call_stream::progress::MonotonicProgress;
 use crate::face::call_stream::progress::progress_token;
@@ -45,7 +45,7 @@ use crate::task::{
     Task, TaskId, TaskKey, ToolRules,
 };
 use crate::upstream::raw_channel::CallMessageSink;
-use crate::upstream::{CallContext, ClientFacts, Progress, Upstream, UpstreamRequest, UpstreamTaskMode};
+use crate::upstream::{Progress, Upstream, UpstreamTaskMode};
 use crate::wire::envelope::{self, Request};
 use crate::wire::{Object, Payload, ProtocolVersion, RequestId, RpcError, method};
 use result::OutcomeRequest;
@@ -209,9 +209,9 @@ impl SessionFaceState {
 
     /// Where a task of this session runs: in the client's own upstream session, where the server knows any.
     pub(super) fn upstream_of(self: &Arc<Self>, session: &ClientSession) -> Arc<dyn Upstream> {
-        match self.served.bridge.as_ref().filter(|_| session.is_bridged()) {
-            Some(bridge) => Arc::clone(&bridge.stateless),
-            None => self.served.conduit.bound(Arc::new(SessionLease::new(self, session))),
+        match session.is_bridged() {
+            true => Arc::clone(&self.served.stateless),
+            false => self.served.conduit.bound(Arc::new(SessionLease::new(self, session))),
         }
     }
 
@@ -224,7 +224,7 @@ impl SessionFaceState {
         rising: Option<SharedProgress>,
     ) -> CallSpec {
         let served = &self.served;
-        let mut policy = served.rules.policy_of(&call.tool);
+        let mut policy = served.settings.rules.policy_of(&call.tool);
         policy.ttl = call.wish.ttl(policy.ttl, policy.ttl_max);
         let plan = policy.mode.plan(HandleSupport::AtOnce, policy.grace);
         let token = &asking.session.token;
@@ -232,44 +232,24 @@ impl SessionFaceState {
             true => client_capabilities(&token.capabilities, token.client_version),
             false => token.capabilities.clone(),
         };
-        let declared = Object::of(&capabilities);
-        let is_declared = move |question: &Payload| declared.as_ref().is_some_and(|all| can_be_asked(all, question));
-        CallSpec {
-            owner: asking.principal.clone(),
-            maker: ClientKind::Session,
-            upstream: self.upstream_of(&asking.session),
-            slots: Some(Arc::clone(&served.slots)),
-            queue_deadline: served.queue_deadline,
-            peer: Arc::new(PlainUpstream),
-            request: UpstreamRequest {
-                method: Arc::from(method::TOOLS_CALL),
-                params: Some(PlainUpstream.encode_params(params)),
-            },
-            context: CallContext {
-                principal: asking.principal.clone(),
-                client: ClientFacts { capabilities },
-                progress: true,
-                log_level: None,
-                timeouts: served.call_timeouts.of_tool(policy.limits),
-                result_bytes_max: policy.result_bytes_max,
-                native_task,
-                forwarded: asking.session.forwarded.clone(),
-            },
-            tool: Arc::from(call.tool.as_str()),
-            policy,
-            plan,
-            idempotency: None,
+        let maker = CallMaker {
+            principal: asking.principal.clone(),
+            kind: ClientKind::Session,
+            questions: declared_questions(&capabilities),
+            capabilities,
+            forwarded: asking.session.forwarded.clone(),
             arrived: asking.arrived,
-            // The tool list went to the client alone, and with it what the tools say of themselves.
-            is_repeatable: false,
-            questions: Arc::new(move |question| match is_declared(question) {
-                true => Askable::Declared,
-                false => Askable::Undeclared,
-            }),
-            // What is asked before the outcome goes out on a stream: the handle comes first in any case.
-            rounds: RoundSupport::Unknown,
-            asides: Some(self.asides(rising)),
-        }
+        };
+        let request = plain_request(method::TOOLS_CALL, Some(params));
+        let tool = (Arc::from(call.tool.as_str()), policy);
+        // The tool list went to the client alone, and with it what the tools say of themselves: nothing is repeatable.
+        let mut spec = served.target().plain_call(maker, request, Some(tool));
+        spec.upstream = self.upstream_of(&asking.session);
+        spec.plan = plan;
+        spec.asides = Some(self.asides(rising));
+        spec.context.progress = true;
+        spec.context.native_task = native_task;
+        spec
     }
 
     /// Carries progress and log messages to whoever waits, or to the session's own stream.

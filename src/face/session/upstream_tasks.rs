@@ -128,7 +128,8 @@ pub(super) async fn drive(
     inbound: &Inbound,
 ) -> Option<Result<ReplayStream, RpcError>> {
     let tool = tool_of(request.params.object()).ok()?;
-    let served_natively = UpstreamTaskMode::WhereServed { deadline: shared.served.rules.policy_of(&tool).deadline };
+    let served_natively =
+        UpstreamTaskMode::WhereServed { deadline: shared.served.settings.rules.policy_of(&tool).deadline };
     let (upstream, native) = match shared.support(session, &inbound.principal, &tool).await {
         ToolTaskSupport::Required => (shared.upstream_for_native(session), served_natively),
         ToolTaskSupport::Optional | ToolTaskSupport::Forbidden if !shared.falls_back(session, &tool) => return None,
@@ -156,7 +157,7 @@ impl SessionFaceState {
             return ToolTaskSupport::default();
         };
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        let context = client.context(principal, self.served.timeouts, self.served.edited_bytes_max);
+        let context = client.context(principal, &self.served.settings);
         native.support(tool, &context).await
     }
 
@@ -169,7 +170,7 @@ impl SessionFaceState {
     ) -> UpstreamTaskMode {
         match self.support(session, principal, tool).await {
             ToolTaskSupport::Optional | ToolTaskSupport::Required => {
-                UpstreamTaskMode::WhereServed { deadline: self.served.rules.policy_of(tool).deadline }
+                UpstreamTaskMode::WhereServed { deadline: self.served.settings.rules.policy_of(tool).deadline }
             }
             ToolTaskSupport::Forbidden => UpstreamTaskMode::Never,
         }

@@ -74,7 +74,7 @@ impl StatelessFace {
     pub(super) async fn errand(&self, inquiry: &StatelessRequestContext<'_>) -> Option<FaceResponse> {
         let desk = self.fallback_for(&inquiry.said).filter(|_| self.is_errand(inquiry.method, Some(inquiry.params)))?;
         if !desk.has_learned() {
-            let context = self.context(inquiry, self.served.timeouts);
+            let context = self.context(inquiry);
             if let Ok(Ok(list)) = tokio::time::timeout(LOOK_MAX, self.catalog.list(&context)).await
                 && let Some(list) = Object::of(list.result())
             {
@@ -94,7 +94,7 @@ impl StatelessFace {
             }
             FallbackAnswer::Later(waiting) => waiting,
         };
-        let token = inquiry.said.progress_token.clone().filter(|_| self.served.life_signs);
+        let token = inquiry.said.progress_token.clone().filter(|_| self.served.settings.life_signs);
         let signs = token.map(|token| LifeSigns::new(inquiry.request.id.clone(), token));
         let answering = async move { RequestAnswer::from(waiting.await) };
         let late = LateAnswer { answering: Box::pin(answering), signs };

@@ -109,7 +109,7 @@ impl StatelessFace {
         inquiry: &StatelessRequestContext<'_>,
         wishes: SubscriptionFilter,
     ) -> Result<(NotificationSubscriber, SubscriptionFilter), ListenRefusal> {
-        let context = self.context(inquiry, self.served.timeouts);
+        let context = self.context(inquiry);
         let upstream = &self.served.upstream;
         if !wishes.concern_the_upstream() {
             return Ok((NotificationSubscriber::deaf(upstream, context), wishes));

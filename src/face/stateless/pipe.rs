@@ -30,16 +30,17 @@ use crate::face::headers;
 use crate::face::http::{AcceptedTypes, FaceResponse, full_body};
 use crate::face::pipe::body::{AnsweredRequest, BodyForm, PipeBody, PipeTimeouts, in_time};
 use crate::face::pipe::read::{self, JudgedResponse};
-use crate::face::sealed::{Sealer, StateContent};
+use crate::face::sealed::StateContent;
+use crate::face::served::Served;
 use crate::metric;
-use crate::task::{CallLimits, Clock, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
+use crate::task::{CallLimits, Executed, Failure, GatewayFault, HandleSupport, Plan, Reason};
+use crate::upstream::ForwardedHeaders;
 use crate::upstream::answer_body::BodyKind;
 use crate::upstream::era::contradicts;
 use crate::upstream::header_annotations::PARAM_PREFIX;
-use crate::upstream::limits::{CallPermit, CallPermits};
+use crate::upstream::limits::CallPermit;
 use crate::upstream::raw_channel::{RawChannel, RawMethod, RawRequest, RawResponse, SessionBinding};
 use crate::upstream::upstream_health::{HealthMark, UpstreamHealth};
-use crate::upstream::{ForwardedHeaders, ForwardingRules, Timeouts, Upstream};
 use crate::wire::framing::sse_message;
 use crate::wire::meta::{CLIENT_CAPABILITIES, META, PROTOCOL_VERSION, SUBSCRIPTION_ID};
 use crate::wire::object::ObjectWriter;
@@ -59,70 +60,21 @@ const GONE: [&str; 7] = [
     method::TASKS_LIST,
 ];
 
-/// What it takes to pass requests on.
-pub struct PipeServed {
-    pub conduit: Arc<dyn RawChannel>,
-    pub sealer: Arc<Sealer>,
-    pub clock: Arc<dyn Clock>,
-    /// Ends subscriptions, which would hold up a shutdown: they end by no other means.
-    pub leaving: CancellationToken,
-}
-
-impl std::fmt::Debug for PipeServed {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Piped").field("upstream", self.conduit.name()).finish_non_exhaustive()
-    }
-}
-
-/// What all requests of one upstream share.
-#[derive(Debug)]
-pub(super) struct StatelessPipe {
-    piped: PipeServed,
-    upstream: Arc<dyn Upstream>,
-    slots: Arc<CallPermits>,
-    queue_deadline: Duration,
-    timeouts: Timeouts,
-    call_timeouts: Timeouts,
-    edited_bytes_max: usize,
-}
-
 /// Whether a method is passed on. What a server does not know it says itself.
 pub(super) fn is_passed_on(name: &str) -> bool {
     !GONE.contains(&name)
 }
 
 impl StatelessFace {
-    /// The face, with a way for requests to upstreams of their own era.
-    #[must_use]
-    pub fn with_pipe(mut self, piped: PipeServed) -> Self {
-        let served = &self.served;
-        self.pipe = Some(Arc::new(StatelessPipe {
-            piped,
-            upstream: Arc::clone(&served.upstream),
-            slots: Arc::clone(&served.slots),
-            queue_deadline: served.queue_deadline,
-            timeouts: served.timeouts,
-            call_timeouts: served.call_timeouts,
-            edited_bytes_max: served.result_bytes_max,
-        }));
-        self
-    }
-
-    /// The face, with headers of clients that go on to the upstream.
-    #[must_use]
-    pub fn with_forwarding(self, forwarding: ForwardingRules) -> Self {
-        Self { forwarding, ..self }
-    }
-
     /// Passes a request on, or hands it to the engine where it may become a task.
-    pub(super) async fn pass(&self, pipe: &Arc<StatelessPipe>, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
+    pub(super) async fn pass(&self, inquiry: StatelessRequestContext<'_>) -> FaceResponse {
         let asker = StateBinding {
-            upstream: Arc::clone(pipe.upstream.name()),
+            upstream: Arc::clone(self.served.upstream.name()),
             principal: inquiry.principal.clone(),
             method: inquiry.method.to_owned(),
             params: inquiry.params.clone(),
         };
-        let state = match pipe.open(&inquiry, &asker) {
+        let state = match returned_state(&self.served, &inquiry, &asker) {
             Ok(state) => state,
             Err(complaint) => return inquiry.addressee.complaint(&complaint),
         };
@@ -147,16 +99,16 @@ impl StatelessFace {
             aim: EditTarget::of(inquiry.method),
             fallback: self.fallback_for(&inquiry.said),
             asker,
-            sealer: Arc::clone(&pipe.piped.sealer),
-            clock: Arc::clone(&pipe.piped.clock),
+            sealer: Arc::clone(&self.served.sealer),
+            clock: Arc::clone(&self.served.clock),
             said: inquiry.said.clone(),
         };
         let passing = StatelessForward {
-            pipe: Arc::clone(pipe),
+            served: Arc::clone(&self.served),
             method: inquiry.method.to_owned(),
             message: message(&inquiry, state),
             headers: repeated(inquiry.headers),
-            forwarded: self.forwarding.of(inquiry.headers),
+            forwarded: self.served.settings.forwarding.of(inquiry.headers),
             edits,
             deadline,
             limits,
@@ -170,7 +122,7 @@ impl StatelessFace {
     /// What silence is broken with, where the client wants progress (GW-26). A subscription makes none.
     fn signs(&self, inquiry: &StatelessRequestContext<'_>) -> Option<LifeSigns> {
         let token = inquiry.said.progress_token.clone();
-        let token = token.filter(|_| self.served.life_signs && inquiry.method != method::LISTEN)?;
+        let token = token.filter(|_| self.served.settings.life_signs && inquiry.method != method::LISTEN)?;
         Some(LifeSigns::new(inquiry.request.id.clone(), token))
     }
 }
@@ -186,27 +138,27 @@ enum ReturnedState {
     Held,
 }
 
-impl StatelessPipe {
-    /// Opens a `requestState` (MOD-28). Methods that cannot be asked back know none.
-    fn open(&self, inquiry: &StatelessRequestContext<'_>, asker: &StateBinding) -> Result<ReturnedState, RequestError> {
-        let may_be_asked = [method::TOOLS_CALL, method::PROMPTS_GET, method::RESOURCES_READ].contains(&inquiry.method);
-        if !may_be_asked || !inquiry.params.contains("requestState") {
-            return Ok(ReturnedState::New);
-        }
-        let sealed = inquiry.params.get_str("requestState").ok_or(RequestError::State)?;
-        let now = self.piped.clock.now();
-        match self.piped.sealer.open_state(&sealed, &asker.scope(), now, STATE_EXPIRES_AFTER) {
-            Some(StateContent::Upstream(own)) => Ok(ReturnedState::Kept(own)),
-            Some(StateContent::Task { .. }) if inquiry.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
-            // A request that the gateway held for an upstream which has no sessions any more is gone.
-            Some(StateContent::Task { .. }) | None => Err(RequestError::State),
-        }
+/// Opens a `requestState` (MOD-28). Methods that cannot be asked back know none.
+fn returned_state(
+    served: &Served,
+    inquiry: &StatelessRequestContext<'_>,
+    asker: &StateBinding,
+) -> Result<ReturnedState, RequestError> {
+    if !method::may_ask(inquiry.method) || !inquiry.params.contains("requestState") {
+        return Ok(ReturnedState::New);
     }
+    let sealed = inquiry.params.get_str("requestState").ok_or(RequestError::State)?;
+    match served.sealer.open_state(&sealed, &asker.scope(), served.clock.now(), STATE_EXPIRES_AFTER) {
+        Some(StateContent::Upstream(own)) => Ok(ReturnedState::Kept(own)),
+        Some(StateContent::Task { .. }) if inquiry.method == method::TOOLS_CALL => Ok(ReturnedState::Held),
+        // A request that the gateway held for an upstream which has no sessions any more is gone.
+        Some(StateContent::Task { .. }) | None => Err(RequestError::State),
+    }
+}
 
-    fn count(&self, kind: &'static str) {
-        let upstream = Arc::clone(self.piped.conduit.name());
-        metrics::counter!(metric::PIPED, "upstream" => upstream, "kind" => kind).increment(1);
-    }
+fn count(served: &Served, kind: &'static str) {
+    let upstream = Arc::clone(served.upstream.name());
+    metrics::counter!(metric::PIPED, "upstream" => upstream, "kind" => kind).increment(1);
 }
 
 /// The message as the upstream is to see it: as it came, unless it holds something that is not for it.
@@ -249,7 +201,7 @@ fn repeated(all: &HeaderMap) -> HeaderMap {
 
 /// One request on its way.
 struct StatelessForward {
-    pipe: Arc<StatelessPipe>,
+    served: Arc<Served>,
     method: String,
     message: Bytes,
     headers: HeaderMap,
@@ -318,21 +270,22 @@ impl StatelessForward {
     }
 
     async fn attempt(self, accepted: AcceptedTypes) -> Result<RequestAnswer, GatewayFault> {
-        let pipe = &self.pipe;
         let is_stream = self.method == method::LISTEN;
+        let settings = &self.served.settings;
         let (slot, timeouts, deadline) = match self.deadline {
             Some(deadline) => {
-                let slot = pipe.slots.acquire(&self.edits.asker.principal, Some(pipe.queue_deadline)).await?;
-                (Some(slot), pipe.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
+                let wait_max = Some(settings.queue_deadline);
+                let slot = self.served.slots.acquire(&self.edits.asker.principal, wait_max).await?;
+                (Some(slot), settings.call_timeouts.of_tool(self.limits), Some(Instant::now() + deadline))
             }
-            None => (None, pipe.timeouts, None),
+            None => (None, settings.timeouts, None),
         };
         let kind = if is_stream { "stream" } else { "request" };
-        pipe.count(if slot.is_some() { "call" } else { kind });
+        count(&self.served, if slot.is_some() { "call" } else { kind });
         let call = StatelessPipedCall {
             id: self.edits.id.clone(),
-            conduit: Arc::clone(&pipe.piped.conduit),
-            mark: pipe.piped.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default(),
+            conduit: Arc::clone(&self.served.conduit),
+            mark: self.served.conduit.standing().map(UpstreamHealth::mark).unwrap_or_default(),
             began: Instant::now(),
             class: if slot.is_some() { "call" } else { "other" },
             is_stream,
@@ -354,14 +307,14 @@ impl StatelessForward {
         let principal = self.edits.asker.principal.clone();
         let verb = RawMethod::PostWith { message: self.message.clone(), headers: self.headers.clone(), principal };
         let request = RawRequest { binding: binding.clone(), verb, forwarded: self.forwarded.clone() };
-        let response = self.pipe.piped.conduit.send(request).await?;
+        let response = self.served.conduit.send(request).await?;
         Ok(read::judge(response, &binding).await)
     }
 
     /// What a refusal means to the client.
     fn refused(&self, fault: GatewayFault, error: Option<RpcError>) -> Result<RequestAnswer, GatewayFault> {
         if contradicts(fault.http_status, error.as_ref()) {
-            self.pipe.upstream.doubt_era();
+            self.served.upstream.doubt_era();
         }
         let Some(error) = error else { return Err(fault) };
         let status = fault.http_status.and_then(|status| StatusCode::from_u16(status).ok());
@@ -379,7 +332,7 @@ impl StatelessForward {
         pace: PipeTimeouts,
         call: StatelessPipedCall,
     ) -> Result<RequestAnswer, GatewayFault> {
-        let bytes_max = self.pipe.edited_bytes_max;
+        let bytes_max = self.served.settings.result_bytes_max;
         match response.content {
             BodyKind::Other => Err(GatewayFault::new(Reason::UpstreamMalformed, Executed::Unknown)),
             BodyKind::Events if accepted == AcceptedTypes::Json => {
@@ -393,7 +346,7 @@ impl StatelessForward {
                 Ok(RequestAnswer::Json(full_body(self.edits.text(text))))
             }
             BodyKind::Events => {
-                let leaving = (self.method == method::LISTEN).then(|| self.pipe.piped.leaving.clone());
+                let leaving = (self.method == method::LISTEN).then(|| self.served.leaving.clone());
                 let (id, signs) = (call.id.clone(), self.signs);
                 let source = self.edits.events(response.body, bytes_max);
                 let form = BodyForm::Events;

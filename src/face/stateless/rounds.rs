@@ -7,7 +7,7 @@ use super::{FaceResponse, Promotable, StatelessFace, StatelessRequestContext};
 use crate::cause::CauseChain;
 use crate::dialect::negotiate::StatelessRequest;
 use crate::dialect::{RequestError, inputs};
-use crate::engine::{Askable, CallEnd, CallEvent, QuestionFilter, RoundRetry, RoundSupport, TaskError};
+use crate::engine::{Askable, CallEnd, CallEvent, QuestionFilter, RoundRetry, TaskError};
 use crate::face::call_stream::engine_call::RoundSeal;
 use crate::face::sealed::{StateContent, StateScope};
 use crate::task::model::LINGER;
@@ -16,14 +16,6 @@ use crate::task::{
     TaskKey, TaskVisibility, ToolPolicy,
 };
 use crate::wire::{Object, Payload, method};
-
-/// The methods whose answer may be questions (MOD-26).
-pub(super) fn rounds_of(name: &str) -> RoundSupport {
-    match name {
-        method::TOOLS_CALL | method::PROMPTS_GET | method::RESOURCES_READ => RoundSupport::Allowed,
-        _ => RoundSupport::Unknown,
-    }
-}
 
 /// What the client of this very request can be asked (MOD-19, MOD-27).
 pub(super) fn questions_for(said: &StatelessRequest) -> QuestionFilter {
@@ -59,7 +51,7 @@ impl StatelessFace {
 
     /// Seals references to this request's call, where its answer may be questions.
     pub(super) fn seal_for(&self, inquiry: &StatelessRequestContext<'_>) -> Option<RoundSeal> {
-        (rounds_of(inquiry.method) == RoundSupport::Allowed).then(|| RoundSeal {
+        method::may_ask(inquiry.method).then(|| RoundSeal {
             sealer: Arc::clone(&self.served.sealer),
             clock: Arc::clone(&self.served.clock),
             scope: self.scope(inquiry),

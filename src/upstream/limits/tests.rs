@@ -10,7 +10,7 @@ use super::*;
 
 fn slots(in_flight_max: usize, queue_max: usize) -> CallPermits {
     let in_flight_max = NonZeroUsize::new(in_flight_max).unwrap();
-    let settings = CallPermitSettings { in_flight_max, queue_max, queue_deadline: Duration::from_secs(30) };
+    let settings = CallPermitSettings { in_flight_max, queue_max };
     CallPermits::new(Arc::from("reports"), settings)
 }
 
@@ -91,11 +91,7 @@ async fn the_person_of_a_loopback_listener_has_all_places() {
 async fn places_by_name_go_on_counting_with_other_bounds() {
     let all = CallPermitsByName::default();
     let name: Arc<str> = Arc::from("reports");
-    let settings = |max| CallPermitSettings {
-        in_flight_max: NonZeroUsize::new(max).unwrap(),
-        queue_max: 8,
-        queue_deadline: Duration::from_secs(30),
-    };
+    let settings = |max| CallPermitSettings { in_flight_max: NonZeroUsize::new(max).unwrap(), queue_max: 8 };
     let ada = Principal::local();
     let before = all.of(&name, settings(2));
     let held = [before.try_acquire(&ada).unwrap(), before.try_acquire(&ada).unwrap()];

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use taskgate::engine::recovery::{self, UpstreamBindings};
+use taskgate::engine::recovery::{self, CallTargets};
 use taskgate::task::{AfterCrash, TaskMode};
 use tokio_util::sync::CancellationToken;
 
@@ -359,7 +359,7 @@ async fn t_56_a_held_call_ends_with_the_process_that_held_it() {
 #[tokio::test(start_paused = true)]
 async fn a_task_whose_upstream_is_not_configured_any_more_settles() {
     let (world, id) = crashed(rules(AfterCrash::Rerun), &Ask::call(), Script::silent()).await;
-    recovery::run(std::sync::Arc::clone(&world.engine), UpstreamBindings::default(), CancellationToken::new()).await;
+    recovery::run(std::sync::Arc::clone(&world.engine), CallTargets::default(), CancellationToken::new()).await;
     assert_eq!(data(&world.get(&id).await), lost("gateway_restart", "unknown"));
 }
 

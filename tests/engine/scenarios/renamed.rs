@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use taskgate::engine::CallEvent;
-use taskgate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
+use taskgate::engine::recovery::{self, CallTargets};
 use taskgate::face::tool_renames::ToolRenamer;
 use taskgate::task::{
     AfterCrash, Failure, GatewayFault, NamePattern, NameRule, Outcome, Phase, Plan, Principal, Reason, TaskKey,
-    ToolNames, ToolRules,
+    ToolNames,
 };
-use taskgate::upstream::{Timeouts, Upstream, UpstreamRequest};
+use taskgate::upstream::{Upstream, UpstreamRequest};
 use tokio_util::sync::CancellationToken;
 use wildmatch::WildMatch;
 
@@ -27,15 +27,8 @@ fn named(world: &World, renamed: Option<(&str, &str)>) -> Arc<dyn Upstream> {
     ToolRenamer::upstream(ToolRenamer::new(names, Arc::from("scripted"), 1 << 20).as_ref(), upstream)
 }
 
-fn origins(world: &World, upstream: Arc<dyn Upstream>) -> UpstreamBindings {
-    UpstreamBindings::default().with(UpstreamBinding {
-        upstream,
-        slots: Arc::clone(&world.slots),
-        queue_deadline: world.rules.queue_deadline,
-        peer: Arc::new(taskgate::dialect::plain::PlainUpstream),
-        rules: ToolRules { patterns: Vec::new(), default: world.rules.policy() },
-        timeouts: Timeouts::default(),
-    })
+fn origins(world: &World, upstream: Arc<dyn Upstream>) -> CallTargets {
+    CallTargets::default().with(world.target(upstream))
 }
 
 /// A task of the tool that clients know as `job`.

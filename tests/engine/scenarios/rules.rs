@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use support::serving;
+use taskgate::engine::ServiceSettings;
 use taskgate::task::{AfterCrash, EarlyInput, TaskMode, ToolPolicy};
 
 use super::world::{GRACE, seconds};
@@ -56,20 +58,24 @@ impl Rules {
 
     pub(crate) fn policy(&self) -> ToolPolicy {
         ToolPolicy {
-            mode: self.mode,
             grace: GRACE,
             ttl: self.ttl,
             ttl_max: self.ttl,
             keep_result_min: self.keep_result_min,
-            poll_interval: seconds(1),
             deadline: self.deadline,
             early_input: self.early_input,
             after_crash: self.after_crash,
             input_deadline: self.input_deadline,
-            result_bytes_max: 1 << 20,
-            immediate_response: None,
-            limits: taskgate::task::CallLimits::default(),
             fallback: self.fallback,
+            ..serving::policy(self.mode)
+        }
+    }
+
+    pub(crate) fn service(&self) -> ServiceSettings {
+        ServiceSettings {
+            queue_deadline: self.queue_deadline,
+            life_signs: self.life_signs,
+            ..serving::settings(self.policy())
         }
     }
 }

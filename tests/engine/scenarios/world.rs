@@ -5,24 +5,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde_json::{Value, json};
-use taskgate::engine::recovery::{self, UpstreamBinding, UpstreamBindings};
-use taskgate::engine::{AdmissionLimits, Askable, CallSpec, CallStream, Engine, RoundSupport};
+use support::serving;
+use taskgate::engine::recovery::{self, CallTargets};
+use taskgate::engine::{AdmissionLimits, CallSpec, CallStream, CallTarget, Engine, RoundSupport};
 use taskgate::face::endpoint::UpstreamEndpoint;
 use taskgate::face::http::{AcceptedTypes, Endpoint, Inbound, MessageChannel};
 use taskgate::face::listen_permits::ListenPermits;
-use taskgate::face::sealed::{Sealer, SealingKeys};
-use taskgate::face::session::{Bridge, SessionFace, SessionServed};
-use taskgate::face::stateless::{StatelessFace, StatelessServed};
+use taskgate::face::served::Served;
 use taskgate::store::TaskStore;
-use taskgate::task::{Clock, Executed, GatewayFault, Plan, Principal, Reason, Task, TaskKey, Timestamp, ToolRules};
+use taskgate::task::{Clock, Plan, Principal, Task, TaskKey, Timestamp};
 use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
-use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
-use taskgate::upstream::{TaskScope, Timeouts, Upstream};
-use taskgate::wire::{ProtocolVersion, RpcError};
+use taskgate::upstream::{Upstream, UpstreamRequest};
 use tokio::time::Instant;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -52,53 +48,16 @@ impl Clock for PausedClock {
     }
 }
 
-/// A session face in front of a server that knows no sessions.
-fn sessions(slots: &Arc<CallPermits>, rules: Rules, server: Arc<dyn Upstream>, engine: &Arc<Engine>) -> SessionFace {
+/// What both faces are made of; the server knows no sessions.
+fn served(rules: Rules, server: Arc<dyn Upstream>, slots: &Arc<CallPermits>, engine: &Arc<Engine>) -> Served {
     static DRAWN: AtomicU64 = AtomicU64::new(1);
-    SessionFace::new(SessionServed {
+    Served {
+        settings: Arc::new(rules.service()),
         engine: Arc::clone(engine),
-        conduit: Arc::new(Unreachable(Arc::from("scripted"))),
         slots: Arc::clone(slots),
-        queue_deadline: rules.queue_deadline,
-        rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
-        timeouts: Timeouts::default(),
-        call_timeouts: Timeouts::default(),
-        edited_bytes_max: 1 << 20,
-        life_signs: rules.life_signs,
-        sealer: Arc::new(Sealer::new(SealingKeys::ephemeral([7; 32]))),
-        clock: Arc::new(PausedClock(Instant::now())),
         random: || DRAWN.fetch_add(1, Ordering::Relaxed).into(),
-        life: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
-        leaving: CancellationToken::new(),
-        listeners: ListenPermits::new(CancellationToken::new()),
-        pool: None,
-        bridge: Some(Bridge { eras: Arc::clone(&server), stateless: server, is_certain: true }),
-    })
-}
-
-#[derive(Debug)]
-struct Unreachable(Arc<str>);
-
-#[async_trait]
-impl RawChannel for Unreachable {
-    fn name(&self) -> &Arc<str> {
-        &self.0
-    }
-
-    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
-        client
-    }
-
-    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
-        None
-    }
-
-    async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {
-        Err(GatewayFault::new(Reason::UpstreamUnreachable, Executed::No))
-    }
-
-    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
-        unreachable!("no task runs in a session here")
+        is_stateless: true,
+        ..serving::served(server, serving::Unreachable::named("scripted"))
     }
 }
 
@@ -158,38 +117,25 @@ impl World {
             limits,
         );
         let in_flight_max = NonZeroUsize::new(rules.in_flight_max).unwrap();
-        let settings = CallPermitSettings { in_flight_max, queue_max: 100, queue_deadline: rules.queue_deadline };
+        let settings = CallPermitSettings { in_flight_max, queue_max: 100 };
         let slots = Arc::new(CallPermits::new(Arc::from("scripted"), settings));
-        let sessions = sessions(&slots, rules, Arc::clone(&mortal), &engine);
         let ending = CancellationToken::new();
-        let face = StatelessFace::new(StatelessServed {
-            upstream: mortal,
-            engine: Arc::clone(&engine),
-            slots: Arc::clone(&slots),
-            queue_deadline: rules.queue_deadline,
-            rules: ToolRules { patterns: Vec::new(), default: rules.policy() },
-            timeouts: Timeouts::default(),
-            call_timeouts: Timeouts::default(),
-            result_bytes_max: 1 << 20,
-            sealer: Arc::new(Sealer::new(SealingKeys::ephemeral([7; 32]))),
-            clock: Arc::new(PausedClock(started)),
-            life_signs: rules.life_signs,
+        let face = Arc::new(UpstreamEndpoint::new(Arc::new(Served {
             listeners: ListenPermits::new(ending.clone()),
-        });
-        let face = Arc::new(UpstreamEndpoint::new(face, sessions));
+            clock: Arc::new(PausedClock(started)),
+            ..served(rules, mortal, &slots, &engine)
+        })));
         Self { engine, store, upstream, slots, rules, started, ending, life, face, clients: TaskTracker::new() }
     }
 
     /// What recovery makes calls with.
-    pub(crate) fn origins(&self) -> UpstreamBindings {
-        UpstreamBindings::default().with(UpstreamBinding {
-            upstream: Arc::new(Mortal::new(&self.upstream, &self.life, self.rules.durable)),
-            slots: Arc::clone(&self.slots),
-            queue_deadline: self.rules.queue_deadline,
-            peer: Arc::new(taskgate::dialect::plain::PlainUpstream),
-            rules: ToolRules { patterns: Vec::new(), default: self.rules.policy() },
-            timeouts: Timeouts::default(),
-        })
+    pub(crate) fn origins(&self) -> CallTargets {
+        CallTargets::default().with(self.target(Arc::new(Mortal::new(&self.upstream, &self.life, self.rules.durable))))
+    }
+
+    /// What calls are made with at this server.
+    pub(crate) fn target(&self, upstream: Arc<dyn Upstream>) -> CallTarget {
+        serving::target(upstream, &self.slots, self.rules.service())
     }
 
     /// Looks at all that earlier lives left behind.
@@ -211,37 +157,13 @@ impl World {
     }
 
     pub(crate) fn spec(&self, plan: Plan, owner: &Principal) -> CallSpec {
-        CallSpec {
-            owner: owner.clone(),
-            maker: taskgate::task::ClientKind::Stateless,
-            upstream: Arc::clone(&self.upstream) as Arc<dyn Upstream>,
-            slots: Some(Arc::clone(&self.slots)),
-            queue_deadline: self.rules.queue_deadline,
-            peer: Arc::new(taskgate::dialect::plain::PlainUpstream),
-            request: taskgate::upstream::UpstreamRequest {
-                method: Arc::from("tools/call"),
-                params: Some(super::script::payload(r#"{"name":"work"}"#)),
-            },
-            context: taskgate::upstream::CallContext {
-                principal: owner.clone(),
-                client: taskgate::upstream::ClientFacts { capabilities: taskgate::wire::Payload::empty_object() },
-                progress: true,
-                log_level: None,
-                timeouts: Timeouts::default(),
-                result_bytes_max: 1 << 20,
-                native_task: taskgate::upstream::UpstreamTaskMode::Never,
-                forwarded: taskgate::upstream::ForwardedHeaders::default(),
-            },
-            tool: Arc::from("work"),
-            policy: self.rules.policy(),
-            plan,
-            idempotency: None,
-            arrived: Instant::now(),
-            is_repeatable: false,
-            questions: Arc::new(|_| Askable::Declared),
-            rounds: RoundSupport::Allowed,
-            asides: None,
-        }
+        let params = Some(super::script::payload(r#"{"name":"work"}"#));
+        let request = UpstreamRequest { method: Arc::from("tools/call"), params };
+        let maker = serving::maker(owner, taskgate::wire::Payload::empty_object());
+        let target = self.target(Arc::clone(&self.upstream) as Arc<dyn Upstream>);
+        let mut spec = target.plain_call(maker, request, Some((Arc::from("work"), self.rules.policy())));
+        spec.context.progress = true;
+        CallSpec { plan, rounds: RoundSupport::Allowed, ..spec }
     }
 
     /// How a task stands, by the engine's own view.

@@ -1,7 +1,6 @@
 //! The session face alone, in paused time: life signs, silence, and whose session it is.
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,20 +12,18 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use serde_json::json;
-use taskgate::engine::{AdmissionLimits, Engine};
+use support::serving;
+use taskgate::engine::ServiceSettings;
 use taskgate::face::http::{AcceptedTypes, FaceResponse, Inbound, MessageChannel};
 use taskgate::face::sealed::{Sealer, SealingKeys};
-use taskgate::face::session::{SessionFace, SessionServed};
-use taskgate::store::MemoryStore;
-use taskgate::task::{GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};
+use taskgate::face::served::Served;
+use taskgate::face::session::SessionFace;
+use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
-use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::raw_channel::{ClientOwnSession, RawBody, RawChannel, RawMethod, RawRequest, RawResponse};
-use taskgate::upstream::{TaskScope, Timeouts, Upstream};
+use taskgate::upstream::{Timeouts, Upstream};
 use taskgate::wire::{ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
 use super::client::{KEY, call, initialize};
 
@@ -115,46 +112,17 @@ pub(crate) fn face(conduit: &Arc<Slow>, timeouts: Timeouts) -> SessionFace {
 }
 
 pub(crate) fn face_with(conduit: Arc<dyn RawChannel>, timeouts: Timeouts, life_signs: bool) -> SessionFace {
-    let in_flight_max = NonZeroUsize::new(10).unwrap();
-    let settings = CallPermitSettings { in_flight_max, queue_max: 10, queue_deadline: Duration::from_secs(30) };
-    let default = ToolPolicy {
-        mode: TaskMode::Auto,
-        grace: Duration::from_secs(2),
-        ttl: Duration::from_secs(60),
-        ttl_max: Duration::from_secs(60),
-        keep_result_min: Duration::from_secs(60),
-        poll_interval: Duration::from_secs(1),
-        deadline: Duration::from_secs(3600),
-        early_input: taskgate::task::EarlyInput::Task,
-        after_crash: taskgate::task::AfterCrash::Fail,
-        input_deadline: Duration::from_secs(1800),
-        result_bytes_max: 1 << 20,
-        immediate_response: None,
-        limits: taskgate::task::CallLimits::default(),
-        fallback: taskgate::task::FallbackPolicy::Hold,
-    };
-    let limits =
-        AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: 1 << 20 };
-    let store = Arc::new(MemoryStore::new(1 << 20));
-    SessionFace::new(SessionServed {
-        engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
-        conduit,
-        slots: Arc::new(CallPermits::new(Arc::from("slow"), settings)),
-        queue_deadline: settings.queue_deadline,
-        rules: ToolRules { patterns: Vec::new(), default },
+    let settings = ServiceSettings {
         timeouts,
         call_timeouts: timeouts,
-        edited_bytes_max: 1 << 20,
         life_signs,
+        ..serving::settings(serving::policy(TaskMode::Auto))
+    };
+    SessionFace::new(Arc::new(Served {
+        settings: Arc::new(settings),
         sealer: Arc::new(Sealer::new(SealingKeys::parse(KEY).unwrap())),
-        clock: Arc::new(ManualClock::default()),
-        random: || 7,
-        life: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
-        leaving: CancellationToken::new(),
-        listeners: taskgate::face::listen_permits::ListenPermits::new(CancellationToken::new()),
-        pool: None,
-        bridge: None,
-    })
+        ..serving::served(serving::Unreachable::named("slow"), conduit)
+    }))
 }
 
 /// One client of the face.

@@ -90,7 +90,7 @@ async fn a_reload_ends_the_streams_of_an_upstream_that_changed() {
     assert!(idle.is_silent().await, "nothing changed");
     idle.call(1, "quick", json!({ "n": 3 })).await;
     assert_eq!(idle.message().await["result"]["n"], 3, "its messages are taken as before");
-    gate.config.upstreams[0].result_bytes_max += 1;
+    gate.config.upstreams[0].service.result_bytes_max += 1;
     gate.gateway.reload(gate.config.clone()).unwrap();
     assert_eq!(idle.text().await, None);
     let question = busy.post(r#"{"jsonrpc":"2.0","id":2,"method":"ping"}"#).await;

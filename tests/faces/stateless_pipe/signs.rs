@@ -1,7 +1,6 @@
 //! Signs of life of requests that are passed on; the face alone, in paused time.
 
 use std::io;
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,24 +11,21 @@ use http::{HeaderMap, StatusCode};
 use http_body_util::{BodyExt, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
-use taskgate::engine::{AdmissionLimits, Engine};
+use support::serving;
+use taskgate::engine::ServiceSettings;
 use taskgate::face::http::{AcceptedTypes, MessageChannel};
-use taskgate::face::listen_permits::ListenPermits;
 use taskgate::face::sealed::{Sealer, SealingKeys};
-use taskgate::face::stateless::{MessageContext, PipeServed, StatelessFace, StatelessServed};
-use taskgate::store::MemoryStore;
-use taskgate::task::{EarlyInput, GatewayFault, ManualClock, Principal, TaskMode, ToolPolicy, ToolRules};
+use taskgate::face::served::Served;
+use taskgate::face::stateless::{MessageContext, StatelessFace};
+use taskgate::task::{GatewayFault, Principal, TaskMode};
 use taskgate::upstream::answer_body::BodyKind;
-use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
 use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
 use taskgate::upstream::{
-    BeginError, CallContext, Era, Exchange, ResumeToken, ServerFacts, ServerNotification, Timeouts, Upstream,
-    UpstreamRequest,
+    BeginError, CallContext, Era, Exchange, ResumeToken, ServerFacts, ServerNotification, Upstream, UpstreamRequest,
 };
 use taskgate::wire::{Message, ProtocolVersion, RpcError, ScanLimits, envelope};
 use tokio::sync::broadcast;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::client::KEY;
 
@@ -105,54 +101,14 @@ const fn seconds(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-fn policy() -> ToolPolicy {
-    ToolPolicy {
-        after_crash: taskgate::task::AfterCrash::Fail,
-        mode: TaskMode::Never,
-        grace: seconds(2),
-        ttl: seconds(60),
-        ttl_max: seconds(60),
-        keep_result_min: seconds(60),
-        poll_interval: seconds(1),
-        deadline: seconds(3600),
-        early_input: EarlyInput::Task,
-        input_deadline: seconds(1800),
-        result_bytes_max: 1 << 20,
-        immediate_response: None,
-        limits: taskgate::task::CallLimits::default(),
-        fallback: taskgate::task::FallbackPolicy::Hold,
-    }
-}
-
 fn face(slow: Slow, life_signs: bool) -> StatelessFace {
     let server = Arc::new(slow);
-    let in_flight_max = NonZeroUsize::new(10).unwrap();
-    let settings = CallPermitSettings { in_flight_max, queue_max: 10, queue_deadline: seconds(30) };
-    let limits =
-        AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
-    let store = Arc::new(MemoryStore::new(1 << 20));
-    let sealer = Arc::new(Sealer::new(SealingKeys::parse(KEY).unwrap()));
-    let conduit: Arc<dyn RawChannel> = Arc::<Slow>::clone(&server);
-    StatelessFace::new(StatelessServed {
-        upstream: server,
-        engine: Engine::new(store, Arc::new(ManualClock::default()), Box::new(|| 7), limits),
-        slots: Arc::new(CallPermits::new(Arc::from("slow"), settings)),
-        queue_deadline: settings.queue_deadline,
-        rules: ToolRules { patterns: Vec::new(), default: policy() },
-        timeouts: Timeouts::default(),
-        call_timeouts: Timeouts::default(),
-        result_bytes_max: 1 << 20,
-        sealer: Arc::clone(&sealer),
-        clock: Arc::new(ManualClock::default()),
-        life_signs,
-        listeners: ListenPermits::new(CancellationToken::new()),
-    })
-    .with_pipe(PipeServed {
-        conduit,
-        sealer,
-        clock: Arc::new(ManualClock::default()),
-        leaving: CancellationToken::new(),
-    })
+    let settings = ServiceSettings { life_signs, ..serving::settings(serving::policy(TaskMode::Never)) };
+    StatelessFace::new(Arc::new(Served {
+        settings: Arc::new(settings),
+        sealer: Arc::new(Sealer::new(SealingKeys::parse(KEY).unwrap())),
+        ..serving::served(Arc::<Slow>::clone(&server), server)
+    }))
 }
 
 /// What a client of this token reads, and how long it waited for the head.

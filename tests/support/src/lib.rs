@@ -19,6 +19,7 @@ pub mod peers;
 pub mod processes;
 pub mod scripted;
 pub mod served;
+pub mod serving;
 pub mod session_client;
 pub mod speaker;
 pub mod standalone;

@@ -9,12 +9,11 @@ use std::time::Duration;
 use ::bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use taskgate::dialect::plain::PlainUpstream;
-use taskgate::engine::{AdmissionLimits, Askable, CallEvent, CallSpec, Engine, RoundSupport};
+use support::serving;
+use taskgate::engine::{AdmissionLimits, CallEvent, CallSpec, Engine};
 use taskgate::store::{MemoryStore, TaskStore};
 use taskgate::task::{
-    AfterCrash, CallLimits, ClientKind, EarlyInput, Failure, FallbackPolicy, ManualClock, Outcome, Phase, Plan,
-    Principal, Task, TaskKey, TaskMode, Timestamp, ToolPolicy,
+    Failure, ManualClock, Outcome, Phase, Plan, Principal, Task, TaskKey, TaskMode, Timestamp, ToolPolicy,
 };
 use taskgate::upstream::http::HttpTransport;
 use taskgate::upstream::{CallContext, ExchangeEvent, Upstream, UpstreamRequest};
@@ -49,22 +48,7 @@ fn said(id: &Value, what: &str) -> String {
 
 fn policy() -> ToolPolicy {
     let span = Duration::from_secs(600);
-    ToolPolicy {
-        mode: TaskMode::Always,
-        grace: span,
-        ttl: span,
-        ttl_max: span,
-        keep_result_min: span,
-        poll_interval: span,
-        deadline: span,
-        early_input: EarlyInput::Task,
-        after_crash: AfterCrash::Fail,
-        input_deadline: span,
-        result_bytes_max: 1 << 20,
-        immediate_response: None,
-        limits: CallLimits::default(),
-        fallback: FallbackPolicy::Hold,
-    }
+    ToolPolicy { ttl: span, ttl_max: span, keep_result_min: span, ..serving::policy(TaskMode::Always) }
 }
 
 /// A small part of a large text, as a client's request is read.
@@ -75,30 +59,18 @@ fn part_of_a_large_one(member: &str, value: &Value) -> Payload {
 }
 
 fn spec(upstream: Arc<dyn Upstream>) -> CallSpec {
-    let mut context = context();
-    context.client.capabilities = part_of_a_large_one("capabilities", &json!({"elicitation": {}}));
-    CallSpec {
-        owner: Principal::local(),
-        maker: ClientKind::Stateless,
-        upstream,
-        slots: None,
-        queue_deadline: Duration::from_secs(60),
-        peer: Arc::new(PlainUpstream),
-        request: UpstreamRequest {
-            method: Arc::from("tools/call"),
-            params: Some(part_of_a_large_one("params", &json!({"name": "t", "arguments": {}}))),
-        },
-        context,
-        tool: Arc::from("t"),
-        policy: policy(),
-        plan: Plan::Task,
-        idempotency: None,
-        arrived: tokio::time::Instant::now(),
-        is_repeatable: false,
-        questions: Arc::new(|_| Askable::Declared),
-        rounds: RoundSupport::Unknown,
-        asides: None,
-    }
+    let request = UpstreamRequest {
+        method: Arc::from("tools/call"),
+        params: Some(part_of_a_large_one("params", &json!({"name": "t", "arguments": {}}))),
+    };
+    let capabilities = part_of_a_large_one("capabilities", &json!({"elicitation": {}}));
+    let maker = serving::maker(&Principal::local(), capabilities);
+    let permits = serving::served(Arc::clone(&upstream), serving::Unreachable::named("scripted")).slots;
+    let target = serving::target(upstream, &permits, serving::settings(policy()));
+    let mut spec = target.plain_call(maker, request, Some((Arc::from("t"), policy())));
+    spec.plan = Plan::Task;
+    spec.context.progress = true;
+    spec
 }
 
 /// Makes a call, waits for what is wanted of its task, and takes the task out of its store: nobody else has it.

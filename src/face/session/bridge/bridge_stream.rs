@@ -53,11 +53,11 @@ struct BridgedUpstream {
 }
 
 impl BridgedUpstream {
-    fn of(shared: &SessionFaceState, session: &ClientSession, principal: &Principal) -> Option<Self> {
+    fn of(shared: &SessionFaceState, session: &ClientSession, principal: &Principal) -> Self {
         let served = &shared.served;
-        let upstream = Arc::clone(&served.bridge.as_ref()?.stateless);
+        let upstream = Arc::clone(&served.stateless);
         let client = BridgedClient::of(session.token.client_version, &session.token.capabilities);
-        Some(Self { upstream, context: client.context(principal, served.timeouts, served.edited_bytes_max) })
+        Self { upstream, context: client.context(principal, &served.settings) }
     }
 
     /// What the server declares; `None` where it does not say in time.
@@ -82,7 +82,7 @@ pub(in crate::face::session) async fn get(
         return taken_up.unwrap_or_else(|| bare(StatusCode::BAD_REQUEST));
     }
     let principal = &inbound.principal;
-    let Some(way) = BridgedUpstream::of(shared, &session, principal) else { return not_allowed(&Method::GET) };
+    let way = BridgedUpstream::of(shared, &session, principal);
     // A server that is away tells later what it can: its client would not come back after a refusal.
     let declared = way.capabilities().await.ok();
     let offers = |wishes: SubscriptionFilter| {
@@ -192,8 +192,7 @@ pub(super) fn subscription(
     let (name, uri) = (request.method.clone(), request.params.object().and_then(|params| params.get_string("uri")));
     let answering = async move {
         let complain = |complaint: RequestError| complaint.to_error(session.token.client_version);
-        let lost = || gateway_error(&GatewayFault::new(Reason::UpstreamSessionLost, Executed::No));
-        let way = BridgedUpstream::of(&shared, &session, &principal).ok_or_else(lost)?;
+        let way = BridgedUpstream::of(&shared, &session, &principal);
         let declared = way.capabilities().await.map_err(refused)?;
         let offered = all(["any:".to_owned()]).within(&declared);
         if offered.resources.is_none() {

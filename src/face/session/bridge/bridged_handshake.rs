@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Bridge, SessionFaceState};
+use super::SessionFaceState;
 use crate::dialect::faults::gateway_error;
 use crate::dialect::lifecycle::SessionServerDescription;
 use crate::dialect::session_results::{initialize_result, session_error};
@@ -21,14 +21,13 @@ const FACTS_MAX: Duration = Duration::from_secs(30);
 /// Those that the client is to see.
 pub(in crate::face::session) async fn introduce(
     shared: &SessionFaceState,
-    bridge: &Bridge,
     principal: &Principal,
     introduction: &ClientInitialize,
 ) -> Result<Object, RpcError> {
     let client = BridgedClient::of(introduction.version, &introduction.capabilities);
-    let context = client.context(principal, shared.served.timeouts, shared.served.edited_bytes_max);
+    let context = client.context(principal, &shared.served.settings);
     let late = GatewayFault::new(Reason::UpstreamTimeout, Executed::No);
-    let asking = tokio::time::timeout(FACTS_MAX, bridge.stateless.facts(&context));
+    let asking = tokio::time::timeout(FACTS_MAX, shared.served.stateless.facts(&context));
     let facts = match asking.await.unwrap_or(Err(BeginError::Gateway(late))) {
         Ok(facts) => facts,
         Err(BeginError::Gateway(fault)) => return Err(gateway_error(&fault)),

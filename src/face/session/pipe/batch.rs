@@ -64,11 +64,11 @@ pub(in crate::face) async fn post_batch(
         return bare(status);
     }
     let pipings = sorted.requests.into_iter().map(|request| {
-        let signs = request.signs().filter(|_| shared.served.life_signs);
+        let signs = request.signs().filter(|_| shared.served.settings.life_signs);
         PipeForward { shared: Arc::clone(shared), session: session.clone(), request, signs }
     });
     if accepted == AcceptedTypes::Json || (pipings.len() == 0 && driven.is_empty()) {
-        return array(pipings, driven, sorted.refusals, shared.served.edited_bytes_max).await;
+        return array(pipings, driven, sorted.refusals, shared.served.settings.result_bytes_max).await;
     }
     let refused = stream::iter(sorted.refusals).map(|error| Ok(sse_message(&error))).boxed();
     let driven = driven.into_iter().map(|said| said.map(|saying| Ok(saying.into_event())).boxed());
@@ -148,7 +148,7 @@ async fn message(answer: RequestAnswer, addressee: &Addressee, bytes_max: usize)
 /// One answer as whole events, so that those of several answers can stand between each other. Each shows its
 /// own signs of life.
 fn events(piping: PipeForward) -> BoxStream<'static, io::Result<Bytes>> {
-    let bytes_max = piping.shared.served.edited_bytes_max;
+    let bytes_max = piping.shared.served.settings.result_bytes_max;
     let addressee = addressee(Some(&piping.request.id), AcceptedTypes::Both);
     let (whole, signs) = (addressee.clone(), piping.signs.clone());
     let answering = async move {

@@ -101,7 +101,9 @@ impl CallMessages for OutcomeWait {
     /// Progress of the call where its client wants that and the task still runs (L25-46, L25-47), else a comment.
     async fn sign(&mut self) -> Bytes {
         let OutcomeRequest { shared, key, .. } = &self.awaiting;
-        let Some(rising) = self.listener.rising().filter(|_| shared.served.life_signs) else { return sse_comment() };
+        let Some(rising) = self.listener.rising().filter(|_| shared.served.settings.life_signs) else {
+            return sse_comment();
+        };
         match shared.served.engine.get(key).await {
             Ok(task) if !task.is_settled() => (),
             Ok(_) | Err(_) => return sse_comment(),

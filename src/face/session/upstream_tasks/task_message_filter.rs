@@ -44,7 +44,7 @@ pub(super) fn sift_for(
     source: RawBody,
     reader: StreamConsumer,
 ) -> RawBody {
-    let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, shared.served.edited_bytes_max);
+    let gate = EventGate::new(PrimerPolicy::Pass, HoldPolicy::Messages, shared.served.settings.result_bytes_max);
     let (shared, session) = (Arc::clone(shared), session.clone());
     edited_events(source, gate, move |event| edited_event(event, |text| shared.sift(&session, text, &reader)))
 }

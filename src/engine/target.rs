@@ -1,0 +1,108 @@
+//! Defines what all calls of one upstream are made with, and specifies one call.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::call::{CallSpec, QuestionFilter, RoundSupport};
+use crate::dialect::UpstreamDialect as _;
+use crate::dialect::plain::PlainUpstream;
+use crate::task::{ClientKind, Plan, Principal, ToolPolicy, ToolRules};
+use crate::upstream::limits::CallPermits;
+use crate::upstream::{CallContext, ForwardedHeaders, ForwardingRules, Timeouts, Upstream, UpstreamRequest};
+use crate::wire::{Object, Payload};
+
+/// What the operator says of one upstream to whoever serves its clients.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceSettings {
+    pub rules: ToolRules,
+    /// How long a call without a handle waits for a permit.
+    pub queue_deadline: Duration,
+    /// Silence that is allowed for methods other than `tools/call`.
+    pub timeouts: Timeouts,
+    /// The same for `tools/call`: none unless the operator sets it, as a server with sessions that answers in JSON is
+    /// silent until its tool ends.
+    pub call_timeouts: Timeouts,
+    /// Largest answer that is read or edited for methods other than `tools/call`, in bytes.
+    pub result_bytes_max: usize,
+    /// Whether silence shows as progress, and not as a comment, to clients that want progress.
+    pub life_signs: bool,
+    /// Which headers of clients go on to the upstream.
+    pub forwarding: ForwardingRules,
+}
+
+/// What all calls of one upstream are made with.
+#[derive(Clone, Debug)]
+pub struct CallTarget {
+    pub upstream: Arc<dyn Upstream>,
+    pub permits: Arc<CallPermits>,
+    pub settings: Arc<ServiceSettings>,
+}
+
+/// Who makes a call.
+pub struct CallMaker {
+    pub principal: Principal,
+    pub kind: ClientKind,
+    /// A `ClientCapabilities` object: what is declared to the upstream.
+    pub capabilities: Payload,
+    /// What this client can be asked.
+    pub questions: QuestionFilter,
+    /// What of its headers goes on to the upstream.
+    pub forwarded: ForwardedHeaders,
+    /// When the request arrived.
+    pub arrived: Instant,
+}
+
+impl CallTarget {
+    /// A request in words of its own, held to its end: no task, no rounds, no progress and no log messages. `tool` is what
+    /// a `tools/call` calls and by which rules; other methods need no permit.
+    #[must_use]
+    pub fn plain_call(
+        self,
+        maker: CallMaker,
+        request: UpstreamRequest,
+        tool: Option<(Arc<str>, ToolPolicy)>,
+    ) -> CallSpec {
+        let Self { upstream, permits, settings } = self;
+        let (timeouts, result_bytes_max) = match &tool {
+            Some((_, policy)) => (settings.call_timeouts.of_tool(policy.limits), policy.result_bytes_max),
+            None => (settings.timeouts, settings.result_bytes_max),
+        };
+        let context = CallContext::new(maker.principal.clone(), maker.capabilities, timeouts, result_bytes_max);
+        let permits = tool.is_some().then_some(permits);
+        let (tool, policy) = tool.unwrap_or_else(|| (Arc::from(""), settings.rules.default.clone()));
+        CallSpec {
+            owner: maker.principal,
+            maker: maker.kind,
+            upstream,
+            slots: permits,
+            queue_deadline: settings.queue_deadline,
+            peer: Arc::new(PlainUpstream),
+            request,
+            context: CallContext { forwarded: maker.forwarded, ..context },
+            tool,
+            policy,
+            plan: Plan::Direct,
+            idempotency: None,
+            arrived: maker.arrived,
+            is_repeatable: false,
+            questions: maker.questions,
+            rounds: RoundSupport::Unknown,
+            asides: None,
+        }
+    }
+}
+
+impl fmt::Debug for CallMaker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallMaker").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// A request as a server is to see it: less what concerns the gateway's own clients.
+#[must_use]
+pub fn plain_request(method: &str, params: Option<&Object>) -> UpstreamRequest {
+    UpstreamRequest { method: Arc::from(method), params: params.map(|params| PlainUpstream.encode_params(params)) }
+}

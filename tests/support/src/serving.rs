@@ -1,0 +1,164 @@
+//! Makes what one upstream is served with, for tests that put a face or an engine together by hand.
+
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use taskgate::engine::{AdmissionLimits, CallMaker, CallTarget, Engine, ServiceSettings};
+use taskgate::face::listen_permits::ListenPermits;
+use taskgate::face::sealed::{Sealer, SealingKeys};
+use taskgate::face::served::Served;
+use taskgate::store::MemoryStore;
+use taskgate::task::{
+    AfterCrash, CallLimits, ClientKind, EarlyInput, Executed, FallbackPolicy, GatewayFault, ManualClock, Principal,
+    Reason, TaskMode, ToolPolicy, ToolRules,
+};
+use taskgate::upstream::limits::{CallPermitSettings, CallPermits};
+use taskgate::upstream::raw_channel::{ClientOwnSession, RawChannel, RawRequest, RawResponse};
+use taskgate::upstream::{
+    BeginError, CallContext, Exchange, ForwardedHeaders, ForwardingRules, ResumeToken, ServerFacts, ServerNotification,
+    TaskScope, Timeouts, Upstream, UpstreamRequest,
+};
+use taskgate::wire::{Payload, ProtocolVersion, RpcError};
+use tokio::sync::broadcast;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+/// The rules of a tool whose tasks live for a minute, and whose calls may last for an hour.
+pub fn policy(mode: TaskMode) -> ToolPolicy {
+    let minute = Duration::from_secs(60);
+    ToolPolicy {
+        mode,
+        grace: Duration::from_secs(2),
+        ttl: minute,
+        ttl_max: minute,
+        keep_result_min: minute,
+        poll_interval: Duration::from_secs(1),
+        deadline: 60 * minute,
+        early_input: EarlyInput::Task,
+        after_crash: AfterCrash::Fail,
+        input_deadline: 30 * minute,
+        result_bytes_max: 1 << 20,
+        immediate_response: None,
+        limits: CallLimits::default(),
+        fallback: FallbackPolicy::Hold,
+    }
+}
+
+/// Settings without timeouts: these rules hold for all tools.
+pub fn settings(policy: ToolPolicy) -> ServiceSettings {
+    ServiceSettings {
+        rules: ToolRules { patterns: Vec::new(), default: policy },
+        queue_deadline: Duration::from_secs(30),
+        timeouts: Timeouts::default(),
+        call_timeouts: Timeouts::default(),
+        result_bytes_max: 1 << 20,
+        life_signs: true,
+        forwarding: ForwardingRules::default(),
+    }
+}
+
+/// What one server is served with: an empty store in memory, ten permits, a clock that stands still.
+pub fn served(upstream: Arc<dyn Upstream>, conduit: Arc<dyn RawChannel>) -> Served {
+    let limits =
+        AdmissionLimits { tasks_max: 10, tasks_per_principal_max: 10, stored_bytes_per_principal_max: usize::MAX };
+    let (store, clock) = (Arc::new(MemoryStore::new(1 << 20)), Arc::new(ManualClock::default()));
+    let permits = CallPermitSettings { in_flight_max: NonZeroUsize::new(10).expect("ten"), queue_max: 10 };
+    Served {
+        settings: Arc::new(settings(policy(TaskMode::Auto))),
+        engine: Engine::new(store, Arc::<ManualClock>::clone(&clock), Box::new(|| 7), limits),
+        slots: Arc::new(CallPermits::new(Arc::clone(upstream.name()), permits)),
+        pool: Arc::clone(&upstream),
+        stateless: Arc::clone(&upstream),
+        upstream,
+        conduit,
+        is_stateless: false,
+        rates: Arc::default(),
+        listeners: ListenPermits::new(CancellationToken::new()),
+        sealer: Arc::new(Sealer::new(SealingKeys::ephemeral([7; 32]))),
+        clock,
+        random: || 7,
+        life: TaskScope { tracker: TaskTracker::new(), stop: CancellationToken::new() },
+        leaving: CancellationToken::new(),
+    }
+}
+
+/// Whoever calls a tool now, as a client of 2026-07-28.
+pub fn maker(owner: &Principal, capabilities: Payload) -> CallMaker {
+    CallMaker {
+        principal: owner.clone(),
+        kind: ClientKind::Stateless,
+        capabilities,
+        questions: Arc::new(|_| taskgate::engine::Askable::Declared),
+        forwarded: ForwardedHeaders::default(),
+        arrived: tokio::time::Instant::now(),
+    }
+}
+
+/// A call's way to a server, with these settings.
+pub fn target(upstream: Arc<dyn Upstream>, permits: &Arc<CallPermits>, settings: ServiceSettings) -> CallTarget {
+    CallTarget { upstream, permits: Arc::clone(permits), settings: Arc::new(settings) }
+}
+
+/// A server that nobody reaches, of this name.
+#[derive(Debug)]
+pub struct Unreachable(Arc<str>);
+
+impl Unreachable {
+    pub fn named(name: &str) -> Arc<Self> {
+        Arc::new(Self(Arc::from(name)))
+    }
+}
+
+const fn unreached() -> GatewayFault {
+    GatewayFault::new(Reason::UpstreamUnreachable, Executed::No)
+}
+
+#[async_trait]
+impl Upstream for Unreachable {
+    fn name(&self) -> &Arc<str> {
+        &self.0
+    }
+
+    async fn facts(&self, _: &CallContext) -> Result<Arc<ServerFacts>, BeginError> {
+        Err(BeginError::Gateway(unreached()))
+    }
+
+    async fn begin(&self, _: UpstreamRequest, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Err(BeginError::Gateway(unreached()))
+    }
+
+    async fn resume(&self, _: ResumeToken, _: CallContext) -> Result<Box<dyn Exchange>, BeginError> {
+        Err(BeginError::Gateway(unreached()))
+    }
+
+    async fn notifications(&self, _: &CallContext) -> Result<broadcast::Receiver<ServerNotification>, BeginError> {
+        Err(BeginError::Gateway(unreached()))
+    }
+
+    async fn close(&self) {}
+}
+
+#[async_trait]
+impl RawChannel for Unreachable {
+    fn name(&self) -> &Arc<str> {
+        &self.0
+    }
+
+    fn version_for(&self, client: ProtocolVersion) -> ProtocolVersion {
+        client
+    }
+
+    fn version_after(&self, _: ProtocolVersion, _: &RpcError) -> Option<ProtocolVersion> {
+        None
+    }
+
+    async fn send(&self, _: RawRequest) -> Result<RawResponse, GatewayFault> {
+        Err(unreached())
+    }
+
+    fn bound(&self, _: Arc<dyn ClientOwnSession>) -> Arc<dyn Upstream> {
+        unreachable!("no task runs in a session here")
+    }
+}
